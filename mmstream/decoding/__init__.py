@@ -12,6 +12,7 @@ image/           bytes of an image -> pixels
 video/           bytes of a video -> frames and their times
 audio/           bytes of a recording -> samples or log-mel features
 ffmpeg/          files of both, opened with limits
+pictures.py      pictures of one shape: planned, then decoded, before their samples
 media.py         the videos and recordings of a sample: planned, then decoded
 media_shapes.py  what their shapes will be
 spans.py         spans of time in settings and rows

@@ -39,7 +39,7 @@ if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
 
-__all__ = ["FieldDecoder", "FieldPlan", "decoded_medium", "plan_fields"]
+__all__ = ["EarlyPictures", "FieldDecoder", "FieldPlan", "decoded_medium", "plan_fields"]
 
 FieldDecoder: TypeAlias = (
     "ImageDecoder | VideoDecoder | AudioDecoder | TextDecoder | Boxes | Points | Times "
@@ -49,6 +49,9 @@ FieldDecoder: TypeAlias = (
 
 IMAGE = "image"
 """The name of the pictures that ``Decode(image=)`` decodes."""
+
+EarlyPictures: TypeAlias = Mapping[str, Decoded | DecodeError]
+"""By field: what became of the pictures that were decoded before the rest of their sample."""
 
 GEOMETRY = (
     "size",
@@ -140,6 +143,7 @@ class FieldPlan:
         decoded: Sample,
         out: Mapping[str, torch.Tensor],
         image: Decoded | None,
+        early: EarlyPictures,
     ) -> None:
         """Decode pictures, boxes and points into `decoded`.
 
@@ -148,6 +152,7 @@ class FieldPlan:
             decoded: Where the results go. Its other fields are decoded.
             out: Rows of the batch to write into, by field.
             image: What became of the one picture of `IMAGE`.
+            early: What became of pictures that are decoded already.
 
         Raises:
             DecodeError: A field is missing or damaged, or a picture differs in size from the first
@@ -163,17 +168,18 @@ class FieldPlan:
                 decoded[name] = data
                 continue
             decoder = self.pictures[name]
-            plan = None
-            if name in self.leaders:
-                leader = with_address(sample, name, partial(self._leader, name, results))
-                plan = Plan(leader.picture, None, leader.view)
-            rng = None
-            if decoder.is_random and plan is None:
-                rng = picture_rng(sample, f"{IMAGE} {name}")
             memory = out.get(name)
-            pixels = None if memory is None else memory.numpy()
-            decode = partial(decoder.decode, data, pixels, rng, plan)
-            result = results[name] = with_address(sample, source, decode)
+            result = early_picture(early, name)
+            if result is None:
+                plan = None
+                if name in self.leaders:
+                    leader = with_address(sample, name, partial(self._leader, name, results))
+                    plan = Plan(leader.picture, None, leader.view)
+                rng = picture_rng(sample, name) if decoder.is_random and plan is None else None
+                pixels = None if memory is None else memory.numpy()
+                decode = partial(decoder.decode, data, pixels, rng, plan)
+                result = with_address(sample, source, decode)
+            results[name] = result
             tensor = torch.from_numpy(result.pixels) if memory is None else memory
             decoded[name] = tensor if decoder.mask else tensor.permute(2, 0, 1)
         for name, coordinates in self.coordinates.items():
@@ -233,15 +239,27 @@ def _followed_span(
     return files[0]
 
 
-def picture_rng(sample: Sample, stream: str) -> Any:
-    """Return the generator of a sample's pictures. Its transforms have other streams.
+def picture_rng(sample: Sample, field: str) -> Any:
+    """Return the generator of a field's pictures. The sample's transforms have other streams.
 
     Raises:
         ConfigError: The sample has no lineage.
     """
     if "__lineage__" not in sample:
         raise ConfigError("a random crop or flip needs the lineage that samples of a Pipeline have")
-    return sample_rng(sample, stream)
+    return sample_rng(sample, IMAGE if field == IMAGE else f"{IMAGE} {field}")
+
+
+def early_picture(early: EarlyPictures, field: str) -> Decoded | None:
+    """Return a picture that is decoded already. None: it is not.
+
+    Raises:
+        DecodeError: It is damaged.
+    """
+    result = early.get(field)
+    if isinstance(result, DecodeError):
+        raise result
+    return result
 
 
 def plan_fields(

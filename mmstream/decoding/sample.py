@@ -27,7 +27,7 @@ import numpy as np
 import torch
 
 from mmstream.decoding.address import address, with_address
-from mmstream.decoding.by_field import IMAGE, picture_rng
+from mmstream.decoding.by_field import IMAGE, EarlyPictures, early_picture, picture_rng
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import (
     decode_text,
@@ -59,6 +59,7 @@ __all__ = [
     "TextTokens",
     "decode_sample",
     "decode_texts",
+    "free_images",
     "measure_sample",
     "parse_fields",
 ]
@@ -89,6 +90,9 @@ class RowMemory(NamedTuple):
 _NO_MEMORY = RowMemory({}, {})
 
 
+_NONE_EARLY: EarlyPictures = {}
+
+
 _NO_SHAPES = MediaShapes()
 
 
@@ -107,6 +111,7 @@ def decode_sample(
     out: RowMemory = _NO_MEMORY,
     tokens: DecodedText | SampleError | None = None,
     plans: MediaPlans | None = None,
+    early: EarlyPictures = _NONE_EARLY,
 ) -> Sample:
     """Decode one sample.
 
@@ -116,6 +121,7 @@ def decode_sample(
         out: Where to write pictures and videos.
         tokens: The tokens of the sample's text, from `decode_texts`. None: it is tokenized now.
         plans: What `plan_media` has planned for this very sample. None: it is planned now.
+        early: What became of pictures that were decoded into `out` already.
 
     Returns:
         A new sample with ``json`` parsed.
@@ -161,7 +167,7 @@ def decode_sample(
         decoded.update(_decode_text(sample, decode, tokens, plans))
     if decode.plan.values:
         decode.plan.decode_values(sample, decoded)
-    _decode_pictures(sample, decoded, decode, out.pictures)
+    _decode_pictures(sample, decoded, decode, out.pictures, early)
     if decode.has_media:
         decode_media(sample, decoded, decode, plans or {}, out.videos)
     return decoded
@@ -192,7 +198,7 @@ def measure_sample(
         plans = plan_media(sample, decode)
     images: list[ImageShape] = []
     if decode.image is not None:
-        names = _free_images(sample, decode)
+        names = free_images(sample, decode)
         _check_own_names(sample, names)
         shape = decode.image.output_shape
         if shape is not None:
@@ -214,19 +220,27 @@ def _require_own_names(sample: Sample, decode: Decode) -> None:
 
 
 def _decode_pictures(
-    sample: Sample, decoded: Sample, decode: Decode, out: Mapping[str, torch.Tensor]
+    sample: Sample,
+    decoded: Sample,
+    decode: Decode,
+    out: Mapping[str, torch.Tensor],
+    early: EarlyPictures,
 ) -> None:
     """Decode all pictures, boxes and points of a sample into `decoded`."""
     single: Decoded | None = None
     if decode.image is not None:
-        names = _free_images(sample, decode)
+        names = free_images(sample, decode)
         _check_own_names(sample, names)
-        images, single = _decode_images(sample, names, decode.image, out.get(IMAGE))
+        single = early_picture(early, IMAGE)
+        if single is None:
+            images, single = _decode_images(sample, names, decode.image, out.get(IMAGE))
+        else:
+            images = {IMAGE: out[IMAGE].permute(2, 0, 1)}
         for name in names:
             del decoded[name]
         decoded.update(images)
     if decode.plan.pictures or decode.plan.coordinates:
-        decode.plan.decode_pictures(sample, decoded, out, single)
+        decode.plan.decode_pictures(sample, decoded, out, single, early)
 
 
 def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
@@ -302,7 +316,7 @@ def _image_shapes_of_headers(sample: Sample, decode: Decode) -> list[ImageShape]
     """
     if decode.image is None or not needs_shapes(decode, "image"):
         return []
-    names = _free_images(sample, decode)
+    names = free_images(sample, decode)
     decoder = decode.image.of_sample(len(names))
     shapes = [decoder.prepared_shape(sample[name]) for name in names]
     return None if None in shapes else [shape for shape in shapes if shape is not None]
@@ -318,7 +332,7 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
     """
     if decode.image is None or not needs_shapes(decode, "image"):
         return []
-    return _shapes_of(sample, decode.image, _free_images(sample, decode))
+    return _shapes_of(sample, decode.image, free_images(sample, decode))
 
 
 def _shapes_of(sample: Sample, decoder: ImageDecoder, names: Sequence[str]) -> list[ImageShape]:
@@ -354,7 +368,7 @@ def needs_shapes(decode: Decode, kind: str) -> bool:
     return kind in decode.needed_shapes
 
 
-def _free_images(sample: Sample, decode: Decode) -> list[str]:
+def free_images(sample: Sample, decode: Decode) -> list[str]:
     """Return the image fields that no decoder by field takes, in order."""
     taken = decode.plan.picture_sources
     names = image_fields(sample)

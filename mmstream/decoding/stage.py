@@ -22,6 +22,7 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.by_field import IMAGE
 from mmstream.decoding.media import video_files
 from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
+from mmstream.decoding.pictures import early_decoders, plan_pictures
 from mmstream.decoding.sample import Decode, RowMemory, decode_texts
 from mmstream.decoding.substitute import (
     Document,
@@ -34,7 +35,7 @@ from mmstream.decoding.substitute import (
 )
 from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
 from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD
-from mmstream.errors import BadSampleLimitError
+from mmstream.errors import BadSampleLimitError, SampleError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
@@ -110,6 +111,7 @@ class DecodeStage:
         )
         self._memory = memory or BatchMemory()
         self._shapes = decoders.shapes if decoders else {}
+        self._early_decoders = early_decoders(decoders)
         self._is_plain = decoders is None and not transforms and not before and limits is None
         # The calling thread decodes too. Plain samples are not worth handing to another thread.
         self._num_helpers = 0 if self._is_plain else num_threads - 1
@@ -118,7 +120,7 @@ class DecodeStage:
             resolve_vector_math()  # transforms compute in all threads at once
 
     def prepare(self, step: RawStep) -> list[Prepared | None] | None:
-        """Do what comes before any picture is decoded, such as tokenizing the texts of a step.
+        """Do what comes before any picture is decoded: tokenize the texts, plan the pictures.
 
         It may run in another thread, while the step before is decoded.
 
@@ -130,7 +132,7 @@ class DecodeStage:
         """
         if self._is_plain:
             return None
-        return self._decode_row.prepare(step, self._side_by_side)
+        return self._prepared(step)
 
     def __call__(
         self, step: RawStep, prepared: Sequence[Prepared | None] | None = None
@@ -154,8 +156,9 @@ class DecodeStage:
             if decoded is not None:
                 return decoded
         if prepared is None:
-            prepared = self._decode_row.prepare(step, self._side_by_side)
+            prepared = self._prepared(step)
         memory = self._memory_of_rows(prepared)
+        prepared = self._with_pictures(step, prepared, memory)
         if self._limits is not None:
             return self._packed(step, prepared, memory, self._limits)
 
@@ -163,6 +166,43 @@ class DecodeStage:
             return self._decode_row(step, position, prepared[position], memory[position])
 
         return _assembled(step, self._side_by_side(decode_row, step.outcomes))
+
+    def _prepared(self, step: RawStep) -> list[Prepared | None]:
+        """Prepare a step, and plan those of its pictures that are decoded before their rows."""
+        prepared = self._decode_row.prepare(step, self._side_by_side)
+        if self._decoders is None or not self._early_decoders:
+            return prepared
+        for row, entry in enumerate(prepared):
+            if isinstance(entry, PreparedSample) and not isinstance(entry.tokens, SampleError):
+                pictures = plan_pictures(entry.sample, self._decoders, self._early_decoders)
+                prepared[row] = entry._replace(pictures=pictures)
+        return prepared
+
+    def _with_pictures(
+        self,
+        step: RawStep,
+        prepared: Sequence[Prepared | None],
+        memory: Sequence[RowMemory],
+    ) -> Sequence[Prepared | None]:
+        """Decode the planned pictures of all rows."""
+        planned = [
+            (row, entry)
+            for row, entry in enumerate(prepared)
+            if isinstance(entry, PreparedSample) and entry.pictures
+        ]
+        if not planned:
+            return prepared
+
+        def decode_pictures(number: int) -> PreparedSample:
+            row, entry = planned[number]
+            return self._decode_row.decode_pictures(step, row, entry, memory[row])
+
+        outcomes = [step.outcomes[row] for row, _ in planned]
+        decoded = _all_rows(decode_pictures, outcomes, self._pool, self._num_helpers)
+        results = list(prepared)
+        for (row, _), entry in zip(planned, decoded, strict=True):
+            results[row] = entry
+        return results
 
     def _packed(
         self,

@@ -8,14 +8,16 @@ while is no fault of the data.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
+from mmstream.decoding.by_field import EarlyPictures
 from mmstream.decoding.media import MediaPlans, plan_media
+from mmstream.decoding.pictures import PlannedPicture, decode_picture
 from mmstream.decoding.sample import (
     Decode,
     RowMemory,
@@ -110,6 +112,9 @@ class Lookup(Protocol):
         """Return what tells a shard from one of the same name in another dataset."""
 
 
+_NO_PICTURES: Mapping[str, Any] = {}
+
+
 class PreparedSample(NamedTuple):
     """A planned sample, with the lineage of its row, after the functions before decoding."""
 
@@ -118,6 +123,10 @@ class PreparedSample(NamedTuple):
     """Of its text. None: not tokenized yet."""
     plans: MediaPlans | None
     """Of its videos and recordings. None: they are planned when they are decoded."""
+    pictures: Mapping[str, PlannedPicture | DecodeError] = _NO_PICTURES
+    """Of those that are decoded before the rest of the sample, by field."""
+    early: EarlyPictures = _NO_PICTURES
+    """What became of `pictures`."""
 
 
 Prepared: TypeAlias = PreparedSample | SampleError | ShardError
@@ -247,6 +256,21 @@ class RowDecoder:
 
         for row, (sample, media_plans) in zip(rows, side_by_side(plan, outcomes), strict=True):
             samples[row], plans[row] = sample, media_plans
+
+    def decode_pictures(
+        self, step: RawStep, position: int, prepared: PreparedSample, out: RowMemory
+    ) -> PreparedSample:
+        """Decode the planned pictures of a row into its memory. Errors wait until it is decoded."""
+        lineage, key = step.lineage, str(prepared.sample["__key__"])
+        ref = lineage.planned[position]
+        self.progress.begin_sample(Stage.DECODE, lineage.epoch, lineage.step, *ref, key)
+        early = {
+            name: picture
+            if isinstance(picture, DecodeError)
+            else decode_picture(picture, out.pictures[name])
+            for name, picture in prepared.pictures.items()
+        }
+        return prepared._replace(early=early)
 
     def __call__(
         self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory
@@ -430,7 +454,9 @@ class RowDecoder:
         self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
         if not isinstance(prepared, PreparedSample):
             prepared = PreparedSample(self._before(address, ref, outcome), None, None)
-        sample = decode_sample(prepared.sample, self.decoders, out, prepared.tokens, prepared.plans)
+        sample = decode_sample(
+            prepared.sample, self.decoders, out, prepared.tokens, prepared.plans, prepared.early
+        )
         # No decoder has taken these. Nobody after this reads by ranges, or may keep a view of what
         # was read.
         unread = [
