@@ -397,6 +397,12 @@ def needs_no_worker(pipeline: Pipeline) -> bool:
     return is_raw and needs_reader_process(pipeline.dataset)
 
 
+def needs_one_thread(pipeline: Pipeline) -> bool:
+    """Tell whether threads of one process would only take the interpreter from each other."""
+    has_functions = bool(pipeline.before or pipeline.transforms)
+    return not has_functions and (pipeline.decode is None or pipeline.decode.holds_interpreter)
+
+
 def large_files_of(pipeline: Pipeline) -> LargeFiles | None:
     """Return which samples come with their first bytes only, and which files by ranges.
 

@@ -9,6 +9,7 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
+from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from mmstream.dataset.source import ShardSource
@@ -170,6 +171,17 @@ class Decode:
         decode = copy(self)
         object.__setattr__(decode, "stored", StoredFields.of_source(source, views=views))
         return decode
+
+    @property
+    def holds_interpreter(self) -> bool:
+        """Whether a sample takes short Python only: baked fields, numbers, texts and arrays.
+
+        Threads would take the interpreter from each other. Decoders of media and tokenizers leave
+        it to others; functions of the user may.
+        """
+        decoders = [each for each in self._decoders() if not isinstance(each, EllipsisType | type)]
+        are_others = (self.image, self.text, self.plan.pictures, *decoders)
+        return self.is_baked or not any(are_others)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:

@@ -27,7 +27,13 @@ from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
 from mmstream.loader.workers import MultiprocessingContext, Workers
 from mmstream.machine import default_threads
-from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of, needs_no_worker
+from mmstream.pipeline import (
+    Pipeline,
+    PipelineRunner,
+    large_files_of,
+    needs_no_worker,
+    needs_one_thread,
+)
 from mmstream.processes import cpu_seconds, keep_freed_memory, pss_bytes
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
@@ -88,7 +94,7 @@ class Loader(IterableDataset[Batch]):
         world: this rank. None: torch.distributed's or the environment's, asked at each ``iter()``.
             With a world_size other than that of torch.distributed, ranks are not compared.
         num_threads: decode threads of each process. Default: 1 in workers, else one per core up
-            to 4.
+            to 4. Baked fields, numbers, texts and arrays alone have 1: threads make them slower.
         prefetch_factor: batches that each worker makes ahead.
         multiprocessing_context: how workers start. "fork" also takes functions of a notebook.
         stall_warning_s: seconds after which a batch that has not come is a warning. It names the
@@ -173,7 +179,8 @@ class Loader(IterableDataset[Batch]):
         self.stats = Stats()
         self._world = world
         self._rows_per_rank = rows_per_rank
-        self._num_threads = num_threads or (1 if self._num_processes else default_threads())
+        is_one_enough = self._num_processes > 0 or needs_one_thread(pipeline)
+        self._num_threads = num_threads or (1 if is_one_enough else default_threads())
         self._prefetch_factor = prefetch_factor
         self._multiprocessing_context = multiprocessing_context
         self._on_change = on_change

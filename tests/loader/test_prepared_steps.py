@@ -91,3 +91,39 @@ def test_a_jump_within_an_epoch_drops_what_was_prepared(dataset):
         keys += [next(batches)["__key__"] for _ in range(2)]
         loader.load_state_dict(state)
         assert [batch["__key__"] for batch in loader][:2] == keys[1:]
+
+
+def make_latent(data):
+    return len(data)
+
+
+HOLDS_INTERPRETER = {
+    "baked fields": (mm.Decode.baked(), True),
+    "numbers and arrays": (mm.Decode({"cls": int, "npy": ..., "txt": str}), True),
+    "pictures": (mm.Decode(image=mm.ImageDecoder()), False),
+    "a picture by field": (mm.Decode({"jpg": ...}), False),
+    "texts": (mm.Decode(text=mm.TextDecoder(byte_tokenizer())), False),
+    "sound": (mm.Decode(audio=mm.AudioDecoder()), False),
+    "a function of the user": (mm.Decode({"npy": make_latent}), False),
+}
+
+
+@pytest.mark.parametrize("name", HOLDS_INTERPRETER)
+def test_decoders_of_media_and_functions_of_the_user_may_leave_the_interpreter_free(name):
+    decode, expected = HOLDS_INTERPRETER[name]
+    assert decode.holds_interpreter == expected
+
+
+def test_what_python_alone_decodes_has_one_thread_unless_told(dataset, monkeypatch):
+    monkeypatch.setattr("mmstream.loader.loader.default_threads", lambda: 2)
+
+    def threads_of(num_threads=None, **settings):
+        pipeline = mm.Pipeline(dataset, global_batch_size=ROWS, **settings)
+        with closing(mm.Loader(pipeline, num_threads=num_threads)) as loader:
+            next(iter(loader))
+            return {thread.name.partition("_")[0] for thread in threading.enumerate()}
+
+    values = mm.Decode({"txt": str})
+    assert "mmstream-prepare" not in threads_of(decode=values)
+    assert "mmstream-prepare" in threads_of(decode=values, transforms=(dict,))
+    assert "mmstream-prepare" in threads_of(2, decode=values)
