@@ -197,7 +197,7 @@ class Transfers:
             heapq.heappop(self._queue)
             num_held += self._send(transfer, now).num_permits
             num_sent += 1
-        if self._next_tick is None and (self._attempts or self._queue):
+        if self._next_tick is None and (self._attempts or self._queue or self._pausing):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
 
     def _num_held(self) -> float:
@@ -420,7 +420,21 @@ class Transfers:
                 self._check_standstill(attempt, now)
             else:
                 self._check_rate(attempt, attempt.opened, now)
+        self._end_pauses()
         self._fill()
+
+    def _end_pauses(self) -> None:
+        """Send ranges again that the consumer needs before their pause ends.
+
+        A server that refuses one request in fifty has room for others: this range takes the place
+        of one that is needed later. A server that refuses many is asked for fewer: see `InFlight`.
+        The allowance of hedges bounds it, also while a server is away.
+        """
+        for transfer, handle in list(self._pausing.items()):
+            rest = transfer.size - transfer.reached
+            if self._is_needed(transfer) and self._spend_hedge(rest):
+                handle.cancel()
+                self._enqueue(transfer)
 
     def _is_short(self, attempt: _Attempt) -> bool:
         """Tell whether all bytes of a request should arrive about as soon as the first one."""
@@ -491,8 +505,7 @@ class Transfers:
         request is overdue.
         """
         rest = transfer.size - transfer.reached
-        soon_s = self._limits.slack_factor * self._speeds.usual_s(rest)
-        if self._slack_s(transfer.request.deadline) > soon_s:
+        if not self._is_needed(transfer):
             return
         newest_s = now - transfer.attempts[-1].started
         is_overdue = newest_s >= overdue_s * 2**transfer.num_timeouts
@@ -510,6 +523,11 @@ class Transfers:
         if not transfer.future.done():
             transfer.move()
             self._send(transfer, now, is_hedge=True)
+
+    def _is_needed(self, transfer: _Transfer) -> bool:
+        """Tell whether the consumer needs a range within twice the time of a new request."""
+        soon_s = self._limits.slack_factor * self._speeds.usual_s(transfer.size - transfer.reached)
+        return self._slack_s(transfer.request.deadline) <= soon_s
 
     def _spend_hedge(self, num_bytes: int) -> bool:
         return (

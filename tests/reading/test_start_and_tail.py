@@ -7,6 +7,7 @@ from collections.abc import Callable
 from itertools import count
 
 from mmstream.reading.plan import MAX_RANK_HEADS
+from mmstream.storage.store import RequestError
 from tests.helpers.fake_ranges import Answer, Sent
 from tests.helpers.simulated_rank import corpus_order, simulate_rank
 from tests.helpers.virtual_time import in_virtual_time
@@ -80,6 +81,26 @@ async def test_a_tail_costs_three_tenths_at_most_where_first_bytes_take_long() -
     )
     usual = await simulate_rank(corpus_order(), num_steps=100, answer=lambda sent: far)
     assert run.arrivals[99] < 1.3 * usual.arrivals[99]
+
+
+@in_virtual_time
+async def test_requests_that_fail_cost_little() -> None:
+    draw = random.Random(1)
+    refused = RequestError("503", is_throttled=True, retry_after_s=1)
+
+    def answer(sent: Sent) -> Answer:
+        value, num_bytes = draw.random(), draw.randrange(sent.stop - sent.start)
+        if value < 0.02:
+            return Answer(breaks_after=num_bytes)
+        if value < 0.035:
+            return Answer(ends_after=num_bytes)
+        return Answer(error=refused) if value < 0.05 else Answer()
+
+    run = await simulate_rank(corpus_order(), num_steps=150, answer=answer)
+    usual = await simulate_rank(corpus_order(), num_steps=150)
+    assert run.rate(50, 149) > 0.9 * usual.rate(50, 149)
+    assert max(run.waits[50:]) < 0.5
+    assert run.limit >= 64
 
 
 async def check_tail(answer: Callable[[Sent], Answer], start_s: float = 0.0) -> None:

@@ -335,6 +335,20 @@ async def test_a_store_that_refuses_a_few_keeps_its_requests_in_flight():
         assert store.transfers._in_flight.limit >= 64
 
 
+@pytest.mark.parametrize("retry_after_s", [0, 1])
+@in_virtual_time
+async def test_a_store_that_refuses_what_is_over_its_number_gets_about_that_many(retry_after_s):
+    error = RequestError("503", is_throttled=True, retry_after_s=retry_after_s)
+    async with Store(
+        lambda sent: Answer(0.05, 40e3, error if store.client.num_open >= 16 else None)
+    ) as store:
+        rates = await measured_rates(store, 15)
+        assert 8 <= store.transfers._in_flight.limit <= 24
+        assert median(rates[5:]) >= 0.5 * 16 * SIZE / (0.05 + SIZE / 40e3)
+        late = [sent for sent in store.client.sent if sent.time >= 1005]
+        assert sum(sent.num_bytes == 0 for sent in late) < 0.1 * len(late)
+
+
 # -- failures ------------------------------------------------------------------------------------
 
 
@@ -765,6 +779,38 @@ async def test_what_is_late_and_not_needed_waits_for_its_time_out():
         await asyncio.sleep(1)
         assert store.pop_counts().num_hedges == 2  # the first of them was mute, too
         store.transfers.cancel([future])
+
+
+@pytest.mark.parametrize("retry_after_s", [0, 5])
+@in_virtual_time
+async def test_a_refused_range_pauses_until_the_consumer_needs_it(retry_after_s, monkeypatch):
+    monkeypatch.setattr(random, "uniform", lambda least, most: 1.0)  # the longest pause is longer
+    error = RequestError("503", is_throttled=True, retry_after_s=retry_after_s)
+    pause_s = max(1.0, retry_after_s)
+    async with Store() as store:
+        for clock in range(100):
+            store.transfers.advance(clock)
+            await asyncio.sleep(0.1)
+        await warm_up(store)
+        for slack_s in (0, 10):
+            store.client.answer = answer_once(Answer(error=error))
+            start = store.seconds
+            assert await store.submit(5, deadline=99 + 10 * slack_s) == DATA[5 : 5 + SIZE]
+            waited_s = store.seconds - start
+            assert waited_s < 0.35 if not slack_s else pause_s <= waited_s < pause_s + 0.35
+        assert store.pop_counts().num_retries == 2
+
+
+@in_virtual_time
+async def test_refused_ranges_that_are_needed_are_sent_sooner_for_few_requests_only():
+    error = RequestError("503", is_throttled=True, retry_after_s=5)
+    async with Store(limits=fixed(64, hedged_burst=8)) as store:
+        await warm_up(store)
+        store.client.answer = lambda sent: Answer(error=error)
+        futures = store.submit_many(20, deadline=lambda i: 0)
+        await asyncio.sleep(4.5)
+        assert len(store.client.sent) == 20 + 8
+        store.transfers.cancel(futures)
 
 
 @in_virtual_time
