@@ -99,9 +99,8 @@ static void write_rows(Plane *plane, size_t in_stride, int rows)
             plane->taps[t] = plane->ring + (size_t)(y % plane->ring_rows) * in_stride;
         }
         uint8_t *out = plane->samples + (size_t)plane->next * plane->stride;
-        sum_rows(plane->taps, down->weights + (size_t)plane->next * (size_t)down->taps, down->taps,
-            plane->in_width, plane->row);
-        sum_columns(plane->row, &plane->across, plane->width, out);
+        sum_rows(plane->taps, down, plane->next, plane->in_width, plane->row);
+        resize_row(plane->row, &plane->across, plane->width, out);
         out[plane->stride - 1] = out[plane->width - 1];
         if (plane->next == plane->height - 1 && plane->height & 1)
             memcpy(out + plane->stride, out, plane->stride);

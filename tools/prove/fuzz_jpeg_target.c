@@ -66,19 +66,20 @@ static void decode_at(const uint8_t *data, size_t size, int factor)
     free(picture);
 }
 
-/* Decodes to planes of about 5/8 of the decoded height and 3/8 of the width. */
-static void decode_planes_at(const uint8_t *data, size_t size, int factor, int chroma_factor)
+/* Decodes to planes of some eighths of the decoded height and width, rounded up. */
+static void decode_planes_at(
+    const uint8_t *data, size_t size, int factor, int height_eighths, int width_eighths)
 {
     Picture *picture = calloc(1, sizeof *picture);
     if (!picture)
         return;
     picture->factor = factor;
-    picture->chroma_factor = chroma_factor;
+    picture->chroma_factor = 2;
     picture->is_planes = 1;
     const size_t start = read_headers(picture, data, size);
     if (start && (size_t)picture->width * (size_t)picture->height <= MAX_PIXELS) {
-        const int height = (divide_up(picture->height, factor) * 5 + 7) / 8;
-        const int width = (divide_up(picture->width, factor) * 3 + 7) / 8;
+        const int height = divide_up(divide_up(picture->height, factor) * height_eighths, 8);
+        const int width = divide_up(divide_up(picture->width, factor) * width_eighths, 8);
         Plane planes[3] = {0};
         size_planes(picture, height, width, planes);
         for (int i = 0; i < picture->count; i++)
@@ -109,8 +110,8 @@ int LLVMFuzzerTestOneInput(const uint8_t *data, size_t size)
     memcpy(copy, data, copied);
     decode_at(copy, size, 4);
     decode_at(copy, size, 8);
-    decode_planes_at(copy, size, 1, 2);
-    decode_planes_at(copy, size, 2, 2);
+    decode_planes_at(copy, size, 1, 4, 3);
+    decode_planes_at(copy, size, 2, 5, 4);
     if (!has_planted_bug("leak"))
         free(copy);
     return 0;

@@ -148,6 +148,36 @@ def test_luma_has_memory_for_pairs_of_rows_and_columns() -> None:
     np.testing.assert_array_equal(whole[:, 51], whole[:, 50])
 
 
+def cubic(x: float) -> float:
+    x = abs(x)
+    if x < 1:
+        return (1.5 * x - 2.5) * x * x + 1
+    return ((-0.5 * x + 2.5) * x - 4) * x + 2 if x < 2 else 0
+
+
+def halved(samples: np.ndarray, shift: int) -> np.ndarray:
+    """The rows halved by the filter as it is written, for any size."""
+    size, sums = len(samples), []
+    for center in range(1, size, 2):
+        taps = range(max(0, center - 4), min(size, center + 4))
+        values = [cubic((tap + 0.5 - center) / 2) for tap in taps]
+        weights = [int(value / sum(values) * 2**14 + 65536.5) - 65536 for value in values]
+        weights[weights.index(max(weights))] += 2**14 - sum(weights)
+        sums.append(np.tensordot(weights, samples[taps[0] : taps[-1] + 1].astype(np.int64), 1))
+    return (np.array(sums) + (1 << shift - 1)) >> shift
+
+
+@pytest.mark.parametrize("size", [(24, 32), (46, 34), (50, 98), (96, 70)])
+def test_halves_are_those_of_the_filter_for_any_size(size: tuple[int, int]) -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (size[0] // 2, size[1] // 2), np.uint8)
+    picture = Image.fromarray(noise).resize(size[::-1], Image.Resampling.NEAREST)
+    data = encoded(picture, "jpeg", quality=95)
+    planes = planes_of(data, (size[0] // 2, size[1] // 2))
+    assert planes is not None
+    rows = halved(luma_of_libjpeg(data, 1), 9)
+    np.testing.assert_array_equal(planes[0], halved(rows.T, 19).T.clip(0, 255))
+
+
 GOLDEN = {
     "420_odd_size": "890e5fe3fe3bb9e6",
     "422_odd_size": "9624bf3c18304591",
