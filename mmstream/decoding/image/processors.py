@@ -11,7 +11,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
+from mmstream.decoding.image.tiles import (
+    InternVLTiles,
+    LlavaNextTiles,
+    LlavaOnevisionTiles,
+    SquareTile,
+)
 from mmstream.errors import ConfigError
 
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
@@ -30,7 +35,8 @@ def settings_of(processor: Any) -> dict[str, Any]:
     Four kinds of processors are known:
 
     - SigLIP and ViT stretch a picture to a size.
-    - CLIP, DINOv2 (``Bit``) and Llava without padding scale the shorter side; some then crop.
+    - CLIP, DINOv2 (``Bit``) and Llava scale the shorter side; some then crop. With ``do_pad``,
+      Llava first pads a picture to a square.
     - Qwen2-VL and its successors keep the size within a pixel budget.
     - Llava-NeXT, LLaVA-OneVision and InternVL (``GotOcr2``) cut tiles.
 
@@ -72,9 +78,14 @@ def _geometry(processor: Any, name: str) -> dict[str, Any]:
         if len(sides) != 1:
             raise unknown
         return {"size": sides.pop(), "tiles": tiles}
-    if getattr(processor, "do_pad", None):
-        raise ConfigError(f'{name}.do_pad: pads before it resizes; resize="letterbox" is near')
     is_cropped = getattr(processor, "do_center_crop", None)
+    if getattr(processor, "do_pad", None):
+        side = size.get("shortest_edge")
+        if not name.startswith("LlavaImage") or side is None:
+            raise ConfigError(f'{name}.do_pad: pads before it resizes; resize="letterbox" is near')
+        if is_cropped and crop != {"height": side, "width": side}:
+            raise unknown
+        return {"size": side, "tiles": SquareTile(), "fill": _background(processor)}
     if size.keys() == {"shortest_edge"}:
         return _shortest(size["shortest_edge"], crop if is_cropped else None, unknown)
     if size.keys() != {"height", "width"} or (is_cropped and crop != size):
@@ -88,11 +99,16 @@ def _tiles(processor: Any, name: str) -> LlavaNextTiles | InternVLTiles | None:
         shapes = tuple((int(height), int(width)) for height, width in pinpoints)
         if not name.startswith("LlavaOnevision"):
             return LlavaNextTiles(shapes)
-        red, green, blue = (int(255 * mean) for mean in processor.image_mean)
-        return LlavaOnevisionTiles(shapes, background=(red, green, blue))
+        return LlavaOnevisionTiles(shapes, background=_background(processor))
     if getattr(processor, "crop_to_patches", False):
         return InternVLTiles(processor.min_patches, processor.max_patches)
     return None
+
+
+def _background(processor: Any) -> tuple[int, int, int]:
+    """Return the colour of what is padded: the mean of the processor's normalization."""
+    red, green, blue = (int(255 * mean) for mean in processor.image_mean)
+    return red, green, blue
 
 
 def _shortest(side: int, crop: dict[str, int] | None, unknown: ConfigError) -> dict[str, Any]:

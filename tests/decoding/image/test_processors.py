@@ -30,6 +30,7 @@ KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("CLIPImageProcessor", {"do_center_crop": False}),
     ("BitImageProcessor", {"size": {"shortest_edge": 256}}),  # as DINOv2
     ("LlavaImageProcessor", {"size": {"shortest_edge": 336}, "crop_size": 336}),
+    ("LlavaImageProcessor", {"size": {"shortest_edge": 90}, "crop_size": 90, "do_pad": True}),
     ("SiglipImageProcessor", {"size": {"height": 160, "width": 160}}),
     ("ViTImageProcessor", {}),
     ("Qwen2VLImageProcessor", {"max_pixels": 200_000}),
@@ -121,7 +122,8 @@ def test_settings_are_taken_over_and_can_be_overridden() -> None:
         ("CLIPImageProcessor", {"resample": 1}, "resample"),
         ("CLIPImageProcessor", {"size": {"shortest_edge": 100}}, "size"),
         ("CLIPImageProcessor", {"size": {"longest_edge": 100}}, "size"),
-        ("LlavaImageProcessor", {"do_pad": True}, "do_pad"),
+        ("LlavaImageProcessor", {"do_pad": True, "crop_size": {"height": 9, "width": 9}}, "crop"),
+        ("SiglipImageProcessor", {"do_pad": True}, "do_pad"),
         ("LlavaNextImageProcessor", {}, "multiple of size=224"),
         ("Qwen2VLImageProcessor", {"size": {"height": 9, "width": 9}}, "size"),
     ],
