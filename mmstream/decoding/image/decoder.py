@@ -47,7 +47,7 @@ from mmstream.decoding.image.jpeg import JpegHeader, JpegPlan, jpeg_header, plan
 from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
 from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.processors import settings_of
-from mmstream.decoding.image.resize import render, render_bytes
+from mmstream.decoding.image.resize import has_lanczos, render, render_bytes
 from mmstream.decoding.image.tiles import (
     InternVLTiles,
     LlavaNextTiles,
@@ -70,7 +70,7 @@ _CHOICES = {
     "resize": (None, "shortest", "exact", "letterbox", "max_pixels", "native"),
     "crop": (None, "center", "random"),
     "crop_rounding": ("even", "down"),
-    "interpolation": ("bilinear", "bicubic", "nearest"),
+    "interpolation": ("bilinear", "bicubic", "lanczos", "nearest"),
     "mask": (False, True),
     "scaled_decoding": (False, True),
     "device": ("cpu", "cuda"),
@@ -137,8 +137,8 @@ class ImageDecoder:
         pixel_budget: (fewest, most) pixels of a "max_pixels" result.
         tiles: Cut each picture into several squares of side `size`: `LlavaNextTiles`,
             `LlavaOnevisionTiles` or `InternVLTiles`. None: one result per picture.
-        interpolation: "bilinear" or "bicubic", both antialiased. Or "nearest", which mixes no
-            pixels: torchvision's rule for masks.
+        interpolation: "bilinear", "bicubic" or "lanczos", all antialiased. "lanczos" needs torch
+            2.12. Or "nearest", which mixes no pixels: torchvision's rule for masks.
         mask: Whether the picture holds class numbers, not colours: the grey level, or the number of
             the palette entry, of each pixel as it is stored. The result is uint8 [H, W]. It is
             always resized by "nearest". A picture with colours, a JPEG, or one with more than 8
@@ -192,7 +192,7 @@ class ImageDecoder:
     multiple_of: int = 28
     pixel_budget: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
     tiles: LlavaNextTiles | InternVLTiles | SquareTile | None = None
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
+    interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = "bilinear"
     mask: bool = False
     fill: tuple[int, int, int] | int = (0, 0, 0)
     scaled_decoding: bool = True
@@ -642,6 +642,8 @@ def _check_combinations(decoder: ImageDecoder) -> None:
         raise ConfigError(f'crop="random" does not go with resize={resize!r}')
     if crop is None and isinstance(size, tuple) and resize in ("shortest", None):
         raise ConfigError(f"size={size}: without a crop give one number, the shorter side")
+    if decoder.interpolation == "lanczos" and not has_lanczos():
+        raise ConfigError('interpolation="lanczos" needs torch 2.12: take "bicubic"')
     _check_mask(decoder)
     if decoder.tiles is None:
         return
@@ -666,12 +668,15 @@ def _check_random_area(decoder: ImageDecoder) -> None:
 
 def _check_mask(decoder: ImageDecoder) -> None:
     """Refuse settings that masks do not go with."""
-    if decoder.mask and decoder.interpolation == "bicubic":
+    if decoder.mask and decoder.interpolation in ("bicubic", "lanczos"):
         raise ConfigError(
-            'mask=True: class numbers are not mixed; leave out interpolation="bicubic"'
+            "mask=True: class numbers are not mixed; leave out "
+            f'interpolation="{decoder.interpolation}"'
         )
-    if decoder.device != "cpu" and (decoder.mask or decoder.interpolation == "nearest"):
-        raise ConfigError('mask=True and interpolation="nearest" need device="cpu"')
+    if decoder.device != "cpu" and (
+        decoder.mask or decoder.interpolation in ("nearest", "lanczos")
+    ):
+        raise ConfigError('mask=True, interpolation="nearest" and "lanczos" need device="cpu"')
     if decoder.mask and decoder.tiles is not None:
         raise ConfigError("mask=True does not go with tiles")
 

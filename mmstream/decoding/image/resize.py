@@ -40,7 +40,7 @@ def render(
     Args:
         image: uint8 [H, W, 3], the whole picture. Or [H, W, 1], a mask.
         view: How to make the result.
-        interpolation: "bilinear", "bicubic" or "nearest".
+        interpolation: "bilinear", "bicubic", "lanczos" or "nearest".
         fill: RGB of what the picture does not cover. Of a mask: one number.
         out: Where to write the result: uint8 of the view's shape. None: a new array.
 
@@ -82,6 +82,12 @@ def render_bytes(view: View, picture: Shape) -> int:
     if view.flip or view.shape != view.resized or view.resized != picture:  # a copy
         num_pixels += view.shape[0] * view.shape[1]
     return 3 * num_pixels
+
+
+def has_lanczos() -> bool:
+    """Tell whether this torch resizes by Lanczos's filter."""
+    major, minor = torch.__version__.split(".")[:2]
+    return (int(major), int(minor)) >= (2, 12)
 
 
 def _sticks_out(view: View, picture: Shape) -> bool:

@@ -31,13 +31,17 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.image.decoder import ImageDecoder, Resize
-from mmstream.decoding.image.geometry import Shape, View, whole_view
+from mmstream.decoding.image.geometry import Shape, View, budgeted_shape, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.media_shapes import VideoShape
 from mmstream.decoding.spans import Span, row_of_span, row_span
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
-from mmstream.decoding.video.geometry import budgeted_video_shape
+from mmstream.decoding.video.geometry import (
+    budgeted_video_shape,
+    capped_frame_pixels,
+    longest_shape,
+)
 from mmstream.decoding.video.limits import VideoLimits
 from mmstream.decoding.video.processors import settings_of
 from mmstream.decoding.video.sampling import (
@@ -81,13 +85,15 @@ class VideoPlan(NamedTuple):
     shape: VideoShape
     """The number, the size and the times of the frames."""
     view: View
-    """How each frame is made of a picture."""
+    """How each frame is made of a picture, or of what `first_view` makes of it."""
     packets: IntArray
     """The packet of each frame, without those that pad. A packet may stand here repeatedly."""
     file: VideoFile
     """What is known of the file: its timeline, the stored size and the rotation."""
     cpu_reason: str | None = None
     """Why the CPU decodes it with ``device="cuda"``. "": a GPU may decode it."""
+    first_view: View | None = None
+    """How a picture is resized before, for `VideoDecoder.resize_longest`."""
 
     @property
     def is_for_gpu(self) -> bool:
@@ -120,7 +126,8 @@ class VideoDecoder:
         indices: Numbers of the frames to take, from 0, in the order in which frames are shown.
         sampling: The rule by which frames are spread. "uniform": evenly from the first to the last,
             by time where the rate varies. "qwen2_vl" (also Qwen2.5-VL), "qwen3_vl",
-            "llava_onevision": exactly the frames that the processor of this family takes.
+            "llava_onevision", "smolvlm": exactly the frames that the processor of this family
+            takes.
         span: Which part of the video counts: (start, end) in seconds from the first frame, the end
             left out. "row": the span that the row states by ``start_s`` and ``end_s``, or the whole
             video. An end beyond the video's is cut. None: the whole video.
@@ -135,6 +142,8 @@ class VideoDecoder:
         crop: As `ImageDecoder.crop`.
         crop_rounding: As `ImageDecoder.crop_rounding`.
         resize_size: As `ImageDecoder.resize_size`.
+        resize_longest: Length in pixels that the longer side of each frame is scaled to before all
+            else, as the processor of SmolVLM does. None: frames are resized once.
         scale: As `ImageDecoder.scale`.
         ratio: As `ImageDecoder.ratio`.
         flip: As `ImageDecoder.flip`.
@@ -142,6 +151,10 @@ class VideoDecoder:
         pixel_budget: (fewest, most) pixels of a frame, with ``resize="max_pixels"``.
         video_pixel_budget: (fewest, most) pixels of all frames together, in place of
             `pixel_budget`: the rule of Qwen3-VL.
+        max_frame_pixels: Most pixels of a frame, with `video_pixel_budget`. Otherwise the few
+            frames of a short video share the budget of a long one. None: no limit.
+        max_video_pixels: Most pixels of all frames together, with `pixel_budget`. Each frame has an
+            even share, but at least 1.05 times the fewest of the budget. None: no limit.
         interpolation: As `ImageDecoder.interpolation`.
         fill: As `ImageDecoder.fill`.
         audio: The decoder of the video's own sound. None: the sound is left out.
@@ -159,7 +172,8 @@ class VideoDecoder:
         device: Who decodes. "cpu": this decoder. "cuda": in a pipeline, the packets that the frames
             need stay encoded until `mmstream.to_device`, where the GPU decodes and resizes them.
             The CPU still decodes videos of codecs that GPUs do not know, and all direct calls.
-            ``loader.stats`` counts both. "cuda" does not go with ``interpolation="nearest"``.
+            ``loader.stats`` counts both. "cuda" does not go with `resize_longest`, and
+            interpolation must be "bilinear" or "bicubic".
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message
@@ -180,7 +194,7 @@ class VideoDecoder:
     fps: float | None = None
     num_frames: int | None = None
     indices: tuple[int, ...] | None = None
-    sampling: Literal["uniform", "qwen2_vl", "qwen3_vl", "llava_onevision"] = "uniform"
+    sampling: Literal["uniform", "qwen2_vl", "qwen3_vl", "llava_onevision", "smolvlm"] = "uniform"
     span: Span | Literal["row"] | None = "row"
     clip_s: float | None = None
     min_frames: int = 1
@@ -191,13 +205,16 @@ class VideoDecoder:
     crop: Literal["center", "random"] | None = "center"
     crop_rounding: Literal["even", "down"] = "even"
     resize_size: int | None = None
+    resize_longest: int | None = None
     scale: tuple[float, float] = (0.08, 1.0)
     ratio: tuple[float, float] = (3 / 4, 4 / 3)
     flip: float = 0.0
     multiple_of: int = 28
     pixel_budget: tuple[int, int] = (128 * 28 * 28, 768 * 28 * 28)
     video_pixel_budget: tuple[int, int] | None = None
-    interpolation: Literal["bilinear", "bicubic", "nearest"] = "bilinear"
+    max_frame_pixels: int | None = None
+    max_video_pixels: int | None = None
+    interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = "bilinear"
     fill: tuple[int, int, int] = (0, 0, 0)
     audio: Any = None
     max_pixels: int = MAX_PIXELS
@@ -219,7 +236,8 @@ class VideoDecoder:
 
         Args:
             processor: A video processor, or a processor that holds a ``video_processor``. Known are
-                those of Qwen2-VL, Qwen2.5-VL, Qwen2.5-Omni, Qwen3-VL and LLaVA-OneVision.
+                those of Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen2.5-Omni, Qwen3-Omni, LLaVA-OneVision
+                and SmolVLM.
             **settings: Settings of the decoder that replace the processor's. `fps`, `num_frames` or
                 `indices` replaces what the processor says of the frames it takes. Without any, the
                 Qwen models take two frames a second.
@@ -362,6 +380,8 @@ class VideoDecoder:
         )
         for packet, picture in pictures:
             first, *others = positions[packet]
+            if plan.first_view is not None:
+                picture = render(picture, plan.first_view, self.interpolation, self.fill)
             render(picture, plan.view, self.interpolation, self.fill, out[first])
             for position in others:
                 out[position] = out[first]
@@ -393,14 +413,17 @@ class VideoDecoder:
         numbers = self._numbers(timeline, start_s, end_s)
         chosen = self._choose(file, numbers, end_s - start_s)
         picture = file.picture
-        view = self._view(picture, len(chosen), rng)
+        first_view = self._first_view(picture)
+        resized = picture if first_view is None else first_view.shape
+        view = self._view(resized, len(chosen), rng)
         num_padding = -len(chosen) % self.frame_multiple_of
         num_frames = len(chosen) + num_padding
         packets = timeline.display_order[chosen]
         height, width = view.shape
         limits.check_memory(
             num_frames * height * width * 3
-            + render_bytes(view, picture)
+            + (0 if first_view is None else render_bytes(first_view, picture))
+            + render_bytes(view, resized)
             + CODEC_BYTES_PER_PIXEL * picture[0] * picture[1],
             f"video of {num_frames} frames of {width}x{height}, stored as "
             f"{picture[1]}x{picture[0]},",
@@ -420,7 +443,8 @@ class VideoDecoder:
             num_padding=num_padding,
             end_s=end_s,
         )
-        return VideoPlan(shape, view, packets, file, self._cpu_reason(file, packets, view))
+        reason = self._cpu_reason(file, packets, view)
+        return VideoPlan(shape, view, packets, file, reason, first_view)
 
     def _cpu_reason(self, file: VideoFile, packets: IntArray, view: View) -> str | None:
         """Return why the CPU decodes a video; see `VideoPlan.cpu_reason`."""
@@ -485,16 +509,25 @@ class VideoDecoder:
             taken = uniform_frames(times[numbers], number)
         return numbers[taken]
 
+    def _first_view(self, picture: Shape) -> View | None:
+        if self.resize_longest is None:
+            return None
+        return whole_view(picture, longest_shape(picture, self.resize_longest))
+
     def _view(self, picture: Shape, num_frames: int, rng: np.random.Generator | None) -> View:
         if self.video_pixel_budget is not None:
+            low, high = self.video_pixel_budget
+            if self.max_frame_pixels is not None:
+                most = capped_frame_pixels(num_frames, low, self.max_frame_pixels, high)
+                high = most * num_frames
             resized = budgeted_video_shape(
-                picture,
-                num_frames,
-                self.multiple_of,
-                self.frame_multiple_of,
-                self.video_pixel_budget,
+                picture, num_frames, self.multiple_of, self.frame_multiple_of, (low, high)
             )
             return whole_view(picture, resized)
+        if self.max_video_pixels is not None:
+            low, high = self.pixel_budget
+            most = capped_frame_pixels(num_frames, low, high, self.max_video_pixels)
+            return whole_view(picture, budgeted_shape(picture, self.multiple_of, low, most))
         limits = Limits.start(self.max_pixels, self.max_memory, None)
         (view,) = self._picture_decoder.views(picture, rng, limits)
         return view

@@ -25,6 +25,7 @@ __all__ = [
     "llava_onevision_frames",
     "qwen2_vl_frames",
     "qwen3_vl_frames",
+    "smolvlm_frames",
 ]
 
 
@@ -160,10 +161,48 @@ def llava_onevision_frames(
     return np.arange(num_frames, dtype=np.int64) * num_source_frames // num_frames
 
 
+SMOLVLM_SKIPPED_S = 1.0
+"""Seconds that SmolVLM leaves out at both ends of a long video."""
+
+
+def smolvlm_frames(
+    num_source_frames: int,
+    source_fps: float,
+    *,
+    fps: float | None,
+    num_frames: int | None,
+    min_frames: int,
+    max_frames: int,
+    multiple_of: int,
+) -> IntArray:
+    """Take frames as ``SmolVLMVideoProcessor.sample_frames`` does.
+
+    They lie at equal distances, rounded down. A second at both ends of a long video is left out.
+    `num_frames`, `min_frames` and `multiple_of` are not used: `settings` asks for `fps`.
+
+    Examples:
+        >>> options = {"num_frames": None, "min_frames": 1, "max_frames": 64, "multiple_of": 1}
+        >>> smolvlm_frames(50, 25.0, fps=2, **options).tolist()  # two seconds
+        [0, 16, 32, 49]
+    """
+    del num_frames, min_frames, multiple_of
+    assert fps is not None
+    duration_s = num_source_frames / source_fps
+    number = max(1, min(round(fps * duration_s), max_frames))
+    first, last = 0, num_source_frames - 1
+    if duration_s - 2 * SMOLVLM_SKIPPED_S > max_frames * fps:
+        num_skipped = SMOLVLM_SKIPPED_S * source_fps
+        first, last = int(num_skipped), min(int(num_source_frames - num_skipped), last)
+    if first >= last:
+        first, last = 0, num_source_frames - 1
+    return np.unique(np.linspace(first, last, number, dtype=np.int64))
+
+
 FAMILY_SAMPLING: Mapping[str, FamilySampling] = {
     "llava_onevision": llava_onevision_frames,
     "qwen2_vl": qwen2_vl_frames,
     "qwen3_vl": qwen3_vl_frames,
+    "smolvlm": smolvlm_frames,
 }
 """The rules, by the name that ``VideoDecoder(sampling=)`` takes."""
 

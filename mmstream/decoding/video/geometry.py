@@ -1,4 +1,4 @@
-"""The size of a video's frames where a budget of pixels holds for all of them together."""
+"""The size of a video's frames where they share a budget of pixels."""
 
 from __future__ import annotations
 
@@ -7,7 +7,50 @@ import math
 from mmstream.decoding.image.geometry import MAX_ASPECT_RATIO, Shape
 from mmstream.errors import DecodeError
 
-__all__ = ["budgeted_video_shape"]
+__all__ = ["budgeted_video_shape", "capped_frame_pixels", "longest_shape"]
+
+_LEAST_SHARE = 1.05
+"""The share of a frame is at least so many times the fewest pixels, which leaves room to round."""
+
+
+def capped_frame_pixels(
+    num_frames: int, low: int, max_frame_pixels: int, max_video_pixels: int
+) -> int:
+    """Return the most pixels of a frame: an even share of all frames', within a frame's own limit.
+
+    This is the rule of ``cap_pixels_per_frame`` in the video processors of Qwen.
+
+    Args:
+        num_frames: Number of frames, without those that pad.
+        low: The fewest pixels. The result is at least 1.05 times as much.
+        max_frame_pixels: Most pixels of a frame.
+        max_video_pixels: Most pixels of all frames together.
+
+    Examples:
+        >>> capped_frame_pixels(8, 1000, 50_000, 100_000)
+        12500
+        >>> capped_frame_pixels(200, 1000, 50_000, 100_000)
+        1050
+    """
+    return max(min(max_frame_pixels, max_video_pixels // num_frames), int(low * _LEAST_SHARE))
+
+
+def longest_shape(picture: Shape, side: int) -> Shape:
+    """Return the size whose longer side has this length, and whose shorter side is even.
+
+    This is the rule of SmolVLM, ``get_resize_output_image_size`` of its video processor.
+
+    Examples:
+        >>> longest_shape((270, 480), 512)
+        (288, 512)
+    """
+    height, width = picture
+    aspect_ratio = width / height  # divided twice, as there: it decides how halves are rounded
+    if width >= height:
+        shorter = int(side / aspect_ratio)
+        return max(1, shorter + shorter % 2), side
+    shorter = int(side * aspect_ratio)
+    return side, max(1, shorter + shorter % 2)
 
 
 def budgeted_video_shape(

@@ -18,6 +18,7 @@ _COUNTS = (
     *("min_frames", "max_frames", "frame_multiple_of"),
     *("max_decoded_frames", "max_pixels", "max_bytes", "max_memory"),
 )
+_OPTIONAL_COUNTS = ("num_frames", "max_frame_pixels", "max_video_pixels", "resize_longest")
 _SECONDS = ("fps", "clip_s", "max_duration_s", "timeout_s")
 
 
@@ -30,11 +31,12 @@ def check_settings(decoder: Any) -> None:
     Raises:
         ConfigError: Names the setting and says what to give.
     """
-    for name in ("num_frames", "indices", "video_pixel_budget", *_COUNTS, *_SECONDS):
+    for name in ("indices", "video_pixel_budget", *_OPTIONAL_COUNTS, *_COUNTS, *_SECONDS):
         refuse_bools(**{name: getattr(decoder, name)})
-    for name in (*_COUNTS, "num_frames"):
+    for name in (*_COUNTS, *_OPTIONAL_COUNTS):
         value = getattr(decoder, name)
-        if not (name == "num_frames" and value is None) and not _is_count(value):
+        is_absent = value is None and name in _OPTIONAL_COUNTS
+        if not is_absent and not _is_count(value):
             raise ConfigError(f"{name}={value!r}: give a number from 1 up")
     for name in _SECONDS:
         value = getattr(decoder, name)
@@ -46,6 +48,8 @@ def check_settings(decoder: Any) -> None:
         raise ConfigError(f"sampling={decoder.sampling!r}: give one of {choices}")
     if sum(value is not None for value in (decoder.fps, decoder.num_frames, decoder.indices)) > 1:
         raise ConfigError("give one of fps, num_frames and indices")
+    if decoder.sampling == "smolvlm" and decoder.fps is None and decoder.indices is None:
+        raise ConfigError('sampling="smolvlm" takes frames per second: give fps and max_frames')
     if decoder.min_frames > decoder.max_frames:
         raise ConfigError(
             f"min_frames={decoder.min_frames} is above max_frames={decoder.max_frames}"
@@ -60,8 +64,12 @@ def check_settings(decoder: Any) -> None:
 def _check_device(decoder: Any) -> None:
     if decoder.device not in ("cpu", "cuda"):
         raise ConfigError(f"device={decoder.device!r}: give one of 'cpu', 'cuda'")
-    if decoder.device != "cpu" and decoder.interpolation == "nearest":
-        raise ConfigError('interpolation="nearest" needs device="cpu"')
+    if decoder.device == "cpu":
+        return
+    if decoder.interpolation in ("nearest", "lanczos"):
+        raise ConfigError(f'interpolation="{decoder.interpolation}" needs device="cpu"')
+    if decoder.resize_longest is not None:
+        raise ConfigError('resize_longest needs device="cpu"')
 
 
 def _check_indices(decoder: Any) -> None:
@@ -97,6 +105,14 @@ def _check_span(decoder: Any) -> None:
 
 def _check_budget(decoder: Any) -> None:
     budget = decoder.video_pixel_budget
+    if decoder.max_frame_pixels is not None and budget is None:
+        raise ConfigError("max_frame_pixels goes with video_pixel_budget")
+    if decoder.max_video_pixels is not None and (
+        decoder.resize != "max_pixels" or budget is not None
+    ):
+        raise ConfigError(
+            'max_video_pixels goes with resize="max_pixels", and without video_pixel_budget'
+        )
     if budget is None:
         return
     if decoder.resize != "max_pixels":

@@ -226,7 +226,7 @@ def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
         {"ratio": (2.0, 1.0)},
         {"flip": 1.1},
         {"flip": -0.1},
-        {"interpolation": "lanczos"},
+        {"interpolation": "hamming"},
         {"interpolation": ["bilinear"]},
         {"fill": (0, 0, 256)},
         {"fill": (0, 0)},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -17,6 +19,7 @@ PROCESSORS = {
     "qwen2_vl": transformers.Qwen2VLVideoProcessor,
     "qwen3_vl": transformers.Qwen3VLVideoProcessor,
     "llava_onevision": transformers.LlavaOnevisionVideoProcessor,
+    "smolvlm": partial(transformers.SmolVLMVideoProcessor, num_frames=64),
 }
 RATES = [25.0, 30000 / 1001, 23.976, 0.7]
 LENGTHS = [*range(1, 40), *range(40, 2400, 97), 107_892]
@@ -28,14 +31,16 @@ def test_frames_per_second_give_the_frames_of_the_processor(name: str, rate: flo
     for fps in (2, 1, 0.5):
         processor = PROCESSORS[name](fps=fps)
         options = {"min_frames": getattr(processor, "min_frames", 1), "num_frames": None}
-        options |= {"max_frames": getattr(processor, "max_frames", 768), "multiple_of": 2}
+        most = 64 if name == "smolvlm" else getattr(processor, "max_frames", 768)
+        options |= {"max_frames": most, "multiple_of": 2}
         for count in LENGTHS:
             try:
                 taken = FAMILY_SAMPLING[name](count, rate, fps=fps, **options).tolist()
             except DecodeError:
                 taken = None
             try:
-                indices = processor.sample_frames(VideoMetadata(count, rate), fps=fps)
+                metadata = VideoMetadata(count, rate, duration=count / rate)
+                indices = processor.sample_frames(metadata, fps=fps)
                 wanted = [int(index) for index in indices]
             except ValueError:
                 wanted = None
@@ -44,7 +49,7 @@ def test_frames_per_second_give_the_frames_of_the_processor(name: str, rate: flo
             assert taken == wanted, (count, rate, fps)
 
 
-@pytest.mark.parametrize("name", FAMILY_SAMPLING)
+@pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen3_vl"])
 @pytest.mark.parametrize("num_frames", [1, 2, 7, 8, 32])
 def test_a_number_of_frames_gives_the_frames_of_the_processor(name: str, num_frames: int) -> None:
     processor = PROCESSORS[name](fps=None)

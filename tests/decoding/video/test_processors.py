@@ -6,9 +6,11 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 import mmstream as mm
 from mmstream._torchvision import import_torchvision
+from tests.helpers.media_files import video_file
 
 import_torchvision()
 import transformers  # noqa: E402
@@ -43,16 +45,30 @@ def test_what_the_user_says_of_frames_takes_the_place_of_the_processors_word() -
     assert (two.num_frames, two.min_frames) == (2, 1)
 
 
+@pytest.mark.parametrize("max_video_tokens", [1, 6, 40, 10_000])
+@pytest.mark.parametrize("name", ["Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor"])
+def test_capped_frames_have_the_size_of_the_processor(name: str, max_video_tokens: int) -> None:
+    processor = getattr(transformers, name)(
+        cap_pixels_per_frame=True,
+        max_video_tokens=max_video_tokens,
+        size={"shortest_edge": 3000, "longest_edge": 200_000},
+        patch_size=8,
+    )
+    data = video_file("mp4", width=160, height=96, num_frames=24)
+    for num_frames in (2, 4, 24):
+        decoder = mm.VideoDecoder.from_processor(processor, num_frames=num_frames)
+        shape = decoder.plan(data).shape
+        frames = torch.zeros(1, num_frames, 3, 96, 160, dtype=torch.uint8)
+        resized = processor.resize(frames, processor.size, None, 16, 2, cap_pixels_per_frame=True)
+        assert (shape.height, shape.width) == resized.shape[-2:], num_frames
+
+
 @pytest.mark.parametrize(
     ("processor", "message"),
     [
         (transformers.InternVLVideoProcessor(), "InternVLVideoProcessor: not one of Qwen2VL"),
         (transformers.Qwen2VLVideoProcessor(do_resize=False), "do_resize=False: not resized"),
-        (transformers.Qwen2VLVideoProcessor(resample=0), "resample=0: only 2"),
-        (
-            transformers.Qwen3VLVideoProcessor(cap_pixels_per_frame=True),
-            "cap_pixels_per_frame: no rule of the video decoder; set it to False",
-        ),
+        (transformers.Qwen2VLVideoProcessor(resample=0), "resample=0: only 1"),
         (
             transformers.LlavaOnevisionVideoProcessor(do_center_crop=True, crop_size=384),
             "do_center_crop: no rule",
@@ -64,6 +80,10 @@ def test_what_the_user_says_of_frames_takes_the_place_of_the_processors_word() -
         (
             transformers.LlavaOnevisionVideoProcessor(num_frames=8, size={"shortest_edge": 384}),
             r"size=\{'shortest_edge': 384\}: no rule",
+        ),
+        (
+            transformers.SmolVLMVideoProcessor(fps=1),
+            r"does not say which frames it takes: .*fps=1, max_frames=64\)",
         ),
         (
             SimpleNamespace(video_processor=transformers.CLIPImageProcessor()),
