@@ -69,11 +69,15 @@ if TYPE_CHECKING:
     from mmstream.decoding.text.video_lengths import (
         llava_onevision_video_length as llava_onevision_video_length,
     )
+    from mmstream.decoding.text.video_lengths import (
+        qwen3_omni_video_length as qwen3_omni_video_length,
+    )
     from mmstream.decoding.text.video_lengths import qwen3_vl_video_length as qwen3_vl_video_length
     from mmstream.decoding.text.video_lengths import (
         qwen_omni_video_length as qwen_omni_video_length,
     )
     from mmstream.decoding.text.video_lengths import qwen_vl_video_length as qwen_vl_video_length
+    from mmstream.decoding.text.video_lengths import smolvlm_video_length as smolvlm_video_length
     from mmstream.decoding.times import Times as Times
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
     from mmstream.device.normalize import Normalize as Normalize
@@ -145,9 +149,11 @@ _NAMES_OF = {
     "decoding.text.media_text": ("MediaText",),
     "decoding.text.video_lengths": (
         "llava_onevision_video_length",
+        "qwen3_omni_video_length",
         "qwen3_vl_video_length",
         "qwen_omni_video_length",
         "qwen_vl_video_length",
+        "smolvlm_video_length",
     ),
     "decoding.times": ("Times",),
     "device.normalize": ("Normalize",),

@@ -71,10 +71,12 @@ CALLS: dict[str, Callable[..., Any]] = {
         dataset, decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())), **k
     ),
     "plan_packs": lambda dataset, **k: mm.plan_packs(dataset, **{"max_tokens": 8, **k}),
+    "qwen3_omni_video_length": lambda _, **k: mm.qwen3_omni_video_length(**k),
     "qwen3_vl_video_length": lambda _, **k: mm.qwen3_vl_video_length(**k),
     "qwen_omni_video_length": lambda _, **k: mm.qwen_omni_video_length(**k),
     "qwen_vl_length": lambda _, **k: mm.qwen_vl_length(**k),
     "qwen_vl_video_length": lambda _, **k: mm.qwen_vl_video_length(**k),
+    "smolvlm_video_length": lambda _, **k: mm.smolvlm_video_length(**k),
     "reshard": lambda dataset, **k: mm.reshard(dataset, "packs", plan="p", **k),
     "show": lambda dataset, **k: mm.show(dataset[0], **k),
     "split_rows": lambda _, **k: mm.split_rows({"__valid__": np.ones(2, bool)}, **k),

@@ -60,6 +60,7 @@ def model_arguments(
     image_field: str = "image",
     video_field: str = "video",
     audio_field: str = "audio",
+    omni_fps: float = 2.0,
 ) -> dict[str, Any]:
     """Return what `model_inputs` returns. The model is not run."""
     model, config = resolve_model(model_or_family)
@@ -78,9 +79,8 @@ def model_arguments(
         return _two_towers(batch, tower, is_whole=tower == family, pictures=pictures)
     _check_family(config)
     text = packed_text(batch) if packed else _text_inputs(batch)
-    media = _media(
-        batch, family, pictures, _pixel_changer(normalize, model, "video"), video_field, audio_field
-    )
+    videos = videos_of(batch, video_field, _pixel_changer(normalize, model, "video"), omni_fps)
+    media = _media(batch, family, pictures, videos, audio_field)
     if blank_image:
         text, media = _with_blanks(text, config, media)
     is_default = isinstance(model_or_family, str)  # a default config has tokens of its own
@@ -166,8 +166,7 @@ def _media(
     batch: Batch,
     family: str,
     pictures: Pictures | None,
-    change: Callable[[Tensor], Tensor],
-    video_field: str,
+    videos: Videos | None,
     audio_field: str,
 ) -> _Media:
     """Return the media of a batch.
@@ -175,7 +174,6 @@ def _media(
     Raises:
         ConfigError: The batch has media of a kind that the family does not take.
     """
-    videos = videos_of(batch, video_field, change)
     takes_audio = family in (*HEARING, _SPEECH)
     features = features_of(batch, audio_field, family) if takes_audio else None
     kinds = (
@@ -190,6 +188,11 @@ def _media(
                 'decoder out of Decode, and give TextDecoder(undecoded_parts="drop") where texts '
                 "speak of them"
             )
+    if family == "smolvlm" and pictures is not None and videos is not None:
+        raise ConfigError(
+            "model_inputs: smolvlm takes pictures or videos in a batch, as its processor does: "
+            "convert and train them apart"
+        )
     return _Media(pictures, videos, features)
 
 

@@ -19,15 +19,16 @@ from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.tiles import LlavaNextTiles
 from mmstream.decoding.text.image_lengths import llava_next_length
 from mmstream.integrations.families import Pictures
+from mmstream.integrations.omni_positions import OMNI
 from mmstream.integrations.packed_text import is_packed, with_padding_document
-from mmstream.integrations.sound import Features
+from mmstream.integrations.sound import Features, num_tokens_of
 from mmstream.integrations.videos import Videos
 from mmstream.types import IGNORED_LABEL
 
 __all__ = ["add_blank", "add_blank_audio", "add_blank_video"]
 
 BLANK_AUDIO_FRAMES = 8
-"""Feature frames that are audio in a blank recording. They take two tokens.
+"""Feature frames that are audio in a blank recording. They take two tokens, or one of Qwen3-Omni.
 
 Qwen2-Audio expands a text by itself, wrongly here, where no two audio tokens are neighbours.
 """
@@ -45,7 +46,7 @@ def add_blank(text: dict[str, Any], config: Any) -> tuple[dict[str, Any], Pictur
     """
     tiles, num_tokens, size = _blank(config)
     tokens = [config.image_token_id] * num_tokens
-    if config.model_type == "qwen2_5_omni_thinker":  # it looks for the mark before a medium
+    if config.model_type in OMNI:  # they look for the mark before a medium
         tokens = [config.vision_start_token_id, *tokens, config.vision_end_token_id]
     changed, row = _with_tokens(text, tokens)
     ids = changed["input_ids"]
@@ -82,11 +83,12 @@ def add_blank_audio(text: dict[str, Any], config: Any) -> tuple[dict[str, Any], 
         text: As in `add_blank`.
         config: The config of a model that hears.
     """
-    tokens = [config.audio_token_id] * 2
+    num_tokens = num_tokens_of(torch.tensor([BLANK_AUDIO_FRAMES]), config.model_type)
+    tokens = [config.audio_token_id] * int(num_tokens)
     num_frames = 2 * config.audio_config.max_source_positions
-    if config.model_type == "qwen2_5_omni_thinker":
+    if config.model_type in OMNI:
         tokens = [config.audio_start_token_id, *tokens, config.audio_end_token_id]
-        num_frames = BLANK_AUDIO_FRAMES  # its encoder takes audio of any length
+        num_frames = BLANK_AUDIO_FRAMES  # their encoders take audio of any length
     changed, row = _with_tokens(text, tokens)
     device = text["input_ids"].device
     features = Features(

@@ -20,6 +20,7 @@ from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.tiles import LlavaNextTiles
 from mmstream.decoding.text.image_lengths import llava_onevision_length
 from mmstream.errors import ConfigError
+from mmstream.integrations.omni_positions import QWEN3_OMNI
 from mmstream.integrations.patches import patch_lines
 from mmstream.integrations.token_counts import check_count
 
@@ -156,6 +157,7 @@ VISION_LANGUAGE: dict[str, Callable[[Pictures, Any], dict[str, Tensor]]] = {
     "qwen2_5_vl": _patched,
     "qwen3_vl": _patched,
     "qwen2_5_omni_thinker": _patched,
+    QWEN3_OMNI: _patched,
     "internvl": _plain,
     "idefics2": _by_row,
     "idefics3": _by_row,

@@ -7,13 +7,16 @@ arguments.py makes them. A model is tried when it gets its first flat batch.
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from mmstream.errors import ConfigError
 from mmstream.integrations.arguments import model_arguments
 from mmstream.integrations.first_use import check_once
 from mmstream.integrations.packed_text import is_packed
 from mmstream.integrations.resolve import resolve_model
 from mmstream.types import Batch
+from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["model_inputs"]
 
@@ -28,6 +31,7 @@ def model_inputs(
     image_field: str = "image",
     video_field: str = "video",
     audio_field: str = "audio",
+    omni_fps: float = 2.0,
     check: bool = True,
 ) -> dict[str, Any]:
     """Return what a Hugging Face model takes: ``model(**model_inputs(batch, model))``.
@@ -36,11 +40,12 @@ def model_inputs(
 
     - Vision-language models: ``llava``, ``llava_next``, ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``,
       ``internvl``, ``idefics2``, ``idefics3``, ``smolvlm``, ``llava_onevision``. A row may have any
-      number of pictures. Labels are those of the tokens. ``qwen2_vl``, ``qwen2_5_vl``, ``qwen3_vl``
-      and ``llava_onevision`` also take videos.
+      number of pictures. Labels are those of the tokens. ``qwen2_vl``, ``qwen2_5_vl``,
+      ``qwen3_vl``, ``smolvlm`` and ``llava_onevision`` also take videos.
     - Language models of text only: all that transformers calls ``ForCausalLM``, such as ``llama``,
       ``qwen3``, ``gemma``, ``mistral``.
-    - Models that hear: ``qwen2_audio``. ``qwen2_5_omni_thinker`` takes pictures, videos and audio.
+    - Models that hear: ``qwen2_audio``. ``qwen2_5_omni_thinker`` and ``qwen3_omni_moe_thinker``
+      take pictures, videos and audio.
     - Speech to text: ``whisper``. A row has one recording, and its text is what is learned.
     - Two towers: ``clip``, ``siglip``. A row has one picture and one text. SigLIP gets no
       ``attention_mask``: its models were trained without one, on texts padded to ``max_length``.
@@ -83,6 +88,8 @@ def model_inputs(
             ``jpg`` with ``Decode({"jpg": mm.ImageDecoder(size=224)})``.
         video_field: The same for videos.
         audio_field: The same for audio. Its features are in ``audio_features``.
+        omni_fps: The `fps` of the `VideoDecoder`, for the Qwen omni models. Their processors count
+            time by the rate that they are asked for, whatever was taken of a video.
         check: Whether a model is run on three short documents when it gets its first flat batch, to
             see that it keeps them apart, as `mm.check_packing` does. Sharded models are not run.
 
@@ -117,6 +124,9 @@ def model_inputs(
         >>> {name: tuple(value.shape) for name, value in inputs.items()}
         {'pixel_values': (8, 3, 224, 224), 'labels': (8,)}
     """
+    refuse_bools(omni_fps=omni_fps)
+    if not 0 < omni_fps < math.inf:
+        raise ConfigError(f"model_inputs: omni_fps={omni_fps!r}: give the fps of the VideoDecoder")
     if check and is_packed(batch):
         model, config = resolve_model(model_or_family)
         if model is not None:
@@ -130,4 +140,5 @@ def model_inputs(
         image_field=image_field,
         video_field=video_field,
         audio_field=audio_field,
+        omni_fps=omni_fps,
     )

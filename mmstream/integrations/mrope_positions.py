@@ -17,11 +17,11 @@ from torch import Tensor
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
-from mmstream.integrations.omni_positions import has_sound_in_videos, omni_positions
+from mmstream.integrations.omni_positions import OMNI, has_sound_in_videos, omni_positions
 
 __all__ = ["mrope_positions", "needs_mrope", "rule_of"]
 
-_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen2_5_omni_thinker")
+_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *OMNI)
 
 _ARGUMENTS = {
     "second_per_grid_ts": "second_per_grid_ts",
@@ -45,7 +45,8 @@ def mrope_positions(
 ) -> Tensor:
     """Return the positions of a flat batch, int64 [4, B, T]: of text, time, height and width.
 
-    Each document is counted from 0, as the model counts one that stands alone.
+    Each document is counted from 0, as the model counts one that stands alone. They are float32
+    where the rule gives parts of positions.
 
     Args:
         text: Of `packed_text`.
@@ -88,8 +89,10 @@ def mrope_positions(
         padded = omni_positions(rule, padded_ids, mask.long(), media_inputs, config)
     else:
         padded = rule(**arguments)[0]
-    rows = padded[:, mask]
-    return torch.cat((positions[None], rows.view(3, *positions.shape).to(positions.dtype)))
+    rows = padded[:, mask].view(3, *positions.shape)
+    if not rows.equal(rows.round()):  # Qwen3-Omni counts parts of positions
+        return torch.cat((positions[None].to(rows.dtype), rows))
+    return torch.cat((positions[None], rows.to(positions.dtype)))
 
 
 def rule_of(model: Any, config: Any) -> Any:

@@ -1,4 +1,4 @@
-"""Positions of Qwen2.5-Omni where the sound of videos stands between their frames.
+"""Positions of the Qwen omni models where the sound of videos stands between their frames.
 
     arguments.model_arguments, mrope_positions -> `has_sound_in_videos` -> `omni_positions`
 
@@ -15,10 +15,30 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmstream.decoding.text.video_lengths import OMNI_CHUNK_S, OMNI_POSITIONS_PER_S
+from mmstream.decoding.text.video_lengths import (
+    OMNI_CHUNK_S,
+    OMNI_POSITIONS_PER_S,
+    QWEN3_OMNI_POSITIONS_PER_S,
+)
 from mmstream.errors import ConfigError
 
-__all__ = ["has_sound_in_videos", "omni_positions"]
+__all__ = ["OMNI", "QWEN3_OMNI", "has_sound_in_videos", "omni_positions"]
+
+QWEN3_OMNI = "qwen3_omni_moe_thinker"
+OMNI = ("qwen2_5_omni_thinker", QWEN3_OMNI)
+"""The families whose videos may have their sound between their frames."""
+
+_WRITTEN = {
+    "qwen2_5_omni_thinker": (
+        "mm.qwen_omni_video_length()",
+        {"position_id_per_seconds": OMNI_POSITIONS_PER_S, "seconds_per_chunk": OMNI_CHUNK_S},
+    ),
+    QWEN3_OMNI: (
+        "mm.qwen3_omni_video_length()",
+        {"position_id_per_seconds": QWEN3_OMNI_POSITIONS_PER_S},
+    ),
+}
+"""Who writes the text of such a video, and for which settings of the model."""
 
 
 def has_sound_in_videos(ids: Tensor, config: Any) -> Tensor:
@@ -34,17 +54,16 @@ def has_sound_in_videos(ids: Tensor, config: Any) -> Tensor:
     Raises:
         ConfigError: The model wants longer or shorter parts of a video before its sound.
     """
-    if config.model_type != "qwen2_5_omni_thinker":
+    if config.model_type not in OMNI:
         return torch.zeros(len(ids), dtype=torch.bool)
     found = _marked(ids, config, config.audio_start_token_id).any(1).cpu()
-    own = (config.seconds_per_chunk, config.position_id_per_seconds)
-    if found.any() and own != (OMNI_CHUNK_S, OMNI_POSITIONS_PER_S):
-        raise ConfigError(
-            f"model_inputs: the config has seconds_per_chunk={own[0]} and "
-            f"position_id_per_seconds={own[1]}, and mm.qwen_omni_video_length() writes for "
-            f"{OMNI_CHUNK_S} and {OMNI_POSITIONS_PER_S}: give a video_length= of your own, and the "
-            "positions too"
-        )
+    writer, settings = _WRITTEN[config.model_type]
+    for name, written in settings.items():
+        if found.any() and getattr(config, name) != written:
+            raise ConfigError(
+                f"model_inputs: the config has {name}={getattr(config, name)}, and {writer} writes "
+                f"for {written}: give a video_length= of your own, and the positions too"
+            )
     return found
 
 

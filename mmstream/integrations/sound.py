@@ -15,12 +15,13 @@ import torch
 from torch import Tensor
 
 from mmstream.errors import ConfigError
+from mmstream.integrations.omni_positions import OMNI, QWEN3_OMNI
 from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
 
 __all__ = ["HEARING", "Features", "check_audio_tokens", "features_of", "heard", "transcribed"]
 
-HEARING = ("qwen2_audio", "qwen2_5_omni_thinker")
+HEARING = ("qwen2_audio", *OMNI)
 """Families that take audio beside text, by their ``model_type``."""
 
 
@@ -113,9 +114,26 @@ def check_audio_tokens(ids: Tensor, features: Features, config: Any) -> None:
     Raises:
         ConfigError: Says which ``audio_length`` the model needs.
     """
-    halved = (features.lengths - 1) // 2 + 1
-    number = int(((halved - 2) // 2 + 1).sum())
-    check_count(ids, config, "audio", "audio", number, "mm.qwen_audio_length()")
+    family = config.model_type
+    number = int(num_tokens_of(features.lengths, family).sum())
+    name = "qwen3_omni_audio_length" if family == QWEN3_OMNI else "qwen_audio_length"
+    check_count(ids, config, "audio", "audio", number, f"mm.{name}()")
+
+
+def num_tokens_of(lengths: Tensor, family: str) -> Tensor:
+    """Return how many vectors a model makes of recordings of so many feature frames.
+
+    Args:
+        lengths: int64 [num_audios].
+        family: The model's family.
+    """
+    if family == QWEN3_OMNI:
+        seconds, rest = lengths // 100, lengths % 100
+        for _ in range(3):
+            rest = (rest - 1) // 2 + 1
+        return 13 * seconds + rest
+    halved = (lengths - 1) // 2 + 1
+    return (halved - 2) // 2 + 1
 
 
 def transcribed(

@@ -14,11 +14,12 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn.utils.rnn import pad_sequence
 
 from mmstream.batching.media import mean_rate
-from mmstream.decoding.text.video_lengths import OMNI_FPS
 from mmstream.decoding.video.encoded import EncodedVideos
 from mmstream.errors import ConfigError
+from mmstream.integrations.omni_positions import OMNI, QWEN3_OMNI
 from mmstream.integrations.patches import patch_lines
 from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
@@ -34,15 +35,20 @@ class Videos:
     """Floating [F, 3, H, W], one entry a video."""
     fps: Tensor
     """float64 [num_videos], frames per second of each."""
+    omni_fps: float = 2.0
+    """Frames per second that the decoder was asked for, as `model_inputs` takes it."""
 
 
-def videos_of(batch: Batch, field: str, change: Callable[[Tensor], Tensor]) -> Videos | None:
+def videos_of(
+    batch: Batch, field: str, change: Callable[[Tensor], Tensor], omni_fps: float = 2.0
+) -> Videos | None:
     """Return the videos of a batch, normalised; None if it has none.
 
     Args:
         batch: A batch of a loader, or of `mm.to_device`.
         field: Their field.
         change: Normalises frames.
+        omni_fps: As `model_inputs` takes it.
 
     Raises:
         ConfigError: The batch has videos without ``video_frames``.
@@ -63,7 +69,7 @@ def videos_of(batch: Batch, field: str, change: Callable[[Tensor], Tensor]) -> V
         )
     counts = numbers.tolist()
     videos = list(torch.split(value, counts)) if isinstance(value, Tensor) else list(value)
-    return Videos([change(video) for video in videos], _rates(batch, field, counts))
+    return Videos([change(video) for video in videos], _rates(batch, field, counts), omni_fps)
 
 
 def _rates(batch: Batch, field: str, counts: list[int]) -> Tensor:
@@ -89,8 +95,8 @@ def _patched(videos: Videos, config: Any) -> dict[str, Tensor]:
     inputs = {"pixel_values_videos": lines, "video_grid_thw": grids}
     if config.model_type == "qwen2_5_vl":
         inputs["second_per_grid_ts"] = (group / videos.fps).float().to(lines.device)
-    if config.model_type == "qwen2_5_omni_thinker":
-        seconds = torch.full((len(grids),), group / OMNI_FPS, device=lines.device)
+    if config.model_type in OMNI:  # their processors count on the rate that they were asked for
+        seconds = torch.full((len(grids),), group / videos.omni_fps, device=lines.device)
         inputs["video_second_per_grid"] = seconds
     return inputs
 
@@ -113,12 +119,31 @@ def _stacked(videos: Videos, config: Any) -> dict[str, Tensor]:
     return {"pixel_values_videos": torch.stack(videos.frames)}
 
 
+def _by_video(videos: Videos, config: Any) -> dict[str, Tensor]:
+    """SmolVLM: [num_videos, most frames, 3, S, S], and which pixels are of a frame.
+
+    The model takes a frame that is all zeros for padding.
+    """
+    side = config.vision_config.image_size
+    for frames in videos.frames:
+        if frames.shape[-2:] != (side, side):
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes frames of {side}x{side} here, not "
+                f"{frames.shape[-1]}x{frames.shape[-2]}: VideoDecoder.from_processor(processor)"
+            )
+    pixels = pad_sequence(videos.frames, batch_first=True)
+    mask = torch.ones_like(pixels[:, :, 0], dtype=torch.int64)
+    return {"pixel_values": pixels, "pixel_attention_mask": mask}
+
+
 SEEING: dict[str, Callable[[Videos, Any], dict[str, Tensor]]] = {
     "qwen2_vl": _patched,
     "qwen2_5_vl": _patched,
     "qwen3_vl": _patched,
     "qwen2_5_omni_thinker": _patched,
+    QWEN3_OMNI: _patched,
     "llava_onevision": _stacked,
+    "smolvlm": _by_video,
 }
 """The function that arranges the videos, by the ``model_type`` of the family."""
 
@@ -135,6 +160,8 @@ def check_video_tokens(ids: Tensor, videos: Videos, config: Any) -> None:
         ConfigError: Says which ``video_length`` the model needs.
     """
     vision, family = config.vision_config, config.model_type
+    if family == "smolvlm":
+        return  # its frames are images, which the model counts itself
     if family == "llava_onevision":
         side = -(-(vision.image_size // vision.patch_size) // 2)
         number = sum(len(frames) * side**2 + 1 for frames in videos.frames)

@@ -113,6 +113,27 @@ def llava_onevision(side: int = 384, **settings: Any) -> MediaFamily:
     return MediaFamily(processor, text)
 
 
+def smolvlm() -> MediaFamily:
+    """Frames of 56 pixels, which take 4 tokens. The processor needs the package ``num2words``."""
+    marks = ["<fake_token_around_image>", "<global-img>"]
+    template = SEEING_TEMPLATE.replace(VIDEO, "<image>")
+    tokenizer = byte_chat(template, [*SPECIAL, *marks])
+    side = {"longest_edge": 56}
+    processor = transformers.SmolVLMProcessor(
+        transformers.SmolVLMImageProcessor(size=side, max_image_size=side),
+        tokenizer,
+        transformers.SmolVLMVideoProcessor(
+            size={"longest_edge": 101}, max_image_size=side, fps=1, num_frames=6
+        ),
+        image_seq_len=4,
+        chat_template=SEEING_TEMPLATE.replace(VIDEO, "<video>"),
+    )
+    text = TextDecoder(
+        tokenizer, 20_000, video_token="<image>", video_length=mm.smolvlm_video_length(4)
+    )
+    return MediaFamily(processor, text)
+
+
 def qwen2_audio() -> MediaFamily:
     tokenizer = byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL)
     extractor = transformers.WhisperFeatureExtractor(feature_size=128)
@@ -125,11 +146,40 @@ def qwen2_audio() -> MediaFamily:
     return MediaFamily(processor, text)
 
 
-def qwen2_5_omni_with_sound(**settings: Any) -> MediaFamily:
+def qwen2_5_omni_with_sound(fps: float = 2.0, **settings: Any) -> MediaFamily:
     """The sound of a video stands between its frames."""
     family = qwen2_5_omni(**settings)
-    text = replace(family.text, video_length=mm.qwen_omni_video_length())
+    text = replace(family.text, video_length=mm.qwen_omni_video_length(fps=fps))
     return replace(family, text=text)
+
+
+def qwen3_omni(fps: float = 2.0, **settings: Any) -> MediaFamily:
+    """The sound of a video stands between its frames."""
+    tokenizer = qwen_tokens(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL))
+    pictures = transformers.Qwen2VLImageProcessor(patch_size=16, min_pixels=2**16, max_pixels=2**18)
+    videos = {"patch_size": 16, "cap_pixels_per_frame": False, **settings}
+    processor = transformers.Qwen3OmniMoeProcessor(
+        pictures,
+        transformers.Qwen2VLVideoProcessor(**videos),
+        transformers.WhisperFeatureExtractor(feature_size=128),
+        tokenizer,
+    )
+    length = mm.qwen3_omni_video_length(
+        fps=fps,
+        audio_token="<|AUDIO|>",
+        audio_start_token="<|audio_bos|>",
+        audio_end_token="<|audio_eos|>",
+    )
+    text = TextDecoder(
+        tokenizer,
+        200_000,
+        **QWEN_TEXT,
+        image_length=mm.qwen_vl_length(patch_size=16),
+        video_length=length,
+        audio_token="<|AUDIO|>",
+        audio_length=mm.qwen3_omni_audio_length(),
+    )
+    return MediaFamily(processor, text)
 
 
 def qwen2_5_omni(**settings: Any) -> MediaFamily:

@@ -10,6 +10,7 @@ from tests.helpers.families import transformers
 from tests.helpers.model_cases import (
     QWEN_TEXT,
     TEXT,
+    VISION,
     llava_onevision,
     qwen2_5_vl,
     qwen2_vl,
@@ -60,6 +61,44 @@ def qwen2_5_omni(tokenizer: Any) -> Any:
     )
 
 
+def qwen3_omni(tokenizer: Any) -> Any:
+    vision = {"depth": 2, "hidden_size": 32, "intermediate_size": 32, "out_hidden_size": 32}
+    vision |= {"num_heads": 2, "deepstack_visual_indexes": [0], "num_position_embeddings": 16}
+    rope = {"rope_type": "default", "mrope_section": [2, 3, 3], "mrope_interleaved": True}
+    experts = {"num_experts": 2, "num_experts_per_tok": 1, "moe_intermediate_size": 32}
+    text = {**TEXT, **experts, "head_dim": 16, "rope_parameters": rope}
+    hearing = {**AUDIO, "output_dim": 32, "downsample_hidden_size": 8}
+    return transformers.Qwen3OmniMoeThinkerForConditionalGeneration(
+        transformers.Qwen3OmniMoeThinkerConfig(
+            text_config={**text, "vocab_size": len(tokenizer)},
+            vision_config=vision,
+            audio_config=hearing,
+            position_id_per_seconds=13,
+            **ids_of(
+                tokenizer,
+                image_token_id="<|image_pad|>",
+                video_token_id="<|video_pad|>",
+                audio_token_id="<|AUDIO|>",
+                vision_start_token_id="<|vision_start|>",
+                vision_end_token_id="<|vision_end|>",
+                audio_start_token_id="<|audio_bos|>",
+                audio_end_token_id="<|audio_eos|>",
+            ),
+        )
+    )
+
+
+def smolvlm(tokenizer: Any) -> Any:
+    return transformers.SmolVLMForConditionalGeneration(
+        transformers.SmolVLMConfig(
+            text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
+            vision_config={**VISION, "image_size": 56},
+            scale_factor=2,
+            **ids_of(tokenizer, image_token_id="<image>"),
+        )
+    )
+
+
 def whisper(tokenizer: Any) -> Any:
     sizes = {"d_model": 32, "max_target_positions": 256, "num_mel_bins": 80}
     for part in ("encoder", "decoder"):
@@ -83,6 +122,8 @@ MODELS = {
     "llava_onevision": llava_onevision,
     "qwen2_audio": qwen2_audio,
     "qwen2_5_omni": qwen2_5_omni,
+    "qwen3_omni": qwen3_omni,
+    "smolvlm": smolvlm,
     "whisper": whisper,
 }
 

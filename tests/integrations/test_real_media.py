@@ -24,7 +24,9 @@ from tests.helpers.media_families import (
     qwen2_5_omni_with_sound,
     qwen2_audio,
     qwen2_vl,
+    qwen3_omni,
     qwen3_vl,
+    smolvlm,
     transformers,
 )
 from tests.helpers.media_models import model_of, positions_of
@@ -235,6 +237,50 @@ def test_times_of_a_span_count_from_its_start(tmp_path: Path) -> None:
     assert [float(stamp) for stamp in stamps] == pytest.approx(means, abs=0.051)
 
 
+@pytest.mark.parametrize(
+    "file",
+    [f"{DEMO}/2.avi", "torchcodec/h265_video.mp4"],
+    ids=lambda file: Path(file).stem,
+)
+def test_a_video_reaches_smolvlm_as_its_processor_makes_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, file: str
+) -> None:
+    words = {1: "one", 4: "four", 6: "six"}
+    processing = transformers.models.smolvlm.processing_smolvlm
+    monkeypatch.setattr(processing, "num2words", words.__getitem__)
+    family = smolvlm()
+    path = DATA / file
+    messages = [user([{"type": "video"}, {"type": "text", "text": "?"}]), assistant("a cat")]
+    fields = {
+        "json": json.dumps({"messages": messages}).encode(),
+        f"0{path.suffix}": path.read_bytes(),
+    }
+    decode = mm.Decode(text=family.text, video=mm.VideoDecoder.from_processor(family.processor))
+    dataset = mm.open_dataset(write_corpus(tmp_path, [1], lambda row: fields))
+    [batch] = mm.Loader(mm.Pipeline(dataset, global_batch_size=1, decode=decode, shuffle=False))
+    assert batch["__valid__"].all()
+    model = model_of("smolvlm", family.tokenizer)
+    inputs = model_inputs(batch, model, normalize=family.processor)
+    labels = inputs.pop("labels")
+    template = family.processor.chat_template
+    video, metadata = transformers.video_utils.load_video(
+        str(path), backend="pyav", sample_indices_fn=family.processor.video_processor.sample_frames
+    )
+    expected = family.processor(
+        text=[
+            family.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
+        ],
+        videos=[torch.from_numpy(video).permute(0, 3, 1, 2)],
+        video_metadata=[metadata],
+        return_tensors="pt",
+        add_special_tokens=False,
+    )
+    assert_equal_inputs(inputs, dict(expected))
+    torch.testing.assert_close(
+        model(**inputs, labels=labels).loss, model(**expected, labels=labels).loss
+    )
+
+
 def test_whisper_gets_the_features_of_real_speech_and_its_text(tmp_path: Path) -> None:
     files = [f"fsdd/recordings/{number}_george_0.wav" for number in range(4)]
     words = ["zero", "one", "two", "three"]
@@ -260,7 +306,7 @@ def test_whisper_gets_the_features_of_real_speech_and_its_text(tmp_path: Path) -
     assert torch.isfinite(model(**inputs).loss)
 
 
-# -- Qwen2.5-Omni: the sound of a video between its frames -----------------------------------------
+# -- Qwen omni models: the sound of a video between its frames -------------------------------------
 
 WITH_SOUND = [
     ["imageio/realshort.mp4", f"{DEMO}/3.flac"],
@@ -271,10 +317,13 @@ WITH_SOUND = [
 SILENT = [f"{DEMO}/3.mp4", f"{DEMO}/3.flac"]
 
 
-def omni_batch(folder: Path, rows: list[list[str]]) -> tuple[MediaFamily, dict[str, Any]]:
+def omni_batch(
+    folder: Path, rows: list[list[str]], family: MediaFamily | None = None, fps: float = 2.0
+) -> tuple[MediaFamily, dict[str, Any]]:
     """The files of each row as a batch, where the text has them in this order."""
-    family = qwen2_5_omni_with_sound()
-    family.processor.videos_kwargs = SMALL
+    family = family or qwen2_5_omni_with_sound(fps)
+    is_third = family.processor.image_processor.patch_size == 16
+    family.processor.videos_kwargs = SMALL_3 if is_third else SMALL
 
     def fields_of(row: int) -> dict[str, bytes]:
         fields = {"json": json.dumps({"messages": turns_of(rows[row])}).encode()}
@@ -282,7 +331,7 @@ def omni_batch(folder: Path, rows: list[list[str]]) -> tuple[MediaFamily, dict[s
             fields[f"{i}{Path(file).suffix}"] = (DATA / file).read_bytes()
         return fields
 
-    decode = omni_decode(family)
+    decode = omni_decode(family, fps)
     dataset = mm.open_dataset(write_corpus(folder, [len(rows)], fields_of))
     [batch] = mm.Loader(
         mm.Pipeline(dataset, global_batch_size=len(rows), decode=decode, shuffle=False)
@@ -291,11 +340,11 @@ def omni_batch(folder: Path, rows: list[list[str]]) -> tuple[MediaFamily, dict[s
     return family, batch
 
 
-def omni_decode(family: MediaFamily) -> mm.Decode:
+def omni_decode(family: MediaFamily, fps: float = 2.0) -> mm.Decode:
     sound = mm.AudioDecoder.from_processor(family.processor)
     return mm.Decode(
         text=family.text,
-        video=mm.VideoDecoder.from_processor(family.processor, audio=sound),
+        video=mm.VideoDecoder.from_processor(family.processor, audio=sound, fps=fps),
         audio=sound,
         image=mm.ImageDecoder.from_processor(family.processor),
     )
@@ -309,13 +358,13 @@ def turns_of(files: list[str]) -> list[dict[str, Any]]:
     return [user(parts), assistant([{"type": "text", "text": f"{len(files)} cats"}])]
 
 
-def omni_processed(family: MediaFamily, rows: list[list[str]]) -> dict[str, Any]:
+def omni_processed(family: MediaFamily, rows: list[list[str]], fps: float = 2.0) -> dict[str, Any]:
     """What the processor makes of the files, with the sound of videos between their frames."""
     frames, metadata, sounds, owners = [], [], [], []
     decoder = mm.AudioDecoder()
 
     def sample_frames(metadata: Any, **_: Any) -> Any:
-        return family.processor.video_processor.sample_frames(metadata, fps=2)
+        return family.processor.video_processor.sample_frames(metadata, fps=fps)
 
     for file in (file for files in rows for file in files):
         is_video = file.endswith(".mp4")
@@ -334,12 +383,13 @@ def omni_processed(family: MediaFamily, rows: list[list[str]]) -> dict[str, Any]
     return dict(
         family.processor(
             text=texts,
-            videos=frames,
-            video_metadata=metadata,
+            videos=frames or None,
+            video_metadata=metadata or None,
             audio=sounds,
             audio_from_video_indices=owners,
             load_audio_from_video=True,
             do_sample_frames=False,
+            fps=fps,
             sampling_rate=16_000,
             return_tensors="pt",
             padding=True,
@@ -352,11 +402,12 @@ def omni_processed(family: MediaFamily, rows: list[list[str]]) -> dict[str, Any]
 def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it(
     tmp_path: Path,
 ) -> None:
-    family, batch = omni_batch(tmp_path, WITH_SOUND)
+    fps = 3.0
+    family, batch = omni_batch(tmp_path, WITH_SOUND, fps=fps)
     model = model_of("qwen2_5_omni", family.tokenizer)
-    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False)
+    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False, omni_fps=fps)
     labels, positions = inputs.pop("labels"), inputs.pop("position_ids")
-    expected = omni_processed(family, WITH_SOUND)
+    expected = omni_processed(family, WITH_SOUND, fps)
     cut_padding(inputs, expected)
     assert_equal_inputs(inputs, expected)
     assert positions.equal(positions_of(model, expected, use_audio_in_video=True))
@@ -365,6 +416,31 @@ def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it
     by_model = model(**inputs, labels=labels, use_audio_in_video=True).loss
     ours = model(**inputs, labels=labels, position_ids=positions).loss
     torch.testing.assert_close(ours, by_model)
+
+
+@pytest.mark.parametrize(
+    ("files", "fps"),
+    [(["imageio/realshort.mp4"], 3.0), ([f"{DEMO}/3.flac"], 2.0), (SILENT, 2.0)],
+    ids=["sound", "recording", "silent"],
+)
+def test_files_reach_qwen3_omni_as_its_processor_makes_them(
+    tmp_path: Path, files: list[str], fps: float
+) -> None:
+    """One recording at a time: the processor's features of several depend on each other."""
+    family, batch = omni_batch(tmp_path, [files], qwen3_omni(fps), fps)
+    model = model_of("qwen3_omni", family.tokenizer)
+    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False, omni_fps=fps)
+    labels, positions = inputs.pop("labels"), inputs.pop("position_ids", None)
+    expected = omni_processed(family, [files], fps)
+    assert_equal_inputs(inputs, expected)
+    has_sound = files[0].startswith("imageio")
+    options = {"use_audio_in_video": True} if has_sound else {}
+    assert (positions is not None) == has_sound
+    if positions is not None:
+        assert positions.equal(positions_of(model, expected, **options))
+        inputs["position_ids"] = positions
+    by_model = model(**expected, labels=labels, **options).loss
+    torch.testing.assert_close(model(**inputs, labels=labels).loss, by_model)
 
 
 def test_a_row_with_a_silent_video_has_positions_as_alone(tmp_path: Path) -> None:
@@ -385,16 +461,20 @@ def test_a_row_with_a_silent_video_has_positions_as_alone(tmp_path: Path) -> Non
         ) == has_sound
 
 
-def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(tmp_path: Path) -> None:
-    family, padded = omni_batch(tmp_path, [["imageio/realshort.mp4"], SILENT])
-    model = model_of("qwen2_5_omni", family.tokenizer).eval()
-    decode = omni_decode(family)
+@pytest.mark.parametrize(("name", "fps"), [("qwen2_5_omni", 2.0), ("qwen3_omni", 3.0)])
+def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(
+    tmp_path: Path, name: str, fps: float
+) -> None:
+    family = qwen3_omni(fps) if name == "qwen3_omni" else qwen2_5_omni_with_sound(fps)
+    family, padded = omni_batch(tmp_path, [["imageio/realshort.mp4"], SILENT], family, fps)
+    model = model_of(name, family.tokenizer).eval()
+    decode = omni_decode(family, fps)
     dataset = mm.open_dataset(str(tmp_path))
     [packed] = mm.Loader(
         mm.Pipeline(dataset, global_batch_size=2, decode=decode, batching=mm.Flat(), shuffle=False)
     )
     assert_parity(
         model,
-        model_inputs(packed, model, normalize=family.processor),
-        model_inputs(padded, model, normalize=family.processor),
+        model_inputs(packed, model, normalize=family.processor, omni_fps=fps),
+        model_inputs(padded, model, normalize=family.processor, omni_fps=fps),
     )

@@ -17,7 +17,13 @@ from mmstream.decoding.media_shapes import AudioShape
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError, DecodeError
 
-__all__ = ["AudioLength", "num_audio_tokens", "qwen3_omni_audio_length", "qwen_audio_length"]
+__all__ = [
+    "AudioLength",
+    "num_audio_tokens",
+    "num_qwen3_omni_tokens",
+    "qwen3_omni_audio_length",
+    "qwen_audio_length",
+]
 
 
 AudioLength: TypeAlias = Callable[[AudioShape], int | MediaText]
@@ -56,7 +62,7 @@ def qwen3_omni_audio_length() -> AudioLength:
         >>> length(AudioShape(num_samples=48_000, num_feature_frames=300, sample_rate=16_000))
         39
     """
-    return _by_second
+    return num_qwen3_omni_tokens
 
 
 def num_audio_tokens(shape: AudioShape) -> int:
@@ -65,7 +71,7 @@ def num_audio_tokens(shape: AudioShape) -> int:
     return _checked((halved - 2) // 2 + 1, shape)
 
 
-def _by_second(shape: AudioShape) -> int:
+def num_qwen3_omni_tokens(shape: AudioShape) -> int:
     """Count the tokens of whole seconds, 100 frames each, and of the frames behind them."""
     num_seconds, rest = divmod(_num_feature_frames(shape), 100)
     for _ in range(3):

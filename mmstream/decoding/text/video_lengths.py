@@ -10,12 +10,16 @@ pickled, so that it travels to worker processes. A function of your own must be 
 
 from __future__ import annotations
 
+import math
+from collections import Counter
 from collections.abc import Callable
 from functools import partial
 from typing import TypeAlias
 
+import numpy as np
+
 from mmstream.decoding.media_shapes import VideoShape
-from mmstream.decoding.text.audio_lengths import num_audio_tokens
+from mmstream.decoding.text.audio_lengths import num_audio_tokens, num_qwen3_omni_tokens
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
@@ -23,17 +27,27 @@ from mmstream.wrong_arguments import refuse_bools
 __all__ = [
     "VideoLength",
     "llava_onevision_video_length",
+    "qwen3_omni_video_length",
     "qwen3_vl_video_length",
     "qwen_omni_video_length",
     "qwen_vl_video_length",
+    "smolvlm_video_length",
 ]
 
-OMNI_FPS = 2.0
-"""Frames per second that the processor of Qwen2.5-Omni takes for given, whatever was sampled."""
 OMNI_CHUNK_S = 2
-"""Seconds of a video whose frames stand together in its text, and then their sound."""
+"""Seconds of a video whose frames stand together in Qwen2.5-Omni's text, and then their sound."""
 OMNI_POSITIONS_PER_S = 25
-"""Positions of a second, and tokens of a second of sound."""
+"""Positions of a second of Qwen2.5-Omni, and tokens of a second of sound."""
+QWEN3_OMNI_POSITIONS_PER_S = 13
+"""The same of Qwen3-Omni."""
+
+_CLOCK_S = 1e-6
+_WORDS = (
+    "zero one two three four five six seven eight nine ten eleven twelve thirteen fourteen fifteen "
+    "sixteen seventeen eighteen nineteen"
+)
+_SMALL_NUMBERS = _WORDS.split()
+_TENS = ["", "", "twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"]
 
 
 VideoLength: TypeAlias = Callable[[VideoShape], int | MediaText]
@@ -131,6 +145,7 @@ def qwen_omni_video_length(
     merge_size: int = 2,
     temporal_patch_size: int = 2,
     *,
+    fps: float = 2.0,
     video_token: str = "<|video_pad|>",
     audio_token: str = "<|AUDIO|>",
     audio_start_token: str = "<|audio_bos|>",
@@ -147,6 +162,8 @@ def qwen_omni_video_length(
         patch_size: Side of a patch in pixels.
         merge_size: How many patches on each side are merged into one token.
         temporal_patch_size: How many frames are merged.
+        fps: The `fps` of the `VideoDecoder`, from 1 up. The processor counts on it, whatever was
+            taken of a video. `model_inputs` needs the same number as `omni_fps`.
         video_token: The ``video_token`` of the text decoder.
         audio_token: The ``audio_token`` of the text decoder.
         audio_start_token: What stands before the tokens of a video with sound.
@@ -168,14 +185,90 @@ def qwen_omni_video_length(
         >>> text = length(shape)  # three pairs of 2 x 3 squares, and 75 tokens of sound
         >>> text.lengths, text.audio_lengths
         ([12, 6], [50, 25])
+
+    Raises:
+        ConfigError: `fps` is below 1. The processor would cut its parts within the tokens of a
+            frame.
     """
     refuse_bools(
-        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
+        patch_size=patch_size,
+        merge_size=merge_size,
+        temporal_patch_size=temporal_patch_size,
+        fps=fps,
     )
+    if not temporal_patch_size / OMNI_CHUNK_S <= fps < math.inf:
+        raise ConfigError(
+            f"qwen_omni_video_length: fps={fps!r}: give the fps of the VideoDecoder, from "
+            f"{temporal_patch_size / OMNI_CHUNK_S:g} up"
+        )
     return partial(
         _with_sound,
         side=patch_size * merge_size,
         num_merged=temporal_patch_size,
+        fps=fps,
+        tokens=(audio_start_token, video_token, audio_token, audio_end_token),
+    )
+
+
+def qwen3_omni_video_length(
+    patch_size: int = 16,
+    merge_size: int = 2,
+    temporal_patch_size: int = 2,
+    *,
+    fps: float = 2.0,
+    video_token: str = "<|video_pad|>",
+    audio_token: str = "<|audio_pad|>",
+    audio_start_token: str = "<|audio_start|>",
+    audio_end_token: str = "<|audio_end|>",
+) -> VideoLength:
+    """Write the tokens of a video for Qwen3-Omni, with its sound between them.
+
+    The tokens of each pair of frames stand where the pair begins, between the tokens of sound. The
+    rule is that of transformers' ``Qwen3OmniMoeProcessor`` with ``load_audio_from_video``. A video
+    without sound takes tokens as by `qwen_vl_video_length`.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+        merge_size: How many patches on each side are merged into one token.
+        temporal_patch_size: How many frames are merged.
+        fps: The `fps` of the `VideoDecoder`. The processor counts on it, whatever was taken of a
+            video. `model_inputs` needs the same number as `omni_fps`.
+        video_token: The ``video_token`` of the text decoder.
+        audio_token: The ``audio_token`` of the text decoder.
+        audio_start_token: What stands before the tokens of a video with sound.
+        audio_end_token: What stands behind them.
+
+    Returns:
+        A function for ``TextDecoder(video_length=)``, as `qwen_omni_video_length` returns. Use it
+        with ``audio_length=mm.qwen3_omni_audio_length()``.
+
+    Raises:
+        ConfigError: `fps` is not above 0.
+
+    Examples:
+        >>> from mmstream import AudioShape
+        >>> length = qwen3_omni_video_length()
+        >>> shape = VideoShape(
+        ...     num_frames=4, height=64, width=96, picture=(60, 90), fps=30.0, sampled_fps=2.0,
+        ...     times_s=(0.0, 0.5, 1.0, 1.5), sound=AudioShape(48_000, 300, 16_000),
+        ... )
+        >>> text = length(shape)  # two pairs of 2 x 3 squares, and 39 tokens of sound
+        >>> text.lengths, text.audio_lengths
+        ([6, 6], [13, 26])
+    """
+    refuse_bools(
+        patch_size=patch_size,
+        merge_size=merge_size,
+        temporal_patch_size=temporal_patch_size,
+        fps=fps,
+    )
+    if not 0 < fps < math.inf:
+        raise ConfigError(f"qwen3_omni_video_length: fps={fps!r}: give the fps of the VideoDecoder")
+    return partial(
+        _among_sound,
+        side=patch_size * merge_size,
+        num_merged=temporal_patch_size,
+        fps=fps,
         tokens=(audio_start_token, video_token, audio_token, audio_end_token),
     )
 
@@ -207,18 +300,88 @@ def llava_onevision_video_length(patch_size: int = 14) -> VideoLength:
     return partial(_pooled_patches, patch_size=patch_size)
 
 
+def smolvlm_video_length(
+    image_length: int = 169,
+    *,
+    image_token: str = "<image>",
+    fake_image_token: str = "<fake_token_around_image>",
+    global_image_token: str = "<global-img>",
+) -> VideoLength:
+    """Write the tokens of a video for SmolVLM: an introduction, and the time of each frame.
+
+    The rule is that of transformers' ``SmolVLMProcessor.replace_video_token``. Frames are images
+    for the model. So the chat template must write `image_token` for a video, and rows have videos
+    or images, not both, as with the processor.
+
+    Args:
+        image_length: Tokens of a frame, the ``image_seq_len`` of the processor.
+        image_token: The token of an image. It is the ``video_token`` of the text decoder, too.
+        fake_image_token: What stands around the tokens of each frame.
+        global_image_token: What stands before them.
+
+    Returns:
+        A function for ``TextDecoder(video_length=)``. Use it with
+        ``VideoDecoder.from_processor(processor)``.
+
+    Examples:
+        >>> shape = VideoShape(
+        ...     num_frames=2, height=364, width=364, picture=(60, 90), times_s=(0.0, 61.0),
+        ...     fps=30.0, sampled_fps=1.0, indices=(0, 1830), end_s=62.0,
+        ... )
+        >>> text = smolvlm_video_length()(shape)
+        >>> text.text.splitlines()[0]
+        'You are provided the following series of two frames from a 0:01:02 [H:MM:SS] video.'
+        >>> text.text.splitlines()[-2]
+        'Frame from 01:01:<fake_token_around_image><global-img><image><fake_token_around_image>'
+    """
+    refuse_bools(image_length=image_length)
+    marked = f"{fake_image_token}{global_image_token}{image_token}{fake_image_token}"
+    return partial(_introduced, image_length=image_length, marked=marked)
+
+
+def _introduced(shape: VideoShape, image_length: int, marked: str) -> MediaText:
+    times = _times(shape)
+    is_known = math.isfinite(shape.end_s)
+    # A float of ten seconds may be a little below ten.
+    duration_s = int((shape.end_s - shape.start_s if is_known else times[-1]) + _CLOCK_S)
+    minutes, seconds = divmod(duration_s, 60)
+    pieces = [
+        f"You are provided the following series of {_in_words(len(times))} frames from a "
+        f"{minutes // 60}:{minutes % 60:02}:{seconds:02} [H:MM:SS] video.\n"
+    ]
+    pieces += [f"\nFrame from {int(time // 60):02}:{int(time % 60):02}:{marked}" for time in times]
+    return MediaText("".join([*pieces, "\n\n"]), (image_length,) * len(times))
+
+
+def _in_words(number: int) -> str:
+    """Return a number below 1,000 in English words, as the package ``num2words`` has them."""
+    if number >= 1000:
+        raise ConfigError(f"smolvlm_video_length: {number} frames: give VideoDecoder(max_frames=)")
+    hundreds, rest = divmod(number, 100)
+    words = [f"{_SMALL_NUMBERS[hundreds]} hundred"] if hundreds else []
+    if rest >= 20:
+        tens, ones = divmod(rest, 10)
+        words.append(_TENS[tens] + (f"-{_SMALL_NUMBERS[ones]}" if ones else ""))
+    elif rest or not hundreds:
+        words.append(_SMALL_NUMBERS[rest])
+    return " and ".join(words)
+
+
 def _merged_patches(shape: VideoShape, side: int, num_merged: int) -> int:
     return _num_groups(shape, num_merged) * _squares(shape, side)
 
 
 def _with_sound(
-    shape: VideoShape, side: int, num_merged: int, tokens: tuple[str, str, str, str]
+    shape: VideoShape, side: int, num_merged: int, fps: float, tokens: tuple[str, str, str, str]
 ) -> int | MediaText:
     num_groups, num_squares = _num_groups(shape, num_merged), _squares(shape, side)
     if shape.sound is None:
         return num_groups * num_squares
     start, video, audio, end = tokens
-    groups = _chunks(num_groups, int(OMNI_CHUNK_S * OMNI_FPS) // num_merged)
+    seconds = num_merged / fps  # the order of products is the processor's
+    positions = [group * seconds * OMNI_POSITIONS_PER_S for group in range(num_groups)]
+    chunks = Counter(int(each // (OMNI_CHUNK_S * OMNI_POSITIONS_PER_S)) for each in positions)
+    groups = list(chunks.values())
     sounds = _chunks(num_audio_tokens(shape.sound), OMNI_CHUNK_S * OMNI_POSITIONS_PER_S)
     pieces = [
         piece
@@ -227,6 +390,26 @@ def _with_sound(
     ]
     lengths = [number * num_squares for number in groups]
     return MediaText("".join([start, *pieces, end]), lengths, sounds)
+
+
+def _among_sound(
+    shape: VideoShape, side: int, num_merged: int, fps: float, tokens: tuple[str, str, str, str]
+) -> int | MediaText:
+    num_groups, num_squares = _num_groups(shape, num_merged), _squares(shape, side)
+    if shape.sound is None:
+        return num_groups * num_squares
+    start, video, audio, end = tokens
+    num_sounds = num_qwen3_omni_tokens(shape.sound)
+    seconds = num_merged / fps  # the order of products is the processor's
+    # How many tokens of sound stand before each pair of frames, and before the end.
+    before = [
+        min(num_sounds, math.ceil(group * seconds * QWEN3_OMNI_POSITIONS_PER_S))
+        for group in range(num_groups)
+    ]
+    sounds = np.diff([*before, num_sounds]).tolist()
+    pieces = [video + audio * (number > 0) for number in sounds]
+    text = "".join([start, *pieces, end])
+    return MediaText(text, [num_squares] * num_groups, [number for number in sounds if number])
 
 
 def _chunks(number: int, size: int) -> list[int]:

@@ -22,6 +22,7 @@ from tests.helpers.media_families import (
     qwen2_5_omni_with_sound,
     qwen2_audio,
     qwen2_vl,
+    qwen3_omni,
     qwen3_vl,
     transformers,
 )
@@ -132,7 +133,7 @@ def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says()
     assert counted == expected.tolist()
 
 
-# -- Qwen2.5-Omni: the sound of videos between their frames ------------------------------------
+# -- Qwen omni models: the sound of videos between their frames --------------------------------
 
 
 def heard_of(seconds: float) -> AudioShape:
@@ -140,11 +141,18 @@ def heard_of(seconds: float) -> AudioShape:
     return AudioShape(num_samples, -(-num_samples // 160), 16_000)
 
 
-def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_it() -> None:
-    family = qwen2_5_omni_with_sound(do_sample_frames=False, do_resize=False)
-    counts = [1, 2, 5, 8, 9, 2]
-    seconds = [0.31, 6.2, 2.005, 3.99, 4.01, 29.99]  # longer than the frames, and shorter
-    videos = [video_of(count, 56, 84) for count in counts]
+@pytest.mark.parametrize("fps", [1.0, 2.0, 3.0, 4.5])
+@pytest.mark.parametrize(
+    "make", [qwen2_5_omni_with_sound, qwen3_omni], ids=lambda make: make.__name__
+)
+def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_it(
+    make: Any, fps: float
+) -> None:
+    family = make(fps=fps, do_sample_frames=False, do_resize=False)
+    counts = [1, 2, 5, 8, 19, 2]
+    seconds = [0.31, 6.2, 2.01, 3.99, 4.01, 29.99]  # longer than the frames, and shorter
+    side = 32 if make is qwen3_omni else 28
+    videos = [video_of(count, 2 * side, 3 * side) for count in counts]
     sample = conversation("video", len(counts), "mp4")
     sounds = [heard_of(each) for each in seconds]
     shapes = [
@@ -160,9 +168,15 @@ def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_i
         audio_from_video_indices=list(range(len(sounds))),
         load_audio_from_video=True,
         sampling_rate=16_000,
+        fps=fps,
     )
     assert tokens["input_ids"].tolist() == expected
     assert_labels_are_the_answers(family, tokens)
+
+
+def test_a_rate_at_which_the_processor_divides_a_frame_is_refused() -> None:
+    with pytest.raises(ConfigError, match=r"fps=0\.5: give the fps of the VideoDecoder, from 1 up"):
+        mm.qwen_omni_video_length(fps=0.5)
 
 
 def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -> None:
