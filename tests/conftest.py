@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import faulthandler
 import os
 import subprocess
 import uuid
@@ -24,6 +25,9 @@ from tools import s3_server
 settings.register_profile("untimed", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.load_profile("untimed")
 
+STDERR = pytest.StashKey[int]()
+"""The file descriptor of standard error, whatever a test does with it."""
+
 TESTS = Path(__file__).parent
 COVERING = (
     *("order", "reading", "bad_samples", "loader", "dataset"),
@@ -31,6 +35,43 @@ COVERING = (
 )
 """The tests whose branch coverage counts: those of the parts that `tools/test.sh` looks at, and of
 what uses them most."""
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """Let no forked child hold the pipes to the process that deals out the tests.
+
+    Such a child would hide a crash from that process, which would wait for ever.
+    """
+    config.stash[STDERR] = os.dup(2)  # before output is captured
+    pipes: list[int] = []
+    for plugin in config.pluginmanager.get_plugins():
+        if type(plugin).__name__ == "WorkerInteractor":  # of pytest-xdist
+            streams = plugin.channel.gateway._io
+            pipes += [streams.infile.fileno(), streams.outfile.fileno()]
+
+    def close_pipes() -> None:
+        while pipes:
+            os.close(pipes.pop())
+
+    os.register_at_fork(after_in_child=close_pipes)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_teardown(item: pytest.Item) -> None:
+    """Watch the end of a test that has failed, too: pytest watches it no longer."""
+    end_a_hang(item.config)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_sessionfinish(session: pytest.Session) -> None:
+    """Watch what comes after the last test, such as threads and children that do not end."""
+    end_a_hang(session.config)
+
+
+def end_a_hang(config: pytest.Config) -> None:
+    """Show the stacks of all threads and end this process, unless called again in time."""
+    seconds = float(config.getini("faulthandler_timeout"))
+    faulthandler.dump_traceback_later(seconds, exit=True, file=config.stash[STDERR])
 
 
 @pytest.hookimpl(trylast=True)

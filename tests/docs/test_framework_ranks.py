@@ -63,7 +63,7 @@ def runs(shards, tmp_path_factory):
             env=kept | {"HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,
-            timeout=240,
+            timeout=230,
             check=False,
         )
 
