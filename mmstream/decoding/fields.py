@@ -6,7 +6,8 @@ and one rule limits every field of text. A conversion asks how deep JSON may be 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from functools import lru_cache
 from typing import Any
 
 import msgspec
@@ -237,7 +238,7 @@ def image_fields(sample: Iterable[str]) -> list[str]:
         >>> image_fields(["json", "10.jpg", "mask.png", "2.png"])
         ['2.png', '10.jpg', 'mask.png']
     """
-    return _fields_of(sample, IMAGE_EXTENSIONS)
+    return list(_fields_of(tuple(sample), IMAGE_EXTENSIONS))
 
 
 def video_fields(sample: Iterable[str]) -> list[str]:
@@ -247,7 +248,7 @@ def video_fields(sample: Iterable[str]) -> list[str]:
         >>> video_fields(["json", "10.mp4", "0.jpg", "2.webm"])
         ['2.webm', '10.mp4']
     """
-    return _fields_of(sample, VIDEO_EXTENSIONS)
+    return list(_fields_of(tuple(sample), VIDEO_EXTENSIONS))
 
 
 def audio_fields(sample: Iterable[str]) -> list[str]:
@@ -257,7 +258,7 @@ def audio_fields(sample: Iterable[str]) -> list[str]:
         >>> audio_fields(["json", "1.flac", "0.mp4", "wav"])
         ['wav', '1.flac']
     """
-    return _fields_of(sample, AUDIO_EXTENSIONS)
+    return list(_fields_of(tuple(sample), AUDIO_EXTENSIONS))
 
 
 def in_order(names: Iterable[str]) -> list[str]:
@@ -270,12 +271,10 @@ def in_order(names: Iterable[str]) -> list[str]:
     return sorted(names, key=_rank)
 
 
-def _fields_of(sample: Iterable[str], extensions: Collection[str]) -> list[str]:
-    return in_order(
-        name
-        for name in sample
-        if name.rpartition(".")[2] in extensions and not name.startswith("__")
-    )
+@lru_cache(maxsize=64)  # most samples have the same names, and are asked several times
+def _fields_of(names: tuple[str, ...], extensions: frozenset[str]) -> tuple[str, ...]:
+    found = (name for name in names if name.rpartition(".")[2] in extensions)
+    return tuple(in_order(name for name in found if not name.startswith("__")))
 
 
 def _rank(name: str) -> tuple[int, int, str]:

@@ -20,6 +20,10 @@ MESSAGES = [
     {"role": "user", "content": "where?"},
     {"role": "assistant", "content": "on a mat", "weight": 0},
 ]
+SHOWN = [
+    {"role": "user", "content": "show it"},
+    {"role": "assistant", "content": [{"type": "text", "text": "so: "}, {"type": "image"}]},
+]
 TURNS = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "ho"}]}
 PREFERENCE = {
     "messages": MESSAGES[:1],
@@ -48,6 +52,7 @@ FIELDS: dict[str, dict[str, bytes]] = {
     "several captions": {"jpg": WIDE, "json": as_json({"captions": ["one", "another one"]})},
     "damaged row": {"jpg": WIDE, "txt": b"a text", "json": b'{"id'},
     "conversation": {"jpg": TALL, "json": as_json({"messages": MESSAGES})},
+    "picture in an answer": {"jpg": TALL, "json": as_json({"messages": SHOWN})},
     "conversation without a picture": {"json": as_json(TURNS)},
     "no answer": {"json": as_json({"messages": MESSAGES[2:3]})},
     "preference": {"jpg": TALL, "json": as_json(PREFERENCE)},

@@ -19,6 +19,7 @@ import re
 import threading
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from itertools import takewhile
 from typing import Any
 
@@ -220,14 +221,12 @@ class Chat:
             options: Of the template.
         """
         content = flatten(messages[i]["content"], self.tokens).strip()
-        # The content is no part of the pattern: to compile a megabyte takes seconds.
-        end = re.compile(_SPACE + re.escape(self.end_of_turn))
         if start is None:
-            return _search(text, content, end, self._after(messages[:i], text, position))
+            return _search(text, content, self._end, self._after(messages[:i], text, position))
         spaces = _LEADING_SPACE.match(text, start)
         body = spaces.end() if spaces else start
         if self.end_of_turn and text.startswith(content, body):
-            match = end.match(text, body + len(content))
+            match = self._end.match(text, body + len(content))
             if match:
                 return start, match.end()
         with_turn = _try_render(self.tokenizer, messages[: i + 1], **options)
@@ -237,6 +236,11 @@ class Chat:
             return start, body + len(content)
         stop = text.find(self.end_of_turn, start) if self.end_of_turn else -1
         return None if stop < 0 else (start, stop + len(self.end_of_turn))
+
+    @cached_property
+    def _end(self) -> re.Pattern[str]:
+        # The content is no part of the pattern: to compile a megabyte takes seconds.
+        return re.compile(_SPACE + re.escape(self.end_of_turn))
 
     def _after(self, earlier: list[Message], text: str, position: int) -> int:
         """Return the position after the messages since the assistant's last turn.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import chain, takewhile
 from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
 
@@ -218,6 +219,8 @@ class TextDecoder:
     _core: Any = dataclasses.field(init=False, repr=False)
     _placeholders: Placeholders | None = dataclasses.field(init=False, repr=False)
     _media: MediaParts = dataclasses.field(init=False, repr=False)
+    _num_added: int = dataclasses.field(init=False, repr=False)
+    """Special tokens that the tokenizer adds to plain text."""
 
     def __post_init__(self) -> None:
         _check_use(self)
@@ -255,6 +258,7 @@ class TextDecoder:
         object.__setattr__(self, "_core", core)
         object.__setattr__(self, "_placeholders", placeholders)
         object.__setattr__(self, "_media", media)
+        object.__setattr__(self, "_num_added", core.num_special_tokens_to_add(False))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
@@ -277,17 +281,17 @@ class TextDecoder:
         """The side that the tokenizer pads: "right" or "left"."""
         return str(self.tokenizer.padding_side)
 
-    @property
+    @cached_property
     def counted_media(self) -> frozenset[str]:
         """The kinds of media that have tokens in the text: "image", "video", "audio"."""
         return frozenset(kind for kind, (_, length) in self._lengths.items() if length is not None)
 
-    @property
+    @cached_property
     def needs_shapes(self) -> frozenset[str]:
         """The kinds of media on whose shapes the tokens of a text depend."""
         return frozenset(kind for kind, (_, length) in self._lengths.items() if callable(length))
 
-    @property
+    @cached_property
     def _lengths(self) -> dict[str, tuple[str, Any]]:
         """By kind of media: its token, and how many of them a medium takes."""
         return {
@@ -499,16 +503,24 @@ class TextDecoder:
 
     def _count(self, prompt: _Prompt, encoding: Any) -> TextLengths:
         """Return the lengths of the text that `_finish` would make of an encoding."""
-        is_error = isinstance(encoding, DecodeError)
-        if not is_error and prompt.spans is None and prompt.written is None:
-            num_tokens, num_added = len(encoding), self._core.num_special_tokens_to_add(False)
-            if self.append_eos and num_tokens and encoding.ids[-1] != self.tokenizer.eos_token_id:
-                num_tokens, num_added = num_tokens + 1, num_added + 1
-            if num_added < num_tokens <= self.max_length:  # else `_finish` cuts or refuses it
-                return TextLengths(num_tokens, num_tokens - 1, 1)
-        tokens = self._finish(prompt, encoding).tokens
+        lengths = None
+        if not isinstance(encoding, DecodeError):
+            count = self._count_plain if prompt.spans is None else _count_chat
+            lengths = count(prompt, encoding)
+        if lengths is not None and lengths.num_tokens <= self.max_length:
+            return lengths
+        tokens = self._finish(prompt, encoding).tokens  # it is cut, refused, or of a rare kind
         num_labels = int(np.count_nonzero(tokens["labels"][1:] != IGNORED_LABEL))
         return TextLengths(len(tokens["input_ids"]), num_labels, 1)
+
+    def _count_plain(self, prompt: _Prompt, encoding: Any) -> TextLengths | None:
+        """Return the lengths of plain text. None: of an empty one, or one with media."""
+        if prompt.written is not None:
+            return None
+        num_tokens, num_added = len(encoding), self._num_added
+        if self.append_eos and num_tokens and encoding.ids[-1] != self.tokenizer.eos_token_id:
+            num_tokens, num_added = num_tokens + 1, num_added + 1
+        return TextLengths(num_tokens, num_tokens - 1, 1) if num_added < num_tokens else None
 
     def _labelled(self, prompt: _Prompt, encoding: Any) -> _LabelledIds:
         """Return the ids of an encoding with their labels, before media take their places."""
@@ -544,7 +556,7 @@ class TextDecoder:
         """
         if spans is None:
             # Not the special tokens that the tokenizer adds to any text, even to an empty one.
-            num_added = self._core.num_special_tokens_to_add(False) + num_appended
+            num_added = self._num_added + num_appended
             num_labels = len(labels)  # of plain text, every token but those of media
             if self._placeholders is not None:
                 num_labels = int(np.count_nonzero(labels != IGNORED_LABEL))
@@ -763,6 +775,36 @@ def _with_media(
     return text._replace(
         ids=text.ids.repeat(repeats), labels=labels.repeat(repeats), weights=weights
     )
+
+
+def _count_chat(prompt: _Prompt, encoding: Any) -> TextLengths | None:
+    """Return the lengths of a conversation. None: only its arrays tell them.
+
+    The tokens of an answer are those from its first character to its last one.
+    """
+    num_tokens, num_labels, end = len(encoding), 0, 1  # the first token is never trained
+    answers = prompt.spans or []
+    if prompt.written is not None:
+        ids = encoding.ids if prompt.written.tokens else ()
+        for media in prompt.written.tokens:
+            is_odd = ids.count(media.token_id) != len(media.lengths)
+            if is_odd or any(prompt.text.find(media.token, *answer) >= 0 for answer in answers):
+                return None
+            num_tokens += sum(media.lengths) - len(media.lengths)
+        if prompt.written.stamps:
+            return None
+    for start, stop in answers:
+        if start == stop:
+            return None
+        first, last = encoding.char_to_token(start), encoding.char_to_token(stop - 1)
+        if first is None or last is None:  # the tokenizer leaves this character out
+            return None
+        last += 1
+        while (chars := encoding.token_to_chars(last)) is not None and chars[0] < stop:
+            last += 1  # a character may have several tokens
+        num_labels += max(0, last - max(first, end))
+        end = max(end, last)
+    return TextLengths(num_tokens, num_labels, 1) if num_labels else None
 
 
 def _touched(encoding: Any, spans: list[Span]) -> Ids:

@@ -1,9 +1,11 @@
 """Texts of a step are tokenized in one call, with the same result, sample by sample."""
 
+import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
+from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 import mmstream as mm
 from mmstream.decoding.sample import decode_sample, decode_texts
@@ -69,6 +71,52 @@ def test_counts_are_the_lengths_of_what_is_decoded(settings):
         assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
 
 
+def sentence_pieces():
+    """A tokenizer that joins spaces to words, changes characters and knows emoji by bytes only."""
+    from transformers import PreTrainedTokenizerFast
+
+    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
+    core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("!", " !!")])
+    core.pre_tokenizer = pre_tokenizers.Metaspace()
+    special = ["<unk>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
+    trainer = trainers.BpeTrainer(special_tokens=special, show_progress=False)
+    core.train_from_iterator(["user assistant a cat on the mat\n\nwhy so"] * 3, trainer)
+    template = byte_tokenizer(chat=True).chat_template
+    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template)
+
+
+def without_marks():
+    """A tokenizer whose template writes nothing but contents."""
+    fast = byte_tokenizer(chat=True)
+    fast.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
+    return fast
+
+
+def with_marks():
+    return byte_tokenizer(chat=True)
+
+
+ANSWERS = ["a cat", "", " the mat ", "\n\nwhy!", "so 😀", "😀", "½!", "!", "\n", "<|im_end|>", "ﬁ"]
+
+
+@pytest.mark.parametrize("tokenizer", [with_marks, without_marks, sentence_pieces])
+def test_counted_answers_have_the_labels_of_decoded_ones(tokenizer):
+    text = mm.TextDecoder(tokenizer(), unlabeled_texts="keep")
+    roles = ("user", "assistant", "user", "assistant")
+    samples = [
+        {"json": {"messages": [{"role": r, "content": c} for r, c in zip(roles, [*two, *two])]}}
+        for two in itertools.product(ANSWERS, repeat=2)
+    ]
+    decoded, counted = text.decode_all(samples), text.count_all(samples)
+    assert sum(not isinstance(one, DecodeError) for one in counted) > 90
+    for one, other in zip(decoded, counted, strict=True):
+        if isinstance(one, DecodeError):
+            assert str(one) == str(other)
+            continue
+        ids, labels = one.tokens["input_ids"], one.tokens["labels"]
+        assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
+
+
 def test_without_a_text_decoder_only_json_is_parsed():
     ready = decode_texts(SAMPLES, None)
     assert ready[1][0]["json"]["messages"][0]["role"] == "user"
@@ -77,7 +125,6 @@ def test_without_a_text_decoder_only_json_is_parsed():
 
 
 def word_tokenizer():
-    from tokenizers import Tokenizer, models, pre_tokenizers
     from transformers import PreTrainedTokenizerFast
 
     core = Tokenizer(models.WordLevel({"known": 0, "word": 1}, unk_token="[UNK]"))
