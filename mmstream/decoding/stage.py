@@ -24,6 +24,7 @@ from mmstream.decoding.media import video_files
 from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
 from mmstream.decoding.pictures import early_decoders, plan_pictures
 from mmstream.decoding.sample import Decode, RowMemory, decode_texts
+from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.substitute import (
     Document,
     Lookup,
@@ -35,7 +36,7 @@ from mmstream.decoding.substitute import (
 )
 from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
 from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD
-from mmstream.errors import BadSampleLimitError, SampleError
+from mmstream.errors import BadSampleLimitError, DecodeError, SampleError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
@@ -112,9 +113,12 @@ class DecodeStage:
         self._memory = memory or BatchMemory()
         self._shapes = decoders.shapes if decoders else {}
         self._early_decoders = early_decoders(decoders)
-        self._is_plain = decoders is None and not transforms and not before and limits is None
-        # The calling thread decodes too. Plain samples are not worth handing to another thread.
-        self._num_helpers = 0 if self._is_plain else num_threads - 1
+        has_functions = bool(transforms or before)
+        is_baked = decoders is not None and decoders.stored is not None
+        # Plain and baked samples: nothing is made of them that is worth a call for each.
+        self._is_light = (decoders is None or is_baked) and not has_functions and limits is None
+        # The calling thread decodes too. Light samples are not worth handing to another thread.
+        self._num_helpers = 0 if self._is_light else num_threads - 1
         self._pool = ThreadPoolExecutor(self._num_helpers) if self._num_helpers else None
         if self._pool is not None:
             resolve_vector_math()  # transforms compute in all threads at once
@@ -130,7 +134,7 @@ class DecodeStage:
         Raises:
             NameError, AttributeError, ...: a function of the user has a bug.
         """
-        if self._is_plain:
+        if self._is_light:
             return None
         return self._prepared(step)
 
@@ -151,10 +155,9 @@ class DecodeStage:
             NameError, AttributeError, ...: a transform has a bug.
         """
         self._progress.begin_stage(Stage.TEXT, step.lineage.epoch, step.lineage.step)
-        if self._is_plain:
-            decoded = self._parsed(step)
-            if decoded is not None:
-                return decoded
+        decoded = self._at_once(step)
+        if decoded is not None:
+            return decoded
         if prepared is None:
             prepared = self._prepared(step)
         memory = self._memory_of_rows(prepared)
@@ -225,22 +228,36 @@ class DecodeStage:
         if self._pool is not None:
             self._pool.shutdown()
 
-    def _parsed(self, step: RawStep) -> DecodedStep | None:
-        """Return a step whose samples are only parsed. None: a sample is bad, or may be."""
+    def _at_once(self, step: RawStep) -> DecodedStep | None:
+        """Return a step of plain or baked samples. None: there are others, or one may be bad."""
+        if not self._is_light:
+            return None
         samples = [outcome for outcome in step.outcomes if isinstance(outcome, dict)]
         if len(samples) < len(step.outcomes):
             return None
-        if any("json" in sample for sample in samples):
-            samples = [sample for sample, _ in decode_texts(samples, None)]
-            if any(isinstance(sample.get("json"), bytes) for sample in samples):
-                return None
+        stored = None if self._decoders is None else self._decoders.stored
+        decoded = _parsed(samples) if stored is None else self._copied(samples, stored)
+        if decoded is None:
+            return None
         lineage = step.lineage
-        for row, sample in enumerate(samples, start=lineage.start):
+        for row, sample in enumerate(decoded, start=lineage.start):
             seed, epoch = self._lookup.stream(lineage.epoch, lineage.step, row)
             shard, index = sample["__lineage__"][:2]
             # _make takes half the time of a call.
             sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
-        return DecodedStep(lineage, samples)
+        if stored is None:
+            return DecodedStep(lineage, decoded)
+        rows = zip(decoded, lineage.planned, strict=True)
+        return _assembled(step, [Row(sample, ref, None) for sample, ref in rows])
+
+    def _copied(self, samples: Sequence[Sample], stored: StoredFields) -> list[Sample] | None:
+        """Return baked samples, decoded. None: one is damaged."""
+        views = self._take([[(len(samples), *shape)] for shape in self._shapes.values()])
+        memory = {name: view for name, (view,) in zip(self._shapes, views, strict=True)}
+        try:
+            return stored.decode_all(samples, memory)
+        except DecodeError:
+            return None
 
     def _side_by_side(self, function: Callable[[int], T], outcomes: Sequence[Outcome]) -> list[T]:
         """Call a function for each row of a step, in threads.
@@ -256,23 +273,13 @@ class DecodeStage:
     def _memory_of_rows(self, prepared: Sequence[Prepared | None]) -> list[RowMemory]:
         """Return memory of the batch for the pictures and videos of each row.
 
-        Decoders write right into it. A batch crosses to the main process in one block, so all
-        fields share one. The videos of a field lie one behind the other.
+        Decoders write right into it. The videos of a field lie one behind the other.
         """
         num_rows = len(prepared)
         videos = self._planned_videos(prepared)
         groups = [[(num_rows, *shape)] for shape in self._shapes.values()]
         groups += [[video.shape for video in of_field] for of_field in videos.values()]
-        if not groups:
-            return [RowMemory({}, {}) for _ in prepared]
-        sizes = [sum(map(math.prod, shapes)) for shapes in groups]
-        starts = [0, *accumulate(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)]
-        memory = self._memory
-        block = memory.take(starts[-2] + sizes[-1], spare_bytes=memory.spare_bytes)
-        views = [
-            _cut(block[start : start + size], shapes)
-            for start, size, shapes in zip(starts, sizes, groups, strict=False)
-        ]
+        views = self._take(groups)
         pictures = {name: view for name, (view,) in zip(self._shapes, views, strict=False)}
         rows = [
             RowMemory({name: view[row] for name, view in pictures.items()}, {})
@@ -282,6 +289,22 @@ class DecodeStage:
             for video, view in zip(of_field, of_videos, strict=True):
                 rows[video.row].videos[video.file] = view
         return rows
+
+    def _take(self, groups: Sequence[Sequence[tuple[int, ...]]]) -> list[list[torch.Tensor]]:
+        """Return memory of the batch for tensors of bytes, by group and shape.
+
+        A batch crosses to the main process in one block, so all of them share one.
+        """
+        if not groups:
+            return []
+        sizes = [sum(map(math.prod, shapes)) for shapes in groups]
+        starts = [0, *accumulate(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)]
+        memory = self._memory
+        block = memory.take(starts[-2] + sizes[-1], spare_bytes=memory.spare_bytes)
+        return [
+            _cut(block[start : start + size], shapes)
+            for start, size, shapes in zip(starts, sizes, groups, strict=False)
+        ]
 
     def _planned_videos(
         self, prepared: Sequence[Prepared | None]
@@ -299,6 +322,15 @@ class DecodeStage:
                     pixels = (shape.num_frames, shape.height, shape.width, 3)
                     videos.setdefault(field, []).append(_PlannedVideo(row, file, pixels))
         return videos
+
+
+def _parsed(samples: list[Sample]) -> list[Sample] | None:
+    """Return plain samples with their JSON parsed. None: one may be bad."""
+    if any("json" in sample for sample in samples):
+        samples = [sample for sample, _ in decode_texts(samples, None)]
+        if any(isinstance(sample.get("json"), bytes) for sample in samples):
+            return None
+    return samples
 
 
 def _has_lazy_bytes(outcome: Outcome) -> bool:

@@ -497,17 +497,42 @@ class StoredFields:
         return file is not None and file.kind in ("tensor", "pixels")
 
     def decode(self, sample: Sample, out: Mapping[str, torch.Tensor]) -> Sample:
-        """Return a sample as the pipeline made it that was baked.
-
-        Tensors lie in `out`, or in memory of their own. So do arrays, unless they are views.
+        """Return a sample as the pipeline made it that was baked; see `decode_all`.
 
         Args:
             sample: As read from a shard.
             out: Memory of the batch by field, uint8 [num_bytes] of `shapes`.
+        """
+        memory = {field: row.unsqueeze(0) for field, row in out.items()}
+        return self.decode_all([sample], memory)[0]
+
+    def decode_all(
+        self, samples: Sequence[Sample], memory: Mapping[str, torch.Tensor]
+    ) -> list[Sample]:
+        """Return samples as the pipeline made them that was baked.
+
+        Tensors lie in `memory`, or in memory of their own. So do arrays, unless they are views.
+
+        Args:
+            samples: As read from shards. There are B.
+            memory: Of the batch by field, uint8 [B, num_bytes] of `shapes`.
 
         Raises:
             DecodeError: A file is damaged.
         """
+        # Field by field: a large copy leaves the caches cold, and Python is slow then.
+        columns = {
+            name: _copied(file, [sample.get(name) for sample in samples], memory[file.field])
+            for name, file in self.content.files.items()
+            if file.item is None and file.field in memory
+        }
+        return [
+            self._decode(sample, {name: rows[number] for name, rows in columns.items()})
+            for number, sample in enumerate(samples)
+        ]
+
+    def _decode(self, sample: Sample, copied: Mapping[str, torch.Tensor | None]) -> Sample:
+        """Return a sample with its files decoded, but for those that were copied."""
         decoded: Sample = {}
         lists: dict[str, list[Any]] = {}
         for name, value in sample.items():
@@ -516,8 +541,10 @@ class StoredFields:
                 decoded[name] = value
                 continue
             file = decode.args[0]
-            data = value if isinstance(value, bytes | memoryview) else bytes(value)
-            result = with_address(sample, name, partial(decode, data, out))
+            result = copied.get(name)
+            if result is None:
+                data = value if isinstance(value, bytes | memoryview) else bytes(value)
+                result = with_address(sample, name, partial(decode, data))
             if file.item is None:
                 decoded[file.field] = result
             elif file.item == len(lists.setdefault(file.field, [])):
@@ -563,26 +590,23 @@ def _raise_missing_item() -> NoReturn:
     raise DecodeError("an item before this one is missing")
 
 
-_Out = Mapping[str, torch.Tensor]
-
-
-def _decode_bytes(_file: StoredFile, data: bytes, _out: _Out) -> bytes:
+def _decode_bytes(_file: StoredFile, data: bytes) -> bytes:
     return data
 
 
-def _decode_text(_file: StoredFile, data: bytes, _out: _Out) -> str:
+def _decode_text(_file: StoredFile, data: bytes) -> str:
     return decode_text(data, MAX_VALUE_BYTES)
 
 
-def _decode_integer(_file: StoredFile, data: bytes, _out: _Out) -> int:
+def _decode_integer(_file: StoredFile, data: bytes) -> int:
     return decode_integer(data)
 
 
-def _decode_json(_file: StoredFile, data: bytes, _out: _Out) -> Any:
+def _decode_json(_file: StoredFile, data: bytes) -> Any:
     return parse_json(data, MAX_VALUE_BYTES)
 
 
-def _decode_loss(_file: StoredFile, data: bytes, _out: _Out) -> TextLoss:
+def _decode_loss(_file: StoredFile, data: bytes) -> TextLoss:
     try:
         reason, is_cut, num_dropped = msgspec.json.decode(data, type=tuple[str, bool, int])
     except msgspec.MsgspecError as error:
@@ -590,38 +614,66 @@ def _decode_loss(_file: StoredFile, data: bytes, _out: _Out) -> TextLoss:
     return TextLoss(escaped(reason, MAX_LOSS_CHARACTERS), is_cut, num_dropped)
 
 
-def _decode_array(_file: StoredFile, data: bytes, _out: _Out) -> NDArray[Any]:
+def _decode_array(_file: StoredFile, data: bytes) -> NDArray[Any]:
     return npy_view(data).copy()
 
 
-def _view_array(_file: StoredFile, data: bytes, _out: _Out) -> NDArray[Any]:
+def _view_array(_file: StoredFile, data: bytes) -> NDArray[Any]:
     return npy_view(data)
 
 
-def _decode_arrays(_file: StoredFile, data: bytes, _out: _Out) -> dict[str, NDArray[Any]]:
+def _decode_arrays(_file: StoredFile, data: bytes) -> dict[str, NDArray[Any]]:
     return decode_npz(data)
 
 
-def _decode_tensor(file: StoredFile, data: bytes | memoryview, out: _Out) -> torch.Tensor:
+def _decode_tensor(file: StoredFile, data: bytes | memoryview) -> torch.Tensor:
     array = npy_view(data)
     if array.dtype.kind not in "biufc" or not array.dtype.isnative or array.dtype.itemsize > 16:
         raise DecodeError(f"npy: type {escaped(array.dtype)}, which no tensor has")
+    tensor = torch.from_numpy(array.copy())
     dtype = _BIT_TYPES.get(file.dtype or "")
-    if dtype is not None and array.dtype != _BITS[dtype]:
-        raise DecodeError(f"npy: type {escaped(array.dtype)}, which is not {file.dtype}")
-    memory = out.get(file.field) if file.item is None else None
-    if memory is not None and memory.numel() == array.nbytes and array.shape == file.shape:
-        # One copy: from what was read into the memory of the batch.
-        numbers = memory.numpy().view(array.dtype).reshape(array.shape)
-        np.copyto(numbers, array)
-        tensor = memory.view(dtype or torch.from_numpy(numbers).dtype).view(array.shape)
-    else:
-        tensor = torch.from_numpy(array.copy())
-        tensor = tensor if dtype is None else tensor.view(dtype)
+    if dtype is not None:
+        if array.dtype != _BITS[dtype]:
+            raise DecodeError(f"npy: type {escaped(array.dtype)}, which is not {file.dtype}")
+        tensor = tensor.view(dtype)
     return tensor.movedim(-1, -3) if file.kind == "pixels" and tensor.ndim >= 3 else tensor
 
 
-_DECODERS: dict[str, Callable[[StoredFile, bytes, _Out], Any]] = {
+def _copied(
+    file: StoredFile, values: Sequence[Any], rows: torch.Tensor
+) -> list[torch.Tensor | None]:
+    """Copy the tensors of a field into its rows of a batch: one copy from what was read.
+
+    Args:
+        file: What they are. All of them should have its shape.
+        values: The files, as read. B of them.
+        rows: Memory for them, uint8 [B, num_bytes].
+
+    Returns:
+        The tensors. None where a file is another one, and is decoded on its own.
+    """
+    assert file.shape is not None
+    dtype: torch.dtype = getattr(torch, file.dtype or "")
+    number_type = _BITS.get(dtype) or np.dtype(file.dtype)
+    numbers = rows.numpy().view(number_type).reshape(len(values), *file.shape)
+    tensor = rows.view(dtype).view(numbers.shape)
+    if file.kind == "pixels" and len(file.shape) >= 3:
+        tensor = tensor.movedim(-1, -3)
+    copied: list[torch.Tensor | None] = list(tensor.unbind())
+    for number, value in enumerate(values):
+        try:
+            array = npy_view(value)
+        except (DecodeError, TypeError):  # damaged, or no file of bytes
+            copied[number] = None
+            continue
+        if array.shape == file.shape and array.dtype == number_type:
+            numbers[number] = array
+        else:
+            copied[number] = None
+    return copied
+
+
+_DECODERS: dict[str, Callable[[StoredFile, bytes], Any]] = {
     "bytes": _decode_bytes,
     "text": _decode_text,
     "integer": _decode_integer,

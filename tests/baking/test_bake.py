@@ -19,7 +19,7 @@ from mmstream.baking import samples as samples_module
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.verify import verify
-from mmstream.decoding.stored import tensor_bytes
+from mmstream.decoding.stored import encode_sample, tensor_bytes
 from mmstream.train.config import TrainConfig
 from mmstream.train.data import open_train_data
 from mmstream.train.tokenizer import byte_tokenizer
@@ -572,6 +572,31 @@ def test_damage_in_a_baked_file_is_a_bad_sample(corpus: str, tmp_path: Path) -> 
     record = next(bad for batch in mm.Loader(baked) for bad in batch["__lineage__"].bad)
     assert record.index == 0
     assert "000000.input_ids.npy: npy: " in record.reason
+
+
+def test_a_tensor_of_another_shape_than_the_manifest_says_is_kept_out_of_the_batch(
+    corpus: str, tmp_path: Path
+) -> None:
+    mm.bake(
+        pipeline(corpus, mm.Decode(image=mm.ImageDecoder(size=8))), tmp_path / "a", progress=False
+    )
+    baked = pipeline(tmp_path / "a", mm.Decode.baked(), shuffle=False)
+    assert baked.decode is not None
+    stored = baked.decode.stored
+    assert stored is not None
+    assert stored.shapes == {"image": (192,)}
+    memory = {"image": torch.zeros(3, 192, dtype=torch.uint8)}
+    files = [
+        {name: data for name, (data, _) in encode_sample({"image.hwc": array}).items()}
+        for array in (np.full((8, 8, 3), 7, np.uint8), np.full((4, 16, 3), 7, np.uint8))
+    ]
+    right, wide, nothing = stored.decode_all([*files, {}], memory)
+    assert right["image"].shape == (3, 8, 8)
+    assert right["image"].data_ptr() == memory["image"].data_ptr()
+    assert wide["image"].shape == (3, 4, 16)
+    assert (wide["image"] == 7).all()
+    assert nothing == {}
+    assert memory["image"].sum(1).tolist() == [7 * 192, 0, 0]
 
 
 @pytest.mark.parametrize("content", [{"version": 2}, {"files": 3}, []])
