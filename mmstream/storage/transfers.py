@@ -266,7 +266,7 @@ class Transfers:
             require_known(url, name, stat, self._known[client])
             if stat.size < stop:
                 raise StorageError(f"{url}: ends {stop - stat.size} bytes before {stop}")
-        attempt.opened = attempt.marked = now
+        attempt.opened = attempt.marked = attempt.touched = now
         self._num_late -= attempt.is_late
         attempt.is_late = False
         self._speeds.add_first_byte(now - attempt.started, now, is_connecting=attempt.is_connecting)
@@ -483,8 +483,11 @@ class Transfers:
         rest = attempt.transfer.size - attempt.position
         num_bytes += self._limits.piece_bytes  # as many may be in the client
         is_slow = num_bytes < self._speeds.slow_rate * seconds
+        # What stands still has brought less than a piece since the last one.
+        still_s = (now - attempt.touched) * rest / min(rest, self._limits.piece_bytes)
+        left_s = max(rest * seconds / num_bytes, still_s)
         late_s = self._limits.late_factor * self._speeds.usual_s(rest)
-        self._set_late(attempt, is_slow and rest * seconds > num_bytes * late_s, now)
+        self._set_late(attempt, is_slow and left_s > late_s, now)
 
     def _set_late(self, attempt: _Attempt, is_late: bool, now: float) -> None:
         """Note whether a request is late. A second one is sent if its range is needed soon."""

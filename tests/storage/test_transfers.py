@@ -691,7 +691,9 @@ def slow_where(condition, slow):
 
 
 @pytest.mark.parametrize(
-    "fault", [{"latency_s": math.inf}, {"stops_after": 1000}, {"rate": 100.0}], ids=str
+    "fault",
+    [{"latency_s": math.inf}, {"stops_after": 1000}, {"stops_after": 3900}, {"rate": 100.0}],
+    ids=str,
 )
 @in_virtual_time
 async def test_a_late_range_that_is_needed_is_hedged_from_its_byte(fault):
