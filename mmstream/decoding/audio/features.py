@@ -13,8 +13,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from functools import lru_cache
-from math import ceil
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import numpy as np
 import torch
@@ -35,8 +34,6 @@ _HALF = FFT_SIZE // 2
 _BLOCK_FRAMES = 128
 """Frames that a CPU works on at a time. They stay in its cache, and are too few for many threads:
 the threads that decode share the cores already."""
-_NUM_GROUPS = 4
-"""Groups of mel bands. Each hears some of the frequencies, so most of its filters are zeros."""
 _FLOOR = 1e-10
 _RANGE = 8.0
 """Powers of ten that a recording's features span: what is weaker is lifted."""
@@ -167,48 +164,31 @@ class WhisperFeatures:
 
     def _log_mel(self, samples: torch.Tensor) -> torch.Tensor:
         """Return the logarithm of the mel spectrum of each frame, [num_mels, num_frames]."""
-        window, bands = _constants(self.num_mels, samples.device)
+        window, filters = _constants(self.num_mels, samples.device)
         frames = samples.unfold(0, FFT_SIZE, HOP)
         mel = samples.new_empty((self.num_mels, len(frames)))
         step = _BLOCK_FRAMES if samples.device.type == "cpu" else len(frames)
         for start in range(0, len(frames), step):
-            spectrum = torch.view_as_real(torch.fft.rfft(frames[start : start + step] * window))
-            power = spectrum[..., 0].square().addcmul_(spectrum[..., 1], spectrum[..., 1])
-            num_frames = len(power)
-            if num_frames < step:  # else the product's last bits depend on the number of threads
-                power = torch.nn.functional.pad(power, (0, 0, 0, step - num_frames))
-            power = power.double()
-            for band in bands:
-                heard = power[:, band.first : band.first + band.filters.shape[1]]
-                product = band.filters @ heard.T
-                mel[band.rows, start : start + step] = product[:, :num_frames]
+            spectrum = torch.fft.rfft(frames[start : start + step] * window)
+            real, imaginary = torch.view_as_real(spectrum).square_().unbind(-1)
+            power = samples.new_empty((_HALF + 1, len(spectrum)))  # the layout of the product
+            torch.add(real.T, imaginary.T, out=power)
+            mel[:, start : start + step] = filters @ power.to(filters.dtype)
         return mel.clamp_(min=_FLOOR).log10_()
 
 
-class _Bands(NamedTuple):
-    """Neighbouring mel bands, and the frequencies that they hear."""
-
-    rows: slice
-    first: int
-    """The first frequency."""
-    filters: torch.Tensor
-    """[bands, frequencies], float64: float32 is coarser after ``set_float32_matmul_precision``."""
-
-
 @lru_cache(maxsize=16)
-def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, list[_Bands]]:
-    """Return the window, and the mel filters in groups without the zeros around them."""
+def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the window, and the mel filters [num_mels, 201].
+
+    On the CPU the filters are sparse: 98 of 100 are zeros. Such a product adds in one order, so its
+    last bits depend neither on threads nor on the frames beside it. Elsewhere they are float64.
+    Products of dense float32 are coarser after ``torch.set_float32_matmul_precision``.
+    """
     resolve_vector_math()
-    filters = mel_filters(num_mels)
-    bands = []
-    size = ceil(num_mels / _NUM_GROUPS)
-    for start in range(0, num_mels, size):
-        group = filters[start : start + size]
-        heard = np.flatnonzero(group.any(axis=0))
-        first, last = (int(heard[0]), int(heard[-1])) if len(heard) else (0, 0)
-        weights = torch.from_numpy(group[:, first : last + 1].astype(np.float64)).to(device)
-        bands.append(_Bands(slice(start, start + size), first, weights))
-    return torch.hann_window(FFT_SIZE, dtype=torch.float32, device=device), bands
+    filters = torch.from_numpy(mel_filters(num_mels)).to(device)
+    filters = filters.to_sparse() if device.type == "cpu" else filters.double()
+    return torch.hann_window(FFT_SIZE, dtype=torch.float32, device=device), filters
 
 
 def mel_filters(num_mels: int) -> NDArray[np.float32]:

@@ -98,6 +98,16 @@ def test_silence_has_the_features_of_silence() -> None:
     assert features.num_frames(0) == 0
 
 
+@pytest.mark.parametrize("num_threads", [1, 3])
+def test_the_number_of_threads_does_not_change_features(num_threads: int) -> None:
+    features = mm.WhisperFeatures(padding="longest")
+    samples = torch.from_numpy(tone(4.0)[0])
+    torch.set_num_threads(2)
+    expected = features(samples)
+    torch.set_num_threads(num_threads)
+    assert torch.equal(features(samples), expected)
+
+
 def test_mixed_precision_around_the_features_does_not_change_them() -> None:
     features = mm.WhisperFeatures()
     samples = torch.from_numpy(tone(1.0)[0])
