@@ -110,7 +110,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
             scenario = SCENARIOS[name]
             if scenario.away_s:
                 scenario = replace(scenario, away_s=options.away)
-            own = [row for row in rows if row.kind == "mmstream" or not scenario.only_ours]
+            own = [row for row in rows if row.kind in scenario.kinds]
             runs: dict[str, list[Run]] = {row.name: [] for row in own}
             for number in range(num_rounds):
                 for row in own[:: -1 if number % 2 else 1]:

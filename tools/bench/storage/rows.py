@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-__all__ = ["Row", "all_rows"]
+__all__ = ["Kind", "Row", "all_rows"]
 
 Kind = Literal["mmstream", "client", "peer"]
 

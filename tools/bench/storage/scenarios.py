@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from tests.helpers.http_fault_proxy import Faults
+from tools.bench.storage.rows import Kind
 
 __all__ = ["SCENARIOS", "Scenario"]
 
@@ -19,8 +20,8 @@ class Scenario:
     """The server goes away for so long, `AWAY_AFTER_S` after all workers are up."""
     paced: bool = False
     """The consumer takes samples at half of the rate that its row has without a pace."""
-    only_ours: bool = False
-    """Measured for mmstream alone."""
+    kinds: tuple[Kind, ...] = ("mmstream", "client", "peer")
+    """The rows that are measured."""
 
 
 def _link(latency_ms: float, mb_per_s: float) -> Faults:
@@ -28,6 +29,7 @@ def _link(latency_ms: float, mb_per_s: float) -> Faults:
 
 
 NEAR = _link(50, 40)
+OURS: tuple[Kind, ...] = ("mmstream",)
 
 SCENARIOS = {
     "direct": Scenario("no latency", Faults()),
@@ -39,19 +41,17 @@ SCENARIOS = {
     "faults": Scenario(
         "50/40, 5 % of the GETs fail: 2 % reset, 1.5 % truncated, 1.5 % answered by 503",
         replace(NEAR, reset=0.02, truncate=0.015, busy=0.015, retry_after_s=1),
-        only_ours=True,
+        kinds=("mmstream", "client"),
     ),
     "mute": Scenario(
-        "50/40, 0.5 % of the GETs are never answered", replace(NEAR, mute=0.005), only_ours=True
+        "50/40, 0.5 % of the GETs are never answered", replace(NEAR, mute=0.005), kinds=OURS
     ),
     "stall": Scenario(
         "50/40, 0.5 % of the answers stop in the middle, 0.5 % go on with 10 bytes a second",
         replace(NEAR, stall=0.005, dribble=0.005),
-        only_ours=True,
+        kinds=OURS,
     ),
-    "paced": Scenario(
-        "50/40, batches taken at half of the speed", NEAR, paced=True, only_ours=True
-    ),
-    "away": Scenario("50/40, the server is away in mid-run", NEAR, away_s=10.0, only_ours=True),
+    "paced": Scenario("50/40, batches taken at half of the speed", NEAR, paced=True, kinds=OURS),
+    "away": Scenario("50/40, the server is away in mid-run", NEAR, away_s=10.0, kinds=OURS),
 }
 """By the name on the command line."""

@@ -16,6 +16,9 @@ from typing import Any
 
 from tools.bench.peers.runners.stored import Settings, serve
 
+PAUSE_S = 0.1
+"""After a range that failed for good. The next one is another range."""
+
 
 def prepare(_corpus: str, _folder: str, _num_names: int) -> dict[str, str]:
     """Nothing is needed."""
@@ -36,8 +39,13 @@ def make_obstore(settings: Settings) -> Iterator[int]:
 
     async def read_forever(ranges: Iterator[tuple[str, int]]) -> None:
         for name, start in ranges:
-            data = await store.get_range_async(name, start=start, length=settings.range_bytes)
-            done.put(len(data))
+            try:
+                data = await store.get_range_async(name, start=start, length=settings.range_bytes)
+            except Exception as error:  # after its own retries
+                print(f"obstore: {error!r}"[:200], file=sys.stderr)
+                await asyncio.sleep(PAUSE_S)
+            else:
+                done.put(len(data))
 
     async def read_all() -> None:
         readers = (read_forever(_ranges(settings, n)) for n in range(settings.num_connections))
