@@ -170,6 +170,8 @@ def baker_of(
         torch.device(device)
     except RuntimeError:
         raise ConfigError(f"device={device!r}: give cpu, cuda or cuda:1") from None
+    if batch_function is not None and device.startswith("cuda") and not torch.cuda.is_available():
+        raise ConfigError(f"device={device!r}: torch finds no CUDA device here; give cpu")
     if pipeline.zero_copy:
         raise ConfigError("bake: zero_copy=True decodes nothing; leave it out")
     has_functions = pipeline.before or pipeline.transforms or batch_function is not None
@@ -260,7 +262,7 @@ def _is_finished(store: Store, settings: dict[str, Any]) -> bool:
         marker = _read_json(store, MARKER_NAME)
         if "bake" not in marker:
             raise _holds_something_else(store)
-        _require_same(store, "an unfinished dataset", marker["bake"], settings)
+        _require_same(store, marker["bake"], settings, is_finished=MANIFEST_NAME in names)
         if MANIFEST_NAME not in names:
             return False
         _clean_up(store)  # killed behind its last write
@@ -269,7 +271,7 @@ def _is_finished(store: Store, settings: dict[str, Any]) -> bool:
         if "bake" not in Manifest.read(store).source or FINGERPRINT_NAME not in names:
             raise _holds_something_else(store)
         saved = _read_json(store, FINGERPRINT_NAME).get("settings")
-        _require_same(store, "a dataset", saved, settings)
+        _require_same(store, saved, settings, is_finished=True)
         return True
     if names:
         raise _holds_something_else(store)
@@ -280,11 +282,13 @@ def _holds_something_else(store: Store) -> ConfigError:
     return ConfigError(f"{store.url}: holds something else; give an empty folder or prefix")
 
 
-def _require_same(store: Store, content: str, saved: Any, present: dict[str, Any]) -> None:
+def _require_same(store: Store, saved: Any, present: dict[str, Any], *, is_finished: bool) -> None:
     if difference := first_difference(saved, present):
+        content = "a dataset" if is_finished else "an unfinished dataset"
+        advice = "Name" if is_finished else "Undo that to finish it, name"
         raise ConfigError(
             f"{store.url}: holds {content} that was baked otherwise: {escaped(difference, 600)}. "
-            "Name another destination, or empty this one"
+            f"{advice} another destination, or empty this one"
         )
 
 

@@ -87,6 +87,10 @@ def first_difference(saved: Any, present: Any) -> str:
     Examples:
         >>> first_difference({"decode": {"size": 224}}, {"decode": {"size": 256}})
         'decode.size was 224 and is now 256'
+        >>> first_difference(
+        ...     {"name": "train.crop", "source": "3f"}, {"name": "train.crop", "source": "9a"}
+        ... )
+        'the code of train.crop or of its module has changed'
     """
     return next(_differences(saved, present, ""), "")
 
@@ -95,7 +99,13 @@ def _differences(saved: Any, present: Any, name: str) -> Iterator[str]:
     if isinstance(saved, Mapping) and isinstance(present, Mapping):
         for key in dict.fromkeys([*present, *saved]):
             inner = f"{name}.{key}" if name else str(key)
-            yield from _differences(saved.get(key), present.get(key), inner)
+            each, other = saved.get(key), present.get(key)
+            if key == "source" and isinstance(each, str) and isinstance(other, str):
+                if each != other:
+                    owner = present.get("name") or present.get("type")
+                    yield f"the code of {owner} or of its module has changed"
+                continue
+            yield from _differences(each, other, inner)
     elif isinstance(saved, list) and isinstance(present, list) and len(saved) == len(present):
         for number, pair in enumerate(zip(saved, present, strict=True)):
             yield from _differences(*pair, f"{name}[{number}]")

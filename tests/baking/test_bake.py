@@ -383,6 +383,52 @@ def test_another_pipeline_is_refused_by_its_first_difference(corpus: str, tmp_pa
         mm.bake(pipeline(corpus, captions()), tmp_path / "other", progress=False)
 
 
+def test_code_that_changed_in_mid_bake_is_named_with_what_to_do(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    strict = mm.BadSamplePolicy(max_fraction=0.01, min_samples=10, quarantine=None)
+    dest = tmp_path / "baked"
+    source = pipeline(corpus, captions(), transforms=(drop_raw,), bad_samples=strict)
+    with pytest.raises(mm.BadSampleLimitError):
+        mm.bake(source, dest, progress=False)
+    source = pipeline(corpus, captions(), transforms=(drop_raw,))
+    with monkeypatch.context() as edited:
+        edited.setattr("mmstream.baking.fingerprint.source_sha256", lambda function: "0" * 64)
+        changed = r"the code of tests.baking.test_bake.drop_raw or of its module has changed\. Undo"
+        with pytest.raises(mm.ConfigError, match=f"an unfinished dataset .*: {changed}"):
+            mm.bake(source, dest, progress=False)
+    assert mm.bake(source, dest, progress=False).num_new_bytes > 0
+
+
+def test_a_batch_function_gets_its_device_and_another_gpu_does_not_go_on(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    devices = set()
+
+    def on_device(samples: list[dict[str, Any]], device: torch.device) -> list[dict[str, Any]]:
+        devices.add(str(device))
+        return samples
+
+    def bake() -> mm.BakeReport:
+        return mm.bake(
+            pipeline(corpus, captions()), tmp_path / "baked", batch_function=on_device,
+            device="cuda:1", progress=False,
+        )  # fmt: skip
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: False)
+    with pytest.raises(mm.ConfigError, match="'cuda:1': torch finds no CUDA device here"):
+        bake()
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "one")
+    assert bake().num_samples == sum(COUNTS)
+    assert devices == {"cuda:1"}
+    monkeypatch.setattr(torch.cuda, "get_device_name", lambda device: "another")
+    with pytest.raises(
+        mm.ConfigError, match=r"batch.device.name was one and is now another\. Name"
+    ):
+        bake()
+
+
 IMPOSSIBLE: dict[str, tuple[Callable[[str], Any], str]] = {
     "no decoders": (lambda corpus: mm.bake(pipeline(corpus, None), "x"), "no decoders"),
     "zero copy": (
