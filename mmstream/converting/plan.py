@@ -27,7 +27,7 @@ from mmstream.types import IntArray
 
 __all__ = ["num_shards", "plan_of", "select", "shard_name"]
 
-CONVERTER_VERSION = 3
+CONVERTER_VERSION = 4
 """Saved in every plan. It must be raised when any byte of the output changes."""
 
 

@@ -35,11 +35,13 @@ from mmstream.storage.object_file import ObjectFile
 
 __all__ = ["SCHEMA", "SidecarWriter", "id_of", "open_sidecar", "sidecar_name"]
 
-ROWS_PER_GROUP = 1000
-"""Most rows of a row group. The rows of one group are in memory while a shard is written."""
+MAX_GROUP_BYTES = 3 << 19
+"""Most bytes of a row group in memory, about: 5,000 rows of text, or 1,000 with pictures. To write
+5,000 rows in five groups takes three times as long."""
 
-MAX_GROUP_BYTES = 8 << 20
-"""A row group ends earlier where its strings are longer than this together."""
+ROW_BYTES = 200
+MEDIUM_BYTES = 1000
+"""What a row, and each medium of it, takes in memory besides its texts."""
 
 HASHED_BYTES = 1 << 20
 """A thread computes the SHA-256 of media while the next are read. It gets so many bytes at once."""
@@ -151,11 +153,12 @@ class SidecarWriter:
     ) -> None:
         self._store, self._shard, self._split = store, shard, split
         self._perceptual_hash = perceptual_hash
-        self._rows: list[list[Any]] = []  # values in the order of SCHEMA
+        self._rows: list[tuple[Any, ...]] = []  # values in the order of SCHEMA, but for the SHA-256
+        self._sha256s: list[str | None] = []
         self._group_bytes = self._num_samples = 0
         self._stack = ExitStack()
         self._thread = self._stack.enter_context(ThreadPoolExecutor(1, "mmstream-sha256"))
-        self._unhashed: list[tuple[list[Any], bytes]] = []
+        self._unhashed: list[tuple[int, bytes]] = []  # position in `_sha256s`, and the medium
         self._unhashed_bytes = 0
         self._hashing: deque[Future[None]] = deque()
 
@@ -209,10 +212,10 @@ class SidecarWriter:
         """
         text = text_of(fields)
         caption = fields["txt"].decode("utf-8", "replace") if media and "txt" in fields else None
-        described = self._described(media, fields) if media else []
+        described = self._described(media, fields) if media else ()
         first = described[0] if described else {}
         origin = self._origin(row)
-        described_row = [
+        values = (
             key,
             "success",
             None,
@@ -224,15 +227,12 @@ class SidecarWriter:
             first.get("height"),
             first.get("original_width"),
             first.get("original_height"),
-            None,  # SHA-256
             sum(map(len, fields.values())),
             None if text is None else len(text),
             None if text is None else content_hash(text),
             described,
-        ]
-        if media:
-            self._hash_later(described_row, media[0].data)
-        self._add(described_row, key, caption, *origin[3:])
+        )
+        self._add(values, media, key, caption, *origin[3:])
         self._num_samples += 1
 
     def add_reject(self, row: Row, key: str, reason: str) -> None:
@@ -244,9 +244,9 @@ class SidecarWriter:
             reason: Why there is no sample.
         """
         origin = self._origin(row)
-        values = [key, "rejected", reason, self._shard, None, *origin]
-        values += [None] * (len(SCHEMA) - len(values))
-        self._add(values, key, reason, *origin[3:])
+        known = (key, "rejected", reason, self._shard, None, *origin)
+        values = known + (None,) * (len(SCHEMA) - 1 - len(known))
+        self._add(values, (), key, reason, *origin[3:])
 
     def _origin(self, row: Row) -> tuple[str, int, str | None, str | None, str | None, str | None]:
         """Return where a row comes from: file, row, split, id, url and license."""
@@ -269,9 +269,9 @@ class SidecarWriter:
 
     def _described(
         self, media: Sequence[Media], fields: Mapping[str, bytes]
-    ) -> list[dict[str, Any]]:
+    ) -> tuple[dict[str, Any], ...]:
         names = dict(fields)  # of the media that are not described yet
-        return [self._medium(medium, names) for medium in media]
+        return tuple(self._medium(medium, names) for medium in media)
 
     def _medium(self, medium: Media, names: dict[str, bytes]) -> dict[str, Any]:
         field = next(name for name, data in names.items() if data is medium.data)
@@ -286,36 +286,52 @@ class SidecarWriter:
             "num_bytes": len(medium.data),
             "xxh3": content_hash(medium.data),
             "perceptual_hash": perceptual_hash,
-            **{name: medium.facts.get(name) for name in FACTS},
+            **{name: value for name, value in medium.facts.items() if name in FACTS},
         }
 
-    def _add(self, row: list[Any], *texts: str | None) -> None:
-        """Add the values of a row. `texts` are those that may be long."""
-        self._rows.append(row)
-        self._group_bytes += sum(map(len, filter(None, texts)))
-        if len(self._rows) >= ROWS_PER_GROUP or self._group_bytes >= MAX_GROUP_BYTES:
+    def _add(self, values: tuple[Any, ...], media: Sequence[Media], *texts: str | None) -> None:
+        """Add a row.
+
+        Python's garbage collector looks at thousands of lists again and again, but not at tuples
+        of strings and numbers.
+
+        Args:
+            values: In the order of the columns, without the SHA-256.
+            media: Of the row. The SHA-256 is that of the first one.
+            texts: Those of the values that may be long.
+        """
+        self._rows.append(values)
+        self._sha256s.append(None)
+        if media:
+            self._hash_later(media[0].data)
+        self._group_bytes += ROW_BYTES + len(media) * MEDIUM_BYTES
+        for text in texts:
+            if text is not None:
+                self._group_bytes += len(text)
+        if self._group_bytes >= MAX_GROUP_BYTES:
             self._flush()
 
-    def _hash_later(self, row: list[Any], data: bytes) -> None:
-        """Have the SHA-256 of a medium put into its row. Handing media over one by one is slow."""
-        self._unhashed.append((row, data))
+    def _hash_later(self, data: bytes) -> None:
+        """Have the SHA-256 of the last row computed. Handing media over one by one is slow."""
+        self._unhashed.append((len(self._sha256s) - 1, data))
         self._unhashed_bytes += len(data)
         if self._unhashed_bytes >= HASHED_BYTES:
             while len(self._hashing) >= MAX_WAITING:
                 self._hashing.popleft().result()
-            self._hashing.append(self._thread.submit(_add_sha256, self._unhashed))
+            self._hashing.append(self._thread.submit(_add_sha256, self._sha256s, self._unhashed))
             self._unhashed, self._unhashed_bytes = [], 0
 
     def _flush(self) -> None:
-        _add_sha256(self._unhashed)
+        _add_sha256(self._sha256s, self._unhashed)
         self._unhashed, self._unhashed_bytes = [], 0
         while self._hashing:
             self._hashing.popleft().result()
         if self._rows:
-            columns = zip(*self._rows, strict=True)
+            columns: list[Sequence[Any]] = list(zip(*self._rows, strict=True))
+            columns.insert(_SHA256, self._sha256s)
             arrays = list(map(arrow_column, columns, SCHEMA.types))
             self._writer.write_table(pa.Table.from_arrays(arrays, schema=SCHEMA))
-        self._rows, self._group_bytes = [], 0
+        self._rows, self._sha256s, self._group_bytes = [], [], 0
 
 
 def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
@@ -335,9 +351,9 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
     return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
 
 
-def _add_sha256(media: Sequence[tuple[list[Any], bytes]]) -> None:
-    for row, data in media:
-        row[_SHA256] = hashlib.sha256(data).hexdigest()
+def _add_sha256(sha256s: list[str | None], media: Sequence[tuple[int, bytes]]) -> None:
+    for position, data in media:
+        sha256s[position] = hashlib.sha256(data).hexdigest()
 
 
 def _first_text(

@@ -168,15 +168,16 @@ def test_no_row_becomes_a_sample_and_no_sidecar_stays(tmp_path):
     assert not list((tmp_path / "out").glob("*.parquet"))
 
 
-def test_row_groups_are_bounded_in_rows_and_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(module, "ROWS_PER_GROUP", 10)
-    monkeypatch.setattr(module, "MAX_GROUP_BYTES", 4000)
+def test_row_groups_are_bounded_in_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(module, "MAX_GROUP_BYTES", 10 * module.ROW_BYTES)
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
     rows = [{"text": f"row {i}"} for i in range(25)]
     rows[3]["license"] = "x" * 5000
+    rows += [{"image": "a.jpg", "text": "a cat"}] * 3
     run(write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out", samples_per_shard=100)
     parquet = open_sidecar(open_store(str(tmp_path / "out")), "shard-000000.tar")
     groups = [parquet.metadata.row_group(i).num_rows for i in range(parquet.num_row_groups)]
-    assert groups == [4, 10, 10, 1]
+    assert groups == [4, 10, 10, 3, 1]  # a row with a medium takes as much as six others
 
 
 def test_a_large_sidecar_is_read_in_ranges(corpus, tmp_path, monkeypatch):
