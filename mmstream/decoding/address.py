@@ -12,7 +12,7 @@ from typing import TypeVar
 from mmstream.errors import DecodeError, SampleError, SkipSample, TimeoutError, where
 from mmstream.types import Sample
 
-__all__ = ["address", "with_address"]
+__all__ = ["address", "addressed", "with_address"]
 
 T = TypeVar("T")
 
@@ -24,9 +24,14 @@ def with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
     try:
         return decode()
     except SampleError as error:
-        # A user's subclass may not take one string, so it is raised again as one of ours.
-        kind = next(kind for kind in _KINDS if isinstance(error, kind))
-        raise kind(f"{address(sample, name)}: {error}") from None
+        raise addressed(sample, name, error) from None
+
+
+def addressed(sample: Sample, name: str, error: SampleError) -> SampleError:
+    """Return an error with the field's address before the reason."""
+    # A user's subclass may not take one string, so it becomes one of ours.
+    kind = next(kind for kind in _KINDS if isinstance(error, kind))
+    return kind(f"{address(sample, name)}: {error}")
 
 
 def address(sample: Sample, name: str) -> str:

@@ -31,7 +31,7 @@ from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
-from mmstream.errors import ConfigError, DecodeError, escaped
+from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
@@ -50,7 +50,7 @@ FieldDecoder: TypeAlias = (
 IMAGE = "image"
 """The name of the pictures that ``Decode(image=)`` decodes."""
 
-EarlyPictures: TypeAlias = Mapping[str, Decoded | DecodeError]
+EarlyPictures: TypeAlias = Mapping[str, Decoded | SampleError]
 """By field: what became of the pictures that were decoded before the rest of their sample."""
 
 GEOMETRY = (
@@ -257,7 +257,7 @@ def early_picture(early: EarlyPictures, field: str) -> Decoded | None:
         DecodeError: It is damaged.
     """
     result = early.get(field)
-    if isinstance(result, DecodeError):
+    if isinstance(result, SampleError):
         raise result
     return result
 

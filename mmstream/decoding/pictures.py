@@ -6,8 +6,8 @@ Place in the flow: the decode stage works on a step in three passes, each over a
     decode   `decode_picture` fills the memory of the batch; nearly all of it is work in C
     finish   `decode_sample` does all else, and takes the pictures as they are
 
-A decoder in C fills the caches of its core, so the Python after it is several times slower than
-Python in one piece. With three passes there is little Python between two pictures.
+A decoder in C fills the caches of its core with pixels, and the Python after it runs several times
+slower than Python in one piece. With three passes there is little Python between two pictures.
 
 All other pictures are decoded with their sample: those of any size, several of a sample, those that
 share the geometry of another, and what a decoder of the user makes.
@@ -16,18 +16,17 @@ share the geometry of another, and what a decoder of the user makes.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from functools import partial
 from typing import NamedTuple
 
 import numpy as np
-import torch
+from numpy.typing import NDArray
 
-from mmstream.decoding.address import with_address
+from mmstream.decoding.address import addressed
 from mmstream.decoding.by_field import IMAGE, picture_rng
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder, PicturePlan
 from mmstream.decoding.sample import free_images
-from mmstream.errors import DecodeError
+from mmstream.errors import DecodeError, SampleError
 from mmstream.types import Sample
 
 __all__ = ["PlannedPicture", "decode_picture", "early_decoders", "plan_pictures"]
@@ -61,7 +60,7 @@ def early_decoders(decode: Decode | None) -> dict[str, ImageDecoder]:
 
 def plan_pictures(
     sample: Sample, decode: Decode, decoders: Mapping[str, ImageDecoder]
-) -> dict[str, PlannedPicture | DecodeError]:
+) -> dict[str, PlannedPicture | SampleError]:
     """Plan the pictures of a sample that are decoded before the rest of it.
 
     Args:
@@ -75,26 +74,32 @@ def plan_pictures(
     """
     if any(isinstance(sample.get(name), bytes) for name in decode.plan.parsers):
         return {}
-    planned: dict[str, PlannedPicture | DecodeError] = {}
+    planned: dict[str, PlannedPicture | SampleError] = {}
     for name, decoder in decoders.items():
-        if name == IMAGE and decode.image is not None:
-            files = free_images(sample, decode)
-        else:
-            files = [file for file in decode.plan.sources.get(name, (name,)) if file in sample][:1]
-        if len(files) != 1 or not isinstance(sample[files[0]], bytes | memoryview):
+        file = _only_file(sample, name, decode)
+        data = None if file is None else sample[file]
+        if file is None or not isinstance(data, bytes | memoryview):
             continue
         rng = picture_rng(sample, name) if decoder.is_random else None
-        plan = partial(decoder.plan_picture, sample[files[0]], rng)
         try:
-            planned[name] = PlannedPicture(
-                sample, files[0], decoder, rng, with_address(sample, files[0], plan)
-            )
+            plan = decoder.plan_picture(data, rng)
         except DecodeError as error:
-            planned[name] = error
+            planned[name] = addressed(sample, file, error)
+        else:
+            planned[name] = PlannedPicture(sample, file, decoder, rng, plan)
     return planned
 
 
-def decode_picture(picture: PlannedPicture, out: torch.Tensor) -> Decoded | DecodeError:
+def _only_file(sample: Sample, name: str, decode: Decode) -> str | None:
+    """Return the file that a field is decoded from. None: there is none, or there are several."""
+    if name == IMAGE and decode.image is not None:
+        files = free_images(sample, decode)
+        return files[0] if len(files) == 1 else None
+    sources = decode.plan.sources.get(name, (name,))
+    return next((file for file in sources if file in sample), None)
+
+
+def decode_picture(picture: PlannedPicture, out: NDArray[np.uint8]) -> Decoded | SampleError:
     """Decode a picture into its row of the batch. Return why it is bad, if it is.
 
     Args:
@@ -102,8 +107,7 @@ def decode_picture(picture: PlannedPicture, out: torch.Tensor) -> Decoded | Deco
         out: uint8 [H, W, 3], of a mask [H, W].
     """
     sample, file, decoder, rng, plan = picture
-    decode = partial(decoder.decode_planned, sample[file], plan, out.numpy(), rng)
     try:
-        return with_address(sample, file, decode)
+        return decoder.decode_planned(sample[file], plan, out, rng)
     except DecodeError as error:
-        return error
+        return addressed(sample, file, error)

@@ -1,5 +1,7 @@
 """A step of raw samples becomes a step of decoded samples, with as many rows.
 
+It works in three passes over all rows: plan, decode pictures, finish (``pictures.py`` says why).
+
 A bad sample is replaced by a deterministic substitute (``substitute.py``), so all ranks keep the
 same number of rows and steps. Where rows are packs it is left out of its row (``packs.py``).
 """
@@ -13,16 +15,19 @@ from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 
 from mmstream._vector_math import resolve_vector_math
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.address import address
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.by_field import IMAGE
+from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import video_files
 from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
-from mmstream.decoding.pictures import early_decoders, plan_pictures
+from mmstream.decoding.pictures import PlannedPicture, early_decoders, plan_pictures
 from mmstream.decoding.sample import Decode, RowMemory, decode_texts
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.substitute import (
@@ -73,6 +78,17 @@ class _PlannedVideo(NamedTuple):
     file: str
     shape: tuple[int, int, int, int]
     """Of its frames: [F, H, W, 3]."""
+
+
+class _EarlyPicture(NamedTuple):
+    """A picture that is decoded before its row."""
+
+    row: int
+    name: str
+    """Of its field in the batch."""
+    picture: PlannedPicture
+    out: NDArray[np.uint8]
+    """Its memory."""
 
 
 class DecodeStage:
@@ -161,7 +177,7 @@ class DecodeStage:
         if prepared is None:
             prepared = self._prepared(step)
         memory = self._memory_of_rows(prepared)
-        prepared = self._with_pictures(step, prepared, memory)
+        prepared = self._with_early_pictures(step, prepared, memory)
         if self._limits is not None:
             return self._packed(step, prepared, memory, self._limits)
 
@@ -181,31 +197,40 @@ class DecodeStage:
                 prepared[row] = entry._replace(pictures=pictures)
         return prepared
 
-    def _with_pictures(
+    def _with_early_pictures(
         self,
         step: RawStep,
         prepared: Sequence[Prepared | None],
         memory: Sequence[RowMemory],
     ) -> Sequence[Prepared | None]:
         """Decode the planned pictures of all rows."""
-        planned = [
-            (row, entry)
+        early: dict[int, dict[str, Decoded | SampleError]] = {}
+        pictures: list[_EarlyPicture] = []
+        for row, entry in enumerate(prepared):
+            if not isinstance(entry, PreparedSample) or not entry.pictures:
+                continue
+            early[row] = {}
+            for name, planned in entry.pictures.items():
+                if isinstance(planned, SampleError):
+                    early[row][name] = planned
+                else:
+                    out = memory[row].pictures[name].numpy()
+                    pictures.append(_EarlyPicture(row, name, planned, out))
+
+        def decode(number: int) -> Decoded | SampleError:
+            row, _, picture, out = pictures[number]
+            return self._decode_row.decode_picture(step, row, picture, out)
+
+        outcomes = [step.outcomes[picture.row] for picture in pictures]
+        decoded = _all_rows(decode, outcomes, self._pool, self._num_helpers)
+        for picture, result in zip(pictures, decoded, strict=True):
+            early[picture.row][picture.name] = result
+        return [
+            entry._replace(early=early[row])
+            if isinstance(entry, PreparedSample) and row in early
+            else entry
             for row, entry in enumerate(prepared)
-            if isinstance(entry, PreparedSample) and entry.pictures
         ]
-        if not planned:
-            return prepared
-
-        def decode_pictures(number: int) -> PreparedSample:
-            row, entry = planned[number]
-            return self._decode_row.decode_pictures(step, row, entry, memory[row])
-
-        outcomes = [step.outcomes[row] for row, _ in planned]
-        decoded = _all_rows(decode_pictures, outcomes, self._pool, self._num_helpers)
-        results = list(prepared)
-        for (row, _), entry in zip(planned, decoded, strict=True):
-            results[row] = entry
-        return results
 
     def _packed(
         self,

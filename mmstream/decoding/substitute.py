@@ -12,10 +12,14 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
+import numpy as np
+from numpy.typing import NDArray
+
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.decoding.by_field import EarlyPictures
+from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import MediaPlans, plan_media
 from mmstream.decoding.pictures import PlannedPicture, decode_picture
 from mmstream.decoding.sample import (
@@ -123,7 +127,7 @@ class PreparedSample(NamedTuple):
     """Of its text. None: not tokenized yet."""
     plans: MediaPlans | None
     """Of its videos and recordings. None: they are planned when they are decoded."""
-    pictures: Mapping[str, PlannedPicture | DecodeError] = _NO_PICTURES
+    pictures: Mapping[str, PlannedPicture | SampleError] = _NO_PICTURES
     """Of those that are decoded before the rest of the sample, by field."""
     early: EarlyPictures = _NO_PICTURES
     """What became of `pictures`."""
@@ -257,20 +261,14 @@ class RowDecoder:
         for row, (sample, media_plans) in zip(rows, side_by_side(plan, outcomes), strict=True):
             samples[row], plans[row] = sample, media_plans
 
-    def decode_pictures(
-        self, step: RawStep, position: int, prepared: PreparedSample, out: RowMemory
-    ) -> PreparedSample:
-        """Decode the planned pictures of a row into its memory. Errors wait until it is decoded."""
-        lineage, key = step.lineage, str(prepared.sample["__key__"])
+    def decode_picture(
+        self, step: RawStep, position: int, picture: PlannedPicture, out: NDArray[np.uint8]
+    ) -> Decoded | SampleError:
+        """Decode a planned picture of a row into its memory. Return why it is bad, if it is."""
+        lineage, key = step.lineage, str(picture.sample["__key__"])
         ref = lineage.planned[position]
         self.progress.begin_sample(Stage.DECODE, lineage.epoch, lineage.step, *ref, key)
-        early = {
-            name: picture
-            if isinstance(picture, DecodeError)
-            else decode_picture(picture, out.pictures[name])
-            for name, picture in prepared.pictures.items()
-        }
-        return prepared._replace(early=early)
+        return decode_picture(picture, out)
 
     def __call__(
         self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory

@@ -43,7 +43,13 @@ from mmstream.decoding.image.geometry import (
 )
 from mmstream.decoding.image.gpu_eligible import plain_jpeg
 from mmstream.decoding.image.image_shape import ImageShape
-from mmstream.decoding.image.jpeg import JpegHeader, JpegPlan, jpeg_header, plan_jpeg
+from mmstream.decoding.image.jpeg import (
+    JpegHeader,
+    JpegPlan,
+    decode_jpeg,
+    jpeg_header,
+    plan_jpeg,
+)
 from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
 from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.processors import settings_of
@@ -419,8 +425,10 @@ class ImageDecoder:
             pixels, factor = decode_mask(data, limits, check_shape), 1
         elif plan is None:
             pixels, factor = decode_bytes(data, limits, 1, check_shape)
+        elif plan.jpeg is not None:
+            pixels, factor = decode_jpeg(data, limits, plan.factor, plan.jpeg)
         else:
-            pixels, factor = decode_bytes(data, limits, plan.factor, None, plan.jpeg)
+            pixels, factor = decode_bytes(data, limits, plan.factor)
         limits.check_time()
         if plan is None:
             picture = (pixels.shape[0], pixels.shape[1])

@@ -24,7 +24,7 @@ from PIL import (
 )
 
 from mmstream.decoding.image.geometry import Shape
-from mmstream.decoding.image.jpeg import JpegPlan, decode_jpeg, jpeg_shape
+from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import upright, upright_bytes
 from mmstream.decoding.image.pillow import (
@@ -45,7 +45,6 @@ def decode_bytes(
     limits: Limits,
     factor: int = 1,
     check_shape: Callable[[int, int], None] | None = None,
-    jpeg: JpegPlan | None = None,
 ) -> tuple[NDArray[np.uint8], int]:
     """Decode an image of any known format.
 
@@ -54,8 +53,6 @@ def decode_bytes(
         limits: Limits on pixels, memory and time.
         factor: How many times smaller a JPEG may be decoded: 1, 2, 4 or 8.
         check_shape: As in `decode_with_pillow`. Not used for a JPEG.
-        jpeg: What `plan_jpeg` returned for this file and factor, if it is a JPEG. None: it is
-            planned now.
 
     Returns:
         The pixels: uint8 [H, W, 3], RGB, upright, C-contiguous. And the factor that was used. It is
@@ -65,7 +62,7 @@ def decode_bytes(
         DecodeError: The bytes are not a whole image, or exceed a limit.
     """
     if data[:2] == JPEG_START:
-        return decode_jpeg(data, limits, factor, jpeg)
+        return decode_jpeg(data, limits, factor)
     data = bytes(data)
     plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile:

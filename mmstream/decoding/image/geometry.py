@@ -21,6 +21,9 @@ from mmstream.errors import DecodeError
 Shape = tuple[int, int]
 """(height, width) in pixels."""
 
+Box = tuple[int, int, int, int]
+"""(top, left, height, width) in pixels of a picture."""
+
 MAX_ASPECT_RATIO = 200
 """The limit of ``smart_resize`` in transformers."""
 
@@ -38,7 +41,7 @@ class View(NamedTuple):
     centre: ``View(box=(0, 0, 480, 640), resized=(256, 341), shape=(224, 224), offset=(-16, -58))``.
     """
 
-    box: tuple[int, int, int, int]
+    box: Box
     """Top, left, height, width in the picture. What sticks out of it is filled."""
     resized: Shape
     """The size that the box is resized to."""
@@ -150,7 +153,7 @@ def random_box(
     scale: tuple[float, float],
     ratio: tuple[float, float],
     rng: np.random.Generator,
-) -> tuple[int, int, int, int]:
+) -> Box:
     """Draw a box by the rule of torchvision's ``RandomResizedCrop``.
 
     Args:
@@ -190,13 +193,17 @@ def scaled_view(view: View, picture: Shape, factor: int) -> View:
     at the picture's edge ends at the smaller picture's edge. Other edges are rounded to the nearest
     pixel: a box that ends at row 300 ends at row 38.
     """
-    top, left, height, width = view.box
+    return view._replace(box=_scaled_box(view.box, picture, factor))
+
+
+def _scaled_box(box: Box, picture: Shape, factor: int) -> Box:
+    top, left, height, width = box
     bottom, right = (
         -(-side // factor) if end == side else round(end / factor)
         for end, side in zip((top + height, left + width), picture, strict=True)
     )
     top, left = round(top / factor), round(left / factor)
-    return view._replace(box=(top, left, bottom - top, right - left))
+    return top, left, bottom - top, right - left
 
 
 def shrink_factor(views: list[View], picture: Shape) -> int:
@@ -211,13 +218,13 @@ def shrink_factor(views: list[View], picture: Shape) -> int:
     largest = 1
     for factor in (2, 4, 8):
         for view in views:
-            if not _is_large_enough(scaled_view(view, picture, factor), view, picture):
+            if not _is_large_enough(_scaled_box(view.box, picture, factor), view, picture):
                 return largest
         largest = factor
     return largest
 
 
-def _is_large_enough(scaled: View, view: View, picture: Shape) -> bool:
+def _is_large_enough(scaled: Box, view: View, picture: Shape) -> bool:
     margin = 1.0 if view.box == (0, 0, *picture) else INNER_MARGIN
     height, width = view.resized
-    return scaled.box[2] >= margin * height and scaled.box[3] >= margin * width
+    return scaled[2] >= margin * height and scaled[3] >= margin * width
