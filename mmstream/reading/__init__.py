@@ -16,6 +16,7 @@ process.py      the main process' side: starts it, tells it where to begin, ends
 plan.py         order -> ranges of shards, and when each is needed first
 window_memory.py  what its windows take, and what to do where that is too much
 range_cache.py  its ranges in the node cache
+sample_memory.py  where samples arrive, seen by the processes that take them
 arrived.py      what came of ranges and steps, and what lies in the node cache instead
 rank_reader.py  requests ranges ahead, holds them, and hands out steps
 server.py       serves steps to workers and to the main process

@@ -26,7 +26,7 @@ class Arrived:
 
     planned: PlannedRange
     ready: asyncio.Task[None] | None = None
-    transfers: list[asyncio.Future[bytearray]] = field(default_factory=list)
+    transfers: list[asyncio.Future[memoryview]] = field(default_factory=list)
     data: memoryview = field(default_factory=lambda: memoryview(b""))
     errors: dict[int, ShardError | SampleError] = field(default_factory=dict)
     """By position in the window."""
@@ -51,7 +51,7 @@ class Arrived:
         assert self.ready is not None
         await asyncio.shield(self.ready)
 
-    def put(self, samples: SampleRange, data: bytearray | memoryview, first: int) -> None:
+    def put(self, samples: SampleRange, data: memoryview, first: int) -> None:
         """Copy samples into its bytes, and nothing of what lies between them.
 
         Args:

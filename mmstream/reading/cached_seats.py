@@ -27,20 +27,22 @@ class CacheLocation(NamedTuple):
     """CRC-32C of its bytes."""
 
 
-def read_cached(cached: Mapping[int, CacheLocation], data: memoryview, ends: IntArray) -> list[int]:
+def read_cached(
+    cached: Mapping[int, CacheLocation], data: memoryview, starts: IntArray, stops: IntArray
+) -> list[int]:
     """Read samples of the node cache to their places in a step.
 
     Args:
         cached: The samples, by seat.
-        data: The bytes of the step.
-        ends: Sample i of the step is bytes [ends[i - 1], ends[i]) of it.
+        data: Where the samples of the step lie.
+        starts: Sample i is bytes [starts[i], stops[i]) of it.
+        stops: Where each sample ends.
 
     Returns:
         The seats whose bytes are not right. Their places have any content.
     """
-    bounds = [0, *ends.tolist()]
     return [
         seat
         for seat, (path, start, checksum) in cached.items()
-        if not read_sample(path, start, data[bounds[seat] : bounds[seat + 1]], checksum)
+        if not read_sample(path, start, data[starts[seat] : stops[seat]], checksum)
     ]

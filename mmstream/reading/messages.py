@@ -2,10 +2,10 @@
 
 There are two kinds of connections. Through the *control* connection, the main process says what to
 read. It is a pickled value a message. Through a *step* connection, a worker (or the main process,
-where there are no workers) asks for a step and gets it. Its messages are short, and the bytes cross
-in a block of shared memory that belongs to the connection: the samples of the step one after the
-other, then a pickled header. A worker is done with them before it asks again, so one block serves
-for all steps. A step that needs a larger block brings a new one with it.
+where there are no workers) asks for a step and gets it. Its messages are short. They say where in
+the memory of the reader process (`SampleMemory`) a pickled header lies, and that says where the
+samples do. The first answer brings this memory with it. A worker is done with a step before it asks
+for another one, so the samples stay until then.
 """
 
 from __future__ import annotations
@@ -34,23 +34,18 @@ from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
 __all__ = [
-    "BLOCK_FD",
     "MAX_SEATS",
+    "MEMORY_FD",
     "ReaderEnded",
     "ReaderSetup",
-    "StepBlock",
     "StepConnection",
     "StepHeader",
     "StepRequest",
     "Verdict",
 ]
 
-ROUND_BYTES = 1 << 20
-"""Sizes of blocks are multiples of this."""
-
-BLOCK_FD = 1
-"""Descriptors that come with the answer that has a new block."""
-
+MEMORY_FD = 1
+"""Descriptors that come with the first answer."""
 
 MAX_SEATS = 1024
 """Samples that one message asks for again, at most."""
@@ -66,9 +61,9 @@ class Verdict(IntEnum):
     """What an answer says."""
 
     STEP = 0
-    """The step is in the block."""
+    """There is a `StepHeader`."""
     ERROR = 1
-    """An exception is in the block."""
+    """There is an exception."""
     DROPPED = 2
     """The step belongs to an iteration that is over."""
 
@@ -108,14 +103,14 @@ class StepRequest(NamedTuple):
 
 
 class Answer(NamedTuple):
-    """Says what is in the block."""
+    """Says where a header or an exception lies, pickled."""
 
     verdict: Verdict
-    num_bytes: int
-    """Bytes of all samples; the header begins there."""
-    num_header_bytes: int
-    block_bytes: int
-    """Size of the block, if a new one comes with this message; else 0."""
+    start: int = 0
+    """Its first byte in the memory of the reader process."""
+    num_bytes: int = 0
+    memory_bytes: int = 0
+    """Size of this memory, if it comes with this message; else 0."""
 
     def packed(self) -> bytes:
         """Return the message."""
@@ -139,50 +134,21 @@ class StepHeader:
     index: IntArray
     valid: npt.NDArray[np.bool_]
     """Of each row."""
-    ends: IntArray
-    """Sample i is bytes [ends[i - 1], ends[i]) of the block; empty where there is an error."""
+    starts: IntArray
+    """Sample i is bytes [starts[i], stops[i]) of the memory of the reader process."""
+    stops: IntArray
+    """The same as `starts` where there is an error."""
     errors: dict[int, ShardError | SampleError]
     """By seat."""
     large: dict[int, LargeSample]
-    """By seat: the samples of which the block has the first bytes only."""
+    """By seat: the samples of which the first bytes are there only."""
     counts: TransferCounts
     num_wrong_reads: int
     packed: PackedRows | None = None
     """How samples make rows, where rows are packs. None: seats are rows."""
     cached: Mapping[int, CacheLocation] = field(default_factory=dict)
-    """By seat: the samples that are not in the block. Whoever asked reads them from the node
-    cache."""
-
-
-class StepBlock:
-    """The reader's side of the block of a connection."""
-
-    def __init__(self) -> None:
-        self._map: mmap.mmap | None = None
-        self._file = -1
-        self.num_bytes = 0
-
-    def reserve(self, num_bytes: int) -> tuple[memoryview, int | None]:
-        """Return the block with room for so many bytes, and the descriptor of a new one.
-
-        The descriptor belongs to the block.
-        """
-        if self._map is not None and num_bytes <= self.num_bytes:
-            return memoryview(self._map), None
-        self.close()
-        # A quarter more than is needed now, as steps differ in size.
-        self.num_bytes = -(-(num_bytes + num_bytes // 4) // ROUND_BYTES) * ROUND_BYTES
-        self._file = os.memfd_create("mmstream-step", os.MFD_CLOEXEC)
-        os.ftruncate(self._file, self.num_bytes)
-        self._map = mmap.mmap(self._file, self.num_bytes)
-        return memoryview(self._map), self._file
-
-    def close(self) -> None:
-        """Give the memory back."""
-        if self._map is not None:
-            self._map.close()
-            os.close(self._file)
-            self._map = None
+    """By seat: the samples of which only the place is there. Whoever asked reads them from the
+    node cache."""
 
 
 class StepConnection:
@@ -193,13 +159,15 @@ class StepConnection:
 
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
-        self._block: mmap.mmap | None = None
+        self._memory: memoryview | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepConnection, (self._socket,)
 
     def ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
-        """Return a step: its header and the bytes of its samples, which hold until the next call.
+        """Return the header of a step, and the memory with its samples.
+
+        They stay until the next call that asks for a step.
 
         Raises:
             ReaderEnded: there is no reader process any more.
@@ -208,30 +176,29 @@ class StepConnection:
         """
         try:
             self._socket.sendall(request.packed())
-            message, files, _, _ = socket.recv_fds(self._socket, 256, BLOCK_FD)
+            message, files, _, _ = socket.recv_fds(self._socket, 256, MEMORY_FD)
         except OSError:
             message, files = b"", []
         if not message:
             raise ReaderEnded("the reader process has ended")
         answer = Answer.unpacked(message)
         if files:
-            self._attach(files[0], answer.block_bytes)
+            self._attach(files[0], answer.memory_bytes)
         if answer.verdict is Verdict.DROPPED:
             raise MMStreamError("this step belongs to an iteration that is over")
-        assert self._block is not None
-        view = memoryview(self._block)
-        value: Any = pickle.loads(view[answer.num_bytes :][: answer.num_header_bytes])
+        assert self._memory is not None
+        value: Any = pickle.loads(self._memory[answer.start :][: answer.num_bytes])
         if answer.verdict is Verdict.ERROR:
             raise value
-        return value, view[: answer.num_bytes]
+        return value, self._memory
 
     def _attach(self, file: int, num_bytes: int) -> None:
         try:
-            self._block = mmap.mmap(file, num_bytes)  # views may hold on to the old one
+            self._memory = memoryview(mmap.mmap(file, num_bytes))
         finally:
             os.close(file)
 
     def close(self) -> None:
         """Close the connection."""
         self._socket.close()
-        self._block = None
+        self._memory = None

@@ -64,11 +64,6 @@ def node_cache_settings(
     return NodeCacheSettings(root, max_bytes, min(1.0, num_local_ranks() / world_size))
 
 
-MALLOC = {"MALLOC_MMAP_THRESHOLD_": str(64 << 20), "MALLOC_TRIM_THRESHOLD_": str(256 << 20)}
-"""Lets glibc use the memory of runs again, instead of new pages from the system for each run: 0.51
-CPU s/GB in place of 0.74 (medians of 3 and 4 runs on a shared machine), at the same peak."""
-
-
 class ReaderProcess:
     """A reader process, from its start to its end. It belongs to the process that made it.
 
@@ -107,7 +102,7 @@ class ReaderProcess:
                 [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
                 pass_fds=files,
                 stdin=subprocess.DEVNULL,
-                env=MALLOC | os.environ | safe_environment(),
+                env=os.environ | safe_environment(),
             )
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, mask)

@@ -31,7 +31,7 @@ from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM
 from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache
-from mmstream.storage.transfers import new_buffer
+from mmstream.storage.transfers import own_memory
 from mmstream.types import IntArray
 
 __all__ = [
@@ -70,7 +70,7 @@ class NodeCacheSettings(NamedTuple):
 class CachedRange(NamedTuple):
     """A range of which the cache has samples."""
 
-    data: bytearray
+    data: memoryview
     """As long as the range."""
     is_there: npt.NDArray[np.bool_]
     """Which of its samples are in `data`. There is one at least."""
@@ -110,7 +110,7 @@ class RangeCache:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._read, samples, files)
 
-    def write(self, samples: SampleRange, data: bytearray | memoryview) -> None:
+    def write(self, samples: SampleRange, data: memoryview) -> None:
         """Keep the samples of a range, whose bytes were compared with their checksums."""
         first, view = int(samples.start[0]), memoryview(data)
         for file, cached, _ in self._files(samples):
@@ -146,13 +146,13 @@ class RangeCache:
         self, samples: SampleRange, files: Sequence[tuple[CacheFile, CachedSamples, IntArray]]
     ) -> CachedRange | None:
         is_there = np.zeros(samples.index.size, dtype=np.bool_)
-        data = bytearray()
+        data = memoryview(b"")
 
         def new_data() -> memoryview:
             nonlocal data
             if not data:
-                data = new_buffer(samples.num_bytes)
-            return memoryview(data)
+                data = own_memory(samples.num_bytes)
+            return data
 
         for file, cached, numbers in files:
             is_there[numbers] = self._cache.read(file, cached, new_data, int(samples.start[0]))

@@ -14,7 +14,7 @@ import asyncio
 import heapq
 import math
 from collections import defaultdict
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from itertools import count
@@ -36,7 +36,7 @@ from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, me
 from mmstream.reading.range_cache import RangeCache
 from mmstream.storage import Access, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.storage.transfers import RangeRequest, new_buffer
+from mmstream.storage.transfers import RangeRequest, own_memory
 from mmstream.types import IntArray
 
 __all__ = ["RankReader", "TransferQueue"]
@@ -68,13 +68,13 @@ MAX_REPLACED = 8
 class TransferQueue(Protocol):
     """What this module asks of `mmstream.storage.transfers.Transfers`."""
 
-    def submit(self, request: RangeRequest) -> asyncio.Future[bytearray]:
+    def submit(self, request: RangeRequest) -> asyncio.Future[memoryview]:
         """Queue a range."""
 
     def advance(self, clock: int) -> None:
         """Say which deadline is needed now."""
 
-    def cancel(self, futures: Sequence[asyncio.Future[bytearray]]) -> None:
+    def cancel(self, futures: Sequence[asyncio.Future[memoryview]]) -> None:
         """Give up ranges."""
 
     def pop_counts(self) -> TransferCounts:
@@ -93,6 +93,7 @@ class RankReader:
         least_large_bytes: of samples of this size, the first bytes are read. None: all are read
             whole.
         cache: has samples of earlier epochs. None: all come from storage.
+        new_memory: length -> memory for ranges of which a part comes at a time.
     """
 
     def __init__(
@@ -105,6 +106,7 @@ class RankReader:
         horizon_bytes: int = HORIZON_BYTES,
         least_large_bytes: int | None = None,
         cache: RangeCache | None = None,
+        new_memory: Callable[[int], memoryview] = own_memory,
     ) -> None:
         self._source, self._order, self._transfers = source, order, transfers
         self._datasets = datasets
@@ -112,6 +114,7 @@ class RankReader:
         self._max_horizon_bytes = horizon_bytes
         self._least_large_bytes = least_large_bytes
         self._cache = cache
+        self._new_memory = new_memory
         self._recent_bytes, self._taken_at = 0.0, -math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmstream-plan")
         self._rows: tuple[int, int] | None = None
@@ -378,7 +381,7 @@ class RankReader:
         self._count_hits(samples.select(is_cached))
         missing = samples.select(~is_cached)
         if missing.position.size:
-            arrived.data = memoryview(new_buffer(samples.num_bytes))
+            arrived.data = self._new_memory(samples.num_bytes)
             await self._fetch_missing(arrived, missing)
 
     async def _fetch_again(
@@ -399,7 +402,7 @@ class RankReader:
         arrived.cached = {}
         self._count_hits(again, -1)  # the cache counts those that it reads
         if not arrived.data:
-            arrived.data = memoryview(new_buffer(samples.num_bytes))
+            arrived.data = self._new_memory(samples.num_bytes)
         cached = await self._cache.read(again)
         if cached is not None:
             there = again.select(cached.is_there)
@@ -449,7 +452,7 @@ class RankReader:
             except OSError as error:
                 await self._explain(arrived, samples, error)
                 return
-            arrived.data = memoryview(data)
+            arrived.data = data
             wrong = self._wrong_samples(samples, data)
             if not wrong:
                 if self._cache is not None:
@@ -460,7 +463,7 @@ class RankReader:
             index, position = int(samples.index[number]), int(samples.position[number])
             arrived.errors[position] = location.dataset.checksum_error(location.shard, index)
 
-    async def _read(self, arrived: Arrived, samples: SampleRange) -> bytearray:
+    async def _read(self, arrived: Arrived, samples: SampleRange) -> memoryview:
         """Return the bytes of a range. A replaced shard is read if its samples have checksums."""
         shard, start, stop = samples.bounds
         _, dataset, local_shard = self._source.locate(shard)
@@ -482,7 +485,7 @@ class RankReader:
                 arrived.transfers.remove(future)
         raise AssertionError("never reached")
 
-    def _wrong_samples(self, samples: SampleRange, data: bytearray) -> list[int]:
+    def _wrong_samples(self, samples: SampleRange, data: memoryview) -> list[int]:
         if (samples.checksum == NO_CHECKSUM).all():
             return []
         first = int(samples.start[0])
@@ -505,7 +508,7 @@ class RankReader:
             arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
             return
         singles = [samples.slice(number, number + 1) for number in range(num_samples)]
-        arrived.data = memoryview(bytearray(samples.num_bytes))
+        arrived.data = self._new_memory(samples.num_bytes)
         await self._fetch_pieces(arrived, singles)
 
     # -- delivering ----------------------------------------------------------------------------

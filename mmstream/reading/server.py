@@ -30,13 +30,13 @@ from mmstream.reading.messages import (
     MAX_MESSAGE_BYTES,
     Answer,
     ReaderSetup,
-    StepBlock,
     StepHeader,
     StepRequest,
     Verdict,
 )
 from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import RankReader
+from mmstream.reading.sample_memory import SampleMemory, most_bytes
 from mmstream.storage.node_cache import NodeCache
 from mmstream.storage.range_client import range_client
 from mmstream.storage.transfers import Transfers
@@ -69,14 +69,18 @@ class Server:
         control: where the main process says what to read.
         connections: where steps are asked for.
         reader: reads them.
+        memory: where their samples lie.
     """
 
     def __init__(
-        self, control: Connection, connections: Sequence[socket.socket], reader: RankReader
+        self,
+        control: Connection,
+        connections: Sequence[socket.socket],
+        reader: RankReader,
+        memory: SampleMemory,
     ) -> None:
-        self._control, self._reader = control, reader
-        self._blocks = {connection: StepBlock() for connection in connections}
-        self._cached: dict[socket.socket, dict[int, CachedSample]] = {}  # of the latest step
+        self._control, self._reader, self._memory = control, reader, memory
+        self._clients = {connection: _Client() for connection in connections}
         self._iteration = 0
         self._early: list[tuple[socket.socket, StepRequest]] = []
         self._answers: dict[socket.socket, asyncio.Task[None]] = {}
@@ -86,15 +90,14 @@ class Server:
         """Serve until the control connection ends."""
         loop = asyncio.get_running_loop()
         loop.add_reader(self._control.fileno(), self._obey)
-        for connection in self._blocks:
+        for connection in self._clients:
             connection.setblocking(False)
             loop.add_reader(connection.fileno(), self._accept, connection)
         await self._ended.wait()
         loop.remove_reader(self._control.fileno())
-        for connection, block in self._blocks.items():
+        for connection in self._clients:
             loop.remove_reader(connection.fileno())
             connection.close()
-            block.close()
         await self._reader.close()
 
     def _obey(self) -> None:
@@ -120,9 +123,8 @@ class Server:
         self._iteration = iteration
         for connection, answer in list(self._answers.items()):
             answer.cancel()
-            self._send(connection, Answer(Verdict.DROPPED, 0, 0, 0))
+            self._send(connection, Answer(Verdict.DROPPED))
         self._answers.clear()
-        self._cached.clear()
         self._reader.begin(epoch, step, rows, single_samples=single_samples)
         early, self._early = self._early, []
         for connection, request in early:
@@ -135,6 +137,7 @@ class Server:
         except OSError:
             message = b""
         if not message:  # that worker has ended
+            self._clients[connection] = _Client()
             asyncio.get_running_loop().remove_reader(connection.fileno())
             return
         self._begin_answer(connection, StepRequest.unpacked(message))
@@ -143,79 +146,79 @@ class Server:
         if request.iteration > self._iteration:  # it has come before the word of the main process
             self._early.append((connection, request))
         elif request.iteration < self._iteration:
-            self._send(connection, Answer(Verdict.DROPPED, 0, 0, 0))
+            self._send(connection, Answer(Verdict.DROPPED))
         else:
             task = asyncio.get_running_loop().create_task(self._answer(connection, request))
             self._answers[connection] = task
 
     async def _answer(self, connection: socket.socket, request: StepRequest) -> None:
+        client = self._clients[connection]
         try:
             if request.seats:
-                cached = self._cached[connection]
-                samples = await self._reader.again([cached[seat] for seat in request.seats])
+                samples = await self._reader.again([client.cached[seat] for seat in request.seats])
             else:
+                client.held.clear()  # whoever asks is done with the step before
                 samples = await self._reader.step(request.epoch, request.step)
-                self._cached[connection] = samples.cached
-            answer, file = self._put_step(self._blocks[connection], samples)
+                client.cached = samples.cached
+            answer = self._put(client, Verdict.STEP, self._header(client, samples))
         except Exception as error:
-            answer, file = _put_error(self._blocks[connection], error)
+            answer = self._put(client, Verdict.ERROR, error)
         del self._answers[connection]
-        self._send(connection, answer, file)
+        self._send(connection, answer)
 
-    def _put_step(self, block: StepBlock, samples: StepSamples) -> tuple[Answer, int | None]:
-        """Copy the samples of a step into a block, with room for those in the node cache."""
-        ends = np.cumsum(samples.sizes, dtype=np.int64)
-        cached = {seat: sample.location for seat, sample in samples.cached.items()}
+    def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
+        """Hold the samples of a step, and say where they are."""
+        data = list(samples.data)
+        if samples.cached:  # whoever asked reads them to their places
+            seats = list(samples.cached)
+            stops = np.cumsum(samples.sizes[seats]).tolist()
+            place = self._memory.take(stops[-1])
+            for seat, start, stop in zip(seats, [0, *stops], stops, strict=False):
+                data[seat] = place[start:stop]
+        client.held += data
+        starts = np.array([self._memory.position(one) if one else 0 for one in data], np.int64)
         counts, num_wrong = self._reader.pop_counts()
-        header = pickle.dumps(
-            StepHeader(
-                samples.shard,
-                samples.index,
-                samples.valid,
-                ends,
-                samples.errors,
-                samples.large,
-                counts,
-                num_wrong,
-                samples.packed,
-                cached,
-            )
+        return StepHeader(
+            samples.shard,
+            samples.index,
+            samples.valid,
+            starts,
+            starts + samples.sizes,
+            samples.errors,
+            samples.large,
+            counts,
+            num_wrong,
+            samples.packed,
+            {seat: sample.location for seat, sample in samples.cached.items()},
         )
-        num_bytes = samples.num_bytes
-        view, file = block.reserve(num_bytes + len(header))
-        start = 0
-        for one_sample, end in zip(samples.data, ends.tolist(), strict=True):
-            if one_sample:
-                view[start:end] = one_sample
-            start = end
-        return _with_header(view, Verdict.STEP, num_bytes, header, block, file)
 
-    def _send(self, connection: socket.socket, answer: Answer, file: int | None = None) -> None:
+    def _put(self, client: _Client, verdict: Verdict, value: StepHeader | Exception) -> Answer:
+        """Put a value where whoever asked finds it."""
+        message = pickle.dumps(value)
+        place = self._memory.take(len(message))
+        place[:] = message
+        client.held.append(place)
+        memory_bytes = 0 if client.has_memory else self._memory.num_bytes
+        return Answer(verdict, self._memory.position(place), len(message), memory_bytes)
+
+    def _send(self, connection: socket.socket, answer: Answer) -> None:
         """Send an answer. Whoever asked waits for it, so there is room for it."""
+        files = [self._memory.file] if answer.memory_bytes else []
         try:
-            socket.send_fds(connection, [answer.packed()], [] if file is None else [file])
+            socket.send_fds(connection, [answer.packed()], files)
         except OSError:
             asyncio.get_running_loop().remove_reader(connection.fileno())
+        else:
+            self._clients[connection].has_memory |= bool(files)
 
 
-def _put_error(block: StepBlock, error: Exception) -> tuple[Answer, int | None]:
-    header = pickle.dumps(error)
-    view, file = block.reserve(len(header))
-    return _with_header(view, Verdict.ERROR, 0, header, block, file)
+class _Client:
+    """What a connection has got."""
 
-
-def _with_header(
-    view: memoryview,
-    verdict: Verdict,
-    num_bytes: int,
-    header: bytes,
-    block: StepBlock,
-    file: int | None,
-) -> tuple[Answer, int | None]:
-    view[num_bytes : num_bytes + len(header)] = header
-    view.release()
-    block_bytes = 0 if file is None else block.num_bytes
-    return Answer(verdict, num_bytes, len(header), block_bytes), file
+    def __init__(self) -> None:
+        self.has_memory = False
+        self.held: list[memoryview] = []  # of its latest step
+        self.cached: dict[int, CachedSample] = {}  # of the same
 
 
 async def serve(control: Connection, connections: Sequence[socket.socket]) -> None:
@@ -227,9 +230,11 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
     """
     setup: ReaderSetup = control.recv()
     datasets: list[Dataset] = datasets_of(setup.source)
+    memory = SampleMemory(most_bytes())
     transfers = Transfers(
         [range_client(dataset.store) for dataset in datasets],
         [dataset.known for dataset in datasets],
+        new_memory=memory.take,
     )
     cache = None
     if setup.node_cache is not None:
@@ -243,16 +248,18 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
         datasets,
         least_large_bytes=setup.least_large_bytes,
         cache=cache,
+        new_memory=memory.take,
     )
     gc.collect()
     gc.freeze()  # manifests are many objects, which live until the end
     warm_up = asyncio.get_running_loop().create_task(reader.warm_up())
     try:
-        await Server(control, connections, reader).run()
+        await Server(control, connections, reader, memory).run()
     finally:
         warm_up.cancel()
         control.close()
         await transfers.close()
+        memory.close()
 
 
 def main(arguments: Sequence[str]) -> None:

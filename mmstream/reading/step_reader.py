@@ -99,24 +99,18 @@ class StepReader:
     def _ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
         """Return a step with the bytes of all its samples, those of the node cache included."""
         header, data = self._connection.ask(request)
-        wrong = read_cached(header.cached, data, header.ends)
-        if not wrong:
-            return header, data
-        data = memoryview(bytearray(data))  # the answers come in the same block
+        wrong = read_cached(header.cached, data, header.starts, header.stops)
         for first in range(0, len(wrong), MAX_SEATS):
             seats = wrong[first : first + MAX_SEATS]
-            again, its_data = self._connection.ask(request._replace(seats=tuple(seats)))
+            again, _ = self._connection.ask(request._replace(seats=tuple(seats)))
             errors = {seats[number]: error for number, error in again.errors.items()}
+            header.starts[seats], header.stops[seats] = again.starts, again.stops
             header = replace(
                 header,
                 errors=header.errors | errors,
                 counts=header.counts + again.counts,
                 num_wrong_reads=header.num_wrong_reads + again.num_wrong_reads,
             )
-            start = 0
-            for stop, end in zip(header.ends[seats].tolist(), again.ends.tolist(), strict=True):
-                data[stop - (end - start) : stop] = its_data[start:end]  # none of an error
-                start = end
         return header, data
 
     def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
@@ -125,14 +119,17 @@ class StepReader:
         held.large.update(header.large)
         for seat, error in header.errors.items():
             held.put_error(np.array([seat]), error)
+        starts, stops = header.starts, header.stops
         if self._zero_copy:  # views outlive the step
-            data = memoryview(bytes(data))
-        starts = np.concatenate(([0], header.ends[:-1])) if header.ends.size else header.ends
+            bounds = zip(starts.tolist(), stops.tolist(), strict=True)
+            data = memoryview(b"".join([data[start:stop] for start, stop in bounds]))
+            stops = np.cumsum(stops - starts)
+            starts = stops - header.stops + header.starts
         seats = np.array(
             [seat for seat in range(header.shard.size) if seat not in header.errors],
             dtype=np.int64,
         )
         held.scan_step(
-            data, seats, header.shard[seats], header.index[seats], starts[seats], header.ends[seats]
+            data, seats, header.shard[seats], header.index[seats], starts[seats], stops[seats]
         )
         return held.take_all(0, header.shard.size)

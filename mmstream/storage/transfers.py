@@ -16,11 +16,10 @@ come sooner. Every answer says which object it is from, so bytes of two objects 
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import heapq
 import math
 from collections import Counter
-from collections.abc import Iterable, MutableMapping, Sequence
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -35,15 +34,12 @@ from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfer_limits import TransferLimits
 from mmstream.storage.transfer_speeds import TransferSpeeds
 
-__all__ = ["RangeRequest", "Transfers"]
+__all__ = ["RangeRequest", "Transfers", "own_memory"]
 
-# NULL in place of bytes: the memory is not filled. bytearray(n) fills it with zeros, which took 4 %
-# of the reader process' CPU time.
-_new_bytearray = ctypes.pythonapi.PyByteArray_FromStringAndSize
-_new_bytearray.argtypes, _new_bytearray.restype = (
-    (ctypes.c_void_p, ctypes.c_ssize_t),
-    ctypes.py_object,
-)
+
+def own_memory(num_bytes: int) -> memoryview:
+    """Return memory of this process alone, for bytes that are to come."""
+    return memoryview(bytearray(num_bytes))
 
 
 class RangeRequest(NamedTuple):
@@ -69,6 +65,7 @@ class Transfers:
         known: For each client, the objects as they are expected, by name. An object that is not in
             it is entered as its first answer says.
         limits: How many requests at a time, and when one counts as late.
+        new_memory: (length of a range) -> where its bytes go.
     """
 
     def __init__(
@@ -76,13 +73,15 @@ class Transfers:
         clients: Sequence[RangeClient],
         known: Sequence[MutableMapping[str, ObjectStat]],
         limits: TransferLimits | None = None,
+        new_memory: Callable[[int], memoryview] = own_memory,
     ) -> None:
         self._clients, self._known = clients, known
         self._patience = [patience_of(client.url_of("")) for client in clients]
         self._limits = limits or TransferLimits()
+        self._new_memory = new_memory
         self._loop = asyncio.get_running_loop()
         self._serial = count()
-        self._transfers: dict[asyncio.Future[bytearray], _Transfer] = {}
+        self._transfers: dict[asyncio.Future[memoryview], _Transfer] = {}
         self._queue: list[tuple[int, int, _Transfer]] = []  # a heap
         self._pausing: dict[_Transfer, asyncio.TimerHandle] = {}
         self._attempts: dict[_Attempt, None] = {}  # under way, oldest first
@@ -105,16 +104,16 @@ class Transfers:
 
     # -- what the reader asks for --------------------------------------------------------------
 
-    def submit(self, request: RangeRequest) -> asyncio.Future[bytearray]:
+    def submit(self, request: RangeRequest) -> asyncio.Future[memoryview]:
         """Queue a range.
 
         Returns:
             What resolves to exactly ``stop - start`` bytes. Or it raises a FileNotFoundError, a
             ReplacedError, a ConfigError or a StorageError: all of them are final.
         """
-        future: asyncio.Future[bytearray] = self._loop.create_future()
+        future: asyncio.Future[memoryview] = self._loop.create_future()
         if request.stop <= request.start:
-            future.set_result(bytearray())
+            future.set_result(memoryview(b""))
             return future
         if not self._is_clock_known:  # the first range that is asked for is needed first
             self._clock, self._is_clock_known = request.deadline, True
@@ -134,7 +133,7 @@ class Transfers:
         self._clock, self._is_clock_known, self._clock_changed = clock, True, now
         self._wake()
 
-    def cancel(self, futures: Iterable[asyncio.Future[bytearray]]) -> None:
+    def cancel(self, futures: Iterable[asyncio.Future[memoryview]]) -> None:
         """Give up ranges that nobody needs any more. Those that have arrived stay as they are."""
         for future in futures:
             future.cancel()
@@ -218,8 +217,7 @@ class Transfers:
 
     def _send(self, transfer: _Transfer, now: float, *, is_hedge: bool = False) -> _Attempt:
         if not transfer.data:
-            # Memory that the allocator has used before. A new mapping would take 0.45 CPU s/GB.
-            transfer.data = new_buffer(transfer.size)
+            transfer.data = self._new_memory(transfer.size)
         attempt = _Attempt(transfer, now, is_hedge)
         attempt.num_permits = self._limits.short_permits if self._is_short(attempt) else 1
         self._counts["num_requests"] += 1
@@ -288,11 +286,10 @@ class Transfers:
         if self._is_short(attempt):
             attempt.marked = now
         if end > transfer.reached:  # if not, the other request was quicker
-            is_there = isinstance(piece, memoryview) and piece.obj is transfer.data
+            is_there = isinstance(piece, memoryview) and piece.obj is transfer.data.obj
             if not is_there:
                 num_known = transfer.reached - begin
-                view = memoryview(transfer.data)
-                view[transfer.reached : end] = memoryview(piece)[num_known:]
+                transfer.data[transfer.reached : end] = memoryview(piece)[num_known:]
             transfer.reached = end
         if end == transfer.size:
             self._complete(attempt, now)
@@ -524,7 +521,7 @@ class Transfers:
         elif not (is_overdue and self._may_hedge_overdue()) and not self._spend_hedge(rest):
             return
         if not transfer.future.done():
-            transfer.move()
+            transfer.move(self._new_memory(transfer.size))
             self._send(transfer, now, is_hedge=True)
 
     def _is_needed(self, transfer: _Transfer) -> bool:
@@ -573,24 +570,23 @@ class _Transfer:
     )
 
     def __init__(
-        self, request: RangeRequest, future: asyncio.Future[bytearray], serial: int
+        self, request: RangeRequest, future: asyncio.Future[memoryview], serial: int
     ) -> None:
         self.request, self.future, self.serial = request, future, serial
         self.size = request.stop - request.start
         self.reached = 0  # bytes that have arrived, from the first on
-        self.data = bytearray()
+        self.data = memoryview(b"")
         self.attempts: list[_Attempt] = []
         self.failures: Failures | None = None
         self.num_timeouts = 0
         self.is_asked_to_wait = False
 
-    def move(self) -> None:
+    def move(self, data: memoryview) -> None:
         """Go on in new memory. A client may write into the old one until its request has ended.
 
         What it writes there is copied once its answer has said of which object it is.
         """
-        data = new_buffer(self.size)
-        data[: self.reached] = memoryview(self.data)[: self.reached]
+        data[: self.reached] = self.data[: self.reached]
         self.data = data
 
 
@@ -619,7 +615,7 @@ class _Attempt:
         self.start = self.position = self.marked_position = transfer.reached
         # A hedge may be answered with another object. Its bytes are copied once that is excluded,
         # and so are those of the late request beside it: see `_Transfer.move`.
-        self.into = None if is_hedge else memoryview(transfer.data)[self.start :]
+        self.into = None if is_hedge else transfer.data[self.start :]
         self.opened: float | None = None
         self.marked = self.touched = started
         self.is_late = False
@@ -647,9 +643,3 @@ class _Attempt:
     def cancel(self) -> None:
         if self.task is not None:
             self.task.cancel()
-
-
-def new_buffer(num_bytes: int) -> bytearray:
-    """Return memory with any content, for bytes that are to come."""
-    buffer: bytearray = _new_bytearray(None, num_bytes)
-    return buffer

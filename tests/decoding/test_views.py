@@ -18,7 +18,7 @@ from PIL import Image
 import mmstream as mm
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.pipeline import PipelineRunner
-from mmstream.reading.messages import StepConnection
+from mmstream.reading.sample_memory import SampleMemory
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
@@ -97,7 +97,7 @@ def jobs(pipeline: mm.Pipeline) -> list[Job]:
 
 
 def served_batches(pipeline: mm.Pipeline) -> list[dict[str, Any]]:
-    """The batches of steps that a reader process hands over; each block is wiped after its step."""
+    """The batches of steps that a reader process hands over; each step is wiped after its use."""
     batches = []
     with reader_thread(pipeline) as reader:
         (connection,) = reader.connections
@@ -105,19 +105,24 @@ def served_batches(pipeline: mm.Pipeline) -> list[dict[str, Any]]:
         with closing(PipelineRunner(pipeline, connection=connection)) as runner:
             for job in jobs(pipeline):
                 batches.append(runner.batch(job))
-                wipe(connection)
         gc.collect()  # errors of bad samples hold on to the frames that have raised them
-        block = connection._block
-        assert block is not None
-        block.resize(len(block))  # a BufferError says that there is a view of it
+        assert connection._memory is not None
+        memory, connection._memory = connection._memory.obj, None
+        memory.close()  # a BufferError says that there is a view of it
     return batches
 
 
-def wipe(connection: StepConnection) -> None:
-    """Overwrite the block of the latest step."""
-    block = connection._block
-    assert block is not None
-    block[:] = b"\xee" * len(block)
+class WipedMemory(SampleMemory):
+    """Overwrites pieces as they come back."""
+
+    def _put_back(self, start: int, stop: int) -> None:
+        self._bytes[start:stop] = 0xEE
+        super()._put_back(start, stop)
+
+
+@pytest.fixture(autouse=True)
+def _wiped_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("mmstream.reading.server.SampleMemory", WipedMemory)
 
 
 def content(value: Any) -> Any:

@@ -65,8 +65,9 @@ async def bytes_of(reader: RankReader, taken: StepSamples) -> list[bytes]:
     """The bytes of each sample of a step, as a worker gets them."""
     data = bytearray(taken.num_bytes)
     ends = np.cumsum(taken.sizes)
+    starts = ends - taken.sizes
     cached = {seat: sample.location for seat, sample in taken.cached.items()}
-    wrong = read_cached(cached, memoryview(data), ends)
+    wrong = read_cached(cached, memoryview(data), starts, ends)
     starts = ends - taken.sizes
     samples = [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
     for seat, one in enumerate(taken.data):

@@ -30,13 +30,13 @@ class FakeTransfers:
         self.requests: list[RangeRequest] = []
         self.answer: Callable[[RangeRequest], bytes | Exception] = self.read
         self.is_held = False
-        self.futures: list[asyncio.Future[bytearray]] = []
+        self.futures: list[asyncio.Future[memoryview]] = []
         self.clocks: list[int] = []
 
     def read(self, request: RangeRequest) -> bytes:
         return self.dataset.store.read_range(*request[1:4])
 
-    def submit(self, request: RangeRequest) -> asyncio.Future[bytearray]:
+    def submit(self, request: RangeRequest) -> asyncio.Future[memoryview]:
         self.requests.append(request)
         future = asyncio.get_running_loop().create_future()
         self.futures.append(future)
@@ -45,7 +45,7 @@ class FakeTransfers:
             if isinstance(answer, Exception):
                 future.set_exception(answer)
             else:
-                future.set_result(bytearray(answer))
+                future.set_result(memoryview(answer))
         return future
 
     def advance(self, clock: int) -> None:
@@ -158,7 +158,7 @@ def test_a_consumer_that_waits_for_storage_is_read_ahead_of_as_one_that_does_not
             while not waiting.done():
                 for request, future in zip(transfers.requests, transfers.futures, strict=True):
                     if request.deadline <= step and not future.done():
-                        future.set_result(bytearray(transfers.read(request)))
+                        future.set_result(memoryview(transfers.read(request)))
                 await asyncio.sleep(0.01)
             num_taken += (await waiting).num_bytes
         assert reader._horizon_bytes() > 0.5 * num_taken  # 0.28 if all time counted
@@ -219,7 +219,7 @@ def test_a_step_that_was_given_up_while_it_waited_can_be_asked_for_again(
         def answer(is_wanted: Callable[[RangeRequest], bool]) -> None:
             for request, future in zip(transfers.requests, transfers.futures, strict=True):
                 if is_wanted(request) and not future.done():
-                    future.set_result(bytearray(transfers.read(request)))
+                    future.set_result(memoryview(transfers.read(request)))
 
         reader.begin(0, 0, (0, 8))
         expected = [(await reader.step(0, step)).data for step in range(4)]

@@ -106,7 +106,8 @@ def test_the_main_function_serves_and_sends_its_log(
             connection.ask(StepRequest(-1, 0, 0))
         ours.send(("begin", 1, 0, 0, (0, 8), False))
         header, data = connection.ask(StepRequest(1, 0, 0))
-        assert header.ends[-1] == len(data) > 0
+        assert (header.starts < header.stops).all()
+        assert len(data) > header.stops.max()
         logging.getLogger("mmstream.storage").warning("a shard of %s", "stone")
         kind, fields = ours.recv()
         assert (kind, fields["msg"], fields["args"]) == ("log", "a shard of stone", None)

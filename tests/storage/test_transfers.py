@@ -18,7 +18,7 @@ from mmstream.storage.patience import patience_of
 from mmstream.storage.range_client import range_client
 from mmstream.storage.store import RequestError
 from mmstream.storage.transfer_limits import TransferLimits
-from mmstream.storage.transfers import RangeRequest, Transfers, new_buffer
+from mmstream.storage.transfers import RangeRequest, Transfers
 from tests.helpers.fake_ranges import Answer, FakeClient
 from tests.helpers.virtual_time import in_virtual_time
 
@@ -100,15 +100,6 @@ def fixed(number, **changes):
 
 
 # -- order and permits ---------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("num_bytes", [0, 1, 1000, 5 << 20])
-def test_memory_of_a_range_has_its_length_and_can_be_written(num_bytes):
-    buffer = new_buffer(num_bytes)
-    assert type(buffer) is bytearray
-    assert len(buffer) == num_bytes
-    memoryview(buffer)[:] = bytes(num_bytes)
-    assert buffer == bytearray(num_bytes)
 
 
 def test_a_store_without_a_client_of_its_own_serves_ranges(tmp_path):
