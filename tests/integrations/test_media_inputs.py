@@ -20,7 +20,9 @@ from tests.helpers.media_families import (
     qwen2_5_omni,
     qwen2_audio,
     qwen2_vl,
+    qwen3_omni,
     qwen3_vl,
+    smolvlm,
     transformers,
 )
 from tests.helpers.media_models import model_of, positions_of
@@ -180,6 +182,31 @@ def test_a_batch_without_media_gets_a_blank_one_for_each_tower(name: str) -> Non
     assert not any(gradients[key].grad.any() for key in towers)
     text = model_inputs(empty, model, blank_image=False)
     assert set(text) == {"input_ids", "attention_mask", "labels"}
+    torch.testing.assert_close(model(**text).loss, loss)
+
+
+@pytest.mark.parametrize("make", [qwen3_omni, smolvlm], ids=lambda make: make.__name__)
+def test_a_batch_of_texts_gives_each_tower_a_gradient_of_zero(
+    make: Callable[[], MediaFamily], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    processing = transformers.models.smolvlm.processing_smolvlm
+    monkeypatch.setattr(processing, "num2words", str)  # which the processor cannot do without
+    family = make()
+    model = model_of(make.__name__, family.tokenizer)
+    messages = [user([{"type": "text", "text": "?"}]), assistant("a cat")]
+    tokens = family.text({"json": {"messages": messages}}, MediaShapes())
+    batch = mm.collate([tokens] * 2, pad_token_id=family.text.pad_token_id)
+    loss = model(**model_inputs(batch, model)).loss
+    loss.backward()
+    gradients = {
+        name: weight.grad
+        for name, weight in model.named_parameters()
+        if any(word in name for word in ("visual", "vision", "audio"))
+    }
+    assert gradients
+    assert not any(gradient.any() for gradient in gradients.values() if gradient is not None)
+    assert [name for name, gradient in gradients.items() if gradient is None] == []
+    text = model_inputs(batch, model, blank_image=False)
     torch.testing.assert_close(model(**text).loss, loss)
 
 
