@@ -134,8 +134,8 @@ if __name__ == "__main__":
 
 @pytest.fixture
 def running(tmp_path):
-    """Start a conversion of 400 shards with two workers. Yield it when 5 shards are written."""
-    rows = make_corpus(tmp_path, 800)
+    """Start a conversion of 250 shards with two workers. Yield it when 5 shards are written."""
+    rows = make_corpus(tmp_path, 500)
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)
     root = str(Path(mmstream.__file__).parents[1])
@@ -175,12 +175,12 @@ def workers_of(process):
 def assert_resumable(rows, out):
     """Check that what a killed run left is refused, and that another run completes it."""
     num_done = len(list(out.glob("reports/*[0-9].json")))
-    assert 5 <= num_done < 400
+    assert 5 <= num_done < 250
     with pytest.raises(ManifestError, match="mmstream convert"):
         open_dataset(out)
     options = {"samples_per_shard": 2, "progress": False}
     report = convert(rows, out, **options)
-    assert (report.num_rows, report.num_samples) == (800, 799)
+    assert (report.num_rows, report.num_samples) == (500, 499)
     assert report.num_new_bytes < report.num_bytes
     convert(rows, out.with_name("whole"), **options)
     assert tree(out) == tree(out.with_name("whole"))

@@ -91,7 +91,7 @@ def broken(sample):
 
 def test_workers_that_go_through_many_epochs_hold_no_more_than_after_the_first(photos):
     with closing(mm.Loader(make_pipeline(photos), num_workers=2)) as loader:
-        assert_no_growth(lambda: two_epochs(loader), warm_up=3, cycles=100)
+        assert_no_growth(lambda: two_epochs(loader), warm_up=3, cycles=40)
 
 
 def two_epochs(loader: mm.Loader) -> None:

@@ -61,7 +61,7 @@ def leave_with_one():
 
 
 def sleep_long():
-    time.sleep(3)
+    time.sleep(1)
 
 
 def sleep_longer():

@@ -13,7 +13,7 @@ import mmstream as mm
 from tools.prove import fuzz
 from tools.prove.fuzz import BrokenPromiseError, Parser, mutate, parsers
 
-SECONDS = 2.0
+SECONDS = 1.0
 """For each parser. `python -m tools.prove.fuzz --seconds 3600` is the long form."""
 
 NAMES = (
