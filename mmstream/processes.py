@@ -36,6 +36,7 @@ from mmstream.errors import ConfigError
 
 __all__ = [
     "cpu_seconds",
+    "end_fork_server",
     "follow_main_process",
     "follow_while_starting",
     "is_main_process_alive",
@@ -93,6 +94,17 @@ def start_fork_server(modules: Iterable[str]) -> None:
         ) from None
     finally:
         signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def end_fork_server() -> None:
+    """End the process that workers are forked from, if it runs; another one starts when needed.
+
+    A thread that waits for a worker from it gets an EOFError.
+    """
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 @contextmanager

@@ -18,7 +18,7 @@ from typing import Any
 
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline
-from mmstream.processes import process_state, words_of_exit
+from mmstream.processes import end_fork_server, process_state, words_of_exit
 from mmstream.progress import Progress, Stage, Work
 from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
@@ -136,7 +136,9 @@ class WorkerGroup:
         return bool(self._numbers_of_ended())
 
     def end(self) -> None:
-        """End all workers at once, also stopped ones."""
+        """End all workers at once, also stopped ones; or what they have to come from."""
+        if not self._processes:
+            end_fork_server()
         self._ended = self._numbers_of_ended()
         for number, process in enumerate(self._processes):
             if number not in self._ended and process.pid is not None:

@@ -156,6 +156,9 @@ class Workers:
             batches = iter(self._transport)
         processes, results = _taken_from_torch(batches)
         self._group.attach(processes, results, first)
+        if self._watchdog.error is not None:  # it took longer than the limit
+            self._group.end()
+            raise self._watchdog.error
         return batches
 
     def _explained(self, error: Exception, job: Job, *, has_started: bool) -> Exception | None:

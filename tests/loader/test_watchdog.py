@@ -14,8 +14,10 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
+from mmstream import processes
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.watchdog import StallLimits, Watchdog
+from mmstream.loader.worker_group import WorkerGroup
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
 from tests.helpers.bad_corpus import write_tiny
@@ -209,8 +211,38 @@ def test_a_fork_server_that_was_killed_is_no_endless_wait(tiny):
 
 
 @pytest.mark.slow
+def test_a_fork_server_that_hangs_is_ended_at_the_time_limit(tiny):
+    from multiprocessing import forkserver
+
+    processes.start_fork_server(["torch"])
+    os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
+    message = (
+        r"the workers have not started: their fork server imports modules \(stall_timeout_s=1\)"
+    )
+    with within(SECONDS), pytest.raises(MMStreamError, match=message):
+        steps(make_loader(tiny, num_workers=1, stall_timeout_s=1))
+    with closing(make_loader(tiny)) as loader:  # a new server starts
+        assert steps(loader) == list(range(12))
+
+
+@pytest.mark.slow
+def test_workers_that_start_after_the_time_limit_are_not_waited_for(tiny, monkeypatch):
+    attach = WorkerGroup.attach
+
+    def attach_late(*arguments):
+        time.sleep(1)
+        attach(*arguments)
+
+    monkeypatch.setattr(WorkerGroup, "attach", attach_late)
+    with pytest.raises(MMStreamError, match=r"stall_timeout_s=0\.2"), within(SECONDS):
+        steps(make_loader(tiny, stop_itself, step=0, num_workers=1, stall_timeout_s=0.2))
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", "fork"])
 def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(tiny, caplog, context):
+    with closing(make_loader(tiny)) as loader:
+        next(iter(loader))  # so that the fork server has imported what takes long
     loader = make_loader(
         tiny,
         stop_itself,
