@@ -5,6 +5,9 @@
 CAPTIONS are rows of COCO: ``{"file_name": ..., "captions": [...]}``. Their pictures are made small,
 so that the corpus fits a disk; headers are read from them as from large ones. The tokenizer is a
 byte-level BPE of 16,000 tokens, trained on the captions. Each figure is of one run in one process.
+
+"tokenizer alone" is the floor: one call of the tokenizer for 128 texts, and nothing else.
+Texts of conversations come from their template, and labels need the characters of each token.
 """
 
 from __future__ import annotations
@@ -53,12 +56,17 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folder or Path(temporary)
         decode = mm.Decode(image=mm.ImageDecoder(size=224), text=mm.TextDecoder(tokenizer))
+        alone("captions", [text.strip() for text in texts], tokenizer)
         samples = captions(texts, pictures, options.samples)
         measured("captions", root / "captions", samples, decode, options.num_workers)
         qwen = mm.Decode(
             image=mm.ImageDecoder(resize="max_pixels", multiple_of=28),
             text=mm.TextDecoder(tokenizer, image_length=mm.qwen_vl_length()),
         )
+        messages = [
+            json.loads(row["json"])["messages"] for row in conversations(texts, [b""], 5000)
+        ]
+        alone("conversations", messages, tokenizer)
         chats = conversations(texts, pictures, options.samples // 4)
         measured("conversations", root / "chats", chats, qwen, options.num_workers)
 
@@ -87,6 +95,20 @@ def measured(
         f"{dataset.manifest.num_bytes / len(dataset):,.0f}"
     )
     timed(f"{name}: facts", len(dataset), dataset, decode, num_workers)
+
+
+def alone(name: str, texts: list[Any], tokenizer: Any) -> None:
+    """Print how fast the tokenizer is by itself, on texts or on messages."""
+    core, is_text = tokenizer.backend_tokenizer, isinstance(texts[0], str)
+    encode = core.encode_batch_fast if is_text else core.encode_batch
+    begin = time.process_time()
+    for first in range(0, len(texts), 128):
+        batch = texts[first : first + 128]
+        if not is_text:
+            batch = [tokenizer.apply_chat_template(each, tokenize=False) for each in batch]
+        encode(batch, add_special_tokens=is_text)
+    rate = len(texts) / (time.process_time() - begin)
+    print(f"{name}: tokenizer alone: {rate:,.0f} a CPU second")
 
 
 def timed(name: str, num_samples: int, dataset: Any, decode: mm.Decode, num_workers: int) -> None:
