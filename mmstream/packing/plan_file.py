@@ -32,6 +32,7 @@ from mmstream.packing.plan import PackPlan
 from mmstream.packing.settings import PackLimits
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
+from mmstream.types import IntArray
 
 __all__ = [
     "PLAN_NAME",
@@ -46,6 +47,9 @@ PLAN_NAME = "plan.json"
 
 MAX_JSON_BYTES = 256 << 20
 """Largest plan.json."""
+
+BLOCK_ROWS = 1 << 20
+"""Rows that are compared at a time."""
 
 _CURE = "run `mmstream plan` again"
 
@@ -211,13 +215,22 @@ def _require_whole(plan: PackPlan, name: str) -> None:
         and int(plan.counts.sum()) == plan.num_units
         and first is not None
         and plan.members.shape == plan.member_tokens.shape
-        and bool((np.diff(np.append(first, plan.members.size)) > 0).all())
-        and (not first.size or int(first[0]) == 0)
+        and (int(first[0]) if first.size else plan.members.size) == 0
+        and (not first.size or int(first[-1]) < plan.members.size)
+        and _rises(first)
         and (not plan.members.size or int(plan.members.min()) >= 0)
         and (not plan.members.size or int(plan.members.max()) < num_samples)
     )
     if not is_whole:
         raise ManifestError(f"{name}: its numbers do not fit each other; {_CURE}")
+
+
+def _rises(numbers: IntArray) -> bool:
+    """Tell whether each number is larger than the one before; by blocks, for memory."""
+    return all(
+        bool((np.diff(numbers[start : start + BLOCK_ROWS + 1]) > 0).all())
+        for start in range(0, numbers.size, BLOCK_ROWS)
+    )
 
 
 def require_plan_of(dataset: Dataset, plan: PackPlan) -> None:

@@ -56,6 +56,9 @@ _SUMS = ("num_label_tokens", "num_images", "patches", "squared_patches", "num_do
 _KEPT = -1
 """In place of a reason: the sample is packed."""
 
+SAMPLES_AT_ONCE = 1 << 20
+"""Samples whose tokens are added up together."""
+
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
 
@@ -84,8 +87,9 @@ class _Job(NamedTuple):
     """What a process needs to pack a group."""
 
     group: int
-    costs: IntArray
-    limits: IntArray
+    part: Measure
+    bad: IntArray | None
+    limits: PackLimits
     block_packs: int
 
 
@@ -95,7 +99,7 @@ class _Group(NamedTuple):
     counts: IntArray
     sums: IntArray
     members: IntArray
-    tokens: IntArray
+    tokens: npt.NDArray[np.int32]
     left_out: IntArray
 
 
@@ -131,31 +135,27 @@ def make_plan(
     """
     if previous is not None:
         _require_first_shards(measure, limits, previous)
-    chosen = choose(measure, limits, bad)
     ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
-    totals = np.concatenate([[0], np.cumsum(np.where(chosen.is_kept, chosen.costs[:, 0], 0))])
     finished = [] if previous is None else previous.group_stops.tolist()
-    stops = group_stops(np.diff(totals[ends]), limits.max_tokens, finished)
+    stops = group_stops(_shard_tokens(measure, ends, limits, bad), limits.max_tokens, finished)
     bounds = ends[[0, *stops]].tolist()
-    groups = [] if previous is None else _groups_of(previous, bounds)
     jobs = (
         _Job(
             group,
-            chosen.costs[start:stop][chosen.is_kept[start:stop]],
-            chosen.limits,
+            _part(measure, ends, first, stop),
+            _bad_of(bad, first, stop),
+            limits,
             block_packs,
         )
-        for group, (start, stop) in enumerate(pairwise(bounds))
+        for group, (first, stop) in enumerate(pairwise([0, *stops]))
         if group >= len(finished)
     )
     results = run_in_processes(_pack, jobs, num_workers, command="plan")
-    packs = {job.group: packs for job, packs in results}
-    for group in range(len(finished), len(stops)):
-        start, stop = bounds[group : group + 2]
-        groups.append(_units(measure, chosen, start, stop, packs[group]))
+    new = {job.group: group for job, group in results}
+    old = [] if previous is None else _groups_of(previous, bounds)
+    groups = old + [new.pop(number) for number in sorted(new)]
     digests = [] if previous is None else list(previous.group_digests)
-    for group in range(len(finished), len(stops)):
-        digests.append(_group_digest(groups[group]))
+    digests += [_group_digest(group) for group in groups[len(digests) :]]
     return _joined(measure, limits, stops, bounds, groups, digests)
 
 
@@ -170,14 +170,13 @@ def plan_in_order(
         unit_counts: int64 [num_units], samples of each pack.
         stops: The stop of each group, in shards. A group ends with a pack.
     """
-    chosen = choose(measure, limits)
     ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
     bounds = ends[[0, *stops]].tolist()
     packs = np.repeat(np.arange(unit_counts.size), unit_counts)
     groups = []
-    for start, stop in pairwise(bounds):
-        numbers = packs[start:stop] - packs[start]
-        groups.append(_units(measure, chosen, start, stop, numbers))
+    for first, last in pairwise([0, *stops]):
+        part, numbers = _part(measure, ends, first, last), packs[ends[first] : ends[last]]
+        groups.append(_units(part, choose(part, limits), numbers - numbers[0]))
     digests = [_group_digest(group) for group in groups]
     return _joined(measure, limits, stops, bounds, groups, digests)
 
@@ -229,8 +228,46 @@ def choose(measure: Measure, limits: PackLimits, bad: IntArray | None = None) ->
     return Chosen(tokens, np.column_stack([amounts for amounts, _ in used]), most_of, reasons)
 
 
-def _pack(job: _Job) -> IntArray:
-    return pack_samples(job.costs, job.limits, job.block_packs)
+def _part(measure: Measure, ends: IntArray, first: int, stop: int) -> Measure:
+    """Return the measure of the shards [first, stop), whose columns are views."""
+    samples = slice(int(ends[first]), int(ends[stop]))
+    columns = {name: column[samples] for name, column in measure.columns.items()}
+    return Measure(measure.shards[first:stop], columns)
+
+
+def _bad_of(bad: IntArray | None, first: int, stop: int) -> IntArray | None:
+    """Return the samples of a bad list that lie in the shards [first, stop), counted from there."""
+    if bad is None:
+        return None
+    is_there = (bad[:, 0] >= first) & (bad[:, 0] < stop)
+    counted: IntArray = bad[is_there] - np.array([first, 0])
+    return counted
+
+
+def _shard_tokens(
+    measure: Measure, ends: IntArray, limits: PackLimits, bad: IntArray | None
+) -> IntArray:
+    """Return int64 [num_shards], the tokens that the packed samples of each shard take.
+
+    Some shards are looked at together, and not all of them: that would take 100 bytes a sample.
+    """
+    tokens = np.zeros(ends.size - 1, dtype=np.int64)
+    first = 0
+    while first < tokens.size:
+        stop = int(np.searchsorted(ends, ends[first] + SAMPLES_AT_ONCE, side="right")) - 1
+        stop = max(stop, first + 1)
+        chosen = choose(_part(measure, ends, first, stop), limits, _bad_of(bad, first, stop))
+        totals = np.cumsum(np.where(chosen.is_kept, chosen.costs[:, 0], 0))
+        totals = np.concatenate([[0], totals])[ends[first : stop + 1] - ends[first]]
+        tokens[first:stop] = np.diff(totals)
+        first = stop
+    return tokens
+
+
+def _pack(job: _Job) -> _Group:
+    chosen = choose(job.part, job.limits, job.bad)
+    packs = pack_samples(chosen.costs[chosen.is_kept], chosen.limits, job.block_packs)
+    return _units(job.part, chosen, packs)
 
 
 def _is_plain_text(measure: Measure) -> Mask:
@@ -244,21 +281,20 @@ def _is_plain_text(measure: Measure) -> Mask:
     return is_text
 
 
-def _units(measure: Measure, chosen: Chosen, start: int, stop: int, packs: IntArray) -> _Group:
-    """Return the units of the samples [start, stop) of a dataset."""
+def _units(part: Measure, chosen: Chosen, packs: IntArray) -> _Group:
+    """Return the units of a group, of the pack of each of its samples."""
     order = np.argsort(packs, kind="stable")
-    members = np.flatnonzero(chosen.is_kept[start:stop])[order]
-    tokens = chosen.tokens[start:stop][members]
+    members = np.flatnonzero(chosen.is_kept)[order]
+    tokens = chosen.tokens[members]
     counts = np.bincount(packs).astype(np.int64)
-    columns = [measure.column(name)[start:stop][members] for name in _SUMS]
+    columns = [part.column(name)[members] for name in _SUMS]
     # A text that is cut has fewer labels than were measured.
     columns[0] = np.minimum(columns[0], np.maximum(tokens - 1, 0))
     summed = np.column_stack([tokens, tokens * tokens, *columns])
     sums = np.add.reduceat(summed, np.cumsum(counts) - counts, axis=0) if counts.size else summed
-    out = np.flatnonzero(~chosen.is_kept[start:stop])
-    measured = measure.column("num_tokens")[start:stop][out]
-    left_out = np.column_stack([out, chosen.reasons[start:stop][out], measured])
-    return _Group(counts, sums, members, tokens, left_out)
+    out = np.flatnonzero(~chosen.is_kept)
+    left_out = np.column_stack([out, chosen.reasons[out], part.column("num_tokens")[out]])
+    return _Group(counts, sums, members, tokens.astype(np.int32), left_out)
 
 
 def _require_first_shards(measure: Measure, limits: PackLimits, previous: PackPlan) -> None:
@@ -294,7 +330,7 @@ def _groups_of(plan: PackPlan, bounds: list[int]) -> list[_Group]:
                 np.diff(firsts[units.start : units.stop + 1]),
                 plan.unit_rows[units, 1:],
                 plan.members[members] - start,
-                plan.member_tokens[members].astype(np.int64),
+                plan.member_tokens[members],
                 out - np.array([start, 0, 0]),
             )
         )
@@ -309,32 +345,40 @@ def _joined(
     groups: list[_Group],
     digests: list[str],
 ) -> PackPlan:
-    """Return the groups as one plan, with positions from the start of the dataset."""
-    counts = _concatenated([group.counts for group in groups])
-    sums = _concatenated([group.sums for group in groups], 7)
-    first = np.cumsum(counts) - counts
-    started = list(zip(bounds, groups, strict=False))
-    members = _concatenated([group.members + start for start, group in started])
+    """Return the groups as one plan, with positions from the start of the dataset.
+
+    Groups are forgotten one by one, so that memory holds the plan once.
+    """
+    num_units = np.array([group.counts.size for group in groups], dtype=np.int64)
+    num_members = sum(group.members.size for group in groups)
+    counts = np.empty(num_units.sum(), dtype=np.int64)
+    unit_rows = np.empty((counts.size, 8), dtype=np.int64)
+    members, tokens = np.empty(num_members, dtype=np.int64), np.empty(num_members, dtype=np.int32)
+    left_out = [np.zeros((0, 3), dtype=np.int64)]
+    unit = member = 0
+    groups.reverse()
+    for start in bounds[:-1]:
+        group = groups.pop()
+        units = slice(unit, unit + group.counts.size)
+        own = slice(member, member + group.members.size)
+        counts[units], unit_rows[units, 1:] = group.counts, group.sums
+        members[own], tokens[own] = group.members + start, group.tokens
+        left_out.append(group.left_out + np.array([start, 0, 0]))
+        unit, member = units.stop, own.stop
+    unit_rows[:, 0] = np.cumsum(counts) - counts
     return PackPlan(
         settings=limits,
         digest=plan_digest(limits, measure.digest),
         shards=measure.shards,
         group_stops=np.array(stops, dtype=np.int64),
-        counts=np.array([group.counts.size for group in groups], dtype=np.int64),
+        counts=num_units,
         group_digests=tuple(digests),
         spread=_spread(counts, members),
-        unit_rows=np.column_stack([first, sums]),
+        unit_rows=unit_rows,
         members=members,
-        member_tokens=_concatenated([group.tokens for group in groups]).astype(np.int32),
-        left_out=_concatenated(
-            [group.left_out + np.array([start, 0, 0]) for start, group in started], 3
-        ),
+        member_tokens=tokens,
+        left_out=np.concatenate(left_out),
     )
-
-
-def _concatenated(arrays: list[IntArray], num_columns: int | None = None) -> IntArray:
-    shape = (0,) if num_columns is None else (0, num_columns)
-    return np.concatenate([np.zeros(shape, dtype=np.int64), *arrays])
 
 
 def _spread(counts: IntArray, members: IntArray) -> int:

@@ -11,6 +11,7 @@ import pytest
 
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, ManifestError, StateError
+from mmstream.packing import plan_file
 from mmstream.packing.measure_file import Measure, measure_folder, open_measure, write_measure
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.plan_file import open_plan, write_plan
@@ -87,8 +88,22 @@ def test_a_damaged_array_is_refused(plan: PackPlan, tmp_path: Path) -> None:
 
 
 def test_impossible_numbers_are_refused(plan: PackPlan, tmp_path: Path) -> None:
-    with pytest.raises(ManifestError, match="do not fit each other"):
-        write_plan(replace(plan, members=plan.members + 1), str(tmp_path))
+    swapped, late = plan.unit_rows.copy(), plan.unit_rows.copy()
+    swapped[[1, 2]] = plan.unit_rows[[2, 1]]
+    late[-1, 0] = plan.members.size
+    wrong = [{"members": plan.members + 1}, {"unit_rows": swapped}, {"unit_rows": late}]
+    for number, arrays in enumerate(wrong):
+        with pytest.raises(ManifestError, match="do not fit each other"):
+            write_plan(replace(plan, **arrays), str(tmp_path / str(number)))
+
+
+def test_first_members_are_compared_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(plan_file, "BLOCK_ROWS", 3)
+    for number in range(1, 8):
+        numbers = np.arange(8)
+        assert plan_file._rises(numbers)
+        numbers[number] = numbers[number - 1]
+        assert not plan_file._rises(numbers)
 
 
 def test_a_measure_is_read_as_it_was_written(tmp_path: Path) -> None:

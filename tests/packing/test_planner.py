@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError
+from mmstream.packing import planner
 from mmstream.packing.groups import GROUP_PACKS
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.pack import best_fit, pack_samples
@@ -164,6 +165,25 @@ def test_the_plan_is_the_same_for_any_number_of_processes() -> None:
     assert together.group_digests == alone.group_digests
     np.testing.assert_array_equal(together.unit_rows, alone.unit_rows)
     np.testing.assert_array_equal(together.members, alone.members)
+
+
+def test_the_plan_is_the_same_for_any_number_of_samples_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    rng = np.random.default_rng(4)
+    counts = [0, 400, 10, 0, 900, 300, 0]
+    measure = measure_of(counts, num_tokens=rng.integers(-1, 18, sum(counts)).tolist())
+    bad = np.array([[1, 7], [4, 0], [4, 899], [5, 1]])
+    plans = []
+    for number in (1, 411, 10_000):
+        monkeypatch.setattr(planner, "SAMPLES_AT_ONCE", number)
+        plans.append(make_plan(measure, PackLimits(16), bad=bad))
+    assert plans[0].num_groups > 1
+    for plan in plans:
+        assert plan.group_digests == plans[0].group_digests
+        assert plan.left_out.tolist() == plans[0].left_out.tolist()
+        on_list = plan.left_out[plan.left_out[:, 1] == ON_BAD_LIST, 0].tolist()
+        assert on_list == [7, 410, 1309, 1311]
 
 
 def test_why_a_sample_is_left_out_is_listed() -> None:
