@@ -444,6 +444,7 @@ def end(report: ConvertReport, dest: str, max_rejects: str) -> None:
             f"{report.num_dropped:,} of {report.num_samples:,} samples are left out of epochs as "
             "duplicates"
         )
+    _show_formats(report)
     _show_unread(report)
     _show_rejects(report, dest)
     if report.has_more_rejects_than(limit):
@@ -501,6 +502,8 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
     for card in cards:
         for line in card_lines(card):
             say(line)
+    if any(row.reject is not None and "no such file" in row.reject.reason for row in dry_rows):
+        say("media paths are relative to --media-root, by default the folder of the rows")
 
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
@@ -537,6 +540,13 @@ def _splits(text: str) -> dict[str, float]:
                 raise ValueError(split)
             splits[name.strip()] = float(fraction)
     return splits
+
+
+def _show_formats(report: ConvertReport) -> None:
+    """Print how rows were read, if not all alike: a picture without its text is another format."""
+    if len(report.formats) > 1:
+        formats = ", ".join(f"{name} ({_rows(n)})" for name, n in report.formats.items())
+        say(f"rows were read as: {formats}")
 
 
 def _show_unread(report: ConvertReport) -> None:

@@ -49,6 +49,7 @@ def test_it_shows_format_fields_texts_unread_keys_and_reasons(mmstream, rows, tm
     assert "row 2, format text  000000002" in lines
     assert "row 3  rejected; rows.jsonl row 3" in lines
     assert "  bad: absent.jpg: no such file" in lines
+    assert lines[-1].startswith("media paths are relative to --media-root")
     assert "  user: <image 0.jpg> What?" in lines
     assert any(line.startswith("  0.jpg: ") and "JPEG" in line for line in lines)
     assert tree(tmp_path) == before

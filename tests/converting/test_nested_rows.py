@@ -29,6 +29,14 @@ def values_of(*names):
         # https://cs.stanford.edu/people/ranjaykrishna/densevid
         ({"v_1": CLIP}, [{"video_id": "v_1", "id": "v_1", **CLIP}]),
         ({"data": [{"image": "a.jpg", "text": "x"}]}, [{"image": "a.jpg", "text": "x"}]),
+        (
+            {"a": {"file": "a.jpg", "words": "x"}, "b": {"file": "b.jpg", "words": "y"}},
+            [
+                {"id": "a", "file": "a.jpg", "words": "x"},
+                {"id": "b", "file": "b.jpg", "words": "y"},
+            ],
+        ),
+        ({"a": {"x": 1}, "b": {"y": 2}}, [{"a": {"x": 1}, "b": {"y": 2}}]),
         ({"text": "one row"}, [{"text": "one row"}]),
         ({"a": 1, "b": [2]}, [{"a": 1, "b": [2]}]),
     ],

@@ -3,6 +3,8 @@
     {"dataset": "GigaSpeech", "audios": [{"aid": ..., "segments": [...]}, ...]}     a list of rows
     {"v_x1": {"timestamps": [...], "sentences": [...]}, "v_x2": {...}}     rows by name: ActivityNet
 
+Rows by name are of a known format, or all have the same keys.
+
 An object that is a row of a known format is that row. The whole file is in memory once.
 """
 
@@ -36,7 +38,11 @@ def rows_inside(value: Any) -> Iterator[NumberedRow] | None:
     lists = [rows for rows in value.values() if isinstance(rows, list) and _are_objects(rows)]
     if len(lists) == 1:
         return iter(enumerate(lists[0], 1))
-    if not _are_objects(list(value.values())) or not _is_row(_named(*next(iter(value.items())))):
+    named = list(value.values())
+    if not _are_objects(named):
+        return None
+    is_alike = len(named) > 1 and all(row.keys() == named[0].keys() for row in named)
+    if not is_alike and not _is_row(_named(*next(iter(value.items())))):
         return None
     return ((i, _named(name, row)) for i, (name, row) in enumerate(value.items(), 1))
 
