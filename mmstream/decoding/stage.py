@@ -261,7 +261,7 @@ class DecodeStage:
         if len(samples) < len(step.outcomes):
             return None
         stored = None if self._decoders is None else self._decoders.stored
-        decoded = _parsed(samples) if stored is None else self._copied(samples, stored)
+        decoded = _parsed(samples) if stored is None else self._copied(step, samples, stored)
         if decoded is None:
             return None
         lineage = step.lineage
@@ -275,8 +275,18 @@ class DecodeStage:
         rows = zip(decoded, lineage.planned, strict=True)
         return _assembled(step, [Row(sample, ref, None) for sample, ref in rows])
 
-    def _copied(self, samples: Sequence[Sample], stored: StoredFields) -> list[Sample] | None:
-        """Return baked samples, decoded. None: one is damaged."""
+    def _copied(
+        self, step: RawStep, samples: Sequence[Sample], stored: StoredFields
+    ) -> list[Sample] | None:
+        """Return the baked samples of a step, decoded. None: one is damaged."""
+        lineage = step.lineage
+        self._progress.begin_sample(
+            Stage.DECODE,
+            lineage.epoch,
+            lineage.step,
+            *lineage.planned[0],
+            str(samples[0]["__key__"]),
+        )
         views = self._take([[(len(samples), *shape)] for shape in self._shapes.values()])
         memory = {name: view for name, (view,) in zip(self._shapes, views, strict=True)}
         try:

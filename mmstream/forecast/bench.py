@@ -40,7 +40,7 @@ from mmstream.forecast.speed import (
 from mmstream.forecast.stages import measure_stages
 from mmstream.loader.loader import Loader
 from mmstream.machine import cpu_limit, machine_cpu_seconds, memory_bytes, num_local_ranks
-from mmstream.pipeline import Pipeline, needs_no_worker
+from mmstream.pipeline import Pipeline, needs_no_worker, needs_one_thread
 from mmstream.reading.process import needs_reader_process
 from mmstream.reading.window_memory import MEMORY_SHARE, window_bytes
 from mmstream.state import make_state
@@ -132,6 +132,8 @@ def bench(
     )
     is_alone = pipeline.zero_copy or needs_no_worker(pipeline)
     settings = [(0, 1)] if is_alone else settings_to_try(cpu_limit())
+    if needs_one_thread(pipeline):
+        settings = list(dict.fromkeys((num_workers, 1) for num_workers, _ in settings))
     parts = {name: share * seconds for name, share in SHARES.items()}
     total = len(CONNECTIONS) + len(settings) + 3
     with tqdm(total=total, desc="bench", disable=None if progress else True) as bar:

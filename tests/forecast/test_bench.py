@@ -62,6 +62,15 @@ def test_a_local_corpus_is_measured_and_nothing_is_written(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_baked_corpus_is_measured_with_one_thread(corpus: str, tmp_path: Path) -> None:
+    mm.bake(decoding(mm.open_dataset(corpus)), tmp_path / "baked", progress=False)
+    dataset = mm.open_dataset(tmp_path / "baked")
+    baked = mm.Pipeline(dataset, global_batch_size=8, decode=mm.Decode.baked())
+    forecast = mm.bench(baked, seconds=SECONDS)
+    check(forecast)
+    assert [(s.num_workers, s.num_threads) for s in forecast.settings] == [(0, 1)]
+
+
 def test_bad_samples_are_not_put_into_quarantine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
