@@ -6,7 +6,6 @@ import os
 import re
 import subprocess
 import sys
-import time
 import zlib
 from pathlib import Path
 
@@ -38,10 +37,8 @@ def build(folder: Path, config: Path = ROOT / "mkdocs.yml") -> subprocess.Comple
 @pytest.fixture(scope="module")
 def site(tmp_path_factory):
     folder = tmp_path_factory.mktemp("site")
-    started = time.monotonic()
     done = build(folder)
     assert done.returncode == 0, done.stdout + done.stderr
-    assert time.monotonic() - started < 60
     return folder
 
 
