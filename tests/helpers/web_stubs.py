@@ -17,9 +17,11 @@ import ssl
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
+
+from tests.helpers.quiet_server import QuietServer
 
 
 class Stub(BaseHTTPRequestHandler):
@@ -343,11 +345,10 @@ def running(
     """
     own = {"objects": objects, "requests": [], "statuses_to_come": [], **settings}
     handler = type(kind.__name__, (kind,), own)
-    with ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
+    with QuietServer(("127.0.0.1", 0), handler) as server:
         server.daemon_threads = True
         scheme = "http" if tls is None else "https"
         if tls is not None:
-            server.handle_error = lambda *_: None  # of a client that refuses the certificate
             server.socket = tls.wrap_socket(server.socket, server_side=True)
         thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
         thread.start()

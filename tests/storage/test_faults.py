@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from http.server import BaseHTTPRequestHandler, HTTPServer
+from http.server import BaseHTTPRequestHandler
 from threading import Thread
 
 import pytest
@@ -13,6 +13,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, patience
 from mmstream.storage import remote as storage
+from tests.helpers.quiet_server import QuietServer
 
 DATA = bytes(range(256)) * 4
 
@@ -89,7 +90,7 @@ def troubled(request, nowhere, monkeypatch):
         def log_message(self, *_):
             pass
 
-    with HTTPServer(("127.0.0.1", 0), Handler) as server:
+    with QuietServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{server.server_port}")
         yield nowhere, requests

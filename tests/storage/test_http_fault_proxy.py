@@ -11,7 +11,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from contextlib import closing, suppress
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from http.server import BaseHTTPRequestHandler
 from threading import Thread
 from xml.etree import ElementTree
 
@@ -19,6 +19,7 @@ import pytest
 
 from mmstream.storage import open_store
 from tests.helpers.http_fault_proxy import RATES, FaultProxy, Faults, fault_proxy
+from tests.helpers.quiet_server import QuietServer
 
 BODY = random.Random(1).randbytes(300_000)
 
@@ -64,7 +65,7 @@ class Handler(BaseHTTPRequestHandler):
 
 @pytest.fixture(scope="module")
 def proxy() -> Iterator[FaultProxy]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with QuietServer(("127.0.0.1", 0), Handler) as server:
         server.daemon_threads = True
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         with fault_proxy(f"http://127.0.0.1:{server.server_port}") as proxy:
@@ -225,7 +226,7 @@ def test_a_proxy_that_is_away_refuses_and_comes_back_at_its_port(proxy) -> None:
 
 def test_held_objects_are_answered_as_by_the_server() -> None:
     answers = []
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with QuietServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         with fault_proxy(f"http://127.0.0.1:{server.server_port}") as proxy:
             for num_held in range(2):
@@ -246,7 +247,7 @@ def test_held_objects_are_answered_as_by_the_server() -> None:
 
 
 def test_a_listing_shows_the_other_names_of_held_objects() -> None:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+    with QuietServer(("127.0.0.1", 0), Handler) as server:
         Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
         with fault_proxy(f"http://127.0.0.1:{server.server_port}") as proxy:
             proxy.alias({"b/many/x&1.tar": "b/o", "b/many/2.tar": "b/o", "b/few/3.tar": "b/o"})
