@@ -20,9 +20,9 @@ mypy
 if [ $# -gt 0 ]; then
     exec python -m pytest "$@"
 fi
-# Two tests at a time: many wait for processes, servers and clocks. Those of a file stay together;
-# tests/conftest.py puts the slow files first.
-python -m pytest -n 2 --dist loadfile --no-loadscope-reorder --cov --cov-report=
+# Three tests at a time, also on two cores: many wait for processes, servers and clocks. Those of a
+# file stay together; tests/conftest.py puts the slow files first.
+python -m pytest -n 3 --dist loadfile --no-loadscope-reorder --cov --cov-report=
 coverage report
 for part in "order/**" state.py "reading/**" "bad_samples/**"; do
     coverage report --include="mmstream/$part" --fail-under=95 > /dev/null || {
