@@ -49,11 +49,16 @@ STAGES: dict[str, tuple[str, ...]] = {
         "mmstream.decoding.image.jpeg:decode_reduced",
     ),
     "image: headers, orientation, checks": (
+        "mmstream.decoding.stage:plan_pictures",
+        "mmstream.decoding.image.decoder:ImageDecoder._plan",
         "mmstream.decoding.image.decoder:ImageDecoder._decode",
     ),
     "image: resize": ("torch.nn.functional:interpolate",),
     "image: crop, copy to the batch": ("numpy:copyto",),
-    "sample: dicts, lineage, transforms": ("mmstream.decoding.substitute:RowDecoder.__call__",),
+    "sample: dicts, lineage, transforms": (
+        "mmstream.decoding.substitute:RowDecoder.decode_picture",
+        "mmstream.decoding.substitute:RowDecoder.__call__",
+    ),
     "batch: memory": ("mmstream.decoding.stage:DecodeStage._memory_of_rows",),
     "batch: collate": ("mmstream.pipeline:make_batch",),
     "IPC: pack": ("mmstream.loader.batch_transport:SentBatch.__init__",),
