@@ -66,6 +66,32 @@ def test_pairs_of_human_and_assistant_are_turns():
     ]
 
 
+def test_recordings_may_be_turns_of_their_own():
+    """NeMo's multimodal conversations, https://github.com/NVIDIA/NeMo"""
+    row = {
+        "id": "c",
+        "conversations": [
+            {"from": "User", "value": "What is said?", "type": "text"},
+            {"from": "User", "value": "a.wav", "type": "audio", "duration": 1.5},
+            {"from": "Assistant", "value": "Good morning.", "type": "text"},
+        ],
+    }
+    draft = draft_of(row)
+    assert draft.media == (MediaRef("audio", "a.wav"),)
+    assert turns(draft.content) == [
+        ("user", [text("What is said?"), {"type": "audio", "field": 0, "duration": 1.5}]),
+        ("assistant", [text("Good morning.")]),
+    ]
+
+
+def test_turns_of_text_with_a_type_may_have_tokens():
+    row = {
+        "image": "a.jpg",
+        "conversations": [{"from": "human", "value": "<image>\nWhat?", "type": "text"}],
+    }
+    assert turns(draft_of(row).content) == [("user", [image(0), text("What?")])]
+
+
 def test_query_and_response_have_a_history():
     """https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"""
     row = {"query": "<image>b?", "response": "b!", "history": [["a?", "a!"]], "images": ["x.jpg"]}

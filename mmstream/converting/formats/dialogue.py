@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Sequence
+from itertools import groupby
 from typing import Any
 
 from mmstream.converting.draft import KINDS, Draft, Kind, MediaRef, RowError
@@ -128,7 +129,8 @@ def parse_dialogue(
 def turns_of(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
     """Return the row's list of turns, and the key that holds it.
 
-    Pairs such as ``{"human": "question", "assistant": "answer"}`` become two turns.
+    Pairs such as ``{"human": "question", "assistant": "answer"}`` become two turns. NeMo writes
+    each text and each recording as a turn with a ``type``; those of one role become one turn.
     """
     key = next((k for k in keys if row.get(k) is not None), None)
     if key is None:
@@ -139,7 +141,20 @@ def turns_of(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
     if all(isinstance(turn, dict) and {"human", "assistant"} <= turn.keys() for turn in turns):
         pairs = [(turn["human"], turn["assistant"]) for turn in turns]
         turns = [turn for question, answer in pairs for turn in pair_of(question, answer)]
+    if all(map(_is_part, turns)) and any(turn["type"] in KINDS for turn in turns):
+        turns = [
+            {
+                "from": role,
+                "content": [{k: v for k, v in turn.items() if k != "from"} for turn in group],
+            }
+            for role, group in groupby(turns, key=lambda turn: turn["from"])
+        ]
     return turns, {key}
+
+
+def _is_part(turn: Any) -> bool:
+    """Tell whether a turn is a single part, as NeMo writes it: ``{"from", "value", "type"}``."""
+    return isinstance(turn, dict) and "from" in turn and turn.get("type") in (*KINDS, "text")
 
 
 def pair_of(question: Any, answer: Any) -> list[dict[str, Any]]:
@@ -153,7 +168,7 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
     role_key = "role" if "role" in turn else "from"
     content_key = "content" if "content" in turn else "value"
     role = expect(turn.get(role_key), str, f"{name}: {role_key}")
-    if role not in ROLES:
+    if role.lower() not in ROLES:
         raise RowError(f"{name}: unknown role {role[:40]!r}")
     content = turn.get(content_key)
     if isinstance(content, str):
@@ -166,7 +181,7 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
         expect(content, str, f"{name}: {content_key}")
     taken = ("role", "content", role_key, content_key)
     extra = {k: v for k, v in turn.items() if k not in taken and v is not None}
-    return {"role": ROLES[role], "content": parts, **extra}
+    return {"role": ROLES[role.lower()], "content": parts, **extra}
 
 
 def _split(text: str) -> Iterator[dict[str, Any]]:
