@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from collections.abc import Iterable
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -15,6 +16,14 @@ ODD = DATA / "odd_images"
 
 def read(name: str) -> bytes:
     return (ODD / name).read_bytes()
+
+
+def damaged(data: bytes, damage: Iterable[tuple[int, int]]) -> bytes:
+    """Return a file with other bytes in it: (position, value) of each. Positions go round."""
+    changed = bytearray(data)
+    for position, value in damage:
+        changed[position % len(changed)] = value
+    return bytes(changed)
 
 
 def encoded(image: Image.Image, format: str, **options: object) -> bytes:

@@ -12,7 +12,7 @@ from mmstream.decoding.image import jpeg
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.jpeg import read_header, tidy
 from mmstream.errors import DecodeError
-from tests.helpers.pictures import JPEG, PNG, encoded, read
+from tests.helpers.pictures import JPEG, PNG, damaged, encoded, read
 
 SAMPLES = ["hopper.jpg", "hopper.gif", "hopper.webp", "hopper.avif"]
 
@@ -80,11 +80,9 @@ def test_a_truncated_png_is_a_decode_error_unless_only_its_end_mark_is_gone(leng
 def test_damaged_bytes_decode_or_raise_a_decode_error(
     data: bytes, damage: list[tuple[int, int]], cut: int
 ) -> None:
-    damaged = bytearray(data)
-    for position, value in damage:
-        damaged[position % len(damaged)] = value
+    file = damaged(data, damage)
     try:
-        image = decode(bytes(damaged[: len(damaged) - cut]))
+        image = decode(file[: len(file) - cut])
     except DecodeError:
         return
     assert image.dtype == np.uint8

@@ -20,7 +20,7 @@ from mmstream.decoding.image.planes import decode_planes, is_built
 from mmstream.errors import DecodeError
 from tests.decoding.image.test_reduced import FILES, PHOTO, PLAIN, left_to_libjpeg
 from tests.helpers.paths import DATA, PHOTOS
-from tests.helpers.pictures import encoded, photo, psnr
+from tests.helpers.pictures import damaged, encoded, photo, psnr
 
 pytestmark = pytest.mark.skipif(
     not is_built(), reason="mmstream.decoding.image._reduced is not built"
@@ -222,10 +222,7 @@ def test_a_file_cut_anywhere_has_no_planes() -> None:
 def test_damaged_files_give_the_luma_of_libjpeg_and_none_that_it_refuses(
     name: str, damage: list[tuple[int, int]]
 ) -> None:
-    damaged = bytearray(FILES[name])
-    for position, value in damage:
-        damaged[position % len(damaged)] = value
-    data = bytes(damaged)
+    data = damaged(FILES[name], damage)
     try:
         shape = jpeg_shape(data)
     except DecodeError:

@@ -19,7 +19,7 @@ from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.reduced import decode_reduced, load_native
 from mmstream.errors import DecodeError
 from tests.helpers.paths import PHOTOS
-from tests.helpers.pictures import ODD, encoded, photo, read
+from tests.helpers.pictures import ODD, damaged, encoded, photo, read
 
 built = pytest.mark.skipif(
     load_native() is None, reason="mmstream.decoding.image._reduced is not built"
@@ -185,10 +185,8 @@ def test_bytes_after_the_end_are_not_looked_at() -> None:
 def test_damaged_files_give_what_libjpeg_gives_and_none_that_it_refuses(
     name: str, damage: list[tuple[int, int]], cut: int, factor: int
 ) -> None:
-    damaged = bytearray(FILES[name])
-    for position, value in damage:
-        damaged[position % len(damaged)] = value
-    agrees(bytes(damaged[: len(damaged) - cut]), factor)
+    file = damaged(FILES[name], damage)
+    agrees(file[: len(file) - cut], factor)
 
 
 @built

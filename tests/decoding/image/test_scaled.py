@@ -17,7 +17,7 @@ from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError
-from tests.helpers.pictures import ODD, encoded, photo, read
+from tests.helpers.pictures import ODD, damaged, encoded, photo, read
 
 FULL = ImageDecoder()
 SMALL = ImageDecoder(size=8)  # of pictures from 64 pixels: decoded at 1/8
@@ -96,10 +96,8 @@ def test_a_truncated_jpeg_is_a_decode_error_at_every_scale(name: str, fraction: 
 def test_damage_is_noticed_at_every_scale_or_at_none(
     name: str, damage: list[tuple[int, int]]
 ) -> None:
-    damaged = bytearray(FILES[name])
-    for position, value in damage:
-        damaged[position % len(damaged)] = value
-    assert refused(SMALL, bytes(damaged)) == refused(FULL, bytes(damaged))
+    file = damaged(FILES[name], damage)
+    assert refused(SMALL, file) == refused(FULL, file)
 
 
 @pytest.mark.parametrize("path", sorted(ODD.glob("*.jpg")), ids=lambda path: path.name)
