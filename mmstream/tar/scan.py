@@ -71,7 +71,10 @@ class Scan(NamedTuple):
     members: list[Members]
     """First members, second members, and so on."""
     odd: BoolArray
-    """Samples that `parse_sample` must read. Their entries in `keys` and `members` mean nothing."""
+    """Samples that `parse_sample` must read. Their entries in `keys` and `members` mean nothing.
+
+    But they never lie outside the sample, so that whoever copies all members may copy these, too.
+    """
 
 
 def blocks_of(data: Any) -> Blocks:
@@ -116,7 +119,8 @@ def scan_samples(
         column = Members(np.full_like(keys, None), np.zeros_like(starts), np.zeros_like(stops))
         column.field[active] = fields
         column.start[active] = payload_start
-        column.stop[active] = payload_start + size
+        # The size in a header that is not plain may be any number, far beyond the sample.
+        column.stop[active] = payload_start + np.where(is_plain, size, 0)
         members.append(column)
         odd[active[~is_plain]] = True
         has_more = is_plain & (member_end < stops[active])

@@ -90,6 +90,9 @@ def together(data: bytes, starts, stops):
     scan = tarscan.scan_samples(blocks, np.zeros_like(starts), starts, stops)
     samples = [[("__key__", key), ("__url__", "u")] for key in scan.keys.tolist()]
     for columns in scan.members:
+        is_member = columns.field != None  # noqa: E711
+        assert (columns.start >= starts)[is_member].all(), "before its sample"
+        assert (columns.stop <= stops)[is_member].all(), "behind its sample, odd ones included"
         for fields, field, start, stop in zip(samples, *columns, strict=True):
             fields += [(field, data[start:stop])] if field is not None else []
     return ["odd" if odd else fields for odd, fields in zip(scan.odd, samples, strict=True)]
