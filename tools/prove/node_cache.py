@@ -13,6 +13,7 @@ than its limit, or if nothing was found in it.
 from __future__ import annotations
 
 import argparse
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -44,6 +45,8 @@ FOLDERS = ("a" * 16, "b" * 16)
 NUM_FILES = 40
 """Of each dataset."""
 FILE_SAMPLES = 32
+PAGE_BYTES = 4096
+"""That a file system takes at once for a file."""
 MAX_SAMPLE_BYTES = 30_000
 LIMIT = 12 << 20
 PAUSE_S = 0.1
@@ -189,23 +192,34 @@ def _files(root: str) -> list[Path]:
 
 
 def _bytes_on_disk(root: str) -> int:
+    """Return what the cache takes. Readers take and give no room meanwhile.
+
+    Else a file that is removed after it was seen would count together with one written for it.
+    """
     num_bytes = 0
-    for path in _files(root):
-        try:
-            num_bytes += path.stat().st_blocks * 512
-        except FileNotFoundError:
-            continue
+    with Path(root, "room").open("ab") as room:
+        fcntl.flock(room, fcntl.LOCK_EX)
+        for path in _files(root):
+            try:
+                num_bytes += path.stat().st_blocks * 512
+            except FileNotFoundError:
+                continue
     return num_bytes
 
 
 def _damage(root: str, draw: random.Random) -> bool:
-    """Change a file, zero a page of it, cut it, remove it, or put it in the place of another."""
+    """Change a file, zero a page of it, cut it, remove it, or put it in the place of another.
+
+    Nothing is written where the disk holds no page yet: that room would be nobody's.
+    """
     files = _files(root)
     if not files:
         return False
     path, kind = draw.choice(files), draw.randrange(6)
     try:
         size = path.stat().st_size
+        if size == 0:  # it was cut before
+            return False
         if kind == 0:
             os.truncate(path, draw.randrange(size))
         elif kind == 1:
@@ -214,9 +228,15 @@ def _damage(root: str, draw: random.Random) -> bool:
             path.rename(draw.choice(files))
         else:
             with path.open("r+b") as file:
-                file.seek(draw.randrange(4096) if kind == 3 else draw.randrange(size))
-                file.write(bytes(4096) if kind == 4 else draw.randbytes(draw.randint(1, 500)))
-    except FileNotFoundError:
+                start = draw.randrange(PAGE_BYTES if kind == 3 else size)
+                if kind == 4:
+                    start = start // PAGE_BYTES * PAGE_BYTES
+                if os.lseek(file.fileno(), start, os.SEEK_DATA) != start:
+                    return False
+                num_bytes = PAGE_BYTES - start % PAGE_BYTES
+                damage = bytes(num_bytes) if kind == 4 else draw.randbytes(draw.randint(1, 500))
+                os.pwrite(file.fileno(), damage[:num_bytes], start)
+    except OSError:  # the file is gone, or it has no data behind that byte
         return False
     return True
 
