@@ -4,6 +4,9 @@
 
 inputs.py      `model_inputs`: the keyword arguments of a model's forward, from a batch
 arguments.py   makes them
+one_picture.py    those of models that take one picture a row
+model_kinds.py    what transformers says of a model
+pictures.py    the pictures of a batch, normalised
 packed_text.py  the text of flat batches: what keeps documents apart
 mrope_positions.py  positions of Qwen-VL in flat batches
 omni_positions.py   positions of Qwen2.5-Omni with the sound of videos between their frames

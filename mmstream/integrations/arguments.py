@@ -3,26 +3,28 @@
     inputs.model_inputs, check_packing.py -> `model_arguments`
 
 Text is the same for all models: ids, mask and labels. `families`, `videos` and `sound` have what
-differs: in which form a model takes pictures, videos and audio.
+differs: in which form a model takes pictures, videos and audio. Models that take one picture a row
+are in `one_picture`.
 """
 
 from __future__ import annotations
 
-import inspect
-from collections.abc import Callable
-from functools import lru_cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
-from mmstream._torchvision import import_torchvision
-from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
+from mmstream.integrations.model_kinds import is_classifier, is_text_model, parameters_of
 from mmstream.integrations.mrope_positions import mrope_positions, needs_mrope, rule_of
 from mmstream.integrations.omni_positions import has_sound_in_videos, omni_positions
+from mmstream.integrations.one_picture import (
+    TWO_TOWERS,
+    classification_arguments,
+    two_tower_arguments,
+)
 from mmstream.integrations.packed_text import (
     DOCUMENT_ARGUMENTS,
     check_quadratic,
@@ -30,6 +32,7 @@ from mmstream.integrations.packed_text import (
     packed_arguments,
     packed_text,
 )
+from mmstream.integrations.pictures import dtype_of, pictures_of, pixel_changer
 from mmstream.integrations.resolve import resolve_model
 from mmstream.integrations.sound import (
     HEARING,
@@ -45,7 +48,6 @@ from mmstream.types import IGNORED_LABEL, Batch
 
 __all__ = ["model_arguments"]
 
-_TWO_TOWERS = ("clip", "siglip")
 _SPEECH = "whisper"
 _TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
 
@@ -65,21 +67,21 @@ def model_arguments(
     """Return what `model_inputs` returns. The model is not run."""
     model, config = resolve_model(model_or_family)
     family = str(config.model_type)
-    pictures = _pictures(batch, image_field, _pixel_changer(normalize, model, "image"))
-    is_classifier = _is_classifier(model, config)
+    pictures = pictures_of(batch, image_field, pixel_changer(normalize, model, "image"))
+    classifies = is_classifier(model, config)
     tower = family.removesuffix("_vision_model").removesuffix("_text_model")
     packed = is_packed(batch)
-    if packed and (is_classifier or tower in _TWO_TOWERS or family == _SPEECH):
+    if packed and (classifies or tower in TWO_TOWERS or family == _SPEECH):
         raise ConfigError(
             f"model_inputs: {family} takes one sample a row: leave batching= out of the Pipeline"
         )
-    if is_classifier:
-        return _classification(batch, family, pictures, label_field)
-    if tower in _TWO_TOWERS:
-        return _two_towers(batch, tower, is_whole=tower == family, pictures=pictures)
+    if classifies:
+        return classification_arguments(batch, family, pictures, label_field)
+    if tower in TWO_TOWERS:
+        return two_tower_arguments(batch, tower, is_whole=tower == family, pictures=pictures)
     _check_family(config)
     text = packed_text(batch) if packed else _text_inputs(batch)
-    videos = videos_of(batch, video_field, _pixel_changer(normalize, model, "video"), omni_fps)
+    videos = videos_of(batch, video_field, pixel_changer(normalize, model, "video"), omni_fps)
     media = _media(batch, family, pictures, videos, audio_field)
     if blank_image:
         text, media = _with_blanks(text, config, media)
@@ -87,7 +89,7 @@ def model_arguments(
     if media.features is not None:
         if not is_default:
             check_mel_bands(media.features, config)
-        media = media._replace(features=media.features.of_dtype(_dtype_of(model)))
+        media = media._replace(features=media.features.of_dtype(dtype_of(model)))
     if family == _SPEECH:
         return transcribed(batch, text, media.features, config)
     media_inputs = _media_inputs(text["input_ids"], config, media)
@@ -99,7 +101,7 @@ def model_arguments(
     else:
         text = _with_positions(text, media_inputs, model, config)
     config_type: Any = type(config)
-    accepted = _parameters_of(config_type)
+    accepted = parameters_of(config_type)
     return {
         name: value
         for name, value in {**text, **media_inputs}.items()
@@ -110,8 +112,8 @@ def model_arguments(
 def _check_family(config: Any) -> None:
     """Refuse a family that is neither known nor a language model that takes text only."""
     families = dict.fromkeys([*VISION_LANGUAGE, *SEEING, *HEARING, _SPEECH])
-    if config.model_type not in families and not _is_text_model(config):
-        known = ", ".join([*families, *_TWO_TOWERS])
+    if config.model_type not in families and not is_text_model(config):
+        known = ", ".join([*families, *TWO_TOWERS])
         raise ConfigError(
             f"model_inputs: {config.model_type!r} is not one of {known}, nor a model of text "
             "ForCausalLM, nor one ForImageClassification; compute its inputs from the batch "
@@ -128,7 +130,7 @@ def _packed_inputs(
         ConfigError: The model takes no positions.
     """
     config_type: Any = type(config)
-    accepted = _parameters_of(config_type)
+    accepted = parameters_of(config_type)
     if accepted and "position_ids" not in accepted:
         raise ConfigError(
             f"model_inputs: {config.model_type} takes no position_ids, by which models tell "
@@ -147,10 +149,12 @@ def _with_positions(
 ) -> dict[str, Any]:
     """Return the text, with its positions where the model itself would count them wrongly."""
     ids = text["input_ids"]
-    if not has_sound_in_videos(ids, config).any():
+    with_sound = has_sound_in_videos(ids, config)
+    if not with_sound.any():
         return text
     mask = text.get("attention_mask", torch.ones_like(ids))
-    positions = omni_positions(rule_of(model, config), ids, mask, media_inputs, config)
+    rule = rule_of(model, config)
+    positions = omni_positions(rule, ids, mask, with_sound, media_inputs, config)
     return {**text, "position_ids": positions}
 
 
@@ -245,55 +249,6 @@ def _has_audio(batch: Batch, field: str) -> bool:
     return any(value is not None and len(value) > 0 for value in values)
 
 
-def _is_text_model(config: Any) -> bool:
-    """Tell whether a config is of a language model that takes text only."""
-    if hasattr(config, "vision_config") or hasattr(config, "audio_config"):
-        return False
-    import_torchvision()
-    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, MODEL_FOR_MASKED_LM_MAPPING
-
-    kind = type(config)  # encoders such as BERT can be asked to decode, and are not made for it
-    return kind in MODEL_FOR_CAUSAL_LM_MAPPING and kind not in MODEL_FOR_MASKED_LM_MAPPING
-
-
-def _is_classifier(model: Any, config: Any) -> bool:
-    """Tell whether a model is one of image classification."""
-    if model is not None:
-        names = {kind.__name__ for kind in type(model).__mro__}
-        base = getattr(model, "get_base_model", None)  # of peft
-        names |= {type(base()).__name__} if callable(base) else set()
-        return any(name.endswith("ForImageClassification") for name in names)
-    if config.model_type in (*VISION_LANGUAGE, *SEEING, *HEARING, _SPEECH, *_TWO_TOWERS):
-        return False
-    import_torchvision()
-    from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-
-    return type(config) in MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING
-
-
-@lru_cache(maxsize=32)
-def _parameters_of(config_type: Any) -> frozenset[str]:
-    """Return the arguments of the forward pass in the installed version; empty: not known."""
-    import_torchvision()
-    from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    )
-
-    for mapping in (
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        MODEL_FOR_MULTIMODAL_LM_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-    ):
-        if config_type in mapping:
-            return frozenset(inspect.signature(mapping[config_type].forward).parameters)
-    return frozenset()
-
-
-# -- text and labels ----------------------------------------------------------------------------
-
-
 def _text_inputs(batch: Batch) -> dict[str, Tensor]:
     """Return ids, mask and labels. The labels of invalid rows are -100."""
     if not isinstance(batch.get("input_ids"), Tensor):
@@ -303,194 +258,3 @@ def _text_inputs(batch: Batch) -> dict[str, Tensor]:
         invalid = ~batch["__valid__"].to(text["labels"].device)
         text["labels"] = text["labels"].masked_fill(invalid[:, None], IGNORED_LABEL)
     return text
-
-
-def _classification(
-    batch: Batch, family: str, pictures: Pictures | None, label_field: str
-) -> dict[str, Any]:
-    if pictures is None:
-        raise ConfigError(f"model_inputs: {family} takes one picture a row, this batch has none")
-    inputs: dict[str, Any] = {"pixel_values": _one_a_row(batch, family, pictures)}
-    numbers = batch.get("labels")
-    if not (isinstance(numbers, Tensor) and numbers.ndim == 1) and not _are_numbers(numbers):
-        numbers = batch.get(label_field)
-    if numbers is None:
-        return inputs  # for inference
-    valid = batch.get("__valid__")
-    is_valid = [True] * len(numbers) if valid is None else valid.tolist()
-    labels = [
-        _class_number(batch, row, number, label_field) if is_valid[row] else IGNORED_LABEL
-        for row, number in enumerate(numbers.tolist() if isinstance(numbers, Tensor) else numbers)
-    ]
-    inputs["labels"] = torch.tensor(labels, device=inputs["pixel_values"].device)
-    return inputs
-
-
-def _are_numbers(values: Any) -> bool:
-    return isinstance(values, list) and all(type(value) is int for value in values)
-
-
-def _class_number(batch: Batch, row: int, value: Any, field: str) -> int:
-    try:
-        return int(value if isinstance(value, int | str) else bytes(value))
-    except (TypeError, ValueError):
-        key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
-        raise ConfigError(
-            f"model_inputs: {key}.{field}: not a class number; map it in a transform, "
-            "or give label_field="
-        ) from None
-
-
-def _two_towers(
-    batch: Batch, family: str, *, is_whole: bool, pictures: Pictures | None
-) -> dict[str, Any]:
-    """Return pairs of texts and pictures, or the inputs of one tower.
-
-    Args:
-        batch: The batch.
-        family: "clip" or "siglip".
-        is_whole: Whether the model has both towers.
-        pictures: The batch's pictures.
-    """
-    inputs: dict[str, Any] = {}
-    if isinstance(batch.get("input_ids"), Tensor):
-        inputs["input_ids"] = batch["input_ids"]
-        if family != "siglip":
-            inputs["attention_mask"] = batch["attention_mask"]
-    if pictures is not None:
-        inputs["pixel_values"] = _one_a_row(batch, family, pictures)
-    if not inputs:
-        raise ConfigError(f"model_inputs: {family} takes pictures and texts, the batch has neither")
-    valid = batch.get("__valid__")
-    if valid is not None and not valid.all():
-        inputs = {name: value[valid.to(value.device)] for name, value in inputs.items()}
-    if is_whole and "input_ids" in inputs and "pixel_values" in inputs:
-        inputs["return_loss"] = True
-    return inputs
-
-
-# -- pictures -----------------------------------------------------------------------------------
-
-
-def _pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], Tensor]:
-    """Return a function that normalises uint8 pixels and leaves floating ones as they are.
-
-    Args:
-        normalize: As `model_inputs` takes it.
-        model: The model, which has a dtype. None: float32.
-        kind: "image" or "video": whose mean and deviation of a processor are taken.
-    """
-    dtype = _dtype_of(model)
-
-    def change(image: Tensor) -> Tensor:
-        if image.is_floating_point():
-            return image
-        if image.dtype != torch.uint8:
-            raise ConfigError(f"model_inputs: {kind}s are uint8 or floating, not {image.dtype}")
-        settings = _settings_of(normalize, kind)
-        if settings is None:
-            raise ConfigError(
-                "model_inputs: the pixels are uint8, not normalised: "
-                "to_device(loader, device, normalize=mm.Normalize(processor.image_mean, "
-                "processor.image_std)), or model_inputs(..., normalize=processor)"
-            )
-        return Normalizer(settings, dtype, image.device)(image)
-
-    return change
-
-
-def _dtype_of(model: Any) -> torch.dtype:
-    """Return the dtype of a model's weights; float32 where there is no model."""
-    dtype = getattr(model, "dtype", None)
-    is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
-    return dtype if isinstance(dtype, torch.dtype) and is_floating else torch.float32
-
-
-def _settings_of(normalize: Any, kind: str) -> Normalize | None:
-    if normalize is None or isinstance(normalize, Normalize):
-        return normalize
-    processor = getattr(normalize, "image_processor", normalize)
-    processor = getattr(normalize, f"{kind}_processor", processor)
-    if not hasattr(processor, "image_mean") or not hasattr(processor, "image_std"):
-        raise ConfigError(
-            f"model_inputs: normalize={type(normalize).__name__}: give an mm.Normalize, or a "
-            "processor with image_mean and image_std"
-        )
-    return Normalize(processor.image_mean, processor.image_std)
-
-
-def _pictures(
-    batch: Batch, image_field: str, change: Callable[[Tensor], Tensor]
-) -> Pictures | None:
-    """Return the pictures of a batch, normalised; None if it has none."""
-    images = batch.get(image_field)
-    if image_field not in batch:
-        _check_other_fields(batch, image_field)
-    if images is None or len(images) == 0:
-        return None
-    num_rows = len(batch["__valid__"]) if "__valid__" in batch else None
-    if isinstance(images, Tensor):
-        tiles: Tensor | list[Tensor] = change(images)
-    elif isinstance(images, list):
-        tiles = [change(image) for image in images]
-    else:
-        raise ConfigError(
-            "model_inputs: the pictures are JPEGs for the GPU: call it after mm.to_device"
-        )
-    rows = batch.get(f"{image_field}_row")
-    if rows is None:
-        rows = torch.arange(len(tiles), device=tiles[0].device)
-    samples = batch.get(f"{image_field}_document")
-    if is_packed(batch):
-        num_rows = len(batch["input_ids"])  # 1 where all rows lie one behind the other
-        rows = rows if num_rows > 1 else torch.zeros_like(rows)
-    if num_rows is None:
-        num_rows = len(batch["input_ids"]) if "input_ids" in batch else int(rows.max()) + 1
-    return Pictures(
-        tiles,
-        rows,
-        num_rows,
-        tiles_per_picture=_joined(batch.get(f"{image_field}_tiles")),
-        sizes=_joined(batch.get(f"{image_field}_size")),
-        samples=samples,
-    )
-
-
-def _check_other_fields(batch: Batch, image_field: str) -> None:
-    """Refuse a batch whose pictures stand in another field: the model would train without them."""
-    others = [
-        name
-        for name, value in batch.items()
-        if isinstance(value, Tensor)
-        and value.ndim == 4
-        and value.shape[1] == 3
-        and f"{name}_frames" not in batch  # of videos
-    ]
-    if others or image_field != "image":
-        where = " and ".join(map(repr, others)) or "no field"
-        give = f", or pass image_field={others[0]!r}" if others else ""
-        raise ConfigError(
-            f"model_inputs: the batch has no {image_field!r}, and pictures in {where}: decode them "
-            f"with Decode(image=){give}"
-        )
-
-
-def _joined(values: Any) -> Tensor | None:
-    """Join what each row has of its pictures, such as [2, 1] and [3], to one tensor, [2, 1, 3]."""
-    if values is None:
-        return None
-    parts = [torch.as_tensor(value) for value in values if value is not None]
-    return torch.cat(parts) if parts else None
-
-
-def _one_a_row(batch: Batch, family: str, pictures: Pictures) -> Tensor:
-    """Return [B, 3, H, W], the one picture of each row."""
-    counts = torch.bincount(pictures.rows, minlength=pictures.num_rows).tolist()
-    for row, count in enumerate(counts):
-        if count != 1:
-            key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
-            raise ConfigError(
-                f"model_inputs: {family} takes one picture a row, {key} has {count}: leave such "
-                "samples out with a transform that raises mm.SkipSample"
-            )
-    return pictures.stacked(family)

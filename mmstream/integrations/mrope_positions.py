@@ -85,8 +85,9 @@ def mrope_positions(
         arguments["mm_token_type_ids"] = kinds
     if "audio_seqlens" in parameters and "feature_attention_mask" in media_inputs:
         arguments["audio_seqlens"] = media_inputs["feature_attention_mask"].sum(-1)
-    if has_sound_in_videos(padded_ids, config).any():
-        padded = omni_positions(rule, padded_ids, mask.long(), media_inputs, config)
+    with_sound = has_sound_in_videos(padded_ids, config)
+    if with_sound.any():
+        padded = omni_positions(rule, padded_ids, mask.long(), with_sound, media_inputs, config)
     else:
         padded = rule(**arguments)[0]
     rows = padded[:, mask].view(3, *positions.shape)

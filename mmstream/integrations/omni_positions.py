@@ -68,7 +68,12 @@ def has_sound_in_videos(ids: Tensor, config: Any) -> Tensor:
 
 
 def omni_positions(
-    rule: Any, ids: Tensor, mask: Tensor, media_inputs: Mapping[str, Tensor], config: Any
+    rule: Any,
+    ids: Tensor,
+    mask: Tensor,
+    with_sound: Tensor,
+    media_inputs: Mapping[str, Tensor],
+    config: Any,
 ) -> Tensor:
     """Return the positions of all rows by the model's rule, int64 [3, B, T].
 
@@ -76,10 +81,10 @@ def omni_positions(
         rule: The model's ``get_rope_index``.
         ids: int64 [B, T].
         mask: int64 [B, T], 1 for tokens that are no padding.
+        with_sound: bool [B], what `has_sound_in_videos` says of the rows.
         media_inputs: The media as the model takes them, those of the rows one after another.
         config: The model's config.
     """
-    with_sound = has_sound_in_videos(ids, config)
     starts = {
         "image": _marked(ids, config, config.image_token_id),
         "video": _marked(ids, config, config.video_token_id)
