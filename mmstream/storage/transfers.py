@@ -20,6 +20,7 @@ import heapq
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from contextlib import suppress
 from itertools import count
 from typing import NamedTuple
 
@@ -109,7 +110,7 @@ class Transfers:
 
         Returns:
             What resolves to exactly ``stop - start`` bytes. Or it raises a FileNotFoundError, a
-            ReplacedError, a ConfigError or a StorageError: all of them are final.
+            ReplacedError, a ConfigError, a StorageError or a MemoryError: all are final.
         """
         future: asyncio.Future[memoryview] = self._loop.create_future()
         if request.stop <= request.start:
@@ -194,7 +195,13 @@ class Transfers:
                 self._wake()
                 break
             heapq.heappop(self._queue)
-            num_held += self._send(transfer, now).num_permits
+            try:
+                num_held += self._send(transfer, now).num_permits
+            except MemoryError as error:  # the other ranges go on
+                client, name, start, stop, _ = transfer.request
+                url = self._clients[client].url_of(name)
+                self._end(transfer, MemoryError(f"{url} bytes {start}-{stop}: {error}"))
+                continue
             num_sent += 1
         if self._next_tick is None and (self._attempts or self._queue or self._pausing):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
@@ -521,8 +528,9 @@ class Transfers:
         elif not (is_overdue and self._may_hedge_overdue()) and not self._spend_hedge(rest):
             return
         if not transfer.future.done():
-            transfer.move(self._new_memory(transfer.size))
-            self._send(transfer, now, is_hedge=True)
+            with suppress(MemoryError):  # then the late request is waited for
+                transfer.move(self._new_memory(transfer.size))
+                self._send(transfer, now, is_hedge=True)
 
     def _is_needed(self, transfer: _Transfer) -> bool:
         """Tell whether the consumer needs a range within twice the time of a new request."""

@@ -7,7 +7,7 @@ import logging
 import math
 import random
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import chain, count, pairwise, repeat
 from statistics import median
 
 import pytest
@@ -18,7 +18,7 @@ from mmstream.storage.patience import patience_of
 from mmstream.storage.range_client import range_client
 from mmstream.storage.store import RequestError
 from mmstream.storage.transfer_limits import TransferLimits
-from mmstream.storage.transfers import RangeRequest, Transfers
+from mmstream.storage.transfers import RangeRequest, Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient
 from tests.helpers.virtual_time import in_virtual_time
 
@@ -42,10 +42,16 @@ urls = (f"fake://bucket{number}" for number in count())
 class Store:
     """A fake store in virtual time, and the transfers from it."""
 
-    def __init__(self, answer=lambda sent: Answer(rate=40e3), limits=KILO, **options) -> None:
+    def __init__(
+        self,
+        answer=lambda sent: Answer(rate=40e3),
+        limits=KILO,
+        new_memory=own_memory,
+        **options,
+    ) -> None:
         self.client = FakeClient({"a": DATA}, answer, next(urls), piece=1 << 10, **options)
         self.known: dict[str, ObjectStat] = {}
-        self.transfers = Transfers([self.client], [self.known], limits)
+        self.transfers = Transfers([self.client], [self.known], limits, new_memory)
         self.started = self.now = asyncio.get_running_loop().time()
 
     @property
@@ -666,6 +672,45 @@ async def test_some_mute_requests_cost_little():
     assert seconds[0.005] < 1.1 * seconds[0.0]
     assert counts.num_hedges_won > 0
     assert counts.num_stalls + counts.num_hedges_won >= 0.003 * 4000
+
+
+# -- memory ----------------------------------------------------------------------------------------
+
+
+@in_virtual_time
+async def test_a_range_without_memory_ends_by_its_name_and_the_others_go_on():
+    def new_memory(num_bytes):
+        if num_bytes > SIZE:
+            raise MemoryError("no more")
+        return own_memory(num_bytes)
+
+    async with Store(new_memory=new_memory) as store:
+        large, small = store.submit(0, 2 * SIZE), store.submit()
+        with pytest.raises(MemoryError, match=r"fake://bucket\d+/a bytes 0-8192: no more"):
+            await large
+        assert await small == DATA[:SIZE]
+        assert not store.transfers._transfers
+
+
+@in_virtual_time
+async def test_a_mute_request_is_sent_again_where_there_is_no_memory_for_a_hedge():
+    answers = chain([Answer(latency_s=math.inf)], repeat(Answer(rate=40e3)))
+    is_full = False
+
+    def new_memory(num_bytes):
+        if is_full and store.client.sent:
+            raise MemoryError("no more")
+        return own_memory(num_bytes)
+
+    def answer(_sent):
+        return next(answers) if is_full else Answer(rate=40e3)
+
+    async with Store(answer, new_memory=new_memory) as store:
+        await warm_up(store)
+        is_full = True
+        assert await asyncio.wait_for(store.submit(5), 600) == DATA[5 : 5 + SIZE]
+        counts = store.pop_counts()
+        assert (counts.num_hedges, counts.num_stalls) == (0, 1)
 
 
 # -- hedges ----------------------------------------------------------------------------------------
