@@ -118,7 +118,8 @@ def collate(
         Else it is a list with one entry for each video, [F, 3, H, W]. ``video_row`` and
         ``video_frames``, int64 [num_videos], are the row of each video and its number of frames.
         ``video_pts_s``, float64 [num_frames], is the time of each frame in its file in seconds.
-        ``video_fps``, float64 [num_videos], is how many frames of a second were taken.
+        ``video_fps``, float64 [num_videos], is how many frames of a second were taken, and
+        ``video_requested_fps`` how many the decoder was asked for: 0 if it was asked otherwise.
 
         ``audio`` is [num_audios, T], or [num_audios, C, T] with channels, in the decoder's dtype.
         It is padded with 0 at the end. ``audio_row`` and ``audio_length``, int64 [num_audios], are

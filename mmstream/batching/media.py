@@ -5,8 +5,9 @@
 A row may have none, one or several of them. So a batch holds all of them one after another, in the
 order of rows, and companions say what belongs to which:
 
-    video        frames of all videos    video_row, video_frames, video_pts_s, video_fps
-                 (or `EncodedVideos`, which the GPU will decode)
+    video        frames of all videos    video_row, video_frames, video_pts_s, video_fps,
+                 (or `EncodedVideos`,    video_requested_fps
+                 which the GPU will decode)
     audio        padded to the longest   audio_row, audio_length, audio_video
 """
 
@@ -67,10 +68,11 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
         f"{name}_frames": torch.tensor([len(video) for video in videos], dtype=torch.int64),
         times: torch.cat([torch.empty(0, dtype=torch.float64), *_flat(times_of_rows)]),
     }
-    if all(f"{name}_fps" in sample for sample in samples if name in sample):
-        rates = _tensors_of_rows(samples, f"{name}_fps", lambda tensor: tensor.ndim == 1)
-        if rates is not None and sum(map(len, _flat(rates))) == len(videos):
-            batch[f"{name}_fps"] = torch.cat([torch.empty(0, dtype=torch.float64), *_flat(rates)])
+    for rate in (f"{name}_fps", f"{name}_requested_fps"):
+        if all(rate in sample for sample in samples if name in sample):
+            rates = _tensors_of_rows(samples, rate, lambda tensor: tensor.ndim == 1)
+            if rates is not None and sum(map(len, _flat(rates))) == len(videos):
+                batch[rate] = torch.cat([torch.empty(0, dtype=torch.float64), *_flat(rates)])
     return batch
 
 

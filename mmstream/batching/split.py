@@ -147,10 +147,11 @@ def _cuts_of_ragged_fields(fields: dict[str, Any], cuts: list[int]) -> dict[str,
             continue
         entries = _ragged_cuts(companion, rows, cuts)
         ragged |= {companion: entries, name: entries}
-        lengths = (features, f"{features}_length", f"{name}_length", f"{name}_video", f"{name}_fps")
+        lengths = (features, f"{features}_length", f"{name}_length", f"{name}_video")
+        rates = (f"{name}_fps", f"{name}_requested_fps")
         ragged |= {
             length: entries
-            for length in (*lengths, f"{name}_document")
+            for length in (*lengths, *rates, f"{name}_document")
             if isinstance(fields.get(length), torch.Tensor | list)
             and len(fields[length]) == len(rows)
         }

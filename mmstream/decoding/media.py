@@ -3,7 +3,7 @@
 Place in the flow: `stage.py` plans all rows of a step, so that their texts can be tokenized in one
 call and their frames have memory in the batch. Then `sample.py` decodes each row:
 
-    mp4, 0.webm  -> "video", "video_pts_s", "video_fps"           video=VideoDecoder
+    mp4, 0.webm  -> "video", and times and rates beside it        video=VideoDecoder
                     with their tracks also "audio", "audio_video"
                     with device="cuda" clips in place of frames
     wav, 0.flac  -> "audio", or "audio_features" and its length   audio=AudioDecoder
@@ -219,8 +219,10 @@ def decode_media(
             del decoded[name]
         decoded[field] = _one_or_list([video.frames for video in decoded_videos.values()])
         decoded[f"{field}_pts_s"] = _one_or_list([v.times_s for v in decoded_videos.values()])
-        rates = [plans[name].shape.sampled_fps for name in names]
-        decoded[f"{field}_fps"] = np.array(rates, dtype=np.float64)
+        shapes = [plans[name].shape for name in names]
+        decoded[f"{field}_fps"] = np.array([each.sampled_fps for each in shapes], np.float64)
+        requested = np.array([each.requested_fps for each in shapes], np.float64)
+        decoded[f"{field}_requested_fps"] = requested
         cpu_videos = [v.cpu_video for v in decoded_videos.values() if v.cpu_video is not None]
         if cpu_videos:
             decoded[CPU_VIDEOS_FIELD] = [*decoded.get(CPU_VIDEOS_FIELD, ()), *cpu_videos]

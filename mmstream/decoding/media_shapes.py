@@ -55,6 +55,8 @@ class VideoShape(NamedTuple):
     """Where the span ends, in the container's time; no later than the video."""
     sound: AudioShape | None = None
     """The shape of its sound. None: it has none, or no text needs to know it."""
+    requested_fps: float = 0.0
+    """Frames per second that the decoder was asked for. 0: it was asked for frames otherwise."""
 
 
 class AudioShape(NamedTuple):

@@ -62,7 +62,6 @@ def model_arguments(
     image_field: str = "image",
     video_field: str = "video",
     audio_field: str = "audio",
-    omni_fps: float = 2.0,
 ) -> dict[str, Any]:
     """Return what `model_inputs` returns. The model is not run."""
     model, config = resolve_model(model_or_family)
@@ -81,7 +80,7 @@ def model_arguments(
         return two_tower_arguments(batch, tower, is_whole=tower == family, pictures=pictures)
     _check_family(config)
     text = packed_text(batch) if packed else _text_inputs(batch)
-    videos = videos_of(batch, video_field, pixel_changer(normalize, model, "video"), omni_fps)
+    videos = videos_of(batch, video_field, pixel_changer(normalize, model, "video"))
     media = _media(batch, family, pictures, videos, audio_field)
     if blank_image:
         text, media = _with_blanks(text, config, media)

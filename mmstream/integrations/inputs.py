@@ -7,16 +7,13 @@ arguments.py makes them. A model is tried when it gets its first flat batch.
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from mmstream.errors import ConfigError
 from mmstream.integrations.arguments import model_arguments
 from mmstream.integrations.first_use import check_once
 from mmstream.integrations.packed_text import is_packed
 from mmstream.integrations.resolve import resolve_model
 from mmstream.types import Batch
-from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["model_inputs"]
 
@@ -31,7 +28,6 @@ def model_inputs(
     image_field: str = "image",
     video_field: str = "video",
     audio_field: str = "audio",
-    omni_fps: float = 2.0,
     check: bool = True,
 ) -> dict[str, Any]:
     """Return what a Hugging Face model takes: ``model(**model_inputs(batch, model))``.
@@ -88,8 +84,6 @@ def model_inputs(
             ``jpg`` with ``Decode({"jpg": mm.ImageDecoder(size=224)})``.
         video_field: The same for videos.
         audio_field: The same for audio. Its features are in ``audio_features``.
-        omni_fps: The `fps` of the `VideoDecoder`, for the Qwen omni models. Their processors count
-            time by the rate that they are asked for, whatever was taken of a video.
         check: Whether a model is run on three short documents when it gets its first flat batch, to
             see that it keeps them apart, as `mm.check_packing` does. Sharded models are not run.
 
@@ -109,7 +103,9 @@ def model_inputs(
             lets documents of a flat batch see each other. Or a row has more or fewer pictures than
             the family takes, or no class number. Or the batch has media that the family does not
             take. Or the text has another number of tokens of images, videos or audio than these
-            take (Llava, LLaVA-OneVision, InternVL, Qwen). The message says what to write.
+            take (Llava, LLaVA-OneVision, InternVL, Qwen). Or a Qwen omni model gets videos of which
+            the batch does not say how many frames of a second were asked for. The message says what
+            to write.
 
     Examples:
         >>> from transformers import ViTConfig, ViTForImageClassification
@@ -124,9 +120,6 @@ def model_inputs(
         >>> {name: tuple(value.shape) for name, value in inputs.items()}
         {'pixel_values': (8, 3, 224, 224), 'labels': (8,)}
     """
-    refuse_bools(omni_fps=omni_fps)
-    if not 0 < omni_fps < math.inf:
-        raise ConfigError(f"model_inputs: omni_fps={omni_fps!r}: give the fps of the VideoDecoder")
     if check and is_packed(batch):
         model, config = resolve_model(model_or_family)
         if model is not None:
@@ -140,5 +133,4 @@ def model_inputs(
         image_field=image_field,
         video_field=video_field,
         audio_field=audio_field,
-        omni_fps=omni_fps,
     )

@@ -135,7 +135,8 @@ def _media_of(batch: Batch, companion: str, number: int) -> dict[str, Any]:
         f"{name}_row": torch.zeros_like(batch[f"{name}_row"][start:stop]),
     }
     lengths = (name, f"{name}_features", f"{name}_features_length", f"{name}_length")
-    for field in (*lengths, f"{name}_fps", f"{name}_frames"):
+    rates = (f"{name}_fps", f"{name}_requested_fps")
+    for field in (*lengths, *rates, f"{name}_frames"):
         if field in batch:
             own[field] = batch[field][start:stop]
     if f"{name}_frames" in batch:

@@ -35,20 +35,18 @@ class Videos:
     """Floating [F, 3, H, W], one entry a video."""
     fps: Tensor
     """float64 [num_videos], frames per second of each."""
-    omni_fps: float = 2.0
-    """Frames per second that the decoder was asked for, as `model_inputs` takes it."""
+    requested_fps: Tensor | None = None
+    """float64 [num_videos], frames per second that the decoder was asked for. 0: it was asked
+    otherwise. None: the batch does not say it."""
 
 
-def videos_of(
-    batch: Batch, field: str, change: Callable[[Tensor], Tensor], omni_fps: float = 2.0
-) -> Videos | None:
+def videos_of(batch: Batch, field: str, change: Callable[[Tensor], Tensor]) -> Videos | None:
     """Return the videos of a batch, normalised; None if it has none.
 
     Args:
         batch: A batch of a loader, or of `mm.to_device`.
         field: Their field.
         change: Normalises frames.
-        omni_fps: As `model_inputs` takes it.
 
     Raises:
         ConfigError: The batch has videos without ``video_frames``.
@@ -69,7 +67,8 @@ def videos_of(
         )
     counts = numbers.tolist()
     videos = list(torch.split(value, counts)) if isinstance(value, Tensor) else list(value)
-    return Videos([change(video) for video in videos], _rates(batch, field, counts), omni_fps)
+    requested_fps = batch.get(f"{field}_requested_fps")
+    return Videos([change(video) for video in videos], _rates(batch, field, counts), requested_fps)
 
 
 def _rates(batch: Batch, field: str, counts: list[int]) -> Tensor:
@@ -96,9 +95,25 @@ def _patched(videos: Videos, config: Any) -> dict[str, Tensor]:
     if config.model_type == "qwen2_5_vl":
         inputs["second_per_grid_ts"] = (group / videos.fps).float().to(lines.device)
     if config.model_type in OMNI:  # their processors count on the rate that they were asked for
-        seconds = torch.full((len(grids),), group / videos.omni_fps, device=lines.device)
-        inputs["video_second_per_grid"] = seconds
+        seconds = group / _requested_fps(videos, config)
+        inputs["video_second_per_grid"] = seconds.float().to(lines.device)
     return inputs
+
+
+def _requested_fps(videos: Videos, config: Any) -> Tensor:
+    """Return the frames per second that the decoder was asked for, float64 [num_videos].
+
+    Raises:
+        ConfigError: It was asked otherwise, or the batch does not say it.
+    """
+    rates = videos.requested_fps
+    if rates is None or len(rates) != len(videos.frames) or not bool((rates > 0).all()):
+        raise ConfigError(
+            f"model_inputs: {config.model_type} counts time by the frames per second that the "
+            "decoder was asked for, and the batch has no such rate of each video in "
+            "video_requested_fps: give VideoDecoder(fps=2)"
+        )
+    return rates
 
 
 def _stacked(videos: Videos, config: Any) -> dict[str, Tensor]:

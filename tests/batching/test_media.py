@@ -170,14 +170,16 @@ def test_fields_of_other_names_are_joined_where_a_pipeline_says_so() -> None:
 
 def test_the_rate_of_each_video_goes_with_it_into_micro_batches() -> None:
     rates = [(0.5, 2.0), (), (1.0,)]
+    names = ("video_fps", "video_requested_fps")
     samples = [
-        {**with_videos(*[2] * len(row)), "video_fps": np.array(row, dtype=np.float64)}
+        {**with_videos(*[2] * len(row)), **dict.fromkeys(names, np.array(row, dtype=np.float64))}
         for row in rates
     ]
     batch = mm.collate(samples)
-    assert batch["video_fps"].tolist() == [0.5, 2.0, 1.0]
     parts = mm.split_rows({**batch, "__valid__": torch.ones(3, dtype=torch.bool)}, 3)
-    assert [part["video_fps"].tolist() for part in parts] == [[0.5, 2.0], [], [1.0]]
+    for name in names:
+        assert batch[name].tolist() == [0.5, 2.0, 1.0]
+        assert [part[name].tolist() for part in parts] == [[0.5, 2.0], [], [1.0]]
 
 
 @st.composite

@@ -146,14 +146,14 @@ def qwen2_audio() -> MediaFamily:
     return MediaFamily(processor, text)
 
 
-def qwen2_5_omni_with_sound(fps: float = 2.0, **settings: Any) -> MediaFamily:
+def qwen2_5_omni_with_sound(**settings: Any) -> MediaFamily:
     """The sound of a video stands between its frames."""
     family = qwen2_5_omni(**settings)
-    text = replace(family.text, video_length=mm.qwen_omni_video_length(fps=fps))
+    text = replace(family.text, video_length=mm.qwen_omni_video_length())
     return replace(family, text=text)
 
 
-def qwen3_omni(fps: float = 2.0, **settings: Any) -> MediaFamily:
+def qwen3_omni(**settings: Any) -> MediaFamily:
     """The sound of a video stands between its frames."""
     tokenizer = qwen_tokens(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL))
     pictures = transformers.Qwen2VLImageProcessor(patch_size=16, min_pixels=2**16, max_pixels=2**18)
@@ -165,7 +165,6 @@ def qwen3_omni(fps: float = 2.0, **settings: Any) -> MediaFamily:
         tokenizer,
     )
     length = mm.qwen3_omni_video_length(
-        fps=fps,
         audio_token="<|AUDIO|>",
         audio_start_token="<|audio_bos|>",
         audio_end_token="<|audio_eos|>",

@@ -100,6 +100,7 @@ class Row:
                 "video": self.frames,
                 "video_pts_s": [np.array(shape.times_s) for shape in shapes],
                 "video_fps": np.array([shape.sampled_fps for shape in shapes]),
+                "video_requested_fps": np.full(len(shapes), 2.0),
             }
         if name in HEARD:
             sounds = [features(torch.from_numpy(sound)) for sound in self.sounds]
@@ -208,6 +209,21 @@ def test_a_batch_of_texts_gives_each_tower_a_gradient_of_zero(
     assert [name for name, gradient in gradients.items() if gradient is None] == []
     text = model_inputs(batch, model, blank_image=False)
     torch.testing.assert_close(model(**text).loss, loss)
+
+
+def test_omni_models_count_time_by_the_rate_that_the_decoder_was_asked_for() -> None:
+    family = FAMILIES["qwen2_5_omni"]()
+    model = model_of("qwen2_5_omni", family.tokenizer)
+    batch = mm.collate([row.sample for row in rows_of("qwen2_5_omni", family)])
+    batch["video_requested_fps"] = torch.tensor([2.0, 4.0, 0.5], dtype=torch.float64)
+    inputs = model_inputs(batch, model, normalize=family.processor)
+    assert inputs["video_second_per_grid"].tolist() == [1.0, 0.5, 4.0]
+    batch["video_requested_fps"][1] = 0  # by VideoDecoder(num_frames=)
+    for unknown in (batch, {k: v for k, v in batch.items() if k != "video_requested_fps"}):
+        with pytest.raises(
+            mm.ConfigError, match=r"in video_requested_fps: give VideoDecoder\(fps="
+        ):
+            model_inputs(unknown, model, normalize=family.processor)
 
 
 def test_videos_alone_need_no_blank_picture() -> None:

@@ -321,7 +321,7 @@ def omni_batch(
     folder: Path, rows: list[list[str]], family: MediaFamily | None = None, fps: float = 2.0
 ) -> tuple[MediaFamily, dict[str, Any]]:
     """The files of each row as a batch, where the text has them in this order."""
-    family = family or qwen2_5_omni_with_sound(fps)
+    family = family or qwen2_5_omni_with_sound()
     is_third = family.processor.image_processor.patch_size == 16
     family.processor.videos_kwargs = SMALL_3 if is_third else SMALL
 
@@ -405,7 +405,7 @@ def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it
     fps = 3.0
     family, batch = omni_batch(tmp_path, WITH_SOUND, fps=fps)
     model = model_of("qwen2_5_omni", family.tokenizer)
-    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False, omni_fps=fps)
+    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False)
     labels, positions = inputs.pop("labels"), inputs.pop("position_ids")
     expected = omni_processed(family, WITH_SOUND, fps)
     cut_padding(inputs, expected)
@@ -427,9 +427,9 @@ def test_files_reach_qwen3_omni_as_its_processor_makes_them(
     tmp_path: Path, files: list[str], fps: float
 ) -> None:
     """One recording at a time: the processor's features of several depend on each other."""
-    family, batch = omni_batch(tmp_path, [files], qwen3_omni(fps), fps)
+    family, batch = omni_batch(tmp_path, [files], qwen3_omni(), fps)
     model = model_of("qwen3_omni", family.tokenizer)
-    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False, omni_fps=fps)
+    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False)
     labels, positions = inputs.pop("labels"), inputs.pop("position_ids", None)
     expected = omni_processed(family, [files], fps)
     assert_equal_inputs(inputs, expected)
@@ -465,7 +465,7 @@ def test_a_row_with_a_silent_video_has_positions_as_alone(tmp_path: Path) -> Non
 def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(
     tmp_path: Path, name: str, fps: float
 ) -> None:
-    family = qwen3_omni(fps) if name == "qwen3_omni" else qwen2_5_omni_with_sound(fps)
+    family = qwen3_omni() if name == "qwen3_omni" else qwen2_5_omni_with_sound()
     family, padded = omni_batch(tmp_path, [["imageio/realshort.mp4"], SILENT], family, fps)
     model = model_of(name, family.tokenizer).eval()
     decode = omni_decode(family, fps)
@@ -475,6 +475,6 @@ def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(
     )
     assert_parity(
         model,
-        model_inputs(packed, model, normalize=family.processor, omni_fps=fps),
-        model_inputs(padded, model, normalize=family.processor, omni_fps=fps),
+        model_inputs(packed, model, normalize=family.processor),
+        model_inputs(padded, model, normalize=family.processor),
     )

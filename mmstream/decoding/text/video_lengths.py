@@ -14,7 +14,7 @@ import math
 from collections import Counter
 from collections.abc import Callable
 from functools import partial
-from typing import TypeAlias
+from typing import Any, TypeAlias
 
 import numpy as np
 
@@ -82,10 +82,7 @@ def qwen_vl_video_length(
         >>> length(shape)  # 2 pairs of 8 x 14 squares of 28 pixels
         224
     """
-    refuse_bools(
-        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
-    )
-    return partial(_merged_patches, side=patch_size * merge_size, num_merged=temporal_patch_size)
+    return _merging(_merged_patches, patch_size, merge_size, temporal_patch_size)
 
 
 def qwen3_vl_video_length(
@@ -129,13 +126,11 @@ def qwen3_vl_video_length(
         >>> text.text, text.lengths
         ('<0.2 seconds><|vision_start|><|video_pad|><|vision_end|>', (6,))
     """
-    refuse_bools(
-        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
-    )
-    return partial(
+    return _merging(
         _stamped,
-        side=patch_size * merge_size,
-        num_merged=temporal_patch_size,
+        patch_size,
+        merge_size,
+        temporal_patch_size,
         marked=f"{vision_start_token}{video_token}{vision_end_token}",
     )
 
@@ -145,7 +140,6 @@ def qwen_omni_video_length(
     merge_size: int = 2,
     temporal_patch_size: int = 2,
     *,
-    fps: float = 2.0,
     video_token: str = "<|video_pad|>",
     audio_token: str = "<|AUDIO|>",
     audio_start_token: str = "<|audio_bos|>",
@@ -162,8 +156,6 @@ def qwen_omni_video_length(
         patch_size: Side of a patch in pixels.
         merge_size: How many patches on each side are merged into one token.
         temporal_patch_size: How many frames are merged.
-        fps: The `fps` of the `VideoDecoder`, from 1 up. The processor counts on it, whatever was
-            taken of a video. `model_inputs` needs the same number as `omni_fps`.
         video_token: The ``video_token`` of the text decoder.
         audio_token: The ``audio_token`` of the text decoder.
         audio_start_token: What stands before the tokens of a video with sound.
@@ -173,7 +165,8 @@ def qwen_omni_video_length(
         A function for ``TextDecoder(video_length=)``. Use it with ``audio_length=`` and
         ``VideoDecoder.from_processor(processor, audio=mm.AudioDecoder.from_processor(processor))``.
         It raises ConfigError for frames whose sides are not multiples of
-        ``patch_size * merge_size``.
+        ``patch_size * merge_size``, and without ``VideoDecoder(fps=)`` of 1 or more: the processor
+        counts time by the rate that it is asked for, whatever was taken of a video.
 
     Examples:
         >>> from mmstream import AudioShape
@@ -181,31 +174,17 @@ def qwen_omni_video_length(
         >>> shape = VideoShape(
         ...     num_frames=6, height=56, width=84, picture=(60, 90), fps=30.0, sampled_fps=2.0,
         ...     times_s=(0.0, 0.5, 1.0, 1.5, 2.0, 2.5), sound=AudioShape(48_000, 300, 16_000),
+        ...     requested_fps=2.0,
         ... )
         >>> text = length(shape)  # three pairs of 2 x 3 squares, and 75 tokens of sound
         >>> text.lengths, text.audio_lengths
         ([12, 6], [50, 25])
-
-    Raises:
-        ConfigError: `fps` is below 1. The processor would cut its parts within the tokens of a
-            frame.
     """
-    refuse_bools(
-        patch_size=patch_size,
-        merge_size=merge_size,
-        temporal_patch_size=temporal_patch_size,
-        fps=fps,
-    )
-    if not temporal_patch_size / OMNI_CHUNK_S <= fps < math.inf:
-        raise ConfigError(
-            f"qwen_omni_video_length: fps={fps!r}: give the fps of the VideoDecoder, from "
-            f"{temporal_patch_size / OMNI_CHUNK_S:g} up"
-        )
-    return partial(
+    return _merging(
         _with_sound,
-        side=patch_size * merge_size,
-        num_merged=temporal_patch_size,
-        fps=fps,
+        patch_size,
+        merge_size,
+        temporal_patch_size,
         tokens=(audio_start_token, video_token, audio_token, audio_end_token),
     )
 
@@ -215,7 +194,6 @@ def qwen3_omni_video_length(
     merge_size: int = 2,
     temporal_patch_size: int = 2,
     *,
-    fps: float = 2.0,
     video_token: str = "<|video_pad|>",
     audio_token: str = "<|audio_pad|>",
     audio_start_token: str = "<|audio_start|>",
@@ -231,8 +209,6 @@ def qwen3_omni_video_length(
         patch_size: Side of a patch in pixels.
         merge_size: How many patches on each side are merged into one token.
         temporal_patch_size: How many frames are merged.
-        fps: The `fps` of the `VideoDecoder`. The processor counts on it, whatever was taken of a
-            video. `model_inputs` needs the same number as `omni_fps`.
         video_token: The ``video_token`` of the text decoder.
         audio_token: The ``audio_token`` of the text decoder.
         audio_start_token: What stands before the tokens of a video with sound.
@@ -242,33 +218,23 @@ def qwen3_omni_video_length(
         A function for ``TextDecoder(video_length=)``, as `qwen_omni_video_length` returns. Use it
         with ``audio_length=mm.qwen3_omni_audio_length()``.
 
-    Raises:
-        ConfigError: `fps` is not above 0.
-
     Examples:
         >>> from mmstream import AudioShape
         >>> length = qwen3_omni_video_length()
         >>> shape = VideoShape(
         ...     num_frames=4, height=64, width=96, picture=(60, 90), fps=30.0, sampled_fps=2.0,
         ...     times_s=(0.0, 0.5, 1.0, 1.5), sound=AudioShape(48_000, 300, 16_000),
+        ...     requested_fps=2.0,
         ... )
         >>> text = length(shape)  # two pairs of 2 x 3 squares, and 39 tokens of sound
         >>> text.lengths, text.audio_lengths
         ([6, 6], [13, 26])
     """
-    refuse_bools(
-        patch_size=patch_size,
-        merge_size=merge_size,
-        temporal_patch_size=temporal_patch_size,
-        fps=fps,
-    )
-    if not 0 < fps < math.inf:
-        raise ConfigError(f"qwen3_omni_video_length: fps={fps!r}: give the fps of the VideoDecoder")
-    return partial(
+    return _merging(
         _among_sound,
-        side=patch_size * merge_size,
-        num_merged=temporal_patch_size,
-        fps=fps,
+        patch_size,
+        merge_size,
+        temporal_patch_size,
         tokens=(audio_start_token, video_token, audio_token, audio_end_token),
     )
 
@@ -367,17 +333,34 @@ def _in_words(number: int) -> str:
     return " and ".join(words)
 
 
+def _merging(
+    rule: Callable[..., int | MediaText],
+    patch_size: int,
+    merge_size: int,
+    temporal_patch_size: int,
+    **settings: Any,
+) -> VideoLength:
+    """Return a rule of tokens that stand for squares of merged patches, with its settings."""
+    refuse_bools(
+        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
+    )
+    side = patch_size * merge_size
+    return partial(rule, side=side, num_merged=temporal_patch_size, **settings)
+
+
 def _merged_patches(shape: VideoShape, side: int, num_merged: int) -> int:
     return _num_groups(shape, num_merged) * _squares(shape, side)
 
 
 def _with_sound(
-    shape: VideoShape, side: int, num_merged: int, fps: float, tokens: tuple[str, str, str, str]
+    shape: VideoShape, side: int, num_merged: int, tokens: tuple[str, str, str, str]
 ) -> int | MediaText:
     num_groups, num_squares = _num_groups(shape, num_merged), _squares(shape, side)
     if shape.sound is None:
         return num_groups * num_squares
     start, video, audio, end = tokens
+    # Below this rate the processor would cut its parts within the tokens of a frame.
+    fps = _requested_fps(shape, least=num_merged / OMNI_CHUNK_S)
     seconds = num_merged / fps  # the order of products is the processor's
     positions = [group * seconds * OMNI_POSITIONS_PER_S for group in range(num_groups)]
     chunks = Counter(int(each // (OMNI_CHUNK_S * OMNI_POSITIONS_PER_S)) for each in positions)
@@ -393,14 +376,14 @@ def _with_sound(
 
 
 def _among_sound(
-    shape: VideoShape, side: int, num_merged: int, fps: float, tokens: tuple[str, str, str, str]
+    shape: VideoShape, side: int, num_merged: int, tokens: tuple[str, str, str, str]
 ) -> int | MediaText:
     num_groups, num_squares = _num_groups(shape, num_merged), _squares(shape, side)
     if shape.sound is None:
         return num_groups * num_squares
     start, video, audio, end = tokens
     num_sounds = num_qwen3_omni_tokens(shape.sound)
-    seconds = num_merged / fps  # the order of products is the processor's
+    seconds = num_merged / _requested_fps(shape)  # the order of products is the processor's
     # How many tokens of sound stand before each pair of frames, and before the end.
     before = [
         min(num_sounds, math.ceil(group * seconds * QWEN3_OMNI_POSITIONS_PER_S))
@@ -410,6 +393,22 @@ def _among_sound(
     pieces = [video + audio * (number > 0) for number in sounds]
     text = "".join([start, *pieces, end])
     return MediaText(text, [num_squares] * num_groups, [number for number in sounds if number])
+
+
+def _requested_fps(shape: VideoShape, least: float = 0.0) -> float:
+    """Return the frames per second that the decoder was asked for.
+
+    Raises:
+        ConfigError: There are none, or fewer than `least`.
+    """
+    fps = shape.requested_fps
+    if fps <= 0 or fps < least:
+        needed = f"of {least:g} or more" if least else "above 0"
+        raise ConfigError(
+            "video_length: the Qwen omni models count time by the fps of the VideoDecoder, and "
+            f"need one {needed}, not {f'{fps:g}' if fps else None}: give VideoDecoder(fps=2)"
+        )
+    return fps
 
 
 def _chunks(number: int, size: int) -> list[int]:

@@ -442,6 +442,7 @@ class VideoDecoder:
             indices=tuple(padded.tolist()),
             num_padding=num_padding,
             end_s=end_s,
+            requested_fps=self.fps or 0.0,
         )
         reason = self._cpu_reason(file, packets, view)
         return VideoPlan(shape, view, packets, file, reason, first_view)

@@ -148,7 +148,7 @@ def heard_of(seconds: float) -> AudioShape:
 def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_it(
     make: Any, fps: float
 ) -> None:
-    family = make(fps=fps, do_sample_frames=False, do_resize=False)
+    family = make(do_sample_frames=False, do_resize=False)
     counts = [1, 2, 5, 8, 19, 2]
     seconds = [0.31, 6.2, 2.01, 3.99, 4.01, 29.99]  # longer than the frames, and shorter
     side = 32 if make is qwen3_omni else 28
@@ -156,7 +156,8 @@ def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_i
     sample = conversation("video", len(counts), "mp4")
     sounds = [heard_of(each) for each in seconds]
     shapes = [
-        shape._replace(sound=sound) for (_, _, shape), sound in zip(videos, sounds, strict=True)
+        shape._replace(sound=sound, requested_fps=fps)
+        for (_, _, shape), sound in zip(videos, sounds, strict=True)
     ]
     tokens = family.text(sample, MediaShapes((), shapes, sounds, range(len(sounds))))
     expected = expected_ids(
@@ -174,9 +175,22 @@ def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_i
     assert_labels_are_the_answers(family, tokens)
 
 
-def test_a_rate_at_which_the_processor_divides_a_frame_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"fps=0\.5: give the fps of the VideoDecoder, from 1 up"):
-        mm.qwen_omni_video_length(fps=0.5)
+@pytest.mark.parametrize(
+    ("length", "fps", "needed"),
+    [
+        (mm.qwen_omni_video_length(), 0.5, "of 1 or more, not 0.5"),
+        (mm.qwen_omni_video_length(), 0.0, "of 1 or more, not None"),
+        (mm.qwen3_omni_video_length(), 0.0, "above 0, not None"),
+    ],
+)
+def test_sound_between_frames_needs_the_rate_that_the_decoder_was_asked_for(
+    length: Any, fps: float, needed: str
+) -> None:
+    """Below one frame per second, the processor of Qwen2.5-Omni would divide a frame."""
+    _, _, shape = video_of(4, 448, 448)
+    with pytest.raises(ConfigError, match=rf"need one {needed}: give VideoDecoder\(fps=2\)"):
+        length(shape._replace(sound=heard_of(2.0), requested_fps=fps))
+    assert isinstance(length(shape), int)  # without sound, no time is counted
 
 
 def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -> None:
@@ -190,8 +204,8 @@ def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -
         files = {f"{i}.{extensions[kind]}": b"" for i, kind in enumerate(kinds)}
         return family.text({"json": {"messages": messages}, **files}, shapes)["input_ids"]
 
-    first = MediaShapes((), [video._replace(sound=sounds[0])], sounds, [0])
-    last = MediaShapes((), [video._replace(sound=sounds[1])], sounds, [1])
+    first = MediaShapes((), [video._replace(requested_fps=2.0, sound=sounds[0])], sounds, [0])
+    last = MediaShapes((), [video._replace(requested_fps=2.0, sound=sounds[1])], sounds, [1])
     for kinds, shapes in ((["video", "audio"], first), (["audio", "video"], last)):
         assert (tokens_of(kinds, shapes) == token).sum() == 25 + 12
     with pytest.raises(DecodeError, match=r"in the order \[1, 0\], counted as files are: name"):
