@@ -53,6 +53,7 @@ from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
 
 __all__ = [
+    "NO_PICTURES",
     "Decode",
     "MeasuredSample",
     "RowMemory",
@@ -90,7 +91,7 @@ class RowMemory(NamedTuple):
 _NO_MEMORY = RowMemory({}, {})
 
 
-_NONE_EARLY: EarlyPictures = {}
+NO_PICTURES: Mapping[str, Any] = {}
 
 
 _NO_SHAPES = MediaShapes()
@@ -111,7 +112,7 @@ def decode_sample(
     out: RowMemory = _NO_MEMORY,
     tokens: DecodedText | SampleError | None = None,
     plans: MediaPlans | None = None,
-    early: EarlyPictures = _NONE_EARLY,
+    early: EarlyPictures = NO_PICTURES,
 ) -> Sample:
     """Decode one sample.
 

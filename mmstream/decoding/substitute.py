@@ -23,6 +23,7 @@ from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import MediaPlans, plan_media
 from mmstream.decoding.pictures import PlannedPicture, decode_picture
 from mmstream.decoding.sample import (
+    NO_PICTURES,
     Decode,
     RowMemory,
     decode_sample,
@@ -116,9 +117,6 @@ class Lookup(Protocol):
         """Return what tells a shard from one of the same name in another dataset."""
 
 
-_NO_PICTURES: Mapping[str, Any] = {}
-
-
 class PreparedSample(NamedTuple):
     """A planned sample, with the lineage of its row, after the functions before decoding."""
 
@@ -127,9 +125,9 @@ class PreparedSample(NamedTuple):
     """Of its text. None: not tokenized yet."""
     plans: MediaPlans | None
     """Of its videos and recordings. None: they are planned when they are decoded."""
-    pictures: Mapping[str, PlannedPicture | SampleError] = _NO_PICTURES
+    pictures: Mapping[str, PlannedPicture | SampleError] = NO_PICTURES
     """Of those that are decoded before the rest of the sample, by field."""
-    early: EarlyPictures = _NO_PICTURES
+    early: EarlyPictures = NO_PICTURES
     """What became of `pictures`."""
 
 

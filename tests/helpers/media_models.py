@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -10,11 +11,13 @@ from tests.helpers.families import transformers
 from tests.helpers.model_cases import (
     QWEN_TEXT,
     TEXT,
-    VISION,
+    idefics3,
     llava_onevision,
     qwen2_5_vl,
     qwen2_vl,
     qwen3_vl,
+    qwen_ids,
+    token_ids,
 )
 
 AUDIO = {
@@ -26,17 +29,22 @@ AUDIO = {
 }
 
 
-def ids_of(tokenizer: Any, **tokens: str) -> dict[str, int]:
-    return {name: tokenizer.convert_tokens_to_ids(token) for name, token in tokens.items()}
-
-
 def qwen2_audio(tokenizer: Any) -> Any:
     return transformers.Qwen2AudioForConditionalGeneration(
         transformers.Qwen2AudioConfig(
             text_config=transformers.Qwen2Config(**TEXT, vocab_size=len(tokenizer)),
             audio_config=transformers.Qwen2AudioEncoderConfig(**AUDIO),
-            **ids_of(tokenizer, audio_token_index="<|AUDIO|>"),
+            **token_ids(tokenizer, audio_token_index="<|AUDIO|>"),
         )
+    )
+
+
+def omni_ids(tokenizer: Any) -> dict[str, int]:
+    return qwen_ids(tokenizer) | token_ids(
+        tokenizer,
+        audio_token_id="<|AUDIO|>",
+        audio_start_token_id="<|audio_bos|>",
+        audio_end_token_id="<|audio_eos|>",
     )
 
 
@@ -47,16 +55,7 @@ def qwen2_5_omni(tokenizer: Any) -> Any:
             text_config={**QWEN_TEXT, "vocab_size": len(tokenizer)},
             vision_config={**vision, "num_heads": 2},
             audio_config={**AUDIO, "output_dim": 32, "n_window": 50},
-            **ids_of(
-                tokenizer,
-                image_token_index="<|image_pad|>",
-                video_token_index="<|video_pad|>",
-                audio_token_index="<|AUDIO|>",
-                vision_start_token_id="<|vision_start|>",
-                vision_end_token_id="<|vision_end|>",
-                audio_start_token_id="<|audio_bos|>",
-                audio_end_token_id="<|audio_eos|>",
-            ),
+            **omni_ids(tokenizer),
         )
     )
 
@@ -74,27 +73,7 @@ def qwen3_omni(tokenizer: Any) -> Any:
             vision_config=vision,
             audio_config=hearing,
             position_id_per_seconds=13,
-            **ids_of(
-                tokenizer,
-                image_token_id="<|image_pad|>",
-                video_token_id="<|video_pad|>",
-                audio_token_id="<|AUDIO|>",
-                vision_start_token_id="<|vision_start|>",
-                vision_end_token_id="<|vision_end|>",
-                audio_start_token_id="<|audio_bos|>",
-                audio_end_token_id="<|audio_eos|>",
-            ),
-        )
-    )
-
-
-def smolvlm(tokenizer: Any) -> Any:
-    return transformers.SmolVLMForConditionalGeneration(
-        transformers.SmolVLMConfig(
-            text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
-            vision_config={**VISION, "image_size": 56},
-            scale_factor=2,
-            **ids_of(tokenizer, image_token_id="<image>"),
+            **omni_ids(tokenizer),
         )
     )
 
@@ -103,7 +82,7 @@ def whisper(tokenizer: Any) -> Any:
     sizes = {"d_model": 32, "max_target_positions": 256, "num_mel_bins": 80}
     for part in ("encoder", "decoder"):
         sizes |= {f"{part}_layers": 1, f"{part}_attention_heads": 2, f"{part}_ffn_dim": 32}
-    ids = ids_of(
+    ids = token_ids(
         tokenizer,
         decoder_start_token_id="<bos>",
         bos_token_id="<bos>",
@@ -123,7 +102,7 @@ MODELS = {
     "qwen2_audio": qwen2_audio,
     "qwen2_5_omni": qwen2_5_omni,
     "qwen3_omni": qwen3_omni,
-    "smolvlm": smolvlm,
+    "smolvlm": partial(idefics3, name="SmolVLM"),
     "whisper": whisper,
 }
 

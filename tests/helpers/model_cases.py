@@ -222,9 +222,12 @@ def idefics2(tokenizer: Any) -> Any:
     )
 
 
-def idefics3(tokenizer: Any) -> Any:
-    return transformers.Idefics3ForConditionalGeneration(
-        transformers.Idefics3Config(
+def idefics3(tokenizer: Any, name: str = "Idefics3") -> Any:
+    """Idefics3, or SmolVLM, which has the same settings."""
+    config = getattr(transformers, f"{name}Config")
+    model = getattr(transformers, f"{name}ForConditionalGeneration")
+    return model(
+        config(
             text_config=transformers.LlamaConfig(**TEXT, vocab_size=len(tokenizer)),
             vision_config={**VISION, "image_size": 56},
             scale_factor=2,

@@ -36,7 +36,7 @@ from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.media_shapes import VideoShape
 from mmstream.decoding.spans import Span, row_of_span, row_span
-from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
+from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING, FrameRequest
 from mmstream.decoding.video.geometry import (
     budgeted_video_shape,
     capped_frame_pixels,
@@ -489,15 +489,14 @@ class VideoDecoder:
                 raise DecodeError(f"has {len(times)} frames, and no frame {max(self.indices)}")
             return np.array(self.indices, np.int64)
         if self.sampling != "uniform":
-            taken = FAMILY_SAMPLING[self.sampling](
-                len(numbers),
-                file.fps,
+            request = FrameRequest(
                 fps=self.fps,
                 num_frames=self.num_frames,
                 min_frames=self.min_frames,
                 max_frames=self.max_frames,
                 multiple_of=self.frame_multiple_of,
             )
+            taken = FAMILY_SAMPLING[self.sampling](len(numbers), file.fps, request)
         else:
             number = self.num_frames or uniform_number(
                 len(numbers),

@@ -11,8 +11,9 @@ its own rounding, so each has its own function here. Tests compare them with the
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from typing import Protocol
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TypeAlias
 
 import numpy as np
 
@@ -22,6 +23,7 @@ from mmstream.types import IntArray
 __all__ = [
     "FAMILY_SAMPLING",
     "FamilySampling",
+    "FrameRequest",
     "llava_onevision_frames",
     "qwen2_vl_frames",
     "qwen3_vl_frames",
@@ -29,47 +31,32 @@ __all__ = [
 ]
 
 
-class FamilySampling(Protocol):
-    """Chooses frames by the rule of a family."""
+@dataclass(frozen=True, kw_only=True)
+class FrameRequest:
+    """Which frames are asked for, as the settings of a `VideoDecoder` say it."""
 
-    def __call__(
-        self,
-        num_source_frames: int,
-        source_fps: float,
-        *,
-        fps: float | None,
-        num_frames: int | None,
-        min_frames: int,
-        max_frames: int,
-        multiple_of: int,
-    ) -> IntArray:
-        """Return the numbers of the frames, int64 [F], ascending. F is at least 1.
-
-        Args:
-            num_source_frames: Frames of the video or span, from 1 up.
-            source_fps: Their average rate per second.
-            fps: Frames to take per second. None: `num_frames` says how many, or all are taken.
-            num_frames: Frames to take, whatever the length.
-            min_frames: Least frames that `fps` gives.
-            max_frames: Most frames that `fps` gives.
-            multiple_of: The number of frames is a multiple of this, where the rule asks for it.
-
-        Raises:
-            DecodeError: The video has too few frames.
-        """
-        ...
+    fps: float | None = None
+    """Frames to take per second. None: `num_frames` says how many, or all are taken."""
+    num_frames: int | None = None
+    """Frames to take, whatever the length."""
+    min_frames: int
+    """Least frames that `fps` gives."""
+    max_frames: int
+    """Most frames that `fps` gives."""
+    multiple_of: int = 1
+    """The number of frames is a multiple of this, where the rule asks for it."""
 
 
-def qwen2_vl_frames(
-    num_source_frames: int,
-    source_fps: float,
-    *,
-    fps: float | None,
-    num_frames: int | None,
-    min_frames: int,
-    max_frames: int,
-    multiple_of: int,
-) -> IntArray:
+FamilySampling: TypeAlias = Callable[[int, float, FrameRequest], IntArray]
+"""Chooses frames by the rule of a family.
+
+It gets the number of frames of the video or span, from 1 up, their average rate per second, and
+what is asked for. It returns the numbers of the frames, int64 [F], ascending, F from 1 up. For a
+video with too few frames it raises a DecodeError.
+"""
+
+
+def qwen2_vl_frames(num_source_frames: int, source_fps: float, request: FrameRequest) -> IntArray:
     """Take frames as ``Qwen2VLVideoProcessor.sample_frames`` does, for Qwen2-VL and Qwen2.5-VL.
 
     The number is a multiple of `multiple_of`. The first frame of each of so many equal parts is
@@ -77,17 +64,18 @@ def qwen2_vl_frames(
     first frame.
 
     Examples:
-        >>> options = {"num_frames": None, "min_frames": 4, "max_frames": 768, "multiple_of": 2}
-        >>> qwen2_vl_frames(50, 25.0, fps=2, **options).tolist()  # two seconds
+        >>> request = FrameRequest(fps=2, min_frames=4, max_frames=768, multiple_of=2)
+        >>> qwen2_vl_frames(50, 25.0, request).tolist()  # two seconds
         [0, 12, 25, 37]
     """
-    if num_frames is not None:
-        number: float = round(num_frames / multiple_of) * multiple_of
+    multiple_of = request.multiple_of
+    if request.num_frames is not None:
+        number: float = round(request.num_frames / multiple_of) * multiple_of
         _check_enough(int(number), num_source_frames)
-    elif fps is not None:
-        most = math.floor(min(max_frames, num_source_frames) / multiple_of) * multiple_of
-        wanted = num_source_frames / source_fps * fps
-        wanted = min(max(wanted, min_frames), most, num_source_frames)
+    elif request.fps is not None:
+        most = math.floor(min(request.max_frames, num_source_frames) / multiple_of) * multiple_of
+        wanted = num_source_frames / source_fps * request.fps
+        wanted = min(max(wanted, request.min_frames), most, num_source_frames)
         number = math.floor(wanted / multiple_of) * multiple_of
     else:
         return np.arange(num_source_frames, dtype=np.int64)
@@ -100,47 +88,31 @@ def qwen2_vl_frames(
     return positions
 
 
-def qwen3_vl_frames(
-    num_source_frames: int,
-    source_fps: float,
-    *,
-    fps: float | None,
-    num_frames: int | None,
-    min_frames: int,
-    max_frames: int,
-    multiple_of: int,
-) -> IntArray:
+def qwen3_vl_frames(num_source_frames: int, source_fps: float, request: FrameRequest) -> IntArray:
     """Take frames as ``Qwen3VLVideoProcessor.sample_frames`` does.
 
     They lie at equal distances from the first frame to the last one. Their number may be odd:
     `multiple_of` is not used.
 
     Examples:
-        >>> options = {"num_frames": None, "min_frames": 4, "max_frames": 768, "multiple_of": 2}
-        >>> qwen3_vl_frames(50, 25.0, fps=2, **options).tolist()  # two seconds
+        >>> request = FrameRequest(fps=2, min_frames=4, max_frames=768)
+        >>> qwen3_vl_frames(50, 25.0, request).tolist()  # two seconds
         [0, 16, 33, 49]
     """
-    del multiple_of
-    if num_frames is not None:
-        number = num_frames
-    elif fps is not None:
-        number = int(num_source_frames / source_fps * fps)
-        number = min(max(number, min_frames), max_frames, num_source_frames)
+    low, high = request.min_frames, request.max_frames
+    if request.num_frames is not None:
+        number = request.num_frames
+    elif request.fps is not None:
+        number = int(num_source_frames / source_fps * request.fps)
+        number = min(max(number, low), high, num_source_frames)
     else:
-        number = min(max(num_source_frames, min_frames), max_frames)
+        number = min(max(num_source_frames, low), high)
     positions: IntArray = np.linspace(0, num_source_frames - 1, number).round().astype(np.int64)
     return positions
 
 
 def llava_onevision_frames(
-    num_source_frames: int,
-    source_fps: float,
-    *,
-    fps: float | None,
-    num_frames: int | None,
-    min_frames: int,
-    max_frames: int,
-    multiple_of: int,
+    num_source_frames: int, source_fps: float, request: FrameRequest
 ) -> IntArray:
     """Take frames as ``BaseVideoProcessor.sample_frames`` does, which LLaVA-OneVision inherits.
 
@@ -148,13 +120,13 @@ def llava_onevision_frames(
     `multiple_of` are not used.
 
     Examples:
-        >>> options = {"fps": None, "min_frames": 1, "max_frames": 768, "multiple_of": 1}
-        >>> llava_onevision_frames(50, 25.0, num_frames=4, **options).tolist()
+        >>> request = FrameRequest(num_frames=4, min_frames=1, max_frames=768)
+        >>> llava_onevision_frames(50, 25.0, request).tolist()
         [0, 12, 25, 37]
     """
-    del min_frames, max_frames, multiple_of
-    if num_frames is None and fps is not None:
-        num_frames = max(1, int(num_source_frames / source_fps * fps))
+    num_frames = request.num_frames
+    if num_frames is None and request.fps is not None:
+        num_frames = max(1, int(num_source_frames / source_fps * request.fps))
     if num_frames is None:
         return np.arange(num_source_frames, dtype=np.int64)
     _check_enough(num_frames, num_source_frames)
@@ -165,27 +137,18 @@ SMOLVLM_SKIPPED_S = 1.0
 """Seconds that SmolVLM leaves out at both ends of a long video."""
 
 
-def smolvlm_frames(
-    num_source_frames: int,
-    source_fps: float,
-    *,
-    fps: float | None,
-    num_frames: int | None,
-    min_frames: int,
-    max_frames: int,
-    multiple_of: int,
-) -> IntArray:
+def smolvlm_frames(num_source_frames: int, source_fps: float, request: FrameRequest) -> IntArray:
     """Take frames as ``SmolVLMVideoProcessor.sample_frames`` does.
 
     They lie at equal distances, rounded down. A second at both ends of a long video is left out.
     `num_frames`, `min_frames` and `multiple_of` are not used: `settings` asks for `fps`.
 
     Examples:
-        >>> options = {"num_frames": None, "min_frames": 1, "max_frames": 64, "multiple_of": 1}
-        >>> smolvlm_frames(50, 25.0, fps=2, **options).tolist()  # two seconds
+        >>> request = FrameRequest(fps=2, min_frames=1, max_frames=64)
+        >>> smolvlm_frames(50, 25.0, request).tolist()  # two seconds
         [0, 16, 32, 49]
     """
-    del num_frames, min_frames, multiple_of
+    fps, max_frames = request.fps, request.max_frames
     assert fps is not None
     duration_s = num_source_frames / source_fps
     number = max(1, min(round(fps * duration_s), max_frames))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
+from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING, FrameRequest
 from mmstream.errors import DecodeError
 
 import_torchvision()
@@ -30,12 +30,15 @@ LENGTHS = [*range(1, 40), *range(40, 2400, 97), 107_892]
 def test_frames_per_second_give_the_frames_of_the_processor(name: str, rate: float) -> None:
     for fps in (2, 1, 0.5):
         processor = PROCESSORS[name](fps=fps)
-        options = {"min_frames": getattr(processor, "min_frames", 1), "num_frames": None}
-        most = 64 if name == "smolvlm" else getattr(processor, "max_frames", 768)
-        options |= {"max_frames": most, "multiple_of": 2}
+        request = FrameRequest(
+            fps=fps,
+            min_frames=getattr(processor, "min_frames", 1),
+            max_frames=64 if name == "smolvlm" else getattr(processor, "max_frames", 768),
+            multiple_of=2,
+        )
         for count in LENGTHS:
             try:
-                taken = FAMILY_SAMPLING[name](count, rate, fps=fps, **options).tolist()
+                taken = FAMILY_SAMPLING[name](count, rate, request).tolist()
             except DecodeError:
                 taken = None
             try:
@@ -54,19 +57,19 @@ def test_frames_per_second_give_the_frames_of_the_processor(name: str, rate: flo
 def test_a_number_of_frames_gives_the_frames_of_the_processor(name: str, num_frames: int) -> None:
     processor = PROCESSORS[name](fps=None)
     rule = FAMILY_SAMPLING[name]
-    options = {"fps": None, "min_frames": 4, "max_frames": 768, "multiple_of": 2}
+    request = FrameRequest(num_frames=num_frames, min_frames=4, max_frames=768, multiple_of=2)
     for count in range(num_frames, 400, 7):
         metadata = VideoMetadata(count, 25.0)
         try:
             wanted = np.asarray(processor.sample_frames(metadata, num_frames=num_frames))
         except (ValueError, ZeroDivisionError):
             continue
-        taken = rule(count, 25.0, num_frames=num_frames, **options)
+        taken = rule(count, 25.0, request)
         assert taken.tolist() == wanted.tolist(), count
 
 
 def test_a_video_with_too_few_frames_is_bad() -> None:
-    options = {"fps": None, "min_frames": 1, "max_frames": 768, "multiple_of": 2}
+    request = FrameRequest(num_frames=32, min_frames=1, max_frames=768, multiple_of=2)
     for name in ("llava_onevision", "qwen2_vl"):
         with pytest.raises(DecodeError, match="32 frames are wanted, and the video has 31"):
-            FAMILY_SAMPLING[name](31, 25.0, num_frames=32, **options)
+            FAMILY_SAMPLING[name](31, 25.0, request)
