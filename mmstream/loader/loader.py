@@ -6,8 +6,8 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Generator, Iterator, Mapping
-from contextlib import closing
+from collections.abc import Iterator, Mapping
+from itertools import chain
 from typing import Any, get_args
 
 from torch.utils.data import IterableDataset, get_worker_info
@@ -16,33 +16,18 @@ from mmstream._plain_tensors import plain_tensors
 from mmstream.agreement import agree
 from mmstream.bad_samples.limits import count_samples
 from mmstream.bad_samples.stats import Stats
-from mmstream.errors import ConfigError, MMStreamError, StorageError
+from mmstream.errors import ConfigError
 from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
+from mmstream.loader.batch_makers import BatchMakers, maker_settings
 from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.settings import rank_settings
 from mmstream.loader.unused_settings import log_unused_settings
-from mmstream.loader.watchdog import StallLimits, Watchdog
-from mmstream.loader.worker_group import ThisProcess
-from mmstream.loader.worker_process import in_one_line, preload_server
-from mmstream.loader.workers import MultiprocessingContext, Workers
-from mmstream.machine import default_threads
-from mmstream.pipeline import (
-    Pipeline,
-    PipelineRunner,
-    large_files_of,
-    needs_no_worker,
-    needs_one_thread,
-)
-from mmstream.processes import cpu_seconds, keep_freed_memory, pss_bytes
-from mmstream.progress import Progress
-from mmstream.reading.messages import ReaderEnded
-from mmstream.reading.process import (
-    ReaderProcess,
-    needs_reader_process,
-    node_cache_settings,
-)
-from mmstream.reading.step import BatchLineage, Job, later_job
+from mmstream.loader.watchdog import StallLimits
+from mmstream.loader.workers import MultiprocessingContext
+from mmstream.pipeline import Pipeline
+from mmstream.processes import cpu_seconds, pss_bytes
+from mmstream.reading.step import BatchLineage, Job
 from mmstream.state import OnChange, make_state, position_after, resume
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
@@ -136,11 +121,7 @@ class Loader(IterableDataset[Batch]):
         stall_warning_s: float = 60,
         stall_timeout_s: float | None = None,
     ) -> None:
-        if not isinstance(pipeline, Pipeline):
-            advice = "pass mm.Loader(pipeline)"
-            if hasattr(pipeline, "plan_order"):
-                advice = "pass mm.Loader(mm.Pipeline(dataset, global_batch_size=...))"
-            raise ConfigError(f"Loader: got {type(pipeline).__name__}: {advice}")
+        _check_pipeline(pipeline)
         refuse_bools(
             num_workers=num_workers,
             rows_per_rank=rows_per_rank,
@@ -149,56 +130,33 @@ class Loader(IterableDataset[Batch]):
             stall_warning_s=stall_warning_s,
             stall_timeout_s=stall_timeout_s,
         )
-        if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
-            raise ConfigError("num_workers must be 0 or more, prefetch_factor and num_threads 1")
         if on_change not in get_args(OnChange):
             raise ConfigError(f"on_change {on_change!r}: refuse or finish_epoch")
-        if multiprocessing_context not in get_args(MultiprocessingContext):
-            raise ConfigError(
-                f"multiprocessing_context {multiprocessing_context!r}: forkserver, spawn or fork"
-            )
-        limits = StallLimits(stall_warning_s, stall_timeout_s)
-        if not limits.warning_s > 0 or (limits.timeout_s is not None and not limits.timeout_s > 0):
-            raise ConfigError("stall_warning_s and stall_timeout_s are seconds, more than 0")
-        if limits.timeout_s is not None and num_workers == 0:
-            raise ConfigError(
-                "stall_timeout_s needs worker processes, which it can end: num_workers=1 or more"
-            )
+        settings = maker_settings(
+            pipeline,
+            num_workers=num_workers,
+            num_threads=num_threads,
+            prefetch_factor=prefetch_factor,
+            multiprocessing_context=multiprocessing_context,
+            stall_limits=StallLimits(stall_warning_s, stall_timeout_s),
+        )
         if world is not None:
             rows_of_rank(pipeline.global_batch_size, world, rows_per_rank)
         self.pipeline = pipeline
         self.num_workers = num_workers
-        self._num_processes = num_workers
-        if num_workers and limits.timeout_s is None and needs_no_worker(pipeline):
-            self._num_processes = 0
-            logger.info(
-                "num_workers=%d: nothing is made of raw samples from object storage, so no worker "
-                "starts; the reader process hands them to this one",
-                num_workers,
-            )
         self.stats = Stats()
         self._world = world
         self._rows_per_rank = rows_per_rank
-        is_one_enough = self._num_processes > 0 or needs_one_thread(pipeline)
-        self._num_threads = num_threads or (1 if is_one_enough else default_threads())
-        self._prefetch_factor = prefetch_factor
-        self._multiprocessing_context = multiprocessing_context
         self._on_change = on_change
-        self._stall_limits = limits
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
         self._delivered = DeliveredCounts(self.stats)
-        self._workers: Workers | None = None
-        self._runner: PipelineRunner | None = None  # of a loader without workers
-        self._progress = Progress()
-        self._due_job: Job | None = None  # the next one of those who make batches
-        self._reader: ReaderProcess | None = None
-        self._reader_pipeline: Pipeline | None = None
+        self._makers = BatchMakers(settings)
         self._iteration = 0
         self._has_advised = False
         self._rank_settings: dict[Pipeline, dict[str, str]] = {}
         self._balance: tuple[tuple[Pipeline, World, bool], Balance] | None = None
-        self._start_early()
+        self._makers.start_early(pipeline)
 
     def __len__(self) -> int:
         """Steps of this epoch: the same on every rank, known before the first read."""
@@ -243,19 +201,21 @@ class Loader(IterableDataset[Batch]):
             self._has_advised = True
             if world.rank == 0:
                 log_unused_settings(self.pipeline, self._rows_per_rank, self._unused_by_workers())
-            log_advice(self._current, world, shares, self._num_processes, self._num_threads)
+            makers = self._makers.settings
+            log_advice(self._current, world, shares, makers.num_workers, makers.num_threads)
         self._iteration += 1
         iteration = self._iteration
         epoch, step = self._position
-        label = f"rank {world.rank}: " if world.world_size > 1 else ""
-        batches = self._batches(balance.pipeline, Job(epoch, step, *rows), len(self), label)
+        first = Job(epoch, step, *rows)
+        batches = self._makers.batches(balance.pipeline, first, len(self), world)
         while True:
             started = time.perf_counter()
             try:
                 with plain_tensors():
                     batch = next(batches, None)
             except BaseException as error:
-                explanation = self._explained(error)
+                state = f"the state stands before step {self._position[1]}"
+                explanation = self._makers.explained(error, state)
                 self.close()  # workers may hold half a step: the next iteration starts new ones
                 if explanation is None:
                     raise
@@ -338,36 +298,7 @@ class Loader(IterableDataset[Batch]):
     def close(self) -> None:
         """End the workers. It may be called again; iterating again starts new workers."""
         self._iteration += 1  # a loop that is still open gets an error, and does not end quietly
-        self._end_processes()
-
-    def _end_processes(self) -> None:
-        self._due_job = None
-        workers, self._workers = self._workers, None
-        if workers is not None:
-            workers.close()
-        runner, self._runner = self._runner, None
-        if runner is not None:
-            runner.close()
-        reader, self._reader = self._reader, None
-        if reader is not None:
-            reader.close()
-
-    def _explained(self, error: BaseException) -> MMStreamError | None:
-        """Return a better error for an error of an iteration. None: it says enough."""
-        if not isinstance(error, MMStreamError):
-            return None
-        state = f"the state stands before step {self._position[1]}"
-        if isinstance(error, ReaderEnded) and self._reader is not None:
-            return MMStreamError(f"{self._reader.words_of_end()}; {state}")
-        line = in_one_line(error) if self._num_processes else error
-        if isinstance(error, StorageError):
-            return StorageError(f"{line}; {state}")
-        return None if line is error else line
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Leave the processes behind: a copy starts its own."""
-        own = {"_reader": None, "_workers": None, "_runner": None, "_due_job": None}
-        return self.__dict__ | own
+        self._makers.close()
 
     def __repr__(self) -> str:
         epoch, step = self._position
@@ -383,9 +314,7 @@ class Loader(IterableDataset[Batch]):
 
         Pages that several of them share count once (PSS).
         """
-        pids = [] if self._workers is None else self._workers.pids
-        pids += [] if self._reader is None else [self._reader.pid]
-        return pss_bytes([os.getpid(), *pids])
+        return pss_bytes([os.getpid(), *chain.from_iterable(self._makers.pids().values())])
 
     def cpu_seconds(self) -> dict[str, float]:
         """Return the CPU seconds of this process, of its workers and of its reader process.
@@ -396,11 +325,8 @@ class Loader(IterableDataset[Batch]):
         Returns:
             "main", "workers" and "reader".
         """
-        return {
-            "main": cpu_seconds([os.getpid()]),
-            "workers": cpu_seconds([] if self._workers is None else self._workers.pids),
-            "reader": cpu_seconds([] if self._reader is None else [self._reader.pid]),
-        }
+        pids = {"main": [os.getpid()], **self._makers.pids()}
+        return {name: cpu_seconds(pids[name]) for name in pids}
 
     def _balanced(self, world: World, shares: RowsPerRank) -> Balance:
         """Return what the ranks run now: where rows are packs, they may be dealt by cost."""
@@ -432,110 +358,21 @@ class Loader(IterableDataset[Batch]):
 
     def _unused_by_workers(self) -> tuple[str, ...]:
         """Return the names of settings of workers that were given, where there are none."""
+        settings = self._makers.settings
         is_given = {
-            "prefetch_factor": self._prefetch_factor != DEFAULT_PREFETCH_FACTOR,
-            "multiprocessing_context": self._multiprocessing_context != "forkserver",
+            "prefetch_factor": settings.prefetch_factor != DEFAULT_PREFETCH_FACTOR,
+            "multiprocessing_context": settings.multiprocessing_context != "forkserver",
         }
         return () if self.num_workers else tuple(name for name in is_given if is_given[name])
 
-    def _batches(self, pipeline: Pipeline, first: Job, stop: int, label: str) -> Iterator[Batch]:
-        """Yield the batches from the first job to the step before `stop`.
 
-        Args:
-            pipeline: what the ranks run.
-            first: the first job.
-            stop: the step after the last one.
-            label: how messages about workers begin.
-        """
-        keep_freed_memory()
-        if self._reader is not None and not self._reader.is_own:  # this process was forked since
-            self._reader = None
-        is_outdated = self._reader is not None and self._reader.lacks_variables
-        if self._reader_pipeline is not pipeline or is_outdated:
-            self._end_processes()
-        if self._reader is None and needs_reader_process(pipeline.dataset):
-            self._start_reader(pipeline)
-        self._reader_pipeline = pipeline
-        due = self._due_job
-        goes_on = due is not None and first._replace(iteration=due.iteration) == due
-        if due is not None and goes_on:
-            first = due
-        elif self._reader is not None:
-            iteration = self._reader.begin(first.epoch, first.step, (first.start, first.stop))
-            first = first._replace(iteration=iteration)
-        if self._num_processes == 0:
-            batches = self._own_batches(pipeline, first, stop, label)
-        else:
-            batches = self._worker_batches(pipeline, first, stop, label, goes_on)
-        with closing(batches):
-            for step, batch in enumerate(batches, start=first.step):
-                self._due_job = later_job(first._replace(step=step), 1, stop)
-                yield batch
-
-    def _start_early(self) -> None:
-        """Start what takes long and needs no position. It imports while the script goes on."""
-        if self._num_processes and self._multiprocessing_context == "forkserver":
-            preload_server(self.pipeline)
-        # A node cache depends on the number of ranks, which `iter()` asks for.
-        if self.pipeline.cache_dir is None and needs_reader_process(self.pipeline.dataset):
-            self._start_reader(self.pipeline)
-
-    def _start_reader(self, pipeline: Pipeline) -> None:
-        """Start the reader process of a pipeline; does not wait for it."""
-        large_files, cache = large_files_of(pipeline), None
-        if pipeline.cache_dir is not None:
-            cache = node_cache_settings(
-                pipeline.dataset,
-                pipeline.cache_dir,
-                pipeline.max_cache_bytes,
-                resolve_world(self._world).world_size,
-            )
-        self._reader = ReaderProcess(
-            pipeline.dataset,
-            pipeline.order,
-            max(1, self._num_processes),
-            None if large_files is None else large_files.least_bytes,
-            cache,
-        )
-        self._reader_pipeline = pipeline
-
-    def _worker_batches(
-        self, pipeline: Pipeline, first: Job, stop: int, label: str, goes_on: bool
-    ) -> Generator[Batch, None, None]:
-        """Yield batches that workers make; `goes_on`: they make them already."""
-        if self._workers is None:
-            self._workers = Workers(
-                pipeline,
-                num_workers=self._num_processes,
-                num_threads=self._num_threads,
-                prefetch_factor=self._prefetch_factor,
-                multiprocessing_context=self._multiprocessing_context,
-                stall_limits=self._stall_limits,
-                reader=self._reader,
-            )
-        yield from self._workers.batches(first, stop, label, goes_on=goes_on)
-
-    def _own_batches(
-        self, pipeline: Pipeline, first: Job, stop: int, label: str
-    ) -> Generator[Batch, None, None]:
-        """Yield batches that this process makes itself."""
-        if self._runner is None:
-            self._progress = Progress()
-            self._runner = PipelineRunner(
-                pipeline,
-                num_threads=self._num_threads,
-                progress=self._progress,
-                connection=None if self._reader is None else self._reader.connections[0],
-            )
-        runner = self._runner
-        process = ThisProcess(pipeline, self._progress, label, self._reader)
-        with closing(Watchdog(process, self._stall_limits)) as watchdog:
-            watchdog.start()
-            for step in range(first.step, stop):
-                job = first._replace(step=step)
-                with watchdog.waiting_for(job):
-                    batch = runner.batch(job)
-                yield batch
+def _check_pipeline(pipeline: object) -> None:
+    """Refuse what is no pipeline, and say how to make one."""
+    if not isinstance(pipeline, Pipeline):
+        advice = "pass mm.Loader(pipeline)"
+        if hasattr(pipeline, "plan_order"):
+            advice = "pass mm.Loader(mm.Pipeline(dataset, global_batch_size=...))"
+        raise ConfigError(f"Loader: got {type(pipeline).__name__}: {advice}")
 
 
 def _refuse_regrouping(caller: object) -> None:

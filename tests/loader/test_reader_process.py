@@ -42,8 +42,8 @@ def far_pipeline(folder: str, slow_name: str = "", seconds: float = 0, **setting
 
 
 def pid_of(loader: mm.Loader) -> int:
-    assert loader._reader is not None
-    return loader._reader.pid
+    assert loader._makers.reader is not None
+    return loader._makers.reader.pid
 
 
 def has_ended(pid: int) -> bool:
@@ -144,7 +144,7 @@ def unchanged(sample):
 def test_what_workers_do_more_than_copy_starts_them(corpus, loaders, settings, options) -> None:
     far_loader = mm.Loader(far_pipeline(corpus, **settings), num_workers=2, **options)
     loaders += [far_loader, mm.Loader(pipeline(corpus), num_workers=2)]
-    assert [loader._num_processes for loader in loaders] == [2, 2]
+    assert [loader._makers.settings.num_workers for loader in loaders] == [2, 2]
 
 
 def test_views_stay_what_they_were(corpus, loaders) -> None:
@@ -227,7 +227,7 @@ def test_a_loader_in_a_forked_process_has_a_reader_process_of_its_own(
 ) -> None:
     remote = mm.Loader(far_pipeline(corpus))
     loaders.append(remote)
-    of_the_parent = remote._reader
+    of_the_parent = remote._makers.reader
     assert of_the_parent is not None
     with closing(of_the_parent), monkeypatch.context() as child:
         child.setattr(process.os, "getpid", lambda: 1)

@@ -169,7 +169,7 @@ def test_a_worker_that_dies_while_the_loop_is_busy_is_told_at_the_next_batch(tin
     with closing(loader):
         batches = iter(loader)
         next(batches)
-        (pid,) = loader._workers.pids
+        (pid,) = loader._makers.workers.pids
         os.kill(pid, signal.SIGKILL)
         for _ in range(20):  # torch raises its own error here, on SIGCHLD
             time.sleep(0.05)
@@ -184,9 +184,9 @@ def test_a_worker_killed_in_the_middle_of_a_message_keeps_nobody_waiting(tmp_pat
     with closing(mm.Loader(pipeline, num_workers=1)) as loader:
         batches = iter(loader)
         next(batches)
-        (pid,) = loader._workers.pids
+        (pid,) = loader._makers.workers.pids
         time.sleep(1)  # the next batch fills the pipe, and its sender waits for a reader
-        assert loader._workers._transport._iterator._worker_result_queue._reader.poll(0)
+        assert loader._makers.workers._transport._iterator._worker_result_queue._reader.poll(0)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(MMStreamError, match="was killed by SIGKILL"), within(SECONDS):
             next(batches)
@@ -266,7 +266,7 @@ def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(tiny, capl
     assert len(warnings) >= 2
     assert "state T: stopped" in warnings[-1]
     assert "decoding shard-000000.tar[12] " in warnings[-1]
-    assert loader._workers is None
+    assert loader._makers.workers is None
 
 
 @pytest.mark.slow
@@ -284,8 +284,8 @@ def continue_when_warned(loader, caplog):
     deadline = time.monotonic() + SECONDS
     while "state T" not in caplog.text and time.monotonic() < deadline:
         time.sleep(0.1)
-    pids = loader._workers.pids
-    while loader._workers is not None and time.monotonic() < deadline:
+    pids = loader._makers.workers.pids
+    while loader._makers.workers is not None and time.monotonic() < deadline:
         with suppress(ProcessLookupError):
             os.kill(pids[0], signal.SIGCONT)
         time.sleep(0.1)

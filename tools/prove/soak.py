@@ -174,7 +174,7 @@ def _stopped_worker(corpus: str, _: random.Random) -> None:
         batches = iter(loader)
         with suppress(mm.MMStreamError):  # a busy machine may not start a worker in a second
             next(batches)
-            for pid in loader._workers.pids if loader._workers else ():
+            for pid in loader._makers.workers.pids if loader._makers.workers else ():
                 os.kill(pid, signal.SIGSTOP)
             for _batch in batches:
                 pass

@@ -614,8 +614,8 @@ def _steps_of_rank(
         _note(draw, batch, steps, shard_of, loader)
         if len(steps) == part.num_steps:
             break
-    if part.end == "kill" and part.num_workers and loader._workers is not None:
-        for pid in loader._workers.pids:
+    if part.end == "kill" and part.num_workers and loader._makers.workers is not None:
+        for pid in loader._makers.workers.pids:
             os.kill(pid, signal.SIGKILL)
         trial.counts["killed workers"] += part.num_workers
         try:
