@@ -1,6 +1,8 @@
 """How well a plan fills its packs, what keeps it from more, and what another length would give.
 
-The bound is best-fit decreasing over all samples of the dataset: hardly anything fills better.
+The bound is best-fit decreasing over all samples of the dataset: hardly anything fills better. It
+needs to know how many samples have each length, and no more. So the samples are counted in one pass
+over parts of the dataset, and memory does not grow with it.
 """
 
 from __future__ import annotations
@@ -8,19 +10,21 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from math import gcd
+from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mmstream.packing.groups import GROUP_PACKS
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
-from mmstream.packing.planner import LIMIT_COLUMNS, Chosen, choose
+from mmstream.packing.planner import LIMIT_COLUMNS, SAMPLES_AT_ONCE, choose_in_parts
 from mmstream.types import IntArray
 
 __all__ = ["LeftOut", "PlanReport", "left_out_of", "plan_report"]
 
 ALIKE = 0.6
-"""Neighbours are alike where their lengths differ by less than this share of what others differ."""
+"""Neighbours are alike where their lengths differ by less than this share of what any two do."""
 
 MIN_SAMPLES = 50
 """Of fewer samples nothing is said."""
@@ -119,11 +123,11 @@ def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -
         measure: The measure that it was made of.
         bad: The bad list that it was made with.
     """
-    chosen = choose(measure, plan.settings, bad)
-    costs = chosen.costs[chosen.is_kept]
     max_tokens = plan.settings.max_tokens
-    shares = costs.sum(axis=0) / chosen.limits  # packs that each limit needs, if nothing is lost
-    least = [_num_packs(np.bincount(costs[:, 0]), max_tokens), *np.ceil(shares[1:]).tolist()]
+    lengths = _other_lengths(max_tokens, plan.settings.document_multiple_of)
+    counts = _count(plan, measure, bad, max([max_tokens, *lengths]))
+    shares = counts.shares  # packs that each limit needs, if nothing is lost
+    least = [_num_packs(counts.kept, max_tokens), *np.ceil(shares[1:]).tolist()]
     limits = ["max_tokens", *(name for name in LIMIT_COLUMNS if getattr(plan.settings, name))]
     room = min(int(max(least)), plan.num_units) * max_tokens
     return PlanReport(
@@ -133,10 +137,10 @@ def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -
         bound=int(plan.member_tokens.sum(dtype=np.int64)) / room if room else 0.0,
         binding_limit=limits[int(np.argmax(shares))],
         left_out=left_out_of(plan),
-        other_fills=_other_fills(chosen, max_tokens, plan.settings.document_multiple_of),
+        other_fills=_other_fills(counts, lengths),
         num_ranges=_num_ranges(plan),
         spread=plan.spread,
-        neighbours_alike=_are_neighbours_alike(costs[:, 0]),
+        neighbours_alike=_are_neighbours_alike(counts),
         num_short_groups=int((plan.counts[:-1] < GROUP_PACKS).sum()),
     )
 
@@ -192,36 +196,80 @@ def left_out_of(plan: PackPlan) -> tuple[LeftOut, ...]:
     )
 
 
-def _other_fills(chosen: Chosen, max_tokens: int, multiple: int) -> dict[int, float]:
-    """Return {T: fill of best-fit decreasing} for a dozen lengths of packs."""
+def _other_lengths(max_tokens: int, multiple: int) -> list[int]:
+    """Return a dozen other lengths of packs, ascending."""
     step = STEP_TOKENS * multiple // gcd(STEP_TOKENS, multiple)
     near = [max_tokens + step * number for number in (-4, -2, -1, 1, 2, 4)]
     far = [max_tokens * number // 8 // step * step for number in (2, 4, 6, 12, 16, 32)]
-    is_used = chosen.is_kept | (chosen.reasons == TOO_LONG)
-    costs, tokens = chosen.costs[is_used, 0], chosen.tokens[is_used]
-    histogram, tokens_of = np.bincount(costs), np.bincount(costs, tokens)
+    return sorted(length for length in {*near, *far} - {max_tokens} if length > 0)
+
+
+def _other_fills(counts: _Counts, lengths: list[int]) -> dict[int, float]:
+    """Return {T: fill of best-fit decreasing} for other lengths of packs."""
     fills = {}
-    for length in sorted({*near, *far} - {max_tokens}):
-        num_packs = _num_packs(histogram[: length + 1], length) if length > 0 else 0
+    for length in lengths:
+        num_packs = _num_packs(counts.usable[: length + 1], length)
         if num_packs:
-            fills[length] = float(tokens_of[: length + 1].sum()) / (num_packs * length)
+            fills[length] = int(counts.tokens[: length + 1].sum()) / (num_packs * length)
     return fills
+
+
+class _Counts(NamedTuple):
+    """What the report needs to know of the samples. n is the longest pack that is tried, and 1.
+
+    Attributes:
+        shares: float64 [k], the packs that each limit needs if nothing is lost, tokens first.
+        kept: int64 [n], how many packed samples take 0, 1, 2 tokens of a pack, and so on.
+        usable: int64 [n], the same with those that are only too long for the plan.
+        tokens: int64 [n], their tokens.
+        difference: Sum of the differences in length of packed samples and their neighbours.
+    """
+
+    shares: npt.NDArray[np.float64]
+    kept: IntArray
+    usable: IntArray
+    tokens: IntArray
+    difference: int
+
+
+def _count(plan: PackPlan, measure: Measure, bad: IntArray | None, most_tokens: int) -> _Counts:
+    """Count the samples of a dataset by their lengths. Those above `most_tokens` do not count."""
+    kept, usable, tokens = np.zeros((3, most_tokens + 1), dtype=np.int64)
+    shares, difference = np.zeros(1), 0
+    before = np.zeros(0, dtype=np.int64)  # the last packed sample of the part before
+    for _, chosen in choose_in_parts(measure, plan.settings, bad):
+        costs = chosen.costs[chosen.is_kept]
+        shares = shares + costs.sum(axis=0) / chosen.limits
+        kept += np.bincount(costs[:, 0], minlength=kept.size)
+        difference += int(np.abs(np.diff(costs[:, 0], prepend=before)).sum())
+        before = costs[-1:, 0] if len(costs) else before
+        is_usable = chosen.is_kept | (chosen.reasons == TOO_LONG)
+        is_usable &= chosen.costs[:, 0] <= most_tokens
+        lengths = chosen.costs[is_usable, 0]
+        usable += np.bincount(lengths, minlength=usable.size)
+        np.add.at(tokens, lengths, chosen.tokens[is_usable])
+    return _Counts(shares, kept, usable, tokens, difference)
 
 
 def _num_ranges(plan: PackPlan) -> float:
     """Return how many runs of neighbouring samples a pack has, on average."""
     if not plan.num_units:
         return 0.0
-    is_break = np.diff(plan.members) != 1
-    is_break[plan.unit_rows[1:, 0] - 1] = False  # from one pack to the next
-    return 1 + int(is_break.sum()) / plan.num_units
+    members, starts = plan.members, plan.unit_rows[1:, 0]
+    num_breaks = -int((members[starts] != members[starts - 1] + 1).sum())  # from pack to pack
+    for first in range(0, members.size, SAMPLES_AT_ONCE):
+        num_breaks += int((np.diff(members[first : first + SAMPLES_AT_ONCE + 1]) != 1).sum())
+    return 1 + num_breaks / plan.num_units
 
 
-def _are_neighbours_alike(costs: IntArray) -> bool:
-    """Tell whether neighbours differ less in length than samples that lie far apart."""
-    half = costs.size // 2
-    if half < MIN_SAMPLES:
+def _are_neighbours_alike(counts: _Counts) -> bool:
+    """Tell whether neighbours differ less in length than any two samples do, in the mean."""
+    num_samples = int(counts.kept.sum())
+    if num_samples < 2 * MIN_SAMPLES:
         return False
-    near = np.abs(np.diff(costs)).mean()
-    far = np.abs(costs[half:] - costs[: costs.size - half]).mean()
-    return bool(near < ALIKE * far)
+    near = counts.difference / (num_samples - 1)
+    # Of lengths 2 and 5, one step of length lies between 2 | 3, 3 | 4 and 4 | 5 each: so the mean
+    # difference is the sum, over all borders between lengths, of the pairs that lie across it.
+    share_below = np.cumsum(counts.kept) / num_samples
+    any_two = float(2 * (share_below * (1 - share_below)).sum())
+    return bool(near < ALIKE * any_two)

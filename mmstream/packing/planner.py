@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import NamedTuple, TypeAlias
 
@@ -33,6 +33,7 @@ __all__ = [
     "LIMIT_COLUMNS",
     "Chosen",
     "choose",
+    "choose_in_parts",
     "make_plan",
     "plan_digest",
     "plan_in_order",
@@ -57,7 +58,7 @@ _KEPT = -1
 """In place of a reason: the sample is packed."""
 
 SAMPLES_AT_ONCE = 1 << 20
-"""Samples whose tokens are added up together."""
+"""Samples that are looked at together, where nothing needs all of them."""
 
 Mask: TypeAlias = npt.NDArray[np.bool_]
 
@@ -228,6 +229,22 @@ def choose(measure: Measure, limits: PackLimits, bad: IntArray | None = None) ->
     return Chosen(tokens, np.column_stack([amounts for amounts, _ in used]), most_of, reasons)
 
 
+def choose_in_parts(
+    measure: Measure, limits: PackLimits, bad: IntArray | None = None
+) -> Iterator[tuple[int, Chosen]]:
+    """Yield `choose` of some shards after others, and the shard after the last one of each part.
+
+    All samples together would take 100 bytes each.
+    """
+    ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
+    first = 0
+    while first < len(measure.shards):
+        stop = int(np.searchsorted(ends, ends[first] + SAMPLES_AT_ONCE, side="right")) - 1
+        stop = max(stop, first + 1)
+        yield stop, choose(_part(measure, ends, first, stop), limits, _bad_of(bad, first, stop))
+        first = stop
+
+
 def _part(measure: Measure, ends: IntArray, first: int, stop: int) -> Measure:
     """Return the measure of the shards [first, stop), whose columns are views."""
     samples = slice(int(ends[first]), int(ends[stop]))
@@ -247,16 +264,10 @@ def _bad_of(bad: IntArray | None, first: int, stop: int) -> IntArray | None:
 def _shard_tokens(
     measure: Measure, ends: IntArray, limits: PackLimits, bad: IntArray | None
 ) -> IntArray:
-    """Return int64 [num_shards], the tokens that the packed samples of each shard take.
-
-    Some shards are looked at together, and not all of them: that would take 100 bytes a sample.
-    """
+    """Return int64 [num_shards], the tokens that the packed samples of each shard take."""
     tokens = np.zeros(ends.size - 1, dtype=np.int64)
     first = 0
-    while first < tokens.size:
-        stop = int(np.searchsorted(ends, ends[first] + SAMPLES_AT_ONCE, side="right")) - 1
-        stop = max(stop, first + 1)
-        chosen = choose(_part(measure, ends, first, stop), limits, _bad_of(bad, first, stop))
+    for stop, chosen in choose_in_parts(measure, limits, bad):
         totals = np.cumsum(np.where(chosen.is_kept, chosen.costs[:, 0], 0))
         totals = np.concatenate([[0], totals])[ends[first : stop + 1] - ends[first]]
         tokens[first:stop] = np.diff(totals)

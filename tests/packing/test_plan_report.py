@@ -7,8 +7,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmstream.packing import plan_report as plan_report_module
+from mmstream.packing import planner
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.pack import best_fit
+from mmstream.packing.plan import PackPlan
 from mmstream.packing.plan_report import PlanReport, _num_packs, plan_report
 from mmstream.packing.planner import make_plan
 from mmstream.packing.settings import PackLimits
@@ -89,3 +92,23 @@ def test_a_plan_without_packs_has_a_report() -> None:
         report.lines(20)[0]
         == "0 samples in 0 packs of 20 tokens, 0.0% full (best-fit decreasing: 0.0%)"
     )
+
+
+def test_a_report_of_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    lengths = RNG.integers(-1, 700, 1000).tolist()
+    measure = measure_of([100] * 10, num_tokens=lengths, num_images=[1] * 1000)
+    limits = PackLimits(512, max_images=3, document_multiple_of=4)
+    whole = report_of(measure, limits)
+    for module in (plan_report_module, planner):
+        monkeypatch.setattr(module, "SAMPLES_AT_ONCE", 150)
+    assert report_of(measure, limits) == whole
+    assert whole.num_samples > 600
+    assert whole.num_ranges == pytest.approx(ranges_of(make_plan(measure, limits)))
+
+
+def ranges_of(plan: PackPlan) -> float:
+    """Runs of neighbours a pack, counted pack by pack."""
+    stops = [*plan.unit_rows[1:, 0].tolist(), plan.members.size]
+    starts = plan.unit_rows[:, 0].tolist()
+    runs = [1 + (np.diff(plan.members[a:b]) != 1).sum() for a, b in zip(starts, stops, strict=True)]
+    return float(np.mean(runs))
