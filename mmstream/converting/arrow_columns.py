@@ -64,7 +64,7 @@ def _content(
         return [_offsets(sized), pa.py_buffer(joined.encode())], None
     if pa.types.is_fixed_size_binary(kind):
         pieces = filled(bytes(kind.byte_width))
-        if {len(piece) for piece in pieces} != {kind.byte_width}:
+        if set(map(len, pieces)) != {kind.byte_width}:
             raise ValueError(f"not all values have {kind.byte_width} bytes")
         return [pa.py_buffer(b"".join(pieces))], None
     return [pa.py_buffer(array(_NUMBERS[kind], filled(0)))], None

@@ -36,6 +36,9 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 DIALOGUE_KEYS = ("messages", "chosen", "rejected", "completion")
 """The keys of `Draft.content` that hold messages with content parts."""
 
+_IMPLIED_KEYS = frozenset(("id", "media_paths"))
+"""Keys of `Draft.content` that are no reason to write it: paths of the media, and an id of null."""
+
 
 class RowError(MMStreamError):
     """One row cannot become a sample. ``rejects.jsonl`` gives the message as the reason."""
@@ -117,13 +120,13 @@ def samples_of(
         each: One sample per caption, instead of one sample with all captions.
     """
     key = draft.key or key
-    names: list[str] = []
     content, further = draft.content, draft.fields
+    fields: dict[str, bytes] = {}
     if draft.media:
         names = _field_names(draft, media)
         content = _with_fields(content, names, media)
         further = _further_fields(draft, names, media)
-    fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
+        fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
     if not (each and "captions" in content):
         if draft.texts and "txt" not in draft.fields:
             fields["txt"] = draft.texts[0].encode()
@@ -213,7 +216,7 @@ def _media_parts(content: Any) -> Iterator[dict[str, Any]]:
 
 def _says_more(content: dict[str, Any]) -> bool:
     """Tell whether a ``json`` would say anything that the other members do not."""
-    return not content.keys() <= {"id", "media_paths"} or content.get("id") is not None
+    return not content.keys() <= _IMPLIED_KEYS or content.get("id") is not None
 
 
 def _with_fields(

@@ -288,7 +288,8 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             writer.add(key, sample)
             if facts is not None:
                 facts.add(key, sample)
-            fields.update(sample.keys())
+            for extension in sample:
+                fields[extension] += 1
         writer.close()
         sha256 = hashed.close()
         report = replace(
@@ -385,4 +386,4 @@ def _known_rejects(job: ShardJob) -> dict[str, RowError]:
 
 
 def _key(row: Row) -> str:
-    return f"{row.index + 1:0{KEY_DIGITS}d}"
+    return str(row.index + 1).zfill(KEY_DIGITS)

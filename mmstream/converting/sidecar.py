@@ -250,13 +250,11 @@ class SidecarWriter:
 
     def _origin(self, row: Row) -> tuple[str, int, str | None, str | None, str | None, str | None]:
         """Return where a row comes from: file, row, split, id, url and license."""
-        values = (
-            {str(name).lower(): item for name, item in row.value.items()}
-            if isinstance(row.value, dict)
-            else {}
-        )
-        if values.keys().isdisjoint(_ORIGINS):
+        fields = row.value if isinstance(row.value, dict) else {}
+        names = [str(name).lower() for name in fields]
+        if _ORIGINS.isdisjoint(names):
             return row.file, row.number, self._split, None, None, None
+        values = dict(zip(names, fields.values(), strict=True))
         url = _first_text(values, _URLS_AND_MEDIA, _URL)
         return (
             row.file,

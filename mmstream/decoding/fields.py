@@ -71,7 +71,8 @@ def is_too_deep(data: bytes, value: Any) -> bool:
         data: The JSON.
         value: What it was parsed to.
     """
-    if data.count(b"[") + data.count(b"{") <= MAX_JSON_DEPTH:
+    # A level has two brackets, so short JSON is known not to be too deep.
+    if len(data) <= 2 * MAX_JSON_DEPTH or data.count(b"[") + data.count(b"{") <= MAX_JSON_DEPTH:
         return False
     level = [value]
     for _ in range(MAX_JSON_DEPTH):

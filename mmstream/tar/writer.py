@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import tarfile
 from collections.abc import Mapping
 from typing import BinaryIO
@@ -54,9 +55,9 @@ class TarWriter:
         self.offsets.append(position)
         for field, data in fields.items():
             size = len(data)
-            pieces = [_header(f"{key}.{field}", size), data, _PADDING[: -size % BLOCK]]
-            if size <= _SMALL:  # a copy is cheaper than four more calls
-                pieces = [b"".join(pieces)]
+            header, padding = _header(f"{key}.{field}", size), _PADDING[: -size % BLOCK]
+            # A copy of a small payload is cheaper than four more calls.
+            pieces = (header + data + padding,) if size <= _SMALL else (header, data, padding)
             for piece in pieces:
                 checksum = crc32c(piece, checksum, 0)
                 write(piece)
@@ -87,10 +88,12 @@ _SMALL = 4096
 _PADDING = bytes(BLOCK)
 _EMPTY = _info("", 0).tobuf(tarfile.PAX_FORMAT)
 """The header of an empty file without a name. Others differ in name, size and checksum only."""
-_BETWEEN, _AFTER = _EMPTY[100:124], _EMPTY[155:]
+_BETWEEN, _TIME, _AFTER = _EMPTY[100:124], _EMPTY[135:148], _EMPTY[154:]
 _EMPTY_SUM = int(_EMPTY[148:154], 8) - sum(_EMPTY[124:135])
 _MAX_NAME = 100
 _MAX_SIZE = 8**11 - 1
+_PACK = struct.Struct("100s 24s 11s 13s 6s 358s").pack
+"""Joins name, `_BETWEEN`, size, `_TIME`, checksum and `_AFTER`. Zeros follow a shorter name."""
 
 
 def _header(name: str, size: int) -> bytes:
@@ -99,15 +102,8 @@ def _header(name: str, size: int) -> bytes:
     The checksum of a header is the sum of its bytes. So that of ``a.txt`` with 3 bytes is the sum
     of the empty header, of the name, and of the digits ``00000000003``.
     """
-    encoded, digits = name.encode("utf-8", "surrogateescape"), b"%011o" % size
-    if len(encoded) > _MAX_NAME or size > _MAX_SIZE or not name.isascii():
+    if not name.isascii() or len(name) > _MAX_NAME or size > _MAX_SIZE:
         return _info(name, size).tobuf(tarfile.PAX_FORMAT)
-    checksum = _EMPTY_SUM + sum(encoded) + sum(digits)
-    return b"%b%b%b\0%b%06o\0%b" % (
-        encoded.ljust(_MAX_NAME, b"\0"),
-        _BETWEEN,
-        digits,
-        _EMPTY[136:148],
-        checksum,
-        _AFTER,
-    )
+    encoded, digits = name.encode(), b"%011o" % size
+    checksum = b"%06o" % (_EMPTY_SUM + sum(encoded) + sum(digits))
+    return _PACK(encoded, _BETWEEN, digits, _TIME, checksum, _AFTER)

@@ -11,7 +11,6 @@ from mmstream.converting.url_secrets import without_secrets
 
 __all__ = ["make_draft", "row_id", "short_path"]
 
-ID_KEYS = ("id", "image_id")
 CANONICAL_KEYS = ("id", *DIALOGUE_KEYS, "captions", "segments", "media_paths")
 """The keys of ``KEY.json`` with a fixed meaning. A row's own key of that name is renamed."""
 
@@ -22,10 +21,8 @@ MAX_PATH_CHARACTERS = 4096
 
 def row_id(row: dict[str, Any]) -> Any:
     """Return the row's ``id``, else its ``image_id``, else None."""
-    for key in ID_KEYS:
-        if row.get(key) is not None:
-            return row[key]
-    return None
+    value = row.get("id")
+    return row.get("image_id") if value is None else value
 
 
 def make_draft(
@@ -57,11 +54,14 @@ def make_draft(
         raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
     paths = {"media_paths": [short_path(ref.path) for ref in refs]} if refs else {}
     content: dict[str, Any] = {"id": row_id(row), **main, **paths}
-    others = {key: value for key, value in row.items() if key not in used and key != "id"}
-    for key, value in others.items():
+    unread = []
+    for key, value in row.items():
+        if key in used or key == "id":
+            continue
         content[f"row_{key}" if key in CANONICAL_KEYS else key] = _without_bytes(value)
-    unread = tuple(key for key, value in others.items() if key not in kept and is_set(value))
-    return Draft(content, tuple(refs), texts, fields or {}, unread)
+        if key not in kept and is_set(value):
+            unread.append(key)
+    return Draft(content, tuple(refs), texts, fields or {}, tuple(unread))
 
 
 def short_path(path: str) -> str:

@@ -111,7 +111,7 @@ class RowFormat:
                 value = self._renamed(value)
             if self.function is not None:
                 value = self._called(value)
-        format = self.name if self.name in FORMATS else None
+        format = self.name if self.name is not None and self.name in FORMATS else None
         if self.tags is not None and isinstance(value, dict):
             value, format = retagged(value, self._tags_of(file))
         draft = draft_of(value, format)
