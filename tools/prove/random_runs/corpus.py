@@ -42,6 +42,16 @@ FAULTS = {
 }
 """Ways to be bad, and the kinds under which mmstream may record each."""
 
+_LIES = {
+    "8 GB": (b"77777777777\0", b"0"),
+    "2^63": (b"\x80\0\0\0\x80\0\0\0\0\0\0\0", b"0"),
+    "2^95": (b"\xff" * 12, b"0"),
+    "a long name of 8 GB": (b"77777777777\0", b"L"),
+    "a pax header of 2^63 bytes": (b"\x80\0\0\0\x80\0\0\0\0\0\0\0", b"x"),
+    "sparse": (b"00000001000\0", b"S"),
+}
+"""Size and type of a file, as a stranger may write them in its header."""
+
 WAV_RATE = 8000
 WAV_SAMPLES = 400
 
@@ -174,7 +184,7 @@ def _write_shard(corpus: Corpus, shard: int, samples: list[Known], draw: random.
     data = bytearray(file.getvalue())
     for known, start in zip(samples, writer.offsets, strict=False):
         if known.fault == "header":
-            data[start : start + 300] = bytes(300)
+            data[start : start + 512] = _wrong_header(bytes(data[start : start + 512]), draw)
         if known.fault == "flipped":  # in the text, which is the first member
             data[start + 512 + draw.randrange(len(known.text))] ^= 1 << draw.randrange(7)
     (corpus.folder / name).write_bytes(data)
@@ -185,6 +195,18 @@ def _write_shard(corpus: Corpus, shard: int, samples: list[Known], draw: random.
         (corpus.folder / checksums_name(name)).write_bytes(sums)
     corpus.names.append(name)
     corpus.shards.append(ShardInfo(name, len(samples), len(data)))
+
+
+def _wrong_header(header: bytes, draw: random.Random) -> bytes:
+    """Return a header that no reader can believe. That of a liar has the right checksum."""
+    damage = draw.choice(["zeros", "noise", *_LIES])
+    if damage == "zeros":
+        return bytes(300) + header[300:]
+    if damage == "noise":
+        return draw.randbytes(512)
+    size, kind = _LIES[damage]
+    blank = header[:124] + size + header[136:148] + b" " * 8 + kind + header[157:]
+    return blank[:148] + b"%06o\0 " % sum(blank) + blank[156:]
 
 
 def _fields(known: Known, has_wavs: bool) -> dict[str, bytes]:
