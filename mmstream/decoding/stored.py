@@ -25,7 +25,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Any, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, NamedTuple, NoReturn
 
 import msgspec
 import numpy as np
@@ -82,8 +82,28 @@ _AUDIO_TYPES = {"int16": torch.int16, "float32": torch.float32}
 
 _BIT_TYPES = {str(dtype).removeprefix("torch."): dtype for dtype in _BITS}
 
+_TENSOR_TYPES = _BIT_TYPES | {
+    name: getattr(torch, name)
+    for name in (
+        *("bool", "uint8", "uint16", "uint32", "uint64", "int8", "int16", "int32", "int64"),
+        *("float16", "float32", "float64", "complex64", "complex128"),
+    )
+}
+"""Types of tensors by name. But for those of `_BITS`, numpy has them under the same name."""
+
 _NUMBERS = "biufcSU"
 """Kinds of numpy types that are stored: those that `decode_npy` takes."""
+
+
+MAX_SIDE = 1 << 48
+
+Side = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)]
+"""Of an array."""
+
+TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
+
+PaddedLength = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+"""Tokens of a row. A manifest may come from a stranger, and each batch takes the memory."""
 
 
 class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -96,7 +116,7 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
     """Its position, where the field is a list of arrays."""
     dtype: str | None = None
     """Type of its numbers, as of torch or numpy. None: it differs, or there are none."""
-    shape: tuple[int, ...] | None = None
+    shape: tuple[Side, ...] | None = None
     """Of its numbers, as stored. None: it differs from sample to sample."""
     num_samples: int = 0
     """Samples that have the file."""
@@ -128,19 +148,26 @@ class StoredFile(msgspec.Struct, frozen=True, omit_defaults=True):
 class CollateSettings(msgspec.Struct, frozen=True, omit_defaults=True):
     """What batches depend on beside the values of samples: settings of the pipeline's decoders."""
 
-    pad_token_id: int | None = None
+    pad_token_id: TokenId | None = None
     """None: the pipeline had no text decoder."""
-    pad_to: int | None = None
-    padding_side: str = "right"
+    pad_to: PaddedLength | None = None
+    padding_side: Literal["left", "right"] = "right"
     counted_media: tuple[str, ...] = ("audio", "image", "video")
     picture_names: tuple[str, ...] = ()
     """Fields of pictures with colours, which a model wants normalized."""
     list_fields: tuple[str, ...] = ()
     picture_fields: tuple[str, ...] = ()
-    video_fields: dict[str, tuple[int, ...] | None] | None = None
+    video_fields: dict[str, tuple[Side, ...] | None] | None = None
     """Shape of each field in a batch without a video; None where it is a list."""
-    audio_fields: dict[str, tuple[tuple[int, ...], Literal["int16", "float32"]]] | None = None
+    audio_fields: dict[str, tuple[tuple[Side, ...], Literal["int16", "float32"]]] | None = None
     """Shape and type of each field in a batch without a recording."""
+
+    def __post_init__(self) -> None:
+        videos = (self.video_fields or {}).values()
+        recordings = [shape for shape, _ in (self.audio_fields or {}).values()]
+        for shape in (*videos, *recordings):
+            if shape is not None and (0 not in shape[:1] or math.prod(shape[1:]) > MAX_SIDE):
+                raise ValueError(f"a field without media has the shape {shape}")
 
 
 class BakedContent(msgspec.Struct, frozen=True, omit_defaults=True):
@@ -580,10 +607,10 @@ def _described(file: StoredFile) -> str:
 
 def _row_bytes(file: StoredFile) -> int:
     """Return the bytes of a tensor that has one shape in all samples; 0 for all other files."""
-    dtype = getattr(torch, file.dtype or "", None)
+    dtype = _TENSOR_TYPES.get(file.dtype or "")
     if file.kind not in ("tensor", "pixels") or file.item is not None or file.shape is None:
         return 0
-    return math.prod(file.shape) * dtype.itemsize if isinstance(dtype, torch.dtype) else 0
+    return 0 if dtype is None else math.prod(file.shape) * dtype.itemsize
 
 
 def _raise_missing_item() -> NoReturn:
@@ -653,7 +680,8 @@ def _copied(
         The tensors. None where a file is another one, and is decoded on its own.
     """
     assert file.shape is not None
-    dtype: torch.dtype = getattr(torch, file.dtype or "")
+    assert file.dtype is not None
+    dtype = _TENSOR_TYPES[file.dtype]
     number_type = _BITS.get(dtype) or np.dtype(file.dtype)
     numbers = rows.numpy().view(number_type).reshape(len(values), *file.shape)
     tensor = rows.view(dtype).view(numbers.shape)

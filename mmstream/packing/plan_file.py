@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -56,6 +56,12 @@ _CURE = "run `mmstream plan` again"
 _DTYPES = {"units": "<i8", "members": "<i8", "tokens": "<i4", "left_out": "<i8"}
 
 
+MAX_COUNT = 1 << 48
+"""Shards, units, samples of a shard, and its bytes are fewer, so that they fit in arrays."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)]
+
+
 @dataclass(frozen=True)
 class _File:
     """The content of plan.json."""
@@ -64,8 +70,8 @@ class _File:
     settings: PackLimits
     digest: str
     arrays: dict[str, ArrayInfo]
-    group_stops: list[int]
-    counts: list[int]
+    group_stops: list[Count]
+    counts: list[Count]
     group_digests: list[str]
     spread: int
     shards: list[ShardInfo]
@@ -204,10 +210,12 @@ def _require_whole(plan: PackPlan, name: str) -> None:
     """Raise a ManifestError where the numbers of a plan cannot be those of its shards."""
     num_groups, num_shards = plan.counts.size, len(plan.shards)
     stops = plan.group_stops
-    num_samples = int(plan.shard_ends[-1]) if num_shards else 0
+    num_samples = sum(shard.num_samples for shard in plan.shards)
     first = plan.unit_rows[:, 0] if plan.unit_rows.shape[1:] == (8,) else None
+    sizes = [(shard.num_samples, shard.num_bytes) for shard in plan.shards]
     is_whole = (
-        stops.size == num_groups == len(plan.group_digests)
+        all(0 <= number < MAX_COUNT for size in sizes for number in size)
+        and stops.size == num_groups == len(plan.group_digests)
         and bool((np.diff(np.concatenate([[0], stops])) > 0).all())
         and (int(stops[-1]) if num_groups else 0) == num_shards
         and plan.spread >= 1

@@ -658,6 +658,38 @@ def test_a_manifest_that_says_nonsense_is_refused(
         pipeline(tmp_path / "baked", mm.Decode.baked())
 
 
+def test_a_manifest_of_a_stranger_gets_no_memory_for_what_it_says(
+    corpus: str, tmp_path: Path
+) -> None:
+    decode = mm.Decode(image=mm.ImageDecoder(size=8), text=mm.TextDecoder(byte_tokenizer()))
+    mm.bake(pipeline(corpus, decode), tmp_path / "baked", progress=False)
+    path = tmp_path / "baked" / MANIFEST_NAME
+    manifest = Manifest.from_bytes(path.read_bytes())
+    content = manifest.source["bake"]
+    image = content["files"]["image.hwc.npy"]
+    settings: list[tuple[dict[str, Any], str, Any]] = [
+        (image, "shape", [-1, -192]),
+        (content["collate"], "pad_to", 2_000_000_000),
+        (content["collate"], "pad_to", -5),
+        (content["collate"], "pad_token_id", 1 << 63),
+        (content["collate"], "video_fields", {"clip": [1 << 20, 1 << 20]}),
+        (content["collate"], "audio_fields", {"wav": [[-1], "float32"]}),
+    ]
+    for part, name, value in settings:
+        before = dict(part)
+        part[name] = value
+        path.write_bytes(manifest.to_bytes())
+        with pytest.raises(mm.ManifestError, match="no files of a bake: "):
+            pipeline(tmp_path / "baked", mm.Decode.baked())
+        part.clear()
+        part.update(before)
+    for name in ("float", "quint8", "complex32", "no type"):  # of which numpy has another or none
+        image["dtype"] = name
+        path.write_bytes(manifest.to_bytes())
+        batch = next(iter(mm.Loader(pipeline(tmp_path / "baked", mm.Decode.baked()))))
+        assert batch["image"].shape[1:] == (3, 8, 8)
+
+
 def test_an_estimate_says_what_the_files_will_be(corpus: str) -> None:
     from mmstream.baking.bake import baker_of
     from mmstream.baking.report import estimate

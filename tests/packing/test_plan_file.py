@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import pickle
 from dataclasses import replace
 from pathlib import Path
@@ -95,6 +96,27 @@ def test_impossible_numbers_are_refused(plan: PackPlan, tmp_path: Path) -> None:
     for number, arrays in enumerate(wrong):
         with pytest.raises(ManifestError, match="do not fit each other"):
             write_plan(replace(plan, **arrays), str(tmp_path / str(number)))
+
+
+@pytest.mark.parametrize("number", [1 << 63, -1])
+def test_numbers_that_no_array_holds_are_refused(
+    plan: PackPlan, tmp_path: Path, number: int
+) -> None:
+    write_plan(plan, str(tmp_path))
+    path = tmp_path / "plan.json"
+    file = json.loads(path.read_bytes())
+    del file["crc32c"]  # as a person does who edits it
+    for part, name in (
+        (file["group_stops"], 0),
+        (file["counts"], 0),
+        (file["shards"][0], "num_samples"),
+        (file["shards"][0], "num_bytes"),
+    ):
+        before, part[name] = part[name], number
+        path.write_text(json.dumps(file))
+        with pytest.raises(ManifestError):
+            open_plan(str(tmp_path))
+        part[name] = before
 
 
 def test_first_members_are_compared_block_by_block(monkeypatch: pytest.MonkeyPatch) -> None:
