@@ -3,6 +3,9 @@
 Whoever takes a sample reads it where it arrived, so nothing is copied from process to process. The
 memory is one file without a name, of which each process maps the whole. Its pages exist from their
 first use on. Those of pieces that came back serve again: new pages cost more than all copies.
+
+A piece is a range, and it stays until the last of its samples was taken and its step is over. What
+a user holds does not count: samples that a loop gets are bytes of their own.
 """
 
 from __future__ import annotations
@@ -65,7 +68,12 @@ class SampleMemory:
         needed = max(1, -(-num_bytes // BLOCK)) * BLOCK  # as headers of tars are found
         number = bisect_left(self._sizes, (needed, 0))  # the smallest hole that is long enough
         if number == len(self._sizes):
-            raise MemoryError(f"the reader process has no {num_bytes:,} bytes for samples")
+            raise MemoryError(
+                f"the reader process has no room for {num_bytes:,} bytes of samples: it may have "
+                f"{self.num_bytes:,} bytes, by the memory of the machine, ulimit -v and ulimit -f; "
+                "raise these limits, run it on more ranks, or begin a new run with a smaller "
+                "window_bytes="
+            )
         start, stop = self._take_hole(self._sizes[number][1])
         if start + needed < stop:
             self._add_hole(start + needed, stop)

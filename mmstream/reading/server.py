@@ -43,6 +43,10 @@ from mmstream.storage.transfers import Transfers
 
 __all__ = ["Server", "main"]
 
+ROOM_BYTES = 64 << 10
+"""For a message to a client: a step of some hundred samples. Longer ones take memory of their own.
+"""
+
 LOOK_S = 1.0
 """Seconds between two looks at whether the parent still runs."""
 
@@ -80,7 +84,7 @@ class Server:
         memory: SampleMemory,
     ) -> None:
         self._control, self._reader, self._memory = control, reader, memory
-        self._clients = {connection: _Client() for connection in connections}
+        self._clients = {connection: _Client(memory.take(ROOM_BYTES)) for connection in connections}
         self._iteration = 0
         self._early: list[tuple[socket.socket, StepRequest]] = []
         self._answers: dict[socket.socket, asyncio.Task[None]] = {}
@@ -137,7 +141,7 @@ class Server:
         except OSError:
             message = b""
         if not message:  # that worker has ended
-            self._clients[connection] = _Client()
+            self._clients[connection] = _Client(self._clients[connection].room)
             asyncio.get_running_loop().remove_reader(connection.fileno())
             return
         self._begin_answer(connection, StepRequest.unpacked(message))
@@ -193,11 +197,13 @@ class Server:
         )
 
     def _put(self, client: _Client, verdict: Verdict, value: StepHeader | Exception) -> Answer:
-        """Put a value where whoever asked finds it."""
+        """Put a value where whoever asked finds it. The one before was read."""
         message = pickle.dumps(value)
-        place = self._memory.take(len(message))
-        place[:] = message
-        client.held.append(place)
+        place = client.room
+        if len(message) > len(place):
+            place = self._memory.take(len(message))
+            client.held.append(place)
+        place[: len(message)] = message
         memory_bytes = 0 if client.has_memory else self._memory.num_bytes
         return Answer(verdict, self._memory.position(place), len(message), memory_bytes)
 
@@ -213,9 +219,14 @@ class Server:
 
 
 class _Client:
-    """What a connection has got."""
+    """What a connection has got.
 
-    def __init__(self) -> None:
+    Args:
+        room: for messages, so that there is room for the error that there is none.
+    """
+
+    def __init__(self, room: memoryview) -> None:
+        self.room = room
         self.has_memory = False
         self.held: list[memoryview] = []  # of its latest step
         self.cached: dict[int, CachedSample] = {}  # of the same

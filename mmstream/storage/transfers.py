@@ -59,14 +59,15 @@ class Transfers:
     """Requests ranges side by side, those with the earliest deadlines first.
 
     It lives in one event loop of one process, and is used from there. A range takes its memory when
-    it is requested first.
+    it is requested first. Where there is none, it waits for it, until it is needed.
 
     Args:
         clients: One for each store. They are closed with this object.
         known: For each client, the objects as they are expected, by name. An object that is not in
             it is entered as its first answer says.
         limits: How many requests at a time, and when one counts as late.
-        new_memory: (length of a range) -> where its bytes go.
+        new_memory: (length of a range) -> where its bytes go. It raises a MemoryError where
+            there is none.
     """
 
     def __init__(
@@ -194,15 +195,16 @@ class Transfers:
             if num_sent == self._limits.sent_at_once:  # workers ask for steps meanwhile
                 self._wake()
                 break
-            heapq.heappop(self._queue)
             try:
                 num_held += self._send(transfer, now).num_permits
-            except MemoryError as error:  # the other ranges go on
-                client, name, start, stop, _ = transfer.request
+                num_sent += 1
+            except MemoryError as error:
+                if deadline > self._clock:
+                    break  # some comes back with each step
+                client, name, start, stop, _ = transfer.request  # the other ranges go on
                 url = self._clients[client].url_of(name)
                 self._end(transfer, MemoryError(f"{url} bytes {start}-{stop}: {error}"))
-                continue
-            num_sent += 1
+            heapq.heappop(self._queue)
         if self._next_tick is None and (self._attempts or self._queue or self._pausing):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
 

@@ -10,7 +10,9 @@ import sys
 import tempfile
 import threading
 from contextlib import closing
+from itertools import product
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -139,6 +141,40 @@ def test_an_error_of_the_storage_crosses_to_whoever_asked(corpus: str) -> None:
         assert iteration == 1
     with pytest.raises(ReaderEnded):
         reader.connections[0].ask(StepRequest(1, 0, 0))
+
+
+def test_a_loop_that_holds_all_its_samples_takes_no_room_from_the_reader_process(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny(tmp_path, [40, 40], set())
+    pipeline = make_pipeline(str(tmp_path), global_batch_size=8)
+    monkeypatch.setattr(server, "most_bytes", lambda: 256 << 10)
+    held, expected, num_bytes = [], [], 0
+    with (
+        reader_thread(pipeline) as reader,
+        closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
+        closing(PipelineRunner(pipeline)) as own,
+    ):
+        iteration = reader.begin(0, 0, (0, 8))
+        for epoch, step in product(range(6), range(pipeline.order.steps_per_epoch)):
+            held.append(runner.batch(Job(epoch, step, 0, 8, 1, iteration)))
+            num_bytes += held[-1]["__lineage__"].num_bytes
+            expected.append(contents(own.batch(Job(epoch, step, 0, 8))))
+    assert num_bytes > 256 << 10
+    assert [contents(batch) for batch in held] == expected
+
+
+def test_a_run_without_memory_for_a_step_ends_with_an_error(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make_pipeline(corpus)
+    monkeypatch.setattr(server, "most_bytes", lambda: server.ROOM_BYTES + 4096)
+    with (
+        reader_thread(pipeline) as reader,
+        closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
+        pytest.raises(MemoryError, match=r"no room for [\d,]+ bytes .* may have 69,632 bytes"),
+    ):
+        runner.batch(Job(0, 0, 0, 8, 1, reader.begin(0, 0, (0, 8))))
 
 
 def test_an_answer_that_comes_late_is_no_log_record(

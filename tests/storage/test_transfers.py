@@ -692,6 +692,37 @@ async def test_a_range_without_memory_ends_by_its_name_and_the_others_go_on():
         assert not store.transfers._transfers
 
 
+class Pieces:
+    """Memory for a few ranges. Whoever gives one back adds to `num_left`."""
+
+    def __init__(self, num_left: int) -> None:
+        self.num_left = num_left
+
+    def take(self, num_bytes: int) -> memoryview:
+        if not self.num_left:
+            raise MemoryError("no room")
+        self.num_left -= 1
+        return memoryview(bytearray(num_bytes))
+
+
+@in_virtual_time
+async def test_ranges_without_memory_wait_until_they_are_needed():
+    pieces = Pieces(2)
+    async with Store(new_memory=pieces.take) as store:
+        futures = store.submit_many(6, deadline=lambda i: i)
+        await asyncio.gather(*futures[:2])
+        await asyncio.sleep(1)
+        assert not any(future.done() for future in futures[2:])
+        pieces.num_left = 1  # range 2 is not needed yet
+        assert await futures[2] == DATA[2 * SIZE : 3 * SIZE]
+        store.transfers.advance(4)
+        for future in futures[3:5]:
+            with pytest.raises(MemoryError, match="no room"):
+                await future
+        pieces.num_left = 1
+        assert await futures[5] == DATA[5 * SIZE : 6 * SIZE]
+
+
 @in_virtual_time
 async def test_a_mute_request_is_sent_again_where_there_is_no_memory_for_a_hedge():
     answers = chain([Answer(latency_s=math.inf)], repeat(Answer(rate=40e3)))
