@@ -30,8 +30,8 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
-from mmstream.decoding.stage import DecodedStep, DecodeStage
-from mmstream.decoding.substitute import Prepared, Transform
+from mmstream.decoding.stage import DecodedStep, DecodeStage, PreparedStep
+from mmstream.decoding.substitute import Transform
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
@@ -323,7 +323,7 @@ class PipelineRunner:
         )
         self._make_batch = _make_batch_of(pipeline, memory)
         self._steps_per_epoch = order.steps_per_epoch
-        self._next: tuple[Job, Future[tuple[RawStep, list[Prepared | None] | None]]] | None = None
+        self._next: tuple[Job, Future[tuple[RawStep, PreparedStep | None]]] | None = None
         # A reader process reads ahead itself, and the threads that decode also plan videos.
         has_media = pipeline.decode is not None and pipeline.decode.has_media
         prepares_ahead = in_background and connection is None and not has_media
@@ -358,17 +358,18 @@ class PipelineRunner:
         )
         return decoded._replace(lineage=lineage)
 
-    def _prepared(self, job: Job) -> tuple[RawStep, list[Prepared | None] | None]:
+    def _prepared(self, job: Job) -> tuple[RawStep, PreparedStep | None]:
         """Return the raw step of a job, and what was prepared of it.
 
         With several threads, the next step of the epoch is read and prepared while this one is
-        decoded. The other threads would wait for that.
+        decoded, and its pictures are begun. The other threads would wait for that.
         """
         if self._pool is None:
             return self._reader.step(job), None
         foreseen, self._next = self._next, None
         if foreseen is not None and foreseen[0] != job:
             wait([foreseen[1]])  # only one thread asks for steps
+            self._decode.drop_prepared()
             foreseen = None
         prepared = self._prepare(job) if foreseen is None else foreseen[1].result()
         next_job = job._replace(step=job.step + job.stride)
@@ -376,7 +377,7 @@ class PipelineRunner:
             self._next = next_job, self._pool.submit(self._prepare, next_job)
         return prepared
 
-    def _prepare(self, job: Job) -> tuple[RawStep, list[Prepared | None] | None]:
+    def _prepare(self, job: Job) -> tuple[RawStep, PreparedStep | None]:
         step = self._reader.step(job)
         return step, self._decode.prepare(step)
 
@@ -384,8 +385,8 @@ class PipelineRunner:
         """Stop reading ahead, and end all threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        self._decode.close()  # its threads may look at what was read
         self._reader.close()
-        self._decode.close()
 
 
 def needs_no_worker(pipeline: Pipeline) -> bool:

@@ -17,6 +17,7 @@ media.py         the videos and recordings of a sample: planned, then decoded
 media_shapes.py  what their shapes will be
 spans.py         spans of time in settings and rows
 times.py         `Times`: they follow the span of their file
+threaded_calls.py  one function called by several threads, which may begin early
 segments.py      one piece of a long file
 packs.py         decoded samples -> rows of packs
 stored.py        decoded samples -> files of a tar, and back

@@ -9,10 +9,12 @@ same number of rows and steps. Where rows are packs it is left out of its row (`
 from __future__ import annotations
 
 import math
+import weakref
 from collections.abc import Callable, Sequence
-from concurrent.futures import Executor, ThreadPoolExecutor, wait
+from concurrent.futures import Executor, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import accumulate, chain
+from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -27,7 +29,12 @@ from mmstream.decoding.by_field import IMAGE
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import video_files
 from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
-from mmstream.decoding.pictures import PlannedPicture, early_decoders, plan_pictures
+from mmstream.decoding.pictures import (
+    PlannedPicture,
+    decode_picture,
+    early_decoders,
+    plan_pictures,
+)
 from mmstream.decoding.sample import Decode, RowMemory, decode_texts
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.substitute import (
@@ -40,6 +47,7 @@ from mmstream.decoding.substitute import (
     Transform,
 )
 from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
+from mmstream.decoding.threaded_calls import ThreadedCalls
 from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD
 from mmstream.errors import BadSampleLimitError, DecodeError, SampleError
 from mmstream.lazy_bytes import LazyBytes
@@ -48,7 +56,7 @@ from mmstream.progress import Progress, Stage
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import Sample, SampleLineage
 
-__all__ = ["DecodeStage", "DecodedStep"]
+__all__ = ["DecodeStage", "DecodedStep", "PreparedStep"]
 
 T = TypeVar("T")
 
@@ -89,6 +97,25 @@ class _EarlyPicture(NamedTuple):
     picture: PlannedPicture
     out: NDArray[np.uint8]
     """Its memory."""
+
+
+class _BegunStep(NamedTuple):
+    """A step whose planned pictures may be under way."""
+
+    memory: list[RowMemory]
+    pictures: list[_EarlyPicture]
+    decoding: ThreadedCalls[Decoded | SampleError]
+    """Of `pictures`."""
+    is_awaited: Event
+    """Set: the caller waits for this step, not for one before."""
+
+
+class PreparedStep(NamedTuple):
+    """What comes before the rows of a step are decoded."""
+
+    rows: list[Prepared | None]
+    begun: _BegunStep | None
+    """None: no picture is under way yet."""
 
 
 class DecodeStage:
@@ -138,11 +165,14 @@ class DecodeStage:
         self._pool = ThreadPoolExecutor(self._num_helpers) if self._num_helpers else None
         if self._pool is not None:
             resolve_vector_math()  # transforms compute in all threads at once
+        # Weak, because it holds the memory of a batch.
+        self._last_begun: weakref.ref[ThreadedCalls[Decoded | SampleError]] | None = None
 
-    def prepare(self, step: RawStep) -> list[Prepared | None] | None:
-        """Do what comes before any picture is decoded: tokenize the texts, plan the pictures.
+    def prepare(self, step: RawStep) -> PreparedStep | None:
+        """Tokenize the texts of a step, plan its pictures, and let the helper threads begin them.
 
-        It may run in another thread, while the step before is decoded.
+        It may run in another thread, while the step before is decoded. The helpers go on with these
+        pictures when they find nothing to do there, and while the batch before is trained on.
 
         Returns:
             What a call takes for this step. None: there is nothing to prepare.
@@ -152,11 +182,17 @@ class DecodeStage:
         """
         if self._is_light:
             return None
-        return self._prepared(step)
+        rows = self._prepared(step)
+        # Memory that is sent is taken by the thread that sends it.
+        return PreparedStep(rows, None if self._memory.shared else self._begin(step, rows))
 
-    def __call__(
-        self, step: RawStep, prepared: Sequence[Prepared | None] | None = None
-    ) -> DecodedStep:
+    def drop_prepared(self) -> None:
+        """Leave the pictures of the step that was prepared last: it is not asked for."""
+        decoding = None if self._last_begun is None else self._last_begun()
+        if decoding is not None:
+            decoding.stop()
+
+    def __call__(self, step: RawStep, prepared: PreparedStep | None = None) -> DecodedStep:
         """Return a step with its samples decoded and transformed.
 
         Args:
@@ -174,15 +210,16 @@ class DecodeStage:
         decoded = self._at_once(step)
         if decoded is not None:
             return decoded
-        if prepared is None:
-            prepared = self._prepared(step)
-        memory = self._memory_of_rows(prepared)
-        prepared = self._with_early_pictures(step, prepared, memory)
+        rows, begun = prepared or PreparedStep(self._prepared(step), None)
+        if begun is None:
+            begun = self._begin(step, rows)
+        memory = begun.memory
+        rows = _with_early_pictures(rows, begun)
         if self._limits is not None:
-            return self._packed(step, prepared, memory, self._limits)
+            return self._packed(step, rows, memory, self._limits)
 
         def decode_row(position: int) -> Row:
-            return self._decode_row(step, position, prepared[position], memory[position])
+            return self._decode_row(step, position, rows[position], memory[position])
 
         return _assembled(step, self._side_by_side(decode_row, step.outcomes))
 
@@ -197,40 +234,30 @@ class DecodeStage:
                 prepared[row] = entry._replace(pictures=pictures)
         return prepared
 
-    def _with_early_pictures(
-        self,
-        step: RawStep,
-        prepared: Sequence[Prepared | None],
-        memory: Sequence[RowMemory],
-    ) -> Sequence[Prepared | None]:
-        """Decode the planned pictures of all rows."""
-        early: dict[int, dict[str, Decoded | SampleError]] = {}
-        pictures: list[_EarlyPicture] = []
-        for row, entry in enumerate(prepared):
-            if not isinstance(entry, PreparedSample) or not entry.pictures:
-                continue
-            early[row] = {}
-            for name, planned in entry.pictures.items():
-                if isinstance(planned, SampleError):
-                    early[row][name] = planned
-                else:
-                    out = memory[row].pictures[name].numpy()
-                    pictures.append(_EarlyPicture(row, name, planned, out))
+    def _begin(self, step: RawStep, rows: Sequence[Prepared | None]) -> _BegunStep:
+        """Take memory for a step, and let the helper threads begin its planned pictures."""
+        memory = self._memory_of_rows(rows)
+        pictures = [
+            _EarlyPicture(row, name, picture, memory[row].pictures[name].numpy())
+            for row, entry in enumerate(rows)
+            if isinstance(entry, PreparedSample)
+            for name, picture in entry.pictures.items()
+            if isinstance(picture, PlannedPicture)
+        ]
 
         def decode(number: int) -> Decoded | SampleError:
             row, _, picture, out = pictures[number]
-            return self._decode_row.decode_picture(step, row, picture, out)
+            if is_awaited.is_set():  # else messages about a late batch mean another step
+                self._decode_row.note_picture(step, row, picture)
+            return decode_picture(picture, out)
 
-        outcomes = [step.outcomes[picture.row] for picture in pictures]
-        decoded = _all_rows(decode, outcomes, self._pool, self._num_helpers)
-        for picture, result in zip(pictures, decoded, strict=True):
-            early[picture.row][picture.name] = result
-        return [
-            entry._replace(early=early[row])
-            if isinstance(entry, PreparedSample) and row in early
-            else entry
-            for row, entry in enumerate(prepared)
-        ]
+        is_awaited = Event()
+        sizes = [_num_bytes(step.outcomes[picture.row]) for picture in pictures]
+        decoding = ThreadedCalls(decode, sizes)
+        self._last_begun = weakref.ref(decoding)
+        if self._pool is not None:
+            decoding.begin(self._pool, self._num_helpers)
+        return _BegunStep(memory, pictures, decoding, is_awaited)
 
     def _packed(
         self,
@@ -251,6 +278,8 @@ class DecodeStage:
     def close(self) -> None:
         """End the threads."""
         if self._pool is not None:
+            self._pool.shutdown(wait=False)  # nothing begins after this
+            self.drop_prepared()
             self._pool.shutdown()
 
     def _at_once(self, step: RawStep) -> DecodedStep | None:
@@ -359,6 +388,25 @@ class DecodeStage:
         return videos
 
 
+def _with_early_pictures(
+    rows: Sequence[Prepared | None], begun: _BegunStep
+) -> list[Prepared | None]:
+    """Decode the planned pictures that are left. Return the rows with what became of them."""
+    begun.is_awaited.set()
+    early: list[dict[str, Decoded | SampleError]] = [
+        {name: bad for name, bad in entry.pictures.items() if isinstance(bad, SampleError)}
+        if isinstance(entry, PreparedSample)
+        else {}
+        for entry in rows
+    ]
+    for picture, result in zip(begun.pictures, begun.decoding.finish(), strict=True):
+        early[picture.row][picture.name] = result
+    return [
+        entry._replace(early=results) if isinstance(entry, PreparedSample) and results else entry
+        for entry, results in zip(rows, early, strict=True)
+    ]
+
+
 def _parsed(samples: list[Sample]) -> list[Sample] | None:
     """Return plain samples with their JSON parsed. None: one may be bad."""
     if any("json" in sample for sample in samples):
@@ -390,34 +438,15 @@ def _all_rows(
     pool: Executor | None,
     num_helpers: int,
 ) -> list[T]:
-    """Decode all rows. Each thread takes the next row, which is cheaper than one future per row.
-
-    The largest samples come first. So no thread is left with a large one when the others are done.
+    """Decode all rows, in the calling thread and in those of a pool.
 
     Raises the error of the first row that has one.
     """
-    num_rows = len(outcomes)
     if pool is None:
-        return list(map(decode_row, range(num_rows)))
-    rows: dict[int, T] = {}
-    errors: list[tuple[bool, int, BaseException]] = []
-    positions = iter(sorted(range(num_rows), key=lambda row: -_num_bytes(outcomes[row])))
-
-    def work() -> None:
-        for position in positions:
-            if errors and position > min(failed for _, failed, _ in errors):
-                continue  # another row's error is raised
-            try:
-                rows[position] = decode_row(position)
-            except BaseException as error:
-                errors.append((isinstance(error, Exception), position, error))  # Ctrl-C first
-
-    helpers = [pool.submit(work) for _ in range(num_helpers)]
-    work()
-    wait(helpers)
-    if errors:
-        raise min(errors, key=lambda entry: entry[:2])[2]
-    return [rows[position] for position in range(num_rows)]
+        return list(map(decode_row, range(len(outcomes))))
+    calls = ThreadedCalls(decode_row, list(map(_num_bytes, outcomes)))
+    calls.begin(pool, num_helpers)
+    return calls.finish()
 
 
 def _num_bytes(outcome: Outcome) -> int:

@@ -12,16 +12,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
-import numpy as np
-from numpy.typing import NDArray
-
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.decoding.by_field import EarlyPictures
-from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import MediaPlans, plan_media
-from mmstream.decoding.pictures import PlannedPicture, decode_picture
+from mmstream.decoding.pictures import PlannedPicture
 from mmstream.decoding.sample import (
     NO_PICTURES,
     Decode,
@@ -259,14 +255,11 @@ class RowDecoder:
         for row, (sample, media_plans) in zip(rows, side_by_side(plan, outcomes), strict=True):
             samples[row], plans[row] = sample, media_plans
 
-    def decode_picture(
-        self, step: RawStep, position: int, picture: PlannedPicture, out: NDArray[np.uint8]
-    ) -> Decoded | SampleError:
-        """Decode a planned picture of a row into its memory. Return why it is bad, if it is."""
+    def note_picture(self, step: RawStep, position: int, picture: PlannedPicture) -> None:
+        """Write down that a planned picture of a row is decoded now."""
         lineage, key = step.lineage, str(picture.sample["__key__"])
         ref = lineage.planned[position]
         self.progress.begin_sample(Stage.DECODE, lineage.epoch, lineage.step, *ref, key)
-        return decode_picture(picture, out)
 
     def __call__(
         self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory

@@ -66,8 +66,8 @@ class Loader(IterableDataset[Batch]):
 
     It follows torch's Stateful protocol. It is an IterableDataset for frameworks that insist on a
     DataLoader around it (``batch_size=None, num_workers=0``). Memory: `prefetch_factor` finished
-    batches per worker, and a few undecoded steps. From object storage also the windows (shuffle
-    buffers), in the reader process.
+    batches per worker, and a few undecoded steps. Threads without workers decode the pictures of
+    one batch ahead. From object storage also the windows (shuffle buffers), in the reader process.
 
     Args:
         pipeline: what to run.

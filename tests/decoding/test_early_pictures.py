@@ -93,7 +93,7 @@ class Diary:
         self.entries: list[str] = []
         for owner, name, entry in (
             (stage, "plan_pictures", "plan"),
-            (substitute, "decode_picture", "decode"),
+            (stage, "decode_picture", "decode"),
             (substitute, "decode_sample", "finish"),
         ):
             self._spy(monkeypatch, owner, name, entry)
@@ -178,10 +178,10 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     picture = plan_pictures(sample, decode, early_decoders(decode))["image"]
     now = 1000.0
     out = np.empty((8, 8, 3), np.uint8)
-    assert isinstance(substitute.decode_picture(picture, out), Decoded)
+    assert isinstance(stage.decode_picture(picture, out), Decoded)
     clock = iter((0.0, 31.0))
     monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
-    result = substitute.decode_picture(picture, out)
+    result = stage.decode_picture(picture, out)
     assert isinstance(result, TimeoutError)
     assert str(result) == "k.jpg: decoding takes longer than timeout_s=30"
 
@@ -191,13 +191,13 @@ def test_each_picture_is_noted_before_it_is_decoded(
 ) -> None:
     progress = Progress()
     noted = []
-    real = substitute.decode_picture
+    real = stage.decode_picture
 
     def spy(*arguments: Any) -> Any:
         noted.append(progress.last())
         return real(*arguments)
 
-    monkeypatch.setattr(substitute, "decode_picture", spy)
+    monkeypatch.setattr(stage, "decode_picture", spy)
     corpus = write_corpus(tmp_path, [4])
     pipeline = mm.Pipeline(
         mm.open_dataset(corpus), global_batch_size=4, shuffle=False, decode=mm.Decode(image=IMAGE)

@@ -7,6 +7,12 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.decoding import stage
+from mmstream.decoding.batch_memory import BatchMemory
+from mmstream.decoding.threaded_calls import ThreadedCalls
+from mmstream.pipeline import PipelineRunner
+from mmstream.progress import Progress
+from mmstream.reading.step import Job
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 
@@ -93,6 +99,115 @@ def test_a_jump_within_an_epoch_drops_what_was_prepared(dataset):
         assert [batch["__key__"] for batch in loader][:2] == keys[1:]
 
 
+class NotedPictures:
+    """Counts the pictures that are decoded, by step."""
+
+    def __init__(self, monkeypatch):
+        self.counts = [0] * STEPS
+        self.changed = threading.Condition()
+        self.decode_picture = stage.decode_picture
+        monkeypatch.setattr(stage, "decode_picture", self)
+
+    def __call__(self, picture, out):
+        decoded = self.decode_picture(picture, out)
+        with self.changed:
+            self.counts[step_of(picture.sample)] += 1
+            self.changed.notify_all()
+        return decoded
+
+    def wait_for(self, step):
+        with self.changed:
+            assert self.changed.wait_for(lambda: self.counts[step] == ROWS, 30)
+
+
+def test_the_pictures_of_one_more_step_are_decoded_while_a_batch_is_used(dataset, monkeypatch):
+    pictures, progress = NotedPictures(monkeypatch), Progress()
+    pipeline = make_loader(dataset, 2).pipeline
+    with closing(PipelineRunner(pipeline, num_threads=2, progress=progress)) as runner:
+        for step in range(STEPS):
+            runner.batch(Job(0, step, 0, ROWS))
+            if step + 1 < STEPS:
+                pictures.wait_for(step + 1)
+            assert pictures.counts == [ROWS] * min(step + 2, STEPS) + [0] * (STEPS - step - 2)
+            assert progress.last().step == step  # which a warning would name
+
+
+def test_one_thread_and_workers_decode_no_picture_of_the_next_step(dataset, monkeypatch):
+    pictures = NotedPictures(monkeypatch)
+    with closing(make_loader(dataset, 1)) as loader:
+        for step, _ in enumerate(loader, start=1):
+            assert pictures.counts == [ROWS] * step + [0] * (STEPS - step)
+    pictures.counts = [0] * STEPS
+    memory = BatchMemory(shared=True)
+    with closing(PipelineRunner(loader.pipeline, num_threads=2, memory=memory)) as runner:
+        for step in range(STEPS):
+            runner.batch(Job(0, step, 0, ROWS))
+            assert pictures.counts == [ROWS] * (step + 1) + [0] * (STEPS - step - 1)
+
+
+def test_a_bug_in_a_picture_that_is_decoded_ahead_waits_for_its_step(dataset, monkeypatch):
+    has_failed = threading.Event()
+
+    def decode_picture(picture, out):
+        if step_of(picture.sample) == 2:
+            has_failed.set()
+            raise NameError("a bug")
+        return noted(picture, out)
+
+    noted = NotedPictures(monkeypatch)
+    monkeypatch.setattr(stage, "decode_picture", decode_picture)
+    with closing(make_loader(dataset, 2)) as loader:
+        batches = iter(loader)
+        assert [next(batches)["__lineage__"].step for _ in range(2)] == [0, 1]
+        assert has_failed.wait(30)
+        with pytest.raises(NameError, match="a bug"):
+            next(batches)
+        assert loader.state_dict()["step"] == 2
+
+
+@pytest.mark.parametrize("leave", ["jump", "close"])
+def test_pictures_of_a_step_that_is_not_asked_for_are_left(leave, dataset, monkeypatch):
+    """The helper stands in the first picture of step 1 until it is told to leave the others."""
+    entered, is_left = threading.Event(), threading.Event()
+
+    class Calls(ThreadedCalls):
+        def stop(self):
+            super().stop()
+            is_left.set()
+
+    def decode_picture(picture, out):
+        if step_of(picture.sample) == 1 and threading.current_thread() is not main:
+            entered.set()
+            assert is_left.wait(30)
+        return noted(picture, out)
+
+    main = threading.current_thread()
+    noted = NotedPictures(monkeypatch)
+    monkeypatch.setattr(stage, "decode_picture", decode_picture)
+    monkeypatch.setattr(stage, "ThreadedCalls", Calls)
+    with closing(make_loader(dataset, 2)) as loader:
+        state = loader.state_dict() | {"step": 3}
+        del state["crc32c"]
+        next(iter(loader))
+        assert entered.wait(30)
+        if leave == "jump":
+            loader.load_state_dict(state)
+            next(iter(loader))
+        loader.close()
+    assert noted.counts[1] == 1
+
+
+def test_the_memory_of_a_batch_is_used_again(dataset):
+    for num_threads, num_held in ((1, 1), (2, 2)):
+        memory = BatchMemory()
+        pipeline = make_loader(dataset, 1).pipeline
+        runner = PipelineRunner(pipeline, num_threads=num_threads, memory=memory)
+        with closing(runner):
+            for step in range(STEPS):
+                runner.batch(Job(0, step, 0, ROWS))
+                assert len(memory.numbers) <= num_held
+
+
 def make_latent(data):
     return len(data)
 
@@ -115,7 +230,7 @@ def test_decoders_of_media_and_functions_of_the_user_may_leave_the_interpreter_f
 
 
 def test_what_python_alone_decodes_has_one_thread_unless_told(dataset, monkeypatch):
-    monkeypatch.setattr("mmstream.loader.loader.default_threads", lambda: 2)
+    monkeypatch.setattr("mmstream.loader.batch_makers.default_threads", lambda: 2)
 
     def threads_of(num_threads=None, **settings):
         pipeline = mm.Pipeline(dataset, global_batch_size=ROWS, **settings)
