@@ -32,6 +32,7 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @command(
     "torchrun --standalone --nproc-per-node 2 -m mmstream train shards/ --out run/ --epochs 2",
     max_fraction="--max-bad-fraction",
+    field="--text-field",  # TextDecoder(field=...)
 )
 @click.argument("url")
 @click.option("--out", required=True, help="Folder or URL prefix for the checkpoints.")
@@ -222,12 +223,18 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
         if result.final_loss is not None:
             outcome = f"last loss {result.final_loss:.4f}"  # the metrics have all digits
         else:
-            limits = {
-                f"--max-steps ({config.max_steps})": config.max_steps == result.num_steps,
-                f"--epochs ({config.num_epochs})": config.num_epochs == result.state["epoch"],
-            }
-            reached = [limit for limit, is_reached in limits.items() if is_reached]
-            outcome = f"nothing left to do; to train on, raise {' and '.join(reached or limits)}"
+            limits = (
+                ("--max-steps", config.max_steps, result.num_steps),
+                ("--epochs", config.num_epochs, result.state["epoch"]),
+            )
+            reached = [
+                f"{name} ({limit})"
+                for name, limit, done in limits
+                if limit is not None and done >= limit
+            ]
+            outcome = "no step was trained"
+            if reached:
+                outcome = f"nothing left to do; to train on, raise {' and '.join(reached)}"
         stopped = f"stopped by {result.stopped_by}: " if result.stopped_by else ""
         say(f"{stopped}{count_text(result.num_steps, 'step')}, {outcome}; checkpoints in {out}")
     if result.stopped_by is not None and not result.all_received_signal:

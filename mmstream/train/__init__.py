@@ -4,6 +4,7 @@ It is written to be read and copied, in this order:
 
 loop.py         start here: sets a run up, and loops over the steps
 step.py         one optimizer step: precision, accumulation, loss scaling, clipping
+run_length.py   where the run ends, and the batches of each optimizer step
 schedule.py     the learning rate, frozen parameters, the optimizer
 data.py         the loader of a run;  preview.py: one batch of it, without training
 models.py       which model: clip.py, vlm.py (images: vision.py), chat.py (videos), speech.py;

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Generator
 from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,12 @@ from torch import Tensor, nn
 from mmstream.audit.training_log import SampleLog
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
-from mmstream.storage import join_url, open_store
+from mmstream.storage import Store, join_url, open_store
 from mmstream.train.checkpoint import resume_training, save_training
 from mmstream.train.config import TrainConfig, TrainResult
 from mmstream.train.data import cost_of, open_loader, open_train_data
 from mmstream.train.distributed import (
+    StopRequest,
     TrainProcess,
     is_of_lost_rank,
     leave_on_sigterm,
@@ -48,11 +48,11 @@ from mmstream.train.models import (
     normalize_for,
     open_model_tokenizer,
 )
+from mmstream.train.run_length import length_of, optimizer_steps
 from mmstream.train.schedule import learning_rate_of
 from mmstream.train.step import Trained, prepare, seed_step, train_step
 from mmstream.train.tracing import deterministic, traced
 from mmstream.train.validation import Validation
-from mmstream.types import Batch
 
 __all__ = ["fit", "run"]
 
@@ -136,21 +136,19 @@ def fit(
         checkpoints = open_store(join_url(config.out, "checkpoints"))
         resumed_from = resume_training(checkpoints, trained, batches, process)
         num_steps = saved_steps = resumed_from
-        max_epochs, max_steps = config.num_epochs or math.inf, config.max_steps or math.inf
-        steps_per_epoch = math.ceil(len(batches) / config.accumulate)
-        # Without `epochs` there is `max_steps`. With both, the cosine has the length of the epochs.
-        planned_steps = (config.num_epochs or 0) * steps_per_epoch or config.max_steps or 0
+        length = length_of(config, len(batches))
         log = StepLog(
             config.log_folder,
             rank=process.rank,
             world_size=process.world_size,
             num_steps=num_steps,
-            last_step=int(min(planned_steps, max_steps)) if config.progress else None,
+            last_step=length.last_step if config.progress else None,
         )
         stack.enter_context(log)
         trace_step = stack.enter_context(traced(config.profile, config.log_folder, process.rank))
         stop = stack.enter_context(note_signals())
-        groups = stack.enter_context(closing(_groups(batches, config, num_steps)))
+        groups = optimizer_steps(batches, length, config.accumulate, num_steps)
+        stack.enter_context(closing(groups))
         state = batches.state_dict()
         meter = Meter(batches.stats, process, _source_names(state), config.pack)
         sample_log = SampleLog(config.log_keys)
@@ -176,12 +174,12 @@ def fit(
             sample_log.add(group, state.get("order"))
 
             seed_step(config.seed, num_steps, process.rank)
-            lr = learning_rate_of(config, num_steps, planned_steps)
+            lr = learning_rate_of(config, num_steps, length.planned_steps)
             rank_loss, grad_norm = train_step(trained, group, total_weight, lr, config, process)
             num_steps += 1
             state = batches.state_dict()
 
-            is_last = state["epoch"] >= max_epochs or num_steps == max_steps
+            is_last = length.is_reached(state["epoch"], num_steps)
             saves = is_last or num_steps % config.checkpoint_every == 0
             validates = is_last or num_steps % config.validate_every == 0
             if saves or num_steps % config.log_every == 0:
@@ -193,9 +191,7 @@ def fit(
                 meter.stepped()
             trace_step()
             if saves:
-                process.wait_for_all()  # so that no log lacks a step that is saved
-                with stop.saving():
-                    save_training(checkpoints, trained, num_steps, state, config, process)
+                _save(checkpoints, trained, num_steps, state, config, process, stop)
                 saved_steps = num_steps
             if validation is not None and validates:
                 outcome = validation.run(trained, process, stop, config)
@@ -206,12 +202,10 @@ def fit(
 
         all_received = stopped_by is not None and received_by_all(stop, process)
         if num_steps > saved_steps:  # a signal ended the run between two checkpoints
-            process.wait_for_all()
-            with stop.saving():
-                save_training(checkpoints, trained, num_steps, state, config, process)
+            _save(checkpoints, trained, num_steps, state, config, process, stop)
         summary = meter.summary() if num_steps > resumed_from else None
-    if process.rank == 0 and summary is not None:
-        logger.info("%s", summary.replace("\n", "\n  "))
+    if process.rank == 0:
+        _log_summary(summary)
     return TrainResult(
         num_steps,
         resumed_from,
@@ -224,28 +218,25 @@ def fit(
     )
 
 
-def _groups(
-    batches: DeviceLoader, config: TrainConfig, num_steps: int
-) -> Generator[list[Batch], None, None]:
-    """Yield the batches of each remaining optimizer step, `accumulate` at a time.
+def _save(
+    checkpoints: Store,
+    trained: Trained,
+    num_steps: int,
+    state: dict[str, Any],
+    config: TrainConfig,
+    process: TrainProcess,
+    stop: StopRequest,
+) -> None:
+    """Save the run when the logs of all ranks have the step. A second signal waits for it."""
+    process.wait_for_all()
+    with stop.saving():
+        save_training(checkpoints, trained, num_steps, state, config, process)
 
-    The last group of an epoch may be smaller, so an epoch is a whole number of optimizer steps:
-    5 loader steps with ``accumulate=2`` give groups of 2, 2 and 1. After the last step of the run
-    no further batch is fetched.
-    """
-    max_epochs, max_steps = config.num_epochs or math.inf, config.max_steps or math.inf
-    while batches.state_dict()["epoch"] < max_epochs and num_steps < max_steps:
-        group: list[Batch] = []
-        for batch in batches:
-            group.append(batch)
-            is_end_of_epoch = batches.state_dict()["step"] == 0
-            if len(group) < config.accumulate and not is_end_of_epoch:
-                continue
-            yield group
-            group = []
-            num_steps += 1
-            if num_steps == max_steps:
-                return
+
+def _log_summary(summary: str | None) -> None:
+    """Log each line of a summary as a line of its own: the command line escapes line breaks."""
+    for number, line in enumerate((summary or "").splitlines()):
+        logger.info("%s%s", "  " if number else "", line)
 
 
 def _source_names(state: dict[str, Any]) -> list[str]:

@@ -25,6 +25,7 @@ from mmstream.train.distributed import (
     process_group,
     received_by_all,
 )
+from tests.helpers.processes import end_with_parent
 
 
 def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subprocess.Popen[str]]:
@@ -48,7 +49,12 @@ def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subpr
         with (out / f"rank{rank}.log").open("a") as log:
             ranks.append(
                 subprocess.Popen(
-                    command, env=environment, stdout=log, stderr=log, start_new_session=True
+                    command,
+                    env=environment,
+                    stdout=log,
+                    stderr=log,
+                    start_new_session=True,
+                    preexec_fn=end_with_parent,
                 )
             )
     return ranks
@@ -81,6 +87,20 @@ def saved_steps(out: Path) -> list[int]:
     return [int(path.stem[5:]) for path in (out / "checkpoints").iterdir()]
 
 
+def test_no_training_process_outlives_a_killed_pytest() -> None:
+    code = (
+        "import os, signal, subprocess, sys\n"
+        "from tests.helpers.processes import end_with_parent\n"
+        "command = [sys.executable, '-c', 'import signal; signal.pause()']\n"
+        "subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)\n"
+        "os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    command = [sys.executable, "-c", code]
+    # The grandchild holds the pipe too: `run` returns when both are gone.
+    ended = subprocess.run(command, stdout=subprocess.PIPE, timeout=120, check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
 @pytest.mark.slow
 def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
     corpus: str, tmp_path: Path
@@ -94,7 +114,7 @@ def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
     assert saved_steps(tmp_path) == [done[-1]]
     log = (tmp_path / "rank0.log").read_text()
     assert f"stopped by SIGTERM: {done[-1]} steps" in log
-    assert "Bottleneck: " in log
+    assert "\nI [rank 0]   Bottleneck: " in log
 
     ranks = start(corpus, tmp_path, 1, "--max-steps", str(done[-1] + 2))
     assert codes(ranks) == [0]
