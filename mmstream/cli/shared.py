@@ -118,12 +118,14 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     Examples:
         >>> in_options("replace it with overwrite=True", {"overwrite": "--overwrite"})
         'replace it with --overwrite'
+        >>> in_options('give TextDecoder(field="json.a")', {"field": "--text-field"})
+        'give --text-field "json.a"'
     """
     name = f"({'|'.join(sorted(options, key=len, reverse=True))})"
     long_name = f"({'|'.join(name for name in options if '_' in name) or '(?!)'})"
     free = r"(?<![-\w./])"  # not inside a path or an option
     for pattern, form in (
-        (rf"\bLoader\({name}=([^()]*)\)", r"\1=\2"),
+        (rf"\b(?:Loader|TextDecoder)\({name}=([^()]*)\)", r"\1=\2"),
         (rf"{free}{name}=True\b", "{}"),
         (rf"""{free}{name}=(['"])([\w-]*)\2""", r"{} \3"),
         (rf"{free}{name}=(?=[^\s,;)])", "{} "),

@@ -175,7 +175,7 @@ def _open_folder(
     names = [name for name in stats if name.endswith(".tar")]
     if gzipped := [name for name in stats if name.endswith((".tgz", ".tar.gz"))]:
         logger.warning(
-            "%s: %d gzipped tars are left out; see mmstream index --repack",
+            "%s: gzipped tars are left out (%d); see mmstream index --repack",
             store.url,
             len(gzipped),
         )

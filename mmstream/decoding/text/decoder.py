@@ -652,8 +652,8 @@ class TextDecoder:
             if isinstance(value, str) or is_list:
                 names.append(f"json.{key}{'.0' if is_list else ''}")
         fields = field_names(sample)
-        keys = f", json the names {field_names(row)}" if row else ""
-        advice = "TextDecoder(field= says where the text is)"
+        keys = f", and its json has {field_names(row)}" if row else ""
+        advice = "name the field that has it with TextDecoder(field=...)"
         if names:
             advice = f'TextDecoder(field="{escaped(names[0], 60)}")'
         elif row.get("segments"):

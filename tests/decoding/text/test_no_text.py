@@ -20,15 +20,24 @@ CHAT = byte_tokenizer(chat=True)
     [
         (
             {"jpg": b"", "json": {"id": 7, "caption": "a cat", "captions": ["a cat", "a pet"]}},
-            "the sample has jpg, json, json the names id, caption, captions: "
+            "the sample has jpg, json, and its json has id, caption, captions: "
             'TextDecoder(field="json.caption")',
         ),
         ({"json": {"captions": ["a cat"]}}, 'TextDecoder(field="json.captions.0")'),
         ({"json": {"captions": [], "text": "a cat"}}, 'TextDecoder(field="json.text")'),
         ({"caption.txt": b"a cat"}, 'the sample has caption.txt: TextDecoder(field="caption.txt")'),
-        ({"json": {"alt": "a cat"}}, "json the names alt: TextDecoder(field= says where"),
-        ({"json": ["a cat"]}, "the sample has json: TextDecoder(field= says where"),
-        ({"jpg": b""}, "the sample has jpg: TextDecoder(field= says where"),
+        (
+            {"json": {"alt": "a cat"}},
+            "and its json has alt: name the field that has it with TextDecoder(field=...)",
+        ),
+        (
+            {"json": ["a cat"]},
+            "the sample has json: name the field that has it with TextDecoder(field=...)",
+        ),
+        (
+            {"jpg": b""},
+            "the sample has jpg: name the field that has it with TextDecoder(field=...)",
+        ),
         ({"mp4": b"", "json": {"segments": [{"text": "a"}]}}, "Pipeline(before=(mm.one_segment,))"),
     ],
 )
