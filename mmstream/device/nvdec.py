@@ -218,7 +218,7 @@ def no_gpu_reason(device: torch.device) -> str:
         try:
             _import_torchcodec()
         except ImportError:
-            reason, advice = "torchcodec is not installed", "pip install 'mmstream[video-gpu]'"
+            reason, advice = "torchcodec is not installed", "pip install torchcodec"
         except (OSError, RuntimeError) as error:
             reason = "torchcodec does not load"
             advice = (

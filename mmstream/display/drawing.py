@@ -1,6 +1,6 @@
 """Charts for notebooks: the order of an epoch, and the metrics of runs.
 
-They need matplotlib: ``pip install "mmstream[notebooks]"``. It is imported when something is drawn,
+They need matplotlib: ``pip install matplotlib``. It is imported when something is drawn,
 and its global state is left alone.
 
     an `Order`, or lines of metrics -> order_drawing.py, run_drawing.py -> `Drawing`

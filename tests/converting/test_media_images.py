@@ -184,7 +184,7 @@ def test_tiff_and_heic_are_read_where_they_become_something_else():
 def test_heic_without_its_library_is_a_clear_line(monkeypatch):
     monkeypatch.setitem(__import__("sys").modules, "pillow_heif", None)
     data = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
-    with pytest.raises(RowError, match=r"pip install 'mmstream\[heif\]'"):
+    with pytest.raises(RowError, match="pip install pillow-heif"):
         store(data, image_format="jpg")
 
 

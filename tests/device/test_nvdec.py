@@ -200,7 +200,7 @@ COUNTED = "others are only counted, see loader.stats.cpu_videos"
 @pytest.mark.parametrize(
     ("module", "reason", "advice"),
     [
-        (None, "torchcodec is not installed", "pip install 'mmstream[video-gpu]'"),
+        (None, "torchcodec is not installed", "pip install torchcodec"),
         (
             SimpleNamespace(ffmpeg_major_version=None),
             "torchcodec does not load",

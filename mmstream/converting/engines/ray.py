@@ -55,9 +55,7 @@ def run_jobs(
     try:
         import ray
     except ImportError:
-        raise ConfigError(
-            "engine='ray': Ray is not installed; pip install 'mmstream[ray]'"
-        ) from None
+        raise ConfigError("engine='ray': Ray is not installed; pip install 'ray[train]'") from None
 
     is_own = not ray.is_initialized()
     if is_own:

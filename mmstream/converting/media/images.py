@@ -233,7 +233,7 @@ def _plugin(data: bytes, extension: str) -> Callable[[io.BytesIO], ImageFile.Ima
             from pillow_heif import HeifImageFile
         except ImportError:
             raise DecodeError(
-                "heic needs a library that is not installed: pip install 'mmstream[heif]'"
+                "heic needs a library that is not installed: pip install pillow-heif"
             ) from None
         return HeifImageFile
     return plugin_of(data)
