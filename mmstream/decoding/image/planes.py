@@ -10,22 +10,15 @@ for `decode_reduced`, and leaves all others to libjpeg.
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
+from mmstream.decoding.image.compiled import load_compiled
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.jpeg import orientation_of, read_header
 from mmstream.decoding.image.limits import Limits
 
 __all__ = ["decode_planes", "is_built"]
-
-logger = logging.getLogger(__name__)
-
-Native = Callable[[bytes, int, int, int, int], list[tuple[bytearray, int, int, int]] | None]
 
 _UPRIGHT = (None, 1)
 
@@ -52,13 +45,13 @@ def decode_planes(
     Raises:
         DecodeError: The header exceeds a limit.
     """
-    native = _load_native()
-    if native is None or orientation_of(read_header(data)[0]) not in _UPRIGHT:
+    compiled = load_compiled()
+    if compiled is None or orientation_of(read_header(data)[0]) not in _UPRIGHT:
         return None
     height, width = original
     limits.check_picture(height, width)
     limits.check_memory(3 * height * width / factors[0] ** 2, height, width)
-    planes = native(data, *factors, *shape)
+    planes = compiled.decode_planes(data, *factors, *shape)
     if planes is None:
         return None
     return [
@@ -69,15 +62,4 @@ def decode_planes(
 
 def is_built() -> bool:
     """Return whether the compiled module is there."""
-    return _load_native() is not None
-
-
-@functools.cache
-def _load_native() -> Native | None:
-    """Import the compiled module's function, once. None where it was not built."""
-    try:
-        from mmstream.decoding.image._reduced import decode_planes as native
-    except ImportError:
-        logger.debug("mmstream.decoding.image._reduced is not built: JPEGs are resized as RGB")
-        return None
-    return native
+    return load_compiled() is not None

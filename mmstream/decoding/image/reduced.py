@@ -10,16 +10,12 @@ libjpeg.
 
 from __future__ import annotations
 
-import functools
-import logging
-from collections.abc import Callable
-
 import numpy as np
 from numpy.typing import NDArray
 
-logger = logging.getLogger(__name__)
+from mmstream.decoding.image.compiled import load_compiled
 
-Native = Callable[[bytes, int], tuple[bytearray, int, int] | None]
+__all__ = ["decode_reduced"]
 
 
 def decode_reduced(data: bytes | memoryview, factor: int) -> NDArray[np.uint8] | None:
@@ -33,22 +29,9 @@ def decode_reduced(data: bytes | memoryview, factor: int) -> NDArray[np.uint8] |
         uint8 [H, W, 3], RGB, sides rounded up, bit-equal to libjpeg-turbo's result. None where
         libjpeg must decode the file, or refuse it.
     """
-    native = load_native() if factor in (4, 8) else None
-    decoded = native(bytes(data), factor) if native else None
+    compiled = load_compiled() if factor in (4, 8) else None
+    decoded = compiled.decode_reduced(bytes(data), factor) if compiled else None
     if decoded is None:
         return None
     pixels, height, width = decoded
     return np.frombuffer(pixels, np.uint8).reshape(height, width, 3)
-
-
-@functools.cache
-def load_native() -> Native | None:
-    """Import the compiled module's function, once. None where it was not built."""
-    try:
-        from mmstream.decoding.image._reduced import decode_reduced as native
-    except ImportError:
-        logger.debug(
-            "mmstream.decoding.image._reduced is not built: libjpeg decodes at every scale"
-        )
-        return None
-    return native

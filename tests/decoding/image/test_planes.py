@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import io
 import sys
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -14,6 +15,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmstream.decoding.image import planes as planes_module
+from mmstream.decoding.image.compiled import load_compiled
 from mmstream.decoding.image.jpeg import jpeg_shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.planes import decode_planes, is_built
@@ -250,20 +252,22 @@ def test_a_result_larger_than_the_picture_has_no_planes() -> None:
 
 
 def test_impossible_settings_are_errors() -> None:
-    native = planes_module._load_native()
-    assert native is not None
+    compiled = load_compiled()
+    assert compiled is not None
     for settings_ in ((3, 1, 9, 9), (1, 16, 9, 9)):
         with pytest.raises(ValueError, match="factors are 1, 2, 4 or 8"):
-            native(PLAIN, *settings_)
+            compiled.decode_planes(PLAIN, *settings_)
     with pytest.raises(ValueError, match="at least 1"):
-        native(PLAIN, 1, 1, 0, 9)
+        compiled.decode_planes(PLAIN, 1, 1, 0, 9)
 
 
 def test_limits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: object) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(planes_module, "_load_native", lambda: never)
+    monkeypatch.setattr(
+        planes_module, "load_compiled", lambda: SimpleNamespace(decode_planes=never)
+    )
     for limits, message in (
         (Limits.start(100, 10**8, None), "exceeds max_pixels"),
         (Limits.start(10**6, 3 * 83 * 131 - 1, None), "max_memory"),
@@ -274,12 +278,12 @@ def test_limits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_without_the_compiled_module_there_are_no_planes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "mmstream.decoding.image._reduced", None)
-    planes_module._load_native.cache_clear()
+    load_compiled.cache_clear()
     try:
         assert not is_built()
         assert planes_of(PLAIN) is None
     finally:
-        planes_module._load_native.cache_clear()
+        load_compiled.cache_clear()
 
 
 def test_a_very_long_picture_keeps_its_shape() -> None:

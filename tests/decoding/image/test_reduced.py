@@ -14,15 +14,16 @@ from hypothesis import strategies as st
 from PIL import Image
 
 from mmstream.decoding.image import jpeg
+from mmstream.decoding.image.compiled import load_compiled
 from mmstream.decoding.image.jpeg import decode_jpeg
 from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.reduced import decode_reduced, load_native
+from mmstream.decoding.image.reduced import decode_reduced
 from mmstream.errors import DecodeError
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import ODD, damaged, encoded, photo, read
 
 built = pytest.mark.skipif(
-    load_native() is None, reason="mmstream.decoding.image._reduced is not built"
+    load_compiled() is None, reason="mmstream.decoding.image._reduced is not built"
 )
 PHOTO = photo(83, 131)
 PLAIN = encoded(PHOTO, "jpeg", quality=85)
@@ -196,10 +197,10 @@ def test_the_pixels_are_writable_and_the_factor_is_checked() -> None:
     assert image.flags.writeable
     assert image.flags.c_contiguous
     assert decode_reduced(PLAIN, 2) is None
-    native = load_native()
-    assert native is not None
+    compiled = load_compiled()
+    assert compiled is not None
     with pytest.raises(ValueError, match="factor is 4 or 8"):
-        native(PLAIN, 3)
+        compiled.decode_reduced(PLAIN, 3)
 
 
 def test_without_the_compiled_module_libjpeg_decodes(
@@ -209,7 +210,7 @@ def test_without_the_compiled_module_libjpeg_decodes(
         factor: decode_jpeg(PLAIN, Limits.start(10**6, 10**8, None), factor)[0] for factor in (4, 8)
     }
     monkeypatch.setitem(sys.modules, "mmstream.decoding.image._reduced", None)
-    load_native.cache_clear()
+    load_compiled.cache_clear()
     try:
         with caplog.at_level(logging.DEBUG, "mmstream"):
             for factor, image in expected.items():
@@ -219,7 +220,7 @@ def test_without_the_compiled_module_libjpeg_decodes(
                 )
         assert [record.levelname for record in caplog.records] == ["DEBUG"]
     finally:
-        load_native.cache_clear()
+        load_compiled.cache_clear()
 
 
 def test_limits_come_first(monkeypatch: pytest.MonkeyPatch) -> None:
