@@ -16,7 +16,8 @@
 
 #define BLOCK 64
 #define CODE_BITS 9       /* longest code in the direct table of a Huffman table */
-#define INDEX_BITS 11     /* next bits that select an entry; at most 11, as `first` has 10 bits */
+#define INDEX_BITS 10     /* next bits that select an entry; at most 11, as `first` has 10 bits.
+                             With 10, the entries of a picture's four tables take 32 KB */
 #define ENDS_BLOCK 128    /* added to the advance of an entry that ends the block */
 #define NO_ENTRY 192      /* the advance of an entry whose first code is too long or invalid */
 #define NO_COEFFICIENT 64 /* a zigzag position after the block's end; its slot is UNUSED_SLOT */
@@ -133,8 +134,8 @@ static inline unsigned top_bits(uint64_t buffer, unsigned count)
    bits 48-63  last: a value, signed; its low bits may lie after the index
 
    Example, with the usual AC codes 00 (run 0, size 1), 01 (run 0, size 2) and 1010 (end of block):
-   index 00 1 01 10 1010 has the values 1 and 2. The entry drops 11 bits, advances 2 + ENDS_BLOCK,
-   has first 1 for position 0 and last 2 for position 1. Its shift is 63, which adds nothing. */
+   index 00 1 00 0 1010 has the values 1 and -1. The entry drops 10 bits, advances 2 + ENDS_BLOCK,
+   has first 1 for position 0 and last -1 for position 1. Its shift is 63, which adds nothing. */
 
 static uint64_t pack_entry(unsigned bits, unsigned advance, const unsigned positions[2],
     unsigned shift, int first, int last)
@@ -266,7 +267,7 @@ static unsigned read_slowly(
    A processor cannot predict where a block ends, so the usual end is no branch. A mask selects the
    entries of this block's AC or of the next block's DC. For this `end` is a valid reader, too.
 
-   An entry drops at most 21 bits, and a refill makes 56 valid. So only every other turn refills.
+   An entry drops at most 20 bits, and a refill makes 56 valid. So only every other turn refills.
    A position is at most 63, and a value at most 64 positions on. So `slots` has 128 elements. */
 static int read_blocks(
     Bits *bits, const BlockReader *reader, const BlockReader *end, int16_t *block)

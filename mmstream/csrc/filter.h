@@ -18,6 +18,7 @@
 
 #define WEIGHT_BITS 14
 #define TAPS 8 /* the weights of an output sample are a multiple of this */
+#define HALF_START 2 /* of a half: samples at the edge have other weights */
 
 typedef struct {
     int taps;
@@ -62,12 +63,18 @@ static int make_filter(Filter *filter, int size, int out_size, double scale)
     filter->weights = malloc((size_t)out_size * (size_t)filter->taps * sizeof(int16_t));
     if (!filter->starts || !filter->weights)
         return 0;
-    for (int i = 0; i < out_size; i++)
-        fill_weights((i + 0.5) * scale, width, size, filter->taps, filter->starts + i,
-            filter->weights + (size_t)i * (size_t)filter->taps);
     filter->half_stop = scale == 2 ? (size - 3) / 2 : 0; /* later samples have taps outside */
     if (filter->half_stop > out_size)
         filter->half_stop = out_size;
+    for (int i = 0; i < out_size; i++) {
+        int16_t *weights = filter->weights + (size_t)i * (size_t)filter->taps;
+        if (i > HALF_START && i < filter->half_stop) { /* as the sample before, 2 further on */
+            memcpy(weights, weights - filter->taps, (size_t)filter->taps * sizeof(int16_t));
+            filter->starts[i] = filter->starts[i - 1] + 2;
+        } else
+            fill_weights(
+                (i + 0.5) * scale, width, size, filter->taps, filter->starts + i, weights);
+    }
     return 1;
 }
 
@@ -90,7 +97,6 @@ static void free_filter(Filter *filter)
    read, and the sums are the same with fewer multiplications. */
 
 #define HALF_BITS 8
-#define HALF_START 2 /* samples at the edge have other weights */
 
 #ifdef __SSE2__
 
