@@ -1,6 +1,8 @@
 """The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
 
 collate.py   makes a batch of the samples of a step: a dict of tensors and lists
+pictures.py, tokens.py, values.py
+             what it makes of pictures, of tokens and their weights, and of other fields
 media.py     joins the videos and recordings of a step
 batching.py  settings of batches without padding: `Flat` and `Pack`
 flat.py      makes them: documents one behind the other

@@ -10,14 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
-from typing import Any
 
-import numpy as np
 import torch
 
 from mmstream.batching.media import TakeMemory, join_audio, join_videos
+from mmstream.batching.pictures import are_pictures, join_pictures, stack_pictures
+from mmstream.batching.tokens import are_tokens, is_ids, pad_tokens, pad_weights
 from mmstream.batching.valid import mask_labels
-from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
+from mmstream.batching.values import as_tensor, join_values, stack_values
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch, Sample
@@ -154,7 +154,7 @@ def collate(
         audio_fields or _AUDIO_FIELDS,
         take_memory,
     )
-    joined = media | _weights(names, samples, pad_to, padding_side)
+    joined = media | pad_weights(names, samples, pad_to, padding_side)
     for name in names:
         if name in joined:
             batch |= joined[name]
@@ -165,41 +165,27 @@ def collate(
         if UNCHANGED_TYPES.issuperset(map(type, values)):
             batch[name] = values
             continue
-        if name in fills and all(map(_is_ids, values)):
-            batch[name] = _pad(values, fills[name], pad_to, padding_side)
+        if name in fills and all(map(is_ids, values)):
+            batch[name] = pad_tokens(values, fills[name], pad_to, padding_side)
             continue
         if name not in kept_apart:
             batch[name] = (
-                list(map(_as_tensor, values))
+                list(map(as_tensor, values))
                 if name in list_fields
-                else _joined_values(values, name in row_fields, take_memory)
+                else join_values(values, name in row_fields, take_memory)
             )
             continue
-        values = list(map(_as_tensor, values))
+        values = list(map(as_tensor, values))
         pictures = [value for value in values if isinstance(value, torch.Tensor)]
         if name in picture_fields and len(pictures) == len(values):
-            batch[name] = _join_images(pictures)
-        elif name == "image" and all(map(_is_images, values)):
-            batch |= _images(values)
-        elif name in fills and all(map(_is_tokens, values)):
-            batch[name] = _pad(values, fills[name], pad_to, padding_side)
+            batch[name] = stack_pictures(pictures)
+        elif name == "image" and all(map(are_pictures, values)):
+            batch |= join_pictures(values)
+        elif name in fills and all(map(are_tokens, values)):
+            batch[name] = pad_tokens(values, fills[name], pad_to, padding_side)
         else:
-            batch[name] = _stack(values)
+            batch[name] = stack_values(values)
     return batch
-
-
-def _joined_values(values: Sequence[Any], are_rows: bool, take_memory: TakeMemory | None) -> Any:
-    """Return the values of a field as one tensor, or as they are where they do not make one.
-
-    Args:
-        values: One of each sample.
-        are_rows: Tensors may be rows of one buffer. They are joined without a copy.
-        take_memory: As `collate` has it.
-    """
-    joined = _stack_arrays(values, take_memory)
-    if joined is None and are_rows:
-        joined = _join_rows(values)
-    return _stack(list(map(_as_tensor, values))) if joined is None else joined
 
 
 def _media(
@@ -220,176 +206,3 @@ def _media(
         if joined is not None:
             media |= {key: {} for key in joined} | {name: joined}
     return media
-
-
-def _weights(
-    names: Collection[str], samples: Sequence[Sample], pad_to: int | None, side: str
-) -> dict[str, Batch]:
-    """Return the weights of labels, float32 [B, T], where each sample has labels as text has them.
-
-    They are padded with 0. Labels of a row without weights have 1.
-    """
-    if "label_weights" not in names:
-        return {}
-    rows = []
-    for sample in samples:
-        labels, weights = sample.get("labels"), sample.get("label_weights")
-        if labels is None or not _is_ids(labels):
-            return {}
-        if weights is None:
-            weights = labels != IGNORED_LABEL
-        if not isinstance(weights, np.ndarray) or weights.shape != labels.shape:
-            return {}
-        rows.append(weights)
-    width = pad_to or max(map(len, rows))
-    padded = np.zeros((len(rows), width), dtype=np.float32)
-    for row, padded_row in zip(rows, padded, strict=True):
-        kept = row[:width]
-        start = width - len(kept) if side == "left" else 0
-        padded_row[start : start + len(kept)] = kept
-    return {"label_weights": {"label_weights": torch.from_numpy(padded)}}
-
-
-def _as_tensor(value: Any) -> Any:
-    """Return an array as a tensor where torch has its type, and a numpy scalar as a Python one."""
-    if isinstance(value, np.generic):
-        return value.item()
-    if not isinstance(value, np.ndarray):
-        return value
-    try:  # a plain copy, because torch refuses reversed views and warns about read-only arrays
-        return torch.from_numpy(np.array(value, order="C"))
-    except (TypeError, ValueError):
-        return value
-
-
-def _is_ids(value: Any) -> bool:
-    """Tell whether a value is an array as `TextDecoder` makes it. Then no tensor is needed."""
-    return type(value) is np.ndarray and value.ndim == 1 and value.dtype == np.int64
-
-
-def _is_images(value: Any) -> bool:
-    images = value if isinstance(value, list | tuple) else () if value is None else (value,)
-    return all(isinstance(image, torch.Tensor | EncodedImage) for image in images)
-
-
-def _is_tokens(value: Any) -> bool:
-    """Tell whether a value of a user is one row of whole numbers."""
-    if isinstance(value, torch.Tensor):
-        return value.ndim == 1 and not (value.is_floating_point() or value.is_complex())
-    return isinstance(value, list) and all(
-        type(item) is int and abs(item) < 1 << 63 for item in value
-    )
-
-
-def _images(values: Sequence[Any]) -> Batch:
-    """Return ``image``, and ``image_row`` where not every row has one image of one shape."""
-    images_of_rows = [
-        list(value or ()) if isinstance(value, list | tuple | None) else [value] for value in values
-    ]
-    images = [image for row in images_of_rows for image in row]
-    joined: torch.Tensor | list[torch.Tensor] | EncodedImages
-    if any(isinstance(image, EncodedImage) for image in images):
-        joined = EncodedImages.join(images)
-        have_one_shape = len(set(joined.shapes)) == 1
-    else:
-        joined = _join_images(images)
-        have_one_shape = isinstance(joined, torch.Tensor)
-    if have_one_shape and all(len(row) == 1 for row in images_of_rows):
-        return {"image": joined}
-    counts = torch.tensor([len(row) for row in images_of_rows])
-    # Example: rows with 2, 0 and 1 images give [0, 0, 2].
-    return {"image": joined, "image_row": torch.repeat_interleave(counts)}
-
-
-def _join_images(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """Return images of one shape as one tensor, without a copy where they are rows of one buffer.
-
-    Images of several shapes stay a list.
-    """
-    if not images or any(not _is_alike(image, images[0]) for image in images):
-        return images
-    rows = _join_rows(images)
-    joined = torch.stack(images) if rows is None else rows
-    return joined.contiguous(memory_format=torch.channels_last) if joined.ndim == 4 else joined
-
-
-def _join_rows(values: Sequence[Any]) -> torch.Tensor | None:
-    """Return tensors of one shape that are rows of one buffer as one tensor, without a copy.
-
-    None: they are something else.
-    """
-    first = values[0]
-    if not isinstance(first, torch.Tensor) or not all(
-        isinstance(value, torch.Tensor) and _is_alike(value, first) for value in values
-    ):
-        return None
-    num_bytes = first.numel() * first.element_size()
-    start = first.data_ptr()
-    memory = first.untyped_storage()
-    # Decoders write into the rows of one buffer. Then row i starts i * num_bytes after the first.
-    if start + num_bytes * len(values) > memory.data_ptr() + memory.nbytes() or any(
-        value.data_ptr() != start + num_bytes * i or value.stride() != first.stride()
-        for i, value in enumerate(values)
-    ):
-        return None
-    shape, strides = (len(values), *first.shape), (first.numel(), *first.stride())
-    return first.as_strided(shape, strides, first.storage_offset())
-
-
-def _stack_arrays(values: Sequence[Any], take_memory: TakeMemory | None) -> torch.Tensor | None:
-    """Return arrays of one shape and type as one tensor, with one copy. None: they are not."""
-    first = values[0]
-    if not all(
-        type(value) is np.ndarray and value.shape == first.shape and value.dtype == first.dtype
-        for value in values
-    ):
-        return None
-    try:
-        empty = torch.from_numpy(np.empty(0, first.dtype))
-    except (TypeError, ValueError):  # a type that torch does not have
-        return None
-    shape = (len(values), *first.shape)
-    num_bytes = len(values) * first.nbytes
-    if take_memory is None or not num_bytes:
-        stacked = empty.new_empty(shape)
-    else:
-        stacked = take_memory(num_bytes).view(empty.dtype).view(shape)
-    np.stack(values, out=stacked.numpy())
-    return stacked
-
-
-def _is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
-    return (
-        first.shape == second.shape
-        and first.dtype == second.dtype
-        and first.device == second.device
-    )
-
-
-def _pad(values: Sequence[Any], fill: int, pad_to: int | None, side: str) -> torch.Tensor:
-    """Return int64 [B, T]: the first T tokens of each row, padded on one side."""
-    rows = [
-        np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value, dtype=np.int64)
-        for value in values
-    ]
-    width = pad_to or max(map(len, rows))
-    padded = np.full((len(rows), width), fill, dtype=np.int64)
-    for row, padded_row in zip(rows, padded, strict=True):
-        kept = row[:width]
-        start = width - len(kept) if side == "left" else 0
-        padded_row[start : start + len(kept)] = kept
-    return torch.from_numpy(padded)
-
-
-def _stack(values: list[Any]) -> Any:
-    """Return the values as one tensor, or as they are where they do not make one."""
-    if all(type(value) in (int, float, bool) for value in values):
-        try:
-            return torch.tensor(values)
-        except (RuntimeError, OverflowError, ValueError):  # an integer beyond 64 bits
-            return values
-    if all(isinstance(value, torch.Tensor) for value in values) and (
-        len({(value.shape, value.dtype, value.device) for value in values}) == 1
-    ):
-        return torch.stack(values)
-    return values
