@@ -339,15 +339,15 @@ def _lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[
 
 def _request_lines(run: PlannedRun, order: AnyOrder, forecast: RunForecast) -> Iterator[str]:
     """Yield what an epoch and the run ask of storage."""
-    from mmstream.display.markup import size_text
+    from mmstream.display.markup import count_text, size_text
 
     reads = forecast.reads
     identity = order.identity()
     about = "" if reads.is_exact else "about "
     yield (
-        f"plan: {reads.num_steps:,} steps of {run.plan:,} rows an epoch, {about}"
-        f"{reads.num_samples:,.0f} samples; grid {tuple(identity['grid'])}, {run.ranks:,} ranks "
-        f"on {forecast.num_nodes:,} machines"
+        f"plan: {count_text(reads.num_steps, 'step')} of {count_text(run.plan, 'row')} per epoch, "
+        f"{about}{reads.num_samples:,.0f} samples; grid {tuple(identity['grid'])}, "
+        f"{count_text(run.ranks, 'rank')} on {count_text(forecast.num_nodes, 'machine')}"
     )
     yield (
         f"requests: {about}{reads.epoch.num_requests:,.0f} an epoch, "
