@@ -30,6 +30,10 @@ if TYPE_CHECKING:
     from mmstream.converting.finalize import finalize as finalize
     from mmstream.converting.media.download_options import DownloadOptions as DownloadOptions
     from mmstream.converting.media.options import MediaOptions as MediaOptions
+    from mmstream.converting.options import Duplicates as Duplicates
+    from mmstream.converting.options import Rerun as Rerun
+    from mmstream.converting.options import RowReading as RowReading
+    from mmstream.converting.options import Splitting as Splitting
     from mmstream.converting.quality.duplicates import find_duplicates as find_duplicates
     from mmstream.converting.quality.leaks import find_leaks as find_leaks
     from mmstream.converting.reshard import reshard as reshard
@@ -121,6 +125,7 @@ _NAMES_OF = {
     "converting.convert": ("ConvertReport", "convert"),
     "converting.media.download_options": ("DownloadOptions",),
     "converting.media.options": ("MediaOptions",),
+    "converting.options": ("Duplicates", "Rerun", "RowReading", "Splitting"),
     "converting.finalize": ("finalize",),
     "converting.quality.duplicates": ("find_duplicates",),
     "converting.quality.leaks": ("find_leaks",),

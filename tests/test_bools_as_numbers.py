@@ -53,6 +53,8 @@ CALLS: dict[str, Callable[..., Any]] = {
     "QwenVLPositions": lambda _, **k: mm.QwenVLPositions(
         **{"image_token_id": 1, "video_token_id": 2, "patch_size": 14, **k}
     ),
+    "RowReading": lambda _, **k: mm.RowReading(**k),
+    "Splitting": lambda _, **k: mm.Splitting(**k),
     "TextDecoder": lambda _, **k: mm.TextDecoder(byte_tokenizer(), **k),
     "WhisperFeatures": lambda _, **k: mm.WhisperFeatures(**k),
     "World": lambda _, **k: mm.World(**{"world_size": 2, **k}),
@@ -135,7 +137,7 @@ def test_a_bool_is_no_number(dataset: mm.Dataset, name: str, setting: str, value
         ("LlavaOnevisionTiles", {"background": (0, 0, True)}),
         ("Loader", {"rows_per_rank": [True, 1], "world": mm.World(0, 2)}),
         ("Pipeline", {"grid": (True, 1)}),
-        ("convert", {"splits": {"train": True}}),
+        ("Splitting", {"splits": {"train": True}}),
     ],
 )
 def test_a_bool_among_numbers_is_refused(

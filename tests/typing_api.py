@@ -24,7 +24,15 @@ def convert(rows: Path) -> int:
         rows, "s3://bucket/corpus", media_root="media/", samples_per_shard=5000, num_workers=8
     )
     assert_type(report, mm.ConvertReport)
-    mm.convert("rows.jsonl", Path("out"), splits={"train": 0.98, "val": 0.02}, shuffle_seed=1)
+    mm.convert(
+        "rows.jsonl",
+        Path("out"),
+        reading=mm.RowReading(format="llava", columns={"image": "photo"}),
+        splitting=mm.Splitting({"train": 0.98, "val": 0.02}),
+        duplicates=mm.Duplicates(exact="drop"),
+        rerun=mm.Rerun(check=True),
+        shuffle_seed=1,
+    )
     return report.num_samples + report.num_rejects
 
 

@@ -86,6 +86,8 @@ GROUPS = {
     format="--format",
     columns="--map",
     splits="--split",
+    exact="--duplicates",
+    near="--near-duplicates",
     timeout_s="--download-timeout",
     idle_timeout_s="--download-idle-timeout",
     num_tries="--download-tries",
@@ -384,15 +386,18 @@ def convert(
     from mmstream.converting.convert import convert as run
     from mmstream.converting.media.download_options import DOWNLOAD_FLAGS, DownloadOptions
     from mmstream.converting.media.options import MediaOptions
+    from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
 
-    splits = _splits(split) if split else None
+    split_by = options.pop("split_by")
+    if split_by is not None and not split:
+        raise click.UsageError(f"--split-by {split_by}: needs --split, such as train=0.98,val=0.02")
+    options["splitting"] = Splitting(_splits(split), split_by) if split else None
+    options["duplicates"] = Duplicates(options["duplicates"], options.pop("near_duplicates"))
+    options["rerun"] = rerun = Rerun(**_taken(options, Rerun))
     options["shard_range"] = _shard_range(shard_range) if shard_range else None
     if options["num_workers"] is None and options["engine"] == "processes":
         options["num_workers"] = os.cpu_count() or 1
-    media = MediaOptions(
-        check=options.pop("check_media"),
-        **{field.name: options.pop(field.name) for field in fields(MediaOptions)[1:]},
-    )
+    media = MediaOptions(check=options.pop("check_media"), **_taken(options, MediaOptions))
     downloads = DownloadOptions(
         honor_robots=not options.pop("ignore_robots"),
         **{name: options.pop(name) for name in (*DOWNLOAD_FLAGS, "allow_hosts")},
@@ -401,8 +406,10 @@ def convert(
     if not rows and dry_run is None:
         raise click.UsageError("name ROWS and DEST")
     source: Any = list(rows) if len(rows) > 1 else (*rows, dest)[0]
-    options |= {"format": row_format, "columns": _columns(columns), "media": media}
-    options["downloads"] = downloads
+    reading = RowReading(
+        format=row_format, columns=_columns(columns), **_taken(options, RowReading)
+    )
+    options |= {"reading": reading, "media": media, "downloads": downloads}
     if dry_run is not None:
         _dry_run(source, dry_run, html, options)
         return
@@ -411,11 +418,10 @@ def convert(
     report = run(
         source,
         dest,
-        splits=splits,
         max_rejects=1.0,  # the limit is judged below, in the words of the command line
         **options,
     )
-    if options["retry_rejects"]:
+    if rerun.retry_rejects:
         _show_retry(report)
     if options["shard_range"] is None or report.was_finished:
         end(report, dest, max_rejects)
@@ -504,6 +510,12 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
             say(line)
     if any(row.reject is not None and "no such file" in row.reject.reason for row in dry_rows):
         say("media paths are relative to --media-root, by default the folder of the rows")
+
+
+def _taken(options: dict[str, Any], group: type) -> dict[str, Any]:
+    """Remove the options that a dataclass has, and return them."""
+    names = [field.name for field in fields(group) if field.name in options]
+    return {name: options.pop(name) for name in names}
 
 
 def _columns(pairs: tuple[str, ...]) -> dict[str, str]:

@@ -125,7 +125,7 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     long_name = f"({'|'.join(name for name in options if '_' in name) or '(?!)'})"
     free = r"(?<![-\w./])"  # not inside a path or an option
     for pattern, form in (
-        (rf"\b(?:Loader|TextDecoder)\({name}=([^()]*)\)", r"\1=\2"),
+        (rf"\b(?:Loader|TextDecoder|rerun=mm\.Rerun)\({name}=([^()]*)\)", r"\1=\2"),
         (rf"{free}{name}=True\b", "{}"),
         (rf"""{free}{name}=(['"])([\w-]*)\2""", r"{} \3"),
         (rf"{free}{name}=(?=[^\s,;)])", "{} "),

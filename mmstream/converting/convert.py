@@ -14,7 +14,7 @@ import os
 import shlex
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.media.download_options import DownloadOptions
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
-from mmstream.converting.options import Options
+from mmstream.converting.options import Duplicates, Options, Rerun, RowReading, Splitting
 from mmstream.converting.outputs import (
     Output,
     Work,
@@ -42,7 +42,6 @@ from mmstream.converting.progress import Progress
 from mmstream.converting.quality.after import mark_duplicates
 from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
 from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
-from mmstream.converting.rows.detect import RowKind
 from mmstream.converting.rows.inputs import Rows, file_names, input_urls, media_folder
 from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.options import RowOptions
@@ -157,54 +156,43 @@ def convert(
     rows: Rows,
     dest: str | os.PathLike[str],
     *,
-    rows_as: RowKind | None = None,
     media_root: str | os.PathLike[str] | None = None,
     samples_per_shard: int = 5000,
     num_workers: int | None = None,
-    format: str | None = None,
     row: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
-    columns: Mapping[str, str] | None = None,
-    dataset_info: str | os.PathLike[str] | None = None,
-    captions: str = "all",
+    reading: RowReading | None = None,
     shuffle_seed: int | None = None,
-    splits: Mapping[str, float] | None = None,
+    splitting: Splitting | None = None,
     media: MediaOptions | None = None,
     downloads: DownloadOptions | None = None,
     allow_urls: Sequence[str] = (),
+    duplicates: Duplicates | None = None,
     sidecar: bool = True,
     facts: bool = False,
-    duplicates: str | None = None,
-    near_duplicates: str | None = None,
-    split_by: str | None = None,
-    limit: int | None = None,
-    group_spans: bool = False,
     engine: str = "processes",
     shard_range: tuple[int, int] | None = None,
-    retry_rejects: bool = False,
-    overwrite: bool = False,
-    check: bool = False,
+    rerun: Rerun | None = None,
     max_rejects: float = 0.01,
     progress: bool = True,
 ) -> ConvertReport:
     """Convert a file of rows and its media files to tar shards.
 
-    Each row becomes one sample, or several with ``captions="each"``. A row that cannot be used
-    becomes a line of ``rejects.jsonl``, with the reason.
+    Each row becomes one sample, or several with ``RowReading(captions="each")``. A row that cannot
+    be used becomes a line of ``rejects.jsonl``, with the reason.
 
     To continue an interrupted conversion, make the same call again. The shards that were written
     are kept. For a finished conversion, the same call compares the sizes of all shards with the
     manifest. It writes those again that are missing or damaged, and nothing else.
 
     The shards are the same bytes on every run and for every `num_workers`. A worker holds one
-    sample in memory. With `shuffle_seed` or `splits`, the main process holds some numbers per row;
-    otherwise its memory does not depend on the number of rows or rejects.
+    sample in memory. With `shuffle_seed` or `splitting`, the main process holds some numbers per
+    row; otherwise its memory does not depend on the number of rows or rejects.
 
     Args:
         rows: Where the rows are: a path, URL or pattern, a list of them, or ``-`` for standard
             input. Or the rows themselves: any iterable of dicts. The page on conversion lists what
             they may lie in.
         dest: A local folder, or a URL prefix such as ``s3://bucket/corpus``.
-        rows_as: What the rows lie in, such as "csv". Default: their content says it.
         media_root: Folder that the rows' media paths are relative to, or a URL prefix such as
             ``s3://bucket/media``. Paths that lead out of it are rejected. Default: the folder of
             `rows`; the current one for rows from Python.
@@ -212,22 +200,15 @@ def convert(
             shard still starts at the same row.
         num_workers: Worker processes, by default 1. With 0 or 1, this process does the work. With
             Ray: tasks at a time, by default two for each CPU of the cluster.
-        format: The format of all rows, such as "captions" or "llava": the page on formats of rows
-            lists them. Or a function as "module:function", which then is `row`. Default: each row
-            is recognised by its keys.
         row: A function of yours from a row to a row of any known format. It returns None to leave a
             row out, which does not count against `max_rejects`. Workers import it by its name. What
             it raises makes the row a reject; a bug, such as a NameError, stops the conversion.
-        columns: {name that the formats know: name in the rows}, such as ``{"image": "photo"}``.
-            A row may lack a column; one that none of the first 10,000 rows has is an error.
-        dataset_info: LLaMA-Factory's ``dataset_info.json``, which says what columns and tags the
-            rows have. The entry is the one with their file name; ``FILE#NAME`` names another.
-        captions: "all": one sample with all captions of a row. "each": one sample per caption.
+        reading: How rows are read, and what they mean. Default: `RowReading()`, which goes by their
+            content.
         shuffle_seed: Shuffle the rows with this seed before they are cut into shards. Useful when
             the rows are sorted, for example by class. Default: keep the order of the file.
-        splits: {name: fraction}, with fractions that sum to 1. Each split becomes a dataset of its
-            own at ``DEST/NAME``. A hash of the row's id decides, so a row stays in its split when
-            more rows are added later.
+        splitting: Which rows go to which split. Default: one dataset, unless the rows come in
+            splits already.
         media: Checks of media files, and how images are made smaller or encoded again. Default:
             `MediaOptions()`, which reads headers and changes nothing.
         downloads: Limits of the downloads, for media that rows name by http(s) URLs. They are not
@@ -235,28 +216,17 @@ def convert(
             `DownloadOptions()`.
         allow_urls: URL prefixes outside `media_root` that rows may name, such as
             ``"s3://bucket/photos/"``. They are read with your credentials.
+        duplicates: Which duplicates are looked for in the end. Default: none.
         sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
             the shard holds: keys, rows, sizes, hashes, rejects.
         facts: Write the texts and the sizes of pictures of each shard beside its index, for
             `measure`.
-        split_by: Key of a group, such as "speaker". All rows of a group go to one split.
-        limit: Convert the first so many rows only.
-        group_spans: Consecutive rows about the same medium become one sample with ``segments``, so
-            that the medium is stored once.
         engine: "processes" of this machine, or "ray": tasks of a Ray cluster, one for each shard.
         shard_range: Write only the shards from the first number up to the second, without it. They
             are counted from 0 over all splits in order. Other machines may write other ranges at
             the same time. `finalize` makes the dataset of them.
-        retry_rejects: Try the rejected rows of a finished conversion again. What becomes a sample
-            goes into extra shards behind the last one. The other shards are not touched.
-        duplicates: "report": find samples with equal media or text in the end, and list them in
-            ``duplicates.jsonl``. "drop": also list samples that come twice as a whole in
-            ``mmstream.bad.json``, so that epochs leave them out. The first of them stays.
-        near_duplicates: The same for images that look alike: encoded again, resized. "drop" looks
-            at the images only, whatever the texts say.
-        overwrite: Replace another conversion, or an unfinished one, at `dest`.
-        check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
-            ones are written again.
+        rerun: What becomes of an earlier conversion at `dest`. Default: `Rerun()`, which continues
+            it.
         max_rejects: Most rejected rows without a warning: a fraction of all rows (a float from 0
             to 1), or a number of rows (an int). With more of them a warning is logged, and the
             dataset is complete all the same. `ConvertReport.has_more_rejects_than` asks for it.
@@ -283,31 +253,25 @@ def convert(
         480
     """
     started = time.monotonic()
+    reading = RowReading() if reading is None else reading
+    columns = tuple((reading.columns or {}).items())
+    info = None if reading.dataset_info is None else os.fspath(reading.dataset_info)
     options = Options(
         samples_per_shard=samples_per_shard,
-        format=RowFormat(
-            format,
-            tuple((columns or {}).items()),
-            row,
-            None if dataset_info is None else os.fspath(dataset_info),
-        ),
-        captions=captions,
+        format=RowFormat(reading.format, columns, row, info),
+        reading=reading,
         shuffle_seed=shuffle_seed,
-        splits=None if splits is None else tuple(splits.items()),
+        splitting=splitting,
         media=MediaOptions() if media is None else media,
         sidecar=sidecar,
-        split_by=split_by,
-        group_spans=group_spans,
-        duplicates=duplicates,
-        near_duplicates=near_duplicates,
-        limit=limit,
+        duplicates=Duplicates() if duplicates is None else duplicates,
     )
     row_options = RowOptions(
-        rows_as=rows_as,
-        limit=limit,
-        group_spans=group_spans,
+        rows_as=reading.rows_as,
+        limit=reading.limit,
+        group_spans=reading.group_spans,
         run_length=samples_per_shard if shuffle_seed is None else 1,
-        media_keys=tuple((columns or {}).values()),
+        media_keys=tuple(theirs for _, theirs in columns),
     )
     dest = os.fspath(dest)
     media_root = None if media_root is None else os.fspath(media_root)
@@ -323,7 +287,7 @@ def convert(
     if engine == "ray" or (num_workers or 0) > 1:
         options.format.require_portable()
     run_jobs = engine_of(engine, num_workers)
-    work = Work(overwrite, check, shard_range, retry_rejects, facts)
+    work = Work(Rerun() if rerun is None else rerun, shard_range, facts)
     access = MediaAccess(
         root,
         require_prefixes(allow_urls),
@@ -331,7 +295,7 @@ def convert(
         num_processes=max(1, num_workers or 1),
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
-    command = _command(rows, dest, media_root, access, options, row_options)
+    command = _command(rows, dest, media_root, access, options)
     reports: dict[str | None, ConvertReport] = {}
     with open_rows(rows, row_options) as source, ExitStack() as locks:
         if isinstance(source, SampleSource):
@@ -384,14 +348,14 @@ def _write_missing_facts(outputs: list[Output], work: Work, progress: bool) -> N
 
 def _refuse_options_of_rows(options: Options) -> None:
     """Refuse options that say how a row becomes a sample, where the rows are samples already."""
-    row_format = options.format
+    row_format, reading = options.format, options.reading
     given = {
-        f"captions={options.captions!r}": options.captions != "all",
+        f"captions={reading.captions!r}": reading.captions != "all",
         "columns": row_format.columns,
         f"format={row_format.name!r}": row_format.name,
         "row": row_format.function,
         "dataset_info": row_format.dataset_info,
-        "group_spans=True": options.group_spans,
+        "group_spans=True": reading.group_spans,
     }
     for name, is_given in given.items():
         if is_given:
@@ -479,7 +443,7 @@ def report_of(output: Output, shards: list[ShardReport], seconds: float) -> Conv
         return _report_of_range(shards, seconds)
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     corpus = read_report(output.store)
-    num_retried = sum(shard.num_rows for shard in shards) if output.work.retry_rejects else 0
+    num_retried = sum(shard.num_rows for shard in shards) if output.work.rerun.retry_rejects else 0
     return ConvertReport(
         num_rows=len(output.rows),
         num_samples=manifest.num_samples,
@@ -489,7 +453,7 @@ def report_of(output: Output, shards: list[ShardReport], seconds: float) -> Conv
         num_new_bytes=sum(shard.num_bytes for shard in shards if not shard.reused),
         seconds=seconds,
         num_repaired=sum(shard.repaired for shard in shards),
-        was_finished=output.state == "finished" and not output.work.retry_rejects,
+        was_finished=output.state == "finished" and not output.work.rerun.retry_rejects,
         num_retried=num_retried,
         num_recovered=num_retried and num_retried - sum(shard.num_rejects for shard in shards),
         **_facts(corpus),
@@ -576,16 +540,16 @@ def _command(
     media_root: str | None,
     access: MediaAccess,
     options: Options,
-    row_options: RowOptions,
 ) -> str:
     """Return the command line that continues this conversion. The marker holds it."""
     names = file_names(rows)
     if names is None:
         return f"mm.convert(rows, {dest!r}, ...) with the same rows and options"
+    reading, splitting = options.reading, options.splitting
     words = ["mmstream", "convert", *names, dest]
-    words += ["--rows-as", row_options.rows_as] if row_options.rows_as else []
-    words += ["--limit", str(row_options.limit)] if row_options.limit is not None else []
-    words += ["--group-spans"] if options.group_spans else []
+    words += ["--rows-as", reading.rows_as] if reading.rows_as else []
+    words += ["--limit", str(reading.limit)] if reading.limit is not None else []
+    words += ["--group-spans"] if reading.group_spans else []
     words += ["--media-root", media_root] if media_root is not None else []
     words += [word for prefix in access.allow_urls for word in ("--allow-url", prefix)]
     words += access.downloads.words()
@@ -595,16 +559,21 @@ def _command(
         words += ["--dataset-info", options.format.dataset_info]
     for column in options.format.columns:
         words += ["--map", "=".join(column)]
-    words += ["--captions", options.captions] if options.captions != "all" else []
+    words += ["--captions", reading.captions] if reading.captions != "all" else []
     words += (
         ["--shuffle-seed", str(options.shuffle_seed)] if options.shuffle_seed is not None else []
     )
     words += ["--no-sidecar"] if not options.sidecar else []
-    words += ["--duplicates", options.duplicates] if options.duplicates else []
-    words += ["--near-duplicates", options.near_duplicates] if options.near_duplicates else []
-    if options.splits:
-        words += ["--split", ",".join(f"{name}={fraction!r}" for name, fraction in options.splits)]
+    for flag, action in (
+        ("--duplicates", options.duplicates.exact),
+        ("--near-duplicates", options.duplicates.near),
+    ):
+        words += [flag, action] if action is not None else []
+    if splitting is not None:
+        fractions = (f"{name}={fraction!r}" for name, fraction in splitting.splits.items())
+        words += ["--split", ",".join(fractions)]
     for name, value in options.media.settings().items():
         words += [MEDIA_FLAGS[name], str(value)]
-    words += ["--split-by", options.split_by] if options.split_by is not None else []
+    if splitting is not None and splitting.split_by is not None:
+        words += ["--split-by", splitting.split_by]
     return shlex.join(words)

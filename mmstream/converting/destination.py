@@ -187,7 +187,7 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
             raise ConfigError(
                 f"{store.url}: an unfinished conversion has the media root "
                 f"{marker.get('media_root')!r}, this one {media_root!r}; pass the same media_root, "
-                "or start again with overwrite=True"
+                "or start again with rerun=mm.Rerun(overwrite=True)"
             )
         return "unfinished"
     if MANIFEST_NAME in names:
@@ -198,7 +198,8 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
         if source.get("by") == "mmstream index":
             raise ConfigError(
                 f"{store.url}: its manifest is of `mmstream index`, so what was converted here is "
-                "not known; name another destination, or convert again with overwrite=True"
+                "not known; name another destination, or convert again with "
+                "rerun=mm.Rerun(overwrite=True)"
             )
         saved = {key: value for key, value in source.items() if key not in _RESULTS}
         _require_same_plan(store, "a dataset", saved, plan)
@@ -207,15 +208,16 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
     if tars and not overwrite and _has_reports(store):
         raise ConfigError(
             f"{store.url}: holds shards of a conversion, but its {MANIFEST_NAME} is gone: bring it "
-            "back, make a new one with `mmstream index`, or convert again with overwrite=True"
+            "back, make a new one with `mmstream index`, or convert again with "
+            "rerun=mm.Rerun(overwrite=True)"
         )
     foreign = tars or [name for name in names if not _MAY_LIE_HERE.fullmatch(name)]
     if foreign and not overwrite:
         others = f" and {len(foreign) - 1:,} more" if len(foreign) > 1 else ""
         raise ConfigError(
             f"{store.url}: holds {escaped(foreign[0])}{others}, which no conversion wrote; "
-            "name an empty destination, or pass overwrite=True (it replaces shard-*.tar and keeps "
-            "other files)"
+            "name an empty destination, or pass rerun=mm.Rerun(overwrite=True) (it replaces "
+            "shard-*.tar and keeps other files)"
         )
     return "clear" if tars else "fresh"
 
@@ -320,7 +322,7 @@ def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:
         except (FileNotFoundError, msgspec.MsgspecError) as error:
             raise ManifestError(
                 f"{store.url_of(name)}: {error}; bring it back, or convert again with "
-                "overwrite=True"
+                "rerun=mm.Rerun(overwrite=True)"
             ) from None
 
     return map_requests(store, read, range(count))
@@ -461,12 +463,12 @@ def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, A
             f"{store.url}: holds {content} of another version of mmstream, which writes the same "
             f"rows as other bytes (converter {saved.get('converter')!r}, this one is "
             f"{plan['converter']!r}). A finished dataset is read as it is; to convert again, name "
-            "another destination, or replace it with overwrite=True"
+            "another destination, or replace it with rerun=mm.Rerun(overwrite=True)"
         )
     if differing:
         raise ConfigError(
             f"{store.url}: holds {content} with other settings: {'; '.join(differing)}. "
-            "Name another destination, or replace it with overwrite=True"
+            "Name another destination, or replace it with rerun=mm.Rerun(overwrite=True)"
         )
 
 

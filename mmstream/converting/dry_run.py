@@ -10,12 +10,13 @@ import os
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import msgspec
 
 from mmstream.converting.convert import convert
+from mmstream.converting.options import RowReading
 from mmstream.converting.plan import shard_name
 from mmstream.converting.rejects import REJECTS_NAME, REPORTS, Reject, report_name
 from mmstream.converting.shard import ShardReport
@@ -26,8 +27,8 @@ from mmstream.storage import Store, open_store
 __all__ = ["DryRow", "dry_run"]
 
 WHOLE_ONLY = (
-    *("splits", "split_by", "shuffle_seed", "samples_per_shard", "sidecar", "overwrite", "check"),
-    *("engine", "shard_range", "retry_rejects", "duplicates", "near_duplicates"),
+    *("splitting", "shuffle_seed", "samples_per_shard", "sidecar", "duplicates", "rerun"),
+    *("engine", "shard_range"),
 )
 """Options that say where rows go, not what they become. A dry run leaves them out."""
 
@@ -51,6 +52,7 @@ class DryRow:
 def dry_run(
     rows: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     num_rows: int,
+    reading: RowReading | None = None,
     **options: Any,
 ) -> list[DryRow]:
     """Return what the first rows become. Nothing is written, except for temporary files.
@@ -60,13 +62,15 @@ def dry_run(
     Args:
         rows: As for `mm.convert`.
         num_rows: How many rows.
-        options: Of `mm.convert`. Those that say where rows go, such as `splits`, have no effect.
+        reading: As for `mm.convert`, without `limit`.
+        options: Of `mm.convert`. Those that say where rows go, such as `splitting`, have no effect.
 
     Raises:
         MMStreamError: As for `mm.convert`, but for rows that become no sample: they are returned.
     """
     used = {name: value for name, value in options.items() if name not in WHOLE_ONLY}
-    used |= {"limit": num_rows, "num_workers": 1, "progress": False, "max_rejects": 1.0}
+    used |= {"num_workers": 1, "progress": False, "max_rejects": 1.0}
+    used["reading"] = replace(reading or RowReading(), limit=num_rows)
     with _folder_in_memory() as store:
         try:
             report = convert(rows, store.url, samples_per_shard=1, sidecar=False, **used)

@@ -1,22 +1,167 @@
-"""The options of a conversion that change its output.
+"""The options of a conversion, in groups, and `Options`: those that change its output.
 
     OPTIONS + rows -> plan -> shards
 
-The plan of a conversion saves them. Whatever only changes how the work is done, such as the number
-of workers, is not among them.
+The plan of a conversion saves `Options`. Whatever only changes how the work is done, such as
+`Rerun` and the number of workers, is not in it.
 """
 
 from __future__ import annotations
 
+import os
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.rows.detect import ROW_KINDS, RowKind
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Options"]
+__all__ = ["Duplicates", "Options", "Rerun", "RowReading", "Splitting"]
+
+
+@dataclass(frozen=True)
+class RowReading:
+    """How rows are read, and what they mean. By default their content says it.
+
+    Attributes:
+        rows_as: What the rows lie in, such as "csv". Default: their content says it.
+        limit: Convert the first so many rows only.
+        format: The format of all rows, such as "captions" or "llava": the page on formats of rows
+            lists them. Or a function as "module:function". Default: each row is recognised by its
+            keys.
+        columns: {name that the formats know: name in the rows}, such as ``{"image": "photo"}``.
+            A row may lack a column; one that none of the first 10,000 rows has is an error.
+        dataset_info: LLaMA-Factory's ``dataset_info.json``, which says what columns and tags the
+            rows have. The entry is the one with their file name; ``FILE#NAME`` names another.
+        captions: "all": one sample with all captions of a row. "each": one sample per caption.
+        group_spans: Consecutive rows about the same medium become one sample with ``segments``, so
+            that the medium is stored once.
+
+    Raises:
+        ConfigError: A value is impossible. What needs the rows or a file is checked by `convert`.
+
+    Examples:
+        >>> reading = mm.RowReading(columns={"image": "photo", "text": "alt"}, captions="each")
+        >>> reading.limit is None
+        True
+    """
+
+    rows_as: RowKind | None = None
+    limit: int | None = None
+    format: str | None = None
+    columns: Mapping[str, str] | None = None
+    dataset_info: str | os.PathLike[str] | None = None
+    captions: str = "all"
+    group_spans: bool = False
+
+    def __post_init__(self) -> None:
+        refuse_bools(limit=self.limit)
+        if self.rows_as is not None and self.rows_as not in ROW_KINDS:
+            raise ConfigError(f"rows_as={self.rows_as!r}: must be one of {', '.join(ROW_KINDS)}")
+        if self.limit is not None and self.limit < 1:
+            raise ConfigError(f"limit={self.limit}: must be 1 or more")
+        if self.captions not in ("all", "each"):
+            raise ConfigError(f"captions={self.captions!r}: must be 'all' or 'each'")
+
+
+@dataclass(frozen=True)
+class Splitting:
+    """Which rows go to which split. Each split becomes a dataset of its own at ``DEST/NAME``.
+
+    A hash of the row's id decides, so a row stays in its split when more rows are added later.
+
+    Attributes:
+        splits: {name: fraction}, with fractions that sum to 1.
+        split_by: Key of a group, such as "speaker". All rows of a group go to one split.
+
+    Raises:
+        ConfigError: A name cannot be a folder, or the fractions do not sum to 1.
+
+    Examples:
+        >>> splitting = mm.Splitting({"train": 0.98, "val": 0.02}, split_by="speaker")
+    """
+
+    splits: Mapping[str, float]
+    split_by: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, fraction in self.splits.items():
+            if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) or name == "reports":
+                raise ConfigError(
+                    f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
+                )
+            refuse_bools(splits=[fraction])
+            if not 0 < fraction <= 1:
+                raise ConfigError(
+                    f"splits: {name}={fraction} is not a fraction above 0 and up to 1"
+                )
+        if not self.splits:
+            raise ConfigError(
+                "splits is empty: name at least one split, or leave it out to write one dataset"
+            )
+        total = sum(self.splits.values())
+        if abs(total - 1) > 1e-9:
+            raise ConfigError(f"splits: the fractions sum to {total:g}; they must sum to 1")
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Which duplicates are looked for in the end, and what becomes of them. By default none.
+
+    "report" lists pairs of samples in ``duplicates.jsonl``. "drop" also lists samples in
+    ``mmstream.bad.json``, so that epochs leave them out. The first of them stays.
+
+    Attributes:
+        exact: Samples with equal media or text. "drop" is about samples that come twice as a whole.
+        near: Images that look alike: encoded again, resized. "drop" looks at the images only,
+            whatever the texts say.
+
+    Raises:
+        ConfigError: A value is neither "report" nor "drop".
+
+    Examples:
+        >>> duplicates = mm.Duplicates(exact="drop", near="report")
+    """
+
+    exact: str | None = None
+    near: str | None = None
+
+    def __post_init__(self) -> None:
+        for name, action in (("exact", self.exact), ("near", self.near)):
+            if action not in (None, "report", "drop"):
+                raise ConfigError(f"{name}={action!r}: must be 'report' or 'drop'")
+
+
+@dataclass(frozen=True)
+class Rerun:
+    """What a conversion does with what an earlier one wrote. By default it goes on from there.
+
+    Attributes:
+        overwrite: Replace another conversion, or an unfinished one.
+        check: Also read the shards that an earlier call wrote, and compare their checksums. Damaged
+            ones are written again.
+        retry_rejects: Try the rejected rows of a finished conversion again. What becomes a sample
+            goes into extra shards behind the last one. The other shards are not touched.
+
+    Raises:
+        ConfigError: `retry_rejects` together with `overwrite`.
+
+    Examples:
+        >>> rerun = mm.Rerun(check=True)
+    """
+
+    overwrite: bool = False
+    check: bool = False
+    retry_rejects: bool = False
+
+    def __post_init__(self) -> None:
+        if self.retry_rejects and self.overwrite:
+            raise ConfigError(
+                "retry_rejects=True adds shards to a finished dataset; leave out overwrite"
+            )
 
 
 @dataclass(frozen=True)
@@ -25,48 +170,18 @@ class Options:
 
     samples_per_shard: int
     format: RowFormat
-    captions: str
+    reading: RowReading
     shuffle_seed: int | None
-    splits: tuple[tuple[str, float], ...] | None
+    splitting: Splitting | None
     media: MediaOptions = field(default_factory=MediaOptions)
     sidecar: bool = True
-    split_by: str | None = None
-    group_spans: bool = False
-    duplicates: str | None = None
-    near_duplicates: str | None = None
-    limit: int | None = None
+    duplicates: Duplicates = field(default_factory=Duplicates)
 
     def __post_init__(self) -> None:
         refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
         if self.samples_per_shard < 1:
             raise ConfigError(f"samples_per_shard={self.samples_per_shard}: must be 1 or more")
-        if self.captions not in ("all", "each"):
-            raise ConfigError(f"captions={self.captions!r}: must be 'all' or 'each'")
-        for name in ("duplicates", "near_duplicates"):
-            action = getattr(self, name)
-            if action not in (None, "report", "drop"):
-                raise ConfigError(f"{name}={action!r}: must be 'report' or 'drop'")
+        for name in ("exact", "near"):
+            action = getattr(self.duplicates, name)
             if action is not None and not self.sidecar:
                 raise ConfigError(f"{name}={action!r}: needs the sidecars; do not switch them off")
-        if self.splits is not None:
-            _check_splits(self.splits)
-        elif self.split_by is not None:
-            raise ConfigError(f"split_by={self.split_by!r}: needs splits=, such as train=0.98")
-
-
-def _check_splits(splits: tuple[tuple[str, float], ...]) -> None:
-    for name, fraction in splits:
-        if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) or name == "reports":
-            raise ConfigError(
-                f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
-            )
-        refuse_bools(splits=[fraction])
-        if not 0 < fraction <= 1:
-            raise ConfigError(f"splits: {name}={fraction} is not a fraction above 0 and up to 1")
-    if not splits:
-        raise ConfigError(
-            "splits is empty: name at least one split, or leave it out to write one dataset"
-        )
-    total = sum(fraction for _, fraction in splits)
-    if abs(total - 1) > 1e-9:
-        raise ConfigError(f"splits: the fractions sum to {total:g}; they must sum to 1")

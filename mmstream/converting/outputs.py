@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -27,7 +27,7 @@ from mmstream.converting.destination import (
 )
 from mmstream.converting.locks import lock_all, lock_shards
 from mmstream.converting.media.access import MediaAccess
-from mmstream.converting.options import Options
+from mmstream.converting.options import Options, Rerun
 from mmstream.converting.plan import num_shards, plan_of, select, shard_name
 from mmstream.converting.retry import RETRIED_SHARDS, next_round, rounds
 from mmstream.converting.rows.source import RowSource
@@ -60,29 +60,26 @@ logger = logging.getLogger(__name__)
 class Work:
     """What a call does for its plan. The bytes of the output do not depend on it."""
 
-    overwrite: bool = False
-    check: bool = False
+    rerun: Rerun = field(default_factory=Rerun)
     shard_range: tuple[int, int] | None = None
     """First shard and the one behind the last, counted over all splits. None: all shards."""
-    retry_rejects: bool = False
     facts: bool = False
     """Whether the facts of shards are written beside their indexes, for `mmstream measure`."""
 
     def __post_init__(self) -> None:
-        if self.retry_rejects and (self.overwrite or self.shard_range is not None):
-            raise ConfigError(
-                "retry_rejects=True adds shards to a finished dataset; leave out overwrite and "
-                "shard_range"
-            )
         if self.shard_range is None:
             return
+        if self.rerun.retry_rejects:
+            raise ConfigError(
+                "retry_rejects=True adds shards to a finished dataset; leave out shard_range"
+            )
         refuse_bools(shard_range=self.shard_range)
         if not 0 <= self.shard_range[0] < self.shard_range[1]:
             raise ConfigError(
                 f"shard_range={self.shard_range}: must be the first shard, from 0, and the one "
                 "behind the last"
             )
-        if self.overwrite:
+        if self.rerun.overwrite:
             raise ConfigError(
                 "overwrite=True would remove what other ranges wrote; leave it out, and empty the "
                 "destination before the first range"
@@ -104,8 +101,8 @@ class Output(NamedTuple):
     lock: WriteLock | None = None
     """None: no shard needs to be written."""
     extra: Mapping[str, IntArray] = MappingProxyType({})
-    """{name: rows} of extra shards: those of the retries before, or with `Work.retry_rejects` those
-    of this one."""
+    """{name: rows} of extra shards: those of the retries before, or with `Rerun.retry_rejects`
+    those of this one."""
     expected: Mapping[str, ShardInfo] = MappingProxyType({})
     """Shards of a finished dataset that are looked at or written again."""
     has_checksums: bool = True
@@ -148,7 +145,7 @@ def plan_outputs(
         if work.shard_range is None and split_store.exists(LOCK_NAME):
             lock = lock_all(split_store, "convert", locks)
         plan = plan_of(source, options, split, len(rows))
-        state = inspect(split_store, plan, root, work.overwrite)
+        state = inspect(split_store, plan, root, work.rerun.overwrite)
         first_shard = sum(num_shards(output.plan) for output in outputs)
         outputs.append(Output(split, split_store, rows, plan, state, work, first_shard, lock))
     return outputs
@@ -156,7 +153,7 @@ def plan_outputs(
 
 def locked(output: Output, locks: ExitStack, root: str | None) -> Output:
     """Return an output with the lock on its destination, if something may be written there."""
-    if output.work.retry_rejects:
+    if output.work.rerun.retry_rejects:
         return _for_retry(output, locks, root)
     if output.work.shard_range is not None:
         return _for_range(output, locks, root)
@@ -165,7 +162,7 @@ def locked(output: Output, locks: ExitStack, root: str | None) -> Output:
     if output.lock is None and not is_whole:
         lock = lock_all(output.store, "convert", locks)
         # Another convert may have come and gone since the first look.
-        state = inspect(output.store, output.plan, root, output.work.overwrite)
+        state = inspect(output.store, output.plan, root, output.work.rerun.overwrite)
         output = _with_damage(output._replace(lock=lock, state=state))
     return output
 
@@ -207,7 +204,7 @@ def _with_damage(output: Output) -> Output:
     if output.state != "finished":
         return output._replace(expected={}, lost_parts=(), extra={})
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
-    check, has_checksums = output.work.check, manifest.checksums is not None
+    check, has_checksums = output.work.rerun.check, manifest.checksums is not None
     files = output.store.list()
     sizes = {name: file.size for name, file in files.items()}
     expected = {
@@ -220,7 +217,7 @@ def _with_damage(output: Output) -> Output:
         for part in manifest.index_parts
         if sizes.get(part.name) != part.num_bytes
         or (
-            output.work.check
+            output.work.rerun.check
             and object_sha256(output.store, part.name, part.num_bytes) != part.sha256
         )
     )
@@ -261,7 +258,7 @@ def finish_output(output: Output, reports: Sequence[ShardReport]) -> None:
     output.lock.require()
     if output.work.shard_range is None:  # a node of Ray may have died, or a range
         remove_temporary_files(output.store)
-    if output.work.retry_rejects:
+    if output.work.rerun.retry_rejects:
         finish_retry(output.store, reports)
     elif output.state == "finished":
         _mend_index(output)
@@ -296,13 +293,13 @@ def jobs_of(
             source.select(rows),
             access,
             options.format,
-            options.captions,
+            options.reading.captions,
             options.media,
             output.split,
             options.sidecar,
-            options.near_duplicates is not None,
+            options.duplicates.near is not None,
             output.lock,
-            output.work.check,
+            output.work.rerun.check,
             output.expected.get(name),
             output.has_checksums,
             facts=output.work.facts,
@@ -319,7 +316,7 @@ def _shards(output: Output) -> Iterator[tuple[str, IntArray | range]]:
     if output.lock is None:
         return
     num_rows = output.plan["samples_per_shard"]
-    if not output.work.retry_rejects:
+    if not output.work.rerun.retry_rejects:
         for index in output.shards:
             name = shard_name(index)
             if output.state != "finished" or name in output.expected:

@@ -36,6 +36,8 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
 
     Paths and the number of workers are not part of it. The manifest saves it as its ``source``.
     """
+    reading = options.reading
+    split_by = None if options.splitting is None else options.splitting.split_by
     return {
         "converter": CONVERTER_VERSION,
         "rows": rows.name,
@@ -44,26 +46,26 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "samples_per_shard": options.samples_per_shard,
         "format": options.format.name,
         **options.format.plan(),
-        "captions": options.captions,
+        "captions": reading.captions,
         "shuffle_seed": options.shuffle_seed,
         "media": options.media.plan(),
         "splits": _splits(rows, options),
-        **({"split_by": options.split_by} if options.split_by is not None else {}),
+        **({"split_by": split_by} if split_by is not None else {}),
         **({"keys": "kept"} if isinstance(rows, SampleSource) else {}),
-        **({"limit": options.limit} if options.limit is not None else {}),
-        **({"group_spans": True} if options.group_spans else {}),
+        **({"limit": reading.limit} if reading.limit is not None else {}),
+        **({"group_spans": True} if reading.group_spans else {}),
         "split": split,
         "sidecar": options.sidecar,
-        "duplicates": options.duplicates,
-        "near_duplicates": options.near_duplicates,
+        "duplicates": options.duplicates.exact,
+        "near_duplicates": options.duplicates.near,
         "num_rows": num_rows,
     }
 
 
 def _splits(rows: RowSource, options: Options) -> list[list[Any]] | None:
     """Return [name, fraction] of each split in order; no fraction where the rows come in splits."""
-    if options.splits is not None:
-        return [list(pair) for pair in options.splits]
+    if options.splitting is not None:
+        return [list(pair) for pair in options.splitting.splits.items()]
     return [[name, None] for name in rows.splits] if rows.splits else None
 
 
@@ -85,21 +87,22 @@ def select(rows: RowSource, options: Options) -> dict[str | None, IntArray | ran
         order = permutation(rows.num_rows, "convert", options.shuffle_seed)
     if rows.splits:
         return _own_splits(rows, options, order)
-    if options.splits is None:
+    if options.splitting is None:
         return {None: order}
+    splits = options.splitting.splits
     order = np.asarray(order)
-    hashes = rows.id_hashes(options.split_by)[order]
-    ends = np.cumsum([fraction for _, fraction in options.splits])[:-1]
+    hashes = rows.id_hashes(options.splitting.split_by)[order]
+    ends = np.cumsum(list(splits.values()))[:-1]
     bounds = np.array([round(float(end) * 2**64) for end in ends], dtype=np.uint64)
     split_of_row = np.searchsorted(bounds, hashes, side="right")
-    return {name: order[split_of_row == i] for i, (name, _) in enumerate(options.splits)}
+    return {name: order[split_of_row == i] for i, name in enumerate(splits)}
 
 
 def _own_splits(
     rows: RowSource, options: Options, order: IntArray | range
 ) -> dict[str | None, IntArray | range]:
     """Return the rows of each split that the source has."""
-    if options.splits is not None:
+    if options.splitting is not None:
         raise ConfigError(
             f"{rows.name}: has the splits {', '.join(rows.splits)} already; convert them as they "
             "are, or name the files of one of them"

@@ -35,7 +35,7 @@ RETRIED_SHARDS = "retried_shards"
 """Key of the manifest's ``source``: the number of shards of each retry."""
 
 
-_CURE = f"bring {REPORTS}/ back, or convert again with overwrite=True"
+_CURE = f"bring {REPORTS}/ back, or convert again with rerun=mm.Rerun(overwrite=True)"
 
 
 class _Rejected(msgspec.Struct):

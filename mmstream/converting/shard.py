@@ -275,7 +275,7 @@ def _require_expected(job: ShardJob, report: ShardReport) -> None:
         raise MMStreamError(
             f"{job.store.url_of(job.name)}: is damaged, and its rows give other bytes now: a media "
             "file is missing or has changed. Restore it and run the same command again, or "
-            "convert all again with overwrite=True"
+            "convert all again with rerun=mm.Rerun(overwrite=True)"
         )
 
 

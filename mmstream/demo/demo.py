@@ -24,6 +24,7 @@ from typing import Any
 from mmstream.audit.compare_runs import prove, read_history
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.converting.convert import convert
+from mmstream.converting.options import RowReading
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
@@ -73,7 +74,8 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
     for name in ("undisturbed", "disturbed"):
         _clear(join_url(root, f"{name}/checkpoints"), folder / name)
 
-    report = convert(corpus_rows(), data, captions="each", samples_per_shard=20)
+    each = RowReading(captions="each")
+    report = convert(corpus_rows(), data, reading=each, samples_per_shard=20)
     say(
         f"1 convert: {report.num_rows} rows -> {report.num_samples} samples, "
         f"{report.num_shards} shards in {data}"

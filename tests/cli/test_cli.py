@@ -156,6 +156,7 @@ def test_help_of_convert_names_every_format(mmstream):
     ("message", "expected"),
     [
         ("replace it with overwrite=True", "replace it with --overwrite"),
+        ("or pass rerun=mm.Rerun(overwrite=True) (it", "or pass --overwrite (it"),
         ("media_root=media: no such folder", "--media-root media: no such folder"),
         ('x. Loader(on_change="finish_epoch") ends', "x. --on-change finish_epoch ends"),
         ("format='x': must be one of", "--format x: must be one of"),
@@ -183,6 +184,10 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         (
             "convert {rows} {tmp}/out --media-root {tmp}/none",
             "usage: --media-root {tmp}/none: no s",
+        ),
+        (
+            "convert {rows} {tmp}/out --split-by speaker",
+            "--split-by speaker: needs --split, such as train=0.98",
         ),
         ("convert {rows} {tmp}/out --format json", "usage: --format json: must be one of captions"),
         (

@@ -29,5 +29,5 @@ def test_facts_are_written_with_the_shards(tmp_path: Path) -> None:
     (dest / "shard-000001.tar.facts").unlink()
     mm.convert(path, dest, samples_per_shard=2, progress=False, facts=True)
     assert facts_in(dest) == written
-    mm.convert(path, dest, samples_per_shard=3, progress=False, overwrite=True)
+    mm.convert(path, dest, samples_per_shard=3, progress=False, rerun=mm.Rerun(overwrite=True))
     assert facts_in(dest) == {}

@@ -25,7 +25,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import ManifestError
 from mmstream.storage import LocalStore
 from mmstream.storage.write_lock import LOCK_NAME
-from tests.helpers.convert_corpus import tree
+from tests.helpers.convert_corpus import grouped, tree
 from tests.helpers.corpora import jpeg
 
 
@@ -45,7 +45,7 @@ def convert_and_die(rows, dest, moment, **options):
     if child == 0:
         try:
             die_at(moment)
-            convert(rows, dest, progress=False, **options)
+            convert(rows, dest, progress=False, **grouped(**options))
         finally:
             os._exit(0)
     return os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -117,7 +117,7 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
         else:
             objects = {name: data for name, data in tree(out).items() if not name.startswith(".")}
             assert objects in (old, new)
-            convert(rows, out, samples_per_shard=3, overwrite=True, progress=False)
+            convert(rows, out, progress=False, **grouped(samples_per_shard=3, overwrite=True))
         assert tree(out) == new
         moment += 1
     assert moment > 20

@@ -19,6 +19,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.options import RowReading
 from mmstream.converting.rows import detect, json_values, records
 from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.options import RowOptions
@@ -325,9 +326,8 @@ def test_rows_of_one_group_go_to_one_split(tmp_path, caplog):
     for row, value in zip(rows, hashes.tolist(), strict=True):
         speakers.setdefault(row.get("speaker"), set()).add(value)
     assert all(len(group) == 1 for group in speakers.values())
-    for options in ({"split_by": "speaker"}, {"splits": splits, "split_by": "nobody"}):
-        with pytest.raises(ConfigError, match="split_by"):
-            run(tmp_path / "rows.jsonl", tmp_path / "other", **options)
+    with pytest.raises(ConfigError, match="split_by='nobody': no row has this key"):
+        run(tmp_path / "rows.jsonl", tmp_path / "other", splits=splits, split_by="nobody")
 
 
 def test_consecutive_rows_about_one_medium_are_grouped(tmp_path):
@@ -377,7 +377,7 @@ def test_a_limit_reads_no_further(tmp_path, monkeypatch):
         assert (source.sha256, source.num_rows) == (first, 3)
     assert values(tmp_path / "bad.json", limit=2) == [{"text": "a"}, {"text": "b"}]
     with pytest.raises(ConfigError, match="limit=0"):
-        RowOptions(limit=0)
+        RowReading(limit=0)
 
 
 def test_arrow_files_and_saved_data_sets_are_read(tmp_path):

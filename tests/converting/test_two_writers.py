@@ -14,7 +14,7 @@ from mmstream.converting.convert import convert
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import open_store
 from mmstream.storage.write_lock import LOCK_NAME
-from tests.helpers.convert_corpus import make_corpus, run, tree
+from tests.helpers.convert_corpus import grouped, make_corpus, run, tree
 
 FORK = multiprocessing.get_context("fork")
 OPTIONS = {"samples_per_shard": 8, "progress": False}
@@ -55,7 +55,7 @@ def convert_and_pause(corpus, dest, pipe, options):
 
     shard._samples = pausing_samples
     try:
-        convert(corpus, dest, **(OPTIONS | options))
+        convert(corpus, dest, **grouped(**(OPTIONS | options)))
     except MMStreamError as error:
         pipe.send(str(error))
     else:

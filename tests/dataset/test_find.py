@@ -11,7 +11,7 @@ import mmstream as mm
 from mmstream.dataset.addresses import parse_address
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.storage import open_store
-from tests.helpers.convert_corpus import make_corpus
+from tests.helpers.convert_corpus import grouped, make_corpus
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.stores import watched
 
@@ -30,7 +30,7 @@ def write_keys(folder, *shards):
 
 def convert_rows(folder, **options):
     rows = make_corpus(folder)
-    mm.convert(rows, folder / "shards", num_workers=0, progress=False, **options)
+    mm.convert(rows, folder / "shards", num_workers=0, progress=False, **grouped(**options))
 
 
 # -- by key -------------------------------------------------------------------------------------

@@ -19,7 +19,8 @@ from tests.helpers.paths import ROOT
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("demo") / "shards"
-    mm.convert(corpus_rows(), folder, captions="each", samples_per_shard=20, progress=False)
+    each = mm.RowReading(captions="each")
+    mm.convert(corpus_rows(), folder, reading=each, samples_per_shard=20, progress=False)
     return mm.open_dataset(folder)
 
 

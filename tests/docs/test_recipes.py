@@ -23,8 +23,9 @@ from tests.helpers.paths import DOCS
 @pytest.fixture(scope="module")
 def shards(tmp_path_factory):
     folder = tmp_path_factory.mktemp("recipes")
+    each = mm.RowReading(captions="each")
     mm.convert(
-        corpus_rows(), folder / "shards", captions="each", samples_per_shard=20,
+        corpus_rows(), folder / "shards", reading=each, samples_per_shard=20,
         num_workers=0, progress=False,
     )  # fmt: skip
     return folder

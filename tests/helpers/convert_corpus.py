@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 
 from mmstream.converting import shard
 from mmstream.converting.convert import convert
+from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
 from mmstream.dataset.open import open_dataset
 from tests.helpers.corpora import jpeg
 
@@ -29,9 +31,23 @@ def write_rows(path, rows):
     return path
 
 
+def grouped(**options):
+    """Return arguments of `convert`, with single options such as `limit` put into their groups."""
+    if options.get("splits", {}) is None:
+        del options["splits"]
+    groups = {"reading": RowReading, "splitting": Splitting, "rerun": Rerun}
+    for argument, group in groups.items():
+        names = [field.name for field in fields(group) if field.name in options]
+        if names:
+            options[argument] = group(**{name: options.pop(name) for name in names})
+    exact, near = options.pop("duplicates", None), options.pop("near_duplicates", None)
+    if exact is not None or near is not None:
+        options["duplicates"] = Duplicates(exact, near)
+    return options
+
+
 def run(rows, dest, **options):
-    options = {"samples_per_shard": 8, "progress": False, **options}
-    return convert(rows, dest, **options)
+    return convert(rows, dest, **grouped(**{"samples_per_shard": 8, "progress": False, **options}))
 
 
 def tree(folder):

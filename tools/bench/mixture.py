@@ -54,7 +54,8 @@ def write_corpora(folder: Path) -> Path:
     rows = Path(corpus_rows())
     captions = [json.loads(line) for line in rows.read_text().splitlines()]
     chats = list(conversations_of(captions))
-    mm.convert(rows, folder / "captions", captions="each", num_workers=0, progress=False)
+    each = mm.RowReading(captions="each")
+    mm.convert(rows, folder / "captions", reading=each, num_workers=0, progress=False)
     for name, conversations in (("chats", chats), ("rare", list(islice(chats, 10)))):
         path = folder / f"{name}.jsonl"
         path.write_text("".join(json.dumps(row) + "\n" for row in conversations))

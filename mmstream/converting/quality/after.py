@@ -50,7 +50,7 @@ def mark_duplicates(
     if not (exact or near):
         return {}, 0
     if not unfinished:
-        if outputs[0].work.retry_rejects:
+        if outputs[0].work.rerun.retry_rejects:
             logger.warning(
                 "the samples of retried rows are not looked at; run `mmstream duplicates`"
             )

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mmstream.converting.rows.detect import ROW_KINDS, RowKind
-from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.converting.rows.detect import RowKind
 
 __all__ = ["RowOptions"]
 
 
 @dataclass(frozen=True)
 class RowOptions:
-    """How rows are read. Impossible options raise ConfigError."""
+    """How rows are read. `RowReading` has checked what the caller says."""
 
     rows_as: RowKind | None = None
     """What the rows lie in. None: their content says it."""
@@ -25,10 +23,3 @@ class RowOptions:
     """Rows that are read together: those of a shard, or 1 where they are shuffled."""
     media_keys: tuple[str, ...] = field(default=(), compare=False)
     """Keys that name the medium of a row, for `group_spans`, before the usual ones."""
-
-    def __post_init__(self) -> None:
-        refuse_bools(limit=self.limit)
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit={self.limit}: must be 1 or more")
-        if self.rows_as is not None and self.rows_as not in ROW_KINDS:
-            raise ConfigError(f"rows_as={self.rows_as!r}: must be one of {', '.join(ROW_KINDS)}")

@@ -343,7 +343,8 @@ def stamp_of(path: Path) -> tuple[int, int]:
 def _require_unchanged(file: RecordFile) -> None:
     if stamp_of(Path(file.path)) != file.stamp:
         raise MMStreamError(
-            f"{file.path}: changed during the conversion; convert again with overwrite=True"
+            f"{file.path}: changed during the conversion; convert again with "
+            "rerun=mm.Rerun(overwrite=True)"
         )
 
 

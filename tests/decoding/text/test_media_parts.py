@@ -244,7 +244,9 @@ def test_converting_videos_and_showing_them_says_once_that_nothing_decodes_them(
     with caplog.at_level(logging.WARNING):
         unread = mm.MediaOptions(check="none")  # only the first bytes are there
         mm.convert(rows, tmp_path / "whole", media=unread, progress=False)
-        mm.convert(rows, tmp_path / "parts", media=unread, progress=False, splits=splits)
+        mm.convert(
+            rows, tmp_path / "parts", media=unread, progress=False, splitting=mm.Splitting(splits)
+        )
     messages = [record.getMessage() for record in caplog.records]
     assert [message.partition(";")[0] for message in messages] == ["stored: 4 wav"] * 2
     shown = CliRunner().invoke(cli, ["info", str(tmp_path / "whole")]).output

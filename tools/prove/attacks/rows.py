@@ -77,7 +77,7 @@ def _rows_inside(name: str, *, overwrite: bool) -> Callable[[Path], None]:
         rows.write_bytes(b'{"text": "a"}\n' * 3)
         before = rows.read_bytes()
         try:
-            mm.convert(rows, dest, progress=False, overwrite=overwrite)
+            mm.convert(rows, dest, progress=False, rerun=mm.Rerun(overwrite=overwrite))
         finally:
             assert rows.read_bytes() == before, "the input is lost"
 
