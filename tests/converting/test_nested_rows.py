@@ -36,6 +36,15 @@ def values_of(*names):
                 {"id": "b", "file": "b.jpg", "words": "y"},
             ],
         ),
+        (
+            {"a.jpg": ["x", "y"], "b.PNG": "z", "c.mp4": 5},
+            [
+                {"image": "a.jpg", "captions": ["x", "y"]},
+                {"image": "b.PNG", "captions": "z"},
+                {"video": "c.mp4", "captions": 5},
+            ],
+        ),
+        ({"a.jpg": 1, "b.jpg": 2}, [{"a.jpg": 1, "b.jpg": 2}]),
         ({"a": {"x": 1}, "b": {"y": 2}}, [{"a": {"x": 1}, "b": {"y": 2}}]),
         ({"text": "one row"}, [{"text": "one row"}]),
         ({"a": 1, "b": [2]}, [{"a": 1, "b": [2]}]),

@@ -3,6 +3,7 @@
 row_format.py    `RowFormat`: the caller's columns, function, dataset_info and format
 function.py      the caller's function, by its name
 tags.py          LLaMA-Factory's dataset_info.json
+tarred.py        rows whose sound is a member of a tar beside their file
 formats.py       recognises a row's format by its keys
 dialogue.py      turns of a conversation: llava, messages
 grounding.py     boxes in the turns

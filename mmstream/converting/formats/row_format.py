@@ -1,6 +1,6 @@
 """`RowFormat`: how the caller says that rows are to be understood. Part of step 2 of a conversion.
 
-    one row -> columns map -> the caller's function -> tags -> format -> `Draft`
+    one row -> columns map -> the caller's function -> tar -> tags -> format -> `Draft`
 
 It is picklable, so that the workers of any engine understand rows alike.
 """
@@ -27,6 +27,7 @@ from mmstream.converting.formats.function import (
     source_sha256,
 )
 from mmstream.converting.formats.tags import Tags, read_tags, retagged
+from mmstream.converting.formats.tarred import with_tar
 from mmstream.errors import BUGS, ConfigError, escaped
 
 __all__ = ["RowFormat"]
@@ -97,7 +98,8 @@ class RowFormat:
 
         Args:
             value: The row.
-            file: Name of its file, which selects the entry of `dataset_info`.
+            file: Name of its file, which selects the entry of `dataset_info`, and the tar beside
+                it that holds the sound.
 
         Raises:
             RowError: The row cannot become a sample; the message says why.
@@ -112,6 +114,8 @@ class RowFormat:
             if self.function is not None:
                 value = self._called(value)
         format = self.name if self.name is not None and self.name in FORMATS else None
+        if isinstance(value, dict):
+            value = with_tar(value, file)
         if self.tags is not None and isinstance(value, dict):
             value, format = retagged(value, self._tags_of(file))
         draft = draft_of(value, format)

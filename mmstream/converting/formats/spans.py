@@ -42,7 +42,14 @@ LIST_KEYS = (("timestamps", "sentences"), ("timestamp", "caption"), ("timestamps
 FACTS = (
     *("duration", "url", "fps", "num_frames", "title", "channel", "format", "aid", "md5", "source"),
     *("subsets", "speaker", "category", "UMT_Score", "Aesthetic_Score", "matching_score"),
-    *("desirable_filtering", "shot_boundary_detection", "lang", "language", "sample_rate"),
+    *(
+        "desirable_filtering",
+        "shot_boundary_detection",
+        "lang",
+        "language",
+        "sample_rate",
+        "shard_id",
+    ),
 )
 
 

@@ -23,6 +23,9 @@ MAX_KEPT_MEMBERS = 500_000
 MAX_TAR_MEMBERS = 1 << 24
 """Most members of one tar."""
 
+_SOUNDS = ("flac", "wav", "opus", "mp3", "ogg", "m4a", "sph")
+"""Types of sounds that a tar of Shar may hold. Its rows do not say which."""
+
 Spans = dict[str, tuple[int, int]]
 
 
@@ -41,7 +44,7 @@ class TarMembers:
         Args:
             tar: What identifies it: two tars have the same only if they are the same.
             member: Its name, with or without ``./`` before it. Where a tar has a name twice, the
-                first one counts.
+                first one counts. ``NAME.*`` is the sound of this name, whatever its type.
             read: Returns bytes [start, stop) of the tar.
             num_bytes: Size of the tar.
 
@@ -54,7 +57,11 @@ class TarMembers:
                 while len(self._spans) > 1 and self._num_members() > MAX_KEPT_MEMBERS:
                     self._spans.popitem(last=False)
             self._spans.move_to_end(tar)
-            span = self._spans[tar].get(_plain(member))
+            spans, name = self._spans[tar], _plain(member)
+            names = [name]
+            if name.endswith(".*"):
+                names += [f"{name[:-1]}{extension}" for extension in _SOUNDS]
+            span = next((spans[name] for name in names if name in spans), None)
         if span is None:
             raise RowError("no such member of the tar")
         if span[0] == span[1]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.formats.tarred import names_tars
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.spool import NumberedRow
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
@@ -60,20 +61,24 @@ class FolderContent:
     """LibriSpeech's, which name the sounds beside them."""
     has_tars: bool = False
     """There are tars, or a manifest, in the folder itself."""
+    tarred: list[str] = field(default_factory=list)
+    """Files of rows in the folder itself whose media are members of the tars beside them."""
     num_media: int = 0
     splits: list[str] = field(default_factory=list)
     """The folders train, val, test, if all media lie in these."""
     classes: dict[str | None, dict[str, int]] = field(default_factory=dict)
     """{split: {folder: number of its class}}. A split whose folders are no classes is absent."""
 
-    def kind(self, folder: str) -> Literal["tars", "transcripts", "metadata", "tables", "media"]:
+    def kind(
+        self, folder: str
+    ) -> Literal["tars", "tarred", "transcripts", "metadata", "tables", "media"]:
         """Return what the rows of the folder are.
 
         Raises:
             ConfigError: It holds nothing, or may be read in two ways.
         """
         if self.has_tars:
-            return "tars"
+            return "tarred" if self.tarred else "tars"
         if self.transcripts:
             return "transcripts"
         if self.metadata and self.num_media:
@@ -117,6 +122,8 @@ def look_into(folder: Path) -> FolderContent:
             content.has_tars = True
         elif extension in _ROW_EXTENSIONS and name not in _NOT_ROWS:
             content.tables.append(path)
+            if len(parts) == 1 and names_tars(name):
+                content.tarred.append(path)
             if words[0] == "metadata":
                 content.metadata.append(path)
         elif _media_kind(path) is not None:

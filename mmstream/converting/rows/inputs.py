@@ -158,9 +158,12 @@ def files_in(folder: Path, content: FolderContent, kind: str, prefix: str) -> li
         kind: What the rows are.
         prefix: Of the folder in that of all media: empty, or ending with a slash.
     """
-    paths = {"metadata": content.metadata, "transcripts": content.transcripts}.get(
-        kind, content.tables
-    )
+    paths_of = {
+        "metadata": content.metadata,
+        "transcripts": content.transcripts,
+        "tarred": content.tarred,
+    }
+    paths = paths_of.get(kind, content.tables)
     files = [
         InputFile(
             str(folder / path),

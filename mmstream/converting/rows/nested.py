@@ -2,6 +2,7 @@
 
     {"dataset": "GigaSpeech", "audios": [{"aid": ..., "segments": [...]}, ...]}     a list of rows
     {"v_x1": {"timestamps": [...], "sentences": [...]}, "v_x2": {...}}     rows by name: ActivityNet
+    {"a.jpg": ["a cat", "a small cat"], "b.jpg": "a dog"}                  texts by media file
 
 Rows by name are of a known format, or all have the same keys.
 
@@ -18,6 +19,7 @@ import msgspec
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.formats import recognise
+from mmstream.converting.formats.media_values import kind_by_name
 from mmstream.converting.rows.spool import NumberedRow
 
 __all__ = ["rows_inside", "single_object"]
@@ -31,10 +33,15 @@ _LINE_BYTES = 1 << 20
 def rows_inside(value: Any) -> Iterator[NumberedRow] | None:
     """Return (number, row) of each row inside an object. None: it is a row itself.
 
-    Rows by name have this name as ``id``, and as ``video_id`` where they are spans of a video.
+    A text by its media file is a row of both. Rows by name have this name as ``id``, and as
+    ``video_id`` where they are spans of a video.
     """
     if not isinstance(value, dict) or _is_row(value):
         return None
+    if _are_captions(value):
+        return enumerate(
+            ({str(kind_by_name(name)): name, "captions": texts} for name, texts in value.items()), 1
+        )
     lists = [rows for rows in value.values() if isinstance(rows, list) and _are_objects(rows)]
     if len(lists) == 1:
         return iter(enumerate(lists[0], 1))
@@ -45,6 +52,13 @@ def rows_inside(value: Any) -> Iterator[NumberedRow] | None:
     if not is_alike and not _is_row(_named(*next(iter(value.items())))):
         return None
     return ((i, _named(name, row)) for i, (name, row) in enumerate(value.items(), 1))
+
+
+def _are_captions(value: dict[str, Any]) -> bool:
+    """Tell whether all keys are names of media files, and the first one has texts."""
+    texts = next(iter(value.values()), None)
+    first = texts[0] if isinstance(texts, list) and texts else texts
+    return isinstance(first, str) and all(kind_by_name(name) is not None for name in value)
 
 
 def _named(name: str, row: dict[str, Any]) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from mmstream.converting.formats.tarred import names_tars
 from mmstream.converting.rows.detect import is_tar, require_kind
 from mmstream.converting.rows.fetch import (
     STDIN,
@@ -103,7 +104,10 @@ def _open_folder(url: str, name: str, plain_files: PlainFiles, options: RowOptio
     """Return the source of a folder's rows."""
     if is_remote(url):
         names = sorted(open_store(url).list())
-        if MANIFEST_NAME in names or any(each.endswith(".tar") for each in names):
+        has_tars = any(each.endswith(".tar") for each in names)
+        if has_tars and (tarred := [each for each in names if names_tars(each)]):
+            names = tarred
+        elif MANIFEST_NAME in names or has_tars:
             return SampleSource.open(url, name, options.limit)
         files = [InputFile(f"{url}/{each}", each) for each in names]
         return plain_files.open(with_splits(files, names))
