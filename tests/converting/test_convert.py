@@ -22,7 +22,16 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError
 from mmstream.tar.samples import iter_members
 from mmstream.train.tokenizer import byte_tokenizer
-from tests.helpers.convert_corpus import keys, make_corpus, rejects, run, tree, write_rows
+from tests.helpers.convert_corpus import (
+    after_files,
+    keys,
+    make_corpus,
+    rejects,
+    run,
+    tree,
+    write_rows,
+    write_rows_of_a_slow_shard,
+)
 from tests.helpers.corpora import jpeg
 
 
@@ -77,6 +86,12 @@ def test_the_bytes_are_the_same_on_every_run_and_for_every_number_of_workers(cor
     assert len(first) == 5 * 5 + 4 + 2  # rejects of two shards too
     for workers in (1, 2, 3):
         assert tree(tmp_path / f"out{workers}") == first
+
+
+def test_a_slow_shard_holds_one_worker_and_the_others_go_on(tmp_path):
+    rows = write_rows_of_a_slow_shard(tmp_path, tmp_path / "out")
+    report = run(rows, tmp_path / "out", samples_per_shard=2, row=after_files, num_workers=2)
+    assert (report.num_samples, report.num_shards) == (8, 4)
 
 
 def test_the_bytes_of_a_shard_are_golden(tmp_path):

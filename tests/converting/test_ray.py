@@ -11,7 +11,13 @@ import pytest
 from mmstream.converting.engines import ray as engine
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.errors import ConfigError, MMStreamError
-from tests.helpers.convert_corpus import make_corpus, run, tree
+from tests.helpers.convert_corpus import (
+    after_files,
+    make_corpus,
+    run,
+    tree,
+    write_rows_of_a_slow_shard,
+)
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -70,6 +76,12 @@ def test_a_cluster_writes_the_same_bytes_although_a_node_is_killed(
     run(corpus, tmp_path / "alone", samples_per_shard=2)
     assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
     assert len(seen) == 20
+
+
+def test_a_slow_shard_holds_one_cpu_and_the_others_go_on(tmp_path, cluster, second_node):
+    rows = write_rows_of_a_slow_shard(tmp_path, tmp_path / "out")
+    report = run(rows, tmp_path / "out", samples_per_shard=2, row=after_files, engine="ray")
+    assert (report.num_samples, report.num_shards) == (8, 4)
 
 
 def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(

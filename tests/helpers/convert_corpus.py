@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from dataclasses import fields
 from pathlib import Path
 
@@ -84,3 +85,20 @@ def interrupted(monkeypatch, corpus, dest, after, **options):
         patch.setattr(shard, "_samples", samples)
         with pytest.raises(KeyboardInterrupt):
             run(corpus, dest, **options)
+
+
+def after_files(row):
+    """Return a row once all files of its ``waits_for`` are there. For `convert(row=)`."""
+    deadline = time.monotonic() + 120
+    while not all(Path(path).exists() for path in row.get("waits_for", ())):
+        if time.monotonic() > deadline:
+            raise RuntimeError(f"still missing: {row['waits_for']}")
+        time.sleep(0.01)
+    return {"text": row["text"]}
+
+
+def write_rows_of_a_slow_shard(folder, dest):
+    """Write eight rows for four shards. The first shard ends only after the three others."""
+    others = [f"{dest}/shard-{i:06d}.tar" for i in (1, 2, 3)]
+    rows = [{"text": f"row {i}", "waits_for": others if i == 1 else []} for i in range(8)]
+    return write_rows(folder / "slow.jsonl", rows)

@@ -3,8 +3,8 @@
     plan -> jobs -> RAY TASKS of `write_shard` -> manifest
 
 A task of a worker or node that died runs again on another one. A shard that was committed is
-not written twice. Ray gives each task to the next free CPU, and all shards have equally many rows.
-So the last shards end at about the same time.
+not written twice. Ray gives each task to the next free CPU: a slow shard holds one CPU, and the
+others go on. No shard is divided, so one that is slow and last is alone.
 
 All nodes must see the destination and the media under the same paths. Rows need not be there: they
 go with their job, where they lie on this machine.
