@@ -298,6 +298,26 @@ def test_the_limit_is_kept_and_what_is_there_stays(new_cache, root):
     assert read(new_cache(limit), file_of(10), 0, 40) == {}
 
 
+@pytest.mark.parametrize("is_removed", [False, True])
+def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root, is_removed):
+    cache, file = new_cache(), file_of()
+    write(cache, file, 0, 4)
+    written(cache)
+    path = Path(cache.path(file))
+    os.utime(path, (1, 1))  # an earlier run has written it
+
+    def reserve(num_bytes: np.ndarray) -> int:
+        assert path.stat().st_mtime > 1
+        if is_removed:  # by another process, before it was marked as used
+            path.unlink()
+        return num_bytes.size
+
+    samples, data = samples_of(4, 8), memoryview(SHARD)[4 * SAMPLE_BYTES : 8 * SAMPLE_BYTES]
+    cache_file_module.write_samples(str(path), file, samples, data, 4 * SAMPLE_BYTES, reserve)
+    assert path.exists() != is_removed  # a new file takes more than was reserved
+    assert read(new_cache(), file, 0, 8) == ({} if is_removed else expected(0, 8))
+
+
 def test_leftovers_of_runs_that_are_over_go_first_the_oldest_before_others(new_cache, root):
     cache = new_cache(needs={OTHER_FOLDER: 0})
     for number in range(3):

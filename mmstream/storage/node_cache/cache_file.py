@@ -244,25 +244,43 @@ def write_samples(
         is_missing = (table[samples.number] != entries).any(axis=1)
         if not is_missing.any():
             return 0
+        if descriptor is not None:
+            os.utime(descriptor)  # in use, so that no room is made by removing it
         num_bytes = PAGE_BYTES * np.cumsum(_num_new_pages(file, table, samples.select(is_missing)))
         num_fitting = reserve(num_bytes + is_new * file.data_start)
         is_missing[np.flatnonzero(is_missing)[num_fitting:]] = False
         groups = _adjacent(samples, is_missing)
         if not groups:
             return 0
-        with _opened(path, os.O_RDWR | os.O_CREAT) as created:
-            assert created is not None
-            if os.fstat(created).st_size == 0:
-                os.ftruncate(created, file.num_bytes)
-            _write_all(created, memoryview(file.head), 0)
-            for begin, end in groups:
-                start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
-                _write_all(created, data[start - first : stop - first], file.data_start + start)
-                for i, j in _consecutive(samples.number[begin:end]):
-                    rows = entries[begin + i : begin + j].astype("<u4").tobytes()
-                    place = TABLE_START + 8 * int(samples.number[begin + i])
-                    _write_all(created, memoryview(rows), place)
+        if descriptor is not None:  # also if it was removed before: a new one would take more room
+            _write_groups(descriptor, file, samples, groups, data, first)
+        else:
+            with _opened(path, os.O_RDWR | os.O_CREAT) as created:
+                assert created is not None
+                _write_groups(created, file, samples, groups, data, first)
     return int((samples.stop - samples.start)[is_missing].sum())
+
+
+def _write_groups(
+    descriptor: int,
+    file: CacheFile,
+    samples: CachedSamples,
+    groups: list[tuple[int, int]],
+    data: memoryview,
+    first: int,
+) -> None:
+    """Write groups of samples whose bytes follow one another, and then what the table says."""
+    if os.fstat(descriptor).st_size == 0:
+        os.ftruncate(descriptor, file.num_bytes)
+    _write_all(descriptor, memoryview(file.head), 0)
+    entries = np.column_stack([samples.stop - samples.start, samples.checksum])
+    for begin, end in groups:
+        start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
+        _write_all(descriptor, data[start - first : stop - first], file.data_start + start)
+        for i, j in _consecutive(samples.number[begin:end]):
+            rows = entries[begin + i : begin + j].astype("<u4").tobytes()
+            place = TABLE_START + 8 * int(samples.number[begin + i])
+            _write_all(descriptor, memoryview(rows), place)
 
 
 def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float) -> Reading:
