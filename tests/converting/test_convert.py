@@ -245,8 +245,8 @@ def test_webdataset_reads_the_same_samples(corpus, tmp_path):
         assert sample["__key__"] == ours[i]["__key__"]
 
 
-def test_converting_needs_no_torch():
-    heavy = "any(name in sys.modules for name in ('torch', 'PIL'))"
+def test_to_import_the_converter_loads_no_torch_pillow_or_functions_of_arrow():
+    heavy = "any(name in sys.modules for name in ('torch', 'PIL', 'pyarrow.compute'))"
     code = f"import sys, mmstream.converting.convert; sys.exit({heavy})"
     root = Path(rows_module.__file__).parents[2]
     subprocess.run([sys.executable, "-c", code], cwd=root, check=True)

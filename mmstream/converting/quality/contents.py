@@ -16,7 +16,6 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from mmstream.converting.quality.hashes import content_hash, text_of
 from mmstream.converting.quality.perceptual_hash import HASH_BYTES, perceptual_hash
@@ -122,6 +121,8 @@ def fields_of_media(fields: Iterable[str]) -> list[str]:
 
 def _read_sidecar(dataset: Dataset, shard: int) -> ShardContents | None:
     """Return what a sidecar says. None: there is none, or it does not fit."""
+    import pyarrow.compute as pc  # slow to load, and most conversions look for no duplicates
+
     name, count = dataset.name_of(shard), int(dataset.counts[shard])
     columns = ["status", "file", "row", "id", "text_xxh3", "media"]
     try:
@@ -166,19 +167,23 @@ def _read_sidecar(dataset: Dataset, shard: int) -> ShardContents | None:
 
 def _flat(column: Any) -> Any:
     """Return a column as one array; a column of lists as the array of all their items."""
+    array = _array(column)
+    return array.flatten() if pa.types.is_list(array.type) else array
+
+
+def _array(column: Any) -> Any:
+    """Return a column as one array."""
     array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
-    if isinstance(array, pa.ChunkedArray):
-        array = pa.concat_arrays(array.chunks)
-    return pc.list_flatten(array) if pa.types.is_list(array.type) else array
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
 
 
 def _num_media(column: Any, count: int) -> IntArray:
-    lengths = pc.fill_null(pc.list_value_length(column), 0).to_numpy()
+    lengths = _array(column).value_lengths().fill_null(0).to_numpy()
     return np.asarray(lengths, dtype=np.int64).reshape(count)
 
 
 def _hashes(array: Any) -> Hashes:
-    return _bytes(pc.fill_null(array, bytes(16)), 16).view("<u8").astype(np.uint64, copy=False)
+    return _bytes(array.fill_null(bytes(16)), 16).view("<u8").astype(np.uint64, copy=False)
 
 
 def _bytes(array: Any, width: int) -> npt.NDArray[np.uint8]:
