@@ -67,3 +67,31 @@ def test_storage_that_fails_is_no_fault_of_a_video(kind: str) -> None:
     for num_first in (0, 1000, len(content) // 2, len(content) - 1):
         with pytest.raises(mm.StorageError, match="away"):
             mm.VideoDecoder()(LazyBytes(len(content), read_ranges, content[:num_first]))
+
+
+class CountedBytes:
+    """A file that counts the bytes that are read of it."""
+
+    def __init__(self, content: bytes):
+        self.content, self.num_bytes = content, 0
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def read(self, start: int, stop: int) -> bytes:
+        self.num_bytes += stop - start
+        return self.content[start:stop]
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        pass
+
+
+def test_a_late_frame_of_an_mkv_is_decoded_without_what_is_before_its_key() -> None:
+    content = video_file("mkv", num_frames=60, width=512, height=384, b_frames=2)
+    file = CountedBytes(content)
+    decoder = mm.VideoDecoder(indices=(56,))
+    plan = decoder.plan(file)
+    file.num_bytes = 0
+    frames = decoder.decode(file, plan).pixels
+    assert file.num_bytes < len(content) / 2
+    np.testing.assert_array_equal(frames[0], mm.VideoDecoder()(content)[56])

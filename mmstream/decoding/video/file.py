@@ -32,7 +32,7 @@ __all__ = ["VideoFile", "read_video_file"]
 MAX_PACKETS = 1 << 22
 """Most packets of a video: 19 hours at 60 frames per second."""
 
-_SEEKABLE = ("matroska,webm", "mov,mp4,m4a,3gp,3g2,mj2", "avi", "flv")
+_SEEKABLE = ("matroska", "mov", "avi", "flv")
 """Formats in which packets have the same times after a seek. In others FFmpeg counts some anew."""
 
 Pixels = NDArray[np.uint8]
@@ -85,7 +85,7 @@ class VideoFile(NamedTuple):
                 yield TablePackets(data, table), stream
                 return
             discard_others(container, stream)
-            may_seek = may_seek and container.format.name in _SEEKABLE
+            may_seek = may_seek and container.format.name.split(",")[0] in _SEEKABLE
             yield DemuxedPackets(container, stream, self.timeline, may_seek), stream
 
     def pictures(

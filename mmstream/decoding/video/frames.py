@@ -230,11 +230,15 @@ class DemuxedPackets:
 
     def __init__(self, container: Any, stream: Any, timeline: Timeline, may_seek: bool) -> None:
         self._container, self._stream, self._timeline = container, stream, timeline
-        self._may_seek = may_seek
         self._demuxed = container.demux(stream)
         self._next = 0
-        times = zip(timeline.pts.tolist(), timeline.dts.tolist(), strict=True)
+        self._has_sought = False
+        # Matroska states pts only. FFmpeg makes up the dts, and makes others after a seek.
+        is_matroska = container.format.name.split(",")[0] == "matroska"
+        self._dts = timeline.pts if is_matroska else timeline.dts
+        times = zip(timeline.pts.tolist(), self._dts.tolist(), strict=True)
         self._numbers = {time: number for number, time in enumerate(times)} if may_seek else {}
+        self._may_seek = len(self._numbers) == len(timeline.pts)  # no two packets are alike
 
     def expect(self, runs: Sequence[tuple[int, int]]) -> None:
         """Do nothing: FFmpeg knows where the packets lie."""
@@ -250,6 +254,9 @@ class DemuxedPackets:
             if self._next < 0:
                 self._next = self._number_of(packet, start)
             number, self._next = self._next, self._next + 1
+            pts = packet.pts if packet.pts is not None else packet.dts
+            if self._has_sought and pts != timeline.pts[number]:
+                raise UnseekableError  # a damaged file has other packets after a seek
             if number >= start:
                 packet.pts, packet.dts = int(timeline.pts[number]), int(timeline.dts[number])
                 yield number, packet
@@ -258,16 +265,16 @@ class DemuxedPackets:
 
     def _seek(self, start: int) -> None:
         try:
-            dts = int(self._timeline.dts[start])
-            self._container.seek(dts, stream=self._stream, backward=True)
+            self._container.seek(int(self._dts[start]), stream=self._stream, backward=True)
         except av.FFmpegError:
             raise UnseekableError from None
         self._demuxed = self._container.demux(self._stream)
         self._next = -1
+        self._has_sought = True
 
     def _number_of(self, packet: Any, start: int) -> int:
         pts = packet.pts if packet.pts is not None else packet.dts
-        dts = packet.dts if packet.dts is not None else pts
+        dts = pts if self._dts is self._timeline.pts or packet.dts is None else packet.dts
         number = self._numbers.get((pts, dts), start + 1)
         if number > start:
             raise UnseekableError
