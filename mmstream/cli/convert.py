@@ -60,6 +60,7 @@ GROUPS = {
         "--max-image-side",
         "--image-quality",
         "--image-format",
+        "--video-format",
         "--min-image-side",
         "--max-aspect",
         "--min-duration",
@@ -209,6 +210,11 @@ GROUPS = {
     "--image-format",
     type=click.Choice(["jpg", "png", "webp"]),
     help="Store all images in this format.  [default: as they are]",
+)
+@click.option(
+    "--video-format",
+    type=click.Choice(["mp4"]),
+    help="Store videos in this container, of the same packets.  [default: as they are]",
 )
 @click.option(
     "--min-image-side",

@@ -54,7 +54,7 @@ OPTIONS = {
     "convert": "rows dest --rows-as --media-root --samples-per-shard --num-workers --engine "
     "--shard-range --retry-rejects --format --map --dataset-info --captions --shuffle-seed "
     "--split --allow-url --media-check --max-image-side --image-quality --image-format "
-    "--min-image-side --max-aspect --min-duration --max-duration --num-connections "
+    "--video-format --min-image-side --max-aspect --min-duration --max-duration --num-connections "
     "--num-connections-per-host --download-timeout --download-idle-timeout --download-tries "
     "--max-download-bytes --max-redirects --max-unanswered --ignore-robots --allow-host "
     "--sidecar --facts --split-by --limit --group-spans --duplicates --near-duplicates --overwrite "

@@ -17,4 +17,5 @@ types.py         the type of a file, by its first bytes
 check.py         checks and facts
 probe.py         facts about audio and video
 images.py        images made smaller, or encoded in another format
+remux.py         videos as MP4, of the same packets
 """

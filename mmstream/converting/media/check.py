@@ -35,7 +35,7 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
     Args:
         kind: What the row says that it is.
         data: The file.
-        options: What is asked of it, and how images are changed.
+        options: What is asked of it, and how images and videos are changed.
 
     Raises:
         RowError: It is something else, or fails a check. The message does not name the file.
@@ -49,7 +49,23 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
 
     facts = probe(data, kind, options.check == "full")
     _check_duration(facts, options)
+    if kind == "video" and options.video_format == "mp4":
+        copy = _as_mp4(data)
+        if copy is not None:
+            return Media("mp4", copy, facts)
     return Media(extension, data, facts)
+
+
+def _as_mp4(data: bytes) -> bytes | None:
+    """Return a video as an MP4, as `remuxed` does."""
+    from mmstream.converting.media.probe import DECODE_TIMEOUT_S
+    from mmstream.converting.media.remux import remuxed
+    from mmstream.decoding.ffmpeg.deadline import Deadline
+
+    try:
+        return remuxed(data, Deadline.start(DECODE_TIMEOUT_S))
+    except DecodeError as error:
+        raise RowError(str(error)) from None
 
 
 def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:

@@ -1,7 +1,7 @@
-"""`MediaOptions`: what a conversion asks of media files, and how it changes images.
+"""`MediaOptions`: what a conversion asks of media files, and how it changes them.
 
 Place in the flow: a part of the conversion's `Options`, so the plan saves it. `check.py` applies
-the checks, `images.py` the changes.
+the checks, `images.py` and `remux.py` the changes.
 """
 
 from __future__ import annotations
@@ -13,10 +13,19 @@ from typing import Any, Literal, TypeAlias
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["CHECKS", "IMAGE_FORMATS", "MEDIA_FLAGS", "Check", "ImageFormat", "MediaOptions"]
+__all__ = [
+    "CHECKS",
+    "IMAGE_FORMATS",
+    "MEDIA_FLAGS",
+    "Check",
+    "ImageFormat",
+    "MediaOptions",
+    "VideoFormat",
+]
 
 Check: TypeAlias = Literal["none", "header", "full"]
 ImageFormat: TypeAlias = Literal["jpg", "png", "webp"]
+VideoFormat: TypeAlias = Literal["mp4"]
 
 CHECKS: tuple[Check, ...] = ("none", "header", "full")
 IMAGE_FORMATS: tuple[ImageFormat, ...] = ("jpg", "png", "webp")
@@ -26,6 +35,7 @@ MEDIA_FLAGS = {
     "max_image_side": "--max-image-side",
     "image_quality": "--image-quality",
     "image_format": "--image-format",
+    "video_format": "--video-format",
     "min_image_side": "--min-image-side",
     "max_aspect": "--max-aspect",
     "min_duration_s": "--min-duration",
@@ -42,7 +52,7 @@ DEFAULT_QUALITY = 95
 
 @dataclass(frozen=True)
 class MediaOptions:
-    """What a conversion asks of media files, and how it changes images.
+    """What a conversion asks of media files, and how it changes them.
 
     A row with a file that fails a check is rejected, with the reason. By default files are stored
     byte for byte as they are. They are also stored so where a change is asked for and the file
@@ -57,6 +67,9 @@ class MediaOptions:
         image_quality: Quality of images that are encoded again as JPEG or WebP, 1 to 100. Default:
             95.
         image_format: Store all images as "jpg", "png" or "webp". None: as they are.
+        video_format: "mp4": store videos of other containers as MP4, of the same packets, where
+            frames, times and sound stay the same. Of an MP4, training reads a small part of a large
+            file without the rest. Subtitles are left out. None: as they are.
         min_image_side: Reject images with a shorter side than this, in pixels of the original.
         max_aspect: Reject images whose longer side is more than this many times the shorter one.
         min_duration_s: Reject audio and video files that are shorter, in seconds, or whose duration
@@ -79,6 +92,7 @@ class MediaOptions:
     max_image_side: int | None = None
     image_quality: int | None = None
     image_format: ImageFormat | None = None
+    video_format: VideoFormat | None = None
     min_image_side: int | None = None
     max_aspect: float | None = None
     min_duration_s: float | None = None
@@ -94,6 +108,8 @@ class MediaOptions:
             raise ConfigError(
                 f"image_format={self.image_format!r}: must be one of {', '.join(IMAGE_FORMATS)}"
             )
+        if self.video_format not in (None, "mp4"):
+            raise ConfigError(f"video_format={self.video_format!r}: must be one of mp4")
         _require_at_least(1, max_image_side=self.max_image_side, min_image_side=self.min_image_side)
         _require_at_least(1, image_quality=self.image_quality, max_aspect=self.max_aspect)
         _require_at_least(0, min_duration_s=self.min_duration_s, max_duration_s=self.max_duration_s)
@@ -107,7 +123,13 @@ class MediaOptions:
             raise ConfigError(
                 f"min_duration_s={shortest} is more than max_duration_s={longest}: no file fits"
             )
-        limits = ("min_image_side", "max_aspect", "min_duration_s", "max_duration_s")
+        limits = (
+            "min_image_side",
+            "max_aspect",
+            "min_duration_s",
+            "max_duration_s",
+            "video_format",
+        )
         used = [name for name in limits if getattr(self, name) is not None]
         if self.check == "none" and used:
             raise ConfigError(f"{used[0]} needs the headers of files: set check to 'header'")
@@ -141,17 +163,23 @@ class MediaOptions:
         return {name: value for name, value in values.items() if value != defaults[name]}
 
     def plan(self) -> dict[str, Any]:
-        """Return what the plan saves: `settings`, and the libraries that encode images anew.
+        """Return what the plan saves: `settings`, and the libraries that write media anew.
 
         Other versions of them may give other bytes. So a conversion goes on with the same ones. And
         JPEGs that are resized with and without the compiled module differ.
         """
-        if not self.changes_images:
+        names = [
+            *(_LIBRARIES if self.changes_images else ()),
+            *(["av"] if self.video_format else ()),
+        ]
+        if not names:
             return self.settings()
+        plan = {**self.settings(), "libraries": {name: version(name) for name in names}}
+        if not self.changes_images:
+            return plan
         from mmstream.decoding.image.planes import is_built
 
-        libraries = {name: version(name) for name in _LIBRARIES}
-        return {**self.settings(), "libraries": libraries, "compiled": is_built()}
+        return {**plan, "compiled": is_built()}
 
 
 def _require_at_least(least: int, **values: float | None) -> None:
