@@ -56,6 +56,7 @@ class S3Client:
         self.url = url
         self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
         self._pid = os.getpid()
+        self._has_ranges = False  # a range has come
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
 
@@ -119,6 +120,7 @@ class S3Client:
             text = headers.get("content-range", "")
             match = _CONTENT_RANGE.fullmatch(text)
             size = match[3] if match else ""
+            self._has_ranges = True
             if match and (int(match[1]) != start or int(match[2]) >= stop):
                 await answer.close()
                 raise RequestError(f"bytes {start}-{stop - 1} were asked for, {text} came")
@@ -126,7 +128,9 @@ class S3Client:
             size = headers.get("content-length", "")
             if start != 0 or not size.isdecimal() or int(size) > stop:
                 await answer.close()
-                raise StorageError(f"{url}: the server does not know ranges of objects")
+                message = f"{url}: the server does not know ranges of objects"
+                # A server that knows them, or a cache before it, may miss one when it is busy.
+                raise RequestError(message) if self._has_ranges else StorageError(message)
         stat = ObjectStat(int(size), _version(headers)) if size.isdecimal() else None
         return S3Stream(answer, stat, stop - start, into)
 

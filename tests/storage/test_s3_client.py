@@ -331,6 +331,17 @@ def test_a_server_without_ranges_is_refused():
     assert (data, stat) == (DATA[:7], ObjectStat(7, None))
 
 
+def test_a_whole_object_in_place_of_a_range_is_asked_for_again_where_ranges_have_come():
+    requests = []
+
+    def answer(request):
+        requests.append(request)
+        return ranged(request, DATA) if len(requests) == 1 else reply(body=DATA)
+
+    with pytest.raises(RequestError, match="does not know ranges"):
+        ask(answer, num_reads=2)
+
+
 @pytest.mark.parametrize("content_range", ["bytes 4-9/1024", "bytes 3-9/1024"])
 def test_another_range_than_the_one_asked_for_passes(content_range):
     wrong = reply("206 Partial", DATA[:6], {"Content-Range": content_range})
