@@ -56,6 +56,7 @@ def wait_for_writes() -> None:
     for thread in threading.enumerate():
         if thread.name == "mmstream-cache-write":
             thread.join(30)
+            assert not thread.is_alive(), "a test has left a cache open"
 
 
 def remove_all(files: list[Path], draw: random.Random) -> None:

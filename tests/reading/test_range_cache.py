@@ -119,17 +119,19 @@ def run(
             least_large_bytes=least_large_bytes,
             cache=cache,
         )
-        for epoch in epochs:
-            reader.begin(epoch, 0, rows)
-            for step in range(STEPS):
-                taken = await reader.step(epoch, step)
-                when_taken()
-                assert not taken.errors
-                result.samples += await bytes_of(reader, taken)
-            when_read()
-            if cache is not None:
-                await until(lambda: not node_cache._queue)
-        await reader.close()
+        try:
+            for epoch in epochs:
+                reader.begin(epoch, 0, rows)
+                for step in range(STEPS):
+                    taken = await reader.step(epoch, step)
+                    when_taken()
+                    assert not taken.errors
+                    result.samples += await bytes_of(reader, taken)
+                when_read()
+                if cache is not None:
+                    await until(lambda: not node_cache._queue)
+        finally:  # else its thread waits for writes for ever
+            await reader.close()
         if cache is not None:
             await until(lambda: not node_cache._thread.is_alive())
             counts, _ = reader.pop_counts()
