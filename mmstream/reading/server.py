@@ -25,6 +25,7 @@ import numpy as np
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import datasets_of
+from mmstream.errors import MMStreamError
 from mmstream.reading.arrived import CachedSample, StepSamples
 from mmstream.reading.messages import (
     MAX_MESSAGE_BYTES,
@@ -166,7 +167,7 @@ class Server:
                 client.cached = samples.cached
             answer = self._put(client, Verdict.STEP, self._header(client, samples))
         except Exception as error:
-            answer = self._put(client, Verdict.ERROR, error)
+            answer = self._put_error(client, error)
         del self._answers[connection]
         self._send(connection, answer)
 
@@ -206,6 +207,14 @@ class Server:
         place[: len(message)] = message
         memory_bytes = 0 if client.has_memory else self._memory.num_bytes
         return Answer(verdict, self._memory.position(place), len(message), memory_bytes)
+
+    def _put_error(self, client: _Client, error: Exception) -> Answer:
+        """Put an error where whoever asked finds it, or its words: some cannot be pickled."""
+        try:
+            return self._put(client, Verdict.ERROR, error)
+        except Exception:
+            words = MMStreamError(f"{type(error).__name__}: {error}")
+            return self._put(client, Verdict.ERROR, words)
 
     def _send(self, connection: socket.socket, answer: Answer) -> None:
         """Send an answer. Whoever asked waits for it, so there is room for it."""

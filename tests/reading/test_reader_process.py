@@ -25,6 +25,7 @@ from mmstream.pipeline import PipelineRunner
 from mmstream.reading import process, server
 from mmstream.reading.messages import ReaderEnded, ReaderSetup, StepConnection, StepRequest
 from mmstream.reading.process import ReaderProcess
+from mmstream.reading.rank_reader import RankReader
 from mmstream.reading.server import main
 from mmstream.reading.step import Job
 from mmstream.world import World, rows_of_rank
@@ -175,6 +176,20 @@ def test_a_run_without_memory_for_a_step_ends_with_an_error(
         pytest.raises(MemoryError, match=r"no room for [\d,]+ bytes .* may have 69,632 bytes"),
     ):
         runner.batch(Job(0, 0, 0, 8, 1, reader.begin(0, 0, (0, 8))))
+
+
+def test_an_error_that_cannot_be_pickled_crosses_in_its_words(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async def step(self: RankReader, epoch: int, step: int) -> None:
+        raise ValueError("of a store", threading.Lock())
+
+    monkeypatch.setattr(RankReader, "step", step)
+    pipeline = make_pipeline(corpus)
+    with reader_thread(pipeline) as reader:
+        request = StepRequest(reader.begin(0, 0, (0, 8)), 0, 0)
+        with pytest.raises(mm.MMStreamError, match=r"ValueError: \('of a store', "):
+            reader.connections[0].ask(request)
 
 
 def test_an_answer_that_comes_late_is_no_log_record(
