@@ -308,6 +308,7 @@ class PipelineRunner:
                 zero_copy=zero_copy,
                 is_viewed=is_viewed,
                 large_files=large_files_of(pipeline),
+                asks_ahead=not memory.shared,  # workers work side by side
             )
         )
         self._decode = DecodeStage(

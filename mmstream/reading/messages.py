@@ -5,7 +5,8 @@ read. It is a pickled value a message. Through a *step* connection, a worker (or
 where there are no workers) asks for a step and gets it. Its messages are short. They say where in
 the memory of the reader process (`SampleMemory`) a pickled header lies, and that says where the
 samples do. The first answer brings this memory with it. A worker is done with a step before it asks
-for another one, so the samples stay until then.
+for another one, so the samples stay until then. The main process asks *ahead*: for the next step as
+soon as it has one. So the reader process takes the next samples meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import pickle
 import socket
 import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -50,7 +52,7 @@ MEMORY_FD = 1
 MAX_SEATS = 1024
 """Samples that one message asks for again, at most."""
 
-MAX_MESSAGE_BYTES = 8 * (3 + MAX_SEATS)
+MAX_MESSAGE_BYTES = 8 * (4 + MAX_SEATS)
 
 
 class ReaderEnded(MMStreamError):  # noqa: N818 - seen by the loader only, which knows why
@@ -89,17 +91,19 @@ class StepRequest(NamedTuple):
     seats: tuple[int, ...] = ()
     """Samples of this connection's latest step whose cached bytes were not right. Empty: a step is
     asked for."""
+    is_ahead: bool = False
+    """Whether the samples of the step before are still in use."""
 
     def packed(self) -> bytes:
         """Return the message."""
-        numbers = *self[:3], *self.seats
+        numbers = *self[:3], self.is_ahead, *self.seats
         return struct.pack(f"={len(numbers)}q", *numbers)
 
     @classmethod
     def unpacked(cls, message: bytes) -> StepRequest:
         """Return the request of a message."""
-        iteration, epoch, step, *seats = struct.unpack(f"={len(message) // 8}q", message)
-        return cls(iteration, epoch, step, tuple(seats))
+        iteration, epoch, step, is_ahead, *seats = struct.unpack(f"={len(message) // 8}q", message)
+        return cls(iteration, epoch, step, tuple(seats), bool(is_ahead))
 
 
 class Answer(NamedTuple):
@@ -160,6 +164,7 @@ class StepConnection:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._memory: memoryview | None = None
+        self._ahead: StepRequest | None = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepConnection, (self._socket,)
@@ -167,15 +172,44 @@ class StepConnection:
     def ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
         """Return the header of a step, and the memory with its samples.
 
-        They stay until the next call that asks for a step.
+        They stay until the next call that asks for a step, ahead or not; those of a step that was
+        asked for ahead until the call after it.
 
         Raises:
             ReaderEnded: there is no reader process any more.
             MMStreamError: the step belongs to an iteration that is over.
             StorageError: storage failed for good.
         """
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None and ahead != request._replace(is_ahead=True):
+            self._receive()  # of an iteration that is over
+            ahead = None
+        if ahead is None:
+            self._send(request)
+        answer = self._receive()
+        if answer.verdict is Verdict.DROPPED:
+            raise MMStreamError("this step belongs to an iteration that is over")
+        assert self._memory is not None
+        value: Any = pickle.loads(self._memory[answer.start :][: answer.num_bytes])
+        if answer.verdict is Verdict.ERROR:
+            raise value
+        return value, self._memory
+
+    def ask_ahead(self, request: StepRequest) -> None:
+        """Ask for the step after the one that was returned; the next call of `ask` returns it."""
+        request = request._replace(is_ahead=True)
+        with suppress(ReaderEnded):  # the next call says so
+            self._send(request)
+            self._ahead = request
+
+    def _send(self, request: StepRequest) -> None:
         try:
             self._socket.sendall(request.packed())
+        except OSError:
+            raise ReaderEnded("the reader process has ended") from None
+
+    def _receive(self) -> Answer:
+        try:
             message, files, _, _ = socket.recv_fds(self._socket, 256, MEMORY_FD)
         except OSError:
             message, files = b"", []
@@ -184,13 +218,7 @@ class StepConnection:
         answer = Answer.unpacked(message)
         if files:
             self._attach(files[0], answer.memory_bytes)
-        if answer.verdict is Verdict.DROPPED:
-            raise MMStreamError("this step belongs to an iteration that is over")
-        assert self._memory is not None
-        value: Any = pickle.loads(self._memory[answer.start :][: answer.num_bytes])
-        if answer.verdict is Verdict.ERROR:
-            raise value
-        return value, self._memory
+        return answer
 
     def _attach(self, file: int, num_bytes: int) -> None:
         try:

@@ -162,7 +162,9 @@ class Server:
             if request.seats:
                 samples = await self._reader.again([client.cached[seat] for seat in request.seats])
             else:
-                client.held.clear()  # whoever asks is done with the step before
+                # Whoever asks is done with the step before, or else with the one before that.
+                client.before = client.held if request.is_ahead else []
+                client.held = []
                 samples = await self._reader.step(request.epoch, request.step)
                 client.cached = samples.cached
             answer = self._put(client, Verdict.STEP, self._header(client, samples))
@@ -238,6 +240,7 @@ class _Client:
         self.room = room
         self.has_memory = False
         self.held: list[memoryview] = []  # of its latest step
+        self.before: list[memoryview] = []  # of the step before, if it was asked for ahead
         self.cached: dict[int, CachedSample] = {}  # of the same
 
 

@@ -14,7 +14,7 @@ from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.messages import MAX_SEATS, StepConnection, StepHeader, StepRequest
-from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep
+from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job
 
 __all__ = ["StepReader"]
 
@@ -34,6 +34,8 @@ class StepReader:
             None: none.
         large_files: which files are read by ranges: this process reads them itself, when they are
             decoded. None: all come with their step.
+        asks_ahead: ask for the next step before the samples of one are made, so that the reader
+            process takes its samples meanwhile. One more step is in memory then.
 
     Attributes:
         lookup: reads single samples.
@@ -48,13 +50,15 @@ class StepReader:
         zero_copy: bool = False,
         is_viewed: Callable[[str], bool] | None = None,
         large_files: LargeFiles | None = None,
+        asks_ahead: bool = False,
     ) -> None:
-        self._source, self._zero_copy = source, zero_copy
+        self._source, self._order, self._zero_copy = source, order, zero_copy
         self._fetcher = Fetcher(
             source, zero_copy=zero_copy, is_viewed=is_viewed, large_files=large_files
         )
         self.lookup = SampleLookup(source, order, self._fetcher)
         self._connection = connection
+        self._asks_ahead = asks_ahead
         self._num_wrong_reads = 0
 
     def step(self, job: Job) -> RawStep:
@@ -65,6 +69,9 @@ class StepReader:
             MMStreamError: the reader process has ended.
         """
         header, data = self._ask(StepRequest(job.iteration, job.epoch, job.step))
+        if self._asks_ahead:
+            later = later_job(job, 1, self._order.steps_per_epoch)
+            self._connection.ask_ahead(StepRequest(later.iteration, later.epoch, later.step))
         outcomes = self._samples(header, data)
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import os
+import select
 import signal
 import socket
 import sys
@@ -190,6 +191,23 @@ def test_an_error_that_cannot_be_pickled_crosses_in_its_words(
         request = StepRequest(reader.begin(0, 0, (0, 8)), 0, 0)
         with pytest.raises(mm.MMStreamError, match=r"ValueError: \('of a store', "):
             reader.connections[0].ask(request)
+
+
+def test_the_next_step_comes_while_a_step_is_in_use_and_is_dropped_by_a_jump(corpus: str) -> None:
+    pipeline = make_pipeline(corpus)
+    with (
+        reader_thread(pipeline) as reader,
+        closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
+    ):
+        iteration = reader.begin(0, 0, (0, 8))
+        jobs = [Job(0, step, 0, 8, 1, iteration) for step in (0, 1)]
+        first = runner.batch(jobs[0])
+        assert select.select([reader.connections[0]._socket], [], [], 60)[0]
+        second = runner.batch(jobs[1])
+        jump = Job(1, 0, 0, 8, 1, reader.begin(1, 0, (0, 8)))
+        third = runner.batch(jump)
+    for batch, job in zip((first, second, third), (*jobs, jump), strict=True):
+        assert contents(batch) == own_batch(pipeline, job)
 
 
 def test_an_answer_that_comes_late_is_no_log_record(
