@@ -138,6 +138,7 @@ def collate(
         such as class numbers in ``labels``.
 
     Examples:
+        >>> import numpy as np
         >>> batch = collate([{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}])
         >>> batch["input_ids"].tolist()
         [[5, 6, 7], [8, 0, 0]]
