@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.options import RowReading
 from mmstream.converting.rows import detect, json_values, records
@@ -256,6 +257,13 @@ def test_a_file_that_is_no_rows_is_told_what_it_is(tmp_path, content):
     (tmp_path / "rows.jsonl").write_bytes(content)
     with pytest.raises(ConfigError, match=WRONG[content]):
         values(tmp_path / "rows.jsonl")
+
+
+def test_a_row_of_nuls_is_one_bad_row_among_good_ones(tmp_path):
+    rows = b'{"text": "good"}\n' * 3 + b"\xef\xbb\xbf\0\0\n"
+    (tmp_path / "rows.jsonl").write_bytes(rows)
+    report = mm.convert(tmp_path / "rows.jsonl", tmp_path / "shards", progress=False)
+    assert (report.num_samples, report.num_rejects) == (3, 1)
 
 
 def test_coco_annotations_are_joined_by_their_image(tmp_path):

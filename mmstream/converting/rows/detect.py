@@ -121,7 +121,7 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
         kind = f"{article} {media_type.kind} ({media_type.extension}), not rows; name its folder"
     if kind is not None:
         raise ConfigError(f"{rows}: this is {kind}")
-    if b"\0" in head:
+    if b"\0" in head and not _has_json_line(head):  # else NULs are a bad row among others
         raise ConfigError(
             f"{rows}: a binary file of an unknown kind; rows are JSONL, JSON, csv, tsv, Parquet, "
             "Arrow, or tars of samples"
