@@ -18,7 +18,12 @@ from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
 from mmstream.integrations.model_kinds import is_classifier, is_text_model, parameters_of
-from mmstream.integrations.mrope_positions import mrope_positions, needs_mrope, rule_of
+from mmstream.integrations.mrope_positions import (
+    check_positions_once,
+    mrope_positions,
+    needs_mrope,
+    rule_of,
+)
 from mmstream.integrations.omni_positions import has_sound_in_videos, omni_positions
 from mmstream.integrations.one_picture import (
     TWO_TOWERS,
@@ -82,6 +87,7 @@ def model_arguments(
     text = packed_text(batch) if packed else _text_inputs(batch)
     videos = videos_of(batch, video_field, pixel_changer(normalize, model, "video"))
     media = _media(batch, family, pictures, videos, audio_field)
+    sees = media.pictures is not None or media.videos is not None
     if blank_image:
         text, media = _with_blanks(text, config, media)
     is_default = isinstance(model_or_family, str)  # a default config has tokens of its own
@@ -96,7 +102,7 @@ def model_arguments(
         _check_all_tokens(text["input_ids"], config, media)
     if packed:
         check_quadratic(batch, config)
-        text = _packed_inputs(text, media_inputs, model, config)
+        text = _packed_inputs(text, media_inputs, model, config, sees=sees)
     else:
         text = _with_positions(text, media_inputs, model, config)
     config_type: Any = type(config)
@@ -121,12 +127,19 @@ def _check_family(config: Any) -> None:
 
 
 def _packed_inputs(
-    text: dict[str, Any], media_inputs: dict[str, Tensor], model: Any, config: Any
+    text: dict[str, Any], media_inputs: dict[str, Tensor], model: Any, config: Any, *, sees: bool
 ) -> dict[str, Any]:
     """Return the text of a flat batch as the model takes it.
 
+    Args:
+        text: Of `packed_text`, with blank media.
+        media_inputs: As the model takes them.
+        model: The model, if it is known.
+        config: Its config.
+        sees: Whether there are pictures or videos that are not blank.
+
     Raises:
-        ConfigError: The model takes no positions.
+        ConfigError: The model takes no positions, or has others than the batch.
     """
     config_type: Any = type(config)
     accepted = parameters_of(config_type)
@@ -136,6 +149,8 @@ def _packed_inputs(
             "documents apart: leave batching= out, so that each row is one document"
         )
     if needs_mrope(config):
+        if sees:
+            check_positions_once(text, media_inputs, model, config)
         positions = mrope_positions(text, media_inputs, model, config)
         text = {**text, "position_ids": positions}
     elif text["position_ids"].ndim == 3:

@@ -1,6 +1,6 @@
 """Positions of Qwen-VL and its kin for flat batches, by the rule of the model itself.
 
-    arguments.model_arguments -> `needs_mrope` -> `mrope_positions`
+    arguments.model_arguments -> `needs_mrope` -> `check_positions_once`, `mrope_positions`
 
 These models turn attention by three positions of a token: time, height and width. In a flat batch
 they need a fourth row before those, the positions in the text, by which they tell documents apart.
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -19,7 +20,7 @@ from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.integrations.omni_positions import OMNI, has_sound_in_videos, omni_positions
 
-__all__ = ["mrope_positions", "needs_mrope", "rule_of"]
+__all__ = ["check_positions_once", "mrope_positions", "needs_mrope", "rule_of"]
 
 _FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *OMNI)
 
@@ -30,6 +31,9 @@ _ARGUMENTS = {
     "video_grid_thw": "video_grid_thw",
 }
 """Arguments of the models' rules, and the fields of the inputs that they are."""
+
+_checked: WeakSet[Any] = WeakSet()
+"""Models whose positions were compared with their own rule. It holds no model."""
 
 
 def needs_mrope(config: Any) -> bool:
@@ -67,6 +71,49 @@ def mrope_positions(
         )
     if not media_inputs:
         return positions.expand(4, *positions.shape)
+    return _by_rule(text, positions, media_inputs, model, config)
+
+
+def check_positions_once(
+    text: dict[str, Any], media_inputs: dict[str, Tensor], model: Any, config: Any
+) -> None:
+    """Compare the four rows of positions of a flat batch with the model's own rule, once a model.
+
+    A rule that was made from another config of the same family would else give wrong places or
+    times in silence.
+
+    Args:
+        text: Of `packed_text`.
+        media_inputs: The pictures and videos as the model takes them, which are not blank ones.
+        model: The model; None where only its config is known: nothing is compared.
+        config: The model's config.
+
+    Raises:
+        ConfigError: A document with media has other positions.
+    """
+    positions: Tensor = text["position_ids"]
+    if model is None or model in _checked or positions.ndim != 3 or len(positions) != 4:
+        return
+    _checked.add(model)
+    expected = _by_rule(text, positions[0], media_inputs, model, config)
+    documents = text["document_ids"]
+    has_media = torch.isin(documents, documents[media_inputs["mm_token_type_ids"] > 0])
+    if not torch.equal(positions[:, has_media], expected[:, has_media]):
+        raise ConfigError(
+            f"model_inputs: the positions of the batch are not those of this {config.model_type}: "
+            "give mm.Flat(positions=mm.QwenVLPositions.from_config(model.config)), or leave "
+            "positions= out"
+        )
+
+
+def _by_rule(
+    text: dict[str, Any],
+    positions: Tensor,
+    media_inputs: dict[str, Tensor],
+    model: Any,
+    config: Any,
+) -> Tensor:
+    """Return the positions of a flat batch with media, by the rule of the model."""
     ids, boundaries = text["input_ids"].flatten(), text["cu_seq_lens_q"].long()
     lengths = boundaries.diff()
     counted = torch.arange(int(lengths.max()), device=ids.device)

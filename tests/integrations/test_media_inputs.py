@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ import torch
 
 import mmstream as mm
 from mmstream import AudioShape, MediaShapes, TextDecoder, VideoShape
+from mmstream.batching.flat import flatten
 from mmstream.integrations import model_inputs
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import assistant, user
@@ -224,6 +226,29 @@ def test_omni_models_count_time_by_the_rate_that_the_decoder_was_asked_for() -> 
             mm.ConfigError, match=r"in video_requested_fps: give VideoDecoder\(fps="
         ):
             model_inputs(unknown, model, normalize=family.processor)
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
+def test_positions_by_another_rule_than_the_models_are_refused_at_the_first_batch(
+    name: str,
+) -> None:
+    family = FAMILIES[name]()
+    samples = [row.sample for row in rows_of(name, family)]
+    rule = mm.QwenVLPositions.from_config(model_of(name, family.tokenizer).config)
+
+    def positions_by(positions: Any) -> torch.Tensor:
+        batch = flatten(samples, range(len(samples)), len(samples), mm.Flat(positions=positions))
+        batch["__valid__"] = torch.ones(len(samples), dtype=torch.bool)
+        model = model_of(name, family.tokenizer)
+        return model_inputs(batch, model, normalize=family.processor)["position_ids"]
+
+    assert positions_by(rule).equal(positions_by(None))
+    others = [lambda ids, media: rule(ids, media) * 2]
+    if name == "qwen2_5_vl":  # the same tokens, at other times
+        others.append(replace(rule, tokens_per_second=25))
+    for other in others:
+        with pytest.raises(mm.ConfigError, match=f"batch are not those of this {name}"):
+            positions_by(other)
 
 
 def test_videos_alone_need_no_blank_picture() -> None:
