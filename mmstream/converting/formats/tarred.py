@@ -23,7 +23,7 @@ _SHAR_CUTS = re.compile(r"cuts\.(\d+)\.jsonl(\.\w+)?")
 _MANIFEST = re.compile(r"tarred_audio_manifest.*\.json")
 _MANIFEST_FOLDER = "sharded_manifests"
 """Where NeMo keeps the manifest of each tar. The tars lie beside this folder."""
-_PART = re.compile(r"-sub\d+(?=\.\w+$)")
+_SECOND_ROW = re.compile(r"-sub\d+(?=\.\w+$)")
 """NeMo's mark of a second row about one file, which the tar has once, without the mark."""
 
 
@@ -57,7 +57,7 @@ def _of_nemo(row: dict[str, Any], file: str) -> dict[str, Any]:
     folder = PurePosixPath(file).parent
     if folder.name == _MANIFEST_FOLDER:
         folder = folder.parent
-    member = _PART.sub("", path)
+    member = _SECOND_ROW.sub("", path)
     return {**row, "audio_filepath": f"tar://{member}::{folder / f'audio_{shard}.tar'}"}
 
 
@@ -73,6 +73,6 @@ def _of_shar(row: dict[str, Any], recording: dict[str, Any], file: str) -> dict[
             "recording.NUMBER.tar, which holds its sound"
         )
     tar = PurePosixPath(file).with_name(f"recording.{name[1]}.tar")
-    placed = {**source, "type": "file", "source": f"tar://{row.get('id')}.*::{tar}"}
+    in_tar = {**source, "type": "file", "source": f"tar://{row.get('id')}.*::{tar}"}
     # The tar holds what the cut holds, and no more: so times of the cut are those of its file.
-    return {**row, "start": 0, "recording": {**recording, "sources": [placed]}}
+    return {**row, "start": 0, "recording": {**recording, "sources": [in_tar]}}
