@@ -340,20 +340,20 @@ def _new_plan(
     Raises:
         ConfigError: It is not quick, or there are other ranks; the message has the command.
     """
-    found = f"; {misfits[0]}" if misfits else ""
+    misfit = f"; {misfits[0]}" if misfits else ""
     command = shlex.join(["mmstream", "measure", dataset.index_store.url])
     hint = f"run `{command} --decode module:object`, or mm.measure, once"
     if resolve_world(None).world_size > 1:
         raise ConfigError(
             f"mm.Pack({limits.max_tokens}): no measure of this dataset fits these decoders, and "
-            f"the ranks of a run must not wait for one of them: {hint}{found}"
+            f"the ranks of a run must not wait for one of them: {hint}{misfit}"
         )
     work = Work(dataset, Counter(decode, tuple(before)), seed)
     expected = estimate(work, range(dataset.num_shards))
     if expected.seconds > MAX_SECONDS:
         raise ConfigError(
             f"mm.Pack({limits.max_tokens}): no measure of this dataset fits these decoders, and "
-            f"measuring takes about {time_text(expected.seconds)} here: {hint}{found}"
+            f"measuring takes about {time_text(expected.seconds)} here: {hint}{misfit}"
         )
     for misfit in misfits:
         logger.warning("%s; the dataset is measured anew", misfit)

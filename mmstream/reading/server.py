@@ -176,12 +176,12 @@ class Server:
     def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
         """Hold the samples of a step, and say where they are."""
         data = list(samples.data)
-        if samples.cached:  # whoever asked reads them to their places
+        if samples.cached:  # whoever asked reads them there
             seats = list(samples.cached)
             stops = np.cumsum(samples.sizes[seats]).tolist()
-            place = self._memory.take(stops[-1])
+            memory = self._memory.take(stops[-1])
             for seat, start, stop in zip(seats, [0, *stops], stops, strict=False):
-                data[seat] = place[start:stop]
+                data[seat] = memory[start:stop]
         client.held += data
         starts = np.array([self._memory.position(one) if one else 0 for one in data], np.int64)
         counts, num_wrong = self._reader.pop_counts()
@@ -202,13 +202,13 @@ class Server:
     def _put(self, client: _Client, verdict: Verdict, value: StepHeader | Exception) -> Answer:
         """Put a value where whoever asked finds it. The one before was read."""
         message = pickle.dumps(value)
-        place = client.room
-        if len(message) > len(place):
-            place = self._memory.take(len(message))
-            client.held.append(place)
-        place[: len(message)] = message
+        memory = client.room
+        if len(message) > len(memory):
+            memory = self._memory.take(len(message))
+            client.held.append(memory)
+        memory[: len(message)] = message
         memory_bytes = 0 if client.has_memory else self._memory.num_bytes
-        return Answer(verdict, self._memory.position(place), len(message), memory_bytes)
+        return Answer(verdict, self._memory.position(memory), len(message), memory_bytes)
 
     def _put_error(self, client: _Client, error: Exception) -> Answer:
         """Put an error where whoever asked finds it, or its words: some cannot be pickled."""

@@ -279,8 +279,8 @@ def _write_groups(
         _write_all(descriptor, data[start - first : stop - first], file.data_start + start)
         for i, j in _consecutive(samples.number[begin:end]):
             rows = entries[begin + i : begin + j].astype("<u4").tobytes()
-            place = TABLE_START + 8 * int(samples.number[begin + i])
-            _write_all(descriptor, memoryview(rows), place)
+            offset = TABLE_START + 8 * int(samples.number[begin + i])
+            _write_all(descriptor, memoryview(rows), offset)
 
 
 def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float) -> Reading:
