@@ -233,10 +233,12 @@ def test_what_python_alone_decodes_has_one_thread_unless_told(dataset, monkeypat
     monkeypatch.setattr("mmstream.loader.batch_makers.default_threads", lambda: 2)
 
     def threads_of(num_threads=None, **settings):
+        before = set(threading.enumerate())  # those of other tests may still be ending
         pipeline = mm.Pipeline(dataset, global_batch_size=ROWS, **settings)
         with closing(mm.Loader(pipeline, num_threads=num_threads)) as loader:
             next(iter(loader))
-            return {thread.name.partition("_")[0] for thread in threading.enumerate()}
+            own = set(threading.enumerate()) - before
+            return {thread.name.partition("_")[0] for thread in own}
 
     values = mm.Decode({"txt": str})
     assert "mmstream-prepare" not in threads_of(decode=values)

@@ -56,7 +56,7 @@ STAGES: dict[str, tuple[str, ...]] = {
     "image: resize": ("torch.nn.functional:interpolate",),
     "image: crop, copy to the batch": ("numpy:copyto",),
     "sample: dicts, lineage, transforms": (
-        "mmstream.decoding.substitute:RowDecoder.decode_picture",
+        "mmstream.decoding.stage:decode_picture",
         "mmstream.decoding.substitute:RowDecoder.__call__",
     ),
     "batch: memory": ("mmstream.decoding.stage:DecodeStage._memory_of_rows",),
