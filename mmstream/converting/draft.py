@@ -20,6 +20,7 @@ __all__ = [
     "DIALOGUE_KEYS",
     "KINDS",
     "Draft",
+    "FrameSpan",
     "Kind",
     "LeftOutError",
     "Media",
@@ -48,6 +49,15 @@ class LeftOutError(RowError):
     """A blank line, or a row that the caller's function left out: a reject, but no fault."""
 
 
+class FrameSpan(msgspec.Struct, frozen=True):
+    """Frames of a video that follow each other. The tar holds these and no others."""
+
+    start_s: float | None
+    """Time of the first one. None: the video must have these frames and no others."""
+    num_frames: int
+    fps: float
+
+
 class MediaRef(msgspec.Struct, frozen=True):
     """A media file, by the path or the bytes that the row gives."""
 
@@ -59,8 +69,10 @@ class MediaRef(msgspec.Struct, frozen=True):
     sha256: str | None = None
     """Checksum of the file that the row expects, in lower-case hex. Other bytes are a reject."""
     field: str | None = None
-    """Name of its member of the tar where the row gives one, such as ``left.png``: for re-sharding.
-    None: it is named by its number and type."""
+    """Name of its member of the tar where the row gives one, such as ``left.png``: for re-sharding
+    and cameras. None: it is named by its number and type."""
+    frames: FrameSpan | None = None
+    """Which frames of a video are meant. None: the whole file."""
 
 
 @dataclass(frozen=True, slots=True)

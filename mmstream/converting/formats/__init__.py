@@ -14,6 +14,7 @@ preference.py    pairs of answers, and verdicts
 captions.py      media with captions, labels or nothing; text
 interleaved.py   documents: obelics, mmc4
 speech.py        manifests of speech
+lerobot.py       episodes of robots
 spans.py         texts about spans of a video or an audio file
 media_values.py  a path, a URL, base64, bytes or a struct -> a medium
 fields.py        typed values

@@ -42,6 +42,7 @@ from mmstream.converting.formats.drafts import make_draft
 from mmstream.converting.formats.fields import MEDIA_KEYS, expect, first_key, is_set, texts_of
 from mmstream.converting.formats.instruction import ANSWER_KEYS, QUESTION_KEYS, instruction
 from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
+from mmstream.converting.formats.lerobot import episode, is_episode
 from mmstream.converting.formats.media_values import is_base64_media, kind_by_name
 from mmstream.converting.formats.preference import TURN_KEYS, is_preference, preference
 from mmstream.converting.formats.spans import has_spans, medium_by_id, spans
@@ -128,6 +129,8 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     expect(row, dict, "row")
     if not row:
         raise RowError("empty row")
+    if is_episode(row):
+        return msgspec.structs.replace(episode(row), format="lerobot")
     name = format or recognise(row)
     draft = _PARSERS[name](row)
     if format is None:

@@ -4,6 +4,7 @@ rows -> formats -> LOAD -> shard
 
 references   what a path or URL means
 look_ahead   downloads and objects arrive before their row's turn
+cut          some frames of a longer video
 types        what the bytes really are
 check        what is asked of them; their facts
 images       what is stored instead, where images are made smaller
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,6 +40,7 @@ from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import Reference, parse_reference, short_name
 from mmstream.converting.media.tar_members import TarMembers
 from mmstream.converting.rows.source import Row
+from mmstream.lazy_bytes import LazyBytes
 
 if TYPE_CHECKING:
     from mmstream.converting.media.download import Downloader
@@ -198,7 +200,8 @@ class _Loader:
         except RowError:
             return None  # `finish` says it
         if reference.source == "web":
-            return self._download(reference.location)
+            # A part of a file is not downloaded; `_read` says it.
+            return self._download(reference.location) if ref.frames is None else None
         if reference.source == "object":
             return self._thread_pool().submit(self._read_object, ref, reference)
         return None
@@ -213,6 +216,11 @@ class _Loader:
             return decode_base64(ref.path)
         reference = parse_reference(ref.path, self._access)
         path, span = reference.location, reference.span
+        if ref.frames is not None:
+            if reference.source == "web":
+                raise RowError("some frames of a file on the web; download the data set first")
+            read = partial(self._folder.read_range, path)
+            return _cut(ref, self._folder.stamp(path)[1], read, max_bytes)
         if reference.member is not None:
             tar = self._folder.stamp(path)
             read = partial(self._folder.read_range, path)
@@ -226,6 +234,9 @@ class _Loader:
         """Return the bytes of an object, a span or a member of it. Runs in a thread."""
         url, span = reference.location, reference.span
         with _named(ref):
+            if ref.frames is not None:
+                read = partial(read_object_range, url, self._access)
+                return _cut(ref, object_size(url, self._access), read, MAX_ROW_BYTES)
             if reference.member is not None:
                 read = partial(read_object_range, url, self._access)
                 num_bytes = object_size(url, self._access)
@@ -257,6 +268,15 @@ def _named(ref: MediaRef) -> Iterator[None]:
         yield
     except RowError as error:
         raise RowError(f"{short_name(ref.path)}: {error}") from None
+
+
+def _cut(ref: MediaRef, num_bytes: int, read: Callable[[int, int], bytes], max_bytes: int) -> bytes:
+    """Return the frames of a video that are meant. Of the rest, only the header is read."""
+    from mmstream.converting.media.cut import cut_frames  # loads FFmpeg
+
+    assert ref.frames is not None
+    data = LazyBytes(num_bytes, lambda ranges: [read(start, stop) for start, stop in ranges])
+    return cut_frames(data, ref.frames, max_bytes)
 
 
 def _require_fitting(span: tuple[int, int], max_bytes: int) -> None:

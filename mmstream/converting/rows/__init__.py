@@ -19,6 +19,7 @@ transcripts.py  LibriSpeech's transcripts
 nested.py       an object with the rows inside
 samples.py      samples of another data set, to be written again
 folders.py      a local folder: files of rows, tars, pictures
+lerobot.py      episodes of a data set of LeRobot
 groups.py       consecutive rows about one medium -> one row
 spool.py        rows without lines of their own -> one temporary file
 records.py      rows by their byte ranges: lines of JSON, records of a spool

@@ -21,6 +21,7 @@ from mmstream.converting.rows.fetch import (
     with_splits,
 )
 from mmstream.converting.rows.folders import FolderContent, MediaFolder, look_into
+from mmstream.converting.rows.lerobot import is_lerobot
 from mmstream.errors import ConfigError
 from mmstream.storage import is_remote
 
@@ -109,6 +110,8 @@ def inputs_of(
             inputs.append(InputFile(url, name))
             continue
         folder = Path(local_path(url))
+        if rows_as is None and is_lerobot(folder):
+            raise ConfigError(f"{url}: holds a data set of LeRobot; convert it alone")
         content = look_into(folder)
         kind = folder_kind(url, content, rows_as)
         prefix = os.path.relpath(os.path.realpath(folder), root) + "/"

@@ -32,6 +32,7 @@ from mmstream.converting.rows.inputs import (
     is_local_folder,
     media_folder,
 )
+from mmstream.converting.rows.lerobot import is_lerobot
 from mmstream.converting.rows.options import RowOptions
 from mmstream.converting.rows.plain_files import PlainFiles
 from mmstream.converting.rows.records import require_rows
@@ -112,6 +113,8 @@ def _open_folder(url: str, name: str, plain_files: PlainFiles, options: RowOptio
         files = [InputFile(f"{url}/{each}", each) for each in names]
         return plain_files.open(with_splits(files, names))
     folder = Path(local_path(url))
+    if options.rows_as is None and is_lerobot(folder):
+        return plain_files.open_lerobot(folder)
     content = look_into(folder)
     kind = folder_kind(url, content, options.rows_as)
     if kind == "tars":

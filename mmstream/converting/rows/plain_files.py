@@ -46,6 +46,7 @@ from mmstream.converting.rows.folders import (
 )
 from mmstream.converting.rows.groups import group_rows
 from mmstream.converting.rows.json_values import NotJSONError, write_lines
+from mmstream.converting.rows.lerobot import iter_episodes
 from mmstream.converting.rows.nested import rows_inside, single_object
 from mmstream.converting.rows.options import RowOptions
 from mmstream.converting.rows.parquet import (
@@ -131,6 +132,12 @@ class PlainFiles:
                 if self._rows_left != 0:
                     file = InputFile("", split or "rows", split)
                     self._add_spool(iter_python_rows(split_rows), file, offsets)
+        return self._source()
+
+    def open_lerobot(self, folder: Path) -> RowSource:
+        """Return the source of a data set of LeRobot: a row for each episode."""
+        with self._offsets_path.open("wb") as offsets:
+            self._add_spool(iter_episodes(folder), InputFile("", folder.name), offsets)
         return self._source()
 
     def open_media(self, folder: Path, content: FolderContent) -> RowSource:

@@ -1,0 +1,104 @@
+"""An episode of LeRobot. Part of step 2 of a conversion.
+
+`rows.lerobot` makes the rows. The sample has a video for each camera, an array for each feature of
+numbers, and the texts of the tasks:
+
+    observation.images.top.mp4  observation.state.npy  action.npy  timestamp.npy  txt  json
+"""
+
+from __future__ import annotations
+
+import re
+from typing import Annotated, Any
+
+import msgspec
+
+from mmstream.converting.draft import Draft, FrameSpan, MediaRef, RowError
+from mmstream.converting.formats.drafts import make_draft
+from mmstream.errors import escaped
+
+__all__ = ["MAX_FPS", "MEMBER_STEM", "Episode", "EpisodeVideo", "episode", "is_episode"]
+
+MAX_FPS = 1e6
+"""Above the rate of any camera, and far from where times overflow."""
+
+MEMBER_STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
+"""Names of features that may be names of members of a tar."""
+
+_KEYS = {"codebase_version", "episode_index", "videos", "members"}
+
+
+class EpisodeVideo(msgspec.Struct):
+    """The video of one camera."""
+
+    path: str
+    """Relative to the data set."""
+    start_s: Annotated[float, msgspec.Meta(ge=0)] | None
+    """Time of the episode's first frame in the file. None: the file has nothing but the episode."""
+
+
+class Episode(msgspec.Struct):
+    """The row of an episode."""
+
+    id: int
+    codebase_version: str
+    robot_type: str | None
+    episode_index: int
+    length: Annotated[int, msgspec.Meta(ge=1)]
+    """Number of frames."""
+    fps: Annotated[float, msgspec.Meta(gt=0, le=MAX_FPS)]
+    tasks: list[str]
+    names: dict[str, Any]
+    """{feature: names of its dimensions}, as the data set has them."""
+    videos: dict[str, EpisodeVideo]
+    """{camera: its video}."""
+    members: dict[str, bytes]
+    """Further members of the tar: npy [T, ...] for numbers, a list of T texts for texts."""
+
+
+def is_episode(row: dict[str, Any]) -> bool:
+    """Tell whether a row is one that `rows.lerobot` has made."""
+    return row.keys() >= _KEYS
+
+
+def episode(row: dict[str, Any]) -> Draft:
+    """Return the draft of an episode.
+
+    Raises:
+        RowError: Anybody else has made the row, or a function of the caller has changed it.
+    """
+    try:
+        content = msgspec.convert(row, Episode)
+    except (msgspec.ValidationError, RecursionError) as error:
+        raise RowError(f"no row of an episode: {escaped(error, 200)}") from None
+    fields = [f"{camera}.mp4" for camera in content.videos]
+    _require_members([*fields, *content.members])
+    refs = [
+        MediaRef(
+            "video",
+            video.path,
+            field=field,
+            frames=FrameSpan(video.start_s, content.length, content.fps),
+        )
+        for field, video in zip(fields, content.videos.values(), strict=True)
+    ]
+    texts = tuple(content.tasks)
+    return make_draft(
+        row,
+        {"captions": list(texts)} if texts else {},
+        refs,
+        {"tasks", "members"},
+        kept=tuple(Episode.__struct_fields__),
+        texts=texts,
+        fields=content.members,
+    )
+
+
+def _require_members(names: list[str]) -> None:
+    """Refuse names that a tar cannot hold side by side. It is read in lower case."""
+    for name in names:
+        stem, _, extension = name.rpartition(".")
+        if not MEMBER_STEM.fullmatch(stem) or extension not in ("mp4", "npy", "json"):
+            raise RowError(f"no row of an episode: the member {escaped(name, 100)!r}")
+    if len({name.lower() for name in names}) < len(names):
+        raise RowError("no row of an episode: two members of one name")
