@@ -2,8 +2,8 @@
 
 For samples of 5 kB to 20 MB and batches of 256 to 4,096 rows: the requests that ranks make to a
 store, the bytes of all windows, and how many of 1,000 classes a batch shows, and 16 and 64 batches
-in a row. The corpora are sorted by class, which is the worst case, and have 4 million samples. The
-settings of mmstream 0.1 stand beside. Nothing is read: the figures follow from the real orders.
+in a row. The corpora are sorted by class, which is the worst case, and have 4 million samples.
+Nothing is read: the figures follow from the real orders.
 
 A request reads neighbouring samples of a window that one rank needs: up to 8 MiB, or one sample.
 Nothing is read that is not needed.
@@ -13,8 +13,6 @@ from __future__ import annotations
 
 import argparse
 import time
-from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 
@@ -40,14 +38,14 @@ def main() -> None:
     start = time.perf_counter()
     sizes, batches = ((110_000,), BATCHES[:2]) if options.quick else (SIZES, BATCHES)
     print(
-        "| sample | G | | grid, M, K, C | windows, GB | requests/GB on 1 | 8 | 64 ranks "
+        "| sample | G | grid, M, K, C | windows, GB | requests/GB on 1 | 8 | 64 ranks "
         "| samples a request | classes of | 16 steps | 64 steps |\n"
-        "|---:|---:|---|---|---:|---:|---:|---:|---:|---:|---:|---:|"
+        "|---:|---:|---|---:|---:|---:|---:|---:|---:|---:|---:|"
     )
     for sample_bytes in sizes:
         for rows in batches:
-            for name, order in orders(sample_bytes, rows):
-                print(f"| {line(sample_bytes, rows, name, order)} |", flush=True)
+            order = make_order(sample_bytes, rows)
+            print(f"| {line(sample_bytes, rows, order)} |", flush=True)
     print("\n| ranks | " + " | ".join(f"G = {rows}" for rows in batches) + " |")
     print("|---:|" + "---:|" * len(batches))
     orders_of_batches = [make_order(110_000, rows) for rows in batches]
@@ -62,25 +60,16 @@ def main() -> None:
     print(f"\n{time.perf_counter() - start:.0f} s, numpy {np.__version__}")
 
 
-def make_order(sample_bytes: int, rows: int, **settings: Any) -> Order:
-    """Return the order of a corpus of samples of one size."""
+def make_order(sample_bytes: int, rows: int) -> Order:
+    """Return the default order of a corpus of samples of one size."""
     return Order.from_counts(
         [SAMPLES_PER_SHARD] * (NUM_SAMPLES // SAMPLES_PER_SHARD),
         global_batch_size=rows,
         num_bytes=NUM_SAMPLES * sample_bytes,
-        **settings,
     )
 
 
-def orders(sample_bytes: int, rows: int) -> Iterator[tuple[str, Order]]:
-    """Yield the order by default and that of mmstream 0.1, with their names."""
-    yield "", make_order(sample_bytes, rows)
-    window = min(8192, max(16, (2 << 30) // (64 * sample_bytes)))
-    old = {"grid": (8, 8), "window": window, "interleave": 32, "chunk": 64}
-    yield "0.1", make_order(sample_bytes, rows, **old)
-
-
-def line(sample_bytes: int, rows: int, name: str, order: Order) -> str:
+def line(sample_bytes: int, rows: int, order: Order) -> str:
     """Return the cells of an order."""
     identity = order.identity()
     grid = tuple(identity["grid"])
@@ -92,7 +81,6 @@ def line(sample_bytes: int, rows: int, name: str, order: Order) -> str:
     cells = [
         f"{sample_bytes // 1000:,} kB",
         f"{rows:,}",
-        name,
         f"{grid} {window:,} {identity['interleave']} {identity['chunk']}",
         f"{held:.1f}",
         *(f"{number:,.0f}" for number, _ in per_gb),
