@@ -49,9 +49,9 @@ def check_once(model: Any, config: Any, device: torch.device) -> None:
     attention = str(getattr(config.get_text_config(), "_attn_implementation", None))
     if _checked.get(model) == attention:
         return
-    _checked[model] = attention
     reason = _why_not(model, device)
     if reason:
+        _checked[model] = attention
         logger.warning(
             "model_inputs: %s: not checked whether it keeps documents apart, as %s; call "
             "mm.check_packing(model, batch) before you wrap the model",
@@ -67,6 +67,7 @@ def check_once(model: Any, config: Any, device: torch.device) -> None:
             _probe(config, device),
             lambda batch: model_arguments(batch, model, blank_image=False),
         )
+    _checked[model] = attention
 
 
 def _probe(config: Any, device: torch.device) -> Batch:

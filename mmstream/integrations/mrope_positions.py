@@ -94,7 +94,6 @@ def check_positions_once(
     positions: Tensor = text["position_ids"]
     if model is None or model in _checked or positions.ndim != 3 or len(positions) != 4:
         return
-    _checked.add(model)
     expected = _by_rule(text, positions[0], media_inputs, model, config)
     documents = text["document_ids"]
     has_media = torch.isin(documents, documents[media_inputs["mm_token_type_ids"] > 0])
@@ -104,6 +103,7 @@ def check_positions_once(
             "give mm.Flat(positions=mm.QwenVLPositions.from_config(model.config)), or leave "
             "positions= out"
         )
+    _checked.add(model)
 
 
 def _by_rule(
