@@ -139,8 +139,9 @@ class BatchMakers:
             world: this rank.
         """
         keep_freed_memory()
-        if self.reader is not None and not self.reader.is_own:  # this process was forked since
-            self.reader = None
+        if self.reader is not None and not self.reader.is_own:
+            # This process was forked since. Those who make batches ask the reader of the parent.
+            self.reader = self.workers = self._runner = self._due_job = None
         is_outdated = self.reader is not None and self.reader.lacks_variables
         if self._reader_pipeline is not pipeline or is_outdated:
             self.close()

@@ -229,10 +229,15 @@ def test_a_loader_in_a_forked_process_has_a_reader_process_of_its_own(
     loaders.append(remote)
     of_the_parent = remote._makers.reader
     assert of_the_parent is not None
-    with closing(of_the_parent), monkeypatch.context() as child:
+    with closing(iter(remote)) as batches:
+        next(batches)
+    runner_of_the_parent = remote._makers._runner
+    assert runner_of_the_parent is not None
+    with closing(of_the_parent), closing(runner_of_the_parent), monkeypatch.context() as child:
         child.setattr(process.os, "getpid", lambda: 1)
         next(iter(remote))
         assert pid_of(remote) != of_the_parent.pid
+        assert remote._makers._runner is not runner_of_the_parent
         remote.close()
 
 
