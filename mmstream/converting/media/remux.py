@@ -22,7 +22,7 @@ from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.open import NoStreamError, media_stream, open_media
 from mmstream.decoding.image.limits import MAX_PIXELS
 from mmstream.decoding.video.file import VideoFile, read_video_file
-from mmstream.errors import DecodeError
+from mmstream.errors import DecodeError, TimeoutError
 
 __all__ = ["remuxed"]
 
@@ -46,7 +46,8 @@ def remuxed(data: bytes, deadline: Deadline) -> bytes | None:
 
     Returns:
         None where it has a table of its packets already, as nearly every MP4 has. Or an MP4 cannot
-        hold it: frames, their times or the sound would be others.
+        hold it: frames, their times or the sound would be others. Or it has several tracks of
+        sound, of which one alone could be compared.
 
     Raises:
         DecodeError: It is no whole video.
@@ -57,17 +58,24 @@ def remuxed(data: bytes, deadline: Deadline) -> bytes | None:
         return None
     try:
         copy = _copied(data, file.fps, deadline)
+        if copy is None:
+            return None
         is_same = _has_same_frames(file, read_video_file(copy, deadline, MAX_PIXELS))
         return copy if is_same and _has_same_sound(data, copy, deadline) else None
+    except TimeoutError:
+        raise
     except (av.FFmpegError, ValueError, DecodeError):
         return None
 
 
-def _copied(data: bytes, fps: float, deadline: Deadline) -> bytes:
+def _copied(data: bytes, fps: float, deadline: Deadline) -> bytes | None:
+    """Return an MP4 of the same packets. None: there are several tracks of sound."""
     target = io.BytesIO()
     with open_media(data, deadline, MAX_PIXELS) as source:
         video = media_stream(source, "video")
         streams = [video, *source.streams.audio]
+        if len(streams) > 2:
+            return None
         with av.open(target, "w", format="mp4", options=_SAME_BYTES) as out:
             copies: dict[int, Any] = {
                 stream.index: out.add_stream_from_template(stream, opaque=True)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import io
 from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import Media, MediaRef, RowError
+from mmstream.converting.media import remux
+from mmstream.decoding.ffmpeg.deadline import Deadline
 from tests.helpers.convert_corpus import write_rows
 from tests.helpers.media import load_media
 from tests.helpers.media_files import video_file
@@ -71,6 +75,32 @@ def test_a_video_that_would_gain_or_keep_nothing_stays_as_it_is(
     data = video_file(kind, **settings)
     medium = stored(data)
     assert (medium.extension, medium.data) == (kind, data)
+
+
+def test_a_video_with_two_tracks_of_sound_stays_as_it_is() -> None:
+    target = io.BytesIO()
+    with (
+        av.open(io.BytesIO(video_file("mkv", audio_codec="aac"))) as source,
+        av.open(target, "w", format="matroska") as out,
+    ):
+        video, sound = source.streams
+        copies = [out.add_stream_from_template(stream) for stream in (video, sound, sound)]
+        for packet in source.demux(video):
+            if packet.size:
+                packet.stream = copies[0]
+                out.mux(packet)
+    assert stored(target.getvalue()).extension == "mkv"
+
+
+def test_too_little_time_is_an_error_and_not_another_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def late(*_: Any) -> None:
+        raise mm.TimeoutError("takes too long")
+
+    monkeypatch.setattr(remux, "_has_same_sound", late)
+    with pytest.raises(mm.TimeoutError):
+        remux.remuxed(video_file("mkv"), Deadline.start(60))
 
 
 def test_a_damaged_video_is_rejected_as_without_it() -> None:
