@@ -104,6 +104,12 @@ def test_a_cut_of_shar_in_a_file_without_a_number_is_a_reject():
         with_tar(cut("a", "x"), "all.jsonl")
 
 
+def test_a_cut_of_shar_without_id_is_a_reject():
+    row = {"recording": {"sources": [{"type": "shar", "source": ""}]}}
+    with pytest.raises(mm.MMStreamError, match="a cut of Shar without id"):
+        with_tar(row, "cuts.000000.jsonl")
+
+
 NEMO = [
     {"audio_filepath": "a.wav", "duration": 0.1, "text": "one", "shard_id": 0},
     {"audio_filepath": "b.wav", "duration": 0.1, "text": "two", "shard_id": 1, "lang": "en"},

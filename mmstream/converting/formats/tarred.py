@@ -72,7 +72,9 @@ def _of_shar(row: dict[str, Any], recording: dict[str, Any], file: str) -> dict[
             "a cut of Shar in a file that is not named cuts.NUMBER.jsonl: the number is that of "
             "recording.NUMBER.tar, which holds its sound"
         )
+    if not isinstance(row.get("id"), str):
+        raise RowError("a cut of Shar without id, by which its sound is named in the tar")
     tar = PurePosixPath(file).with_name(f"recording.{name[1]}.tar")
-    in_tar = {**source, "type": "file", "source": f"tar://{row.get('id')}.*::{tar}"}
+    in_tar = {**source, "type": "file", "source": f"tar://{row['id']}.*::{tar}"}
     # The tar holds what the cut holds, and no more: so times of the cut are those of its file.
     return {**row, "start": 0, "recording": {**recording, "sources": [in_tar]}}

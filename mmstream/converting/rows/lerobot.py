@@ -19,7 +19,7 @@ import math
 import re
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
 import numpy as np
@@ -37,14 +37,15 @@ __all__ = ["is_lerobot", "iter_episodes"]
 
 _INFO = "meta/info.json"
 _VERSION = re.compile(r"v?[23]\.\d+(\.\d+)?")
-_PLACE = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
+_NUMBER = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
+_REPLACED = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
 _COUNTERS = ("index", "episode_index", "frame_index")
 """Numbers of frames and episodes: they say nothing that the place of a frame does not say."""
 
 
 class _Feature(msgspec.Struct):
     dtype: str
-    shape: tuple[int, ...] = ()
+    shape: tuple[Annotated[int, msgspec.Meta(ge=0)], ...] = ()
     names: Any = None
 
 
@@ -151,18 +152,11 @@ def _require_readable(key: str, feature: _Feature, url: str) -> None:
             f"{url}: feature {name}: pictures in the tables are not read; make videos of them with "
             "lerobot's convert_image_to_video_dataset"
         )
-    if feature.dtype not in ("video", "string") and not _is_number(feature.dtype):
+    if feature.dtype not in ("video", "string") and not _NUMBER.fullmatch(feature.dtype):
         raise ConfigError(
             f"{url}: feature {name}: dtype {escaped(feature.dtype, 40)!r} is not read; take it out "
             "of features"
         )
-
-
-def _is_number(dtype: str) -> bool:
-    try:
-        return np.dtype(dtype).kind in "biuf"
-    except TypeError:
-        return False
 
 
 def _listed(folder: Path, info: _Info) -> Iterator[NumberedRow]:
@@ -255,7 +249,7 @@ def _path(template: str, values: Mapping[str, int | str]) -> str:
             raise RowError(f"{escaped(template, 200)}: {{{place[1]}}} is not known")
         return str(value).zfill(int(place[2] or 0))
 
-    path = _PLACE.sub(text, template)
+    path = _REPLACED.sub(text, template)
     if path.startswith("/") or ".." in path.split("/") or "\0" in path or "://" in path:
         raise RowError(f"{escaped(path, 200)}: lies outside the data set")
     return path
