@@ -172,8 +172,8 @@ class StepConnection:
     def ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
         """Return the header of a step, and the memory with its samples.
 
-        They stay until the next call that asks for a step, ahead or not; those of a step that was
-        asked for ahead until the call after it.
+        They stay until the next request for a step. If that one is made by `ask_ahead`, they stay
+        until the request after it.
 
         Raises:
             ReaderEnded: there is no reader process any more.
