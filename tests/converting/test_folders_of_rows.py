@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import json
-import tarfile
 
 import numpy as np
 import pyarrow as pa
@@ -22,6 +21,7 @@ from mmstream.dataset.verify import verify
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from tests.helpers.convert_corpus import make_corpus, rejects, run
 from tests.helpers.corpora import jpeg
+from tests.helpers.foreign_tars import write_tar
 
 
 def values(rows, **options):
@@ -185,7 +185,7 @@ def test_a_folder_of_splits_or_tars_is_converted_alone(tmp_path):
     with pytest.raises(ConfigError, match=r"b: holds data sets of splits; convert it al"):
         values([tmp_path / "a", tmp_path / "b"])
     (tmp_path / "c").mkdir()
-    tar_of(tmp_path / "c/0.tar", [("0.txt", b"a")])
+    write_tar(tmp_path / "c/0.tar", [("0.txt", b"a")])
     with pytest.raises(ConfigError, match=r"c: holds tars of samples; convert it alone"):
         values([tmp_path / "a", tmp_path / "c"])
     with pytest.raises(ConfigError, match="local folders and URLs together"):
@@ -214,7 +214,7 @@ def test_rows_that_are_not_what_was_said_are_refused(tmp_path, name, rows_as):
     (tmp_path / "rows.jsonl").write_text('{"text": "t", "id": 1}\n')
     (tmp_path / "rows.csv").write_text("text,id\nt,1\n")
     pq.write_table(pa.Table.from_pylist([{"text": "t"}]), tmp_path / "rows.parquet")
-    tar_of(tmp_path / "0.tar", [("0.txt", b"a")])
+    write_tar(tmp_path / "0.tar", [("0.txt", b"a")])
     pictures(tmp_path, "photos/1.jpg")
     (tmp_path / "tables").mkdir()
     (tmp_path / "tables/rows.jsonl").write_text('{"text": "t"}\n')
@@ -244,18 +244,10 @@ def test_samples_of_tars_are_written_again_byte_for_byte(tmp_path):
         run(tmp_path / "first", tmp_path / "first", overwrite=True)
 
 
-def tar_of(path, members):
-    with tarfile.open(path, "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
-
-
 def test_samples_of_foreign_tars_keep_their_keys_unless_two_meet(tmp_path):
     (tmp_path / "in").mkdir()
     for shard in range(3):
-        tar_of(tmp_path / f"in/{shard}.tar", [("d/0.txt", b"%d" % shard), ("d/0.seg.png", b"x")])
+        write_tar(tmp_path / f"in/{shard}.tar", [("d/0.txt", b"%d" % shard), ("d/0.seg.png", b"x")])
     run(tmp_path / "in", tmp_path / "out")
     read = samples(tmp_path / "out")
     assert [sample["__key__"] for sample in read] == ["d/0", "d/0-2", "d/0-3"]
@@ -293,7 +285,7 @@ def test_media_of_stored_samples_are_checked_and_changed_where_that_is_asked_for
         ("d.jpg", jpeg(3, (100, 80))),
         ("d.json", b"{no json"),
     ]
-    tar_of(tmp_path / "in.tar", members)
+    write_tar(tmp_path / "in.tar", members)
     media = MediaOptions(max_image_side=100, image_format="webp", min_image_side=30)
     run(tmp_path / "in.tar", tmp_path / "out", media=media, max_rejects=9)
     first, second = samples(tmp_path / "out")
@@ -318,7 +310,7 @@ def test_media_of_stored_samples_are_checked_and_changed_where_that_is_asked_for
 
 
 def test_images_of_stored_samples_that_need_no_change_keep_their_names(tmp_path):
-    tar_of(tmp_path / "in.tar", [("a.left.jpeg", jpeg(1, (50, 40))), ("a.json", b'{"x": 1.0}')])
+    write_tar(tmp_path / "in.tar", [("a.left.jpeg", jpeg(1, (50, 40))), ("a.json", b'{"x": 1.0}')])
     run(tmp_path / "in.tar", tmp_path / "out", media=MediaOptions(max_image_side=100))
     [sample] = samples(tmp_path / "out")
     assert (sample["left.jpeg"], sample["json"]) == (jpeg(1, (50, 40)), b'{"x": 1.0}')
@@ -326,7 +318,7 @@ def test_images_of_stored_samples_that_need_no_change_keep_their_names(tmp_path)
 
 def test_duplicates_among_stored_samples_are_found(tmp_path):
     members = [("a.jpg", jpeg(1)), ("b.left.jpg", jpeg(1)), ("c.jpg", jpeg(2))]
-    tar_of(tmp_path / "in.tar", members)
+    write_tar(tmp_path / "in.tar", members)
     assert run(tmp_path / "in.tar", tmp_path / "out", duplicates="report").num_pairs["media"] == 1
     assert json.loads((tmp_path / "out/report.json").read_bytes())["media"]["jpg"]["num_files"] == 3
 
@@ -342,7 +334,7 @@ def test_duplicates_among_stored_samples_are_found(tmp_path):
     ],
 )
 def test_options_for_rows_are_refused_for_stored_samples(tmp_path, name, value):
-    tar_of(tmp_path / "in.tar", [("a.txt", b"a")])
+    write_tar(tmp_path / "in.tar", [("a.txt", b"a")])
     with pytest.raises(ConfigError, match=f"^{name}.*: has no effect on tars of samples"):
         run(tmp_path / "in.tar", tmp_path / "out", **{name: value})
     assert not (tmp_path / "out").exists()
@@ -351,7 +343,7 @@ def test_options_for_rows_are_refused_for_stored_samples(tmp_path, name, value):
 def test_keys_of_foreign_tars_that_meet_in_a_shard_are_told_apart(tmp_path):
     for shard in range(2):
         members = [(f"{key}.txt", b"%d" % shard) for key in ("0", "1", "2", "0-4")]
-        tar_of(tmp_path / f"{shard}.tar", members)
+        write_tar(tmp_path / f"{shard}.tar", members)
     run(sorted(tmp_path.glob("*.tar")), tmp_path / "out")
     written = [sample["__key__"] for sample in samples(tmp_path / "out")]
     assert written == ["0", "1", "2", "0-4", "0-5", "1-6", "2-7", "0-4-8"]
@@ -379,7 +371,7 @@ def test_samples_of_the_bad_list_are_left_out_and_the_list_is_part_of_the_plan(t
 
 
 def test_samples_that_the_bad_list_leaves_out_are_counted(tmp_path, caplog):
-    tar_of(tmp_path / "in.tar", [(f"{i}.txt", b"a") for i in range(5)])
+    write_tar(tmp_path / "in.tar", [(f"{i}.txt", b"a") for i in range(5)])
     run(tmp_path / "in.tar", tmp_path / "first")
     assert "bad list" not in caplog.text
     write_bad(open_dataset(tmp_path / "first"), [(0, 1), (0, 3)])
@@ -390,7 +382,7 @@ def test_samples_that_the_bad_list_leaves_out_are_counted(tmp_path, caplog):
 def test_tars_that_cannot_be_read_are_rejects_or_clear_errors(tmp_path):
     (tmp_path / "in").mkdir()
     members = [("0.txt", b"a"), ("1.txt", b"b"), ("1.txt", b"c"), ("2.txt", b"d")]
-    tar_of(tmp_path / "in/0.tar", members)
+    write_tar(tmp_path / "in/0.tar", members)
     run(tmp_path / "in", tmp_path / "out")
     assert "this field comes twice" in rejects(tmp_path / "out")[2]
     (tmp_path / "rows.jsonl").write_text('{"text": "t"}\n')

@@ -3,26 +3,17 @@
 from __future__ import annotations
 
 import gzip
-import io
 import json
-import tarfile
 
 import pytest
 
 import mmstream as mm
 from mmstream.converting.formats.tarred import with_tar
 from tests.helpers.convert_corpus import rejects, write_rows
+from tests.helpers.foreign_tars import write_tar
 from tests.helpers.media_files import audio_file
 
 FLAC = audio_file("flac", seconds=0.1)
-
-
-def write_tar(path, members):
-    with tarfile.open(path, "w") as tar:
-        for name, data in members:
-            info = tarfile.TarInfo(name)
-            info.size = len(data)
-            tar.addfile(info, io.BytesIO(data))
 
 
 def cut(name, text):

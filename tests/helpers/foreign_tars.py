@@ -69,6 +69,11 @@ def make_tar(members, format=tarfile.PAX_FORMAT, **settings) -> bytes:
     return buffer.getvalue()
 
 
+def write_tar(path: Path, members) -> None:
+    """Write what `make_tar` makes."""
+    path.write_bytes(make_tar(members))
+
+
 def special(name: str, kind: bytes, target: str = "") -> tarfile.TarInfo:
     """A folder, a link or a device."""
     info = tarfile.TarInfo(name)
