@@ -5,6 +5,7 @@
 inputs.py      `model_inputs`: the keyword arguments of a model's forward, from a batch
 arguments.py   makes them
 one_picture.py    those of models that take one picture a row
+one_each.py    refuses rows with another number than one
 model_kinds.py    what transformers says of a model
 pictures.py    the pictures of a batch, normalised
 packed_text.py  the text of flat batches: what keeps documents apart

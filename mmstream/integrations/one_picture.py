@@ -12,6 +12,7 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 from mmstream.integrations.families import Pictures
+from mmstream.integrations.one_each import require_one_each
 from mmstream.types import IGNORED_LABEL, Batch
 
 __all__ = ["TWO_TOWERS", "classification_arguments", "two_tower_arguments"]
@@ -95,11 +96,5 @@ def two_tower_arguments(
 def _one_a_row(batch: Batch, family: str, pictures: Pictures) -> Tensor:
     """Return [B, 3, H, W], the one picture of each row."""
     counts = torch.bincount(pictures.rows, minlength=pictures.num_rows).tolist()
-    for row, count in enumerate(counts):
-        if count != 1:
-            key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
-            raise ConfigError(
-                f"model_inputs: {family} takes one picture a row, {key} has {count}: leave such "
-                "samples out with a transform that raises mm.SkipSample"
-            )
+    require_one_each(batch, counts, family, "picture")
     return pictures.stacked(family)

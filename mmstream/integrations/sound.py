@@ -16,6 +16,7 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 from mmstream.integrations.omni_positions import OMNI, QWEN3_OMNI
+from mmstream.integrations.one_each import require_one_each
 from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
 
@@ -157,13 +158,7 @@ def transcribed(
     counts = [0] * num_rows
     for row in [] if features is None else features.rows.tolist():
         counts[row] += 1
-    for row, count in enumerate(counts):
-        if count != 1:
-            key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
-            raise ConfigError(
-                f"model_inputs: whisper takes one audio a row, {key} has {count}: leave such "
-                "samples out with a transform that raises mm.SkipSample"
-            )
+    require_one_each(batch, counts, "whisper", "audio")
     assert features is not None  # each row has one
     ids, labels = text["input_ids"], text.get("labels")
     if "attention_mask" in text and not bool(text["attention_mask"][:, 0].all()):
