@@ -128,8 +128,9 @@ def test_windows_hold_first_bytes_only(folder: str) -> None:
         iteration = reader.begin(0, 0, (0, NUM_BATCH_ROWS))
         with closing(PipelineRunner(pipeline, connection=connection)) as runner:
             lineage = runner.batch(Job(0, 0, 0, NUM_BATCH_ROWS, iteration=iteration))["__lineage__"]
-    # It has read this step and what fits into the horizon: the whole epoch.
-    assert lineage.transfers.num_bytes <= sum(COUNTS) * FIRST_BYTES
+    # It has read this step and some of what fits into the horizon, which may end in a later epoch.
+    counts = lineage.transfers
+    assert 0 < counts.num_bytes <= counts.num_requests * FIRST_BYTES
 
 
 def test_windows_of_large_samples_need_little_memory(folder: str) -> None:

@@ -105,14 +105,15 @@ class Report:
     """Inputs that raised nothing."""
 
 
-def fuzz(parser: Parser, seconds: float, seed: int, save: Path) -> Report:
+def fuzz(parser: Parser, seconds: float, seed: int, save: Path, *, min_inputs: int = 1) -> Report:
     """Give mutated inputs to a parser for some seconds.
 
     Args:
         parser: What is fuzzed.
-        seconds: How long. At least one input is tried.
+        seconds: How long.
         seed: Of the mutations.
         save: Where an input that fails is written.
+        min_inputs: So many inputs are tried at least, also where that takes longer.
 
     Raises:
         BrokenPromiseError: The parser broke its promise.
@@ -120,7 +121,7 @@ def fuzz(parser: Parser, seconds: float, seed: int, save: Path) -> Report:
     draw = random.Random(seed)
     deadline = time.monotonic() + seconds
     num_inputs = num_accepted = 0
-    while not num_inputs or time.monotonic() < deadline:
+    while num_inputs < min_inputs or time.monotonic() < deadline:
         data = mutate(draw.choice(parser.seeds), draw, is_json=parser.is_json)
         num_inputs += 1
         try:
