@@ -308,7 +308,7 @@ def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root
 
     def reserve(num_bytes: np.ndarray) -> int:
         assert path.stat().st_mtime > 1
-        if is_removed:  # by another process, before it was marked as used
+        if is_removed:  # by another process, which found it damaged
             path.unlink()
         return num_bytes.size
 
@@ -316,6 +316,26 @@ def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root
     cache_file_module.write_samples(str(path), file, samples, data, 4 * SAMPLE_BYTES, reserve)
     assert path.exists() != is_removed  # a new file takes more than was reserved
     assert read(new_cache(), file, 0, 8) == ({} if is_removed else expected(0, 8))
+
+
+def test_no_room_is_taken_for_a_file_that_was_removed_before(new_cache, root, monkeypatch):
+    cache, file = new_cache(), file_of()
+    write(cache, file, 0, 4)
+    written(cache)
+    path, mark_as_used = Path(cache.path(file)), os.utime
+
+    def utime(descriptor: int) -> None:
+        path.unlink()  # another process makes room of it at this moment
+        mark_as_used(descriptor)
+
+    monkeypatch.setattr(cache_file_module.os, "utime", utime)
+    asked: list[np.ndarray] = []
+    samples, data = samples_of(4, 8), memoryview(SHARD)[4 * SAMPLE_BYTES : 8 * SAMPLE_BYTES]
+    first = 4 * SAMPLE_BYTES
+    assert not cache_file_module.write_samples(
+        str(path), file, samples, data, first, lambda num_bytes: asked.append(num_bytes) or 4
+    )
+    assert not asked
 
 
 def test_leftovers_of_runs_that_are_over_go_first_the_oldest_before_others(new_cache, root):

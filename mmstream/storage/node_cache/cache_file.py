@@ -246,18 +246,20 @@ def write_samples(
             return 0
         if descriptor is not None:
             os.utime(descriptor)  # in use, so that no room is made by removing it
+            if not os.fstat(descriptor).st_nlink:  # it was, before: room for it would be lost
+                return 0
         num_bytes = PAGE_BYTES * np.cumsum(_num_new_pages(file, table, samples.select(is_missing)))
         num_fitting = reserve(num_bytes + is_new * file.data_start)
         is_missing[np.flatnonzero(is_missing)[num_fitting:]] = False
         groups = _adjacent(samples, is_missing)
         if not groups:
             return 0
-        if descriptor is not None:  # also if it was removed before: a new one would take more room
-            _write_groups(descriptor, file, samples, groups, data, first)
+        if descriptor is not None:  # also if it was removed now: a new one would take more room
+            _write_groups(descriptor, file, samples, entries, groups, data, first)
         else:
             with _opened(path, os.O_RDWR | os.O_CREAT) as created:
                 assert created is not None
-                _write_groups(created, file, samples, groups, data, first)
+                _write_groups(created, file, samples, entries, groups, data, first)
     return int((samples.stop - samples.start)[is_missing].sum())
 
 
@@ -265,15 +267,25 @@ def _write_groups(
     descriptor: int,
     file: CacheFile,
     samples: CachedSamples,
+    entries: IntArray,
     groups: list[tuple[int, int]],
     data: memoryview,
     first: int,
 ) -> None:
-    """Write groups of samples whose bytes follow one another, and then what the table says."""
+    """Write groups of samples whose bytes follow one another, and then their rows of the table.
+
+    Args:
+        descriptor: Of the file, which is empty or has this shape.
+        file: Which one it is.
+        samples: Which samples are given.
+        entries: Their rows of the table: lengths and checksums, [num_samples, 2].
+        groups: [begin, end) of the samples that are written.
+        data: Bytes of the samples.
+        first: The byte of the shard that comes first in `data`.
+    """
     if os.fstat(descriptor).st_size == 0:
         os.ftruncate(descriptor, file.num_bytes)
     _write_all(descriptor, memoryview(file.head), 0)
-    entries = np.column_stack([samples.stop - samples.start, samples.checksum])
     for begin, end in groups:
         start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
         _write_all(descriptor, data[start - first : stop - first], file.data_start + start)
