@@ -16,6 +16,7 @@ import struct
 import threading
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
+from functools import cache
 from types import TracebackType
 from urllib.parse import parse_qsl, urlsplit
 
@@ -220,8 +221,7 @@ class MediaServer:
 
     async def _fail_bomb(self, writer: asyncio.StreamWriter, body: bytes, argument: str) -> bool:
         """Send 100 MB of zeros in 100 kB."""
-        bomb = gzip.compress(bytes(100_000_000), 1)
-        await self._send(writer, 200, bomb, {"Content-Encoding": "gzip"})
+        await self._send(writer, 200, _bomb(), {"Content-Encoding": "gzip"})
         return True
 
     async def _fail_gzip(self, writer: asyncio.StreamWriter, body: bytes, argument: str) -> bool:
@@ -248,3 +248,8 @@ class MediaServer:
         writer.write(b"SSH-2.0-OpenSSH_9.6\r\n")
         await writer.drain()
         return False
+
+
+@cache
+def _bomb() -> bytes:
+    return gzip.compress(bytes(100_000_000), 1)

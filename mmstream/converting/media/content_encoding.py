@@ -50,4 +50,6 @@ def _inflated(body: bytes, wbits: int, max_bytes: int) -> bytes:
         raise RowError(f"larger than {max_bytes:,} bytes when decompressed")
     if not inflater.eof:
         raise zlib.error("truncated")
+    if inflater.unused_data:  # to stop at the end of the first part would cut a medium
+        raise zlib.error("more behind its end")
     return data

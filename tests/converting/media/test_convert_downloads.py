@@ -4,18 +4,22 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
 from pathlib import Path
-from urllib.parse import quote
 
 import pytest
 
 import mmstream as mm
 from mmstream.cli import main
+from mmstream.converting.media import retries
 from tests.helpers.media_server import MediaServer
-from tests.helpers.paths import PHOTOS
+from tools.prove import downloads as proof
+from tools.prove.downloads import MEDIA
 
-MEDIA = {path.name: path.read_bytes() for path in PHOTOS[:8]}
 NAMES = list(MEDIA)
+NUM_ROWS = 200
+KINDS = [fault for fault in proof.FAULTS if fault.answer not in ("silence", "dribble")]
+"""Faults that need no time-out, so that the result does not depend on how busy the machine is."""
 
 
 def write_rows(folder: Path, urls: list[str]) -> Path:
@@ -36,50 +40,41 @@ def rejects(folder: Path) -> dict[int, str]:
     return {row["row"] - 1: row["reason"] for row in map(json.loads, lines)}
 
 
-def test_every_row_with_a_url_is_a_sample_or_a_named_reject(tmp_path: Path) -> None:
-    passing = ["status~429~1", "status~503", "silence", "reset", "cut", "close"]
-    staying = {
-        "status~404": "http 404",
-        "redirect~http://10.0.0.3/x": "private address 10.0.0.3",
-        "redirect~http://127.0.0.1:{secret}/": "private address 127.0.0.1",
-        "header~X-Robots-Tag: noai": "says noai",
-        "huge": "larger than",
-        "bomb": "larger than",
-        "cut": "cut off",
-    }
-    with MediaServer(MEDIA) as server, MediaServer({"": b"secret"}) as secret:
-        urls, expected = [], {}
-        for number in range(100):
-            name = NAMES[number % len(NAMES)]
-            if number % 5:
-                urls.append(f"{server.url(name)}?n={number}")
-            elif number % 10:
-                urls.append(server.url(name, quote(passing[number // 10 % 6], safe="~"), 1))
-            else:
-                fault, reason = list(staying.items())[number // 10 % 7]
-                fault = fault.format(secret=secret.port)
-                urls.append(server.url(name, quote(fault, safe="~")))
-                expected[number] = reason
-        rows = write_rows(tmp_path, urls)
-        options = downloads(server, max_bytes=1 << 20)
-        report = mm.convert(
-            rows,
-            tmp_path / "shards",
-            num_workers=2,
-            samples_per_shard=40,
-            downloads=options,
-            progress=False,
-        )
-        assert secret.num_connections == 0
-    assert (report.num_samples, report.num_rejects) == (100 - len(expected), len(expected))
-    reasons = rejects(tmp_path / "shards")
-    assert reasons.keys() == expected.keys()
-    assert all(expected[number] in reasons[number] for number in expected)
-    dataset = mm.open_dataset(str(tmp_path / "shards"))
-    stored = {sample["txt"].decode(): sample["jpg"] for sample in dataset}
-    for number in range(100):
-        if number not in expected:
-            assert stored[f"photo {number}"] == MEDIA[NAMES[number % len(NAMES)]]
+@pytest.fixture
+def servers() -> Iterator[list[MediaServer]]:
+    """A server of media, and one that nobody may reach."""
+    with MediaServer({**MEDIA, **proof.PAGE}) as server, MediaServer(MEDIA) as private:
+        yield [server, private]
+
+
+def problems(folder: Path, servers: list[MediaServer], allowed: list[MediaServer]) -> list[str]:
+    """Convert rows of which a fifth has faults, and return what is wrong."""
+    rows, out = folder / "rows.jsonl", folder / "out"
+    faults = proof.write_rows(rows, NUM_ROWS, 0, servers[:1], servers[1], KINDS)
+    assert set(faults.values()) == set(KINDS)
+    hosts = tuple(server.host for server in allowed)
+    options = mm.DownloadOptions(allow_hosts=hosts, max_bytes=1 << 20)
+    mm.convert(rows, out, downloads=options, progress=False)
+    return proof.problems(out, NUM_ROWS, faults)
+
+
+def test_every_row_with_a_url_is_a_sample_or_a_named_reject(
+    tmp_path: Path, servers: list[MediaServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(retries, "MAX_WAIT_S", 0.02)
+    assert problems(tmp_path, servers, allowed=servers[:1]) == []
+    assert servers[1].num_connections == 0
+
+
+def test_a_forged_request_is_noticed(
+    tmp_path: Path, servers: list[MediaServer], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The proof above fails where the private server may be reached."""
+    monkeypatch.setattr(retries, "MAX_WAIT_S", 0.02)
+    found = problems(tmp_path, servers, allowed=servers)
+    assert found
+    assert all("127.0.0.1" in line for line in found)
+    assert servers[1].num_connections > 0
 
 
 def test_a_conversion_whose_server_dies_stops_and_goes_on_later(tmp_path: Path) -> None:

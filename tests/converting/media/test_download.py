@@ -77,7 +77,8 @@ PASSING = [
 
 
 def test_failures_that_pass_cost_no_row(server: MediaServer) -> None:
-    assert download(server, *PASSING, times=1) == ["ok"] * len(PASSING)
+    # More tries than faults: a busy machine may be silent for half a second, too.
+    assert download(server, *PASSING, times=1, num_tries=9) == ["ok"] * len(PASSING)
 
 
 def test_failures_that_stay_are_named(server: MediaServer) -> None:
@@ -306,7 +307,7 @@ def test_a_host_of_one_medium_keeps_no_connection(server: MediaServer) -> None:
 def test_one_in_five_answers_fails_and_no_row_is_lost(server: MediaServer) -> None:
     rng = random.Random(0)
     faults = [rng.choice(PASSING) if rng.random() < 0.2 else "" for _ in range(400)]
-    with Downloader(options(server, num_tries=5)) as downloader:
+    with Downloader(options(server, num_tries=9)) as downloader:
         futures = [
             downloader.start(f"{server.url('a.jpg', quote(fault, safe='~'), 1)}#{number}")
             for number, fault in enumerate(faults)
