@@ -145,9 +145,9 @@ GROUPS = {
     "row_format",
     metavar="NAME",
     help="Format of all rows: captions, laion, speech, webvid, labels, text, llava, messages, "
-    "instruction, qwen-vl, texts, vqa, preference, obelics, mmc4, mmc4-files, spans or lhotse. Or "
-    "a function of yours as module:function, from a row to a row of any of them.  [default: each "
-    "row is recognised by its keys]",
+    "instruction, qwen-vl, texts, vqa, preference, obelics, mmc4, mmc4-after, mmc4-files, "
+    "mmc4-files-after, spans or lhotse. Or a function of yours as module:function, from a row to a "
+    "row of any of them.  [default: each row is recognised by its keys]",
 )
 @click.option(
     "--map",

@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
 from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
+from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.rows.groups import group_rows
 from mmstream.converting.rows.open import open_rows
 from tests.helpers.paths import ROOT
@@ -145,6 +146,33 @@ def test_grounding_keeps_boxes_with_the_meaning_of_their_coordinates():
 def test_boxes_that_fit_no_token_or_image_are_rejected(objects, reason):
     with pytest.raises(RowError, match=reason):
         draft_of({**GROUNDING, "objects": {"ref": ["x"] * ("<ref" not in reason), **objects}})
+
+
+def test_a_box_is_of_the_image_that_its_image_id_counts():
+    """https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html (grounding)"""
+    row = {
+        "messages": [
+            {"role": "user", "content": "<image><video><image>Find the two."},
+            {"role": "assistant", "content": "<bbox> and <bbox>"},
+        ],
+        "images": ["x.jpg", "y.jpg"],
+        "videos": ["v.mp4"],
+        "objects": {"bbox": [[1, 2, 3, 4], [5, 6, 7, 8]], "image_id": [1, 0]},
+    }
+    draft = draft_of(row)
+    assert [ref.path for ref in draft.media] == ["x.jpg", "v.mp4", "y.jpg"]
+    boxes = [part for part in turns(draft.content)[1][1] if part["type"] == "bbox"]
+    assert [(box["bbox"], box["field"]) for box in boxes] == [([1, 2, 3, 4], 2), ([5, 6, 7, 8], 0)]
+    sizes = [{"original_width": 10 * i, "original_height": i} for i in (1, 2, 3)]
+    media = [
+        Media(name, b"m", size) for name, size in zip(("jpg", "mp4", "png"), sizes, strict=True)
+    ]
+    [(_, fields)] = samples_of("k", draft, media, each=False)
+    answer = json.loads(fields["json"])["messages"][1]["content"]
+    assert [(part["field"], part["width"]) for part in answer if part["type"] == "bbox"] == [
+        ("2.png", 30),
+        ("0.jpg", 10),
+    ]
 
 
 def test_parts_of_openai_hold_urls_data_urls_and_sound():
@@ -367,7 +395,23 @@ def test_obelics_interleaves_texts_and_images_and_counts_those_that_are_null():
         draft_of({"images": ["a", None], "texts": ["x", "y"]}, "obelics")
 
 
-def test_mmc4_puts_each_image_before_the_text_that_it_matches():
+def test_omnicorpus_is_a_document_with_facts_about_each_image():
+    """https://huggingface.co/datasets/OpenGVLab/OmniCorpus-CC-210M, as Parquet gives it back"""
+    fact = {"bytes": 90_112, "d_hash": "f0e1", "height": 480, "width": 640, "unsafe_prob": 0.01}
+    row = {
+        "images": [None, "https://h/a.jpg", None],
+        "texts": ["one", None, "two"],
+        "metadata": [None, fact, None],
+        "general_metadata": {"url": "https://h/page", "id": "i", "fluency_prob": 0.9},
+    }
+    draft = draft_of(row)
+    assert recognise(row) == "obelics"
+    assert turns(draft.content) == [("assistant", [text("one"), image(0), text("two")])]
+    assert draft.unread == ()
+    assert draft.content["metadata"][1] == fact
+
+
+def test_mmc4_puts_each_image_beside_the_text_that_it_matches():
     """https://github.com/allenai/mmc4"""
     info = [
         {"image_name": "b.jpg", "raw_url": "https://h/b", "matched_text_index": 1},
@@ -378,8 +422,48 @@ def test_mmc4_puts_each_image_before_the_text_that_it_matches():
     assert turns(draft.content) == [("assistant", [image(0), text("one"), image(1), text("two")])]
     assert [ref.path for ref in draft.media] == ["https://h/a", "https://h/b"]
     assert [ref.path for ref in draft_of(row, "mmc4-files").media] == ["a.jpg", "b.jpg"]
+    for name, paths in (
+        ("mmc4-after", ["https://h/a", "https://h/b"]),
+        ("mmc4-files-after", ["a.jpg", "b.jpg"]),
+    ):
+        after = draft_of(row, name)
+        content = [text("one"), image(0), text("two"), image(1)]
+        assert turns(after.content) == [("assistant", content)]
+        assert [ref.path for ref in after.media] == paths
     with pytest.raises(RowError, match="matched_text_index is not that of a text"):
         draft_of({"text_list": [], "image_info": info})
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {
+                "id": "m",
+                "type": "MixedCut",
+                "tracks": [{"type": "MonoCut", "cut": {}, "offset": 0.0, "snr": None}],
+            },
+            r"a mixed cut of Lhotse; save its audio, such as with cut\.save_audio",
+        ),
+        (
+            {
+                "id": "c",
+                "type": "MultiCut",
+                "recording": {
+                    "sources": [
+                        {"type": "file", "channels": [i], "source": f"{i}.wav"} for i in (0, 1)
+                    ]
+                },
+                "supervisions": [{"start": 0, "duration": 1, "text": "said"}],
+            },
+            "recording: 2 sources; one file with all channels is needed",
+        ),
+    ],
+)
+def test_a_cut_of_several_files_says_what_to_do(row, reason):
+    """https://lhotse.readthedocs.io/en/latest/cuts.html"""
+    with pytest.raises(RowError, match=reason):
+        draft_of(row)
 
 
 SEGMENT = {"start_s": 1.5, "end_s": 4.0, "text": "said"}
@@ -395,6 +479,24 @@ SEGMENT = {"start_s": 1.5, "end_s": 4.0, "text": "said"}
             "a.wav",
             [SEGMENT],
         ),
+        # NeMo, Canary: the languages and the task stand beside the text
+        (
+            {
+                "audio_filepath": "a.wav",
+                "text": "said",
+                "duration": 2.5,
+                "source_lang": "en",
+                "target_lang": "de",
+                "taskname": "asr",
+                "pnc": "yes",
+                "lang": "en",
+                "orig_sr": 48000,
+            },
+            "a.wav",
+            None,
+        ),
+        # NeMo, SALM: the answer stands under a name of its own
+        ({"audio_filepath": "a.wav", "answer": "said", "duration": 2.5}, "a.wav", None),
         # https://commonvoice.mozilla.org
         ({"client_id": "c", "path": "a.mp3", "sentence": "said", "up_votes": "2"}, "a.mp3", None),
         # https://lhotse.readthedocs.io/en/latest/cuts.html
@@ -430,6 +532,8 @@ def test_manifests_of_speech_give_the_file_and_the_spans_in_it(row, path, segmen
     assert draft.texts == ("said",)
     assert draft.content.get("segments") == segments
     assert draft.unread == ()
+    facts = {"source_lang", "target_lang", "taskname", "pnc", "lang", "orig_sr"} & row.keys()
+    assert {key: draft.content[key] for key in facts} == {key: row[key] for key in facts}
 
 
 @pytest.mark.parametrize(
@@ -507,6 +611,17 @@ def test_a_video_is_stored_once_with_all_its_spans(row, path, num_segments):
         else [next(samples_of("k", draft, media, each=False))]
     )
     assert "mp4" in fields
+
+
+def test_captions_of_vatex_are_those_of_one_language():
+    """https://eric-xw.github.io/vatex-website"""
+    row = {"videoID": "Ptf_2VRj-V0_000122_000132", "enCap": ["one", "two"], "chCap": ["一", "二"]}
+    draft = draft_of(row)
+    assert draft.media == (MediaRef("video", "Ptf_2VRj-V0_000122_000132.mp4"),)
+    assert (draft.texts, draft.unread) == (("one", "two"), ())
+    assert draft.content["chCap"] == ["一", "二"]
+    chinese = RowFormat(columns=(("enCap", "chCap"),)).draft(row)
+    assert chinese.texts == ("一", "二")
 
 
 INTERNVID = [
@@ -636,7 +751,9 @@ def test_the_rows_of_the_documentation_are_recognised_and_read_whole():
     for name, row in examples:
         assert recognise(row) == name
         assert draft_of(row).unread == ()
-    assert {name for name, _ in examples} == {*FORMATS} - {"mmc4-files"}
+    assert {name for name, _ in examples} == {
+        name for name in FORMATS if not name.startswith("mmc4-")
+    }
 
 
 KEYS = sorted({key for _, row in rows_by_format() for key in row})

@@ -160,6 +160,31 @@ INFO = {
         "formatting": "sharegpt",
         "columns": {"messages": "conversations", "kto_tag": "ok"},
     },
+    "tools": {
+        "file_name": "tools.json",
+        "formatting": "sharegpt",
+        "columns": {"messages": "talk", "system": "rules", "tools": "functions"},
+        "tags": {
+            "role_tag": "who",
+            "content_tag": "said",
+            "user_tag": "me",
+            "assistant_tag": "it",
+            "observation_tag": "world",
+            "function_tag": "call",
+            "system_tag": "law",
+        },
+    },
+    "earlier": {
+        "file_name": "earlier.json",
+        "columns": {
+            "prompt": "ask",
+            "response": "say",
+            "system": "rules",
+            "history": "before",
+            "videos": "clips",
+            "audios": "sounds",
+        },
+    },
     "on_the_hub": {"hf_hub_url": "who/what"},
 }
 
@@ -193,6 +218,48 @@ def test_dataset_info_says_which_columns_and_tags_the_rows_of_a_file_have(info):
     turns = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
     draft = row_format.draft({"conversations": turns, "ok": False}, "kto.json")
     assert (said(draft, "completion"), draft.content["label"]) == ([("assistant", ["A"])], False)
+
+
+def test_dataset_info_names_the_tools_and_what_they_answer(info):
+    """LLaMA-Factory's glaive_toolcall_en_demo, under tags of one's own"""
+    functions = '[{"name": "weather", "parameters": {}}]'
+    talk = [
+        {"who": "law", "said": "Be short."},
+        {"who": "me", "said": "Rain?"},
+        {"who": "call", "said": '{"name": "weather", "arguments": {}}'},
+        {"who": "world", "said": '{"rain": true}'},
+        {"who": "it", "said": "Yes."},
+    ]
+    row = {"talk": talk, "functions": functions}
+    draft = RowFormat(dataset_info=info).draft(row, "tools.json")
+    assert [role for role, _ in said(draft)] == ["system", "user", "assistant", "tool", "assistant"]
+    assert said(draft)[2:4] == [
+        ("assistant", ['{"name": "weather", "arguments": {}}']),
+        ("tool", ['{"rain": true}']),
+    ]
+    assert draft.content["tools"] == functions
+    assert draft.unread == ()
+
+
+def test_dataset_info_names_the_earlier_turns_and_the_media(info):
+    row = {
+        "ask": "<video><audio>Now?",
+        "say": "Yes.",
+        "rules": "Be short.",
+        "before": [["Then?", "No."]],
+        "clips": ["a.mp4"],
+        "sounds": ["a.wav"],
+    }
+    draft = RowFormat(dataset_info=info).draft(row, "earlier.json")
+    assert said(draft) == [
+        ("system", ["Be short."]),
+        ("user", ["Then?"]),
+        ("assistant", ["No."]),
+        ("user", ["video", "audio", "Now?"]),
+        ("assistant", ["Yes."]),
+    ]
+    assert [ref.path for ref in draft.media] == ["a.mp4", "a.wav"]
+    assert draft.unread == ()
 
 
 def test_an_entry_of_dataset_info_can_be_named(info):

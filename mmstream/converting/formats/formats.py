@@ -73,7 +73,7 @@ def _messages(row: dict[str, Any]) -> Draft:
 
 
 def _video_caption(row: dict[str, Any]) -> Draft:
-    """Return the draft of a video by its id or address, with its caption: WebVid."""
+    """Return the draft of a video by its id or address, with its captions: WebVid, VATEX."""
     key = first_key(row, ("name", *CAPTION_KEYS))
     url = row.get("contentUrl")
     by_id = medium_by_id(row)
@@ -85,7 +85,7 @@ def _video_caption(row: dict[str, Any]) -> Draft:
         assert by_id is not None
         ref, used = by_id[0], {by_id[1], key}
     caption_texts = texts_of(row[key], key)
-    facts = (*MEDIA_FACTS, "videoid", "page_dir", "contentUrl")
+    facts = (*MEDIA_FACTS, "videoid", "page_dir", "contentUrl", "chCap")
     content = {"captions": list(caption_texts)}
     return make_draft(row, content, [ref], used, kept=facts, texts=caption_texts)
 
@@ -105,7 +105,9 @@ _PARSERS: MappingProxyType[str, Callable[[dict[str, Any]], Draft]] = MappingProx
         "labels": labels,
         "obelics": obelics,
         "mmc4": mmc4,
+        "mmc4-after": partial(mmc4, images_after=True),
         "mmc4-files": partial(mmc4, from_files=True),
+        "mmc4-files-after": partial(mmc4, from_files=True, images_after=True),
         "speech": speech,
         "lhotse": lhotse,
         "spans": spans,
@@ -218,7 +220,7 @@ def _by_lists(row: dict[str, Any]) -> str | None:
         return "obelics"
     if "text_list" in row and "image_info" in row:
         return "mmc4"
-    if "recording" in row and "supervisions" in row:
+    if ("recording" in row and "supervisions" in row) or row.get("type") == "MixedCut":
         return "lhotse"
     return None
 

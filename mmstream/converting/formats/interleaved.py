@@ -6,8 +6,8 @@
 
 A document becomes one turn of the assistant, as ms-swift writes texts for pre-training: all of it
 is trained. OBELICS says where its images are. MMC4 says which text an image belongs to; the image
-then stands before this text. An image that is null is left out, and ``num_missing_images`` counts
-them.
+then stands before this text, or behind it where the caller wants that. An image that is null is
+left out, and ``num_missing_images`` counts them.
 """
 
 from __future__ import annotations
@@ -53,18 +53,19 @@ def obelics(row: dict[str, Any]) -> Draft:
     return _document(row, parts, num_missing, {"images", "texts"}, OBELICS_FACTS)
 
 
-def mmc4(row: dict[str, Any], from_files: bool = False) -> Draft:
+def mmc4(row: dict[str, Any], from_files: bool = False, images_after: bool = False) -> Draft:
     """Return the draft of a document of MMC4.
 
     Args:
         row: The parsed row.
         from_files: Read the images by ``image_name`` in the media root, not by their URLs.
+        images_after: Put each image behind the text that it matches, not before it.
     """
     texts = [
         expect(text, str, f"text_list[{i}]")
         for i, text in enumerate(expect(row.get("text_list"), list, "text_list"))
     ]
-    before: dict[int, list[MediaRef]] = {}
+    images_of: dict[int, list[MediaRef]] = {}
     num_missing = 0
     for i, image in enumerate(expect(row.get("image_info"), list, "image_info")):
         name = f"image_info[{i}]"
@@ -76,11 +77,11 @@ def mmc4(row: dict[str, Any], from_files: bool = False) -> Draft:
         if path is None:
             num_missing += 1
         else:
-            before.setdefault(index, []).append(media_ref(path, "image", name))
+            images_of.setdefault(index, []).append(media_ref(path, "image", name))
     parts: list[MediaRef | str] = []
     for i, text in enumerate(texts):
-        parts += before.get(i, [])
-        parts.append(text)
+        images = images_of.get(i, [])
+        parts += [text, *images] if images_after else [*images, text]
     return _document(row, parts, num_missing, {"text_list"}, MMC4_FACTS)
 
 
