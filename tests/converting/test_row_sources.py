@@ -15,6 +15,7 @@ import sys
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.feather as feather
 import pyarrow.parquet as pq
 import pytest
 
@@ -28,7 +29,7 @@ from mmstream.errors import ConfigError
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import rejects, run, shards
 from tests.helpers.memory import allocations_below
-from tests.helpers.web_stubs import WebStub, running
+from tests.helpers.web_stubs import HubStub, WebStub, running
 
 ROWS = [
     {"id": f"r{i}", "text": text}
@@ -100,15 +101,51 @@ FORMS = {
     [{}, {"shuffle_seed": 3}, {"splits": {"a": 0.5, "b": 0.5}, "shuffle_seed": 3}, {"limit": 11}],
     ids=str,
 )
-def test_rows_give_the_same_shards_in_every_form(tmp_path, options):
+def test_rows_give_the_same_shards_whatever_is_copied_first(tmp_path, options):
     (tmp_path / "plain.jsonl").write_bytes(lines(ROWS))
     run(tmp_path / "plain.jsonl", tmp_path / "expected", **options)
     expected = shards(tmp_path / "expected")
     assert len(expected) >= 6
-    for name, data in FORMS.items():
-        (tmp_path / name).write_bytes(data)
+    for name in ("dense.json", "rows.csv", "members.jsonl.gz"):  # lines, a spool, unpacked lines
+        (tmp_path / name).write_bytes(FORMS[name])
         run(tmp_path / name, tmp_path / f"out-{name}", **options)
         assert shards(tmp_path / f"out-{name}") == expected, name
+
+
+@pytest.mark.parametrize("form", FORMS)
+def test_rows_are_the_same_in_every_form(tmp_path, form):
+    (tmp_path / form).write_bytes(FORMS[form])
+    assert values(tmp_path / form) == ROWS
+
+
+COMPRESSORS = {
+    "gz": gzip.compress,
+    "zst": zstd,
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
+"""{extension: how a file of it is made}"""
+
+
+@pytest.mark.parametrize("compressor", COMPRESSORS)
+@pytest.mark.parametrize("form", ["rows.jsonl", "indented.json", "rows.csv", "rows.tsv"])
+def test_text_files_may_be_compressed_in_any_way(tmp_path, form, compressor):
+    path = tmp_path / f"{form}.{compressor}"
+    path.write_bytes(COMPRESSORS[compressor](FORMS[form]))
+    assert values(path) == ROWS
+
+
+@pytest.mark.parametrize("codec", ["snappy", "gzip", "brotli", "zstd", "lz4", "none"])
+def test_parquet_may_be_compressed_in_any_way(tmp_path, codec):
+    pq.write_table(pa.Table.from_pylist(ROWS), tmp_path / "rows.parquet", compression=codec)
+    assert values(tmp_path / "rows.parquet") == ROWS
+
+
+@pytest.mark.parametrize("codec", ["lz4", "zstd", "uncompressed"])
+def test_feather_files_may_be_compressed_in_any_way(tmp_path, codec):
+    feather.write_feather(pa.Table.from_pylist(ROWS), tmp_path / "a.feather", compression=codec)
+    assert values(tmp_path / "a.feather") == ROWS
+    assert values(tmp_path) == ROWS  # the file is found in its folder
 
 
 def test_files_are_joined_without_losing_a_row_and_each_may_be_of_another_kind(tmp_path):
@@ -461,6 +498,20 @@ def test_rows_come_from_an_https_server_that_is_trusted_and_from_no_other(tmp_pa
         path.write_bytes(REMOTE[path.name])
     run(paths, tmp_path / "local", samples_per_shard=5000)
     assert shards(tmp_path / "remote") == shards(tmp_path / "local")
+
+
+def test_rows_come_from_the_hub_of_hugging_face_by_name_by_pattern_and_by_folder(monkeypatch):
+    pytest.importorskip("huggingface_hub")
+    parts = {"train-0.parquet": parquet(ROWS[:20]), "train-1.parquet": parquet(ROWS[20:])}
+    files = {"notes/rows.jsonl.zst": zstd(lines(ROWS))}
+    files |= {f"data/{name}": data for name, data in parts.items()}
+    objects = {f"datasets/user/words/{name}": data for name, data in files.items()}
+    with running(HubStub, objects) as server:
+        monkeypatch.setenv("HF_ENDPOINT", server.url)
+        monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecret")
+        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
+        for name in ("notes/rows.jsonl.zst", "data/train-*.parquet", "data", "data/"):
+            assert values(f"hf://datasets/user/words/{name}") == ROWS, name
 
 
 @pytest.mark.s3

@@ -252,6 +252,53 @@ def test_splits_of_a_dict_of_data_sets_become_data_sets(tmp_path):
     assert not (tmp_path / "other").exists()
 
 
+@pytest.mark.parametrize("kind", ["kept", "mapped", "streamed", "shuffled"])
+def test_a_data_set_of_hugging_face_is_read_as_it_is_stored(tmp_path, kind):
+    datasets = pytest.importorskip("datasets")
+    rows = [
+        {"id": f"r{i}", "image": {"bytes": jpeg(i), "path": f"{i}.jpg"}, "text": f"row {i}"}
+        for i in range(40)
+    ]
+    features = datasets.Features(
+        {
+            "id": datasets.Value("string"),
+            "image": datasets.Image(),
+            "text": datasets.Value("string"),
+        }
+    )
+    dataset = datasets.Dataset.from_list(rows, features=features)
+    expected = rows
+    if kind == "mapped":
+        dataset = dataset.map(lambda row: {"text": row["text"].upper()}, remove_columns=["id"])
+        expected = [{"image": row["image"], "text": row["text"].upper()} for row in rows]
+    elif kind == "streamed":
+        dataset = dataset.to_iterable_dataset(num_shards=3)
+    elif kind == "shuffled":
+        dataset = dataset.shuffle(seed=1)
+        expected = [rows[int(name[1:])] for name in dataset["id"]]
+    assert values(dataset) == expected
+    assert values(dataset, limit=7) == expected[:7]
+
+
+def test_a_data_frame_of_pandas_gives_the_same_shards(tmp_path):
+    pandas = pytest.importorskip("pandas")
+    frame = pandas.DataFrame(ROWS, index=[str(row["id"]) for row in ROWS])
+    run(frame, tmp_path / "frame")
+    assert shards(tmp_path / "frame") == plain(tmp_path)
+    frame = pandas.DataFrame(
+        {
+            "text": ["a", None],
+            "n": pandas.array([1, None], dtype="Int64"),
+            "score": [0.5, float("nan")],
+            "when": pandas.to_datetime(["2020-01-02", None]),
+            "kind": pandas.Categorical(["x", None]),
+            "image": [b"\xff", None],
+        }
+    )
+    first = {"text": "a", "n": 1, "score": 0.5, "when": "2020-01-02T00:00:00", "kind": "x"}
+    assert values(frame) == [{**first, "image": b"\xff"}, {}]
+
+
 def test_an_endless_iterable_is_read_up_to_the_limit(tmp_path):
     def endless():
         number = 0

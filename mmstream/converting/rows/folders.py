@@ -41,7 +41,9 @@ logger = logging.getLogger(__name__)
 MAX_TEXT_BYTES = 1 << 20
 """Longest text file beside a picture."""
 
-_ROW_EXTENSIONS = frozenset({"jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow"})
+_ROW_EXTENSIONS = frozenset(
+    {"jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather"}
+)
 _COMPRESSIONS = frozenset({"gz", "zst", "bz2", "xz"})
 _NOT_ROWS = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
