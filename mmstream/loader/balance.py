@@ -84,8 +84,17 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
             "packs are not balanced over the ranks, because nothing says what they cost: pass "
             "mm.Pack(..., cost=mm.Cost.from_config(model.config))"
         )
-    has_equal_shares = shares is None and order.global_batch_size % world_size == 0
-    if batching.cost is None or not has_equal_shares:
+    if batching.cost is None:
+        return undealt
+    if not _are_equal(shares, order.global_batch_size, world_size):
+        if logs:
+            logger.info(
+                "without effect: mm.Pack(cost=), because rows are dealt in equal shares only: "
+                "global_batch_size %d over %d ranks, rows_per_rank=%s",
+                order.global_batch_size,
+                world_size,
+                shares,
+            )
         return undealt
     undealt = replace(undealt, cost=batching.cost, world_size=world_size)
     if batching.deal == "off":
@@ -104,6 +113,13 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
     dealt_order = order.with_ranks(world_size, partial(deal, among=among), batching.cost.modelled)
     settings = {"rows dealt": f"among {among} of {world_size} ranks"}
     return replace(undealt, pipeline=pipeline.with_order(dealt_order), settings=settings)
+
+
+def _are_equal(shares: RowsPerRank, num_rows: int, world_size: int) -> bool:
+    """Tell whether all ranks have as many rows."""
+    if shares is None or isinstance(shares, str):  # "balanced"
+        return num_rows % world_size == 0
+    return len(set(shares)) == 1
 
 
 def _ranks_that_deal(pipeline: Pipeline, batching: Pack, order: PackOrder, world_size: int) -> int:

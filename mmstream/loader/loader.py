@@ -200,7 +200,7 @@ class Loader(IterableDataset[Batch]):
         if not self._has_advised:
             self._has_advised = True
             if world.rank == 0:
-                log_unused_settings(self.pipeline, self._rows_per_rank, self._unused_by_workers())
+                log_unused_settings(self.pipeline, self._unused_by_workers())
             makers = self._makers.settings
             log_advice(self._current, world, shares, makers.num_workers, makers.num_threads)
         self._iteration += 1

@@ -11,11 +11,9 @@ import logging
 from collections.abc import Iterator
 
 from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.batching.batching import Pack
 from mmstream.dataset.mixture import Mixture
 from mmstream.pipeline import Pipeline
 from mmstream.reading.process import needs_reader_process
-from mmstream.world import RowsPerRank
 
 __all__ = ["log_unused_settings"]
 
@@ -27,22 +25,19 @@ _LIMITS = (
 )
 
 
-def log_unused_settings(
-    pipeline: Pipeline, rows_per_rank: RowsPerRank, worker_settings: tuple[str, ...]
-) -> None:
+def log_unused_settings(pipeline: Pipeline, worker_settings: tuple[str, ...]) -> None:
     """Log each setting that was given and does nothing, and why.
 
     Args:
         pipeline: what the loader runs, with the settings of the user.
-        rows_per_rank: as the loader has it.
         worker_settings: names of settings of workers that were given, where there are none.
     """
-    for reason, names in _unused(pipeline, rows_per_rank, worker_settings):
+    for reason, names in _unused(pipeline, worker_settings):
         logger.info("without effect: %s, because %s", ", ".join(names), reason)
 
 
 def _unused(
-    pipeline: Pipeline, rows_per_rank: RowsPerRank, worker_settings: tuple[str, ...]
+    pipeline: Pipeline, worker_settings: tuple[str, ...]
 ) -> Iterator[tuple[str, list[str]]]:
     """Yield (why, names) of settings that do nothing."""
     if not pipeline.shuffle:
@@ -64,5 +59,3 @@ def _unused(
     text = None if pipeline.decode is None else pipeline.decode.text
     if batching is not None and text is not None and text.padding == "max_length":
         yield "batching= pads no text", ['TextDecoder(padding="max_length")']
-    if isinstance(batching, Pack) and batching.cost is not None and rows_per_rank is not None:
-        yield "rows are dealt in equal shares only, with rows_per_rank=None", ["mm.Pack(cost=)"]

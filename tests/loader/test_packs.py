@@ -159,6 +159,15 @@ def test_rows_stay_undealt_where_nobody_asks_for_it(folder: str, settings: Any) 
     ]
 
 
+@pytest.mark.parametrize("shares", ["balanced", [4, 4]])
+def test_equal_shares_are_dealt_however_they_are_named(folder: str, shares: Any) -> None:
+    source = pipeline(folder, cost=ATTENTION)
+    loader = mm.Loader(source, world=mm.World(1, 2), rows_per_rank=shares)
+    plain = mm.Loader(source, world=mm.World(1, 2))
+    assert [batch["__key__"] for batch in loader] == [batch["__key__"] for batch in plain]
+    assert loader.stats.modelled_imbalance == plain.stats.modelled_imbalance > 0
+
+
 def test_unequal_shares_are_not_dealt(folder: str) -> None:
     source = pipeline(folder, cost=ATTENTION)
     loader = mm.Loader(source, world=mm.World(1, 3), rows_per_rank="balanced")

@@ -105,8 +105,8 @@ def test_rows_of_unequal_ranks_are_not_dealt(
     )
     uneven = {"rows_per_rank": [3, 1]}
     assert lines_of(caplog, costly, mm.World(0, 2), **uneven) == [
-        "without effect: mm.Pack(cost=), because rows are dealt in equal shares only, with "
-        "rows_per_rank=None"
+        "without effect: mm.Pack(cost=), because rows are dealt in equal shares only: "
+        "global_batch_size 4 over 2 ranks, rows_per_rank=[3, 1]"
     ]
     caplog.clear()
     assert lines_of(caplog, costly, mm.World(1, 2), **uneven) == []

@@ -11,6 +11,7 @@ import pytest
 import mmstream as mm
 from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig, TrainResult, step, train
+from mmstream.train.data import open_loader
 from mmstream.train.models import decode_for, open_model_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
@@ -170,6 +171,11 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
         assert expected.least_cosine > 0.9999
         assert expected.num_images > 20
         assert len(expected.packs) == 3
+    # On three ranks, they have equal shares, so the log says how unequal their packs are.
+    cost = mm.Cost(tokens=0, squared_tokens=1)
+    loader = open_loader(config, url, decode, world=mm.World(0, 3), cost=cost)
+    next(iter(loader))
+    assert loader.stats.modelled_imbalance > 1
 
 
 # -- what is refused -----------------------------------------------------------------------------
