@@ -49,7 +49,7 @@ class MediaServer:
 
     def __enter__(self) -> MediaServer:
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(10)
+        self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(120)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -59,9 +59,9 @@ class MediaServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(10)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(120)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(10)
+        self._thread.join(120)
         self._loop.close()
 
     @property
@@ -78,7 +78,7 @@ class MediaServer:
         """Serve again at the same port, after the fault "stop"; it does not stop again."""
         self._was_revived = True
         self._server = asyncio.run_coroutine_threadsafe(self._start(self.port), self._loop).result(
-            10
+            120
         )
 
     async def _start(self, port: int = 0) -> asyncio.Server:

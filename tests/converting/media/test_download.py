@@ -36,8 +36,8 @@ def server() -> Iterator[MediaServer]:
 def options(server: MediaServer, **changes: object) -> DownloadOptions:
     values = {
         "allow_hosts": (server.host,),
-        "timeout_s": 2,
-        "idle_timeout_s": 0.5,
+        "timeout_s": 120,
+        "idle_timeout_s": 120,
         "max_bytes": 1 << 20,
         **changes,
     }
@@ -47,7 +47,7 @@ def options(server: MediaServer, **changes: object) -> DownloadOptions:
 def outcome(future: Future[bytes]) -> str:
     """Return "ok", or why a download failed, without its URL."""
     try:
-        return "ok" if future.result(60) == PHOTO else "other bytes"
+        return "ok" if future.result(120) == PHOTO else "other bytes"
     except RowError as error:
         return str(error).partition(": ")[2]
 
@@ -77,8 +77,9 @@ PASSING = [
 
 
 def test_failures_that_pass_cost_no_row(server: MediaServer) -> None:
-    # More tries than faults: a busy machine may be silent for half a second, too.
-    assert download(server, *PASSING, times=1, num_tries=9) == ["ok"] * len(PASSING)
+    # More tries than answers that fail: on a busy machine good answers come too late as well.
+    changes = {"timeout_s": 2, "idle_timeout_s": 0.5, "num_tries": 20}
+    assert download(server, *PASSING, times=1, **changes) == ["ok"] * len(PASSING)
 
 
 def test_failures_that_stay_are_named(server: MediaServer) -> None:
@@ -87,8 +88,6 @@ def test_failures_that_stay_are_named(server: MediaServer) -> None:
         "status~410": "http 410",
         "status~503": "http 503",
         "status~302": "http 302",
-        "silence": "no byte for 0.5 s",
-        "dribble": "timed out after 2 s",
         "reset": "cut off: 1,500 of 3,000 bytes",
         "cut": "cut off: 1,500 of 3,000 bytes",
         "close": "closed the connection without an answer",
@@ -102,6 +101,13 @@ def test_failures_that_stay_are_named(server: MediaServer) -> None:
         "header~Content-Encoding: br": "content-encoding 'br' is not supported",
     }
     assert download(server, *reasons, num_tries=2) == list(reasons.values())
+
+
+def test_answers_that_come_too_late_are_named(server: MediaServer) -> None:
+    [reason] = download(server, "silence", idle_timeout_s=0.5, num_tries=2)
+    assert reason == "no byte for 0.5 s"
+    [reason] = download(server, "dribble", timeout_s=0.5, num_tries=2)
+    assert reason == "timed out after 0.5 s"
 
 
 def test_a_body_longer_than_it_says_is_never_taken_whole(server: MediaServer) -> None:
@@ -141,7 +147,7 @@ def test_a_weak_etag_resumes_nothing(server: MediaServer) -> None:
 def test_a_large_body_may_take_longer_than_the_timeout(
     server: MediaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_client, "BYTES_PER_SECOND", 25)  # the dribble sends 50 a second
+    monkeypatch.setattr(web_client, "BYTES_PER_SECOND", 1)  # the dribble sends up to 50 a second
     server.media["a.jpg"] = PHOTO[:75]
     with Downloader(options(server, timeout_s=1, num_tries=1)) as downloader:
         assert downloader.start(server.url("a.jpg", "dribble")).result(60) == PHOTO[:75]
@@ -307,7 +313,8 @@ def test_a_host_of_one_medium_keeps_no_connection(server: MediaServer) -> None:
 def test_one_in_five_answers_fails_and_no_row_is_lost(server: MediaServer) -> None:
     rng = random.Random(0)
     faults = [rng.choice(PASSING) if rng.random() < 0.2 else "" for _ in range(400)]
-    with Downloader(options(server, num_tries=9)) as downloader:
+    changed = options(server, timeout_s=2, idle_timeout_s=0.5, num_tries=20)
+    with Downloader(changed) as downloader:
         futures = [
             downloader.start(f"{server.url('a.jpg', quote(fault, safe='~'), 1)}#{number}")
             for number, fault in enumerate(faults)
@@ -348,13 +355,12 @@ def test_names_that_do_not_exist_are_rows_without_media(server: MediaServer) -> 
 
 
 def test_leaving_ends_all_downloads_and_the_thread(server: MediaServer) -> None:
-    started, threads = time.monotonic(), set(threading.enumerate())
-    with Downloader(options(server, idle_timeout_s=30, timeout_s=30)) as downloader:
+    threads = set(threading.enumerate())
+    with Downloader(options(server)) as downloader:
         future = downloader.start(server.url("a.jpg", "silence"))
         while not server.num_open:
             time.sleep(0.01)
-    assert future.cancelled()
-    assert time.monotonic() - started < 20
+    assert future.cancelled()  # else it would have waited for an answer, or for its time limit
     assert set(threading.enumerate()) <= threads
 
 
