@@ -552,7 +552,7 @@ def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
 def test_ctrl_c_in_a_real_process_has_exit_code_130():
     waiting = (
         "import sys, time, mmstream.dataset.open as d; from mmstream.cli import main\n"
-        "d.open_dataset = lambda url, **_: (print('ready', flush=True), time.sleep(60))\n"
+        "d.open_dataset = lambda url, **_: (print('ready', flush=True), time.sleep(200))\n"
         "sys.argv = ['mmstream', 'info', 'x']; main()"
     )
     command = [sys.executable, "-c", waiting]
@@ -560,7 +560,7 @@ def test_ctrl_c_in_a_real_process_has_exit_code_130():
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=120)
     assert (process.returncode, err) == (130, "\ninterrupted\n")
 
 

@@ -34,7 +34,7 @@ KINDS = ["a FIFO", "a folder", "a device", "a link that leads nowhere", "Too man
 NAMES = [MANIFEST_NAME, BAD_NAME, MARKER_NAME]
 
 
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_says_what_a_dataset_is_and_is_no_file_is_named(tmp_path, name, kind):

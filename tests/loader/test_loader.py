@@ -313,7 +313,7 @@ def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
         (os.killpg if way == "interrupt" else os.kill)(process.pid, sig)
     process.communicate(timeout=60)
     assert (process.returncode == 0) == (way == "break")
-    for _ in range(150):  # torch's workers look for their parent every 5 s
+    for _ in range(900):  # torch's workers look for their parent every 5 s
         if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family):
             break
         time.sleep(0.1)

@@ -47,7 +47,7 @@ def pid_of(loader: mm.Loader) -> int:
 
 
 def has_ended(pid: int) -> bool:
-    for _ in range(100):
+    for _ in range(1200):
         if process_state(pid)[0] in ("", "Z"):
             return True
         time.sleep(0.1)
@@ -286,7 +286,7 @@ def test_it_ends_with_its_main_process(corpus, number) -> None:
     with process.stdout:
         pid = int(process.stdout.readline())
         process.send_signal(number)
-        process.wait(30)
+        process.wait(120)
         assert has_ended(pid)
 
 

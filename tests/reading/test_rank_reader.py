@@ -97,7 +97,7 @@ def run(
         transfers = FakeTransfers(dataset)
         reader = RankReader(dataset, order, transfers, [dataset], horizon_bytes=horizon_bytes)
         try:
-            return await asyncio.wait_for(test(reader, transfers), 30)
+            return await asyncio.wait_for(test(reader, transfers), 120)
         finally:
             await reader.close()
 

@@ -119,7 +119,7 @@ def test_the_main_function_serves_and_sends_its_log(
         connection.close()
     finally:
         ours.close()
-        thread.join(30)
+        thread.join(120)
         logger.handlers[:] = handlers
         logger.setLevel(level)
     assert not thread.is_alive()

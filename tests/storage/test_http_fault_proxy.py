@@ -80,7 +80,7 @@ def undisturbed(proxy: FaultProxy) -> None:
     proxy.reset_counts()
 
 
-def get(proxy: FaultProxy, path: str = "/b/a.tar", timeout: float = 5, **headers: str):
+def get(proxy: FaultProxy, path: str = "/b/a.tar", timeout: float = 60, **headers: str):
     request = urllib.request.Request(proxy.endpoint + path, headers=headers)
     return urllib.request.urlopen(request, timeout=timeout)
 
@@ -104,7 +104,7 @@ def check_answers(connection: http.client.HTTPConnection) -> None:
 
 
 def test_without_faults_every_answer_is_the_servers(proxy) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=5)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)) as connection:
         check_answers(connection)
     counts = proxy.counts()
     assert counts.num_requests == 7
@@ -147,20 +147,19 @@ def test_an_answer_breaks_off_after_the_bytes(proxy, kind) -> None:
     assert proxy.counts().faults[kind] >= 1
 
 
-@pytest.mark.parametrize(
-    ("kind", "num_bytes"),
-    [("mute", range(1)), ("stall", range(1000, 1001)), ("dribble", range(1003, 1020))],
-)
-def test_an_answer_stops_or_nearly_stops(proxy, kind, num_bytes) -> None:
+@pytest.mark.parametrize(("kind", "least"), [("mute", 0), ("stall", 1000), ("dribble", 1003)])
+def test_an_answer_stops_or_nearly_stops(proxy, kind, least) -> None:
     proxy.set(Faults(**{kind: 1.0}, after_bytes=1000, dribble_bytes_per_s=20))
-    deadline, body = time.monotonic() + 0.4, b""
-    with socket.create_connection(("127.0.0.1", proxy.port)) as connection:
+    started, answer = time.monotonic(), b""
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as connection:
         connection.sendall(b"GET /b/a.tar HTTP/1.1\r\nHost: x\r\n\r\n")
+        while least and len(answer.partition(b"\r\n\r\n")[2]) < least:
+            answer += connection.recv(1000)
+        connection.settimeout(0.2)
         with suppress(TimeoutError):
-            while (left := deadline - time.monotonic()) > 0:
-                connection.settimeout(left)
-                body += connection.recv(1000)
-    assert len(body.partition(b"\r\n\r\n")[2]) in num_bytes
+            answer += connection.recv(1000)
+    most = 1010 + 20 * (time.monotonic() - started) if kind == "dribble" else least
+    assert least <= len(answer.partition(b"\r\n\r\n")[2]) <= most
     assert proxy.counts().faults[kind] == 1
 
 
@@ -209,7 +208,7 @@ def test_an_upload_is_cut_where_it_is_reset(proxy) -> None:
     proxy.set(Faults(reset=1.0, methods=("PUT",)))
     request = urllib.request.Request(proxy.endpoint + "/b/new", BODY * 20, method="PUT")
     with pytest.raises(OSError, match=r"reset|[Bb]roken"):
-        urllib.request.urlopen(request, timeout=5)
+        urllib.request.urlopen(request, timeout=60)
     assert get(proxy).read() == BODY
 
 

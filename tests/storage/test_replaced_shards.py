@@ -199,7 +199,7 @@ def test_the_old_file_put_back_is_read_on(tmp_path):
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
-@pytest.mark.timeout(60)
+@pytest.mark.timeout(120)
 def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_copy):
     folder = write_corpus(tmp_path, [40, 40])
     loader = loader_of(folder, zero_copy=zero_copy)

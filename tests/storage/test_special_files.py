@@ -30,7 +30,7 @@ def special(request, tmp_path, monkeypatch):
     return LocalStore(str(tmp_path)), KINDS[request.param]
 
 
-@pytest.mark.timeout(20)
+@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "call",
     [

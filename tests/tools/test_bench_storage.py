@@ -108,19 +108,19 @@ class Stuck:
     def __iter__(self) -> Iterator[list[int]]:
         yield [1, 2]
         yield [3]
-        time.sleep(60)
+        time.sleep(100)
 
 
 def test_a_run_ends_in_its_time_while_it_waits_for_a_batch(tmp_path: Path) -> None:
-    settings = {"bucket": "", "prefix": "", "num_names": 1, "seconds": 0.2, "num_workers": 1}
+    settings = {"bucket": "", "prefix": "", "num_names": 1, "seconds": 2, "num_workers": 1}
     words = json.dumps({**settings, "scratch": str(tmp_path)})
     program = (
         f"from {__name__} import Stuck; from {serve.__module__} import serve; serve(None, Stuck)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "run", words], cwd=ROOT, capture_output=True, timeout=50
+        [sys.executable, "-c", program, "run", words], cwd=ROOT, capture_output=True, timeout=120
     )
     figures = json.loads(done.stdout)
     assert figures["counts"] == [2, 1]
     assert figures["pending_s"] > 0.2
-    assert figures["ended"] < 30
+    assert figures["ended"] < 60

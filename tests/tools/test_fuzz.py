@@ -56,7 +56,7 @@ def waits(_data: bytes) -> None:
 
 @pytest.mark.parametrize(
     ("parse", "message"),
-    [(has_a_bug, "KeyError"), (speaks_in_two_lines, "not printable"), (waits, "took 0")],
+    [(has_a_bug, "KeyError"), (speaks_in_two_lines, "not printable"), (waits, "took ")],
 )
 def test_a_parser_that_breaks_its_promise_is_caught_and_the_input_saved(
     parse: Callable[[bytes], None],
