@@ -61,6 +61,7 @@ class ContainerSource:
         self.sample_rate = int(first.sample_rate)
         self.num_channels = int(first.layout.nb_channels)
         self.start_s = _start_s(container, first)
+        self._tick_s = float(first.time_base)  # fractions take a tenth of the time of AAC
         self._num_priming = _num_priming(stream, packets, first)
         self._stated_samples = _stated_samples(data, container, stream, packets, first)
         self._stated_s = _stated_s(container, stream)
@@ -111,7 +112,7 @@ class ContainerSource:
 
     def _checked(self, frames: Iterator[Any]) -> Iterator[Any]:
         """Yield frames that go on from each other: their times, their rate and their channels."""
-        end_s = float("inf")
+        end_s, tick_s = float("inf"), self._tick_s
         for frame in frames:
             rate, num_channels = frame.sample_rate, frame.layout.nb_channels
             if rate != self.sample_rate or num_channels != self.num_channels:
@@ -120,7 +121,7 @@ class ContainerSource:
                     f"channels to {rate} Hz and {num_channels}"
                 )
             if frame.pts is not None:
-                start_s = float(frame.pts * frame.time_base)
+                start_s = frame.pts * tick_s
                 if start_s - end_s > _NEAR_S:
                     raise DecodeError(
                         f"its audio has a gap of {start_s - end_s:.2f} s at {end_s:.2f} s"
