@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+from types import ModuleType
+
 import numpy as np
 import pytest
 
 from tools.bench import audio as bench_audio
+from tools.bench import video as bench_video
+from tools.bench.peers import environments
 
 
 @pytest.mark.parametrize("title", bench_audio.FORMATS)
@@ -34,3 +40,21 @@ def test_a_report_names_every_way(capsys: pytest.CaptureFixture[str]) -> None:
         "WhisperFeatureExtractor",
         "mm.WhisperFeatures",
     ]
+
+
+@pytest.mark.parametrize("bench", [bench_audio, bench_video])
+def test_other_libraries_are_measured_in_an_environment_of_their_own(
+    bench: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    commands: list[list[str]] = []
+
+    def run(python: str, command: list[str], variables: dict[str, str]) -> None:
+        commands.append(command)
+        raise SystemExit
+
+    monkeypatch.setattr(environments, "peer_python", lambda name: Path("/peers", name))
+    monkeypatch.setattr(os, "execve", run)
+    monkeypatch.setattr("sys.argv", ["bench.py", "--peers", "--quick"])
+    with pytest.raises(SystemExit):
+        bench.main()
+    assert commands == [["/peers/media", "-m", bench.__name__, "--quick"]]

@@ -1,10 +1,11 @@
-"""Ways from an audio file to samples and features: ``python -m tools.bench.audio [--quick]``.
+"""Ways from an audio file to samples and features: ``python -m tools.bench.audio --peers``.
 
 Every way decodes the same files, in interleaved rounds, on one thread. The table has medians of
 files/s by CPU time, so that a busy machine matters less. Every file is a recording of ``--seconds``
 in one format. ``--audio FILE`` measures on another recording than the artificial one.
 
-librosa, torchcodec and transformers are measured where they are installed.
+``--peers`` installs librosa and torchcodec in an environment of their own, and measures them too.
+Without it they are measured where they are installed.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ import argparse
 import importlib.util
 import io
 import statistics
+import sys
 import time
 from collections.abc import Callable
 from fractions import Fraction
@@ -27,6 +29,8 @@ import torch
 from numpy.typing import NDArray
 
 import mmstream as mm
+from mmstream._torchvision import import_torchvision
+from tools.bench.peers.environments import run_again_in
 
 Samples = NDArray[np.float32]
 Way = Callable[[bytes], Any]
@@ -62,7 +66,11 @@ def main() -> None:
     parser.add_argument("--seconds", type=float, default=12.0)
     parser.add_argument("--rounds", type=int, default=9)
     parser.add_argument("--quick", action="store_true", help="two rounds")
+    parser.add_argument("--peers", action="store_true", help="measure librosa and torchcodec too")
     options = parser.parse_args()
+    if options.peers:
+        arguments = [argument for argument in sys.argv[1:] if argument != "--peers"]
+        run_again_in("media", "tools.bench.audio", arguments)
     torch.set_num_threads(1)
     rounds = 2 if options.quick else options.rounds
     source = None if options.audio is None else options.audio.read_bytes()
@@ -168,6 +176,7 @@ def feature_ways(samples: Samples, num_mels: int) -> dict[str, Way]:
     """Return the ways to features by name, the extractor of transformers first."""
     ways: dict[str, Way] = {}
     if is_installed("transformers"):
+        import_torchvision()
         from transformers import WhisperFeatureExtractor
 
         extractor = WhisperFeatureExtractor(feature_size=num_mels)

@@ -1,13 +1,16 @@
-"""Ways from a video file to frames of 224x224: ``python -m tools.bench.video [FILE] [--quick]``.
+"""Ways from a video file to frames of 224x224: ``python -m tools.bench.video [FILE] --peers``.
 
 Every way decodes the same file in interleaved rounds, on one thread. The table has medians of one
 video: its processor time, so that a busy machine matters less, and the time that passes. Without a
 file, it makes one of 60 s in 1280x720 with a key frame every 2 s.
 
 Ways: `mm.VideoDecoder`; PyAV's own loop, which seeks to each frame; torchcodec's exact mode; the
-loader of qwen-vl-utils. The last two are measured where they are installed. All resize by the same
-antialiased filter. With ``device="cuda"`` there are two more: what the worker does, which is to
-copy packets to a clip; and, with a GPU and torchcodec, that and the decoding of the clip by NVDEC.
+loader of qwen-vl-utils. All resize by the same antialiased filter. ``--peers`` installs the last
+two in an environment of their own. Without it they are measured where they are installed.
+
+With ``device="cuda"`` there are two more: what the worker does, which is to copy packets to a clip;
+and, with a GPU and torchcodec, that and the decoding of the clip by NVDEC.
+
 A last table has the peak memory of each way, in a process of its own.
 """
 
@@ -31,9 +34,11 @@ import torch
 import torch.nn.functional as F
 
 import mmstream as mm
+from mmstream._torchvision import import_torchvision
 from mmstream.decoding.video.encoded import EncodedVideos, encode_video
 from mmstream.device.nvdec import ClipDecoder, torchcodec_frames
 from mmstream.reading.step import BatchLineage
+from tools.bench.peers.environments import run_again_in
 
 SIDE = 224
 Way = Callable[[Path, bytes, int], Any]
@@ -47,7 +52,11 @@ def main() -> None:
     parser.add_argument("--quick", action="store_true", help="two rounds")
     parser.add_argument("--memory-of", help="decode in one way, and print the peak memory")
     parser.add_argument("--frames", type=int, default=120)
+    parser.add_argument("--peers", action="store_true", help="measure the other libraries too")
     options = parser.parse_args()
+    if options.peers:
+        arguments = [argument for argument in sys.argv[1:] if argument != "--peers"]
+        run_again_in("media", "tools.bench.video", arguments)
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as folder:
         path = options.file or write_video(Path(folder, "video.mp4"))
@@ -151,6 +160,7 @@ def by_torchcodec(_path: Path, data: bytes, num_frames: int) -> Any:
 
 def by_qwen(path: Path, _data: bytes, num_frames: int) -> Any:
     """Decode by qwen-vl-utils, as its users do."""
+    import_torchvision()
     from qwen_vl_utils import process_vision_info
 
     video = {

@@ -8,8 +8,9 @@ interpreter (torch, torchvision, pillow) and this project behind them. So all pe
 torch, and five environments need little more than 1 GB. If a peer needs another version of a
 package, such as an older numpy, its pin comes first.
 
-DALI is built for CUDA and runs on a machine without a GPU too. SPDL needs the libraries of FFmpeg 4
-to 8 on the machine (Debian: ``apt install ffmpeg``).
+DALI is built for CUDA and runs on a machine without a GPU too. SPDL and torchcodec need the
+libraries of FFmpeg 4 to 8 on the machine (Debian: ``apt install ffmpeg``). torchcodec 0.13 is the
+last one that loads beside a CPU build of torch.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ import os
 import subprocess
 import sys
 import sysconfig
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NoReturn
 
 PINS = Path(__file__).resolve().parent / "pins"
 ROOT = PINS.parents[3]
@@ -37,6 +40,7 @@ DISTRIBUTIONS = {
     "s3torchconnector": ("webdataset", "s3torchconnector"),
     "dali": ("nvidia-dali-cuda120",),
     "spdl": ("spdl",),
+    "media": ("torchcodec", "qwen-vl-utils", "librosa"),
 }
 """Environment -> the packages that reports name, with their versions."""
 
@@ -75,6 +79,13 @@ def peer_python(name: str, cache: Path = CACHE) -> Path:
     )
     stamp.write_text(digest)
     return python
+
+
+def run_again_in(name: str, module: str, arguments: Sequence[str]) -> NoReturn:
+    """Run a program anew in a peer's environment, in place of this process."""
+    print(f"beside {version(name)}", flush=True)
+    python = str(peer_python(name))
+    os.execve(python, [python, "-m", module, *arguments], process_variables())
 
 
 def process_variables() -> dict[str, str]:
