@@ -14,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import random
+import re
 import socket
 import ssl
 import time
@@ -28,6 +29,9 @@ PIECE_BYTES = 1024 * 1024
 
 MAX_HEAD_BYTES = 64 * 1024
 """Longest head of an answer. The servers of S3 send less than 2 kB."""
+
+MAX_CHUNK_LINE_BYTES = 8 * 1024
+"""Longest line between the chunks of a body: a length, or a header behind the last chunk."""
 
 HEAD_READ_BYTES = 4 * 1024
 """What is read at once while a head is awaited. Bytes of the body behind it are copied."""
@@ -477,6 +481,10 @@ class _Body:
                 continue
             self._chunks.append(data[0])  # framing is a few bytes in tens of thousands
             data = data[1:]
+            if len(self._chunks) > MAX_CHUNK_LINE_BYTES:
+                raise ProtocolError(
+                    f"a line between chunks has more than {MAX_CHUNK_LINE_BYTES} bytes"
+                )
             if not self._chunks.endswith(b"\r\n") or self._chunks == b"\r\n":
                 if self._chunks == b"\r\n" and self._is_last_chunk:
                     self.is_complete = True
@@ -487,7 +495,10 @@ class _Body:
             line = bytes(self._chunks).strip()
             self._chunks.clear()
             if not self._is_last_chunk:  # otherwise a trailing header
-                self._chunk_left = int(line.partition(b";")[0], 16)
+                length = line.partition(b";")[0].strip()
+                if not re.fullmatch(rb"[0-9a-fA-F]+", length):  # int() takes "-5" and "1_0", too
+                    raise ProtocolError("the length of a chunk is no number")
+                self._chunk_left = int(length, 16)
                 self._is_last_chunk = self._chunk_left == 0
 
     def flush(self) -> None:

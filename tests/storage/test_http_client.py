@@ -36,10 +36,12 @@ async def get(client, url, method="GET"):
     return data
 
 
+CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
+
+
 def chunked(*chunks: bytes, trailer: bytes = b"") -> bytes:
     body = b"".join(b"%x;note=1\r\n%s\r\n" % (len(chunk), chunk) for chunk in chunks)
-    head = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
-    return head + body + b"0\r\n" + trailer + b"\r\n"
+    return CHUNKED + body + b"0\r\n" + trailer + b"\r\n"
 
 
 def bytewise(answer: bytes) -> StubAnswer:
@@ -215,11 +217,18 @@ def test_what_is_no_answer_of_that_length_goes_elsewhere(answer):
     [
         b"SSH-2.0-OpenSSH_9.2\r\n\r\n",
         b"HTTP/1.1 200 OK\r\nContent-Length: many\r\n\r\n",
-        b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\nzz\r\n",
+        CHUNKED + b"zz\r\n",
+        CHUNKED + b"-5\r\n",
+        CHUNKED + b"1_0\r\n",
+        CHUNKED + b"5;" + b"x" * 9_000,
+        CHUNKED + b"0\r\nX: " + b"x" * 9_000,
         b"HTTP/1.1 200 OK\r\nX: " + b"x" * 70_000,
         reply(body=b"x") + b"more",
     ],
-    ids=["ssh", "length", "chunk", "endless head", "too long"],
+    ids=[
+        *("ssh", "length", "chunk", "negative chunk", "grouped digits", "endless chunk line"),
+        *("endless trailer", "endless head", "too long"),
+    ],
 )
 def test_what_is_no_http_is_an_error(answer):
     with pytest.raises(ProtocolError):
