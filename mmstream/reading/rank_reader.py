@@ -17,6 +17,7 @@ import math
 from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from itertools import count
 from typing import Any, Protocol
@@ -62,6 +63,9 @@ MAX_PLANNED_STEPS = 16
 MAX_READS = 2
 """Reads of a range here, if samples of it do not fit their checksums."""
 
+ROOM_S = 0.05
+"""Seconds between two looks for memory where there was none."""
+
 MAX_REPLACED = 8
 """How often a shard with checksums may be replaced while one range of it is read."""
 
@@ -74,6 +78,12 @@ class TransferQueue(Protocol):
 
     def advance(self, clock: int) -> None:
         """Say which deadline is needed now."""
+
+    def needed(self, clock: int) -> AbstractContextManager[None]:
+        """Say that the consumer waits for what has this deadline, as long as the context lasts."""
+
+    def lacks_memory(self, deadline: int) -> bool:
+        """Tell whether what has this deadline has been waited for so long that no memory comes."""
 
     def cancel(self, futures: Sequence[asyncio.Future[memoryview]]) -> None:
         """Give up ranges."""
@@ -184,8 +194,12 @@ class RankReader:
         Raises:
             StorageError: storage failed for good.
         """
-        asked_at = asyncio.get_running_loop().time()
         clock = epoch * self._order.steps_per_epoch + step
+        with self._transfers.needed(clock):
+            return await self._step(clock)
+
+    async def _step(self, clock: int) -> StepSamples:
+        asked_at = asyncio.get_running_loop().time()
         plan = self._plan
         assert plan is not None, "begin comes first"
         while plan.next_clock <= clock:
@@ -221,8 +235,9 @@ class RankReader:
             positions[arrived].append(position)
         for arrived, wrong in positions.items():
             self._begin_fetch(arrived, self._fetch_again(arrived, wrong, arrived.ready))
-        for arrived in positions:
-            await arrived.wait()
+        with self._transfers.needed(self._clock):
+            for arrived in positions:
+                await arrived.wait()
         data: list[memoryview] = []
         errors: dict[int, ShardError | SampleError] = {}
         rows = []
@@ -239,6 +254,15 @@ class RankReader:
         shards, indexes, sizes = np.array(rows, dtype=np.int64).T
         sizes[list(errors)] = 0
         return StepSamples(shards, indexes, np.zeros(0, np.bool_), sizes, data, errors, {})
+
+    async def room_for_cached(self, num_bytes: int) -> memoryview:
+        """Return memory for the samples of a step that the node cache has.
+
+        Raises:
+            MemoryError: there is none, and none came back.
+        """
+        with self._transfers.needed(self._clock):
+            return await self._room(num_bytes, self._clock)
 
     def pop_counts(self) -> tuple[TransferCounts, int]:
         """Return the counts since the previous call, and how many reads came wrong."""
@@ -382,7 +406,7 @@ class RankReader:
         self._count_hits(samples.select(is_cached))
         missing = samples.select(~is_cached)
         if missing.position.size:
-            arrived.data = self._new_memory(samples.num_bytes)
+            await self._take_room(arrived)
             await self._fetch_missing(arrived, missing)
 
     async def _fetch_again(
@@ -403,7 +427,7 @@ class RankReader:
         arrived.cached = {}
         self._count_hits(again, -1)  # the cache counts those that it reads
         if not arrived.data:
-            arrived.data = self._new_memory(samples.num_bytes)
+            await self._take_room(arrived)
         cached = await self._cache.read(again)
         if cached is not None:
             there = again.select(cached.is_there)
@@ -509,8 +533,23 @@ class RankReader:
             arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
             return
         singles = [samples.slice(number, number + 1) for number in range(num_samples)]
-        arrived.data = self._new_memory(samples.num_bytes)
+        await self._take_room(arrived)
         await self._fetch_pieces(arrived, singles)
+
+    async def _take_room(self, arrived: Arrived) -> None:
+        """Take memory for a range that comes in pieces."""
+        planned = arrived.planned
+        arrived.data = await self._room(planned.samples.num_bytes, planned.first_use)
+
+    async def _room(self, num_bytes: int, deadline: int) -> memoryview:
+        """Return memory. Where there is none, wait for it as long as transfers do."""
+        while True:
+            try:
+                return self._new_memory(num_bytes)
+            except MemoryError:
+                if self._transfers.lacks_memory(deadline):
+                    raise
+            await asyncio.sleep(ROOM_S)
 
     # -- delivering ----------------------------------------------------------------------------
 

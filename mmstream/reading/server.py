@@ -167,19 +167,19 @@ class Server:
                 client.held = []
                 samples = await self._reader.step(request.epoch, request.step)
                 client.cached = samples.cached
-            answer = self._put(client, Verdict.STEP, self._header(client, samples))
+            answer = self._put(client, Verdict.STEP, await self._header(client, samples))
         except Exception as error:
             answer = self._put_error(client, error)
         del self._answers[connection]
         self._send(connection, answer)
 
-    def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
+    async def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
         """Hold the samples of a step, and say where they are."""
         data = list(samples.data)
         if samples.cached:  # whoever asked reads them there
             seats = list(samples.cached)
             stops = np.cumsum(samples.sizes[seats]).tolist()
-            memory = self._memory.take(stops[-1])
+            memory = await self._reader.room_for_cached(stops[-1])
             for seat, start, stop in zip(seats, [0, *stops], stops, strict=False):
                 data[seat] = memory[start:stop]
         client.held += data

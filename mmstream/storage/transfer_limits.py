@@ -113,6 +113,12 @@ class TransferLimits:
     min_samples: int = 32
     """Requests that must be measured before any is called late: the first ones are the quickest."""
 
+    # Memory
+
+    memory_s: float = 30.0
+    """Seconds in which no memory comes back while a step is waited for, before that is an error. A
+    worker gives memory back once it is done with its step: decoding one takes less."""
+
     # Measuring
 
     tick_s: float = 0.05

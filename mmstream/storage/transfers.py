@@ -19,8 +19,8 @@ import asyncio
 import heapq
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, MutableMapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
+from contextlib import contextmanager
 from itertools import count
 from typing import NamedTuple
 
@@ -59,7 +59,7 @@ class Transfers:
     """Requests ranges side by side, those with the earliest deadlines first.
 
     It lives in one event loop of one process, and is used from there. A range takes its memory when
-    it is requested first. Where there is none, it waits for it, until it is needed.
+    it is requested first. Where there is none, it waits until some comes back.
 
     Args:
         clients: One for each store. They are closed with this object.
@@ -93,6 +93,7 @@ class Transfers:
         self._answered_at = [self._loop.time()] * len(clients)
         self._clock = 0
         self._is_clock_known = False
+        self._needed: dict[int, tuple[int, float]] = {}  # deadlines that are waited for, since when
         self._clock_changed, self._step_s = math.nan, math.nan
         self._in_flight = InFlight(self._limits, num_local_ranks(), self._loop.time())
         self._speeds = TransferSpeeds(self._limits)
@@ -134,6 +135,21 @@ class Transfers:
             self._step_s = step_s if is_first else 0.75 * self._step_s + 0.25 * step_s
         self._clock, self._is_clock_known, self._clock_changed = clock, True, now
         self._wake()
+
+    @contextmanager
+    def needed(self, clock: int) -> Iterator[None]:
+        """Say that the consumer waits for what has this deadline, as long as the context lasts."""
+        number = next(self._serial)
+        self._needed[number] = clock, self._loop.time()
+        try:
+            yield
+        finally:
+            del self._needed[number]
+
+    def lacks_memory(self, deadline: int) -> bool:
+        """Tell whether what has this deadline has been waited for so long that no memory comes."""
+        latest = self._loop.time() - self._limits.memory_s
+        return any(deadline <= clock and since <= latest for clock, since in self._needed.values())
 
     def cancel(self, futures: Iterable[asyncio.Future[memoryview]]) -> None:
         """Give up ranges that nobody needs any more. Those that have arrived stay as they are."""
@@ -199,8 +215,8 @@ class Transfers:
                 num_held += self._send(transfer, now).num_permits
                 num_sent += 1
             except MemoryError as error:
-                if deadline > self._clock:
-                    break  # some comes back with each step
+                if not self.lacks_memory(deadline):
+                    break  # some comes back once the consumer is done with a step
                 client, name, start, stop, _ = transfer.request  # the other ranges go on
                 url = self._clients[client].url_of(name)
                 self._end(transfer, MemoryError(f"{url} bytes {start}-{stop}: {error}"))
@@ -438,7 +454,8 @@ class Transfers:
         """
         for transfer, handle in list(self._pausing.items()):
             rest = transfer.size - transfer.reached
-            if self._is_needed(transfer) and self._spend_hedge(rest):
+            if self._is_needed(transfer) and self._may_hedge(rest):
+                self._spend_hedge(rest)
                 handle.cancel()
                 self._enqueue(transfer)
 
@@ -527,25 +544,32 @@ class Transfers:
             transfer.num_timeouts += 1
             slowest = min(transfer.attempts, key=lambda other: other.position)
             self._give_up(slowest, f"no end after {now - slowest.started:.1f} s", now)
-        elif not (is_overdue and self._may_hedge_overdue()) and not self._spend_hedge(rest):
+            is_allowed = True
+        else:
+            is_allowed = is_overdue and self._may_hedge_overdue()
+        if transfer.future.done() or not (is_allowed or self._may_hedge(rest)):
             return
-        if not transfer.future.done():
-            with suppress(MemoryError):  # then the late request is waited for
-                transfer.move(self._new_memory(transfer.size))
-                self._send(transfer, now, is_hedge=True)
+        try:
+            data = self._new_memory(transfer.size)
+        except MemoryError:
+            return  # the late request is waited for
+        if not is_allowed:
+            self._spend_hedge(rest)
+        transfer.move(data)
+        self._send(transfer, now, is_hedge=True)
 
     def _is_needed(self, transfer: _Transfer) -> bool:
         """Tell whether the consumer needs a range within twice the time of a new request."""
         soon_s = self._limits.slack_factor * self._speeds.usual_s(transfer.size - transfer.reached)
         return self._slack_s(transfer.request.deadline) <= soon_s
 
-    def _spend_hedge(self, num_bytes: int) -> bool:
-        return (
-            self._speeds.is_hedging
-            and self._hedges.has(1)
-            and self._hedged_bytes.spend(num_bytes)
-            and self._hedges.spend(1)
-        )
+    def _may_hedge(self, num_bytes: int) -> bool:
+        """Tell whether a hedge of so many bytes is within the allowances."""
+        return self._speeds.is_hedging and self._hedges.has(1) and self._hedged_bytes.has(num_bytes)
+
+    def _spend_hedge(self, num_bytes: int) -> None:
+        self._hedges.spend(1)
+        self._hedged_bytes.spend(num_bytes)
 
     def _may_hedge_overdue(self) -> bool:
         """Tell whether a range that holds the consumer up may be hedged without an allowance."""

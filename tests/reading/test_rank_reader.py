@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,7 @@ class FakeTransfers:
         self.is_held = False
         self.futures: list[asyncio.Future[memoryview]] = []
         self.clocks: list[int] = []
+        self.is_out_of_memory = False
 
     def read(self, request: RangeRequest) -> bytes:
         return self.dataset.store.read_range(*request[1:4])
@@ -50,6 +52,12 @@ class FakeTransfers:
 
     def advance(self, clock: int) -> None:
         self.clocks.append(clock)
+
+    def needed(self, clock: int) -> AbstractContextManager[None]:
+        return nullcontext()
+
+    def lacks_memory(self, deadline: int) -> bool:
+        return self.is_out_of_memory
 
     def cancel(self, futures: Any) -> None:
         for future in futures:
@@ -325,6 +333,31 @@ def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) -> None:
     errors, _ = errors_of_epoch(dataset, answer)
     assert len(errors) == COUNTS[1] - 25
     assert all("truncated" in str(error) for error in errors)
+
+
+@pytest.mark.parametrize("comes_back", [True, False])
+def test_memory_for_samples_that_were_cached_is_waited_for(
+    dataset: mm.Dataset, comes_back: bool
+) -> None:
+    num_refused = 0
+
+    def new_memory(num_bytes: int) -> memoryview:
+        nonlocal num_refused
+        if comes_back and num_refused == 2:
+            return memoryview(bytearray(num_bytes))
+        num_refused += 1
+        raise MemoryError("no room")
+
+    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+        reader._new_memory = new_memory
+        transfers.is_out_of_memory = not comes_back
+        if comes_back:
+            assert len(await reader.room_for_cached(9)) == 9
+        else:
+            with pytest.raises(MemoryError, match="no room"):
+                await reader.room_for_cached(9)
+
+    run(dataset, test)
 
 
 def test_a_shard_without_an_index_is_an_error_in_its_rows(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import sys
 import tempfile
 import threading
 from contextlib import closing
+from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +30,8 @@ from mmstream.reading.process import ReaderProcess
 from mmstream.reading.rank_reader import RankReader
 from mmstream.reading.server import main
 from mmstream.reading.step import Job
+from mmstream.storage import transfers
+from mmstream.storage.transfer_limits import TransferLimits
 from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
 from tests.helpers.reader_thread import reader_thread
@@ -171,6 +174,7 @@ def test_a_run_without_memory_for_a_step_ends_with_an_error(
 ) -> None:
     pipeline = make_pipeline(corpus)
     monkeypatch.setattr(server, "most_bytes", lambda: server.ROOM_BYTES + 4096)
+    monkeypatch.setattr(transfers, "TransferLimits", partial(TransferLimits, memory_s=0.0))
     with (
         reader_thread(pipeline) as reader,
         closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,

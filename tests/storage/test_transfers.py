@@ -686,7 +686,10 @@ async def test_a_range_without_memory_ends_by_its_name_and_the_others_go_on():
 
     async with Store(new_memory=new_memory) as store:
         large, small = store.submit(0, 2 * SIZE), store.submit()
-        with pytest.raises(MemoryError, match=r"fake://bucket\d+/a bytes 0-8192: no more"):
+        with (
+            store.transfers.needed(0),
+            pytest.raises(MemoryError, match=r"fake://bucket\d+/a bytes 0-8192: no more"),
+        ):
             await large
         assert await small == DATA[:SIZE]
         assert not store.transfers._transfers
@@ -706,21 +709,67 @@ class Pieces:
 
 
 @in_virtual_time
-async def test_ranges_without_memory_wait_until_they_are_needed():
+async def test_ranges_wait_for_memory_while_nobody_waits_for_them():
     pieces = Pieces(2)
     async with Store(new_memory=pieces.take) as store:
-        futures = store.submit_many(6, deadline=lambda i: i)
+        futures = store.submit_many(4, deadline=lambda i: i)
         await asyncio.gather(*futures[:2])
-        await asyncio.sleep(1)
+        store.transfers.advance(3)  # a loop that validates a model takes no steps for minutes
+        await asyncio.sleep(600)
         assert not any(future.done() for future in futures[2:])
-        pieces.num_left = 1  # range 2 is not needed yet
-        assert await futures[2] == DATA[2 * SIZE : 3 * SIZE]
-        store.transfers.advance(4)
-        for future in futures[3:5]:
-            with pytest.raises(MemoryError, match="no room"):
-                await future
+        pieces.num_left = 2
+        for i, future in enumerate(futures):
+            assert await future == DATA[i * SIZE : (i + 1) * SIZE]
+
+
+@in_virtual_time
+async def test_a_needed_range_gets_memory_that_comes_back_in_time():
+    pieces = Pieces(0)
+    async with Store(new_memory=pieces.take) as store:
+        future = store.submit()
+        with store.transfers.needed(0):
+            await asyncio.sleep(KILO.memory_s - 1)
+            pieces.num_left = 1
+            assert await future == DATA[:SIZE]
+
+
+@in_virtual_time
+async def test_a_range_that_a_step_waits_for_too_long_ends_without_memory():
+    pieces = Pieces(0)
+    async with Store(new_memory=pieces.take) as store:
+        futures = store.submit_many(3, deadline=lambda i: i)
+        with store.transfers.needed(1), store.transfers.needed(1):
+            for future in futures[:2]:
+                with pytest.raises(MemoryError, match="no room"):
+                    await future
+        assert store.seconds >= KILO.memory_s
+        await asyncio.sleep(600)
         pieces.num_left = 1
-        assert await futures[5] == DATA[5 * SIZE : 6 * SIZE]
+        assert await futures[2] == DATA[2 * SIZE : 3 * SIZE]
+
+
+@in_virtual_time
+async def test_a_hedge_without_memory_takes_nothing_from_the_allowance():
+    is_full = False
+
+    def new_memory(num_bytes):
+        if is_full and store.client.sent:
+            raise MemoryError("no more")
+        return own_memory(num_bytes)
+
+    def answer(sent):
+        return Answer(latency_s=math.inf) if is_full and sent.into else Answer(rate=40e3)
+
+    async with Store(answer, new_memory=new_memory) as store:
+        await warm_up(store)
+        is_full = True
+        late = store.submit(5)
+        await asyncio.sleep(1)  # twenty looks at it
+        assert not late.done()
+        is_full, since = False, store.seconds
+        assert await late == DATA[5 : 5 + SIZE]
+        assert store.seconds - since < 0.5  # not once it is overdue, which needs no allowance
+        assert store.pop_counts().num_hedges_won == 1
 
 
 @in_virtual_time
