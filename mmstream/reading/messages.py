@@ -177,7 +177,8 @@ class StepConnection:
 
         Raises:
             ReaderEnded: there is no reader process any more.
-            MMStreamError: the step belongs to an iteration that is over.
+            MMStreamError: the step belongs to an iteration that is over. Or this process has no
+                file descriptor left for the memory.
             StorageError: storage failed for good.
         """
         ahead, self._ahead = self._ahead, None
@@ -189,7 +190,11 @@ class StepConnection:
         answer = self._receive()
         if answer.verdict is Verdict.DROPPED:
             raise MMStreamError("this step belongs to an iteration that is over")
-        assert self._memory is not None
+        if self._memory is None:  # its descriptor came with the first answer, and was dropped
+            raise MMStreamError(
+                "this process has no file descriptor left for the memory of the reader process; "
+                "raise the limit of the shell (ulimit -n), or open fewer files"
+            )
         value: Any = pickle.loads(self._memory[answer.start :][: answer.num_bytes])
         if answer.verdict is Verdict.ERROR:
             raise value

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import logging
 import os
+import resource
 import select
 import signal
 import socket
 import sys
 import tempfile
 import threading
-from contextlib import closing
+from contextlib import ExitStack, closing
 from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
@@ -181,6 +182,21 @@ def test_a_run_without_memory_for_a_step_ends_with_an_error(
         pytest.raises(MemoryError, match=r"no room for [\d,]+ bytes .* may have 69,632 bytes"),
     ):
         runner.batch(Job(0, 0, 0, 8, 1, reader.begin(0, 0, (0, 8))))
+
+
+def test_a_process_without_file_descriptors_says_so(corpus: str) -> None:
+    pipeline = make_pipeline(corpus)
+    limits = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with reader_thread(pipeline) as reader:
+        connection, iteration = reader.connections[0], reader.begin(0, 0, (0, 8))
+        connection._send(StepRequest(iteration, 0, 0))
+        assert select.select([connection._socket], [], [], 60)[0]
+        with ExitStack() as stack:
+            stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
+            connection._ahead = StepRequest(iteration, 0, 0, is_ahead=True)
+            with pytest.raises(mm.MMStreamError, match=r"file descriptor.*ulimit -n"):
+                connection.ask(StepRequest(iteration, 0, 0))
 
 
 def test_an_error_that_cannot_be_pickled_crosses_in_its_words(
