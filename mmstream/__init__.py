@@ -13,6 +13,7 @@ A name is imported when it is first used, so converting and planning do not load
 """
 
 import os
+import sys
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -206,7 +207,10 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and reports oth
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:
-            raise AttributeError(f"module 'mmstream' has no attribute {name!r}")
+            module = sys.modules[__name__]  # Python suggests the nearest of its names
+            raise AttributeError(
+                f"module 'mmstream' has no attribute {name!r}", name=name, obj=module
+            )
         value = getattr(import_module(f"mmstream.{_MODULE_OF[name]}"), name)
         globals()[name] = value
         return value

@@ -49,7 +49,7 @@ from mmstream.reading.step import Job, RawStep
 from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World
-from mmstream.wrong_arguments import advise, refuse_bools
+from mmstream.wrong_arguments import advise, require_numbers
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
@@ -168,6 +168,10 @@ class Pipeline:
                     raise ConfigError(f"{name}: {function!r} is not a function")
         _check_cache(self)
         _check_batching(self)
+        if not isinstance(self.bad_samples, BadSamplePolicy):
+            raise ConfigError(
+                f"bad_samples: got {self.bad_samples!r}: pass mm.BadSamplePolicy(action=...)"
+            )
         _ = self.order  # refuses impossible settings here, not in a worker
 
     @cached_property
@@ -228,7 +232,7 @@ class Pipeline:
         Raises:
             ConfigError: `num_samples` is negative.
         """
-        refuse_bools(num_samples=num_samples)
+        require_numbers(num_samples=num_samples)
         if num_samples < 0:
             raise ConfigError(f"take: num_samples is {num_samples}; it must be 0 or more")
 
@@ -250,7 +254,7 @@ class Pipeline:
         ``batch_size=None``. Decoders and functions of this pipeline are not applied, bad samples
         are not substituted, and there is no state.
         """
-        refuse_bools(epoch=epoch)
+        require_numbers(epoch=epoch)
         if self.order.is_packed:
             raise ConfigError(
                 "as_webdataset: its stages take single samples, and batching=mm.Pack(...) has rows "
@@ -538,7 +542,7 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
 def _check_cache(pipeline: Pipeline) -> None:
     """Refuse settings of the node cache that say nothing."""
     folder, most = pipeline.cache_dir, pipeline.max_cache_bytes
-    refuse_bools(max_cache_bytes=most)
+    require_numbers(max_cache_bytes=most)
     if folder is not None and (not isinstance(folder, str) or not folder):
         raise ConfigError(f"cache_dir {folder!r}: give the path of a local folder")
     if most is not None and (type(most) is not int or most < 1):

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["RowsPerRank", "World", "resolve_world", "rows_of_rank"]
 
@@ -52,7 +52,7 @@ class World:
     world_size: int = 1
 
     def __post_init__(self) -> None:
-        refuse_bools(rank=self.rank, world_size=self.world_size)
+        require_numbers(rank=self.rank, world_size=self.world_size)
         if self.world_size < 1 or not 0 <= self.rank < self.world_size:
             raise ConfigError(
                 f"World: rank {self.rank} of world_size {self.world_size} does not exist; "

@@ -1,7 +1,8 @@
 """Arguments that Python would take, or refuse without a hint, and what to write instead.
 
 Ground floor. `advise` is for arguments of other libraries: Python's own error names the argument,
-and no more. `refuse_bools` is for numbers: Python takes True and False as 1 and 0.
+and no more. `refuse_bools` is for numbers: Python takes True and False as 1 and 0. So is
+`require_numbers`, for settings that are never a word.
 """
 
 from __future__ import annotations
@@ -14,16 +15,16 @@ import numpy as np
 
 from mmstream.errors import ConfigError
 
-__all__ = ["advise", "refuse_bools"]
+__all__ = ["advise", "refuse_bools", "require_numbers"]
 
-T = TypeVar("T")
+F = TypeVar("F", bound=Callable[..., Any])
 
 
-def advise(advice: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
-    """Return a class decorator: these arguments are a ConfigError that says what to write.
+def advise(advice: Mapping[str, str]) -> Callable[[F], F]:
+    """Return a decorator of a class or function: these arguments are a ConfigError with advice.
 
     Args:
-        advice: What to write, by the name of the argument that the class does not have.
+        advice: What to write, by the name of the argument that the class or function does not have.
 
     Examples:
         >>> @advise({"batch_size": "write global_batch_size="})
@@ -34,17 +35,20 @@ def advise(advice: Mapping[str, str]) -> Callable[[type[T]], type[T]]:
         mmstream.errors.ConfigError: Pipeline has no batch_size=: write global_batch_size=
     """
 
-    def decorated(cls: type[T]) -> type[T]:
-        start: Callable[..., None] = cls.__init__
+    def decorated(target: Any) -> Any:
+        is_class = isinstance(target, type)
+        function = target.__init__ if is_class else target
 
-        @wraps(start)
-        def checked(self: T, *args: Any, **arguments: Any) -> None:
+        @wraps(function)
+        def checked(*args: Any, **arguments: Any) -> Any:
             for name in arguments.keys() & advice.keys():
-                raise ConfigError(f"{cls.__name__} has no {name}=: {advice[name]}")
-            start(self, *args, **arguments)
+                raise ConfigError(f"{target.__name__} has no {name}=: {advice[name]}")
+            return function(*args, **arguments)
 
-        cls.__init__ = checked  # type: ignore[assignment]
-        return cls
+        if not is_class:
+            return checked
+        target.__init__ = checked
+        return target
 
     return decorated
 
@@ -68,6 +72,26 @@ def refuse_bools(**numbers: object) -> None:
     for name, value in numbers.items():
         if _has_bool(value):
             raise ConfigError(f"{name}={value!r}: give a number, not True or False")
+
+
+def require_numbers(**numbers: object) -> None:
+    """Refuse text too, such as that of a command line or an environment variable.
+
+    Args:
+        numbers: As for `refuse_bools`, of settings that are never a word.
+
+    Raises:
+        ConfigError: A value is text, or a bool, or holds a bool; the message names it.
+
+    Examples:
+        >>> require_numbers(num_workers="2")
+        Traceback (most recent call last):
+        mmstream.errors.ConfigError: num_workers='2': give a number, not text
+    """
+    refuse_bools(**numbers)
+    for name, value in numbers.items():
+        if isinstance(value, str):
+            raise ConfigError(f"{name}={value!r}: give a number, not text")
 
 
 def _has_bool(value: object, num_levels: int = 2) -> bool:

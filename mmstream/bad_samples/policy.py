@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Literal, TypeAlias, get_args
 
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["Action", "BadSamplePolicy"]
 
@@ -63,7 +63,7 @@ class BadSamplePolicy:
     def __post_init__(self) -> None:
         if self.action not in get_args(Action):
             raise ConfigError(f"action {self.action!r}: substitute, mask or raise")
-        refuse_bools(
+        require_numbers(
             max_fraction=self.max_fraction,
             min_samples=self.min_samples,
             max_consecutive=self.max_consecutive,

@@ -66,7 +66,7 @@ from mmstream.storage.new_file import remove_temporaries
 from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.samples import REFUSED_FIELD
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["bake", "bake_into", "baker_of"]
 
@@ -143,7 +143,7 @@ def bake(
         ... ]
         True
     """
-    refuse_bools(num_workers=num_workers)
+    require_numbers(num_workers=num_workers)
     baker = baker_of(pipeline, batch_function, batch_size, device, epoch_of_draws)
     command = "mm.bake(pipeline, dest) with the same pipeline"
     return bake_into(baker, os.fspath(dest), num_workers, progress, command)
@@ -157,7 +157,7 @@ def baker_of(
     epoch_of_draws: int | None = None,
 ) -> Baker:
     """Return what makes the samples of a baked dataset. Reads nothing; raises as `bake`."""
-    refuse_bools(batch_size=batch_size, epoch_of_draws=epoch_of_draws)
+    require_numbers(batch_size=batch_size, epoch_of_draws=epoch_of_draws)
     if not isinstance(pipeline, Pipeline):
         raise ConfigError(f"bake: got {type(pipeline).__name__}; pass an mm.Pipeline")
     if not isinstance(pipeline.dataset, Dataset):

@@ -21,7 +21,7 @@ from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import Batch, SampleRef
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["split_rows"]
 
@@ -70,7 +70,7 @@ def split_rows(
         >>> [micro_batch["input_ids"].tolist() for micro_batch in split_rows(batch, 2)]
         [[0, 1], [2, 3, 4]]
     """
-    refuse_bools(num_parts=num_parts, max_tokens=max_tokens)
+    require_numbers(num_parts=num_parts, max_tokens=max_tokens)
     if num_parts is None and max_tokens is None:
         raise ConfigError("split_rows: give num_parts, or max_tokens= for batches of documents")
     for name, number in (("num_parts", num_parts), ("max_tokens", max_tokens)):

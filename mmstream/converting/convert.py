@@ -56,7 +56,7 @@ from mmstream.display.markup import count_text
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import is_remote, open_store
 from mmstream.storage.urls import require_no_secret
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import advise, require_numbers
 
 __all__ = [
     "ConvertReport",
@@ -152,6 +152,25 @@ class ConvertReport:
         )
 
 
+_GROUPS = {
+    "reading": RowReading,
+    "splitting": Splitting,
+    "media": MediaOptions,
+    "downloads": DownloadOptions,
+    "duplicates": Duplicates,
+    "rerun": Rerun,
+}
+"""Arguments of `convert` that are several settings, and their types."""
+
+_ADVICE = {
+    field.name: f"write {argument}=mm.{group.__name__}({field.name}=...)"
+    for argument, group in _GROUPS.items()
+    for field in fields(group)
+}
+"""Settings that are flags of the command line, or were arguments in 0.1."""
+
+
+@advise(_ADVICE)
 def convert(
     rows: Rows,
     dest: str | os.PathLike[str],
@@ -253,6 +272,14 @@ def convert(
         480
     """
     started = time.monotonic()
+    _require_groups(
+        reading=reading,
+        splitting=splitting,
+        media=media,
+        downloads=downloads,
+        duplicates=duplicates,
+        rerun=rerun,
+    )
     reading = RowReading() if reading is None else reading
     columns = tuple((reading.columns or {}).items())
     info = None if reading.dataset_info is None else os.fspath(reading.dataset_info)
@@ -362,6 +389,16 @@ def _refuse_options_of_rows(options: Options) -> None:
             raise ConfigError(
                 f"{name}: has no effect on tars of samples, whose fields stay as they are; "
                 "leave it out"
+            )
+
+
+def _require_groups(**groups: object) -> None:
+    """Refuse what is not of the type of its argument, such as ``reading="llava"``."""
+    for argument, value in groups.items():
+        group = _GROUPS[argument]
+        if not (value is None or isinstance(value, group)):
+            raise ConfigError(
+                f"convert({argument}=): got {type(value).__name__}: pass mm.{group.__name__}(...)"
             )
 
 
@@ -482,7 +519,7 @@ def _facts(corpus: CorpusReport | None) -> dict[str, Any]:
 
 def check_max_rejects(max_rejects: float) -> None:
     """Raise a ConfigError if it is neither a fraction nor a number of rows."""
-    refuse_bools(max_rejects=max_rejects)
+    require_numbers(max_rejects=max_rejects)
     if not 0 <= max_rejects <= (1 if isinstance(max_rejects, float) else max_rejects):
         raise ConfigError(
             f"max_rejects={max_rejects}: must be a fraction from 0.0 to 1.0, or a number of rows"

@@ -17,7 +17,7 @@ from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.detect import ROW_KINDS, RowKind
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["Duplicates", "Options", "Rerun", "RowReading", "Splitting"]
 
@@ -58,7 +58,7 @@ class RowReading:
     group_spans: bool = False
 
     def __post_init__(self) -> None:
-        refuse_bools(limit=self.limit)
+        require_numbers(limit=self.limit)
         if self.rows_as is not None and self.rows_as not in ROW_KINDS:
             raise ConfigError(f"rows_as={self.rows_as!r}: must be one of {', '.join(ROW_KINDS)}")
         if self.limit is not None and self.limit < 1:
@@ -93,7 +93,7 @@ class Splitting:
                 raise ConfigError(
                     f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
                 )
-            refuse_bools(splits=[fraction])
+            require_numbers(splits=[fraction])
             if not 0 < fraction <= 1:
                 raise ConfigError(
                     f"splits: {name}={fraction} is not a fraction above 0 and up to 1"
@@ -178,7 +178,7 @@ class Options:
     duplicates: Duplicates = field(default_factory=Duplicates)
 
     def __post_init__(self) -> None:
-        refuse_bools(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
+        require_numbers(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
         if self.samples_per_shard < 1:
             raise ConfigError(f"samples_per_shard={self.samples_per_shard}: must be 1 or more")
         for name in ("exact", "near"):

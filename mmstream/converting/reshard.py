@@ -43,7 +43,7 @@ from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK
 from mmstream.types import IntArray, Sample
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["reshard"]
 
@@ -117,7 +117,7 @@ def reshard(
         >>> len(mm.open_dataset("packs/")) == packs.members.size
         True
     """
-    refuse_bools(
+    require_numbers(
         shuffle_seed=shuffle_seed, samples_per_shard=samples_per_shard, num_workers=num_workers
     )
     dataset = source if isinstance(source, Dataset) else open_dataset(source)

@@ -87,8 +87,8 @@ def open_dataset(
         milliseconds per thousand samples. ``mmstream index`` does it once and for all.
 
     Raises:
-        ConfigError: The list is empty, names a tar twice, or mixes local and remote tars. Or a
-            `storage_kind` for what is no folder.
+        ConfigError: `source` is no name. Or the list is empty, names a tar twice, or mixes local
+            and remote tars. Or a `storage_kind` for what is no folder.
         ManifestError: No shards, a conversion that has not finished, a malformed manifest or bad
             list, one that is no file, a manifest that leads elsewhere, or remote tars without an
             index.
@@ -111,12 +111,23 @@ def open_dataset(
             )
         urls = expand_braces(name)
     else:
-        urls = [os.fspath(item) for item in source]
+        urls = _names_of(source)
         for url in urls:
             require_no_secret(url)
     if not urls:
         raise ConfigError("open_dataset: the list of tars is empty")
     return _open_tars(urls, bad_list, storage_kind)
+
+
+def _names_of(source: object) -> list[str]:
+    """Return the names in a list of tars; ConfigError for anything else."""
+    if isinstance(source, list | tuple) and all(
+        isinstance(item, str | os.PathLike) for item in source
+    ):
+        return [os.fspath(item) for item in source]
+    raise ConfigError(
+        f"open_dataset: got {type(source).__name__}: pass a folder, a URL, a tar, or a list of tars"
+    )
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -273,6 +284,8 @@ def _hint_at_datasets(folder: str | None) -> str:
 
 
 def _why_no_dataset(store: Store) -> str:
+    if posixpath.basename(store.url) == MANIFEST_NAME:
+        return f"the manifest of a dataset: name its folder, {posixpath.dirname(store.url)}"
     if store.url.endswith(".json"):
         return (
             "no dataset, but a mixture's file opens with mm.open_mixture, and "

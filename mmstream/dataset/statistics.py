@@ -33,7 +33,7 @@ from mmstream.display.contents import messages_of, row_json, text_of
 from mmstream.display.spread import spread
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
 from mmstream.types import IGNORED_LABEL, Sample, SampleRef
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 if TYPE_CHECKING:
     from mmstream.decoding.ffmpeg.open import MediaKind
@@ -211,10 +211,12 @@ def statistics(
         >>> stats.num_measured, float(stats.values["image width"].max())
         (100, 288.0)
     """
-    refuse_bools(num_samples=num_samples, seed=seed, num_threads=num_threads)
+    require_numbers(num_samples=num_samples, seed=seed, num_threads=num_threads)
     for name, number in (("num_samples", num_samples), ("num_threads", num_threads)):
         if number < 1:
             raise ConfigError(f"statistics: {name} is {number}; give 1 or more")
+    if not isinstance(dataset, ShardSource):
+        raise ConfigError(f"statistics: got {dataset!r}: pass mm.open_dataset(...)")
     for kind in sorted(text.needs_shapes) if text is not None else ():
         raise ConfigError(f"statistics: {kind}_length is a function; give a TextDecoder without it")
     addresses = _addresses(dataset, num_samples, seed)

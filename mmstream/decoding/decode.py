@@ -21,7 +21,7 @@ from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
 from mmstream.errors import ConfigError, escaped
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import advise, refuse_bools
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
@@ -30,6 +30,18 @@ if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
 __all__ = ["Decode"]
 
 
+_ADVICE = {
+    "images": "write image=mm.ImageDecoder(size=224)",
+    "texts": "write text=mm.TextDecoder(tokenizer)",
+    "tokenizer": "write text=mm.TextDecoder(tokenizer)",
+    "videos": "write video=mm.VideoDecoder(num_frames=8, size=224)",
+    "audios": "write audio=mm.AudioDecoder()",
+    "transforms": "write mm.Pipeline(..., transforms=(function,))",
+}
+"""Arguments that are called otherwise."""
+
+
+@advise(_ADVICE)
 @dataclass(frozen=True)
 class Decode:
     """Which decoders a pipeline runs: by the names of fields, or by what they decode.

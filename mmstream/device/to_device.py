@@ -113,8 +113,8 @@ def to_device(
         Save its ``state_dict()``: it counts what you have received, not what was fetched ahead.
 
     Raises:
-        ConfigError: `dtype` is not floating. While iterating: there is no CUDA device, or the
-            images do not fit the settings.
+        ConfigError: `dtype` is not floating, or torch knows no such `device`. While iterating:
+            there is no CUDA device, or the images do not fit the settings.
 
     Examples:
         >>> import torch
@@ -138,9 +138,15 @@ def to_device(
                 "pass mm.to_device(mm.Loader(mm.Pipeline(dataset, global_batch_size=...)), ...)"
             )
         raise ConfigError(f"to_device: got {type(loader).__name__}: {advice}")
-    if dtype is not None and not dtype.is_floating_point:
-        raise ConfigError(f"to_device: dtype must be floating, not {dtype}")
-    return DeviceLoader(loader, torch.device(device), normalize, dtype, decode_jpegs, decode_clip)
+    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
+        raise ConfigError(f"to_device: dtype must be floating, such as torch.bfloat16, not {dtype}")
+    try:
+        device = torch.device(device)
+    except RuntimeError:  # its message lists all devices that torch has ever known
+        raise ConfigError(
+            f'to_device: no device {device!r}: give "cpu", "cuda" or "cuda:N"'
+        ) from None
+    return DeviceLoader(loader, device, normalize, dtype, decode_jpegs, decode_clip)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ from mmstream.state import make_state
 from mmstream.storage import is_remote
 from mmstream.types import Batch
 from mmstream.world import World, rows_of_rank
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["bench", "measure_loader"]
 
@@ -117,7 +117,7 @@ def bench(
         ConfigError: settings that cannot be, or a pipeline that cannot be sent to workers.
         ShardError, StorageError, BadSampleLimitError: as a run would raise.
     """
-    refuse_bools(seconds=seconds, num_ranks=num_ranks)
+    require_numbers(seconds=seconds, num_ranks=num_ranks)
     if not seconds > 0:
         raise ConfigError(f"seconds is {seconds}; it must be more than 0")
     if num_ranks < 1:

@@ -76,7 +76,9 @@ def maker_settings(
         ConfigError: impossible settings.
     """
     if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
-        raise ConfigError("num_workers must be 0 or more, prefetch_factor and num_threads 1")
+        raise ConfigError(
+            "num_workers must be 0 or more, prefetch_factor and num_threads must be 1 or more"
+        )
     if multiprocessing_context not in get_args(MultiprocessingContext):
         raise ConfigError(
             f"multiprocessing_context {multiprocessing_context!r}: forkserver, spawn or fork"

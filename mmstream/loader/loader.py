@@ -31,7 +31,7 @@ from mmstream.reading.step import BatchLineage, Job
 from mmstream.state import OnChange, make_state, position_after, resume
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
-from mmstream.wrong_arguments import advise, refuse_bools
+from mmstream.wrong_arguments import advise, refuse_bools, require_numbers
 
 __all__ = ["Loader"]
 
@@ -122,9 +122,9 @@ class Loader(IterableDataset[Batch]):
         stall_timeout_s: float | None = None,
     ) -> None:
         _check_pipeline(pipeline)
-        refuse_bools(
+        refuse_bools(rows_per_rank=rows_per_rank)  # "balanced" is a word
+        require_numbers(
             num_workers=num_workers,
-            rows_per_rank=rows_per_rank,
             num_threads=num_threads,
             prefetch_factor=prefetch_factor,
             stall_warning_s=stall_warning_s,

@@ -49,7 +49,7 @@ from mmstream.packing.measure_file import (
 from mmstream.process_pool import run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.types import SampleRef
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["Estimate", "Work", "estimate", "measure", "measure_into"]
 
@@ -162,7 +162,7 @@ def measure(
         >>> measure.num_samples
         480
     """
-    refuse_bools(
+    require_numbers(
         seed=seed, epochs=epochs, room=room, patch_size=patch_size, num_workers=num_workers
     )
     dataset = source if isinstance(source, Dataset) else open_dataset(source)

@@ -16,7 +16,7 @@ from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
 from mmstream.packing.plan_file import open_plan, plan_folder, write_plan
 from mmstream.packing.planner import make_plan, plan_digest
 from mmstream.packing.settings import Overlong, PackLimits
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["default_plan_name", "measure_of", "plan_packs"]
 
@@ -82,7 +82,7 @@ def plan_packs(
         >>> plan.num_units < measure.num_samples
         True
     """
-    refuse_bools(num_workers=num_workers)
+    require_numbers(num_workers=num_workers)
     limits = PackLimits(
         max_tokens,
         max_documents=max_documents,

@@ -619,8 +619,11 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
     except ImportError as error:
         command = f"pip install {_PACKAGES[scheme]}" if scheme in _PACKAGES else str(error)
         raise ConfigError(f"{scheme}:// needs another package: {command}") from error
-    except ValueError as error:
-        raise ConfigError(f"{scheme}://: {without_secrets(error)}") from None
+    except (ValueError, TypeError) as error:  # TypeError: it needs more than a URL, such as a host
+        raise ConfigError(
+            f"{scheme}://: {without_secrets(error)}; give a local folder, or a URL of s3://, "
+            "gs://, az://, hf:// or https://"
+        ) from None
     # s3fs and botocore would retry too: 5 * 5 * 5 requests to a server that is down.
     client.retries = 1
     return client

@@ -11,7 +11,7 @@ from typing import TypeAlias
 from mmstream.converting.engines import processes
 from mmstream.converting.shard import ShardJob, ShardReport
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["ENGINES", "Engine", "engine_of", "require_engine"]
 
@@ -25,7 +25,7 @@ def require_engine(name: str, num_workers: int | None, dest: str) -> None:
     """Raise a ConfigError where an engine cannot write to a destination."""
     if name not in ENGINES:
         raise ConfigError(f"engine={name!r}: must be one of {', '.join(ENGINES)}")
-    refuse_bools(num_workers=num_workers)
+    require_numbers(num_workers=num_workers)
     if num_workers is not None and num_workers < 0:
         raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     if dest.startswith("memory://") and (name == "ray" or (num_workers or 0) > 1):

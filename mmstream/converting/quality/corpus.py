@@ -24,7 +24,7 @@ from mmstream.converting.sidecar import open_sidecar
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError, SampleError
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_numbers
 
 __all__ = ["Corpus", "Entries", "SampleName", "read_corpus"]
 
@@ -190,7 +190,7 @@ def read_corpus(
     Raises:
         ConfigError: `num_threads` is not 1 or more.
     """
-    refuse_bools(num_threads=num_threads)
+    require_numbers(num_threads=num_threads)
     if num_threads < 1:
         raise ConfigError(f"num_threads={num_threads}: must be 1 or more")
     kinds = set(kinds)

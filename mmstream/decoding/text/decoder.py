@@ -749,10 +749,12 @@ def _check_use(decoder: TextDecoder) -> None:
         )
     if not getattr(decoder.tokenizer, "is_fast", False):
         name = type(decoder.tokenizer).__name__
-        advice = ""
+        advice = "pass what AutoTokenizer.from_pretrained(name) returns"
         if hasattr(decoder.tokenizer, "tokenizer"):
-            advice = "; pass processor.tokenizer"
-        raise ConfigError(f"tokenizer: {name} is not a fast tokenizer (it has no offsets){advice}")
+            advice = "pass processor.tokenizer"
+        raise ConfigError(
+            f"tokenizer: {name} is not a fast tokenizer (it has no offsets); {advice}"
+        )
     if not (decoder.field is None or isinstance(decoder.field, str) or callable(decoder.field)):
         raise ConfigError(
             f'field={decoder.field!r}: give the name of a field, a path such as "json.caption", '

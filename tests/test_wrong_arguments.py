@@ -1,0 +1,110 @@
+"""Wrong arguments are a ConfigError of one line that says what to write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+import mmstream as mm
+from tests.helpers.corpora import write_corpus
+
+
+@pytest.fixture(scope="module")
+def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
+    folder = tmp_path_factory.mktemp("arguments")
+    write_corpus(folder, [4])
+    return mm.open_dataset(folder)
+
+
+def pipeline(dataset: mm.Dataset, **settings: Any) -> mm.Pipeline:
+    return mm.Pipeline(dataset, **{"global_batch_size": 2, **settings})
+
+
+def to_device(dataset: mm.Dataset, *arguments: Any, **settings: Any) -> object:
+    return mm.to_device(mm.Loader(pipeline(dataset)), *arguments, **settings)
+
+
+CALLS: dict[str, Callable[[Any], object]] = {
+    "open_dataset: got int: pass a folder, a URL": lambda _: mm.open_dataset(3),  # type: ignore[arg-type]
+    "open_dataset: got list: pass a folder, a URL": lambda _: mm.open_dataset([None]),  # type: ignore[list-item]
+    "open_dataset: got Dataset: pass": lambda dataset: mm.open_dataset(dataset),
+    "no-such-store://: .*; give a local folder, or a URL of s3": lambda _: mm.open_dataset(
+        "no-such-store://a/b"
+    ),
+    "statistics: got 'corpus/': pass mm.open_dataset": lambda _: mm.statistics("corpus/"),  # type: ignore[arg-type]
+    "bad_samples: got 'mask': pass mm.BadSamplePolicy": lambda dataset: pipeline(
+        dataset, bad_samples="mask"
+    ),
+    "Pipeline has no batch_size=: write global_batch_size=": lambda dataset: pipeline(
+        dataset, batch_size=2
+    ),
+    "Decode has no images=: write image=mm.ImageDecoder": lambda _: mm.Decode(images=224),  # type: ignore[call-arg]
+    r"convert has no format=: write reading=mm.RowReading\(format=": lambda _: mm.convert(
+        "rows.jsonl",
+        "corpus/",
+        format="llava",  # type: ignore[call-arg]
+    ),
+    r"convert has no check=: write rerun=mm.Rerun\(check=": lambda _: mm.convert(
+        "rows.jsonl",
+        "corpus/",
+        check=True,  # type: ignore[call-arg]
+    ),
+    r"convert\(reading=\): got str: pass mm.RowReading": lambda _: mm.convert(
+        "rows.jsonl",
+        "corpus/",
+        reading="llava",  # type: ignore[arg-type]
+    ),
+    "tokenizer: str is not a fast tokenizer .*; pass what AutoTokenizer": lambda _: mm.TextDecoder(
+        "gpt2"
+    ),
+    "no device 'gpu': give": lambda dataset: to_device(dataset, "gpu"),
+    "dtype must be floating, such as torch.bfloat16, not bf16": lambda dataset: to_device(
+        dataset, "cpu", dtype="bf16"
+    ),
+    "dtype must be floating, such as torch.bfloat16, not torch.int8": lambda dataset: to_device(
+        dataset, "cpu", dtype=torch.int8
+    ),
+    "num_workers='2': give a number, not text": lambda dataset: mm.Loader(
+        pipeline(dataset),
+        num_workers="2",  # type: ignore[arg-type]
+    ),
+    "num_samples='2': give a number, not text": lambda dataset: pipeline(dataset).take("2"),  # type: ignore[arg-type]
+    "rank='0': give a number, not text": lambda _: mm.World("0", 2),  # type: ignore[arg-type]
+    "samples_per_shard='9': give a number, not text": lambda _: mm.convert(
+        [],
+        "corpus/",
+        samples_per_shard="9",  # type: ignore[arg-type]
+    ),
+    "max_fraction='1%': give a number, not text": lambda _: mm.BadSamplePolicy(
+        max_fraction="1%"  # type: ignore[arg-type]
+    ),
+}
+"""Part of the message -> a call."""
+
+
+@pytest.mark.parametrize("message", CALLS)
+def test_a_wrong_argument_is_one_line_that_says_what_to_write(message, dataset):
+    with pytest.raises(mm.ConfigError, match=message) as caught:
+        CALLS[message](dataset)
+    assert "\n" not in str(caught.value)
+
+
+def test_the_manifest_in_place_of_its_folder_is_named(dataset, tmp_path):
+    manifest = Path(tmp_path, "mmstream.json")
+    manifest.write_text("{}")
+    with pytest.raises(mm.ManifestError, match=f"the manifest of a dataset: .* {tmp_path}$"):
+        mm.open_dataset(manifest)
+
+
+def test_python_can_suggest_the_name_that_was_meant():
+    with pytest.raises(AttributeError) as caught:
+        mm.ImageDecode  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("ImageDecode", mm)
+
+
+def test_rows_of_ranks_may_still_be_a_word(dataset):
+    assert len(mm.Loader(pipeline(dataset), rows_per_rank="balanced")) == 2
