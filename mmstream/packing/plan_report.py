@@ -15,6 +15,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.display.markup import count_text
 from mmstream.packing.groups import GROUP_PACKS
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
@@ -89,13 +90,14 @@ class PlanReport:
             max_tokens: T of the plan.
         """
         lines = [
-            f"{self.num_samples:,} samples in {self.num_packs:,} packs of {max_tokens:,} tokens, "
-            f"{self.fill:.1%} full (best-fit decreasing: {self.bound:.1%})",
-            f"samples of a pack lie in {self.num_ranges:.1f} ranges, spread over {self.spread} "
-            f"packs; {self.binding_limit} binds",
+            f"{count_text(self.num_samples, 'sample')} in {count_text(self.num_packs, 'pack')} of "
+            f"{max_tokens:,} tokens, {self.fill:.1%} full (best-fit decreasing: {self.bound:.1%})",
+            f"samples of a pack lie in {self.num_ranges:.1f} ranges, spread over "
+            f"{count_text(self.spread, 'pack')}; {self.binding_limit} binds",
         ]
         lines += [
-            f"left out: {entry.num_samples:,} samples, {entry.num_tokens:,} tokens: {entry.reason}"
+            f"left out: {count_text(entry.num_samples, 'sample')}, "
+            f"{count_text(entry.num_tokens, 'token')}: {entry.reason}"
             for entry in self.left_out
         ]
         if self.other_fills:

@@ -94,6 +94,15 @@ def test_a_plan_without_packs_has_a_report() -> None:
     )
 
 
+def test_one_of_a_kind_is_no_plural() -> None:
+    report = report_of(measure_of([2], num_tokens=[10, 40]), PackLimits(20))
+    assert report.lines(20)[:3] == [
+        "1 sample in 1 pack of 20 tokens, 50.0% full (best-fit decreasing: 50.0%)",
+        "samples of a pack lie in 1.0 ranges, spread over 1 pack; max_tokens binds",
+        "left out: 1 sample, 40 tokens: too long",
+    ]
+
+
 def test_a_report_of_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     lengths = RNG.integers(-1, 700, 1000).tolist()
     measure = measure_of([100] * 10, num_tokens=lengths, num_images=[1] * 1000)
