@@ -8,6 +8,8 @@ byte-level BPE of 16,000 tokens, trained on the captions. Each figure is of one 
 
 "tokenizer alone" is the floor: one call of the tokenizer for 128 texts, and nothing else.
 Texts of conversations come from their template, and labels need the characters of each token.
+"to the first batch" is a pipeline that finds no plan, measures and plans by itself, and decodes its
+first pack. "again" is the same pipeline, which finds that plan.
 """
 
 from __future__ import annotations
@@ -16,9 +18,11 @@ import argparse
 import io
 import json
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +42,7 @@ from mmstream.train.tokenizer import CHAT_TEMPLATE
 SAMPLES_PER_SHARD = 5000
 SIDE = 96
 VOCABULARY = 16_000
+MAX_TOKENS = 8192
 
 
 def main() -> None:
@@ -55,13 +60,15 @@ def main() -> None:
     pictures = [small(path) for path in sorted(options.images.glob("*.jpg"))]
     with tempfile.TemporaryDirectory() as temporary:
         root = options.folder or Path(temporary)
-        decode = mm.Decode(image=mm.ImageDecoder(size=224), text=mm.TextDecoder(tokenizer))
+        decode = mm.Decode(
+            image=mm.ImageDecoder(size=224), text=mm.TextDecoder(tokenizer, max_length=MAX_TOKENS)
+        )
         alone("captions", [text.strip() for text in texts], tokenizer)
         samples = captions(texts, pictures, options.samples)
         measured("captions", root / "captions", samples, decode, options.num_workers)
         qwen = mm.Decode(
             image=mm.ImageDecoder(resize="max_pixels", multiple_of=28),
-            text=mm.TextDecoder(tokenizer, image_length=mm.qwen_vl_length()),
+            text=mm.TextDecoder(tokenizer, image_length=mm.qwen_vl_length(), max_length=MAX_TOKENS),
         )
         messages = [
             json.loads(row["json"])["messages"] for row in conversations(texts, [b""], 5000)
@@ -95,6 +102,15 @@ def measured(
         f"{dataset.manifest.num_bytes / len(dataset):,.0f}"
     )
     timed(f"{name}: facts", len(dataset), dataset, decode, num_workers)
+    for path in (*folder.glob("mmstream.measure.*"), *folder.glob("mmstream.plan.*")):
+        shutil.rmtree(path)
+    for words in ("to the first batch", "to the first batch again"):
+        begin = time.perf_counter()
+        batching = mm.Pack(MAX_TOKENS)
+        pipeline = mm.Pipeline(dataset, global_batch_size=1, decode=decode, batching=batching)
+        with closing(mm.Loader(pipeline, num_workers=0, world=mm.World())) as loader:
+            next(iter(loader))
+        print(f"{name}: {len(dataset):,} samples {words}: {time.perf_counter() - begin:.1f} s")
 
 
 def alone(name: str, texts: list[Any], tokenizer: Any) -> None:
