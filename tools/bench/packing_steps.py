@@ -1,9 +1,9 @@
 """What a planned order costs while it trains: ``python -m tools.bench.packing_steps reads``.
 
-``reads``      a plan of many synthetic units is mapped by 64 processes, 8 ranks of 8 workers, which
-               ask for the samples of their steps as readers do, with rows dealt to the ranks. It
-               prints the time a step takes, the memory of all processes, and what was read from
-               the plan's files.
+``reads``      a plan of many synthetic units is opened by 8 ranks of 8 workers, which ask for the
+               samples of their steps as readers do, with rows dealt to the ranks. It prints the
+               time to the first step, the time a step takes, and the memory of all processes. With
+               ``--s3`` the plan lies on a real S3 server, and its requests are counted.
 ``intervals``  two loaders over the same texts, one with packs and one with single samples without
                padding, are read in turn by a consumer that rests after each batch, as a training
                step on a GPU does. It prints the quantiles of the time between batches.
@@ -15,13 +15,17 @@ import argparse
 import json
 import os
 import pickle
+import shutil
 import tarfile
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
 from functools import partial
 from io import BytesIO
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from typing import Any
 
 import numpy as np
 
@@ -37,9 +41,11 @@ from mmstream.packing.planner import make_plan
 from mmstream.packing.settings import PackLimits
 from mmstream.processes import pss_bytes
 from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.http_fault_proxy import fault_proxy
+from tools.s3_server import s3_server
 
 RANKS, WORKERS, PACKS_A_RANK = 8, 8, 8
-SAMPLES_A_UNIT, UNITS_A_GROUP = 10, 1000
+UNITS_A_GROUP = 1000
 MAX_TOKENS = 8192
 COST = mm.Cost(tokens=1, squared_tokens=2e-5)
 
@@ -47,23 +53,23 @@ COST = mm.Cost(tokens=1, squared_tokens=2e-5)
 # -- reads ----------------------------------------------------------------------------------------
 
 
-def synthetic_plan(num_units: int) -> PackPlan:
-    """Return a plan of units of ten samples each, in groups of one shard."""
+def synthetic_plan(num_units: int, samples_a_unit: int) -> PackPlan:
+    """Return a plan of units of so many samples each, in groups of one shard."""
     num_groups = num_units // UNITS_A_GROUP
     num_units = num_groups * UNITS_A_GROUP
-    of_shard = UNITS_A_GROUP * SAMPLES_A_UNIT
+    of_shard = UNITS_A_GROUP * samples_a_unit
     shards = tuple(
         ShardInfo(f"{number:07d}.tar", of_shard, of_shard * 20_000) for number in range(num_groups)
     )
-    members = np.arange(num_units * SAMPLES_A_UNIT, dtype=np.int64)
+    members = np.arange(num_units * samples_a_unit, dtype=np.int64)
     random = np.random.Generator(np.random.Philox(1))
-    tokens = random.integers(64, MAX_TOKENS // SAMPLES_A_UNIT, members.size, dtype=np.int32)
+    tokens = random.integers(64, MAX_TOKENS // samples_a_unit, members.size, dtype=np.int32)
     rows = np.zeros((num_units, 8), dtype=np.int64)
-    rows[:, 0] = members[::SAMPLES_A_UNIT]
-    of_units = tokens.reshape(num_units, SAMPLES_A_UNIT)
+    rows[:, 0] = members[::samples_a_unit]
+    of_units = tokens.reshape(num_units, samples_a_unit)
     rows[:, 1] = of_units.sum(axis=1)
     rows[:, 2] = np.einsum("ij,ij->i", of_units, of_units, dtype=np.int64)
-    rows[:, 3], rows[:, 7] = rows[:, 1] - SAMPLES_A_UNIT, SAMPLES_A_UNIT
+    rows[:, 3], rows[:, 7] = rows[:, 1] - samples_a_unit, samples_a_unit
     return PackPlan(
         settings=PackLimits(MAX_TOKENS),
         digest="synthetic",
@@ -79,76 +85,134 @@ def synthetic_plan(num_units: int) -> PackPlan:
     )
 
 
-def file_reads() -> int:
-    """Return the bytes that this process had the disk read, by page faults too."""
-    lines = Path("/proc/self/io").read_text("ascii").splitlines()
-    return int(dict(line.split(": ") for line in lines)["read_bytes"])
+class _Children:
+    """Processes that each answer with one line of JSON, and then wait until they are weighed."""
+
+    def __init__(self) -> None:
+        self.pids: list[int] = []
+        self._reading, self._writing = os.pipe()
+        self._hold, self._release = os.pipe()
+
+    def start(self, work: Callable[[], dict[str, Any]]) -> None:
+        """Start a process that does the work."""
+        child = os.fork()
+        if child:
+            self.pids.append(child)
+            return
+        status = 1
+        try:
+            os.close(self._release)
+            os.write(self._writing, json.dumps(work()).encode() + b"\n")
+            os.read(self._hold, 1)  # it ends when the parent closes its end
+            status = 0
+        except Exception:
+            traceback.print_exc()
+        finally:
+            os._exit(status)
+
+    def answers(self) -> list[dict[str, Any]]:
+        """Return the answers of all processes."""
+        os.close(self._writing)
+        with os.fdopen(self._reading) as file:
+            lines = [file.readline() for _ in self.pids]
+        return [json.loads(line) for line in lines]
+
+    def end(self) -> None:
+        """Let all processes end."""
+        os.close(self._release)
+        for pid in self.pids:
+            os.waitpid(pid, 0)
 
 
-def run_worker(opened: PackPlan, rank: int, worker: int, num_steps: int, results: int) -> None:
-    """Ask for the samples of the steps of a worker, and write down how long they took.
+def run_rank(url: str, rank: int, num_steps: int, started: float) -> dict[str, Any]:
+    """Open and check a plan, as the main process of a rank does, and let workers use it."""
+    plan = open_plan(url)
+    opened_s = time.perf_counter() - started
+    workers = _Children()
+    for worker in range(WORKERS):
+        workers.start(partial(run_worker, plan, rank, worker, num_steps, started))
+    return {"opened_s": opened_s, "workers": workers.answers(), "pids": workers.pids}
+
+
+def run_worker(
+    opened: PackPlan, rank: int, worker: int, num_steps: int, started: float
+) -> dict[str, Any]:
+    """Ask for the samples of the steps of a worker, and answer how long they took.
 
     As a worker of a loader does, it opens the plan that the main process has opened and checked.
     """
-    started = time.perf_counter()
+    begun = time.perf_counter()
     plan = pickle.loads(pickle.dumps(opened))
     counts = [shard.num_samples for shard in plan.shards]
     corpus = Corpus(np.array(counts), [shard.name for shard in plan.shards])
     rows = RANKS * PACKS_A_RANK
     order = PackOrder.from_plan(plan, corpus, global_batch_size=rows)
     dealt = order.with_ranks(RANKS, partial(deal, among=None), COST.modelled)
-    opened_s = time.perf_counter() - started
-    cpu_s = []
+    opened_s = time.perf_counter() - begun
+    cpu_s, first_s = [], 0.0
     for step in range(worker, num_steps, WORKERS):
-        begun = time.process_time()
+        before = time.process_time()
         dealt.refs(0, step, (rank * PACKS_A_RANK, (rank + 1) * PACKS_A_RANK))
-        cpu_s.append(time.process_time() - begun)
-    line = json.dumps({"opened_s": opened_s, "cpu_s": cpu_s, "read": file_reads()})
-    os.write(results, line.encode() + b"\n")
+        cpu_s.append(time.process_time() - before)
+        first_s = first_s or time.perf_counter() - started
+    return {"opened_s": opened_s, "cpu_s": cpu_s, "first_s": first_s}
 
 
-def reads(num_units: int, num_steps: int) -> None:
+def reads(num_units: int, samples_a_unit: int, num_steps: int, on_s3: bool) -> None:
     """Print what 64 processes take of a plan."""
-    with TemporaryDirectory() as folder:
-        size = 0
-        path = Path(folder, "plan")
-        write_plan(synthetic_plan(num_units), str(path))
-        for file in path.rglob("*"):
-            size += file.stat().st_size
-        print(f"{num_units:,} units, {num_units * SAMPLES_A_UNIT:,} samples: {size / 1e9:.2f} GB")
-        started = time.perf_counter()
-        plan = open_plan(str(path))
-        print(f"opened and checked in {time.perf_counter() - started:.1f} s, once a rank")
-        reading, writing = os.pipe()
-        hold, release = os.pipe()
-        children = []
-        for number in range(RANKS * WORKERS):
-            child = os.fork()
-            if not child:
-                os.close(release)
-                run_worker(plan, number // WORKERS, number % WORKERS, num_steps, writing)
-                os.read(hold, 1)  # until all have been weighed
-                os._exit(0)
-            children.append(child)
-        os.close(writing)
-        lines: list[str] = []
-        data = b""
-        while len(lines) < len(children):
-            data += os.read(reading, 1 << 20)
-            lines = data.decode().splitlines() if data.endswith(b"\n") else lines
-        memory = pss_bytes(children)
-        own = pss_bytes([os.getpid()])
-        os.close(release)
-        for child in children:
-            os.waitpid(child, 0)
-        values = [json.loads(line) for line in lines]
-        cpu = np.concatenate([value["cpu_s"] for value in values])
+    with ExitStack() as stack:
+        folder = stack.enter_context(TemporaryDirectory())
+        os.environ["XDG_CACHE_HOME"] = folder
+        url, proxy = str(Path(folder, "plan")), None
+        if on_s3:
+            server = stack.enter_context(s3_server())
+            proxy = stack.enter_context(fault_proxy(server.endpoint))
+            os.environ |= server.env | {"AWS_ENDPOINT_URL": proxy.endpoint}
+            url = f"s3://{server.bucket}/plan"
+        writer = _Children()  # a process of its own, whose memory is free afterwards
+
+        def write() -> dict[str, Any]:
+            plan = write_plan(synthetic_plan(num_units, samples_a_unit), url)
+            names = ("unit_rows", "members", "member_tokens")
+            return {"bytes": sum(getattr(plan, name).nbytes for name in names)}
+
+        writer.start(write)
+        (written,) = writer.answers()
+        writer.end()
         print(
-            f"{len(children)} processes, {num_steps} steps of {RANKS * PACKS_A_RANK} packs: "
-            f"opened in {np.median([value['opened_s'] for value in values]):.2f} s, a step takes "
-            f"{1000 * np.median(cpu):.2f} ms of CPU (99 %: {1000 * np.quantile(cpu, 0.99):.2f}), "
-            f"{memory / 1e6 / len(children):.0f} MB a process (PSS; {own / 1e6:.0f} before), "
-            f"{sum(value['read'] for value in values) / 1e6:.0f} MB from disk"
+            f"{num_units:,} units, {num_units * samples_a_unit:,} samples, "
+            f"{num_units // UNITS_A_GROUP:,} groups: {written['bytes'] / 1e9:.2f} GB",
+            flush=True,
+        )
+        if proxy is not None:
+            shutil.rmtree(Path(folder, "mmstream"))  # what the writer has opened
+            proxy.reset_counts()
+        started = time.perf_counter()
+        ranks = _Children()
+        for rank in range(RANKS):
+            ranks.start(partial(run_rank, url, rank, num_steps, started))
+        answers = ranks.answers()
+        memory = pss_bytes([pid for answer in answers for pid in answer["pids"]])
+        own = pss_bytes(ranks.pids)
+        counts = None if proxy is None else proxy.counts()
+        ranks.end()  # and their workers with them
+    workers = [worker for answer in answers for worker in answer["workers"]]
+    cpu = np.concatenate([worker["cpu_s"] for worker in workers])
+    print(
+        f"{RANKS} ranks opened and checked it in {max(a['opened_s'] for a in answers):.1f} s, "
+        f"each of {len(workers)} workers opened it again in "
+        f"{np.median([worker['opened_s'] for worker in workers]):.2f} s; the last worker knew its "
+        f"first step after {max(worker['first_s'] for worker in workers):.1f} s\n"
+        f"{num_steps} steps of {RANKS * PACKS_A_RANK} packs: a step takes "
+        f"{1000 * np.median(cpu):.2f} ms of CPU (99 %: {1000 * np.quantile(cpu, 0.99):.2f})\n"
+        f"PSS: {memory / 1e6 / len(workers):.0f} MB a worker, {own / 1e6 / RANKS:.0f} MB a rank"
+    )
+    if counts is not None:
+        gets = " and ".join(f"{num:,} of {name}" for name, num in counts.gets_by_suffix.items())
+        num_groups = num_units // UNITS_A_GROUP
+        print(
+            f"GETs of the node: {gets}, {counts.num_bytes / 1e9:.2f} GB; "
+            f"{counts.num_gets / num_groups:.3f} a group"
         )
 
 
@@ -212,6 +276,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("what", choices=["reads", "intervals"])
     parser.add_argument("--units", type=int, default=10_000_000)
+    parser.add_argument("--samples-a-unit", type=int, default=10)
+    parser.add_argument("--s3", action="store_true", help="the plan lies on an S3 server")
     parser.add_argument("--steps", type=int, default=512)
     parser.add_argument("--samples", type=int, default=30_000)
     parser.add_argument("--workers", type=int, default=1)
@@ -219,7 +285,7 @@ def main() -> None:
     parser.add_argument("--step-ms", type=float, default=100)
     args = parser.parse_args()
     if args.what == "reads":
-        reads(args.units, args.steps)
+        reads(args.units, args.samples_a_unit, args.steps, args.s3)
     else:
         intervals(args.samples, args.workers, args.rounds, args.step_ms / 1000)
 
