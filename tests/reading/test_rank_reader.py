@@ -19,6 +19,7 @@ from mmstream.storage.store import ObjectStat, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest
 from tests.helpers.corpora import write_corpus
+from tests.helpers.virtual_time import in_virtual_time
 
 COUNTS = [40, 40, 40]
 
@@ -101,15 +102,19 @@ def run(
     settings = {"global_batch_size": 8, "window": 12, "grid": (1, 2), **settings}
     order = dataset.plan_order(**settings)
 
-    async def main() -> Any:
+    results = []
+
+    @in_virtual_time
+    async def main() -> None:
         transfers = FakeTransfers(dataset)
         reader = RankReader(dataset, order, transfers, [dataset], horizon_bytes=horizon_bytes)
         try:
-            return await asyncio.wait_for(test(reader, transfers), 120)
+            results.append(await test(reader, transfers))
         finally:
             await reader.close()
 
-    return asyncio.run(main())
+    main()
+    return results[0]
 
 
 def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:

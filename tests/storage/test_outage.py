@@ -5,7 +5,10 @@ from __future__ import annotations
 import logging
 import os
 import re
+import threading
 import time
+from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
@@ -19,6 +22,9 @@ from tests.helpers.topology import collate_in_workers
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 
+WARNING = "it is tried again until"
+
+
 @pytest.fixture
 def proxy(s3, monkeypatch):
     """A proxy before the server, which the environment leads to."""
@@ -29,7 +35,7 @@ def proxy(s3, monkeypatch):
 
 @pytest.fixture
 def corpus_url(s3, tmp_path) -> str:
-    return write_corpus(f"{s3}/{tmp_path.name}", [200, 200])
+    return write_corpus(f"{s3}/{tmp_path.name}", [40, 40])
 
 
 def loader_of(url: str, num_workers: int = 0) -> mm.Loader:
@@ -38,21 +44,37 @@ def loader_of(url: str, num_workers: int = 0) -> mm.Loader:
     return mm.Loader(pipeline, num_workers=num_workers)
 
 
+def epochs(loader: mm.Loader) -> Iterator[dict[str, Any]]:
+    """Yield three epochs: this one and the next may have been read before the server goes."""
+    for _ in range(3):
+        yield from loader
+
+
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_workers, caplog):
-    expected = [batch["txt"] for batch in loader_of(corpus_url)]
+    def come_back() -> None:
+        while num_workers == 0 and WARNING not in caplog.text:
+            time.sleep(0.1)
+        time.sleep(0.5)
+        proxy.come_back()
+
+    expected = [batch["txt"] for batch in epochs(loader_of(corpus_url))]
     loader, batches = loader_of(corpus_url, num_workers), []
     with caplog.at_level(logging.WARNING):
-        for batch in loader:
+        for batch in epochs(loader):
             batches.append(batch["txt"])
             if len(batches) == 2:
-                timer = proxy.away_for(8 if num_workers == 0 else 2)  # a warning takes 5 s
+                proxy.go_away()
+                thread = threading.Thread(target=come_back, daemon=True)
+                thread.start()
     loader.close()
-    timer.join()
+    thread.join()
     assert batches == expected
     if num_workers == 0:  # workers log in their own processes
-        [warning] = [text for text in caplog.messages if "it is tried again until" in text]
-        assert re.search(r"s3://.*: fails since \d\d:\d\d:\d\d \([5-9] s\): ", warning)
+        warning = next(text for text in caplog.messages if WARNING in text)
+        found = re.search(r"s3://.*: fails since \d\d:\d\d:\d\d \((\d+) s\): ", warning)
+        assert found
+        assert int(found[1]) >= 5
 
 
 def test_a_server_that_stays_away_is_an_error_after_the_patience(corpus_url, proxy, monkeypatch):
@@ -60,20 +82,21 @@ def test_a_server_that_stays_away_is_an_error_after_the_patience(corpus_url, pro
     store = open_store(corpus_url)
     store.stat("shard-000000.tar")
     proxy.go_away()
-    start = time.monotonic()
-    pattern = r"failed \d+ times in [2-5]\.\d s \(MMSTREAM_STORAGE_PATIENCE_S=2\), last \w+: "
-    with pytest.raises(StorageError, match=pattern):
+    pattern = r"failed \d+ times in (\d+\.\d) s \(MMSTREAM_STORAGE_PATIENCE_S=2\), last \w+: "
+    with pytest.raises(StorageError, match=pattern) as caught:
         store.read("shard-000000.tar")
+    found = re.search(pattern, str(caught.value))
+    assert found
+    assert 2 <= float(found[1]) < 60
     with pytest.raises(StorageError, match=r"failed 1 times in \d+\.\d s"):  # the clock runs on
         store.stat("shard-000000.tar")
-    assert time.monotonic() - start < 30
     proxy.come_back()
     assert store.stat("shard-000000.tar").size
 
 
 def test_a_run_without_its_server_ends_after_the_patience(corpus_url, proxy, monkeypatch):
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "2")
-    stream = iter(loader_of(corpus_url))
+    stream = epochs(loader_of(corpus_url))
     next(stream)
     proxy.go_away()
     with pytest.raises(StorageError, match=r"in \d+\.\d s \(MMSTREAM_STORAGE_PATIENCE_S=2\)"):
