@@ -9,7 +9,6 @@ import os
 import re
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -23,6 +22,7 @@ from tests.helpers.corpora import write_corpus
 from tests.helpers.logged_runs import metrics, require_exact
 from tests.helpers.paths import DOCS
 from tests.helpers.slurm import install, slurm_environment
+from tools.prove.attempt import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -35,12 +35,6 @@ SMALL = "--epochs 6 --image-size 16 --max-length 16 --global-batch-size 8 --num-
 SMALL += " --log-keys"
 NUM_STEPS = 60
 """80 samples, 8 a step, 6 epochs."""
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
 
 
 @pytest.fixture(scope="module")

@@ -12,7 +12,6 @@ import importlib
 import json
 import os
 import signal
-import socket
 import sys
 import traceback
 from pathlib import Path
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple
 
 from mmstream._torchvision import import_torchvision
 from tests.helpers.paths import DOCS
+from tools.prove.attempt import free_port
 
 
 class Stage(NamedTuple):
@@ -28,12 +28,6 @@ class Stage(NamedTuple):
     num_workers: int
     dies_at: int
     """The last rank is killed when it has this batch; 0: nobody is."""
-
-
-def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
 
 
 def note_batches(module: Any, file: Path, dies_at: int) -> None:

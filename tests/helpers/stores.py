@@ -153,13 +153,13 @@ class FarStore(WatchedStore):
     """A folder that looks like storage behind a network, so that a reader process reads it.
 
     Args:
-        slow_name: of an object whose ranges take `seconds`.
-        seconds: see `slow_name`.
+        slow_name: of an object whose ranges come when `gate` is there.
+        gate: a file.
     """
 
-    def __init__(self, store: Store, slow_name: str = "", seconds: float = 0) -> None:
+    def __init__(self, store: Store, slow_name: str = "", gate: str = "") -> None:
         super().__init__(store, maps_files=False, concurrent=True)
-        self.slow_name, self.seconds = slow_name, seconds
+        self.slow_name, self.gate = slow_name, gate
 
     @property
     def url(self) -> str:
@@ -167,7 +167,8 @@ class FarStore(WatchedStore):
 
     def read_ranges(self, ranges: Sequence[Range], known: Any = None) -> list[Answer]:
         if any(name == self.slow_name for name, _, _ in ranges):
-            time.sleep(self.seconds)
+            while not Path(self.gate).exists():
+                time.sleep(0.01)
         return super().read_ranges(ranges, known)
 
 

@@ -8,6 +8,7 @@ import pickle
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import closing
@@ -36,9 +37,9 @@ def pipeline(folder: str, **settings) -> mm.Pipeline:
     return mm.Pipeline(mm.open_dataset(folder), **settings)
 
 
-def far_pipeline(folder: str, slow_name: str = "", seconds: float = 0, **settings) -> mm.Pipeline:
+def far_pipeline(folder: str, slow_name: str = "", gate: str = "", **settings) -> mm.Pipeline:
     local = pipeline(folder, **settings)
-    return replace(local, dataset=far(local.dataset, slow_name=slow_name, seconds=seconds))
+    return replace(local, dataset=far(local.dataset, slow_name=slow_name, gate=gate))
 
 
 def pid_of(loader: mm.Loader) -> int:
@@ -241,12 +242,24 @@ def test_a_loader_in_a_forked_process_has_a_reader_process_of_its_own(
         remote.close()
 
 
-def test_a_reader_that_waits_is_named_in_the_warning(corpus, loaders, caplog) -> None:
-    remote = mm.Loader(far_pipeline(corpus, "shard-000003.tar", 1.5), stall_warning_s=0.5)
+def test_a_reader_that_waits_is_named_in_the_warning(
+    corpus, loaders, caplog, tmp_path: Path
+) -> None:
+    def open_gate() -> None:
+        while "it waits for" not in caplog.text:  # at first it may be too busy to answer
+            time.sleep(0.05)
+        gate.touch()
+
+    gate = tmp_path / "gate"
+    remote = mm.Loader(far_pipeline(corpus, "shard-000003.tar", str(gate)), stall_warning_s=0.5)
     loaders.append(remote)
+    thread = threading.Thread(target=open_gate, daemon=True)
     with caplog.at_level(logging.WARNING):
+        thread.start()
         next(iter(remote))
-    (warning, *_) = [text for text in caplog.messages if "waiting for" in text]
+    thread.join()
+    warning = next(text for text in caplog.messages if "it waits for" in text)
+    assert warning.startswith("waiting for ")
     assert f"the reader process (pid {pid_of(remote)}): it waits for " in warning
 
 

@@ -25,7 +25,7 @@ from tests.helpers.corpora import write_corpus
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process states come from /proc")
 
-SECONDS = 60
+SECONDS = 120
 """A time limit against a hang; nothing here takes that long."""
 
 
@@ -185,8 +185,9 @@ def test_a_worker_killed_in_the_middle_of_a_message_keeps_nobody_waiting(tmp_pat
         batches = iter(loader)
         next(batches)
         (pid,) = loader._makers.workers.pids
-        time.sleep(1)  # the next batch fills the pipe, and its sender waits for a reader
-        assert loader._makers.workers._transport._iterator._worker_result_queue._reader.poll(0)
+        # The next batch fills the pipe, and its sender waits for a reader.
+        reader = loader._makers.workers._transport._iterator._worker_result_queue._reader
+        assert reader.poll(SECONDS)
         os.kill(pid, signal.SIGKILL)
         with pytest.raises(MMStreamError, match="was killed by SIGKILL"), within(SECONDS):
             next(batches)
@@ -243,16 +244,14 @@ def test_workers_that_start_after_the_time_limit_are_not_waited_for(tiny, monkey
 def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(tiny, caplog, context):
     with closing(make_loader(tiny)) as loader:
         next(iter(loader))  # so that the fork server has imported what takes long
-    loader = make_loader(
-        tiny,
-        stop_itself,
-        stall_warning_s=0.5,
-        stall_timeout_s=4,
-        multiprocessing_context=context,
-    )
+    loader = make_loader(tiny, stop_itself, multiprocessing_context=context)
     caplog.set_level(logging.WARNING, logger="mmstream")
+    batches = iter(loader)
+    for _ in range(2):  # both workers have started: a busy machine takes longer than the limit
+        next(batches)
+    loader._makers.workers._watchdog._limits = StallLimits(0.5, 4)
     with within(SECONDS), pytest.raises(MMStreamError) as caught:
-        steps(loader)
+        list(batches)
     message = str(caught.value)
     assert message.startswith("worker 1 (pid ")
     for text in (

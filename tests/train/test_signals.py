@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -26,13 +25,12 @@ from mmstream.train.distributed import (
     received_by_all,
 )
 from tests.helpers.processes import end_with_parent
+from tools.prove.attempt import free_port
 
 
 def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subprocess.Popen[str]]:
     """Start ``mmstream train`` as torchrun would; each rank is a process group of its own."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     command = [
         sys.executable, "-m", "mmstream", "train", corpus, "--out", str(out), "--device", "cpu",
         "--image-size", "32", "--global-batch-size", "8", "--num-workers", "1", "--epochs", "500",
@@ -67,7 +65,7 @@ def steps(out: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def wait_for_steps(out: Path, ranks: list[subprocess.Popen[str]], num_steps: int) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 200
     while len(steps(out)) < num_steps:
         assert time.monotonic() < deadline
         assert all(rank.poll() is None for rank in ranks), (out / "rank0.log").read_text()
@@ -76,7 +74,7 @@ def wait_for_steps(out: Path, ranks: list[subprocess.Popen[str]], num_steps: int
 
 def codes(ranks: list[subprocess.Popen[str]]) -> list[int]:
     try:
-        return [rank.wait(timeout=60) for rank in ranks]
+        return [rank.wait(timeout=200) for rank in ranks]
     finally:
         for rank in ranks:
             rank.kill()

@@ -7,6 +7,7 @@ their parent has ended. This needs Linux.
 from __future__ import annotations
 
 import os
+import random
 import signal
 import socket
 import subprocess
@@ -174,7 +175,13 @@ def _parent(pid: int) -> int:
 
 
 def free_port() -> int:
-    """Return a port of this machine that nobody listens on."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
+    """Return a port of this machine that nobody listens on.
+
+    Linux gives ports from 32768 on to outgoing connections. One of those might be taken by a
+    connection before the process that is meant to listen there has started.
+    """
+    while True:
+        port = random.randrange(10_000, 12_000)  # the S3 server of the tests takes others
+        with socket.socket() as probe, suppress(OSError):
+            probe.bind(("127.0.0.1", port))
+            return port
