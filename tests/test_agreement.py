@@ -248,7 +248,7 @@ def in_a_thread_beside_collectives(folder: Path, rank: int) -> str:
     total = torch.ones(())
     for _ in range(5):
         dist.all_reduce(total)
-    thread.join(60)
+    thread.join(500)
     return f"{outcomes[0].text} {total.item()}"
 
 
@@ -256,7 +256,7 @@ def play(rank: int, folder_name: str) -> None:
     """What each rank does: all cases one after another, in one process group."""
     folder, outcomes = Path(folder_name), {}
     real_version = loader_settings.version
-    join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=60)
+    join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=300)
     for case in EQUAL:
         outcomes[case.__name__] = outcome_of(case(folder, rank))
     for name, (case, _) in DIFFERENT.items():
@@ -267,10 +267,11 @@ def play(rank: int, folder_name: str) -> None:
     outcomes["in a thread"] = Outcome(threaded, 0.0, [])
     store = agreement._default_store()
     dist.barrier()
-    store.set_timeout(timedelta(seconds=2))
+    store.set_timeout(timedelta(seconds=5))
     agreement.WARNING_S = 0.5
     for case in ABSENT:
         loader = case(folder, rank)
+        dist.barrier()  # a busy machine takes long to make a loader: it is no part of the 5 s
         outcomes[case.__name__] = outcome_of(loader)
         if loader is None:
             store.add(f"mmstream/begun/{rank}", 1)  # else this rank stays behind in the next case
@@ -301,7 +302,7 @@ def test_a_rank_that_differs_is_named_on_every_rank_and_nobody_trains(played, na
         assert outcome.text.startswith("ConfigError: ")
         assert outcome.text.endswith("; nobody trains")
         assert expected in outcome.text
-        assert outcome.seconds < 30  # a rank that hung would wait for 60
+        assert outcome.seconds < 150  # a rank that hung would wait for 300
     assert len({outcome.text for outcome in played[name]}) == 1
 
 
@@ -343,7 +344,7 @@ def test_a_rank_that_never_iterates_is_named_first_in_a_warning_then_in_an_error
     for rank, outcome in enumerate(outcomes):
         if rank != absent:
             assert outcome.text == (
-                f"ConfigError: within 2 s {ABSENT[case]} not begun this iteration: every rank must "
+                f"ConfigError: within 5 s {ABSENT[case]} not begun this iteration: every rank must "
                 "iterate its Loader; for one rank alone pass world=mm.World(0, 1); nobody trains"
             )
     warnings = outcomes[0 if absent else 1].logged
@@ -427,7 +428,7 @@ def ranks(monkeypatch):
         for thread in threads:
             thread.start()
         for thread in threads:
-            thread.join(60)
+            thread.join(500)
         return store
 
     return run

@@ -20,7 +20,7 @@ def test_a_folder_of_temporary_files_that_is_too_long_for_sockets_is_named(tmp_p
         env=os.environ | {"TMPDIR": str(folder)},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=500,
     )
     last_line = ended.stderr.splitlines()[-1]
     assert last_line.startswith("mmstream.errors.ConfigError: TMPDIR: ")

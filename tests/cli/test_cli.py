@@ -560,7 +560,7 @@ def test_ctrl_c_in_a_real_process_has_exit_code_130():
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=120)
+        _, err = process.communicate(timeout=500)
     assert (process.returncode, err) == (130, "\ninterrupted\n")
 
 

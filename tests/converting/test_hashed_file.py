@@ -52,7 +52,7 @@ def test_a_slow_file_bounds_what_is_in_memory(monkeypatch):
 
     class SlowFile(io.RawIOBase):
         def write(self, data):
-            assert may_write.wait(timeout=60)
+            assert may_write.wait(timeout=500)
             return len(data)
 
     with HashedFile(SlowFile()) as hashed:
@@ -68,6 +68,6 @@ def test_a_slow_file_bounds_what_is_in_memory(monkeypatch):
         producer.join(timeout=0.2)
         assert len(waiting) <= hashed_file.MAX_WAITING
         may_write.set()
-        producer.join(timeout=60)
+        producer.join(timeout=500)
         hashed.close()
     assert len(waiting) == 100

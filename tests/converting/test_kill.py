@@ -155,7 +155,7 @@ def running(tmp_path):
 
 
 def wait_until(condition):
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 500
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.002)
@@ -193,7 +193,7 @@ def test_a_killed_main_process_takes_its_workers_with_it_and_can_be_resumed(runn
     assert len(relatives) >= 3
     process.kill()
     process.wait()
-    _, alive = psutil.wait_procs(relatives, timeout=30)
+    _, alive = psutil.wait_procs(relatives, timeout=300)
     assert alive == []
     assert_resumable(rows, out)
 
@@ -203,7 +203,7 @@ def test_a_killed_worker_is_an_error_that_says_what_to_do(running):
     process, rows, out = running
     worker = workers_of(process)[0]
     worker.kill()
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=500)
     assert process.returncode == 1
     assert f"a worker process (pid {worker.pid}) was killed by SIGKILL (exit code -9)" in errors
     assert "run the same command again" in errors
@@ -217,9 +217,9 @@ def test_ctrl_c_ends_all_processes_and_can_be_resumed(running):
     for member in [psutil.Process(process.pid), *relatives]:
         with contextlib.suppress(psutil.NoSuchProcess):  # it has ended: the main process stopped it
             member.send_signal(signal.SIGINT)  # as a terminal does, to the whole group
-    _, errors = process.communicate(timeout=60)
+    _, errors = process.communicate(timeout=500)
     assert "KeyboardInterrupt" in errors
     assert "Process ForkServerProcess" not in errors
-    _, alive = psutil.wait_procs(relatives, timeout=30)
+    _, alive = psutil.wait_procs(relatives, timeout=300)
     assert alive == []
     assert_resumable(rows, out)

@@ -310,7 +310,7 @@ def test_downloads_arrive_in_any_order_and_rows_keep_theirs(monkeypatch):
             futures[f"https://host/{i}.png"].set_exception(RowError("https://host/7.png: 404"))
         else:
             futures[f"https://host/{i}.png"].set_result(png())
-    thread.join(120)
+    thread.join(500)
     assert numbers == list(range(1, 21))
 
 

@@ -55,7 +55,7 @@ def in_process(corpus, dest, shard_range, pause_at, pipe):
             yield sample
             if job.name == f"shard-{pause_at:06d}.tar" and number == 2:
                 pipe.send("in the middle")
-                pipe.poll(60)
+                pipe.poll(500)
 
     shard._samples = pausing_samples
     try:
@@ -77,7 +77,7 @@ def paused(corpus, dest):
         process = FORK.Process(target=in_process, args=arguments)
         processes.append(process)
         process.start()
-        assert pipe.poll(60)
+        assert pipe.poll(500)
         assert pipe.recv() == "in the middle"
         return process, pipe
 
@@ -95,7 +95,7 @@ def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, 
         open_dataset(dest)
     for pipe in pipes:
         pipe.send("go on")
-        assert pipe.poll(60)
+        assert pipe.poll(500)
         assert pipe.recv() == "finished"
     assert finalize(dest).num_samples == 38
     run(corpus, tmp_path / "alone")
@@ -138,7 +138,7 @@ def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(
     report = run(corpus, dest, shard_range=(0, 2))
     assert 0 < report.num_new_bytes < report.num_bytes
     neighbour.send("go on")
-    assert neighbour.poll(60)
+    assert neighbour.poll(500)
     assert neighbour.recv() == "finished"
     finalize(dest)
     run(corpus, tmp_path / "alone")

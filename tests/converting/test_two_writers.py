@@ -51,7 +51,7 @@ def convert_and_pause(corpus, dest, pipe, options):
             yield sample
             if len(names) == 3 and number == 4:
                 pipe.send("in the middle")
-                pipe.poll(60)
+                pipe.poll(500)
 
     shard._samples = pausing_samples
     try:
@@ -72,7 +72,7 @@ def paused(corpus, dest):
         process = FORK.Process(target=convert_and_pause, args=(corpus, dest, other_end, options))
         processes.append(process)
         process.start()
-        assert pipe.poll(60)
+        assert pipe.poll(500)
         assert pipe.recv() == "in the middle"
         return process, pipe
 
@@ -93,7 +93,7 @@ def test_a_second_conversion_is_refused_and_changes_nothing(
         run(corpus, dest, **options)
     assert objects(dest) == before
     pipe.send("go on")
-    assert pipe.poll(60)
+    assert pipe.poll(500)
     assert pipe.recv() == "finished"
     run(corpus, tmp_path / "alone")
     assert objects(dest) == tree(tmp_path / "alone")
@@ -145,7 +145,7 @@ def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paus
     before = objects(dest)
     assert before == tree(tmp_path / "alone")
     pipe.send("go on")
-    assert pipe.poll(60)
+    assert pipe.poll(500)
     assert "this process had the lock and lost it" in pipe.recv()
     assert objects(dest) == before
 
@@ -158,7 +158,7 @@ def test_each_split_has_a_lock_of_its_own(corpus, dest, paused):
 
 
 def start_together(corpus, dest, barrier, results):
-    barrier.wait(60)
+    barrier.wait(500)
     try:
         report = convert(corpus, dest, num_workers=1, **OPTIONS)
         results.put(f"{report.num_samples} samples")
@@ -176,7 +176,7 @@ def test_of_conversions_that_start_together_one_writes_and_all_others_name_it(
     ]
     for process in processes:
         process.start()
-    outcomes = [results.get(timeout=60) for _ in processes]
+    outcomes = [results.get(timeout=500) for _ in processes]
     for process in processes:
         process.join()
     assert "38 samples" in outcomes

@@ -216,7 +216,7 @@ def train(folder, out, *options, ranks=1):
         check=False,
         capture_output=True,
         text=True,
-        timeout=200,
+        timeout=500,
     )
     assert done.returncode == 0, done.stderr
 

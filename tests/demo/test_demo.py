@@ -72,7 +72,7 @@ def test_the_readmes_first_command_does_the_main_job_on_a_real_s3_server(tmp_pat
         ["bash", ROOT / command, "--s3", str(tmp_path / "out")],
         capture_output=True,
         text=True,
-        timeout=230,
+        timeout=500,
         env={**os.environ, "PYTHONWARNINGS": "default"},
     )
     assert done.returncode == 0, done.stderr[-3000:]

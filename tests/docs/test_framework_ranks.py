@@ -63,7 +63,7 @@ def runs(shards, tmp_path_factory):
             env=kept | {"HF_HUB_OFFLINE": "1"},
             capture_output=True,
             text=True,
-            timeout=230,
+            timeout=500,
             check=False,
         )
 

@@ -50,7 +50,7 @@ def environment() -> dict[str, str]:
 
 
 def wait_for_steps(out: Path, num_steps: int, job: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while len(metrics(out, 0)) < num_steps:
         assert job.poll() is None, log.read_text()
         assert time.monotonic() < deadline, log.read_text()
@@ -79,7 +79,7 @@ def test_two_nodes_go_on_by_themselves_when_a_rank_is_killed(
             if process.environ().get("LOCAL_RANK") and process.environ()["RANK"] == "0"
         )
         rank_0.kill()
-        assert [agent.wait(timeout=120) for agent in agents] == [0, 0], log.read_text()
+        assert [agent.wait(timeout=500) for agent in agents] == [0, 0], log.read_text()
     finally:
         for agent in agents:
             agent.kill()
@@ -121,7 +121,7 @@ def test_the_slurm_script_saves_on_sigterm_asks_for_another_turn_and_goes_on(
         job.send_signal(signal.SIGTERM)
         time.sleep(0.1)
         job.send_signal(signal.SIGTERM)
-        assert job.wait(timeout=60) == 0, log.read_text()
+        assert job.wait(timeout=500) == 0, log.read_text()
     finally:
         job.kill()
     assert (programs / "requeued").read_text() == "42\n"
@@ -130,7 +130,7 @@ def test_the_slurm_script_saves_on_sigterm_asks_for_another_turn_and_goes_on(
     assert 5 <= num_saved == len(metrics(out, 0)) == len(metrics(out, 1)) < NUM_STEPS
 
     job = submit(1, f"--max-steps {num_saved + 3}")
-    assert job.wait(timeout=120) == 0, log.read_text()
+    assert job.wait(timeout=500) == 0, log.read_text()
     lines = require_exact(shards, out, num_saved + 3)
     assert [line["world_size"] for line in lines] == [2] * num_saved + [1] * 3
     assert (programs / "requeued").read_text() == "42\n"  # this time it was done
@@ -143,6 +143,6 @@ def test_the_slurm_script_fails_when_training_fails(
     own["RDZV_PORT"] = str(free_port())
     command = ["bash", str(DOCS / "slurm.sh"), str(tmp_path / "nothing"), str(tmp_path / "run")]
     environment = {**environment, **slurm_environment(programs, 1), **own}
-    job = subprocess.run(command, env=environment, capture_output=True, timeout=120, check=False)
+    job = subprocess.run(command, env=environment, capture_output=True, timeout=500, check=False)
     assert job.returncode != 0
     assert not (programs / "requeued").exists()

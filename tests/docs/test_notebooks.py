@@ -83,7 +83,7 @@ def test_a_notebook_is_stored_small_with_outputs_and_without_traces_of_a_machine
 def test_a_notebook_runs_and_its_stored_outputs_are_those_of_the_code(path, tmp_path):
     # In a process of its own: nbclient starts an event loop and threads.
     command = [sys.executable, "-m", "tools.notebooks", path.stem, "--out", str(tmp_path)]
-    subprocess.run(command, check=True, cwd=ROOT, timeout=230)
+    subprocess.run(command, check=True, cwd=ROOT, timeout=500)
     stored, numbers = in_words(outputs_of(nbformat.read(path, as_version=4)))
     again, new_numbers = in_words(outputs_of(nbformat.read(tmp_path / path.name, as_version=4)))
     assert again == stored, "store it anew: python -m tools.notebooks"

@@ -34,6 +34,6 @@ def open_page(path: Path, profile: Path, width: int = 1200, query: str = "") -> 
         pytest.skip("no Chromium on this machine: apt-get install chromium")
     command = [browser, *FLAGS, f"--window-size={width},900", f"--user-data-dir={profile}"]
     command += ["--dump-dom", path.as_uri() + query]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=True)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500, check=True)
     messages = [line for line in done.stderr.splitlines() if re.search(r":CONSOLE\b", line)]
     return Opened(done.stdout, messages)

@@ -89,7 +89,7 @@ def interrupted(monkeypatch, corpus, dest, after, **options):
 
 def after_files(row):
     """Return a row once all files of its ``waits_for`` are there. For `convert(row=)`."""
-    deadline = time.monotonic() + 120
+    deadline = time.monotonic() + 500
     while not all(Path(path).exists() for path in row.get("waits_for", ())):
         if time.monotonic() > deadline:
             raise RuntimeError(f"still missing: {row['waits_for']}")

@@ -12,7 +12,7 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
-RANKS_END_S = 200
+RANKS_END_S = 500
 """Ranks that take longer hang."""
 
 
@@ -25,7 +25,7 @@ def run_ranks(function: Callable[..., None], *args: Any, num_ranks: int) -> None
         for process in context.processes:
             process.join(RANKS_END_S)
             process.kill()
-        assert context.join(60), "the ranks did not end"
+        assert context.join(500), "the ranks did not end"
 
 
 def join_group(rank: int, file: Path, num_ranks: int, timeout_s: float = 600) -> None:

@@ -49,7 +49,7 @@ class MediaServer:
 
     def __enter__(self) -> MediaServer:
         self._thread.start()
-        self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(120)
+        self._server = asyncio.run_coroutine_threadsafe(self._start(), self._loop).result(500)
         self.port: int = self._server.sockets[0].getsockname()[1]
         return self
 
@@ -59,9 +59,9 @@ class MediaServer:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(120)
+        asyncio.run_coroutine_threadsafe(self._stop(), self._loop).result(500)
         self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join(120)
+        self._thread.join(500)
         self._loop.close()
 
     @property

@@ -59,7 +59,7 @@ def reader_thread(
         ours.close()
         for connection in connections:
             connection.close()
-        thread.join(120)
+        thread.join(500)
         assert not thread.is_alive()
         for end in (theirs, *ends):
             end.close()

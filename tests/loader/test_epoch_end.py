@@ -55,7 +55,7 @@ def loader_of(pipeline: mm.Pipeline, num_workers: int = 2) -> mm.Loader:
 
 
 def wait_for(log: Path, steps: set[tuple[int, int]]) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 500
     while not steps <= steps_made(log) and time.monotonic() < deadline:
         time.sleep(0.02)
 

@@ -230,7 +230,7 @@ def test_the_texts_of_a_step_are_tokenized_together(
 
 def test_rows_that_wait_for_storage_wait_side_by_side(tmp_path: Path) -> None:
     # All rows of the step must have begun before any of them goes on.
-    barriers = {call: threading.Barrier(4, timeout=120) for call in ("plan", "decode")}
+    barriers = {call: threading.Barrier(4, timeout=500) for call in ("plan", "decode")}
 
     class Waiting(FakeVideoDecoder):
         def plan(self, data: Any, *args: Any, **options: Any) -> Any:

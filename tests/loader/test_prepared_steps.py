@@ -45,7 +45,7 @@ def test_a_step_is_prepared_while_the_step_before_is_decoded(dataset):
 
     def decoded(sample):
         is_last = step_of(sample) == STEPS - 1
-        assert is_last or prepared[step_of(sample) + 1].wait(120)
+        assert is_last or prepared[step_of(sample) + 1].wait(500)
         return sample
 
     with closing(make_loader(dataset, 2, before=(before,), transforms=(decoded,))) as loader:
@@ -159,7 +159,7 @@ def test_a_bug_in_a_picture_that_is_decoded_ahead_waits_for_its_step(dataset, mo
     with closing(make_loader(dataset, 2)) as loader:
         batches = iter(loader)
         assert [next(batches)["__lineage__"].step for _ in range(2)] == [0, 1]
-        assert has_failed.wait(120)
+        assert has_failed.wait(500)
         with pytest.raises(NameError, match="a bug"):
             next(batches)
         assert loader.state_dict()["step"] == 2
@@ -178,7 +178,7 @@ def test_pictures_of_a_step_that_is_not_asked_for_are_left(leave, dataset, monke
     def decode_picture(picture, out):
         if step_of(picture.sample) == 1 and threading.current_thread() is not main:
             entered.set()
-            assert is_left.wait(120)
+            assert is_left.wait(500)
         return noted(picture, out)
 
     main = threading.current_thread()
@@ -189,7 +189,7 @@ def test_pictures_of_a_step_that_is_not_asked_for_are_left(leave, dataset, monke
         state = loader.state_dict() | {"step": 3}
         del state["crc32c"]
         next(iter(loader))
-        assert entered.wait(120)
+        assert entered.wait(500)
         if leave == "jump":
             loader.load_state_dict(state)
             next(iter(loader))

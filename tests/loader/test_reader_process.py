@@ -299,7 +299,7 @@ def test_it_ends_with_its_main_process(corpus, number) -> None:
     with process.stdout:
         pid = int(process.stdout.readline())
         process.send_signal(number)
-        process.wait(120)
+        process.wait(500)
         assert has_ended(pid)
 
 

@@ -121,7 +121,7 @@ def test_a_script_without_a_main_guard_is_told_so(corpus, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(UNGUARDED)
     command = [sys.executable, str(script), corpus]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 1
     assert done.stderr.rstrip().splitlines()[-1].startswith("mmstream.errors.ConfigError: workers")
     assert "this script would start its workers again in each worker" in done.stderr

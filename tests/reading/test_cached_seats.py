@@ -55,7 +55,7 @@ def wait_for_writes() -> None:
     """Wait until all is written that caches of this process have taken. They are closed."""
     for thread in threading.enumerate():
         if thread.name == "mmstream-cache-write":
-            thread.join(120)
+            thread.join(500)
             assert not thread.is_alive(), "a test has left a cache open"
 
 

@@ -139,7 +139,7 @@ def run(
         end = (epochs[-1] + 1) * STEPS  # the step after it is read ahead
         result.requests = [one for one in transfers.requests if one.deadline < end]
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), 500))
     return result
 
 
@@ -294,7 +294,7 @@ def test_wrong_bytes_of_storage_are_not_kept(dataset, root):
         assert len((await reader.step(0, 0)).errors) == 8
         await reader.close()
 
-    asyncio.run(asyncio.wait_for(main(), 120))
+    asyncio.run(asyncio.wait_for(main(), 500))
     assert run(dataset, root, 0).num_bytes == CORPUS_BYTES
 
 

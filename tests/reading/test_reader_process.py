@@ -123,7 +123,7 @@ def test_the_main_function_serves_and_sends_its_log(
         connection.close()
     finally:
         ours.close()
-        thread.join(120)
+        thread.join(500)
         logger.handlers[:] = handlers
         logger.setLevel(level)
     assert not thread.is_alive()
@@ -240,7 +240,7 @@ def test_an_answer_that_comes_late_is_no_log_record(
         os.kill(reader.pid, signal.SIGSTOP)
         assert reader.describe().endswith("does not answer")
         os.kill(reader.pid, signal.SIGCONT)
-        assert reader._control.poll(60)
+        assert reader._control.poll(500)
         reader.pass_on_log()
         monkeypatch.setattr(process, "ANSWER_S", 60)
         assert "it has not begun" in reader.describe()

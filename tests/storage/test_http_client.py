@@ -21,7 +21,7 @@ def talk(answer, calls, **settings):
         async with stub_server(answer) as stub:
             client = HttpClient(**settings)
             try:
-                return await asyncio.wait_for(calls(client, stub), 60)
+                return await asyncio.wait_for(calls(client, stub), 500)
             finally:
                 await client.close()
 
@@ -292,4 +292,4 @@ def test_answers_come_through_tls_and_through_a_tunnel(certificate, through_prox
         proxy.close()
         return data
 
-    assert asyncio.run(asyncio.wait_for(run(), 60)) == DATA
+    assert asyncio.run(asyncio.wait_for(run(), 500)) == DATA

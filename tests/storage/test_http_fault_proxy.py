@@ -104,7 +104,7 @@ def check_answers(connection: http.client.HTTPConnection) -> None:
 
 
 def test_without_faults_every_answer_is_the_servers(proxy) -> None:
-    with closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=60)) as connection:
+    with closing(http.client.HTTPConnection("127.0.0.1", proxy.port, timeout=500)) as connection:
         check_answers(connection)
     counts = proxy.counts()
     assert counts.num_requests == 7
@@ -151,7 +151,7 @@ def test_an_answer_breaks_off_after_the_bytes(proxy, kind) -> None:
 def test_an_answer_stops_or_nearly_stops(proxy, kind, least) -> None:
     proxy.set(Faults(**{kind: 1.0}, after_bytes=1000, dribble_bytes_per_s=20))
     started, answer = time.monotonic(), b""
-    with socket.create_connection(("127.0.0.1", proxy.port), timeout=60) as connection:
+    with socket.create_connection(("127.0.0.1", proxy.port), timeout=500) as connection:
         connection.sendall(b"GET /b/a.tar HTTP/1.1\r\nHost: x\r\n\r\n")
         while least and len(answer.partition(b"\r\n\r\n")[2]) < least:
             answer += connection.recv(1000)
@@ -208,7 +208,7 @@ def test_an_upload_is_cut_where_it_is_reset(proxy) -> None:
     proxy.set(Faults(reset=1.0, methods=("PUT",)))
     request = urllib.request.Request(proxy.endpoint + "/b/new", BODY * 20, method="PUT")
     with pytest.raises(OSError, match=r"reset|[Bb]roken"):
-        urllib.request.urlopen(request, timeout=60)
+        urllib.request.urlopen(request, timeout=500)
     assert get(proxy).read() == BODY
 
 

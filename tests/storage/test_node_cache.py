@@ -67,7 +67,7 @@ def expected(first: int, end: int) -> dict[int, bytes]:
 
 
 def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 120
+    end = time.monotonic() + 500
     while not condition():
         assert time.monotonic() < end
         time.sleep(0.005)

@@ -162,5 +162,5 @@ patience_of("s3://bucket").answered()
 ThreadPoolExecutor().submit(retry, "s3://bucket", fail)
 time.sleep(3)
 """
-    done = subprocess.run([sys.executable, "-c", script], timeout=120, check=False)
+    done = subprocess.run([sys.executable, "-c", script], timeout=200, check=False)
     assert done.returncode == 0

@@ -121,7 +121,7 @@ def test_a_child_reads_with_a_client_of_its_own_beside_a_living_one(store, metho
         child = context.Process(target=read_in_child, args=(store, dict(os.environ), out))
         child.start()
         try:
-            return [out.get(timeout=60), await read(client, "a.bin", 1, 9)]
+            return [out.get(timeout=500), await read(client, "a.bin", 1, 9)]
         finally:
             child.kill()
             child.join()

@@ -75,7 +75,7 @@ def ask(answer, num_reads: int = 1, name: str = "a b/ü.tar", start: int = 3, in
                 del os.environ["AWS_ENDPOINT_URL"]
             return data, stream.stat, stub
 
-    return asyncio.run(asyncio.wait_for(run(), 60))
+    return asyncio.run(asyncio.wait_for(run(), 500))
 
 
 def with_object(*first, data: bytes = DATA):

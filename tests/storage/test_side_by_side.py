@@ -11,7 +11,7 @@ from mmstream.storage.side_by_side import MAX_REQUESTS_SIDE_BY_SIDE, map_request
 
 
 def test_requests_to_an_object_store_wait_side_by_side():
-    all_sent = threading.Barrier(MAX_REQUESTS_SIDE_BY_SIDE, timeout=120)
+    all_sent = threading.Barrier(MAX_REQUESTS_SIDE_BY_SIDE, timeout=500)
 
     def request(item):
         all_sent.wait()

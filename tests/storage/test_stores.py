@@ -253,8 +253,8 @@ def test_a_child_process_reads_after_its_parent_has_read(store, method):
     child = context.Process(target=read_in_child, args=(store, dict(os.environ), out))
     child.start()
     try:
-        assert out.get(timeout=60) == (DATA, [DATA[1:3]], store.stat("a"))
-        child.join(60)
+        assert out.get(timeout=500) == (DATA, [DATA[1:3]], store.stat("a"))
+        child.join(500)
         assert child.exitcode == 0
     finally:
         child.kill()

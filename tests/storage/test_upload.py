@@ -158,7 +158,7 @@ def test_parts_are_sent_while_the_object_is_written_and_few_wait(server):
 
     def slow(**parameters):
         under_way.release()
-        assert may_end.wait(120)
+        assert may_end.wait(500)
         return send(**parameters)
 
     server.upload_part = slow
@@ -174,12 +174,12 @@ def test_parts_are_sent_while_the_object_is_written_and_few_wait(server):
     writer = threading.Thread(target=run)
     writer.start()
     for _ in range(upload.MAX_PARTS_IN_FLIGHT):
-        assert under_way.acquire(timeout=120)
+        assert under_way.acquire(timeout=500)
     writer.join(0.05)
     # One part is being filled, and the next write waits.
     assert num_written <= upload.MAX_PARTS_IN_FLIGHT + 1
     may_end.set()
-    writer.join(120)
+    writer.join(500)
     assert server.content == bytes(40 * PART)
 
 

@@ -118,7 +118,7 @@ def test_a_run_ends_in_its_time_while_it_waits_for_a_batch(tmp_path: Path) -> No
         f"from {__name__} import Stuck; from {serve.__module__} import serve; serve(None, Stuck)"
     )
     done = subprocess.run(
-        [sys.executable, "-c", program, "run", words], cwd=ROOT, capture_output=True, timeout=120
+        [sys.executable, "-c", program, "run", words], cwd=ROOT, capture_output=True, timeout=500
     )
     figures = json.loads(done.stdout)
     assert figures["counts"] == [2, 1]

@@ -197,7 +197,7 @@ def test_a_run_that_is_killed_again_and_again_loses_and_repeats_nothing(tmp_path
     # With this seed: a worker, a rank, everything, a rank; in steps, at start-up, in a checkpoint.
     arguments = ["--kills", "4", "--seed", "177", "--ranks", "3", "--out"]
     command = [sys.executable, "-m", "tools.prove.resume", *arguments, str(tmp_path / "run")]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=230)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=500)
     assert done.returncode == 0, done.stdout + done.stderr
     printed = json.loads(done.stdout.splitlines()[-1])
     assert sum(printed["kills"].values()) == 4

@@ -34,7 +34,7 @@ sys.exit(7)
 def test_a_command_finds_the_server_in_its_environment_and_its_exit_code_comes_back():
     spoiled = os.environ | {"AWS_SESSION_TOKEN": "old", "AWS_PROFILE": "no such profile"}
     command = [*TOOL, "--", sys.executable, "-c", USE]
-    done = subprocess.run(command, env=spoiled, capture_output=True, text=True, timeout=120)
+    done = subprocess.run(command, env=spoiled, capture_output=True, text=True, timeout=500)
     assert (done.returncode, done.stderr) == (7, "")
     assert "AWS_ENDPOINT_URL" in done.stdout
     assert "AWS_SESSION_TOKEN" not in done.stdout
@@ -42,13 +42,13 @@ def test_a_command_finds_the_server_in_its_environment_and_its_exit_code_comes_b
 
 
 def test_usage_starts_with_what_it_is_and_names_the_command_to_copy():
-    done = subprocess.run(TOOL, capture_output=True, text=True, timeout=60)
+    done = subprocess.run(TOOL, capture_output=True, text=True, timeout=500)
     assert done.returncode == 2
     assert "python tools/s3_server.py -- COMMAND" in done.stderr
 
 
 def test_a_command_that_is_not_there_is_said_and_nothing_stays():
-    done = subprocess.run([*TOOL, "--", "no-such-command"], capture_output=True, timeout=60)
+    done = subprocess.run([*TOOL, "--", "no-such-command"], capture_output=True, timeout=500)
     assert done.returncode == 127
     assert b"no-such-command" in done.stderr
 
@@ -83,8 +83,8 @@ def test_no_server_and_no_data_outlive_the_tool(running, number):
         os.killpg(process.pid, number)  # as a terminal does
     else:
         process.send_signal(number)
-    assert process.wait(60) != 0
-    _, alive = psutil.wait_procs([watcher, weed], timeout=30)
+    assert process.wait(500) != 0
+    _, alive = psutil.wait_procs([watcher, weed], timeout=300)
     assert alive == []
     assert not folder.exists()
 

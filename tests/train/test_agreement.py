@@ -62,7 +62,7 @@ def outcome_of(folder: Path, name: str, change: Change, rank: int) -> str:
 
 def play(rank: int, folder_name: str) -> None:
     folder = Path(folder_name)
-    join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=60)
+    join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=300)
     own_folders = {"log_dir": f"{folder}/logs-{rank}", "log_keys": not rank, "keep_checkpoints": 1}
     outcomes = {"same": outcome_of(folder, "run", lambda *_: own_folders, rank)}
     for name, (change, _) in REFUSED.items():

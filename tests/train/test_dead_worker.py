@@ -29,7 +29,7 @@ def test_a_killed_worker_ends_its_rank_with_one_line(corpus: str, tmp_path: Path
     try:
         wait_for_steps(tmp_path, ranks, 3)
         worker_of(ranks[-1].pid).send_signal(signal.SIGKILL)
-        assert ranks[-1].wait(timeout=200) == 1
+        assert ranks[-1].wait(timeout=500) == 1
     finally:
         for rank in ranks:  # the others wait for the rank that has ended; torchrun ends them
             rank.kill()

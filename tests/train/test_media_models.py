@@ -82,7 +82,7 @@ def play(rank: int, folder_name: str) -> None:
         if rank >= world_size:
             continue
         if world_size > 1:
-            join_group(rank, folder / f"meet-{part}", world_size, timeout_s=100)
+            join_group(rank, folder / f"meet-{part}", world_size, timeout_s=500)
         for name in ("qwen", "whisper"):
             run(folder, name, f"{name}-moved", max_steps=max_steps)
         if part == 0:
