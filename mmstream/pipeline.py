@@ -331,6 +331,8 @@ class PipelineRunner:
         self._next: tuple[Job, Future[tuple[RawStep, PreparedStep | None]]] | None = None
         # A reader process reads ahead itself, and the threads that decode also plan videos.
         has_media = pipeline.decode is not None and pipeline.decode.has_media
+        # `memory` has no lock. The thread that prepares takes it alone: batches take some for
+        # media, which are not prepared ahead, and for baked fields, whose preparing takes none.
         prepares_ahead = in_background and connection is None and not has_media
         self._pool = ThreadPoolExecutor(1, "mmstream-prepare") if prepares_ahead else None
 

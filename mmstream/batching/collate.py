@@ -108,14 +108,14 @@ def collate(
         A dict of fields. Fields whose names start with ``__`` are left out.
 
         ``image`` is uint8 [B, 3, H, W], channels_last, if every sample has exactly one image and
-        all have one shape. Else it holds all images of the batch in the order of rows, as uint8
-        [num_images, 3, H, W], or as a list where shapes differ. Then ``image_row``, int64
+        all have one shape. Else it holds all images of the batch in the order of rows: uint8
+        [num_images, 3, H, W], or a list where shapes differ. Then ``image_row``, int64
         [num_images], is the row of each image. Where the GPU will decode some images, ``image`` is
         `EncodedImages`.
 
-        ``video`` holds the frames of all videos of the batch in the order of rows, uint8
-        [num_frames, 3, H, W], channels_last, where the settings of the decoder fix their size.
-        Else it is a list with one entry for each video, [F, 3, H, W]. ``video_row`` and
+        ``video`` holds the frames of all videos of the batch in the order of rows. It is uint8
+        [num_frames, 3, H, W], channels_last, where the settings of the decoder fix their size. Else
+        it is a list with one entry for each video, [F, 3, H, W]. ``video_row`` and
         ``video_frames``, int64 [num_videos], are the row of each video and its number of frames.
         ``video_pts_s``, float64 [num_frames], is the time of each frame in its file in seconds.
         ``video_fps``, float64 [num_videos], is how many frames of a second were taken, and

@@ -2,7 +2,7 @@
 
     shared.py    what all commands share: help, exit codes, messages
     option_groups.py  help with headings, for commands with many options
-    convert.py   convert
+    convert.py   convert; convert_report.py: what it prints in the end
     finalize.py  finalize
     data.py      index, verify
     measure.py   measure

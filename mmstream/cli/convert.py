@@ -3,29 +3,22 @@
 from __future__ import annotations
 
 import os
-import sys
 from dataclasses import fields
-from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, PROBLEM, command, say, usage
-from mmstream.errors import escaped
-
-if TYPE_CHECKING:
-    from mmstream.converting.convert import ConvertReport
-
-__all__ = ["convert", "end", "max_rejects_option"]
-
-max_rejects_option = click.option(
-    "--max-rejects",
-    metavar="NUMBER",
-    default="1%",
-    show_default=True,
-    help="The exit code is 1 if more rows are rejected: a percentage (0.5%) or a number of rows.",
+from mmstream.cli.convert_report import (
+    max_rejects_of,
+    max_rejects_option,
+    rows_text,
+    show_end,
+    show_retry,
+    show_summary,
 )
+from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, command, say, usage
 
+__all__ = ["convert"]
 
 GROUPS = {
     "Most conversions need no others": (
@@ -408,7 +401,7 @@ def convert(
         honor_robots=not options.pop("ignore_robots"),
         **{name: options.pop(name) for name in (*DOWNLOAD_FLAGS, "allow_hosts")},
     )
-    _max_rejects(max_rejects)  # a wrong one is an error before the first shard
+    max_rejects_of(max_rejects)  # a wrong one is an error before the first shard
     if not rows and dry_run is None:
         raise click.UsageError("name ROWS and DEST")
     source: Any = list(rows) if len(rows) > 1 else (*rows, dest)[0]
@@ -428,63 +421,12 @@ def convert(
         **options,
     )
     if rerun.retry_rejects:
-        _show_retry(report)
+        show_retry(report)
     if options["shard_range"] is None or report.was_finished:
-        end(report, dest, max_rejects)
+        show_end(report, dest, max_rejects)
     else:
-        _show_summary(report)
+        show_summary(report)
         say(f"when all shards are written, run: mmstream finalize {dest}")
-
-
-def end(report: ConvertReport, dest: str, max_rejects: str) -> None:
-    """Print what a conversion did, and exit with 1 if it rejected too much.
-
-    Args:
-        report: Of the conversion.
-        dest: Where it wrote to.
-        max_rejects: The option.
-    """
-    limit = _max_rejects(max_rejects)
-    _show_summary(report)
-    for name, split in report.splits.items():
-        say(f"  {name}: {split.summary()}")
-    if report.num_pairs:
-        counts = ", ".join(f"{count:,} {kind}" for kind, count in report.num_pairs.items())
-        say(f"duplicates: {counts}; the pairs are in duplicates.jsonl")
-    if report.num_dropped:
-        say(
-            f"{report.num_dropped:,} of {report.num_samples:,} samples are left out of epochs as "
-            "duplicates"
-        )
-    _show_formats(report)
-    _show_unread(report)
-    _show_rejects(report, dest)
-    if report.has_more_rejects_than(limit):
-        say(
-            f"the dataset at {dest} is complete; the exit code is {PROBLEM} because "
-            f"{report.num_rejects - report.num_left_out:,} of {_rows(report.num_rows)} were "
-            f"rejected, and --max-rejects "
-            f"{max_rejects} allows fewer",
-            err=True,
-        )
-        sys.exit(PROBLEM)
-
-
-def _show_retry(report: ConvertReport) -> None:
-    if report.num_retried:
-        say(f"{report.num_recovered:,} of {report.num_retried:,} rejected rows became samples")
-    else:
-        say("nothing to retry: no row was rejected")
-
-
-def _show_summary(report: ConvertReport) -> None:
-    summary = f"{report.summary()}; {report.num_bytes / 1e6:,.1f} MB"
-    if report.was_finished and report.num_repaired:
-        say(f"{summary}, converted before; {report.num_repaired:,} damaged shards written again")
-    elif report.was_finished:
-        say(f"{summary}, all converted before; to convert again, use --overwrite")
-    else:
-        say(f"{summary} in {report.seconds:.1f} s ({report.mb_per_s:.0f} MB/s)")
 
 
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:
@@ -506,7 +448,7 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
         note = words if html is not None else ""
         cards += [Card(words, sample, note) for sample in row.samples]
     num_rejects = sum(row.reject is not None for row in dry_rows)
-    head = f"dry run: {_rows(len(dry_rows))}, {num_rejects:,} rejected; nothing was written"
+    head = f"dry run: {rows_text(len(dry_rows))}, {num_rejects:,} rejected; nothing was written"
     if html is not None:
         say(f"{head}; {Shown(cards_html(head, cards), head).save(html)}")
         return
@@ -535,14 +477,6 @@ def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
     return columns
 
 
-def _max_rejects(text: str) -> float:
-    """Return the fraction of ``1%``, or the number of ``50``."""
-    with usage(f"--max-rejects {text!r}: write a percentage such as 1%, or a number of rows"):
-        if text.endswith("%"):
-            return float(text.removesuffix("%")) / 100
-        return int(text)
-
-
 def _shard_range(text: str) -> tuple[int, int]:
     start, _, stop = text.partition(":")
     with usage(f"--shard-range {text!r}: write A:B, such as 0:100"):
@@ -558,42 +492,3 @@ def _splits(text: str) -> dict[str, float]:
                 raise ValueError(split)
             splits[name.strip()] = float(fraction)
     return splits
-
-
-def _show_formats(report: ConvertReport) -> None:
-    """Print how rows were read, if not all alike: a picture without its text is another format."""
-    if len(report.formats) > 1:
-        formats = ", ".join(f"{name} ({_rows(n)})" for name, n in report.formats.items())
-        say(f"rows were read as: {formats}")
-
-
-def _show_unread(report: ConvertReport) -> None:
-    """Print the keys that nothing read, if there are some."""
-    if not report.unread_keys:
-        return
-    keys = [f"{escaped(key)} ({_rows(n)})" for key, n in islice(report.unread_keys.items(), 12)]
-    if len(report.unread_keys) > len(keys):
-        keys.append(f"{len(report.unread_keys) - len(keys):,} others")
-    say(f"keys that nothing read (kept in json): {', '.join(keys)}")
-
-
-def _show_rejects(report: ConvertReport, dest: str, max_groups: int = 20) -> None:
-    """Print where a conversion lists its rejects, and their reasons with one example each."""
-    from mmstream.converting.rejects import REJECTS_NAME
-    from mmstream.converting.report import REPORT_NAME
-
-    groups = report.reject_kinds
-    if not groups:
-        return
-    folder = dest.rstrip("/") + "/NAME" * bool(report.splits)
-    say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
-    for group in groups[:max_groups]:
-        row, reason = group.example.row, escaped(group.example.reason)
-        say(f"  {_rows(group.num_rows)}: row {row}: {reason}")
-    num_others = report.num_rejects - sum(group.num_rows for group in groups[:max_groups])
-    if num_others:
-        say(f"  {_rows(num_others)}: other reasons; see {folder}/{REPORT_NAME}")
-
-
-def _rows(count: int) -> str:
-    return f"{count:,} row{'s' * (count != 1)}"

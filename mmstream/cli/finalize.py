@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mmstream.cli.convert import end, max_rejects_option
+from mmstream.cli.convert_report import max_rejects_option, show_end
 from mmstream.cli.shared import command
 
 __all__ = ["finalize"]
@@ -27,4 +27,4 @@ def finalize(dest: str, split: str | None, max_rejects: str) -> None:
     from mmstream.converting.finalize import finalize as run
 
     names = [name.partition("=")[0].strip() for name in split.split(",")] if split else None
-    end(run(dest, splits=names, max_rejects=1.0), dest, max_rejects)
+    show_end(run(dest, splits=names, max_rejects=1.0), dest, max_rejects)

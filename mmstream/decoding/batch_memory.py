@@ -86,7 +86,9 @@ class MemoryBlock:
 
 
 class BatchMemory:
-    """The blocks of one process.
+    """The blocks of one process. It has no lock: one thread takes memory at a time.
+
+    `mmstream.pipeline.PipelineRunner` sees to that.
 
     Args:
         shared: whether blocks can be sent to another process.

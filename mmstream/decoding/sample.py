@@ -143,9 +143,9 @@ def decode_sample(
         With ``decode.video``, ``video`` replaces the video fields: uint8 [F, 3, H, W], a view of
         F, H, W, 3 memory, or a list of such where a sample has not exactly one. ``video_pts_s``,
         float64 [F], is the time of each frame in its file. ``video_fps`` is how many frames of a
-        second were taken, of each video, and ``video_requested_fps`` how many the decoder was asked
-        for, 0 where it was asked otherwise. With ``decode.audio`` or tracks,
-        ``audio`` is [T] or [C, T], or a list of such. `collate` names the companions.
+        second of each video were taken. ``video_requested_fps`` is how many the decoder was asked
+        for, and 0 where it was asked otherwise. With ``decode.audio`` or tracks, ``audio`` is [T]
+        or [C, T], or a list of such. `collate` names the companions.
 
         With ``decode.fields``, each field of it has its result under its own name; see `Decode`.
 

@@ -17,7 +17,12 @@ from torch import Tensor
 from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
-from mmstream.integrations.model_kinds import is_classifier, is_text_model, parameters_of
+from mmstream.integrations.model_kinds import (
+    TWO_TOWERS,
+    is_classifier,
+    is_text_model,
+    parameters_of,
+)
 from mmstream.integrations.mrope_positions import (
     check_positions_once,
     mrope_positions,
@@ -26,7 +31,6 @@ from mmstream.integrations.mrope_positions import (
 )
 from mmstream.integrations.omni_positions import has_sound_in_videos, omni_positions
 from mmstream.integrations.one_picture import (
-    TWO_TOWERS,
     classification_arguments,
     two_tower_arguments,
 )

@@ -10,9 +10,11 @@ from functools import lru_cache
 from typing import Any
 
 from mmstream._torchvision import import_torchvision
-from mmstream.integrations.one_picture import TWO_TOWERS
 
-__all__ = ["is_classifier", "is_text_model", "parameters_of"]
+__all__ = ["TWO_TOWERS", "is_classifier", "is_text_model", "parameters_of"]
+
+TWO_TOWERS = ("clip", "siglip")
+"""Families with a tower for texts and one for pictures."""
 
 
 def is_text_model(config: Any) -> bool:

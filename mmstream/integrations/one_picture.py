@@ -15,10 +15,7 @@ from mmstream.integrations.families import Pictures
 from mmstream.integrations.one_each import require_one_each
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["TWO_TOWERS", "classification_arguments", "two_tower_arguments"]
-
-TWO_TOWERS = ("clip", "siglip")
-"""Families with a tower for texts and one for pictures."""
+__all__ = ["classification_arguments", "two_tower_arguments"]
 
 
 def classification_arguments(

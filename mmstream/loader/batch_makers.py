@@ -2,8 +2,9 @@
 
     Loader.iter_undelivered -> `BatchMakers.batches` -> Workers or PipelineRunner
 
-They start when they are first needed, go on from one epoch to the next, and start anew after a jump
-or a change of the pipeline. They know jobs and pipelines, but nothing of states and counts.
+They start when they are first needed, and go on from one epoch to the next. After a jump or a
+change of the pipeline they start anew. They know jobs and pipelines, but nothing of states and
+counts.
 """
 
 from __future__ import annotations

@@ -42,7 +42,6 @@ __all__ = [
 ]
 
 MAGIC = b"mmcache\x01"
-NAME_BYTES = 20
 TABLE_START = 40
 PAGE_BYTES = 4096
 """Disks give room in pages."""
