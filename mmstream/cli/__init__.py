@@ -10,7 +10,7 @@
     bench.py     bench
     reshard.py   reshard
     bake.py      bake
-    info.py      info; forecast.py: info --plan
+    info.py      info; forecast.py: info --plan, with forecast_options.py, forecast_text.py
     show.py      show
     duplicates.py  duplicates, leakcheck
     training.py  train, demo

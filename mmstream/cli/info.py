@@ -8,7 +8,8 @@ from typing import Any
 
 import click
 
-from mmstream.cli.forecast import OPTIONS, PlannedRun, forecast_options, show_forecast
+from mmstream.cli.forecast import show_forecast
+from mmstream.cli.forecast_options import OPTIONS, PlannedRun, forecast_options
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
