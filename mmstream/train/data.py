@@ -44,7 +44,7 @@ def open_train_data(
 
 def open_loader(
     config: TrainConfig,
-    url: str,
+    data: Dataset | Mixture,
     decode: Any,
     *,
     log: str = "",
@@ -56,7 +56,7 @@ def open_loader(
 
     Args:
         config: settings. With ``out=""``, bad samples are not recorded.
-        url: the dataset, or the file of a mixture.
+        data: as `open_train_data` opened it.
         decode: the decoders.
         log: subfolder for the records of bad samples; it also marks validation data.
         world: which rank it is. None: that of this process.
@@ -67,7 +67,7 @@ def open_loader(
     action = "mask" if log and config.bad_samples == "substitute" else config.bad_samples
     folder = config.log_folder
     pipeline = Pipeline(
-        open_train_data(config, url, is_validation=bool(log)),
+        data,
         global_batch_size=config.global_batch_size,
         seed=config.seed,
         reshuffle=None if log else config.reshuffle,  # validation is not shuffled

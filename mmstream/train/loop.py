@@ -22,6 +22,8 @@ import torch
 from torch import Tensor, nn
 
 from mmstream.audit.training_log import SampleLog
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.mixture import Mixture
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
 from mmstream.storage import Store, join_url, open_store
@@ -75,20 +77,22 @@ def run(config: TrainConfig) -> TrainResult:
         decode = decode_for(config, tokenizer, model)
         normalize = normalize_for(config)
 
-        def open_batches(url: str, **settings: Any) -> DeviceLoader:
-            loader = open_loader(config, url, decode, cost=cost_of(model), **settings)
+        def open_batches(data: Dataset | Mixture, **settings: Any) -> DeviceLoader:
+            loader = open_loader(config, data, decode, cost=cost_of(model), **settings)
             open_loaders.enter_context(closing(loader))  # ends its workers
             return to_device(loader, process.device, normalize=normalize)
 
         validation = None
         if config.validation is not None:
+            data = open_train_data(config, config.validation, is_validation=True)
             validation = Validation(
-                open_batches(config.validation, shuffle=False, drop_last=False, log="validation")
+                open_batches(data, shuffle=False, drop_last=False, log="validation")
             )
+        data = open_train_data(config, config.url)
         try:
-            result = fit(config, model, open_batches(config.url), process, validation)
+            result = fit(config, model, open_batches(data), process, validation)
         except (ConfigError, BadSampleLimitError) as error:
-            hint = hint_at_model(config, open_train_data(config, config.url))
+            hint = hint_at_model(config, data)
             if not hint:
                 raise
             raise type(error)(f"{error}{hint}") from error

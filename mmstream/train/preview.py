@@ -12,7 +12,7 @@ from typing import Any
 
 from mmstream.state import state_at
 from mmstream.train.config import TrainConfig
-from mmstream.train.data import open_loader
+from mmstream.train.data import open_loader, open_train_data
 from mmstream.train.models import build_model, decode_for, needs_model, open_model_tokenizer
 from mmstream.types import Batch
 from mmstream.world import World
@@ -47,7 +47,8 @@ def step_batch(
     model = build_model(config, tokenizer) if needs_model(config) else None
     decode = decode_for(config, tokenizer, model)
     config = replace(config, num_workers=0)
-    with closing(open_loader(config, config.url, decode, world=world)) as loader:
+    data = open_train_data(config, config.url)
+    with closing(open_loader(config, data, decode, world=world)) as loader:
         if state is not None:
             loader.load_state_dict(dict(state))
         loader.load_state_dict(state_at(loader.state_dict(), epoch, step))

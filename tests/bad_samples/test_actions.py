@@ -278,7 +278,9 @@ def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples,
         max_bad_fraction=0.5,
         substitute_bad_shards=True,
     )
-    bad_sample_policy = open_loader(config, corpus, None, log=log).pipeline.bad_samples
+    bad_sample_policy = open_loader(
+        config, mm.open_dataset(corpus), None, log=log
+    ).pipeline.bad_samples
     assert bad_sample_policy == mm.BadSamplePolicy(
         action=action, max_fraction=0.5, shards=True, quarantine=str(tmp_path / log)
     )
@@ -287,8 +289,9 @@ def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples,
 @pytest.mark.parametrize("settings", [{"bad_samples": "ignore"}, {"max_bad_fraction": 1.5}])
 def test_impossible_training_settings_are_refused(tmp_path, settings):
     corpus = write_tiny(tmp_path / "corpus", [40])
+    dataset = mm.open_dataset(corpus)
     with pytest.raises(ConfigError):
-        open_loader(TrainConfig(url=corpus, out=str(tmp_path), **settings), corpus, None)
+        open_loader(TrainConfig(url=corpus, out=str(tmp_path), **settings), dataset, None)
 
 
 def test_a_transform_cannot_say_where_a_sample_comes_from(tmp_path):

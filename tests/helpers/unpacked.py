@@ -53,7 +53,7 @@ def train_unpacked(config: TrainConfig) -> Iterator[Step]:
     dataset = mm.open_dataset(config.url)
     config = replace(config, num_workers=0)
     trained = prepare(config, model, PROCESS)
-    with closing(open_loader(config, config.url, decode, world=mm.World(0, 1))) as loader:
+    with closing(open_loader(config, dataset, decode, world=mm.World(0, 1))) as loader:
         for number, batch in zip(range(config.max_steps or 0), loader, strict=False):
             batch["image"] = [normalize(image) for image in batch["image"]]
             packed_loss, packed = gradients(model, micro_batches_of(batch, config, model))

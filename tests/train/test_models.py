@@ -61,6 +61,16 @@ def test_clip_on_conversations_names_the_other_model(conversations: str, tmp_pat
         run(conversations, tmp_path)
 
 
+def test_what_is_said_when_the_data_is_opened_is_said_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder = Path(write_corpus(tmp_path / "shards", [4]))
+    (folder / "more.tar").write_bytes((folder / "shard-000000.tar").read_bytes())
+    with pytest.raises(ConfigError, match="4 samples do not fill one step"):
+        run(str(folder), tmp_path)
+    assert caplog.text.count("1 tars are not in mmstream.json") == 1
+
+
 def test_data_that_clip_can_take_or_nobody_gives_no_hint(corpus: str, tmp_path: Path) -> None:
     config = TrainConfig(url="", out="")
     data = mm.open_dataset(corpus)

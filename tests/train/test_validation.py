@@ -134,9 +134,10 @@ def test_the_training_loop_masks_what_is_bad_in_its_validation_set(tmp_path):
 def test_training_keeps_lanes_where_asked_and_validation_is_not_shuffled(tmp_path):
     folder = str(tmp_path / "shards")
     write_corpus(folder, [8])
+    dataset = mm.open_dataset(folder)
     config = TrainConfig(url=folder, out="", global_batch_size=2, num_workers=0, reshuffle="lanes")
-    with closing(open_loader(config, folder, None)) as loader:
+    with closing(open_loader(config, dataset, None)) as loader:
         assert loader.state_dict()["order"]["reshuffle"] == "lanes"
     settings = {"shuffle": False, "drop_last": False, "log": "validation"}
-    with closing(open_loader(config, folder, None, **settings)) as loader:
+    with closing(open_loader(config, dataset, None, **settings)) as loader:
         assert "reshuffle" not in loader.state_dict()["order"]
