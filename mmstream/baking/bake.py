@@ -53,6 +53,7 @@ from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.stored import (
+    MAX_PADDED_LENGTH,
     BakedContent,
     CollateSettings,
     StoredFile,
@@ -182,11 +183,16 @@ def baker_of(
 
 
 def _check_decoders(decode: Decode | None, epoch_of_draws: int | None) -> None:
-    """Refuse decoders of the GPU, and random ones unless their draws are kept."""
+    """Refuse decoders of the GPU, random ones unless their draws are kept, and absurd lengths."""
     if decode is None:
         return
     if isinstance(decode.image, ImageDecoder) and decode.image.device != "cpu":
         raise ConfigError('bake: pictures are stored decoded: use ImageDecoder(device="cpu")')
+    if decode.text is not None and (decode.text.pad_to or 0) > MAX_PADDED_LENGTH:
+        raise ConfigError(
+            f"bake: texts are padded to max_length={decode.text.max_length}, and a manifest may "
+            f'say {MAX_PADDED_LENGTH} at most: lower max_length, or leave out padding="max_length"'
+        )
     decoders = {"image": decode.image, **decode.plan.pictures}
     videos = video_decoders(decode)
     if any(getattr(decoder, "device", "cpu") != "cpu" for decoder in videos.values()):

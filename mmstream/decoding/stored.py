@@ -102,7 +102,9 @@ Side = Annotated[int, msgspec.Meta(ge=0, le=MAX_SIDE)]
 
 TokenId = Annotated[int, msgspec.Meta(ge=-(1 << 31), lt=1 << 31)]
 
-PaddedLength = Annotated[int, msgspec.Meta(ge=1, le=1 << 22)]
+MAX_PADDED_LENGTH = 1 << 22
+
+PaddedLength = Annotated[int, msgspec.Meta(ge=1, le=MAX_PADDED_LENGTH)]
 """Tokens of a row. A manifest may come from a stranger, and each batch takes the memory."""
 
 

@@ -429,6 +429,8 @@ def test_a_batch_function_gets_its_device_and_another_gpu_does_not_go_on(
         bake()
 
 
+TOO_LONG = mm.TextDecoder(byte_tokenizer(), max_length=1 << 23, padding="max_length")
+
 IMPOSSIBLE: dict[str, tuple[Callable[[str], Any], str]] = {
     "no decoders": (lambda corpus: mm.bake(pipeline(corpus, None), "x"), "no decoders"),
     "zero copy": (
@@ -453,6 +455,10 @@ IMPOSSIBLE: dict[str, tuple[Callable[[str], Any], str]] = {
     "device": (
         lambda corpus: mm.bake(pipeline(corpus, captions()), "x", device="gpu"),
         "give cpu, cuda",
+    ),
+    "a padded length that no manifest may say": (
+        lambda corpus: mm.bake(pipeline(corpus, mm.Decode(text=TOO_LONG)), "x"),
+        "max_length=8388608, and a manifest may say 4194304 at most",
     ),
     "not baked": (lambda corpus: pipeline(corpus, mm.Decode.baked()), "was not made by"),
     "a source not baked": (
