@@ -14,6 +14,7 @@ from __future__ import annotations
 import hashlib
 import io
 import logging
+import math
 import re
 import time
 from dataclasses import dataclass
@@ -117,13 +118,14 @@ def _decoded(data: mmap | bytes, name: str, dtype: str, num_dims: int) -> npt.ND
     try:
         np.lib.format.read_magic(file)
         shape, is_fortran, found_dtype = np.lib.format.read_array_header_1_0(file)
-    except ValueError:
+    except Exception:  # numpy evaluates the header as a literal, which raises anything
         raise ManifestError(f"{name}: is no file of numpy; write it again") from None
-    size = int(np.prod(shape)) * found_dtype.itemsize
+    size = math.prod(shape) * found_dtype.itemsize
     if (
         found_dtype != np.dtype(dtype)
         or len(shape) != num_dims
         or is_fortran
+        or min(shape) < 0
         or size != len(data) - file.tell()
     ):
         raise ManifestError(f"{name}: is another array than the file beside it says")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import pickle
 from dataclasses import replace
@@ -13,11 +14,13 @@ import pytest
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, ManifestError, StateError
 from mmstream.packing import plan_file
+from mmstream.packing.array_files import ArrayInfo, open_array
 from mmstream.packing.measure_file import Measure, measure_folder, open_measure, write_measure
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.plan_file import open_plan, write_plan
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
+from mmstream.storage import open_store
 
 COUNTS = [40, 0, 25, 60]
 LENGTHS = [(7 * number) % 41 + 1 for number in range(125)]
@@ -150,3 +153,24 @@ def test_a_measure_without_a_column_says_which_it_has() -> None:
     measure = Measure((ShardInfo("a.tar", 1, 2048),), {"num_tokens": np.array([5])})
     with pytest.raises(ConfigError, match="height: the measure has no such column, but num_docu"):
         measure.column("height")
+
+
+def test_numbers_that_rise_only_where_they_overflow_are_refused(
+    plan: PackPlan, tmp_path: Path
+) -> None:
+    rows = plan.unit_rows.copy()
+    rows[1:3, 0] = (1 << 62) + 5, -(1 << 62) - 9
+    with pytest.raises(ManifestError, match="do not fit each other"):
+        write_plan(replace(plan, unit_rows=rows), str(tmp_path / "plan"))
+
+
+@pytest.mark.parametrize("shape", ["((", "(-2, -8)", f"({1 << 32}, {1 << 32})"])
+def test_an_array_whose_header_is_no_shape_is_refused(shape: str, tmp_path: Path) -> None:
+    header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
+    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
+    data += bytes(128) * (shape == "(-2, -8)")
+    sha256 = hashlib.sha256(data).hexdigest()
+    info = ArrayInfo(f"units.{sha256[:12]}.npy", len(data), sha256)
+    (tmp_path / info.name).write_bytes(data)
+    with pytest.raises(ManifestError, match=r"is no file of numpy|is another array"):
+        open_array(open_store(tmp_path), info, "<i8", 2)

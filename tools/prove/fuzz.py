@@ -14,6 +14,7 @@ The image formats have fuzzers of their own: `fuzz_jpeg.sh` and `fuzz_images.py`
 from __future__ import annotations
 
 import argparse
+import hashlib
 import io
 import json
 import random
@@ -21,7 +22,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from copy import deepcopy
 from dataclasses import dataclass
 from itertools import pairwise
@@ -36,6 +37,7 @@ from mmstream.converting.formats.formats import draft_of
 from mmstream.converting.rows.records import parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
 from mmstream.dataset.checksums import decode_checksums, encode_checksums, sample_checksum
+from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import build_index, decode_index, index_name
 from mmstream.dataset.index_part import (
     HEADER_BYTES,
@@ -49,10 +51,16 @@ from mmstream.dataset.index_part import (
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import escaped
+from mmstream.packing.measure_file import Measure
+from mmstream.packing.order import PackOrder
+from mmstream.packing.plan_file import PLAN_NAME, open_plan, require_plan_of, write_plan
+from mmstream.packing.planner import make_plan
+from mmstream.packing.settings import PackLimits
 from mmstream.state import resume
 from mmstream.storage import MemoryStore, open_store
 from mmstream.tar.samples import parse_sample
 from mmstream.tar.scan import blocks_of, scan_samples
+from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers import chats
 from tests.helpers.corpora import write_corpus
 from tests.helpers.rows import example_rows
@@ -316,6 +324,70 @@ def _parsers(folder: Path) -> dict[str, Parser]:
         "state": Parser(parse_state, [state], True),
         "row": Parser(_parse_row, [json.dumps(row).encode() for row in example_rows()], True),
         "chat": Parser(parse_chat, [json.dumps({"messages": chat}).encode()], True),
+        "baked": _baked_manifest(dataset, folder.parent / "baked"),
+        **_plans(dataset, folder.parent / "plan"),
+    }
+
+
+def _baked_manifest(dataset: Dataset, folder: Path) -> Parser:
+    """Return the parser of what a manifest says of a bake: a batch is made of it."""
+    text = mm.TextDecoder(byte_tokenizer(), max_length=48, padding="max_length")
+    decode = mm.Decode(image=mm.ImageDecoder(size=8), text=text)
+    pipeline = mm.Pipeline(dataset, global_batch_size=2, decode=decode)
+    mm.bake(pipeline, folder, progress=False)
+    path = folder / MANIFEST_NAME
+    manifest = json.loads(path.read_bytes())
+
+    def parse(data: bytes) -> None:
+        try:
+            content = json.loads(data)
+        except (ValueError, RecursionError):
+            return
+        path.write_text(json.dumps(manifest | {"source": {"bake": content}}))
+        baked = mm.open_dataset(folder)
+        baked_pipeline = mm.Pipeline(baked, global_batch_size=2, decode=mm.Decode.baked())
+        with closing(mm.Loader(baked_pipeline)) as loader:
+            next(iter(loader))
+
+    return Parser(parse, [json.dumps(manifest["source"]["bake"]).encode()], is_json=True)
+
+
+def _plans(dataset: Dataset, folder: Path) -> dict[str, Parser]:
+    """Return the parsers of a plan's two kinds of files: the order of an epoch is made of it."""
+    shards = dataset.manifest.shards
+    lengths = np.arange(3, 3 + len(dataset))
+    measure = Measure(shards, {"num_tokens": lengths, "num_label_tokens": lengths - 1})
+    write_plan(make_plan(measure, PackLimits(16)), str(folder))
+    path = folder / PLAN_NAME
+    plan = json.loads(path.read_bytes())
+    del plan["crc32c"]  # a stranger's plan has the right one, or none
+
+    def parse_plan(data: bytes) -> None:
+        path.write_bytes(data)
+        try:
+            opened = open_plan(str(folder))
+        except FileNotFoundError:  # of an array: its name was changed
+            return
+        require_plan_of(dataset, opened)
+        order = PackOrder.from_plan(opened, dataset.corpus, global_batch_size=2, seed=0)
+        for step in range(min(order.steps_per_epoch, 2)):
+            order.refs(0, step)
+
+    def parse_units(data: bytes) -> None:
+        """Read packs whose hashes a stranger has made anew."""
+        sha256 = hashlib.sha256(data).hexdigest()
+        info = {"name": f"units.{sha256[:12]}.npy", "num_bytes": len(data), "sha256": sha256}
+        units = folder / info["name"]
+        units.write_bytes(data)
+        try:
+            parse_plan(json.dumps(plan | {"arrays": plan["arrays"] | {"units": info}}).encode())
+        finally:
+            units.unlink()
+
+    units_file = folder / plan["arrays"]["units"]["name"]
+    return {
+        "plan": Parser(parse_plan, [json.dumps(plan).encode()], is_json=True),
+        "plan_units": Parser(parse_units, [units_file.read_bytes()]),
     }
 
 
