@@ -237,7 +237,7 @@ def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
         entries = (f"{escaped(key)} {escaped(inner)}" for key, inner in value.items())
         yield f"{head}: {', '.join(entries)}"
     elif value is not None:
-        yield f"{head}: {escaped(value)}"
+        yield f"{head}: {'none' if value == {} else escaped(value)}"
 
 
 def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
