@@ -5,7 +5,9 @@ kinds of reshuffle, and those of an LRU cache beside them. A node has neighbouri
 step. Rates are those of the third epoch. The most that a cache can hit is its size, divided by
 what a node reads in an epoch.
 
-The second table is of a corpus sorted by 1,000 classes, on 32 ranks: pairs of samples that share a
+The second table has the hit rates of nodes with room for all that they read in an epoch.
+
+The third table is of a corpus sorted by 1,000 classes, on 32 ranks: pairs of samples that share a
 batch in two epochs, and those that share the rows of a rank, both relative to chance; classes in a
 batch, in 16 and 64 batches, and in all that the first rank sees in four epochs. Shards and lanes
 hold whole chunks, which is the worst case. "not rotated" are lanes without the random offset of
@@ -40,11 +42,13 @@ SORTED_QUICK = Corpus("quick", 100, 1024, 100, 1_000_000, 256, world_size=32, nu
 FRACTIONS = (0.06, 0.125, 0.25, 0.5, 0.75)
 NODES = (1, 8, 6)
 """6 nodes do not divide the lanes."""
+ROWS, MANY_NODES = (256, 384), (3, 6, 12)
+"""256 rows are not divided by these nodes, and 384 are."""
 NUM_EPOCHS = 3
 
 
 def main() -> None:
-    """Print both tables."""
+    """Print the tables."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--quick", action="store_true", help="small corpora, a few seconds")
     options = parser.parse_args()
@@ -66,6 +70,9 @@ def main() -> None:
             ]
             cells = [f"{num_nodes}", f"{fraction:.1%}", f"{min(1, fraction * num_nodes):.3f}"]
             print(f"| {' | '.join([*cells, *rates])} |", flush=True)
+    print("\n| rows, lanes | nodes | second epoch | third epoch |\n|---:|---:|---:|---:|")
+    for num_rows in ROWS:
+        print_kept(replace(corpus, global_batch_size=num_rows))
     corpus = SORTED_QUICK if options.quick else SORTED
     print("\n| | meet again | on a rank | classes of a batch | 16 | 64 batches | of a rank |")
     print("|---|---:|---:|---:|---:|---:|---:|")
@@ -73,6 +80,17 @@ def main() -> None:
         figures = mixing(corpus, order)
         print(f"| {name} | " + " | ".join(f"{value:.2f}" for value in figures) + " |", flush=True)
     print(f"\n{time.perf_counter() - start:.0f} s, numpy {np.__version__}")
+
+
+def print_kept(corpus: Corpus) -> None:
+    """Print what nodes with room for their part find of it, in the epochs after the first."""
+    order = make_order(corpus, reshuffle="lanes")
+    epochs = [mmstream(corpus, order, epoch) for epoch in range(NUM_EPOCHS)]
+    for num_nodes in MANY_NODES:
+        room = round(corpus.num_samples / num_nodes)
+        second, third = (hit_rate(filled_once, epochs[:n], num_nodes, room) for n in (2, 3))
+        shape = f"{corpus.global_batch_size}, {order.grid[1]}"
+        print(f"| {shape} | {num_nodes} | {second:.3f} | {third:.3f} |", flush=True)
 
 
 def orders(corpus: Corpus) -> dict[str, Order]:
