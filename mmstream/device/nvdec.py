@@ -15,7 +15,7 @@ import logging
 import re
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from typing import Any, TypeAlias
+from typing import TypeAlias
 
 import torch
 
@@ -172,7 +172,7 @@ class ClipDecoder:
 def torchcodec_frames(
     file: torch.Tensor, numbers: Sequence[int], picture: Shape, device: torch.device
 ) -> Iterator[torch.Tensor]:
-    """Decode frames with torchcodec (see `DecodeClip`), on CUDA by NVDEC.
+    """Decode frames of a clip with torchcodec (see `DecodeClip`), on CUDA by NVDEC.
 
     Raises:
         RuntimeError: NVDEC does not decode this video, or the frames are others than these.
@@ -189,20 +189,26 @@ def torchcodec_frames(
         if "unavailable" in str(decoder.cpu_fallback):
             raise RuntimeError("the driver's NVDEC library, libnvcuvid.so, is missing")
         raise RuntimeError("NVDEC does not take this codec, size or colours")
+    start_s = decoder.metadata.begin_stream_seconds
     num_frames = max(1, GROUP_PIXELS // (picture[0] * picture[1]))
     for start in range(0, len(numbers), num_frames):
         group = list(numbers[start : start + num_frames])
         frames = decoder.get_frames_at(group)
-        if not _are_at(frames.pts_seconds, decoder, group):
+        if not _are_at(frames.pts_seconds, start_s, group):
             raise RuntimeError("NVDEC shows other frames than these")
         yield frames.data
 
 
-def _are_at(times_s: torch.Tensor, decoder: Any, numbers: Sequence[int]) -> bool:
-    """Tell whether frames have the times of their numbers. Those of a clip are evenly spaced."""
-    first, end = decoder.metadata.begin_stream_seconds, decoder.metadata.end_stream_seconds
-    frame_s = (end - first) / len(decoder)
-    wanted = first + torch.tensor(numbers, dtype=torch.float64) * frame_s
+def _are_at(times_s: torch.Tensor, start_s: float, numbers: Sequence[int]) -> bool:
+    """Tell whether frames of a clip have the times of their numbers.
+
+    They are as far apart as `cut_clip` has put them. The end of a clip does not tell: torchcodec
+    takes the start of the last frame for it where packets have no duration, as those of VP9.
+    """
+    from mmstream.decoding.video.clip import FRAME_TIME  # loads PyAV
+
+    frame_s = float(FRAME_TIME)
+    wanted = start_s + torch.tensor(numbers, dtype=torch.float64) * frame_s
     return bool(((times_s.cpu() - wanted).abs() < frame_s / 2).all())
 
 

@@ -69,8 +69,10 @@ def lineage_of(num_rows: int) -> BatchLineage:
     return BatchLineage(0, 0, 0, rows, [True] * num_rows, rows)
 
 
-def on_device(video: EncodedVideo, decode_clip: DecodeClip = pyav) -> torch.Tensor:
-    """Decode one video on the CPU as a device does."""
+def on_device(
+    video: EncodedVideo, decode_clip: DecodeClip = pyav, device: str = "cpu"
+) -> torch.Tensor:
+    """Decode one video as a device does, and nothing of it as the CPU's workers do."""
     batch = {
         "video": EncodedVideos.join([video], is_joined=True),
         "video_row": torch.tensor([0]),
@@ -78,7 +80,7 @@ def on_device(video: EncodedVideo, decode_clip: DecodeClip = pyav) -> torch.Tens
         "__lineage__": lineage_of(1),
         "__valid__": torch.tensor([True]),
     }
-    decoded = ClipDecoder(torch.device("cpu"), decode_clip, None)(batch)
+    decoded = ClipDecoder(torch.device(device), decode_clip, None)(batch)
     assert decoded["__lineage__"].num_gpu_videos == 1
     frames: torch.Tensor = decoded["video"]
     return frames

@@ -33,10 +33,10 @@ from mmstream.decoding.video.frames import (
 )
 from mmstream.errors import DecodeError
 
-__all__ = ["Clip", "UncopiedError", "cut_clip"]
+__all__ = ["FRAME_TIME", "Clip", "UncopiedError", "cut_clip"]
 
-_FRAME_TIME = Fraction(1, 25)
-"""Seconds from frame to frame: whole milliseconds, in which Matroska counts."""
+FRAME_TIME = Fraction(1, 25)
+"""Seconds from frame to frame of a clip: whole milliseconds, in which Matroska counts."""
 _SAME_BYTES = {"fflags": "+bitexact"}
 
 
@@ -138,7 +138,7 @@ def _written(
                     if number not in rank_of:
                         continue
                     packet.stream = stream
-                    packet.time_base = _FRAME_TIME
+                    packet.time_base = FRAME_TIME
                     packet.pts, packet.dts = rank_of[number] + delay, position
                     packet.duration = 1
                     packet.is_keyframe = bool(file.timeline.is_key[number])
