@@ -6,6 +6,7 @@ import io
 import struct
 import threading
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -167,6 +168,22 @@ def test_an_opus_in_matroska_begins_where_its_own_head_says() -> None:
     np.testing.assert_array_equal(NATIVE(changed), NATIVE(data))
     span = NATIVE(changed, span=(0.25, 0.5))
     np.testing.assert_array_equal(span, NATIVE(data)[:, 12_000:24_000])
+
+
+def test_an_opus_in_mp4_ends_with_its_last_packet() -> None:
+    """As with FFmpeg. A packet has 960 samples, and the last one is filled up by the encoder."""
+    ogg, mp4 = audio_file("opus", seconds=1.013), io.BytesIO()
+    with av.open(io.BytesIO(ogg)) as source, av.open(mp4, "w", format="mp4") as out:
+        stream = out.add_stream_from_template(source.streams.audio[0])
+        for packet in source.demux(source.streams.audio[0]):
+            if packet.dts is not None:
+                packet.stream = stream
+                out.mux(packet)
+    samples, expected = NATIVE(mp4.getvalue()), NATIVE(ogg)
+    length = expected.shape[1]
+    assert 0 < samples.shape[1] - length < 960
+    np.testing.assert_array_equal(samples[:, :length], expected)
+    assert NATIVE.plan(mp4.getvalue()).shape.num_samples == samples.shape[1]
 
 
 def test_a_plan_tells_the_length_before_decoding() -> None:
