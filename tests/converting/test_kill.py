@@ -124,8 +124,17 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
 
 
 SCRIPT = """
-import sys
+import sys, time
 from mmstream.converting.convert import convert
+from mmstream.storage import LocalStore
+
+create = LocalStore.create
+
+def create_slowly(self, name):  # so that a test that comes late finds it running
+    time.sleep(0.02)
+    return create(self, name)
+
+LocalStore.create = create_slowly  # in workers too: they import this file
 
 if __name__ == "__main__":
     convert(sys.argv[1], sys.argv[2], samples_per_shard=2, num_workers=2, progress=False)

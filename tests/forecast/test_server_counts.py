@@ -29,7 +29,7 @@ pytestmark = pytest.mark.s3
 QUIET_S = 0.3
 """Without a request for so long, a reader process has read all that it plans."""
 
-MOST_S = 60.0
+MOST_S = 500.0
 
 
 def small(number: int) -> dict[str, bytes]:
@@ -100,14 +100,18 @@ def pipeline_of(name: str, urls: dict[str, str]) -> mm.Pipeline:
 WEIGHTS = {"small": 0.97, "large": 0.03}
 
 
-def counts_at_the_end(proxy: FaultProxy, least_gets: float) -> Counts:
-    """Return the counts when so much was asked for, and then nothing for a while."""
+def counts_at_the_end(proxy: FaultProxy, least: Reads) -> Counts:
+    """Return the counts when 95 % of so much was asked for, and then nothing for a while."""
     end, before, since = time.monotonic() + MOST_S, -1, time.monotonic()
     while time.monotonic() < end:
         counts = proxy.counts()
         if counts.num_requests != before or counts.num_in_flight:
             before, since = counts.num_requests, time.monotonic()
-        elif time.monotonic() - since > QUIET_S and counts.gets_by_suffix["tar"] >= least_gets:
+        elif (
+            time.monotonic() - since > QUIET_S
+            and counts.gets_by_suffix["tar"] >= 0.95 * least.num_requests
+            and counts.num_bytes >= 0.95 * least.num_bytes
+        ):
             break
         time.sleep(0.02)
     return counts
@@ -145,7 +149,7 @@ def test_requests_and_bytes_are_those_that_the_server_counts(
     for iterator in iterators:
         for _ in range(order.steps_per_epoch - 2):
             next(iterator)
-    counts = counts_at_the_end(proxy, 0.95 * shards.num_requests)
+    counts = counts_at_the_end(proxy, shards)
     for iterator in iterators:  # the last batch has the counts of all that was read
         next(iterator)
         next(iterator)
@@ -155,12 +159,15 @@ def test_requests_and_bytes_are_those_that_the_server_counts(
         loader.close()
 
     num_gets = counts.gets_by_suffix["tar"]
-    assert num_gets - num_again == pytest.approx(shards.num_requests, rel=0.05)
-    assert counts.num_gets - num_gets == run.opening.num_requests
+    # A request that was sent again may have been given up before it came to the server.
+    assert 0.95 * shards.num_requests <= num_gets <= 1.05 * shards.num_requests + num_again
+    # Ranks that begin side by side may each read what the first one leaves in the cache.
+    opening = run.opening.num_requests
+    assert opening <= counts.num_gets - num_gets <= world_size * opening
     (advice,) = [message for message in caplog.messages if "`mmstream info " in message]
     assert advice.startswith("an epoch reads about ") == (name == "small")
     expected_bytes = (shards + run.opening).num_bytes
-    assert 0.95 * expected_bytes <= counts.num_bytes
+    assert 0.95 * shards.num_bytes <= counts.num_bytes
     assert counts.num_bytes - most_bytes(source, num_again) <= 1.05 * expected_bytes
 
 
@@ -177,12 +184,12 @@ def test_what_decoders_read_of_films_is_what_the_server_counts(urls, proxy):
             pass
         # First bytes are read ahead, of two epochs.
         expected = films.start + films.epoch + heads.epoch.times(2)
-        counts = counts_at_the_end(proxy, 0.95 * expected.num_requests)
+        counts = counts_at_the_end(proxy, expected)
         transfers = loader.stats.transfers
     num_again = transfers.num_retries + transfers.num_hedges
-    num_gets = counts.gets_by_suffix["tar"] - num_again
+    num_gets = counts.gets_by_suffix["tar"]
     assert num_measured == 8
-    assert num_gets == pytest.approx(expected.num_requests, rel=0.05)
+    assert 0.95 * expected.num_requests <= num_gets <= 1.05 * expected.num_requests + num_again
     assert 0.95 * expected.num_bytes <= counts.num_bytes
     assert counts.num_bytes - most_bytes(source, num_again) <= 1.05 * expected.num_bytes
     assert films.epoch.num_bytes < films.num_sample_bytes / 4

