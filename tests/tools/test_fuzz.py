@@ -51,13 +51,25 @@ def speaks_in_two_lines(_data: bytes) -> None:
     raise TwoLinesError
 
 
-def waits(_data: bytes) -> None:
-    time.sleep(0.2)
+def works_long(_data: bytes) -> None:
+    end = time.process_time() + 0.2
+    while time.process_time() < end:
+        pass
+
+
+def works_long_and_refuses(data: bytes) -> None:
+    works_long(data)
+    raise mm.SampleError("bad")
 
 
 @pytest.mark.parametrize(
     ("parse", "message"),
-    [(has_a_bug, "KeyError"), (speaks_in_two_lines, "not printable"), (waits, "took ")],
+    [
+        (has_a_bug, "KeyError"),
+        (speaks_in_two_lines, "not printable"),
+        (works_long, "took "),
+        (works_long_and_refuses, "took "),
+    ],
 )
 def test_a_parser_that_breaks_its_promise_is_caught_and_the_input_saved(
     parse: Callable[[bytes], None],

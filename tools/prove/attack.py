@@ -16,7 +16,7 @@ import torch
 from tqdm import tqdm
 
 from tools.prove.attacks import folders, images, rows, states, tars, texts
-from tools.prove.attacks.attack import Attack, run_attack
+from tools.prove.attacks.attack import MAX_SECONDS, Attack, run_attack
 
 __all__ = ["ATTACKS"]
 
@@ -35,6 +35,9 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("words", nargs="*", help="parts of the names of attacks; default: all")
     parser.add_argument("--every", type=int, default=1, metavar="N", help="only each N-th of them")
+    parser.add_argument(
+        "--max-seconds", type=float, default=MAX_SECONDS, help="of an attack (default: %(default)s)"
+    )
     parser.add_argument("--verbose", action="store_true", help="print all results")
     arguments = parser.parse_args()
     torch.set_num_threads(1)  # a forked child has no other threads
@@ -45,7 +48,7 @@ def main() -> int:
     ][:: arguments.every]
     num_failures = 0
     for attack in tqdm(wanted, disable=None):
-        result = run_attack(attack)
+        result = run_attack(attack, max_seconds=arguments.max_seconds)
         if result.failure or arguments.verbose:
             verdict = f"SUCCEEDED: {result.failure}" if result.failure else result.message
             tqdm.write(
