@@ -18,7 +18,8 @@ values.py       values of Python and Arrow -> JSON values and bytes
 transcripts.py  LibriSpeech's transcripts
 nested.py       an object with the rows inside
 samples.py      samples of another data set, to be written again
-folders.py      a local folder: files of rows, tars, pictures
+tars.py         tars that cannot be read at any place -> plain local ones
+folders.py      a folder or prefix: files of rows, tars, pictures
 lerobot.py      episodes of a data set of LeRobot
 groups.py       consecutive rows about one medium -> one row
 spool.py        rows without lines of their own -> one temporary file

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import bz2
 import gzip
+import io
 import lzma
 import shutil
 import zlib
@@ -17,9 +18,10 @@ from typing import Any
 
 from mmstream.errors import ConfigError
 
-__all__ = ["compression_of", "decompress"]
+__all__ = ["compression_of", "decompress", "plain_head"]
 
 _BLOCK = 4 << 20
+_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
 _MAGIC = {
     b"\x1f\x8b": "gzip",
     b"\x28\xb5\x2f\xfd": "zstd",
@@ -35,19 +37,34 @@ def compression_of(head: bytes) -> str | None:
     return next((name for magic, name in _MAGIC.items() if head.startswith(magic)), None)
 
 
+def plain_head(head: bytes, num_bytes: int) -> bytes:
+    """Return the first bytes of a file's content, by the first bytes of the file.
+
+    Fewer come back where the file is damaged, or where so few bytes hold no more.
+    """
+    compression = compression_of(head)
+    if compression is None:
+        return head[:num_bytes]
+    try:
+        with _OPEN[compression](io.BytesIO(head)) as source:
+            content: bytes = source.read(num_bytes)
+            return content
+    except _DAMAGE:
+        return b""
+
+
 def decompress(path: Path, target: Path, compression: str, rows: str) -> Path:
     """Write the plain content of a compressed file to `target`, a block at a time. Return it.
 
     Raises:
         ConfigError: The file is damaged or cut off.
     """
-    damage = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
     with target.open("wb") as file:
         writer = _Writer(file.write)
         try:
             with _OPEN[compression](path) as source:
                 shutil.copyfileobj(source, writer, _BLOCK)
-        except damage as error:
+        except _DAMAGE as error:
             if error is writer.error:
                 raise
             raise ConfigError(
@@ -71,13 +88,15 @@ class _Writer:
             raise
 
 
-def _open_zstd(path: Path) -> Any:
+def _open_zstd(source: Path | io.BytesIO) -> Any:
     import pyarrow as pa
 
-    return pa.CompressedInputStream(pa.OSFile(str(path)), "zstd")
+    if isinstance(source, Path):
+        return pa.CompressedInputStream(pa.OSFile(str(source)), "zstd")
+    return pa.CompressedInputStream(pa.BufferReader(source.getvalue()), "zstd")
 
 
-_OPEN: dict[str, Callable[[Path], Any]] = {
+_OPEN: dict[str, Callable[[Any], Any]] = {
     "gzip": gzip.open,
     "zstd": _open_zstd,
     "bzip2": bz2.open,

@@ -65,6 +65,8 @@ class InputFile:
     split: str | None = None
     folder: str = ""
     """For metadata of a folder: where the file lies in it, empty or with a slash at the end."""
+    copy: Path | None = None
+    """A local copy of standard input, which can be read once only."""
 
 
 def local_path(name: str) -> str:

@@ -1,4 +1,4 @@
-"""A local folder: files of rows, tars, pictures with metadata, or pictures alone.
+"""A folder or prefix: files of rows, tars, pictures with metadata, or pictures alone.
 
     FOLDERS -> files of rows, a data set of tars, or one row per media file
 
@@ -12,20 +12,23 @@ videos likewise.
 from __future__ import annotations
 
 import logging
-import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import nullcontext
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, Literal
+from itertools import islice
+from typing import Any, Literal, NamedTuple
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.tarred import names_tars
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.spool import NumberedRow
+from mmstream.converting.rows.tars import is_tar_name
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.errors import ConfigError, escaped
+from mmstream.storage import Store, open_store
 
 __all__ = [
     "FolderContent",
@@ -40,6 +43,9 @@ logger = logging.getLogger(__name__)
 
 MAX_TEXT_BYTES = 1 << 20
 """Longest text file beside a picture."""
+
+TEXTS_AT_ONCE = 64
+"""Text files that are fetched together from an object store."""
 
 _ROW_EXTENSIONS = frozenset(
     {"jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather"}
@@ -61,8 +67,10 @@ class FolderContent:
     """Those of them that describe the pictures beside them, as Hugging Face's ImageFolder."""
     transcripts: list[str] = field(default_factory=list)
     """LibriSpeech's, which name the sounds beside them."""
-    has_tars: bool = False
-    """There are tars, or a manifest, in the folder itself."""
+    tars: list[str] = field(default_factory=list)
+    """Tars in the folder itself, compressed ones too."""
+    has_manifest: bool = False
+    """The folder is a data set of mmstream, or an unfinished one."""
     tarred: list[str] = field(default_factory=list)
     """Files of rows in the folder itself whose media are members of the tars beside them."""
     num_media: int = 0
@@ -79,7 +87,7 @@ class FolderContent:
         Raises:
             ConfigError: It holds nothing, or may be read in two ways.
         """
-        if self.has_tars:
+        if self.tars or self.has_manifest:
             return "tarred" if self.tarred else "tars"
         if self.transcripts:
             return "transcripts"
@@ -100,7 +108,7 @@ class FolderContent:
 class MediaFolder:
     """A folder of media among several files and folders."""
 
-    folder: Path
+    url: str
     name: str
     """How rejects name it."""
     content: FolderContent
@@ -108,20 +116,26 @@ class MediaFolder:
     """Where it lies in the folder of all media: empty, or ending with a slash."""
 
 
-def look_into(folder: Path) -> FolderContent:
-    """Return what a folder holds. Hidden files are left out."""
+def look_into(url: str) -> FolderContent:
+    """Return what a folder or prefix holds, with all folders in it. Hidden files are left out.
+
+    Raises:
+        StorageError: An object store failed after retries.
+    """
     content = FolderContent()
     folders_of: dict[str, set[str]] = defaultdict(set)
     """{first folder: second folders of the paths of media files}. Empty: a file has none."""
-    for path in _walk(folder, ""):
+    for path, _ in _walk(open_store(url)):
         parts = path.split("/")
         name = parts[-1].lower()
         words = name.split(".")
         extension = words[-2] if len(words) > 2 and words[-1] in _COMPRESSIONS else words[-1]
         if name.endswith(".trans.txt"):
             content.transcripts.append(path)
-        elif len(parts) == 1 and (words[-1] == "tar" or name in (MANIFEST_NAME, MARKER_NAME)):
-            content.has_tars = True
+        elif len(parts) == 1 and is_tar_name(name):
+            content.tars.append(path)
+        elif len(parts) == 1 and name in (MANIFEST_NAME, MARKER_NAME):
+            content.has_manifest = True
         elif extension in _ROW_EXTENSIONS and name not in _NOT_ROWS:
             content.tables.append(path)
             if len(parts) == 1 and names_tars(name):
@@ -134,20 +148,20 @@ def look_into(folder: Path) -> FolderContent:
             folders_of[folders[0]].add(folders[1])
     if folders_of and all(top.lower() in SPLIT_WORDS for top in folders_of):
         content.splits = sorted(folders_of)
-        content.classes = _classes_of({split: folders_of[split] for split in folders_of}, folder)
+        content.classes = _classes_of({split: folders_of[split] for split in folders_of}, url)
     else:
-        content.classes = _classes_of({None: set(folders_of)}, folder)
+        content.classes = _classes_of({None: set(folders_of)}, url)
     return content
 
 
 def _classes_of(
-    folders: Mapping[str | None, set[str]], folder: Path
+    folders: Mapping[str | None, set[str]], url: str
 ) -> dict[str | None, dict[str, int]]:
     """Return the classes of each split. Their numbers are the same in all splits.
 
     Args:
         folders: {split: folders of its media files}. Empty: a file lies beside the folders.
-        folder: For the log.
+        url: Of the folder, for the log.
     """
     labelled = {split: names for split, names in folders.items() if "" not in names}
     for split in folders.keys() - labelled.keys():
@@ -155,24 +169,34 @@ def _classes_of(
             names = ", ".join(escaped(name) for name in sorted(folders[split] - {""})[:3])
             logger.warning(
                 "%s: media files lie beside the folders (%s), so these are no classes",
-                folder / (split or ""),
+                f"{url}/{split}" if split else url,
                 names,
             )
     numbers = {name: i for i, name in enumerate(sorted(set().union(*labelled.values())))}
     return dict.fromkeys(labelled, numbers)
 
 
-def _walk(folder: Path, prefix: str) -> Iterator[str]:
-    """Yield the paths of all files, sorted folder by folder. A folder's names are in memory."""
-    with os.scandir(folder) as entries:
-        listed = sorted((entry.name, entry.is_dir()) for entry in entries)
-    for name, is_folder in listed:
-        if name.startswith("."):
-            continue
-        if is_folder:
-            yield from _walk(folder / name, f"{prefix}{name}/")
+class _File(NamedTuple):
+    path: str
+    text_bytes: int | None
+    """Size of the text file of the same name beside it. None: there is none."""
+
+
+def _walk(store: Store, prefix: str = "") -> Iterator[_File]:
+    """Yield all files, sorted folder by folder. The names of a folder are in memory."""
+    stats = store.list()
+    folders = set(store.folders())
+    for name in sorted({*stats, *folders}):
+        if name in folders:
+            yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/")
         else:
-            yield f"{prefix}{name}"
+            text = stats.get(_text_name(name))
+            yield _File(f"{prefix}{name}", None if text is None else text.size)
+
+
+def _text_name(path: str) -> str:
+    """Return the name of the text file beside a media file: ``a.txt`` for ``a.jpg``."""
+    return f"{path.rpartition('.')[0]}.txt"
 
 
 def _media_kind(path: str) -> str | None:
@@ -184,51 +208,65 @@ def _media_kind(path: str) -> str | None:
     return "audio" if extension in AUDIO_EXTENSIONS else None
 
 
-def iter_media(folder: Path, content: FolderContent, split: str | None) -> Iterator[NumberedRow]:
+def iter_media(url: str, content: FolderContent, split: str | None) -> Iterator[NumberedRow]:
     """Yield (number, row) of each media file of a folder, or of one of its splits.
 
     If some of the files have a text beside them and others have none, the log says so.
+
+    Raises:
+        StorageError: An object store failed after retries.
     """
+    store = open_store(url)
+    start, prefix = store, ""
+    if split is not None:
+        start, prefix = open_store(store.url_of(split)), f"{split}/"
     classes = content.classes.get(split, {})
+    files = (file for file in _walk(start, prefix) if _media_kind(file.path) is not None)
     number = num_texts = num_errors = 0
-    start, prefix = (folder / split, f"{split}/") if split is not None else (folder, "")
-    for path in _walk(start, prefix):
-        kind = _media_kind(path)
-        if kind is None:
-            continue
-        number += 1
-        row = _media_row(folder, path, kind, classes, prefix)
-        num_texts += isinstance(row, dict) and "text" in row
-        num_errors += isinstance(row, RowError)
-        yield number, row
+    is_remote_store = store.access.concurrent
+    with ThreadPoolExecutor(TEXTS_AT_ONCE) if is_remote_store else nullcontext() as pool:
+        while batch := list(islice(files, TEXTS_AT_ONCE)):
+            read = pool.map if pool is not None else map
+            for file, text in zip(batch, read(lambda f: _text_of(store, f), batch), strict=True):
+                number += 1
+                row: dict[str, Any] | RowError
+                if isinstance(text, RowError):
+                    row = text
+                    num_errors += 1
+                else:
+                    row = _media_row(file.path, classes, prefix)
+                    row |= {} if text is None else {"text": text}
+                    num_texts += text is not None
+                yield number, row
     num_missing = number - num_texts - num_errors
     if num_texts and num_missing:
         logger.warning(
             "%s: %d of %d media files have no text file beside them; they become samples "
             "without a text",
-            start,
+            start.url,
             num_missing,
             number,
         )
 
 
-def _media_row(
-    folder: Path, path: str, kind: str, classes: dict[str, int], prefix: str
-) -> dict[str, Any] | RowError:
-    row: dict[str, Any] = {kind: path}
+def _media_row(path: str, classes: dict[str, int], prefix: str) -> dict[str, Any]:
+    row: dict[str, Any] = {str(_media_kind(path)): path}
     class_name = path.removeprefix(prefix).split("/")[0]
-    if classes:
-        row |= {"label": classes[class_name], "label_name": class_name}
-    text = (folder / path).with_suffix(".txt")
+    return row | ({"label": classes[class_name], "label_name": class_name} if classes else {})
+
+
+def _text_of(store: Store, file: _File) -> str | RowError | None:
+    """Return the text beside a media file, or why it cannot be read. None: there is none."""
+    if file.text_bytes is None:
+        return None
+    path = _text_name(file.path)
+    name = path.rpartition("/")[2]
+    if file.text_bytes > MAX_TEXT_BYTES:
+        return RowError(f"{name}: a text of more than {MAX_TEXT_BYTES} bytes")
     try:
-        if text.stat().st_size > MAX_TEXT_BYTES:
-            return RowError(f"{text.name}: a text of more than {MAX_TEXT_BYTES} bytes")
-        row["text"] = text.read_text("utf-8-sig").strip()
-    except FileNotFoundError:
-        pass
+        return store.read(path).decode("utf-8-sig").strip()
     except UnicodeDecodeError:
-        return RowError(f"{text.name}: not UTF-8")
-    return row
+        return RowError(f"{name}: not UTF-8")
 
 
 def with_media_prefix(rows: Iterable[NumberedRow], prefix: str) -> Iterator[NumberedRow]:

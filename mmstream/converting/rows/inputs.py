@@ -23,7 +23,7 @@ from mmstream.converting.rows.fetch import (
 from mmstream.converting.rows.folders import FolderContent, MediaFolder, look_into
 from mmstream.converting.rows.lerobot import is_lerobot
 from mmstream.errors import ConfigError
-from mmstream.storage import is_remote
+from mmstream.storage import is_remote, open_store, split_url
 
 __all__ = [
     "Rows",
@@ -60,26 +60,35 @@ def input_urls(rows: Rows) -> list[str]:
 
 
 def media_folder(rows: Rows) -> str | None:
-    """Return the local folder that media paths are relative to, unless the caller names one.
+    """Return the folder that media paths are relative to, unless the caller names one.
 
     It is the folder of a file of rows, or the folder that was named. Of several files it is the
     innermost folder that holds all of them. For rows from Python and standard input it is the
-    current folder. Remote rows have none.
+    current folder. Of remote rows, a single folder has itself, and others have none.
     """
     names = file_names(rows)
     if names is None:
         return str(Path.cwd())
     if any(is_remote(name) for name in names):
-        return None
+        is_folder = len(names) == 1 and _is_remote_folder(names[0])
+        return names[0].rstrip("/") if is_folder else None
     folders = []
     for name in names:
         path = Path(local_path(name))
-        is_folder = name == STDIN or path.is_dir()
-        folder = Path("." if name == STDIN else path if is_folder else path.parent)
+        folder = Path("." if name == STDIN else path if path.is_dir() else path.parent)
         while set("*?[{") & set(str(folder)) and not folder.exists():
             folder = folder.parent
         folders.append(os.path.realpath(folder))
     return os.path.commonpath(folders)
+
+
+def _is_remote_folder(url: str) -> bool:
+    """Tell whether a URL is that of a folder. A pattern is none."""
+    folder, name = split_url(url)
+    if set("*?[{") & set(name) or (name and open_store(folder).exists(name)):
+        return False
+    store = open_store(url)
+    return not name or bool(store.list() or store.folders())
 
 
 def is_local_folder(url: str) -> bool:
@@ -109,7 +118,7 @@ def inputs_of(
         if not is_local_folder(url):
             inputs.append(InputFile(url, name))
             continue
-        folder = Path(local_path(url))
+        folder = local_path(url)
         if rows_as is None and is_lerobot(folder):
             raise ConfigError(f"{url}: holds a data set of LeRobot; convert it alone")
         content = look_into(folder)
@@ -137,7 +146,7 @@ def folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> st
         return content.kind(url)
     if rows_as in ("tars", "media", "transcripts"):
         has = {
-            "tars": content.has_tars,
+            "tars": content.tars or content.has_manifest,
             "media": content.num_media,
             "transcripts": content.transcripts,
         }[rows_as]
@@ -152,11 +161,11 @@ def folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> st
     return kind
 
 
-def files_in(folder: Path, content: FolderContent, kind: str, prefix: str) -> list[InputFile]:
+def files_in(url: str, content: FolderContent, kind: str, prefix: str) -> list[InputFile]:
     """Return the files of rows of a folder.
 
     Args:
-        folder: Where they lie.
+        url: Of the folder.
         content: Of the folder.
         kind: What the rows are.
         prefix: Of the folder in that of all media: empty, or ending with a slash.
@@ -169,7 +178,7 @@ def files_in(folder: Path, content: FolderContent, kind: str, prefix: str) -> li
     paths = paths_of.get(kind, content.tables)
     files = [
         InputFile(
-            str(folder / path),
+            f"{url}/{path}" if is_remote(url) else str(Path(url, path)),
             path,
             folder=prefix + path[: path.rfind("/") + 1] if kind == "metadata" else "",
         )

@@ -6,7 +6,7 @@
     data/                                 tables with a row for each frame
     videos/                               one video for each camera
 
-    a folder -> LEROBOT -> spool
+    a folder or prefix -> LEROBOT -> spool
 
 The numbers of an episode are read here, and lie in the spool as npy files. Its videos are only
 named: `media.load` reads their parts. One row group of a table is in memory at a time.
@@ -18,7 +18,6 @@ import io
 import math
 import re
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 from typing import Annotated, Any
 
 import msgspec
@@ -29,16 +28,22 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.formats.lerobot import MAX_FPS, MEMBER_STEM, Episode, EpisodeVideo
 from mmstream.converting.rows.fetch import InputFile
 from mmstream.converting.rows.parquet import ParquetFile, rows_of_batch
-from mmstream.converting.rows.records import iter_lines
+from mmstream.converting.rows.records import lines_of
 from mmstream.converting.rows.spool import NumberedRow
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
+from mmstream.storage import Store, open_store
 
 __all__ = ["is_lerobot", "iter_episodes"]
 
 _INFO = "meta/info.json"
+_LIST = "meta/episodes.jsonl"
+MAX_LIST_BYTES = 1 << 30
+"""Largest list of episodes of version 2."""
 _VERSION = re.compile(r"v?[23]\.\d+(\.\d+)?")
 _NUMBER = re.compile(r"bool|u?int(8|16|32|64)|float(16|32|64)")
 _REPLACED = re.compile(r"\{(\w+)(?::0(\d)d)?\}")
+_FILE_KEYS = ("chunk_index", "file_index")
+"""What the list of version 3 says of a file, and what the templates of its paths name."""
 _COUNTERS = ("index", "episode_index", "frame_index")
 """Numbers of frames and episodes: they say nothing that the place of a frame does not say."""
 
@@ -81,16 +86,22 @@ class _Version(msgspec.Struct):
     codebase_version: str
 
 
-def is_lerobot(folder: Path) -> bool:
-    """Tell whether a local folder is a data set of LeRobot, of any version."""
+def is_lerobot(url: str) -> bool:
+    """Tell whether a folder or prefix is a data set of LeRobot, of any version.
+
+    Raises:
+        StorageError: An object store failed after retries.
+    """
     try:
-        msgspec.json.decode((folder / _INFO).read_bytes(), type=_Version)
-    except (OSError, msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        msgspec.json.decode(open_store(url).read(_INFO), type=_Version)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
     return True
 
 
-def iter_episodes(folder: Path) -> Iterator[NumberedRow]:
+def iter_episodes(url: str) -> Iterator[NumberedRow]:
     """Yield (number from 1, row) of each episode, in the order of the list of episodes.
 
     An episode whose table is missing, damaged or of another length has a `RowError`.
@@ -98,9 +109,10 @@ def iter_episodes(folder: Path) -> Iterator[NumberedRow]:
     Raises:
         ConfigError: A version or a feature that is not read, or there is no list of episodes.
     """
-    info = _read_info(folder)
-    tables = _Tables(folder, info)
-    for number, listed in _listed(folder, info):
+    store = open_store(url)
+    info = _read_info(store)
+    tables = _Tables(store, info)
+    for number, listed in _listed(store, info):
         if isinstance(listed, RowError):
             yield number, listed
             continue
@@ -111,9 +123,9 @@ def iter_episodes(folder: Path) -> Iterator[NumberedRow]:
             yield number, RowError(f"episode {name}: {error}")
 
 
-def _read_info(folder: Path) -> _Info:
-    url = folder / _INFO
-    content = url.read_bytes()
+def _read_info(store: Store) -> _Info:
+    url = store.url_of(_INFO)
+    content = store.read(_INFO)
     version = msgspec.json.decode(content, type=_Version).codebase_version
     if not _VERSION.fullmatch(version):
         raise ConfigError(
@@ -128,7 +140,7 @@ def _read_info(folder: Path) -> _Info:
         raise ConfigError(f"{url}: fps and chunks_size must be above 0; mend the file")
     names = [key.lower() for key in info.features]  # as a tar is read
     for key, feature in info.features.items():
-        _require_readable(key, feature, str(url))
+        _require_readable(key, feature, url)
         if names.count(key.lower()) > 1:
             raise ConfigError(
                 f"{url}: feature {key}: another one differs from it in capital letters alone; "
@@ -159,24 +171,33 @@ def _require_readable(key: str, feature: _Feature, url: str) -> None:
         )
 
 
-def _listed(folder: Path, info: _Info) -> Iterator[NumberedRow]:
+def _listed(store: Store, info: _Info) -> Iterator[NumberedRow]:
     """Yield (number, what the list says) of each episode."""
     if info.major == 2:
-        path = folder / "meta/episodes.jsonl"
-        if not path.exists():
-            raise ConfigError(f"{path}: no such file, and it lists the episodes; fetch it again")
-        for number, row in iter_lines(path):
+        try:
+            lines = io.BytesIO(store.read(_LIST, max_bytes=MAX_LIST_BYTES))
+        except FileNotFoundError:
+            raise ConfigError(
+                f"{store.url_of(_LIST)}: no such file, and it lists the episodes; fetch it again"
+            ) from None
+        for number, row in lines_of(lines):
             is_bad = not isinstance(row, dict | RowError)
             yield number, RowError("no object of an episode") if is_bad else row
         return
-    paths = sorted(folder.glob("meta/episodes/*/*.parquet"))
+    lists = open_store(store.url_of("meta/episodes"))
+    paths = [
+        f"{chunk}/{name}"
+        for chunk in lists.folders()
+        for name in sorted(open_store(lists.url_of(chunk)).list())
+        if name.endswith(".parquet")
+    ]
     if not paths:
         raise ConfigError(
-            f"{folder}/meta/episodes: no tables, and they list the episodes; fetch them again"
+            f"{store.url}/meta/episodes: no tables, and they list the episodes; fetch them again"
         )
     number = 0
     for path in paths:
-        file = ParquetFile.open(InputFile(str(path), str(path.relative_to(folder))))
+        file = ParquetFile.open(InputFile(lists.url_of(path), f"meta/episodes/{path}"))
         columns = [name for name in file.column_names() if not name.startswith(("stats/", "meta/"))]
         for group in range(len(file.group_sizes)):
             for batch in file.batches(group, columns):
@@ -209,8 +230,7 @@ def _row(listed: dict[str, Any], info: _Info, tables: _Tables) -> dict[str, Any]
 def _data_path(listed: Mapping[str, Any], info: _Info) -> str:
     if info.major == 2:
         return _path(info.data_path, _numbers_of_episode(listed, info))
-    places = ("chunk_index", "file_index")
-    return _path(info.data_path, {each: _number(listed, f"data/{each}") for each in places})
+    return _path(info.data_path, {key: _number(listed, f"data/{key}") for key in _FILE_KEYS})
 
 
 def _video(key: str, listed: Mapping[str, Any], info: _Info, length: int) -> EpisodeVideo:
@@ -219,8 +239,7 @@ def _video(key: str, listed: Mapping[str, Any], info: _Info, length: int) -> Epi
     if info.major == 2:
         path = _path(template, {**_numbers_of_episode(listed, info), "video_key": key})
         return EpisodeVideo(path, None)
-    places = ("chunk_index", "file_index")
-    numbers = {each: _number(listed, f"videos/{key}/{each}") for each in places}
+    numbers = {name: _number(listed, f"videos/{key}/{name}") for name in _FILE_KEYS}
     path = _path(template, {**numbers, "video_key": key})
     start_s, end_s = (_seconds(listed, f"videos/{key}/{end}_timestamp") for end in ("from", "to"))
     num_frames = round((end_s - start_s) * info.fps)
@@ -243,11 +262,11 @@ def _path(template: str, values: Mapping[str, int | str]) -> str:
     The template may be a stranger's, so `str.format`, which does more, is not used.
     """
 
-    def text(place: re.Match[str]) -> str:
-        value = values.get(place[1])
+    def text(name: re.Match[str]) -> str:
+        value = values.get(name[1])
         if value is None:
-            raise RowError(f"{escaped(template, 200)}: {{{place[1]}}} is not known")
-        return str(value).zfill(int(place[2] or 0))
+            raise RowError(f"{escaped(template, 200)}: {{{name[1]}}} is not known")
+        return str(value).zfill(int(name[2] or 0))
 
     path = _REPLACED.sub(text, template)
     if path.startswith("/") or ".." in path.split("/") or "\0" in path or "://" in path:
@@ -272,8 +291,8 @@ def _seconds(listed: Mapping[str, Any], key: str) -> float:
 class _Tables:
     """The tables of a data set. One row group is kept, since episodes follow each other in it."""
 
-    def __init__(self, folder: Path, info: _Info) -> None:
-        self._folder, self._info = folder, info
+    def __init__(self, store: Store, info: _Info) -> None:
+        self._store, self._info = store, info
         self._path = ""
         self._file: ParquetFile | None = None
         self._episodes = np.zeros(0, np.int64)
@@ -316,20 +335,20 @@ class _Tables:
         start, stop = int(rows[0]), int(rows[-1]) + 1
         if stop - start != length:
             raise RowError(f"{path}: the rows of the episode do not follow each other")
-        parts, first = [], 0
+        tables, first = [], 0
         for group, size in enumerate(file.group_sizes):
             begin, end = max(start, first), min(stop, first + size)
             if begin < end:
-                parts.append(self._read_group(file, group).slice(begin - first, end - begin))
+                tables.append(self._read_group(file, group).slice(begin - first, end - begin))
             first += size
-        return pa.concat_tables(parts)
+        return pa.concat_tables(tables)
 
     def _open(self, path: str) -> ParquetFile:
         """Open a table, unless it is the last one, and read which episode each row is of."""
         if self._file is not None and path == self._path:
             return self._file
         self._file = self._group = None
-        file = ParquetFile.open(InputFile(str(self._folder / path), path))
+        file = ParquetFile.open(InputFile(self._store.url_of(path), path))
         wanted = {*self._info.columns, "episode_index", "frame_index"}
         missing = sorted(wanted.difference(file.column_names()))
         if missing:

@@ -11,16 +11,15 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from mmstream.converting.formats.tarred import names_tars
-from mmstream.converting.rows.detect import is_tar, require_kind
+from mmstream.converting.rows.detect import HEAD_BYTES, require_kind
 from mmstream.converting.rows.fetch import (
     STDIN,
     InputFile,
+    download,
     expand,
     local_path,
     read_head,
     short_names,
-    with_splits,
 )
 from mmstream.converting.rows.folders import look_into
 from mmstream.converting.rows.inputs import (
@@ -38,10 +37,10 @@ from mmstream.converting.rows.plain_files import PlainFiles
 from mmstream.converting.rows.records import require_rows
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
+from mmstream.converting.rows.tars import are_readable, copy_tars, holds_tar
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import is_remote, open_store, split_url
-from mmstream.tar.header import BLOCK
 
 __all__ = ["open_rows"]
 
@@ -81,19 +80,38 @@ def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
         return PlainFiles(folder, "rows", options).open_python(rows)
     urls = expand(names)
     name = _name_of(names[0])
-    plain_files = PlainFiles(folder, name, options, media_folder(rows))
-    if len(urls) == 1 and urls[0] != STDIN and _is_folder(urls[0]):
-        return _open_folder(urls[0].rstrip("/") or "/", name, plain_files, options)
+    root = media_folder(rows)
+    plain_files = PlainFiles(folder, name, options, root)
+    is_remote_folder = is_remote(urls[0]) and root is not None
+    if len(urls) == 1 and (is_remote_folder or is_local_folder(urls[0])):
+        return _open_folder(urls[0], name, folder, plain_files, options)
     if any(is_local_folder(url) for url in urls):
-        return plain_files.open_inputs(inputs_of(urls, options.rows_as, media_folder(rows)))
-    if _are_tars(urls):
+        return plain_files.open_inputs(inputs_of(urls, options.rows_as, root))
+    files = [
+        InputFile(url, short_name) if url != STDIN else _standard_input(folder)
+        for url, short_name in zip(urls, short_names(urls), strict=True)
+    ]
+    if holds_tar(read_head(str(files[0].copy or urls[0]), HEAD_BYTES)):
         require_kind(options.rows_as, "tars", urls[0])
-        return SampleSource.open(urls, name, options.limit)
+        return _open_tars(files, name, folder, options)
     if options.rows_as == "tars":
         raise ConfigError(f"{urls[0]}: is no tar; leave out rows_as='tars'")
-    return plain_files.open(
-        [InputFile(url, name) for url, name in zip(urls, short_names(urls), strict=True)]
-    )
+    return plain_files.open(files)
+
+
+def _standard_input(folder: Path) -> InputFile:
+    """Return standard input as a file: it can be read once only."""
+    return InputFile(STDIN, "stdin", copy=download(STDIN, folder / "stdin"))
+
+
+def _open_tars(
+    files: Sequence[InputFile], name: str, folder: Path, options: RowOptions
+) -> SampleSource:
+    """Return the source of tars of samples. Those that cannot be read at any place are copied."""
+    if are_readable(files):
+        return SampleSource.open([file.url for file in files], name, options.limit)
+    copies = copy_tars(files, folder / "tars", options.limit)
+    return SampleSource.open(copies, name, options.limit, is_temporary=True)
 
 
 def _name_of(path: str) -> str:
@@ -101,36 +119,31 @@ def _name_of(path: str) -> str:
     return "stdin" if path == STDIN else split_url(path.rstrip("/"))[1]
 
 
-def _open_folder(url: str, name: str, plain_files: PlainFiles, options: RowOptions) -> RowSource:
-    """Return the source of a folder's rows."""
-    if is_remote(url):
-        names = sorted(open_store(url).list())
-        has_tars = any(each.endswith(".tar") for each in names)
-        if has_tars and (tarred := [each for each in names if names_tars(each)]):
-            names = tarred
-        elif MANIFEST_NAME in names or has_tars:
-            return SampleSource.open(url, name, options.limit)
-        files = [InputFile(f"{url}/{each}", each) for each in names]
-        return plain_files.open(with_splits(files, names))
-    folder = Path(local_path(url))
-    if options.rows_as is None and is_lerobot(folder):
-        return plain_files.open_lerobot(folder)
-    content = look_into(folder)
+def _open_folder(
+    url: str, name: str, temporary: Path, plain_files: PlainFiles, options: RowOptions
+) -> RowSource:
+    """Return the source of a folder's rows.
+
+    Args:
+        url: Of the folder.
+        name: How the plan names the rows.
+        temporary: Folder for copies.
+        plain_files: Reads everything but tars of samples.
+        options: How rows are read.
+    """
+    url = local_path(url).rstrip("/") or "/"
+    if is_remote(url) and open_store(url).exists(MANIFEST_NAME):
+        require_kind(options.rows_as, "tars", url)  # a data set of any size: it is not listed
+        return SampleSource.open(url, name, options.limit)
+    if options.rows_as is None and is_lerobot(url):
+        return plain_files.open_lerobot(url)
+    content = look_into(url)
     kind = folder_kind(url, content, options.rows_as)
     if kind == "tars":
-        return SampleSource.open(str(folder), name, options.limit)
+        tars = [InputFile(f"{url}/{tar}", tar) for tar in content.tars]
+        if content.has_manifest or are_readable(tars):
+            return SampleSource.open(url, name, options.limit)
+        return _open_tars(tars, name, temporary, options)
     if kind == "media":
-        return plain_files.open_media(folder, content)
-    return plain_files.open(files_in(folder, content, kind, ""))
-
-
-def _is_folder(url: str) -> bool:
-    if not is_remote(url):
-        return Path(local_path(url)).is_dir()
-    folder, name = split_url(url)
-    return not name or (not open_store(folder).exists(name) and bool(open_store(url).list()))
-
-
-def _are_tars(urls: Sequence[str]) -> bool:
-    """Tell whether the first file is a tar. Then all must be."""
-    return urls[0] != STDIN and is_tar(read_head(urls[0], 2 * BLOCK))
+        return plain_files.open_media(url, content)
+    return plain_files.open(files_in(url, content, kind, ""))

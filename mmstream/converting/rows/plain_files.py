@@ -121,7 +121,7 @@ class PlainFiles:
                 content = each.content
                 if None in content.classes:
                     content = replace(content, classes={None: classes})
-                rows = with_media_prefix(iter_media(each.folder, content, None), each.prefix)
+                rows = with_media_prefix(iter_media(each.url, content, None), each.prefix)
                 self._add_spool(rows, InputFile("", each.name), offsets)
         return self._source()
 
@@ -134,13 +134,13 @@ class PlainFiles:
                     self._add_spool(iter_python_rows(split_rows), file, offsets)
         return self._source()
 
-    def open_lerobot(self, folder: Path) -> RowSource:
+    def open_lerobot(self, url: str) -> RowSource:
         """Return the source of a data set of LeRobot: a row for each episode."""
         with self._offsets_path.open("wb") as offsets:
-            self._add_spool(iter_episodes(folder), InputFile("", folder.name), offsets)
+            self._add_spool(iter_episodes(url), InputFile("", self._name), offsets)
         return self._source()
 
-    def open_media(self, folder: Path, content: FolderContent) -> RowSource:
+    def open_media(self, url: str, content: FolderContent) -> RowSource:
         """Return the source of a folder of media: a row for each file."""
         splits: list[tuple[str | None, str | None]] = [(None, None)]
         if content.splits:
@@ -150,16 +150,16 @@ class PlainFiles:
             logger.warning(
                 "%s: holds the split %s only; its data set is DEST/%s. Name %s for a data set "
                 "at DEST itself",
-                folder,
+                url,
                 content.splits[0],
                 splits[0][0],
-                folder / content.splits[0],
+                f"{url}/{content.splits[0]}",
             )
         with self._offsets_path.open("wb") as offsets:
             for split, subfolder in splits:
                 if self._rows_left != 0:
-                    file = InputFile("", subfolder or folder.name, split)
-                    self._add_spool(iter_media(folder, content, subfolder), file, offsets)
+                    file = InputFile("", subfolder or self._name, split)
+                    self._add_spool(iter_media(url, content, subfolder), file, offsets)
         return self._source()
 
     def _parquet_in_place(self, files: Sequence[InputFile]) -> list[ParquetFile] | None:
@@ -243,13 +243,11 @@ class PlainFiles:
 
     def _plain(self, file: InputFile) -> Path:
         """Return a local, plain file with the content of a file of rows."""
-        path = Path(local_path(file.url))
-        if file.url == STDIN or is_remote(file.url):
+        if is_remote(file.url):
             path = download(file.url, self._new_path())
-            head = read_head(str(path), HEAD_BYTES)
         else:
-            head = read_head(file.url, HEAD_BYTES)
-        compression = compression_of(head)
+            path = file.copy or Path(local_path(file.url))
+        compression = compression_of(read_head(str(path), HEAD_BYTES))
         if compression is None:
             return path
         plain = decompress(path, self._new_path(), compression, file.url)
@@ -267,10 +265,7 @@ class PlainFiles:
             require_kind(rows_as, "arrow", file.url)
             return "arrow", ""
         if is_tar(head):
-            raise ConfigError(
-                f"{file.url}: this is a tar among other files, or a compressed one; name tars "
-                "alone, and unpack them with `mmstream index --repack`"
-            )
+            raise ConfigError(f"{file.url}: this is a tar among other files; name tars alone")
         if rows_as is None:
             return text_kind(path, file.url)
         refuse_wrong_kind(head, file.url)
@@ -300,7 +295,7 @@ class PlainFiles:
         if kind == "arrow":
             return iter_arrow(path, file.url)
         if kind == "transcripts":
-            return iter_transcripts(path, local_path(file.url), self._root)
+            return iter_transcripts(path, file.url, self._root)
         if kind in ("csv", "tsv"):
             return iter_table(path, delimiter, file.url)
         if kind == "coco":

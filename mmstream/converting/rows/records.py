@@ -45,6 +45,7 @@ __all__ = [
     "RowFile",
     "iter_lines",
     "joint_sha256",
+    "lines_of",
     "parse_row",
     "ranges_of_splits",
     "require_rows",
@@ -372,12 +373,17 @@ def ranges_of_splits(splits: Sequence[tuple[str | None, int]]) -> dict[str, rang
 def iter_lines(path: Path) -> Iterator[tuple[int, Any]]:
     """Yield (number from 1, parsed row or `RowError`) of each line of a plain file of JSON."""
     with path.open("rb") as file:
-        if file.read(len(BOM)) != BOM:
-            file.seek(0)
-        number = 0
-        while line := file.readline(MAX_ROW_BYTES + 1):
-            number += 1
-            is_long = len(line) > MAX_ROW_BYTES
-            yield number, parse_row(None if is_long else line.strip())
-            while is_long and not line.endswith(b"\n") and line:
-                line = file.readline(MAX_ROW_BYTES)
+        yield from lines_of(file)
+
+
+def lines_of(file: BinaryIO) -> Iterator[tuple[int, Any]]:
+    """Yield (number from 1, parsed row or `RowError`) of each line of an open file of JSON."""
+    if file.read(len(BOM)) != BOM:
+        file.seek(0)
+    number = 0
+    while line := file.readline(MAX_ROW_BYTES + 1):
+        number += 1
+        is_long = len(line) > MAX_ROW_BYTES
+        yield number, parse_row(None if is_long else line.strip())
+        while is_long and not line.endswith(b"\n") and line:
+            line = file.readline(MAX_ROW_BYTES)

@@ -50,6 +50,8 @@ class SampleRange:
     """int64 [n] positions of their shards in the data set."""
     positions: IntArray
     """int64 [n] positions of the samples in these shards."""
+    is_temporary: bool = False
+    """The tars are copies in a temporary folder of this machine."""
 
     def __len__(self) -> int:
         return len(self.indexes)
@@ -89,8 +91,26 @@ class SampleRange:
         except (SampleError, ChecksumError) as error:
             return RowError(str(error))
 
-    def detached(self) -> SampleRange:
-        """Return the samples themselves: they lie in files of the caller."""
+    def detached(self) -> SampleRange | HeldSamples:
+        """Return the same samples without temporary files of this machine."""
+        return HeldSamples(tuple(self.read())) if self.is_temporary else self
+
+
+@dataclass(frozen=True)
+class HeldSamples:
+    """The samples of one shard in memory: a `RowRange` without any file."""
+
+    rows: tuple[Row, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self) -> Iterator[Row]:
+        """Yield the samples in order."""
+        return iter(self.rows)
+
+    def detached(self) -> HeldSamples:
+        """Return the samples themselves."""
         return self
 
 
@@ -106,16 +126,20 @@ class SampleSource:
     name: str
     dataset: Dataset
     limit: int | None = None
+    is_temporary: bool = False
+    """The tars are copies in a temporary folder of this machine."""
     splits: Mapping[str, range] = field(default_factory=dict)
 
     @staticmethod
-    def open(source: str | Sequence[str], name: str, limit: int | None) -> SampleSource:
+    def open(
+        source: str | Sequence[str], name: str, limit: int | None, *, is_temporary: bool = False
+    ) -> SampleSource:
         """Open tars, or a folder of them.
 
         Raises:
             ManifestError: No tars, an unfinished conversion, or remote tars without an index.
         """
-        return SampleSource(name, open_dataset(source), limit)
+        return SampleSource(name, open_dataset(source), limit, is_temporary)
 
     @property
     def num_left_out(self) -> int:
@@ -161,7 +185,8 @@ class SampleSource:
         before = self._left_out - np.arange(len(self._left_out))
         number = index + np.searchsorted(before, index, side="right")
         shards = np.searchsorted(self._starts, number, side="right") - 1
-        return SampleRange(self.dataset, index, shards, number - self._starts[shards])
+        positions = number - self._starts[shards]
+        return SampleRange(self.dataset, index, shards, positions, self.is_temporary)
 
     def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
         """Return uint64 [num_rows]: the hash of every sample's identity, which is its key.

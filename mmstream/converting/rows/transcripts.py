@@ -14,7 +14,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.rows.fetch import local_path
 from mmstream.converting.rows.spool import NumberedRow
+from mmstream.storage import is_remote
 
 __all__ = ["is_transcripts", "iter_transcripts"]
 
@@ -34,9 +36,9 @@ def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[Numbere
     Args:
         path: A plain text file.
         url: Where it came from. The sound lies beside it.
-        root: Folder that the rows' media are relative to. None: that of `url`.
+        root: Folder or prefix that the rows' media are relative to. None: that of `url`.
     """
-    folder = "." if root is None else os.path.relpath(os.path.realpath(Path(url).parent), root)
+    folder = "." if root is None else _folder_in(root, url)
     with path.open(encoding="utf-8", errors="strict") as file:
         for number, line in enumerate(file, 1):
             match = _LINE.fullmatch(line.rstrip("\r\n"))
@@ -45,3 +47,10 @@ def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[Numbere
             else:
                 sound = os.path.normpath(f"{folder}/{match[1]}.flac")
                 yield number, {"id": match[1], "audio": sound, "text": match[2]}
+
+
+def _folder_in(root: str, url: str) -> str:
+    """Return the folder of a file, relative to the root of the media."""
+    if is_remote(root):
+        return url.rpartition("/")[0].removeprefix(root).strip("/") or "."
+    return os.path.relpath(os.path.realpath(Path(local_path(url)).parent), root)

@@ -1,0 +1,165 @@
+"""Tars as rows that cannot be read at any place: compressed, remote without an index, a stream."""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import io
+import lzma
+import os
+import pickle
+from pathlib import Path
+
+import fsspec
+import pyarrow as pa
+import pytest
+
+from mmstream.converting.rows import tars
+from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.options import RowOptions
+from mmstream.dataset.index_tars import index_tars
+from mmstream.errors import ConfigError
+from tests.helpers.convert_corpus import run, shards
+from tests.helpers.corpora import jpeg
+from tests.helpers.foreign_tars import write_tar
+
+COMPRESSORS = {
+    "gz": gzip.compress,
+    "zst": lambda data: pa.Codec("zstd").compress(data, asbytes=True),
+    "bz2": bz2.compress,
+    "xz": lzma.compress,
+}
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """Two plain tars with five samples each. The first samples have the same key."""
+    (tmp_path / "plain").mkdir()
+    for shard in range(2):
+        members = []
+        for number in range(5):
+            stem = f"s{shard}/{number}" if number else "first"
+            members += [(f"{stem}.jpg", jpeg(shard * 5 + number)), (f"{stem}.txt", b"a text")]
+        write_tar(tmp_path / f"plain/{shard}.tar", members)
+    return tmp_path / "plain"
+
+
+@pytest.fixture
+def expected(folder, tmp_path):
+    run(folder, tmp_path / "expected")
+    return shards(tmp_path / "expected")
+
+
+@pytest.fixture
+def bucket():
+    """A store in memory; what lies in its bucket is gone after the test."""
+    files = fsspec.filesystem("memory")
+    yield files
+    files.rm("/bucket", recursive=True)
+
+
+def packed(folder, target, extension):
+    """Compress all tars of a folder into another one."""
+    target.mkdir()
+    for path in sorted(folder.iterdir()):
+        data = COMPRESSORS[extension](path.read_bytes())
+        (target / f"{path.name}.{extension}").write_bytes(data)
+    return target
+
+
+def files_of(rows, **options):
+    """Return (name of the tar, number, key) of all samples."""
+    with open_rows(rows, RowOptions(**options)) as source:
+        read = list(source.select(range(source.num_rows)).read())
+    return [(row.file, row.number, row.value.key) for row in read]
+
+
+@pytest.mark.parametrize("extension", COMPRESSORS)
+def test_compressed_tars_give_the_shards_of_plain_ones(folder, expected, tmp_path, extension):
+    packed(folder, tmp_path / "packed", extension)
+    run(tmp_path / "packed", tmp_path / "by-folder")
+    assert shards(tmp_path / "by-folder") == expected
+    names = sorted((tmp_path / "packed").iterdir())
+    assert files_of(names)[5] == (f"1.tar.{extension}", 1, "first-6")
+    assert files_of(names) == files_of(tmp_path / "packed")
+
+
+def test_a_compressed_tar_may_stand_among_plain_ones_under_any_name(folder, expected, tmp_path):
+    (folder / "1.tar").write_bytes(gzip.compress((folder / "1.tar").read_bytes()))
+    run([folder / "0.tar", folder / "1.tar"], tmp_path / "out")
+    assert shards(tmp_path / "out") == expected
+    run(folder, tmp_path / "by-folder")
+    assert shards(tmp_path / "by-folder") == expected
+
+
+@pytest.mark.parametrize("compress", [bytes, gzip.compress])
+def test_a_tar_may_come_from_standard_input(folder, tmp_path, monkeypatch, compress):
+    run(folder / "0.tar", tmp_path / "expected")
+    read, write = os.pipe()
+    os.write(write, compress((folder / "0.tar").read_bytes()))
+    os.close(write)
+    with os.fdopen(read, "rb") as pipe:
+        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(pipe))
+        run("-", tmp_path / "out")
+    assert shards(tmp_path / "out") == shards(tmp_path / "expected")
+
+
+def test_remote_tars_without_an_index_are_read_once(folder, expected, tmp_path, bucket):
+    bucket.put(str(folder), "/bucket/tars", recursive=True)
+    run("memory://bucket/tars", tmp_path / "by-folder")
+    assert shards(tmp_path / "by-folder") == expected
+    run("memory://bucket/tars/*.tar", tmp_path / "by-pattern")
+    assert shards(tmp_path / "by-pattern") == expected
+    packed(folder, tmp_path / "packed", "gz")
+    bucket.put(str(tmp_path / "packed"), "/bucket/packed", recursive=True)
+    run("memory://bucket/packed", tmp_path / "packed-out")
+    assert shards(tmp_path / "packed-out") == expected
+
+
+def test_tars_that_can_be_read_where_they_lie_are_not_copied(
+    folder, expected, tmp_path, bucket, monkeypatch
+):
+    monkeypatch.setattr(tars, "download", None)
+    index_tars(folder)
+    (folder / "mmstream.json").unlink()
+    bucket.put(str(folder), "/bucket/tars", recursive=True)
+    for number, rows in enumerate((folder, f"{folder}/*.tar", "memory://bucket/tars/*.tar")):
+        run(rows, tmp_path / f"out-{number}")
+        assert shards(tmp_path / f"out-{number}") == expected
+
+
+def test_no_more_tars_are_copied_than_the_limit_needs(folder, tmp_path):
+    packed(folder, tmp_path / "packed", "gz")
+    (tmp_path / "packed/1.tar.gz").write_bytes(b"\x1f\x8bdamaged")
+    assert len(files_of(tmp_path / "packed", limit=5)) == 5
+    with pytest.raises(ConfigError, match=r"1\.tar\.gz: damaged gzip"):
+        files_of(tmp_path / "packed", limit=6)
+
+
+def test_copied_samples_can_be_taken_to_another_machine(folder, tmp_path):
+    packed(folder, tmp_path / "packed", "gz")
+    with open_rows(tmp_path / "packed") as source:
+        rows = source.select(range(3, 8))
+        read = list(rows.read())
+        detached = pickle.loads(pickle.dumps(rows.detached()))
+    assert list(detached.read()) == list(detached.detached().read()) == read
+    assert len(detached) == 5
+    with open_rows(folder) as source:  # these lie where the caller has put them
+        rows = source.select(range(3, 8))
+        assert rows.detached() is rows
+
+
+def test_a_file_that_is_no_tar_among_tars_is_refused(folder, tmp_path):
+    (tmp_path / "rows.jsonl").write_text('{"text": "t"}\n')
+    with pytest.raises(ConfigError, match=r"rows\.jsonl: is no tar, and the first file is one"):
+        files_of([folder / "0.tar", tmp_path / "rows.jsonl"])
+
+
+def test_copies_stay_in_their_folder_whatever_the_tars_are_called(folder, tmp_path, monkeypatch):
+    packed(folder, tmp_path / "packed", "gz")
+    (tmp_path / "in").mkdir()
+    monkeypatch.chdir(tmp_path / "in")
+    Path("0.tar.gz").write_bytes((tmp_path / "packed/1.tar.gz").read_bytes())
+    (tmp_path / "0.tar.gz").write_bytes((tmp_path / "packed/0.tar.gz").read_bytes())
+    names = [name for name, _, _ in files_of(["0.tar.gz", "../0.tar.gz"])]
+    assert names == ["0.tar.gz"] * 5 + ["1/0.tar.gz"] * 5
