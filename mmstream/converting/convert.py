@@ -23,7 +23,6 @@ from typing import Any
 from mmstream.converting.columns import require_columns
 from mmstream.converting.destination import give_up
 from mmstream.converting.engines.engine import Engine, engine_of, require_engine
-from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.media.download_options import DownloadOptions
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
@@ -44,7 +43,6 @@ from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
 from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
 from mmstream.converting.rows.inputs import Rows, file_names, input_urls, media_folder
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.options import RowOptions
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardReport
@@ -280,25 +278,15 @@ def convert(
         duplicates=duplicates,
         rerun=rerun,
     )
-    reading = RowReading() if reading is None else reading
-    columns = tuple((reading.columns or {}).items())
-    info = None if reading.dataset_info is None else os.fspath(reading.dataset_info)
     options = Options(
         samples_per_shard=samples_per_shard,
-        format=RowFormat(reading.format, columns, row, info),
-        reading=reading,
+        reading=RowReading() if reading is None else reading,
+        row=row,
         shuffle_seed=shuffle_seed,
         splitting=splitting,
         media=MediaOptions() if media is None else media,
         sidecar=sidecar,
         duplicates=Duplicates() if duplicates is None else duplicates,
-    )
-    row_options = RowOptions(
-        rows_as=reading.rows_as,
-        limit=reading.limit,
-        group_spans=reading.group_spans,
-        run_length=samples_per_shard if shuffle_seed is None else 1,
-        media_keys=tuple(theirs for _, theirs in columns),
     )
     dest = os.fspath(dest)
     media_root = None if media_root is None else os.fspath(media_root)
@@ -324,7 +312,7 @@ def convert(
     )
     command = _command(rows, dest, media_root, access, options)
     reports: dict[str | None, ConvertReport] = {}
-    with open_rows(rows, row_options) as source, ExitStack() as locks:
+    with open_rows(rows, options.row_options) as source, ExitStack() as locks:
         if isinstance(source, SampleSource):
             _refuse_options_of_rows(options)
             if source.num_left_out:

@@ -10,12 +10,14 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.detect import ROW_KINDS, RowKind
+from mmstream.converting.rows.options import RowOptions
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import require_numbers
 
@@ -169,15 +171,22 @@ class Options:
     """The caller's options that change the output. Impossible ones raise ConfigError."""
 
     samples_per_shard: int
-    format: RowFormat
     reading: RowReading
+    row: Callable[[dict[str, Any]], dict[str, Any] | None] | None
     shuffle_seed: int | None
     splitting: Splitting | None
     media: MediaOptions = field(default_factory=MediaOptions)
     sidecar: bool = True
     duplicates: Duplicates = field(default_factory=Duplicates)
+    format: RowFormat = field(init=False)
+    """How rows become drafts: the part of `reading` that the workers need, and `row`."""
 
     def __post_init__(self) -> None:
+        reading = self.reading
+        columns = tuple((reading.columns or {}).items())
+        info = None if reading.dataset_info is None else os.fspath(reading.dataset_info)
+        row_format = RowFormat(reading.format, columns, self.row, info)
+        object.__setattr__(self, "format", row_format)
         require_numbers(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
         if self.samples_per_shard < 1:
             raise ConfigError(f"samples_per_shard={self.samples_per_shard}: must be 1 or more")
@@ -185,3 +194,14 @@ class Options:
             action = getattr(self.duplicates, name)
             if action is not None and not self.sidecar:
                 raise ConfigError(f"{name}={action!r}: needs the sidecars; do not switch them off")
+
+    @property
+    def row_options(self) -> RowOptions:
+        """How rows are read: the part of `reading` that the source of the rows needs."""
+        return RowOptions(
+            rows_as=self.reading.rows_as,
+            limit=self.reading.limit,
+            group_spans=self.reading.group_spans,
+            run_length=self.samples_per_shard if self.shuffle_seed is None else 1,
+            media_keys=tuple(theirs for _, theirs in self.format.columns),
+        )

@@ -456,7 +456,9 @@ def test_a_row_that_somebody_else_made_is_no_episode(changes, reason):
         "videos": {"top": {"path": "a.mp4", "start_s": 0.0}},
         "members": {"action.npy": b""},
     }
-    assert draft_of(row).media[0].field == "top.mp4"
+    assert (draft_of(row).media[0].field, draft_of(row).format) == ("top.mp4", "lerobot")
+    with pytest.raises(RowError, match="no messages in the row"):
+        draft_of(row, "messages")  # the caller's word counts
     with pytest.raises(RowError, match="no row of an episode: ") as caught:
         draft_of({**row, **changes})
     assert reason in str(caught.value)

@@ -112,10 +112,12 @@ _PARSERS: MappingProxyType[str, Callable[[dict[str, Any]], Draft]] = MappingProx
         "lhotse": lhotse,
         "spans": spans,
         "webvid": _video_caption,
+        "lerobot": episode,
     }
 )
 
-FORMATS = tuple(_PARSERS)
+FORMATS = tuple(name for name in _PARSERS if name != "lerobot")
+"""The formats that a caller may name. Only `rows.lerobot` makes rows of episodes."""
 
 
 def draft_of(row: Any, format: str | None = None) -> Draft:
@@ -131,8 +133,6 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     expect(row, dict, "row")
     if not row:
         raise RowError("empty row")
-    if is_episode(row):
-        return msgspec.structs.replace(episode(row), format="lerobot")
     name = format or recognise(row)
     draft = _PARSERS[name](row)
     if format is None:
@@ -194,6 +194,8 @@ def recognise(row: dict[str, Any]) -> str:
     """
     if "text" in row and row.keys() <= TEXT_ROW_KEYS:  # the last format, so it is asked for first
         return "text"
+    if is_episode(row):
+        return "lerobot"
     dialogue = [key for key in TURN_KEYS if key in row and _has(row, key)]
     if len(dialogue) > 1:
         raise RowError(
