@@ -12,6 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import fsspec
+import msgspec
 import numpy as np
 import pytest
 from PIL import Image
@@ -195,13 +196,23 @@ def test_gzip_json_array_bom_and_crlf_give_the_same_shards_as_plain_jsonl(corpus
         "crlf.jsonl": plain.replace(b"\n", b"\r\n"),
         "short.jsonl": plain.rstrip(b"\n"),
     }
-    splits = {"a": 0.5, "b": 0.5}
-    run(corpus, tmp_path / "plain", splits=splits)
-    assert len(shards(tmp_path / "plain")) >= 8
+    expected = rows_and_ids(corpus)
+    assert [row.value for row in expected[0]] == rows
     for name, data in variants.items():
         (tmp_path / name).write_bytes(data)
+        assert rows_and_ids(tmp_path / name) == expected, name
+    splits = {"a": 0.5, "b": 0.5}
+    for name in ("rows.jsonl", "rows.json.gz", "crlf.jsonl"):
         run(tmp_path / name, tmp_path / f"out-{name}", splits=splits)
-        assert shards(tmp_path / f"out-{name}") == shards(tmp_path / "plain"), name
+        assert shards(tmp_path / f"out-{name}") == shards(tmp_path / "out-rows.jsonl"), name
+    assert len(shards(tmp_path / "out-crlf.jsonl")) >= 8
+
+
+def rows_and_ids(path):
+    """Return all rows without the name of their file, and the hashes that decide their splits."""
+    with open_rows(path) as source:
+        rows = [msgspec.structs.replace(row, file="") for row in source.select(range(40)).read()]
+        return rows, source.id_hashes().tolist()
 
 
 def test_a_jsonl_that_begins_with_a_list_is_still_jsonl(tmp_path):
