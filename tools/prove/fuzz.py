@@ -377,8 +377,8 @@ def _plans(dataset: Dataset, folder: Path) -> dict[str, Parser]:
     def parse_units(data: bytes) -> None:
         """Read packs whose hashes a stranger has made anew."""
         sha256 = hashlib.sha256(data).hexdigest()
-        info = {"name": f"units.{sha256[:12]}.npy", "num_bytes": len(data), "sha256": sha256}
-        units = folder / info["name"]
+        units = folder / f"units.{sha256[:12]}.npy"
+        info = {"name": units.name, "num_bytes": len(data), "sha256": sha256}
         units.write_bytes(data)
         try:
             parse_plan(json.dumps(plan | {"arrays": plan["arrays"] | {"units": info}}).encode())
