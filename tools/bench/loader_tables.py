@@ -139,7 +139,9 @@ TABLES = {
     ),
     "mixed": Table(
         "real photographs of 0.05 to 2 megapixels (about 110 kB) to 224",
-        all_loaders(),
+        all_loaders(
+            Row("mmstream, pictures alone", "mmstream", "mmstream", "uint8", {"has_text": False})
+        ),
         16000,
         64,
         num_rounds=3,

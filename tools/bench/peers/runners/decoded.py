@@ -65,6 +65,8 @@ class Settings:
     """mmstream and DALI only: float32, normalised on the host; by `to_device` or by DALI."""
     scaled_decoding: bool = True
     """mmstream only: argument of `ImageDecoder`."""
+    has_text: bool = True
+    """mmstream only. False: texts are left out, as the bare loops leave them out."""
     shuffle_buffer: int = 1000
     """Samples, for loaders that have a shuffle buffer."""
 

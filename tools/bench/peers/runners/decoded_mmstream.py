@@ -4,8 +4,11 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from mmstream import Decode, Loader, Normalize, Pipeline, open_dataset, to_device
 from tools.bench.peers.runners.decoded import (
+    MAX_LENGTH,
     MEAN,
     STD,
     Settings,
@@ -21,7 +24,10 @@ def make(folder: str, settings: Settings) -> Any:
     pipeline = Pipeline(
         open_dataset(folder),
         global_batch_size=settings.batch_size,
-        decode=Decode(image=image_decoder(settings), text=text_decoder(settings)),
+        decode=Decode(
+            image=image_decoder(settings),
+            text=text_decoder(settings) if settings.has_text else None,
+        ),
     )
     loader = Loader(pipeline, num_workers=settings.num_workers, num_threads=settings.num_threads)
     if settings.normalize:
@@ -37,5 +43,11 @@ def prepare(corpus: str, folder: str) -> None:
     index_tars(folder, progress=False)
 
 
+def fields(batch: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return images and token ids, which are empty where texts are left out."""
+    images = batch["image"]
+    return images, batch.get("input_ids", torch.zeros(len(images), MAX_LENGTH))
+
+
 if __name__ == "__main__":
-    serve(prepare, make)
+    serve(prepare, make, fields)
