@@ -166,12 +166,9 @@ class Pipeline:
             for function in getattr(self, name):
                 if not callable(function):
                     raise ConfigError(f"{name}: {function!r} is not a function")
+        _check_types(self)
         _check_cache(self)
         _check_batching(self)
-        if not isinstance(self.bad_samples, BadSamplePolicy):
-            raise ConfigError(
-                f"bad_samples: got {self.bad_samples!r}: pass mm.BadSamplePolicy(action=...)"
-            )
         _ = self.order  # refuses impossible settings here, not in a worker
 
     @cached_property
@@ -539,6 +536,20 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
     channels = () if decoder.channels == 1 else (decoder.channels or 0,)
     dtype = torch.int16 if decoder.dtype == "int16" else torch.float32
     return name, torch.empty((0, *channels, 0), dtype=dtype)
+
+
+def _check_types(pipeline: Pipeline) -> None:
+    """Refuse what Python would take, or refuse only at the first batch."""
+    if not callable(pipeline.collate):
+        raise ConfigError(f"collate: {pipeline.collate!r} is not a function; leave it out")
+    if not isinstance(pipeline.bad_samples, BadSamplePolicy):
+        raise ConfigError(
+            f"bad_samples: got {pipeline.bad_samples!r}: pass mm.BadSamplePolicy(action=...)"
+        )
+    for name in ("shuffle", "drop_last", "zero_copy"):
+        value = getattr(pipeline, name)
+        if not isinstance(value, bool):
+            raise ConfigError(f"{name}={value!r}: give True or False")
 
 
 def _check_cache(pipeline: Pipeline) -> None:

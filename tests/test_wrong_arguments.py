@@ -82,6 +82,27 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "max_fraction='1%': give a number, not text": lambda _: mm.BadSamplePolicy(
         max_fraction="1%"  # type: ignore[arg-type]
     ),
+    "collate: None is not a function": lambda dataset: pipeline(dataset, collate=None),
+    "shuffle='no': give True or False": lambda dataset: pipeline(dataset, shuffle="no"),
+    r"Decode\(image=\): got .*: write image=mm.ImageDecoder\(size=224": lambda _: mm.Decode(
+        image=mm.ImageDecoder  # type: ignore[arg-type]
+    ),
+    "normalize: got tuple: pass mm.Normalize": lambda dataset: to_device(
+        dataset, "cpu", normalize=(0.5, 0.5)
+    ),
+    "bench: got str; pass an mm.Pipeline": lambda _: mm.bench("corpus/"),  # type: ignore[arg-type]
+    r"convert\(row=\): 'f' is not a function": lambda _: mm.convert(
+        [],
+        "corpus/",
+        row="f",  # type: ignore[arg-type]
+    ),
+    "sample_rng: the sample has no __lineage__": lambda _: mm.sample_rng({}),
+    "mark_delivered: the batch has no __lineage__": lambda dataset: mm.Loader(
+        pipeline(dataset)
+    ).mark_delivered({}),
+    ": is a file, not a folder; name another": lambda dataset: mm.bake(
+        pipeline(dataset, transforms=(dict,)), __file__
+    ),
 }
 """Part of the message -> a call."""
 

@@ -228,6 +228,9 @@ def bake_into(
     store = open_store(dest)
     if _place(store) in map(_place, (baker.dataset.store, baker.dataset.index_store)):
         raise ConfigError(f"{store.url}: is the source; name another destination")
+    folder = store.local_path("")
+    if folder is not None and Path(folder).is_file():
+        raise ConfigError(f"{store.url}: is a file, not a folder; name another folder")
     if store.url.startswith("memory://") and num_workers > 1:
         raise ConfigError(f"{store.url}: only this process has its memory://; use num_workers=1")
     settings = settings_of(

@@ -270,7 +270,8 @@ def convert(
         480
     """
     started = time.monotonic()
-    _require_groups(
+    _require_types(
+        row,
         reading=reading,
         splitting=splitting,
         media=media,
@@ -380,8 +381,10 @@ def _refuse_options_of_rows(options: Options) -> None:
             )
 
 
-def _require_groups(**groups: object) -> None:
+def _require_types(row: object, **groups: object) -> None:
     """Refuse what is not of the type of its argument, such as ``reading="llava"``."""
+    if not (row is None or callable(row)):
+        raise ConfigError(f"convert(row=): {row!r} is not a function")
     for argument, value in groups.items():
         group = _GROUPS[argument]
         if not (value is None or isinstance(value, group)):

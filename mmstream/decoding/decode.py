@@ -340,7 +340,7 @@ def _check_image(image: object) -> None:
         advice = "write text=decoder"
     elif decoded_medium(image) is not None:
         advice = f"write {decoded_medium(image)}=decoder"
-    elif callable(image):
+    elif callable(image) and not isinstance(image, type):
         advice = (
             'a function from bytes goes by field, Decode({"jpg": function}); one of decoded '
             "pictures goes to Pipeline(transforms=(function,))"

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
+from mmstream.errors import ConfigError
 from mmstream.order.permute import stream_key
 from mmstream.types import Sample, SampleLineage
 
@@ -22,7 +23,15 @@ def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator
         >>> def add_noise(sample):
         ...     rng = mm.sample_rng(sample, "noise")
         ...     return sample | {"noise": rng.normal(size=4)}
+
+    Raises:
+        ConfigError: The sample has lost its ``__lineage__``.
     """
-    lineage: SampleLineage = sample["__lineage__"]
+    lineage: SampleLineage | None = sample.get("__lineage__")
+    if lineage is None:
+        raise ConfigError(
+            "sample_rng: the sample has no __lineage__, which says where it comes from: pass the "
+            "sample that the function got, and return sample | {...} from functions before it"
+        )
     key = stream_key(lineage.seed, lineage.epoch, stream, lineage.shard, lineage.index)
     return np.random.Generator(np.random.Philox(key=key))

@@ -138,6 +138,9 @@ def to_device(
                 "pass mm.to_device(mm.Loader(mm.Pipeline(dataset, global_batch_size=...)), ...)"
             )
         raise ConfigError(f"to_device: got {type(loader).__name__}: {advice}")
+    if normalize is not None and not isinstance(normalize, Normalize):
+        name = type(normalize).__name__
+        raise ConfigError(f"to_device: normalize: got {name}: pass mm.Normalize(mean=, std=)")
     if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
         raise ConfigError(f"to_device: dtype must be floating, such as torch.bfloat16, not {dtype}")
     try:

@@ -117,6 +117,8 @@ def bench(
         ConfigError: settings that cannot be, or a pipeline that cannot be sent to workers.
         ShardError, StorageError, BadSampleLimitError: as a run would raise.
     """
+    if not isinstance(pipeline, Pipeline):
+        raise ConfigError(f"bench: got {type(pipeline).__name__}; pass an mm.Pipeline")
     require_numbers(seconds=seconds, num_ranks=num_ranks)
     if not seconds > 0:
         raise ConfigError(f"seconds is {seconds}; it must be more than 0")

@@ -235,7 +235,12 @@ class Loader(IterableDataset[Batch]):
                 not handed over: a run with other limits goes on with it.
             ConfigError: not the next batch of this loader.
         """
-        lineage: BatchLineage = batch["__lineage__"]
+        lineage: BatchLineage | None = batch.get("__lineage__")
+        if lineage is None:
+            raise ConfigError(
+                "mark_delivered: the batch has no __lineage__: pass the batch that "
+                "iter_undelivered yielded"
+            )
         if (lineage.epoch, lineage.step) != self._position:
             raise ConfigError(
                 f"batch of epoch {lineage.epoch} step {lineage.step}, but the state stands at "
