@@ -11,6 +11,7 @@ with padding. What must hold:
 
 - Each step has the samples of the plan, in the same packs, on every number of ranks.
 - Losses and norms of gradients are those of the unpacked steps.
+- On several ranks, the log says how unequal their packs are.
 - With equal weights, the packed gradient of each parameter points where the unpacked one does,
   those of the vision tower too.
 
@@ -125,6 +126,7 @@ def prove_family(family: str, options: argparse.Namespace, folder: Path) -> dict
         are_packs_of(step.packs, [log[number]["keys"] for log in logs if number in log])
         for number, step in enumerate(steps, start=1)
     )
+    imbalances = [line.get("modelled_imbalance", 0) for line in lines if line["world_size"] > 1]
     cosine = min(step.least_cosine for step in steps)
     return {
         "num_steps": len(lines),
@@ -134,6 +136,7 @@ def prove_family(family: str, options: argparse.Namespace, folder: Path) -> dict
         "num_samples": sum(len(pack) for step in steps for pack in step.packs),
         "num_images": sum(step.num_images for step in steps),
         "fill": round(sum(step.fill for step in steps) / len(steps), 4),
+        "modelled_imbalances": imbalances,
         "loss_difference": max(losses),
         "norm_difference": max(norms),
         "packed_loss_difference": max(abs(step.packed_loss / step.loss - 1) for step in steps),
@@ -141,6 +144,7 @@ def prove_family(family: str, options: argparse.Namespace, folder: Path) -> dict
         "seconds": round(time.monotonic() - started),
         "holds": same_packs
         and len(lines) == num_steps
+        and all(value >= 1 for value in imbalances)
         and max(losses) <= LOSS_TOLERANCE
         and max(norms) <= NORM_TOLERANCE
         and cosine >= LEAST_COSINE,
