@@ -15,7 +15,7 @@ from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ManifestError, MMStreamError, StorageError
 from mmstream.storage import LocalStore, open_store
-from tests.helpers.convert_corpus import make_corpus, run, tree
+from tests.helpers.convert_corpus import interrupted, make_corpus, run, tree
 
 
 @pytest.fixture
@@ -126,6 +126,46 @@ def test_a_file_system_that_is_full_is_one_line_and_the_same_command_resumes(
     subprocess.run(command, check=True, capture_output=True)
     run(corpus, tmp_path / "alone")
     assert tree(out) == tree(tmp_path / "alone")
+
+
+@pytest.fixture
+def bound_by_modes():
+    """Beginning of a command that may not pass over the modes of files, though root runs it."""
+    if os.geteuid() != 0:
+        return []
+    drop = ["setpriv", "--bounding-set=-dac_override,-dac_read_search"]
+    if shutil.which("setpriv") is None or subprocess.run([*drop, "true"]).returncode:
+        pytest.skip("root passes over the modes of files, and may not give that up here")
+    return drop
+
+
+def test_a_folder_that_may_not_be_written_is_one_line_and_the_same_command_resumes(
+    corpus, tmp_path, monkeypatch, bound_by_modes
+):
+    out = tmp_path / "out"
+    interrupted(monkeypatch, corpus, out, 2)
+    before = tree(out)
+    command = [*bound_by_modes, sys.executable, "-m", "mmstream", "convert", corpus, out]
+    command += ["--samples-per-shard", "8", "--num-workers", "0", "--max-rejects", "10%"]
+    for folder in (out, out / "reports"):
+        folder.chmod(0o500)
+    process = subprocess.run(command, capture_output=True, text=True)
+    for folder in (out, out / "reports"):
+        folder.chmod(0o700)
+    assert process.returncode == 1
+    *_, line = process.stderr.splitlines()
+    assert line.startswith(f"error: {out}/")
+    assert line.endswith("Permission denied")
+    assert tree(out) == before
+    assert_resumes(corpus, tmp_path)
+
+
+def test_a_medium_that_may_not_be_read_is_a_named_reject(corpus, tmp_path, bound_by_modes):
+    (tmp_path / "images" / "1.jpg").chmod(0)
+    command = [*bound_by_modes, sys.executable, "-m", "mmstream", "convert", corpus]
+    process = subprocess.run([*command, "--dry-run", "3"], capture_output=True, text=True)
+    assert "3 rows, 1 rejected" in process.stdout
+    assert "images/1.jpg: no permission to read it" in process.stdout
 
 
 def test_a_folder_of_media_that_is_gone_is_no_reject(corpus, tmp_path, monkeypatch):

@@ -70,9 +70,12 @@ def test_an_image_that_needs_no_change_keeps_its_bytes(format):
 
 @pytest.mark.parametrize(
     ("format", "extension"),
-    [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "png"), ("BMP", "png")],
+    [
+        *(("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp")),
+        *(("GIF", "png"), ("BMP", "png"), ("AVIF", "jpg")),
+    ],
 )
-def test_a_large_image_is_made_smaller_in_its_own_format(format, extension):
+def test_a_large_image_is_made_smaller_in_its_own_format_or_a_common_one(format, extension):
     data = encoded(picture(), format)
     medium = store(data, max_image_side=100)
     assert medium.extension == extension

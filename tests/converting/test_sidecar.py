@@ -6,6 +6,7 @@ import hashlib
 import json
 
 import duckdb
+import pandas as pd
 import pytest
 
 from mmstream.converting import sidecar as module
@@ -38,6 +39,17 @@ def test_each_sample_and_each_reject_has_a_row_in_duckdb(corpus, tmp_path):
     lines = (tmp_path / "out" / "rejects.jsonl").read_bytes().splitlines()
     assert rejected == {line["row"]: line["reason"] for line in map(json.loads, lines)}
     assert len(rejected) == 2
+
+
+def test_pandas_opens_a_folder_of_sidecars(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    frame = pd.concat(map(pd.read_parquet, sorted((tmp_path / "out").glob("*.parquet"))))
+    assert frame["row"].tolist() == list(range(1, 41))
+    assert frame["status"].value_counts().to_dict() == {"success": 38, "rejected": 2}
+    assert frame.query("status == 'rejected'")["index"].isna().all()
+    first = frame.iloc[0]
+    assert [medium["field"] for medium in first["media"]] == ["jpg"]
+    assert len(first["text_xxh3"]) == 16
 
 
 def test_the_row_of_a_sample_says_what_the_tar_holds(corpus, tmp_path):
