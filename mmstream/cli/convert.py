@@ -387,6 +387,10 @@ def convert(
     from mmstream.converting.media.options import MediaOptions
     from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
 
+    if not rows and dry_run is None:
+        raise click.UsageError("name ROWS and DEST")
+    if html is not None and dry_run is None:
+        raise click.UsageError("--html shows a dry run; give --dry-run too")
     split_by = options.pop("split_by")
     if split_by is not None and not split:
         raise click.UsageError(f"--split-by {split_by}: needs --split, such as train=0.98,val=0.02")
@@ -402,8 +406,6 @@ def convert(
         **{name: options.pop(name) for name in (*DOWNLOAD_FLAGS, "allow_hosts")},
     )
     max_rejects_of(max_rejects)  # a wrong one is an error before the first shard
-    if not rows and dry_run is None:
-        raise click.UsageError("name ROWS and DEST")
     source: Any = list(rows) if len(rows) > 1 else (*rows, dest)[0]
     reading = RowReading(
         format=row_format, columns=_columns(columns), **_taken(options, RowReading)
@@ -412,8 +414,6 @@ def convert(
     if dry_run is not None:
         _dry_run(source, dry_run, html, options)
         return
-    if html is not None:
-        raise click.UsageError("--html shows a dry run; give --dry-run too")
     report = run(
         source,
         dest,

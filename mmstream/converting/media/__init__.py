@@ -19,4 +19,5 @@ check.py         checks and facts
 probe.py         facts about audio and video
 images.py        images made smaller, or encoded in another format
 remux.py         videos as MP4, of the same packets
+mp4.py           an MP4 of packets that are there already
 """

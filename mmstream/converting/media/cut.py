@@ -8,24 +8,25 @@ file no more than the header and these packets are read.
 
 from __future__ import annotations
 
-import io
+from collections.abc import Iterator
 from typing import Any
 
 import av
 import numpy as np
 
 from mmstream.converting.draft import FrameSpan, RowError
+from mmstream.converting.media.mp4 import mp4_of
 from mmstream.converting.media.probe import DECODE_TIMEOUT_S
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.decoding.image.limits import MAX_PIXELS
 from mmstream.decoding.video.file import VideoFile, read_video_file
-from mmstream.decoding.video.frames import UnseekableError
+from mmstream.decoding.video.frames import PacketReader, UnseekableError
 from mmstream.errors import DecodeError
 
 __all__ = ["cut_frames"]
 
-_SAME_BYTES = {"fflags": "+bitexact"}
+_SAME_TIME_S = 1e-4
 
 
 def cut_frames(data: EncodedMedia, frames: FrameSpan, max_bytes: int) -> bytes:
@@ -99,26 +100,27 @@ def _copied(
     deadline: Deadline,
 ) -> bytes:
     """Return an MP4 of some packets. `start_pts` becomes 0."""
-    timeline, target = file.timeline, io.BytesIO()
+    timeline = file.timeline
     duration = round(1 / (file.fps * timeline.time_base))
-    with (
-        file.opened(data, deadline, may_seek=True) as (reader, template),
-        av.open(target, "w", format="mp4", options=_SAME_BYTES) as out,
-    ):
-        stream: Any = out.add_stream_from_template(template, opaque=True)
-        stream.time_base = timeline.time_base
-        reader.expect([packets])
+
+    def moved(reader: PacketReader) -> Iterator[tuple[Any, Any]]:
+        num_bytes = 0
         for number, packet in reader.packets(*packets):
             deadline.check()
-            packet.stream = stream
             packet.time_base = timeline.time_base
             packet.pts = int(timeline.pts[number]) - start_pts
             packet.dts = int(timeline.dts[number]) - start_pts
             packet.duration = duration
             packet.is_keyframe = bool(timeline.is_key[number])
-            out.mux(packet)
-            _require_fitting(target.tell(), max_bytes)
-    return target.getvalue()
+            num_bytes += packet.size
+            _require_fitting(num_bytes, max_bytes)
+            yield template, packet
+
+    with file.opened(data, deadline, may_seek=True) as (reader, template):
+        reader.expect([packets])
+        copy = mp4_of([template], moved(reader), timeline.time_base)
+    _require_fitting(len(copy), max_bytes)
+    return copy
 
 
 def _require_fitting(num_bytes: int, max_bytes: int) -> None:
@@ -129,6 +131,8 @@ def _require_fitting(num_bytes: int, max_bytes: int) -> None:
 def _require_same(file: VideoFile, first: int, copy: VideoFile, num_frames: int) -> None:
     """Refuse a copy with other frames, or frames at other times."""
     times = file.timeline.times_s[first : first + num_frames]
-    ours = copy.timeline.times_s
-    if len(ours) != num_frames or not np.allclose(ours, times - times[0], rtol=0, atol=1e-4):
+    copied_times = copy.timeline.times_s
+    if len(copied_times) != num_frames or not np.allclose(
+        copied_times, times - times[0], rtol=0, atol=_SAME_TIME_S
+    ):
         raise RowError("an MP4 cannot hold its frames as they are")

@@ -9,14 +9,15 @@ encoded anew.
 
 from __future__ import annotations
 
-import io
 import math
+from collections.abc import Iterator
 from typing import Any
 
 import av
 import numpy as np
 from crc32c import crc32c
 
+from mmstream.converting.media.mp4 import mp4_of
 from mmstream.decoding.audio.container import open_container
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.open import NoStreamError, media_stream, open_media
@@ -26,7 +27,6 @@ from mmstream.errors import DecodeError, TimeoutError
 
 __all__ = ["remuxed"]
 
-_SAME_BYTES = {"fflags": "+bitexact"}
 _SAME_TIME_S = 1e-6
 _SAME_RATE = 0.01
 """Matroska states a rate such as 30. That of an MP4 is of the times, which are whole milliseconds
@@ -70,36 +70,30 @@ def remuxed(data: bytes, deadline: Deadline) -> bytes | None:
 
 def _copied(data: bytes, fps: float, deadline: Deadline) -> bytes | None:
     """Return an MP4 of the same packets. None: there are several tracks of sound."""
-    target = io.BytesIO()
+
+    def packets(source: Any) -> Iterator[tuple[Any, Any]]:
+        for packet in source.demux(*streams):
+            deadline.check()
+            if packet.size == 0:
+                continue
+            if packet.stream_index == video.index and not packet.duration:
+                packet.duration = round(1 / (fps * packet.time_base))
+            yield packet.stream, packet
+
     with open_media(data, deadline, MAX_PIXELS) as source:
         video = media_stream(source, "video")
         streams = [video, *source.streams.audio]
-        if len(streams) > 2:
-            return None
-        with av.open(target, "w", format="mp4", options=_SAME_BYTES) as out:
-            copies: dict[int, Any] = {
-                stream.index: out.add_stream_from_template(stream, opaque=True)
-                for stream in streams
-            }
-            for packet in source.demux(*streams):
-                deadline.check()
-                if packet.size == 0:
-                    continue
-                if packet.stream_index == video.index and not packet.duration:
-                    packet.duration = round(1 / (fps * packet.time_base))
-                packet.stream = copies[packet.stream_index]
-                out.mux(packet)
-    return target.getvalue()
+        return mp4_of(streams, packets(source)) if len(streams) <= 2 else None
 
 
 def _has_same_frames(file: VideoFile, copy: VideoFile) -> bool:
     """Tell whether a copy has a table, and the same frames at the same times."""
-    ours, theirs = copy.timeline.times_s, file.timeline.times_s
+    times, copied_times = file.timeline.times_s, copy.timeline.times_s
     return (
         copy.table is not None
         and (copy.stored, copy.rotation, copy.codec) == (file.stored, file.rotation, file.codec)
-        and len(ours) == len(theirs)
-        and np.allclose(ours, theirs, rtol=0, atol=_SAME_TIME_S)
+        and len(copied_times) == len(times)
+        and np.allclose(copied_times, times, rtol=0, atol=_SAME_TIME_S)
         and math.isclose(copy.fps, file.fps, rel_tol=_SAME_RATE)
     )
 
