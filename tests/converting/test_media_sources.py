@@ -8,6 +8,7 @@ import io
 import tarfile
 import threading
 import time
+import zipfile
 from concurrent.futures import Future
 from functools import cache
 
@@ -17,6 +18,7 @@ from PIL import Image
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.media import load as load_module
+from mmstream.converting.media import zip_members
 from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.look_ahead import ArrivedBytes
@@ -156,7 +158,7 @@ def test_a_root_may_be_a_prefix_of_an_object_store(bucket):
         "simplecache::memory://corpus/photos/a.png",
         "memory://corpus/x::memory://private/a.png",
         "local:///etc/passwd",
-        "zip://a.png::memory://corpus/a.zip",
+        "zip://a.png::memory://private/a.zip",
         "tar://a.png::simplecache::memory://corpus/a.tar",
         "tar://a.png::memory://private/a.tar",
         "reference://a.png",
@@ -234,6 +236,79 @@ def test_members_of_a_tar_and_spans_of_a_file_are_read_from_where_they_lie(tmp_p
         load("tar://1.png::../a.tar", tmp_path / "sub")
     with pytest.raises(RowError, match="download it first"):
         load("tar://1.png::https://example.com/a.tar", tmp_path)
+
+
+def zip_of(members, **settings):
+    file = io.BytesIO()
+    with zipfile.ZipFile(file, "w", **settings) as archive:
+        for name, data in members:
+            archive.writestr(name, data)
+    return file.getvalue()
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
+def test_members_of_a_zip_are_read_from_where_they_lie(tmp_path, bucket, method):
+    members = [("img/1.png", png(1, 1)), ("2.png", png(2, 2)), ("empty.png", b""), ("sub/", b"")]
+    data = b"a program that unpacks itself" + zip_of(members, compression=method)
+    (tmp_path / "a.zip").write_bytes(data)
+    bucket.pipe("/corpus/a.zip", data)
+    for root in (tmp_path, "memory://corpus"):
+        assert load("zip://img/1.png::a.zip", root) == png(1, 1)
+        assert load("zip://./2.png::a.zip", root) == png(2, 2)
+        for path, reason in {
+            "zip://3.png::a.zip": "no such member of the zip",
+            "zip://sub/::a.zip": "no such member of the zip",
+            "zip://empty.png::a.zip": "empty file",
+            "zip://1.png::none.zip": "no such",
+            "zip://1.png": "write tar://MEMBER::TAR or zip://MEMBER::ZIP",
+        }.items():
+            with pytest.raises(RowError, match=reason):
+                load(path, root)
+    with pytest.raises(RowError, match="outside the media root"):
+        load("zip://1.png::../a.zip", tmp_path / "sub")
+
+
+def damaged_zips():
+    """Yield (bytes of a zip with a.png, why it cannot be read)."""
+    stored = zip_of([("a.png", png())])
+    yield b"PK no zip", "not a zip"
+    yield stored[:-10], "not a zip"
+    yield stored.replace(png()[:20], bytes(20), 1), "another checksum than the zip says"
+    yield stored.replace(b"PK\3\4", b"PK\5\4", 1), "not where the zip's directory says"
+    name_bytes = bytearray(stored)
+    name_bytes[26:28] = b"\xff\xff"
+    yield bytes(name_bytes), "not where the zip's directory says"
+    deflated = bytearray(zip_of([("a.png", bytes(1000) + png())], compression=zipfile.ZIP_DEFLATED))
+    deflated[35:45] = bytes(range(245, 255))
+    yield bytes(deflated), "is damaged"
+    encrypted = bytearray(stored)
+    encrypted[encrypted.index(b"PK\1\2") + 8] |= 1
+    yield bytes(encrypted), "is encrypted; unpack the zip first"
+    yield zip_of([("a.png", png())], compression=zipfile.ZIP_BZIP2), "unpack the zip first"
+
+
+def test_damaged_zips_are_rejects(tmp_path):
+    for data, reason in damaged_zips():
+        (tmp_path / "a.zip").write_bytes(data)
+        with pytest.raises(RowError, match=reason):
+            load("zip://a.png::a.zip", tmp_path)
+
+
+def test_a_zip_takes_no_more_memory_than_its_limits(tmp_path, monkeypatch):
+    bomb = zip_of([("a.png", bytes(1 << 20))], compression=zipfile.ZIP_DEFLATED)
+    (tmp_path / "a.zip").write_bytes(bomb)
+    with monkeypatch.context() as patch:
+        patch.setattr(load_module, "MAX_ROW_BYTES", 1000)
+        with pytest.raises(RowError, match="more than 1,000 bytes"):
+            load("zip://a.png::a.zip", tmp_path)
+    # The directory says that few bytes come out.
+    start = bomb.index(b"PK\1\2") + 24
+    (tmp_path / "b.zip").write_bytes(bomb[:start] + (100).to_bytes(4, "little") + bomb[start + 4 :])
+    with pytest.raises(RowError, match="another checksum"):
+        load("zip://a.png::b.zip", tmp_path)
+    monkeypatch.setattr(zip_members, "MAX_DIRECTORY_BYTES", 10)
+    with pytest.raises(RowError, match="directory has more than"):
+        load("zip://a.png::a.zip", tmp_path)
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import hashlib
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -39,6 +39,7 @@ from mmstream.converting.media.objects import object_size, read_object, read_obj
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import Reference, parse_reference, short_name
 from mmstream.converting.media.tar_members import TarMembers
+from mmstream.converting.media.zip_members import ZipMembers
 from mmstream.converting.rows.source import Row
 from mmstream.lazy_bytes import LazyBytes
 
@@ -117,7 +118,7 @@ class _Loader:
     def __init__(self, access: MediaAccess, options: MediaOptions) -> None:
         self._access, self._options = access, options
         self._folder = LocalFolder(access.root or "", access.root_stamp)
-        self._tars = TarMembers()
+        self._tars, self._zips = TarMembers(), ZipMembers()
         self._arrived = ArrivedBytes(MAX_BYTES_AHEAD)
         self._inline_bytes = self._num_tickets = 0
         self._resources = ExitStack()
@@ -222,9 +223,9 @@ class _Loader:
             read = partial(self._folder.read_range, path)
             return _cut(ref, self._folder.stamp(path)[1], read, max_bytes)
         if reference.member is not None:
-            tar = self._folder.stamp(path)
+            archive = self._folder.stamp(path)
             read = partial(self._folder.read_range, path)
-            span = self._tars.span(tar, reference.member, read, tar[1])
+            return self._read_member(reference, archive, read, archive[1], max_bytes)
         if span is None:
             return self._folder.read(path, max_bytes)
         _require_fitting(span, max_bytes)
@@ -240,11 +241,28 @@ class _Loader:
             if reference.member is not None:
                 read = partial(read_object_range, url, self._access)
                 num_bytes = object_size(url, self._access)
-                span = self._tars.span((url, num_bytes), reference.member, read, num_bytes)
+                archive = (url, num_bytes)
+                return self._read_member(reference, archive, read, num_bytes, MAX_ROW_BYTES)
             if span is None:
                 return read_object(url, self._access, MAX_ROW_BYTES)
             _require_fitting(span, MAX_ROW_BYTES)
             return read_object_range(url, self._access, *span)
+
+    def _read_member(
+        self,
+        reference: Reference,
+        archive: Hashable,
+        read: Callable[[int, int], bytes],
+        num_bytes: int,
+        max_bytes: int,
+    ) -> bytes:
+        """Return the bytes of a member of a tar or zip of `num_bytes`."""
+        assert reference.member is not None
+        if reference.is_zip:
+            return self._zips.read(archive, reference.member, read, num_bytes, max_bytes)
+        span = self._tars.span(archive, reference.member, read, num_bytes)
+        _require_fitting(span, max_bytes)
+        return read(*span)
 
     def _download(self, url: str) -> Future[bytes]:
         downloader = shared_downloader(self._access.downloads, self._access.num_processes)

@@ -8,6 +8,7 @@ r"""What a row's path or URL of a medium means.
     s3://bucket/a.jpg, gs://, az://, hf://        an object, where the caller allows its prefix
     data:image/png;base64,...                     the bytes themselves
     tar://b.jpg::a.tar                            a member of a tar, as fsspec writes it
+    zip://b.jpg::a.zip                            a member of a zip
     a.bin:4096:100                                100 bytes from byte 4096, as fairseq writes them
 
 Rows may be a stranger's, and objects are read with the user's credentials. So rows never reach
@@ -36,7 +37,7 @@ OBJECT_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory
 
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(?=//|[^/\\])")
 _SPAN = re.compile(r"(?s)(.*\.\w+):(\d{1,15}):(\d{1,15})")
-_MEMBER = "tar://"
+_MEMBER = re.compile(r"(tar|zip)://")
 _MAX_NAME_CHARS = 200
 MAX_REFERENCE_CHARS = 16_384
 """Longest path or URL. To look up one of megabytes would take hours."""
@@ -49,7 +50,9 @@ class Reference(NamedTuple):
     location: str
     """Path of a file as the row has it, or a whole URL."""
     member: str | None = None
-    """Name of a member of the tar at `location`."""
+    """Name of a member of the tar or zip at `location`."""
+    is_zip: bool = False
+    """Whether `location` is a zip and not a tar."""
     span: tuple[int, int] | None = None
     """(start, stop) in bytes, of the file at `location`."""
 
@@ -66,11 +69,12 @@ def parse_reference(text: str, access: MediaAccess) -> Reference:
         text.encode()
     except UnicodeEncodeError:  # half of a character: Python can hold it, no name can
         raise RowError("not a path or URL") from None
-    member, span = None, None
-    if text.startswith(_MEMBER):
-        member, separator, text = text.removeprefix(_MEMBER).partition("::")
+    member, span, is_zip = None, None, False
+    if (archive := _MEMBER.match(text)) is not None:
+        member, separator, text = text[archive.end() :].partition("::")
+        is_zip = archive[1] == "zip"
         if not separator or not member or not text:
-            raise RowError("not the member of a tar; write tar://MEMBER::TAR")
+            raise RowError("not a member; write tar://MEMBER::TAR or zip://MEMBER::ZIP")
     elif "::" not in text and (match := _SPAN.fullmatch(text)) is not None:
         text, start, length = match[1], int(match[2]), int(match[3])
         span = (start, start + length)
@@ -79,7 +83,7 @@ def parse_reference(text: str, access: MediaAccess) -> Reference:
     reference = _parse_location(text, access)
     if reference.source == "web" and (member or span):
         raise RowError("a part of a file that would have to be downloaded; download it first")
-    return reference._replace(member=member, span=span)
+    return reference._replace(member=member, is_zip=is_zip, span=span)
 
 
 def object_prefix(url: str, access: MediaAccess) -> str | None:
@@ -112,7 +116,9 @@ def _parse_location(text: str, access: MediaAccess) -> Reference:
     if name in ("http", "https"):
         return Reference("web", text)
     if "::" in text:
-        raise RowError("chains of URLs are not read, except for tar://MEMBER::TAR")
+        raise RowError(
+            "chains of URLs are not read, except for tar://MEMBER::TAR and zip://MEMBER::ZIP"
+        )
     return _object(text, name, access)
 
 
