@@ -160,7 +160,7 @@ class Downloader:
         partial = Partial()
         for num_tries in range(1, self._options.num_tries + 1):
             try:
-                return await self._follow(url, max_bytes, partial)
+                return await self._follow(url, max_bytes, partial, is_retry=num_tries > 1)
             except TryFailedError as error:
                 failure = error
             self.counts["failed tries"] += 1
@@ -171,13 +171,13 @@ class Downloader:
             await outage.require_network(failure.origin, failure.reason, failure.started)
         raise RowError(failure.reason)
 
-    async def _follow(self, url: str, max_bytes: int, partial: Partial) -> bytes:
+    async def _follow(self, url: str, max_bytes: int, partial: Partial, *, is_retry: bool) -> bytes:
         """Request a URL once, and follow its redirects."""
         base: str | None = None
         for _ in range(self._options.max_redirects + 1):
             try:
                 address = parse_url(url, self._allowed, base)
-                answer = await self._request(address, max_bytes, partial)
+                answer = await self._request(address, max_bytes, partial, is_retry)
             except RowError as error:
                 if base is None:
                     raise
@@ -189,19 +189,19 @@ class Downloader:
         raise RowError(f"more than {self._options.max_redirects} redirects")
 
     async def _request(
-        self, address: WebAddress, max_bytes: int, partial: Partial
+        self, address: WebAddress, max_bytes: int, partial: Partial, is_retry: bool
     ) -> bytes | Redirect:
         """Send one request when its host may get one, and note what the host does."""
         host = self._hosts.host(address.host)
         try:
             if address.ip is None:  # before the host's turn: a slow DNS server holds up nobody else
                 await self._resolver.addresses(address.host, address.port)
-            async with host.slot(), self._slots:
+            async with host.slot(is_retry=is_retry), self._slots:
                 self.counts["requests"] += 1
                 answer = await self._get(address, host, max_bytes, partial)
         except TryFailedError as failure:
             failure.origin = address.origin
-            host.failed(failure)
+            host.failed(failure, is_retry=is_retry)
             raise
         except DeadHostError:
             reason = "its host does not answer"

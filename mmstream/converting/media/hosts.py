@@ -4,6 +4,9 @@
 
 A host that asks for patience gets fewer requests for a while. One that does not answer gets one at
 a time, and after half a minute without an answer none, until a later try succeeds.
+
+URLs that hang at a healthy host are tried again when its others are done, at the end of a shard. So
+only first tries tell that a host is dead. Otherwise the good URLs of the next shard would be lost.
 """
 
 from __future__ import annotations
@@ -19,7 +22,7 @@ from mmstream.converting.media.retries import MAX_WAIT_S, TryFailedError
 __all__ = ["DeadHostError", "Host", "Hosts"]
 
 MIN_FAILURES = 8
-"""A host is dead after so many tries in a row without an answer."""
+"""A host is dead after the first tries of so many URLs in a row without an answer."""
 
 MIN_SILENCE_S = 30.0
 """And so many seconds since the first of them: a short break costs no rows."""
@@ -73,13 +76,17 @@ class Host:
         return bool(self._waiting) or self._num_requests > 1
 
     @asynccontextmanager
-    async def slot(self) -> AsyncIterator[None]:
+    async def slot(self, *, is_retry: bool = False) -> AsyncIterator[None]:
         """Wait until the host may get a request. Requests come in the order of the calls.
+
+        Args:
+            is_retry: Whether the URL was requested before. A host that has been silent for half a
+                minute gets no such request, also where it is not dead.
 
         Raises:
             DeadHostError: The host gets no request for some time.
         """
-        self._require_alive()
+        self._require_alive(is_retry)
         if self._num_running >= self.limit or self._waiting:
             turn = asyncio.get_running_loop().create_future()
             self._waiting.append(turn)
@@ -94,7 +101,7 @@ class Host:
         try:
             while (wait_s := self._resume_at - self._clock()) > 0:
                 await asyncio.sleep(wait_s)
-            self._require_alive()
+            self._require_alive(is_retry)
             self._num_requests += 1
             yield
         finally:
@@ -107,25 +114,24 @@ class Host:
         self._dead_until = 0.0
         self._limit = min(self._max_requests, self._limit + 1 / self._limit)
 
-    def failed(self, failure: TryFailedError) -> None:
+    def failed(self, failure: TryFailedError, *, is_retry: bool = False) -> None:
         """Note that a try failed."""
         now = self._clock()
         if failure.asks_patience and self._resume_at <= now:  # once for all requests that ran
             self._limit = max(1.0, self._limit / 2)
         if failure.wait_s is not None:
             self._resume_at = max(self._resume_at, now + min(failure.wait_s, MAX_WAIT_S))
-        if failure.is_answered:
+        if failure.is_answered or is_retry:
             return
         if not self._num_failures:
             self._silent_since = now
         self._num_failures += 1
-        is_silent = now - self._silent_since >= MIN_SILENCE_S
-        if self._num_failures >= MIN_FAILURES and is_silent and self._dead_until <= now:
+        if self._is_silent() and self._dead_until <= now:
             self._dead_until = now + self._rest_s
             self._rest_s = min(2 * self._rest_s, MAX_REST_S)
 
-    def _require_alive(self) -> None:
-        if self._clock() < self._dead_until:
+    def _require_alive(self, is_retry: bool) -> None:
+        if self._is_dead() or (is_retry and self._is_silent()):
             raise DeadHostError
 
     def _give_back(self) -> None:
@@ -135,6 +141,11 @@ class Host:
             if not turn.done():
                 self._num_running += 1
                 turn.set_result(None)
+
+    def _is_silent(self) -> bool:
+        """Whether first tries have had no answer for some time."""
+        silence_s = self._clock() - self._silent_since
+        return self._num_failures >= MIN_FAILURES and silence_s >= MIN_SILENCE_S
 
     def _is_dead(self) -> bool:
         return self._clock() < self._dead_until

@@ -238,6 +238,25 @@ async def test_a_host_is_dead_after_half_a_minute_of_silence() -> None:
 
 
 @in_virtual_time
+async def test_urls_that_hang_at_the_end_of_a_shard_make_no_host_dead() -> None:
+    host = new_host()
+    host.answered()
+    for _ in range(10):  # the others of the shard have come
+        host.failed(SILENT)
+    await asyncio.sleep(31)
+    for _ in range(10):
+        host.failed(SILENT, is_retry=True)
+    with pytest.raises(DeadHostError):  # nobody waits for each of their tries alone
+        async with host.slot(is_retry=True):
+            pass
+    async with host.slot():  # a good URL of the next shard
+        host.answered()
+    assert host.limit > 1
+    async with host.slot(is_retry=True):
+        pass
+
+
+@in_virtual_time
 async def test_downloads_that_wait_for_a_host_do_not_wait_for_a_dead_one() -> None:
     host, ends = new_host(1), []
 
