@@ -5,7 +5,7 @@ pictures.py, tokens.py, values.py
              what it makes of pictures, of tokens and their weights, and of other fields
 media.py     joins the videos and recordings of a step
 batching.py  settings of batches without padding: `Flat` and `Pack`
-flat.py      makes them: documents one behind the other
+flat.py      makes them: documents one behind the other; documents.py: those of samples
 mrope.py     positions of Qwen-VL: time, height and width
 valid.py     tells which tokens belong to rows that are not valid
 split.py     cuts a delivered batch into micro-batches; split_flat.py: one of documents

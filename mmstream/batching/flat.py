@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 
 from mmstream.batching.batching import DocumentMedia, Flat, Pack
 from mmstream.batching.collate import collate
+from mmstream.batching.documents import DocumentTokens, as_array, documents_of, filled_up
 from mmstream.batching.media import FEATURES, mean_rate
 from mmstream.batching.valid import mask_labels
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
@@ -37,14 +38,6 @@ _TOKEN_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
 
 PADDING_DOCUMENT_TOKENS = 1024
 """The most tokens of a padding document: attention over it costs no more than over a sample."""
-
-
-class _Tokens(NamedTuple):
-    """The tokens of a document."""
-
-    ids: IntArray
-    labels: IntArray | None
-    weights: NDArray[np.float32] | None
 
 
 class _Layout(NamedTuple):
@@ -118,10 +111,10 @@ def flatten(
         ([[5, 6, 7, 8]], [0, 3, 4])
     """
     _check_rows(rows, num_rows)
-    tokens, owners = _tokens(samples)
+    tokens, owners = documents_of(samples)
     num_tokens = sum(len(document.ids) for document in tokens)
     if settings.document_multiple_of > 1:
-        tokens = _filled_up(tokens, settings.document_multiple_of, pad_token_id)
+        tokens = filled_up(tokens, settings.document_multiple_of, pad_token_id)
     sample_rows = np.asarray(rows, dtype=np.int64)
     lengths = np.fromiter((len(document.ids) for document in tokens), np.int64, len(tokens))
     document_rows = sample_rows[owners]
@@ -169,109 +162,7 @@ def _check_rows(rows: Sequence[int], num_rows: int) -> None:
 # -- tokens -----------------------------------------------------------------------------------
 
 
-def _tokens(samples: Sequence[Sample]) -> tuple[list[_Tokens], IntArray]:
-    """Return the tokens of each document, and the number of its sample."""
-    documents: list[_Tokens] = []
-    owners: list[int] = []
-    for number, sample in enumerate(samples):
-        own = _documents_of(sample)
-        documents += own
-        owners += [number] * len(own)
-    return documents, np.asarray(owners, dtype=np.int64)
-
-
-def _filled_up(tokens: Sequence[_Tokens], multiple_of: int, pad_token_id: int) -> list[_Tokens]:
-    """Fill each document up to a multiple of tokens, without labels.
-
-    Example: a document of 5 tokens gets 3 more for a multiple of 4.
-    """
-    has_labels = any(document.labels is not None for document in tokens)
-    filled = []
-    for ids, labels, weights in tokens:
-        missing = (0, -len(ids) % multiple_of)
-        if labels is None and has_labels:
-            labels = ids
-        filled.append(
-            _Tokens(
-                np.pad(ids, missing, constant_values=pad_token_id),
-                None if labels is None else np.pad(labels, missing, constant_values=IGNORED_LABEL),
-                None if weights is None else np.pad(weights, missing),
-            )
-        )
-    return filled
-
-
-def _documents_of(sample: Sample) -> list[_Tokens]:
-    ids = sample.get("input_ids")
-    if ids is None:
-        raise ConfigError(
-            f"{_key(sample)}: no input_ids, and batches without padding are made of tokens: give "
-            "Decode a TextDecoder"
-        )
-    labels, weights = sample.get("labels"), sample.get("label_weights")
-    if _are_ids(ids, labels) and weights is None:  # as `TextDecoder` makes them
-        return [_Tokens(ids, labels, None)]
-    if not _is_several(ids):
-        return [_checked(sample, ids, labels, weights)]
-    count = len(ids)
-    for name, values in (("labels", labels), ("label_weights", weights)):
-        if values is not None and not (_is_several(values) and len(values) == count):
-            raise ConfigError(
-                f"{_key(sample)}: {count} documents in input_ids, and {name} is not a list of as "
-                "many arrays"
-            )
-    if not count:
-        raise ConfigError(f"{_key(sample)}: input_ids is an empty list: give it a document")
-    return [
-        _checked(sample, *values)
-        for values in zip(ids, labels or [None] * count, weights or [None] * count, strict=True)
-    ]
-
-
-def _are_ids(ids: Any, labels: Any) -> bool:
-    """Tell whether these are int64 arrays of one length from 1 up."""
-    return (
-        type(ids) is type(labels) is np.ndarray
-        and ids.dtype == labels.dtype == np.int64
-        and ids.shape == labels.shape
-        and ids.ndim == 1
-        and ids.size > 0
-    )
-
-
-def _is_several(value: Any) -> bool:
-    """Tell whether a field holds the tokens of several documents."""
-    return isinstance(value, list | tuple) and not any(isinstance(item, int) for item in value)
-
-
-def _checked(sample: Sample, ids: Any, labels: Any, weights: Any) -> _Tokens:
-    ids = _array(ids, np.int64)
-    if labels is not None:
-        labels = _array(labels, np.int64)
-    if weights is not None:
-        weights = _array(weights, np.float32)
-    for name, values in (("labels", labels), ("label_weights", weights)):
-        if values is not None and values.shape != ids.shape:
-            raise ConfigError(
-                f"{_key(sample)}: {len(ids)} input_ids and {name} of shape {values.shape}: a "
-                "document has one for each token"
-            )
-    if ids.ndim != 1 or not len(ids):
-        raise ConfigError(f"{_key(sample)}: input_ids of shape {ids.shape}: a document is [L]")
-    return _Tokens(ids, labels, weights)
-
-
-def _array(value: Any, dtype: Any) -> NDArray[Any]:
-    if isinstance(value, torch.Tensor):
-        value = value.cpu().numpy()
-    return np.asarray(value, dtype=dtype)
-
-
-def _key(sample: Sample) -> str:
-    return str(sample.get("__key__", "a sample"))
-
-
-def _token_fields(tokens: Sequence[_Tokens], layout: _Layout, pad_token_id: int) -> Batch:
+def _token_fields(tokens: Sequence[DocumentTokens], layout: _Layout, pad_token_id: int) -> Batch:
     """Return ids, labels and weights of labels, in the shape of the layout."""
     is_padding = np.repeat(layout.entries < 0, layout.lengths)
     fields: dict[str, NDArray[Any]] = {
@@ -402,7 +293,7 @@ def _document_fields(layout: _Layout, owners: IntArray, num_rows: int, settings:
 
 
 def _positions(
-    tokens: Sequence[_Tokens],
+    tokens: Sequence[DocumentTokens],
     samples: Sequence[Sample],
     owners: IntArray,
     layout: _Layout,
@@ -436,10 +327,10 @@ def _media_of(sample: Sample, counted_media: Collection[str]) -> DocumentMedia:
         videos = [(len(video), *_size_of(video)) for video in _listed(sample.get("video"))]
     rates = sample.get("video_fps")
     if rates is not None:
-        fps = np.atleast_1d(_array(rates, np.float64)).tolist()
+        fps = np.atleast_1d(as_array(rates, np.float64)).tolist()
     else:
         times = _listed(sample.get("video_pts_s"))
-        fps = [mean_rate(_array(video, np.float64).tolist()) for video in times]
+        fps = [mean_rate(as_array(video, np.float64).tolist()) for video in times]
     return DocumentMedia(images, videos, fps)
 
 
