@@ -63,7 +63,8 @@ def mark():
     mark = f"MMSTREAM_TEST_MARK={uuid.uuid4().hex}"
     yield mark
     for pid in marked(mark):
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
 
 
 def marked(mark: str) -> list[int]:
@@ -143,18 +144,27 @@ def test_nothing_outlives_ranks_and_torchrun_that_were_killed(
     agent = start(mark, *torchrun, script, corpus, "forkserver", phase, tmp_path)
     seen = "importing" if phase == "import" else phase
     assert wait_until((tmp_path / seen).exists, SECONDS)
-    time.sleep(1)  # the other rank comes along
-    ranks = [pid for pid in marked(mark) if parent_of(pid) == agent.pid]
+    ranks: list[int] = []
+
+    def are_all_there() -> bool:
+        ranks[:] = [pid for pid in marked(mark) if parent_of(pid) == agent.pid]
+        return len(ranks) == 2
+
+    assert wait_until(are_all_there, SECONDS)
     agent.kill()
     for pid in ranks:
-        os.kill(pid, signal.SIGKILL)
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
     agent.wait()
-    assert len(ranks) == 2
     assert wait_until(lambda: not marked(mark), ORPHAN_S), command_lines(marked(mark))
 
 
 def parent_of(pid: int) -> int:
-    return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    """The parent of a process; 0 when the process has ended."""
+    try:
+        return int(Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[1])
+    except OSError:
+        return 0
 
 
 def test_a_main_process_that_ended_is_told_from_a_later_one_with_its_number():
