@@ -2,7 +2,7 @@
 
     python -m tools.prove.convert_kills --kills 100
     python -m tools.prove.convert_kills --kills 20 --s3
-    python -m tools.prove.convert_kills --kills 10 --ray
+    python -m tools.prove.convert_kills --kills 10 --ray --longest-s 20    # Ray starts slowly
     python -m tools.prove.convert_kills --kills 20 --bake
 
 Each round converts the same rows into a new destination. It kills the whole process group with
