@@ -31,6 +31,7 @@ MOST_INDENT = 8
 @command(
     "mmstream info s3://bucket/corpus",
     groups={"Cost of a run": OPTIONS},
+    global_batch_size="--plan",
 )
 @click.argument("url", required=False)
 @click.option(

@@ -294,6 +294,7 @@ def _why_no_dataset(store: Store) -> str:
     folder = store.local_path("")
     if folder is None or Path(folder).is_dir():
         hint = _hint_at_datasets(folder) or picture_hint(folder)
+        hint = hint or "; name the folder that `mmstream convert` wrote, or one of tars"
         return f"neither {MANIFEST_NAME} nor tars in it{hint}"
     if Path(folder).is_file():
         return "a file that is no tar; `mmstream convert` makes shards of rows"
