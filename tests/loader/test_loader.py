@@ -269,14 +269,14 @@ def test_bytes_and_requests_are_counted_and_nothing_is_read_twice(corpus):
 
 
 SCRIPT = """
-import sys, time
+import sys
 import mmstream as mm
 if __name__ == "__main__":
     pipeline = mm.Pipeline(mm.open_dataset(sys.argv[1]), global_batch_size=4)
     loader = mm.Loader(pipeline, num_workers=2)
     for batch in loader:
         print("step", flush=True)
-        time.sleep(0.2)
+        sys.stdin.readline()  # until the test has looked, or has sent a signal
         if sys.argv[2] == "break": break
         if sys.argv[2] == "raise": raise ValueError("user code")
     print("left", flush=True)
@@ -300,6 +300,7 @@ def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
     before = unmapped_shared_memory()
     process = subprocess.Popen(
         [sys.executable, str(script), corpus, way],
+        stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
         text=True,
