@@ -323,7 +323,7 @@ def test_info_breaks_what_a_manifest_says_of_its_source_into_lines(mmstream, tmp
         "    version: 1\n"
         "    files:\n"
         "      x.npy: dtype uint8, shape [3, 4]\n"
-        "      txt: {}\n"
+        "      txt: none\n"
         "    rest: seed 3\n"
     )
 
