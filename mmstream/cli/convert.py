@@ -11,12 +11,12 @@ import click
 from mmstream.cli.convert_report import (
     max_rejects_of,
     max_rejects_option,
-    rows_text,
     show_end,
     show_retry,
     show_summary,
 )
 from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, command, say, usage
+from mmstream.display.markup import count_text
 
 __all__ = ["convert"]
 
@@ -448,7 +448,10 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
         note = words if html is not None else ""
         cards += [Card(words, sample, note) for sample in row.samples]
     num_rejects = sum(row.reject is not None for row in dry_rows)
-    head = f"dry run: {rows_text(len(dry_rows))}, {num_rejects:,} rejected; nothing was written"
+    head = (
+        f"dry run: {count_text(len(dry_rows), 'row')}, {num_rejects:,} rejected; "
+        "nothing was written"
+    )
     if html is not None:
         say(f"{head}; {Shown(cards_html(head, cards), head).save(html)}")
         return

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 import click
 
 from mmstream.cli.shared import PROBLEM, say, usage
+from mmstream.display.markup import count_text
 from mmstream.errors import escaped
 
 if TYPE_CHECKING:
@@ -20,7 +21,6 @@ if TYPE_CHECKING:
 __all__ = [
     "max_rejects_of",
     "max_rejects_option",
-    "rows_text",
     "show_end",
     "show_retry",
     "show_summary",
@@ -61,9 +61,8 @@ def show_end(report: ConvertReport, dest: str, max_rejects: str) -> None:
     if report.has_more_rejects_than(limit):
         say(
             f"the dataset at {dest} is complete; the exit code is {PROBLEM} because "
-            f"{report.num_rejects - report.num_left_out:,} of {rows_text(report.num_rows)} were "
-            f"rejected, and --max-rejects "
-            f"{max_rejects} allows fewer",
+            f"{report.num_rejects - report.num_left_out:,} of {count_text(report.num_rows, 'row')} "
+            f"were rejected, and --max-rejects {max_rejects} allows fewer",
             err=True,
         )
         sys.exit(PROBLEM)
@@ -99,7 +98,9 @@ def show_retry(report: ConvertReport) -> None:
 def _show_formats(report: ConvertReport) -> None:
     """Print how rows were read, if not all alike: a picture without its text is another format."""
     if len(report.formats) > 1:
-        formats = ", ".join(f"{name} ({rows_text(n)})" for name, n in report.formats.items())
+        formats = ", ".join(
+            f"{name} ({count_text(n, 'row')})" for name, n in report.formats.items()
+        )
         say(f"rows were read as: {formats}")
 
 
@@ -107,7 +108,10 @@ def _show_unread(report: ConvertReport) -> None:
     """Print the keys that nothing read, if there are some."""
     if not report.unread_keys:
         return
-    keys = [f"{escaped(key)} ({rows_text(n)})" for key, n in islice(report.unread_keys.items(), 12)]
+    keys = [
+        f"{escaped(key)} ({count_text(n, 'row')})"
+        for key, n in islice(report.unread_keys.items(), 12)
+    ]
     if len(report.unread_keys) > len(keys):
         keys.append(f"{len(report.unread_keys) - len(keys):,} others")
     say(f"keys that nothing read (kept in json): {', '.join(keys)}")
@@ -125,12 +129,7 @@ def _show_rejects(report: ConvertReport, dest: str, max_groups: int = 20) -> Non
     say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
     for group in groups[:max_groups]:
         row, reason = group.example.row, escaped(group.example.reason)
-        say(f"  {rows_text(group.num_rows)}: row {row}: {reason}")
+        say(f"  {count_text(group.num_rows, 'row')}: row {row}: {reason}")
     num_others = report.num_rejects - sum(group.num_rows for group in groups[:max_groups])
     if num_others:
-        say(f"  {rows_text(num_others)}: other reasons; see {folder}/{REPORT_NAME}")
-
-
-def rows_text(count: int) -> str:
-    """Return a number of rows: "1 row", "12,000 rows"."""
-    return f"{count:,} row{'s' * (count != 1)}"
+        say(f"  {count_text(num_others, 'row')}: other reasons; see {folder}/{REPORT_NAME}")
