@@ -57,8 +57,8 @@ def refuse_bools(**numbers: object) -> None:
     """Refuse True and False where numbers are expected. Everything else is left to other checks.
 
     Args:
-        numbers: Values by the names of their settings. Lists and tuples are looked through, two
-            levels deep.
+        numbers: Values by the names of their settings. Lists, tuples and the values of mappings
+            are looked through, two levels deep.
 
     Raises:
         ConfigError: A value is a bool, or holds one; the message names it.
@@ -70,7 +70,7 @@ def refuse_bools(**numbers: object) -> None:
         mmstream.errors.ConfigError: num_workers=True: give a number, not True or False
     """
     for name, value in numbers.items():
-        if _has_bool(value):
+        if _holds(value, (bool, np.bool_)):
             raise ConfigError(f"{name}={value!r}: give a number, not True or False")
 
 
@@ -81,7 +81,7 @@ def require_numbers(**numbers: object) -> None:
         numbers: As for `refuse_bools`, of settings that are never a word.
 
     Raises:
-        ConfigError: A value is text, or a bool, or holds a bool; the message names it.
+        ConfigError: A value is text or a bool, or holds one; the message names it.
 
     Examples:
         >>> require_numbers(num_workers="2")
@@ -90,11 +90,14 @@ def require_numbers(**numbers: object) -> None:
     """
     refuse_bools(**numbers)
     for name, value in numbers.items():
-        if isinstance(value, str):
+        if _holds(value, (str,)):
             raise ConfigError(f"{name}={value!r}: give a number, not text")
 
 
-def _has_bool(value: object, num_levels: int = 2) -> bool:
+def _holds(value: object, types: tuple[type, ...], num_levels: int = 2) -> bool:
+    """Tell whether a value is of one of the types, or holds such a value."""
+    if isinstance(value, Mapping):
+        value = list(value.values())
     if isinstance(value, tuple | list):  # a state of strangers may nest thousands of lists
-        return num_levels > 0 and any(_has_bool(item, num_levels - 1) for item in value)
-    return isinstance(value, bool | np.bool_)
+        return num_levels > 0 and any(_holds(item, types, num_levels - 1) for item in value)
+    return isinstance(value, types)

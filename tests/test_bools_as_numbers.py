@@ -13,7 +13,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import refuse_bools, require_numbers
 from tests.helpers.corpora import write_corpus
 
 
@@ -159,8 +159,8 @@ def test_flip_says_to_give_a_probability() -> None:
         mm.ImageDecoder(size=32, flip=True)
 
 
-@pytest.mark.parametrize("value", [True, np.True_, (1, True), [[False]]])
-def test_bools_are_seen_in_tuples_and_as_numpy_has_them(value: Any) -> None:
+@pytest.mark.parametrize("value", [True, np.True_, (1, True), [[False]], {"a": True}])
+def test_bools_are_seen_in_tuples_and_mappings_and_as_numpy_has_them(value: Any) -> None:
     with pytest.raises(mm.ConfigError, match=r"^side=.*: give a number, not True or False$"):
         refuse_bools(side=value)
 
@@ -168,3 +168,15 @@ def test_bools_are_seen_in_tuples_and_as_numpy_has_them(value: Any) -> None:
 @pytest.mark.parametrize("value", [1, 0, 0.5, None, "text", (1, 2), np.int64(1)])
 def test_what_is_no_bool_is_left_to_other_checks(value: Any) -> None:
     refuse_bools(side=value)
+
+
+@pytest.mark.parametrize("value", ["8", (1, "8"), [["8"]], {"a": "8"}])
+def test_text_is_seen_in_lists_and_mappings(value: Any) -> None:
+    with pytest.raises(mm.ConfigError, match=r"^side=.*'8'.*: give a number, not text$"):
+        require_numbers(side=value)
+
+
+def test_a_fraction_of_a_split_that_is_text_is_refused() -> None:
+    message = r"^splits=\{'val': '0\.1'\}: give a number, not text$"
+    with pytest.raises(mm.ConfigError, match=message):
+        mm.Splitting({"val": "0.1"})  # type: ignore[dict-item]

@@ -90,12 +90,12 @@ class Splitting:
     split_by: str | None = None
 
     def __post_init__(self) -> None:
+        require_numbers(splits=self.splits)
         for name, fraction in self.splits.items():
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) or name == "reports":
                 raise ConfigError(
                     f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
                 )
-            require_numbers(splits=[fraction])
             if not 0 < fraction <= 1:
                 raise ConfigError(
                     f"splits: {name}={fraction} is not a fraction above 0 and up to 1"
