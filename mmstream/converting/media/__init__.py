@@ -9,6 +9,7 @@ objects.py       objects in S3 and other stores
 data_urls.py     ``data:`` URLs and base64
 tar_members.py   members of tars
 zip_members.py   members of zips
+directories.py   which members an archive has: each is read once
 cut.py           some frames of a longer video
 look_ahead.py    bytes that arrive before their row's turn
 download.py      http(s), many URLs at a time

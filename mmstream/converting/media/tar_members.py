@@ -2,24 +2,20 @@
 
     references -> TAR_MEMBERS -> a span of the tar
 
-The headers of a tar are read once, and kept for the rows that follow. Rows usually name the members
-of few tars at a time.
+A tar has no directory: all its headers are read.
 """
 
 from __future__ import annotations
 
-import threading
-from collections import OrderedDict
-from collections.abc import Callable, Hashable
+from collections.abc import Hashable
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.media.directories import Directories, ReadRange, plain_name
 from mmstream.errors import ShardError
 from mmstream.tar.samples import iter_members
 
 __all__ = ["TarMembers"]
 
-MAX_KEPT_MEMBERS = 500_000
-"""Most members that are remembered, of all tars together: about 100 MB."""
 MAX_TAR_MEMBERS = 1 << 24
 """Most members of one tar."""
 
@@ -33,12 +29,9 @@ class TarMembers:
     """The members of tars that were named last. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._spans: OrderedDict[Hashable, Spans] = OrderedDict()
-        self._lock = threading.Lock()
+        self._directories = Directories(_spans)
 
-    def span(
-        self, tar: Hashable, member: str, read: Callable[[int, int], bytes], num_bytes: int
-    ) -> tuple[int, int]:
+    def span(self, tar: Hashable, member: str, read: ReadRange, num_bytes: int) -> tuple[int, int]:
         """Return where in a tar the bytes of a member are: (start, stop).
 
         Args:
@@ -51,40 +44,27 @@ class TarMembers:
         Raises:
             RowError: It is no plain tar, or it has no such file.
         """
-        with self._lock:
-            if tar not in self._spans:
-                self._spans[tar] = _spans(read, num_bytes)
-                while len(self._spans) > 1 and self._num_members() > MAX_KEPT_MEMBERS:
-                    self._spans.popitem(last=False)
-            self._spans.move_to_end(tar)
-            spans, name = self._spans[tar], _plain(member)
-            names = [name]
-            if name.endswith(".*"):
-                names += [f"{name[:-1]}{extension}" for extension in _SOUNDS]
-            span = next((spans[name] for name in names if name in spans), None)
+        spans, name = self._directories.members(tar, read, num_bytes), plain_name(member)
+        names = [name]
+        if name.endswith(".*"):
+            names += [f"{name[:-1]}{extension}" for extension in _SOUNDS]
+        span = next((spans[name] for name in names if name in spans), None)
         if span is None:
             raise RowError("no such member of the tar")
         if span[0] == span[1]:
             raise RowError("empty file")
         return span
 
-    def _num_members(self) -> int:
-        return sum(len(spans) for spans in self._spans.values())
 
-
-def _spans(read: Callable[[int, int], bytes], num_bytes: int) -> Spans:
+def _spans(read: ReadRange, num_bytes: int) -> Spans:
     spans: Spans = {}
     try:
         for member in iter_members(read, num_bytes):
             if member.is_file:
                 data_stop = member.data_offset + member.size
-                spans.setdefault(_plain(member.name), (member.data_offset, data_stop))
+                spans.setdefault(plain_name(member.name), (member.data_offset, data_stop))
             if len(spans) > MAX_TAR_MEMBERS:
                 raise RowError(f"a tar of more than {MAX_TAR_MEMBERS:,} members")
     except ShardError as error:
         raise RowError(f"not a plain tar: {error}") from None
     return spans
-
-
-def _plain(name: str) -> str:
-    return name.removeprefix("./")

@@ -2,29 +2,25 @@
 
     references -> ZIP_MEMBERS -> the bytes
 
-The directory of a zip is read once, and kept for the rows that follow. The module `zipfile` reads
-it; members are read here, by ranges and within limits. Each is stored as it is, or compressed by
-deflate, as nearly all zips are.
+The module `zipfile` reads the directory of a zip. Members are read here, by ranges and within
+limits. Each is stored as it is, or compressed by deflate, as nearly all zips are.
 """
 
 from __future__ import annotations
 
 import io
 import struct
-import threading
 import zipfile
 import zlib
-from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Hashable, Sequence
 from typing import NamedTuple
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.media.directories import Directories, ReadRange, plain_name
 from mmstream.lazy_bytes import LazyBytes
 
 __all__ = ["ZipMembers"]
 
-MAX_KEPT_MEMBERS = 500_000
-"""Most members that are remembered, of all zips together: about 200 MB."""
 MAX_DIRECTORY_BYTES = 1 << 28
 """Longest directory that is read: about two million members."""
 
@@ -32,8 +28,6 @@ _HEADER = struct.Struct("<4s22xHH")
 """What stands before a member: its mark, and the lengths of its name and of what follows that."""
 _MARK = b"PK\3\4"
 _IS_ENCRYPTED = 1
-
-ReadRange = Callable[[int, int], bytes]
 
 
 class _Member(NamedTuple):
@@ -49,8 +43,7 @@ class ZipMembers:
     """The members of zips that were named last. Safe to use from several threads."""
 
     def __init__(self) -> None:
-        self._members: OrderedDict[Hashable, dict[str, _Member]] = OrderedDict()
-        self._lock = threading.Lock()
+        self._directories = Directories(_directory)
 
     def read(
         self, archive: Hashable, name: str, read: ReadRange, num_bytes: int, max_bytes: int
@@ -68,13 +61,7 @@ class ZipMembers:
             RowError: It is no zip, or has no such file, or it is damaged, encrypted, too large, or
                 compressed in a rare way.
         """
-        with self._lock:
-            if archive not in self._members:
-                self._members[archive] = _directory(read, num_bytes)
-                while len(self._members) > 1 and self._num_members() > MAX_KEPT_MEMBERS:
-                    self._members.popitem(last=False)
-            self._members.move_to_end(archive)
-            member = self._members[archive].get(name.removeprefix("./"))
+        member = self._directories.members(archive, read, num_bytes).get(plain_name(name))
         if member is None:
             raise RowError("no such member of the zip")
         if not member.num_bytes:
@@ -82,9 +69,6 @@ class ZipMembers:
         if max(member.num_bytes, member.num_stored_bytes) > max_bytes:
             raise RowError(f"more than {max_bytes:,} bytes")
         return _data(member, read, num_bytes)
-
-    def _num_members(self) -> int:
-        return sum(len(members) for members in self._members.values())
 
 
 def _directory(read: ReadRange, num_bytes: int) -> dict[str, _Member]:
@@ -113,7 +97,7 @@ def _directory(read: ReadRange, num_bytes: int) -> dict[str, _Member]:
                         info.compress_type,
                         bool(info.flag_bits & _IS_ENCRYPTED),
                     )
-                    members.setdefault(info.filename.removeprefix("./"), member)
+                    members.setdefault(plain_name(info.filename), member)
     except (zipfile.BadZipFile, NotImplementedError, ValueError, struct.error, EOFError) as error:
         raise RowError(f"not a zip ({type(error).__name__})") from None
     return members
