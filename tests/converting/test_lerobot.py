@@ -18,6 +18,7 @@ import mmstream as mm
 from mmstream.converting.draft import FrameSpan, RowError
 from mmstream.converting.formats.formats import draft_of
 from mmstream.converting.media.cut import cut_frames
+from mmstream.converting.rows import lerobot
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.image.limits import MAX_PIXELS
 from mmstream.decoding.video.file import read_video_file
@@ -384,6 +385,20 @@ def test_a_template_leads_to_no_file_outside(tmp_path, template):
     (folder / "meta/info.json").write_text(json.dumps({**info, "data_path": template}))
     with pytest.raises(MMStreamError, match=r"none of 6 rows .*: lies outside the data set"):
         convert(folder, tmp_path / "out")
+
+
+@pytest.mark.parametrize("is_folder", [True, False])
+def test_a_folder_is_no_data_set_of_lerobot_without_a_small_file_of_features(
+    tmp_path, monkeypatch, is_folder
+):
+    monkeypatch.setattr(lerobot, "MAX_INFO_BYTES", 100)
+    path = tmp_path / "meta/info.json"
+    path.parent.mkdir()
+    if is_folder:
+        path.mkdir()
+    else:
+        path.write_text('{"codebase_version": "v3.0"}' + " " * 100)
+    assert not lerobot.is_lerobot(str(tmp_path))
 
 
 def test_a_list_of_episodes_that_is_missing_is_named(tmp_path):

@@ -9,7 +9,8 @@
     a folder or prefix -> LEROBOT -> spool
 
 The numbers of an episode are read here, and lie in the spool as npy files. Its videos are only
-named: `media.load` reads their parts. One row group of a table is in memory at a time.
+named: `media.load` reads their parts. One row group of a table is in memory at a time, and the
+whole list of version 2.
 """
 
 from __future__ import annotations
@@ -32,11 +33,14 @@ from mmstream.converting.rows.records import lines_of
 from mmstream.converting.rows.spool import NumberedRow
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
 from mmstream.storage import Store, open_store
+from mmstream.storage.store import NotAFileError, TooLargeError
 
 __all__ = ["is_lerobot", "iter_episodes"]
 
 _INFO = "meta/info.json"
 _LIST = "meta/episodes.jsonl"
+MAX_INFO_BYTES = 16 << 20
+"""Largest file that says what the features are."""
 MAX_LIST_BYTES = 1 << 30
 """Largest list of episodes of version 2."""
 _VERSION = re.compile(r"v?[23]\.\d+(\.\d+)?")
@@ -93,8 +97,9 @@ def is_lerobot(url: str) -> bool:
         StorageError: An object store failed after retries.
     """
     try:
-        msgspec.json.decode(open_store(url).read(_INFO), type=_Version)
-    except (FileNotFoundError, NotADirectoryError):
+        content = open_store(url).read(_INFO, max_bytes=MAX_INFO_BYTES)
+        msgspec.json.decode(content, type=_Version)
+    except (FileNotFoundError, NotADirectoryError, NotAFileError, TooLargeError):
         return False
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return False
@@ -125,7 +130,7 @@ def iter_episodes(url: str) -> Iterator[NumberedRow]:
 
 def _read_info(store: Store) -> _Info:
     url = store.url_of(_INFO)
-    content = store.read(_INFO)
+    content = store.read(_INFO, max_bytes=MAX_INFO_BYTES)
     version = msgspec.json.decode(content, type=_Version).codebase_version
     if not _VERSION.fullmatch(version):
         raise ConfigError(
