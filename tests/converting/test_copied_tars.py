@@ -4,21 +4,21 @@ from __future__ import annotations
 
 import bz2
 import gzip
-import io
 import lzma
-import os
 import pickle
+import random
 from pathlib import Path
 
 import fsspec
 import pyarrow as pa
 import pytest
 
-from mmstream.converting.rows import tars
+from mmstream.converting.rows import compressed
 from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.options import RowOptions
 from mmstream.dataset.index_tars import index_tars
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage.memory import MemoryStore
 from tests.helpers.convert_corpus import run, shards
 from tests.helpers.corpora import jpeg
 from tests.helpers.foreign_tars import write_tar
@@ -95,11 +95,9 @@ def test_a_compressed_tar_may_stand_among_plain_ones_under_any_name(folder, expe
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])
 def test_a_tar_may_come_from_standard_input(folder, tmp_path, monkeypatch, compress):
     run(folder / "0.tar", tmp_path / "expected")
-    read, write = os.pipe()
-    os.write(write, compress((folder / "0.tar").read_bytes()))
-    os.close(write)
-    with os.fdopen(read, "rb") as pipe:
-        monkeypatch.setattr("sys.stdin", io.TextIOWrapper(pipe))
+    (tmp_path / "stdin").write_bytes(compress((folder / "0.tar").read_bytes()))
+    with (tmp_path / "stdin").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
         run("-", tmp_path / "out")
     assert shards(tmp_path / "out") == shards(tmp_path / "expected")
 
@@ -119,7 +117,7 @@ def test_remote_tars_without_an_index_are_read_once(folder, expected, tmp_path, 
 def test_tars_that_can_be_read_where_they_lie_are_not_copied(
     folder, expected, tmp_path, bucket, monkeypatch
 ):
-    monkeypatch.setattr(tars, "download", None)
+    monkeypatch.setattr(compressed, "download", None)
     index_tars(folder)
     (folder / "mmstream.json").unlink()
     bucket.put(str(folder), "/bucket/tars", recursive=True)
@@ -162,4 +160,87 @@ def test_copies_stay_in_their_folder_whatever_the_tars_are_called(folder, tmp_pa
     Path("0.tar.gz").write_bytes((tmp_path / "packed/1.tar.gz").read_bytes())
     (tmp_path / "0.tar.gz").write_bytes((tmp_path / "packed/0.tar.gz").read_bytes())
     names = [name for name, _, _ in files_of(["0.tar.gz", "../0.tar.gz"])]
-    assert names == ["0.tar.gz"] * 5 + ["1/0.tar.gz"] * 5
+    assert names == ["0/0.tar.gz"] * 5 + ["1/0.tar.gz"] * 5
+
+
+def test_a_copy_never_takes_the_place_of_a_tar_of_the_caller(folder, tmp_path, monkeypatch, bucket):
+    data = (folder / "0.tar").read_bytes()
+    (tmp_path / "in/1").mkdir(parents=True)
+    monkeypatch.chdir(tmp_path / "in")
+    own = [Path("1/x.tar"), Path("y.tar.download")]
+    for path in own:
+        path.write_bytes(data)
+    Path("../x.tar").write_bytes(gzip.compress((folder / "1.tar").read_bytes()))
+    Path("z.tar").write_bytes(gzip.compress(data))
+    bucket.pipe_file("/bucket/y.tar", (folder / "1.tar").read_bytes())
+    assert len(files_of(["1/x.tar", "../x.tar"])) == 10
+    assert len(files_of(["y.tar.download", "memory://bucket/y.tar"])) == 10
+    assert len(files_of(["z.tar", "./z.tar"])) == 10
+    assert all(path.read_bytes() == data for path in own)
+
+
+def test_a_compressed_tar_in_a_folder_hides_nothing_that_lies_beside_it(folder, tmp_path, caplog):
+    data = gzip.compress((folder / "0.tar").read_bytes())
+    (tmp_path / "rows").mkdir()
+    (tmp_path / "rows/rows.jsonl").write_text('{"text": "t"}\n' * 3)
+    (tmp_path / "rows/backup.tar.gz").write_bytes(data)
+    with open_rows(tmp_path / "rows") as source:
+        assert source.num_rows == 3
+    assert "compressed tars are left out (1, such as backup.tar.gz)" in caplog.text
+    assert len(files_of(tmp_path / "rows", rows_as="tars")) == 5
+    for label in ("cat", "dog"):
+        (tmp_path / "pictures" / label).mkdir(parents=True)
+        (tmp_path / "pictures" / label / "1.jpg").write_bytes(jpeg(1))
+    (tmp_path / "pictures/archive.tgz").write_bytes(data)
+    with open_rows(tmp_path / "pictures") as source:
+        rows = [row.value for row in source.select(range(source.num_rows)).read()]
+    assert [row["label_name"] for row in rows] == ["cat", "dog"]
+    assert "such as archive.tgz" in caplog.text
+
+
+def test_a_tar_that_lies_in_a_folder_twice_is_read_once(folder, caplog):
+    (folder / "0.tar.gz").write_bytes(gzip.compress((folder / "0.tar").read_bytes()))
+    (folder / "1.tar.zst").write_bytes(COMPRESSORS["zst"]((folder / "1.tar").read_bytes()))
+    assert [name for name, _, _ in files_of(folder)] == ["0.tar"] * 5 + ["1.tar"] * 5
+    assert "left out (2, such as 0.tar.gz)" in caplog.text
+
+
+@pytest.mark.parametrize("names", [["0.tar", "1.tar.zst"], ["0.tar", "1.TAR"], ["0.tgz"]])
+def test_plain_tars_of_a_folder_are_read_whatever_their_endings(folder, tmp_path, names):
+    (tmp_path / "in").mkdir()
+    for number, name in enumerate(names):
+        (folder / f"{number}.tar").rename(tmp_path / "in" / name)
+    assert [name for name, _, _ in files_of(tmp_path / "in")] == [
+        name for name in names for _ in range(5)
+    ]
+
+
+@pytest.mark.parametrize("extension", COMPRESSORS)
+def test_a_compressed_tar_is_known_whose_first_block_is_large(tmp_path, extension):
+    noise = random.Random(0).randbytes(1_200_000)
+    write_tar(tmp_path / "0.tar", [("a.jpg", noise), ("b.jpg", b"1")])
+    path = tmp_path / f"0.tar.{extension}"
+    data = (tmp_path / "0.tar").read_bytes()
+    if extension == "zst":
+        path.write_bytes(pa.Codec("zstd", 19).compress(data, asbytes=True))
+    else:
+        path.write_bytes(COMPRESSORS[extension](data))
+    assert len(files_of(path)) == 2
+
+
+@pytest.mark.parametrize("name", ["BZh.txt", "BZh91AY&SY.txt"])
+def test_a_plain_tar_is_one_whatever_its_first_member_is_called(tmp_path, name):
+    write_tar(tmp_path / "0.tar", [(name, b"a text")])
+    assert len(files_of(tmp_path / "0.tar")) == 1
+
+
+def test_remote_tars_in_a_folder_that_cannot_be_listed_are_copied(
+    folder, bucket, monkeypatch, caplog
+):
+    def list_nothing(store):
+        raise StorageError(f"{store.url}: 403 Forbidden")
+
+    bucket.put(str(folder), "/bucket/tars", recursive=True)
+    monkeypatch.setattr(MemoryStore, "list", list_nothing)
+    assert len(files_of("memory://bucket/tars/0.tar")) == 5
+    assert "cannot be listed, so its tars are copied" in caplog.text

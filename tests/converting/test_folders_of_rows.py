@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import os
 
 import numpy as np
 import pyarrow as pa
@@ -171,6 +172,27 @@ def test_several_folders_and_files_are_numbered_through(tmp_path):
         {"image": "hf/1.jpg", "text": "again"},
     ]
     assert run(rows, tmp_path / "out").num_samples == 3
+
+
+def test_standard_input_may_come_with_a_folder(tmp_path, monkeypatch):
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/rows.jsonl").write_text('{"text": "of the folder"}\n')
+    (tmp_path / "stdin").write_text('{"text": "of the stream"}\n')
+    monkeypatch.chdir(tmp_path)
+    with (tmp_path / "stdin").open() as file:
+        monkeypatch.setattr("sys.stdin", file)
+        assert [row["text"] for row in values(["-", "in"])] == ["of the stream", "of the folder"]
+
+
+def test_media_that_are_no_files_are_rejected(tmp_path):
+    folder = pictures(tmp_path / "in", "a.jpg")
+    (folder / "b.jpg").symlink_to("absent")
+    os.mkfifo(folder / "c.jpg")
+    run(folder, tmp_path / "out", limit=3)
+    reasons = rejects(tmp_path / "out")
+    assert sorted(reasons) == [2, 3]
+    assert "b.jpg" in reasons[2]
+    assert "c.jpg" in reasons[3]
 
 
 def test_classes_of_several_folders_are_numbered_together(tmp_path):

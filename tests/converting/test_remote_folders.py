@@ -124,6 +124,25 @@ def test_media_of_a_folder_in_a_store_lie_in_it(tmp_path, bucket):
 
 
 @pytest.mark.s3
+def test_an_object_that_is_called_as_a_folder_is_read_too(s3, tmp_path):
+    store = open_store(f"{s3}/{tmp_path.name}/in")
+    for path in ("a.jpg", "a.jpg/b.jpg"):
+        store.write(path, jpeg(0))
+    assert [row["image"] for row in values(store.url)] == ["a.jpg", "a.jpg/b.jpg"]
+
+
+@pytest.mark.s3
+def test_a_data_set_in_a_store_is_not_listed(s3, tmp_path, monkeypatch):
+    run(pictures(tmp_path / "in", "a.jpg"), tmp_path / "ds")
+    store = open_store(f"{s3}/{tmp_path.name}/ds")
+    for path in (tmp_path / "ds").glob("*.*"):
+        store.write(path.name, path.read_bytes())
+    monkeypatch.setattr(type(store), "folders", None)
+    monkeypatch.setattr(type(store), "list", None)
+    assert len(values(store.url)) == 1
+
+
+@pytest.mark.s3
 def test_pictures_and_tars_on_a_real_s3_server(s3, tmp_path):
     folder = pictures(tmp_path / "in", "cat/1.jpg", "cat/ä b.jpg", "dog/2.jpg")
     (folder / "cat/1.txt").write_text("a cat")

@@ -18,13 +18,13 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
+from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.tarred import names_tars
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.spool import NumberedRow
-from mmstream.converting.rows.tars import is_tar_name
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.errors import ConfigError, escaped
@@ -50,6 +50,7 @@ TEXTS_AT_ONCE = 64
 _ROW_EXTENSIONS = frozenset(
     {"jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather"}
 )
+_TAR_ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _COMPRESSIONS = frozenset({"gz", "zst", "bz2", "xz"})
 _NOT_ROWS = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
@@ -68,7 +69,9 @@ class FolderContent:
     transcripts: list[str] = field(default_factory=list)
     """LibriSpeech's, which name the sounds beside them."""
     tars: list[str] = field(default_factory=list)
-    """Tars in the folder itself, compressed ones too."""
+    """Plain tars in the folder itself."""
+    packed_tars: list[str] = field(default_factory=list)
+    """Compressed tars in the folder itself."""
     has_manifest: bool = False
     """The folder is a data set of mmstream, or an unfinished one."""
     tarred: list[str] = field(default_factory=list)
@@ -89,6 +92,8 @@ class FolderContent:
         """
         if self.tars or self.has_manifest:
             return "tarred" if self.tarred else "tars"
+        if self.packed_tars and not (self.tables or self.transcripts or self.num_media):
+            return "tars"
         if self.transcripts:
             return "transcripts"
         if self.metadata and self.num_media:
@@ -102,6 +107,16 @@ class FolderContent:
         if not self.tables and not self.num_media:
             raise ConfigError(f"{folder}: holds no files of rows, no tars and no media files")
         return "tables" if self.tables else "media"
+
+    def tars_to_read(self) -> list[str]:
+        """Return the tars, sorted. Of tars that differ by their compression alone, only one.
+
+        It is the plain one, if there is one.
+        """
+        by_stem: dict[str, str] = {}
+        for name in [*self.tars, *self.packed_tars]:
+            by_stem.setdefault(_stem_of(name), name)
+        return sorted(by_stem.values())
 
 
 @dataclass(frozen=True)
@@ -132,8 +147,8 @@ def look_into(url: str) -> FolderContent:
         extension = words[-2] if len(words) > 2 and words[-1] in _COMPRESSIONS else words[-1]
         if name.endswith(".trans.txt"):
             content.transcripts.append(path)
-        elif len(parts) == 1 and is_tar_name(name):
-            content.tars.append(path)
+        elif len(parts) == 1 and name.endswith(_TAR_ENDINGS):
+            (content.tars if words[-1] == "tar" else content.packed_tars).append(path)
         elif len(parts) == 1 and name in (MANIFEST_NAME, MARKER_NAME):
             content.has_manifest = True
         elif extension in _ROW_EXTENSIONS and name not in _NOT_ROWS:
@@ -152,6 +167,12 @@ def look_into(url: str) -> FolderContent:
     else:
         content.classes = _classes_of({None: set(folders_of)}, url)
     return content
+
+
+def _stem_of(name: str) -> str:
+    """Return the name of a tar without its ending: ``0`` for ``0.tar.gz``."""
+    ending = next(ending for ending in _TAR_ENDINGS if name.lower().endswith(ending))
+    return name[: -len(ending)]
 
 
 def _classes_of(
@@ -183,15 +204,23 @@ class _File(NamedTuple):
 
 
 def _walk(store: Store, prefix: str = "") -> Iterator[_File]:
-    """Yield all files, sorted folder by folder. The names of a folder are in memory."""
+    """Yield all files, sorted folder by folder. The names of a folder are in memory.
+
+    A FIFO, a device or a link that leads nowhere counts as a file: whoever reads it, refuses it.
+    """
     stats = store.list()
     folders = set(store.folders())
-    for name in sorted({*stats, *folders}):
-        if name in folders:
-            yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/")
-        else:
+    names = {*stats, *folders}
+    local_folder = store.local_path("")
+    if local_folder is not None:
+        paths = Path(local_folder).iterdir()
+        names.update(path.name for path in paths if not path.name.startswith("."))
+    for name in sorted(names):
+        if name in stats or name not in folders:  # an object store has files called as a folder
             text = stats.get(_text_name(name))
             yield _File(f"{prefix}{name}", None if text is None else text.size)
+        if name in folders:
+            yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/")
 
 
 def _text_name(path: str) -> str:

@@ -5,6 +5,7 @@ what the caller named -> INPUTS -> files of rows, folders of media -> plain file
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -22,7 +23,8 @@ from mmstream.converting.rows.fetch import (
 )
 from mmstream.converting.rows.folders import FolderContent, MediaFolder, look_into
 from mmstream.converting.rows.lerobot import is_lerobot
-from mmstream.errors import ConfigError
+from mmstream.dataset.manifest import MANIFEST_NAME
+from mmstream.errors import ConfigError, escaped
 from mmstream.storage import is_remote, open_store, split_url
 
 __all__ = [
@@ -35,6 +37,8 @@ __all__ = [
     "is_local_folder",
     "media_folder",
 ]
+
+logger = logging.getLogger(__name__)
 
 Rows: TypeAlias = str | os.PathLike[str] | Iterable[Any]
 """What `mm.convert` takes: a path or URL, several of them, or the rows themselves."""
@@ -88,7 +92,9 @@ def _is_remote_folder(url: str) -> bool:
     if set("*?[{") & set(name) or (name and open_store(folder).exists(name)):
         return False
     store = open_store(url)
-    return not name or bool(store.list() or store.folders())
+    if not name or store.exists(MANIFEST_NAME):  # a data set may be too large to be listed
+        return True
+    return bool(store.list() or store.folders())
 
 
 def is_local_folder(url: str) -> bool:
@@ -143,14 +149,23 @@ def folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> st
         ConfigError: It holds nothing, may be read in two ways, or holds no such rows as `rows_as`.
     """
     if rows_as is None:
-        return content.kind(url)
+        kind: str = content.kind(url)
+        if content.packed_tars and kind != "tars":
+            logger.warning(
+                "%s: compressed tars are left out (%d, such as %s), since other files of rows or "
+                "media lie beside them. Read the tars with rows_as='tars'",
+                url,
+                len(content.packed_tars),
+                escaped(content.packed_tars[0]),
+            )
+        return kind
     if rows_as in ("tars", "media", "transcripts"):
         has = {
-            "tars": content.tars or content.has_manifest,
+            "tars": content.tars or content.packed_tars or content.has_manifest,
             "media": content.num_media,
             "transcripts": content.transcripts,
         }[rows_as]
-        kind: str = rows_as
+        kind = rows_as
     else:
         has = content.tables
         kind = "metadata" if content.metadata and content.num_media else "tables"

@@ -6,22 +6,23 @@ ROWS -> plan -> formats -> media -> shard
 from __future__ import annotations
 
 import errno
+import logging
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
-from mmstream.converting.rows.detect import HEAD_BYTES, require_kind
+from mmstream.converting.rows.detect import require_kind
 from mmstream.converting.rows.fetch import (
     STDIN,
     InputFile,
     download,
     expand,
     local_path,
-    read_head,
     short_names,
 )
-from mmstream.converting.rows.folders import look_into
+from mmstream.converting.rows.folders import FolderContent, look_into
 from mmstream.converting.rows.inputs import (
     Rows,
     file_names,
@@ -39,10 +40,12 @@ from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.rows.tars import are_readable, copy_tars, holds_tar
 from mmstream.dataset.manifest import MANIFEST_NAME
-from mmstream.errors import ConfigError, StorageError
+from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage import is_remote, open_store, split_url
 
 __all__ = ["open_rows"]
+
+logger = logging.getLogger(__name__)
 
 
 @contextmanager
@@ -86,12 +89,13 @@ def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
     if len(urls) == 1 and (is_remote_folder or is_local_folder(urls[0])):
         return _open_folder(urls[0], name, folder, plain_files, options)
     if any(is_local_folder(url) for url in urls):
-        return plain_files.open_inputs(inputs_of(urls, options.rows_as, root))
-    files = [
-        InputFile(url, short_name) if url != STDIN else _standard_input(folder)
-        for url, short_name in zip(urls, short_names(urls), strict=True)
-    ]
-    if holds_tar(read_head(str(files[0].copy or urls[0]), HEAD_BYTES)):
+        inputs = inputs_of(urls, options.rows_as, root)
+        return plain_files.open_inputs(
+            [_held(each, folder) if isinstance(each, InputFile) else each for each in inputs]
+        )
+    names_of_files = zip(urls, short_names(urls), strict=True)
+    files = [_held(InputFile(url, short_name), folder) for url, short_name in names_of_files]
+    if holds_tar(str(files[0].copy or urls[0])):
         require_kind(options.rows_as, "tars", urls[0])
         return _open_tars(files, name, folder, options)
     if options.rows_as == "tars":
@@ -99,9 +103,11 @@ def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
     return plain_files.open(files)
 
 
-def _standard_input(folder: Path) -> InputFile:
-    """Return standard input as a file: it can be read once only."""
-    return InputFile(STDIN, "stdin", copy=download(STDIN, folder / "stdin"))
+def _held(file: InputFile, folder: Path) -> InputFile:
+    """Return a file, standard input with a copy: it can be read once only."""
+    if file.url != STDIN:
+        return file
+    return replace(file, name="stdin", copy=download(STDIN, folder / "stdin"))
 
 
 def _open_tars(
@@ -110,7 +116,7 @@ def _open_tars(
     """Return the source of tars of samples. Those that cannot be read at any place are copied."""
     if are_readable(files):
         return SampleSource.open([file.url for file in files], name, options.limit)
-    copies = copy_tars(files, folder / "tars", options.limit)
+    copies = copy_tars(files, folder, options.limit)
     return SampleSource.open(copies, name, options.limit, is_temporary=True)
 
 
@@ -133,17 +139,30 @@ def _open_folder(
     """
     url = local_path(url).rstrip("/") or "/"
     if is_remote(url) and open_store(url).exists(MANIFEST_NAME):
-        require_kind(options.rows_as, "tars", url)  # a data set of any size: it is not listed
+        require_kind(options.rows_as, "tars", url)  # too large to be listed, perhaps
         return SampleSource.open(url, name, options.limit)
     if options.rows_as is None and is_lerobot(url):
         return plain_files.open_lerobot(url)
     content = look_into(url)
     kind = folder_kind(url, content, options.rows_as)
     if kind == "tars":
-        tars = [InputFile(f"{url}/{tar}", tar) for tar in content.tars]
-        if content.has_manifest or are_readable(tars):
+        if content.has_manifest:
             return SampleSource.open(url, name, options.limit)
-        return _open_tars(tars, name, temporary, options)
+        return _open_tars(_tars_in(url, content), name, temporary, options)
     if kind == "media":
         return plain_files.open_media(url, content)
     return plain_files.open(files_in(url, content, kind, ""))
+
+
+def _tars_in(url: str, content: FolderContent) -> list[InputFile]:
+    """Return the tars of a folder. A warning counts those that are left out."""
+    tars = content.tars_to_read()
+    doubled = sorted({*content.tars, *content.packed_tars}.difference(tars))
+    if doubled:
+        logger.warning(
+            "%s: tars of the same name but another compression are left out (%d, such as %s)",
+            url,
+            len(doubled),
+            escaped(doubled[0]),
+        )
+    return [InputFile(f"{url.rstrip('/')}/{tar}", tar) for tar in tars]

@@ -18,7 +18,7 @@ import numpy as np
 
 from mmstream.converting.rows.arrow import is_arrow, iter_arrow
 from mmstream.converting.rows.coco import iter_coco, parse_coco
-from mmstream.converting.rows.compressed import compression_of, decompress
+from mmstream.converting.rows.compressed import plain_file
 from mmstream.converting.rows.detect import (
     HEAD_BYTES,
     RowKind,
@@ -32,8 +32,6 @@ from mmstream.converting.rows.fetch import (
     SPLIT_ORDER,
     STDIN,
     InputFile,
-    download,
-    local_path,
     read_head,
     split_of,
 )
@@ -70,7 +68,6 @@ from mmstream.converting.rows.spool import NumberedRow, write_spool
 from mmstream.converting.rows.tables import iter_table
 from mmstream.converting.rows.transcripts import iter_transcripts
 from mmstream.errors import ConfigError
-from mmstream.storage import is_remote
 
 __all__ = ["PlainFiles"]
 
@@ -84,7 +81,7 @@ class PlainFiles:
         folder: Temporary folder for copies. It must live as long as the rows are read.
         name: How the plan and messages name the rows.
         options: How rows are read.
-        root: Folder that media are relative to, where it lies on this machine.
+        root: Folder or prefix that media are relative to. None: there is none.
     """
 
     def __init__(
@@ -200,7 +197,7 @@ class PlainFiles:
             require_kind(self._options.rows_as, "parquet", file.url)
             self._add_spool(iter_parquet(ParquetFile.open(file)), file, offsets)
             return
-        path = self._plain(file)
+        path = plain_file(file, self._new_path(), self._folder / "download")
         kind, delimiter = self._kind(path, file)
         if kind == "json":
             path, kind = self._unrolled(path, file.url)
@@ -240,20 +237,6 @@ class PlainFiles:
 
     def _is_temporary(self, path: Path) -> bool:
         return path.parent == self._folder
-
-    def _plain(self, file: InputFile) -> Path:
-        """Return a local, plain file with the content of a file of rows."""
-        if is_remote(file.url):
-            path = download(file.url, self._new_path())
-        else:
-            path = file.copy or Path(local_path(file.url))
-        compression = compression_of(read_head(str(path), HEAD_BYTES))
-        if compression is None:
-            return path
-        plain = decompress(path, self._new_path(), compression, file.url)
-        if self._is_temporary(path):
-            path.unlink()
-        return plain
 
     def _kind(self, path: Path, file: InputFile) -> tuple[RowKind, str]:
         rows_as = self._options.rows_as

@@ -9,30 +9,40 @@ copied too if they are remote.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import logging
+from collections.abc import Iterator, Sequence
 from pathlib import Path, PurePosixPath
 
-from mmstream.converting.rows.compressed import compression_of, decompress, plain_head
+from mmstream.converting.rows.compressed import compression_of, plain_file, plain_head
 from mmstream.converting.rows.detect import HEAD_BYTES, is_tar
-from mmstream.converting.rows.fetch import InputFile, download, local_path, read_head
+from mmstream.converting.rows.fetch import InputFile, read_head
 from mmstream.dataset.index import index_name
 from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import is_remote, open_store, split_url
 from mmstream.tar.header import BLOCK
 
-__all__ = ["are_readable", "copy_tars", "holds_tar", "is_tar_name"]
+__all__ = ["are_readable", "copy_tars", "holds_tar"]
 
-_TAR_ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
+logger = logging.getLogger(__name__)
 
-
-def is_tar_name(name: str) -> bool:
-    """Tell whether a file of a folder is called like a tar, compressed or not."""
-    return name.lower().endswith(_TAR_ENDINGS)
+_COMPRESSED_HEAD_BYTES = 1 << 20
+"""A block of bzip2 has up to 900 kB, and gives nothing before its end."""
 
 
-def holds_tar(head: bytes) -> bool:
-    """Tell by the first bytes of a file whether it is a tar, compressed or not."""
+def holds_tar(path: str) -> bool:
+    """Tell whether a file is a tar, compressed or not. Its beginning is read.
+
+    Args:
+        path: Of a local file, or a URL.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StorageError: It could not be read.
+    """
+    head = read_head(path, HEAD_BYTES)
+    if compression_of(head) is not None and len(head) == HEAD_BYTES:
+        head = read_head(path, _COMPRESSED_HEAD_BYTES)
     return is_tar(plain_head(head, 2 * BLOCK))
 
 
@@ -51,7 +61,7 @@ def are_readable(files: Sequence[InputFile]) -> bool:
             continue
         folder, name = split_url(file.url)
         if folder not in names:
-            names[folder] = set(open_store(folder).list())
+            names[folder] = _names_in(folder)
         if index_name(name) not in names[folder]:
             return False
     return True
@@ -62,7 +72,8 @@ def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> li
 
     Args:
         files: The tars.
-        folder: Where the copies are written. Messages and plans name them by their place in it.
+        folder: Temporary folder. The copies are written to its folder ``tars``. Messages and plans
+            name them by their place in that.
         limit: No more tars are read than have so many samples together.
 
     Raises:
@@ -71,12 +82,14 @@ def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> li
     """
     copies: list[str] = []
     num_samples = 0
-    for number, file in enumerate(files):
-        words = PurePosixPath(file.name).parts
-        is_safe = words and not {"/", "..", ""} & set(words)
-        path = folder / (file.name if is_safe else f"{number}/{PurePosixPath(file.name).name}")
+    for file, place in zip(files, _places(files), strict=True):
+        path = folder / "tars" / place
         path.parent.mkdir(parents=True, exist_ok=True)
-        _copy(file, path)
+        plain = plain_file(file, path, folder / "download")
+        if plain != path:
+            path.symlink_to(plain.resolve())
+        if not _is_plain(read_head(str(path), 2 * BLOCK)):
+            raise ConfigError(f"{file.url}: is no tar, and the first file is one; name tars alone")
         copies.append(str(path))
         if limit is not None:
             num_samples += len(open_dataset([path]))
@@ -85,23 +98,27 @@ def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> li
     return copies
 
 
-def _copy(file: InputFile, target: Path) -> None:
-    """Write the plain content of one tar to `target`, or link to it if it is plain and local."""
-    if file.copy is not None or not is_remote(file.url):
-        path = file.copy or Path(local_path(file.url))
-    else:
-        path = download(file.url, target.with_name(target.name + ".download"))
-    compression = compression_of(read_head(str(path), HEAD_BYTES))
-    if compression is not None:
-        decompress(path, target, compression, file.url)
-        if path != Path(local_path(file.url)):
-            path.unlink()
-    elif path.parent == target.parent:
-        path.rename(target)
-    else:
-        target.symlink_to(path.resolve())
-    if not _is_plain(read_head(str(target), 2 * BLOCK)):
-        raise ConfigError(f"{file.url}: is no tar, and the first file is one; name tars alone")
+def _names_in(folder: str) -> set[str]:
+    """Return the names in a folder of remote tars. Without the right to list it, there are none."""
+    try:
+        return set(open_store(folder).list())
+    except (StorageError, PermissionError) as error:
+        logger.warning("%s: cannot be listed, so its tars are copied: %s", folder, error)
+        return set()
+
+
+def _places(files: Sequence[InputFile]) -> Iterator[PurePosixPath]:
+    """Yield a relative path for each tar. They are different, and none is a folder of another.
+
+    They are the names of the tars where these are so. Otherwise each has a folder of its own.
+    """
+    names = [PurePosixPath(file.name) for file in files]
+    differ = len({len(name.parts) for name in names}) == 1 and len(set(names)) == len(names)
+    if differ and not any({"/", "//", ".."} & set(name.parts) for name in names):
+        yield from names
+        return
+    for number, name in enumerate(names):
+        yield PurePosixPath(str(number), name.name)
 
 
 def _is_plain(head: bytes) -> bool:
