@@ -82,8 +82,8 @@ class TransferQueue(Protocol):
     def needed(self, clock: int) -> AbstractContextManager[None]:
         """Say that the consumer waits for what has this deadline, as long as the context lasts."""
 
-    def lacks_memory(self, deadline: int) -> bool:
-        """Tell whether what has this deadline has been waited for so long that no memory comes."""
+    def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
+        """Tell whether a range has lacked memory for so long that none comes."""
 
     def cancel(self, futures: Sequence[asyncio.Future[memoryview]]) -> None:
         """Give up ranges."""
@@ -543,11 +543,12 @@ class RankReader:
 
     async def _room(self, num_bytes: int, deadline: int) -> memoryview:
         """Return memory. Where there is none, wait for it as long as transfers do."""
+        lacks_since = asyncio.get_running_loop().time()
         while True:
             try:
                 return self._new_memory(num_bytes)
             except MemoryError:
-                if self._transfers.lacks_memory(deadline):
+                if self._transfers.lacks_memory(deadline, lacks_since):
                     raise
             await asyncio.sleep(ROOM_S)
 

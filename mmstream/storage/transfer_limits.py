@@ -116,7 +116,7 @@ class TransferLimits:
     # Memory
 
     memory_s: float = 30.0
-    """Seconds in which no memory comes back while a step is waited for, before that is an error. A
+    """Seconds for which a range that a step waits for is refused memory, before that is an error. A
     worker gives memory back once it is done with its step: decoding one takes less."""
 
     # Measuring

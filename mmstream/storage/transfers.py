@@ -21,7 +21,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
-from itertools import count
+from itertools import chain, count
 from typing import NamedTuple
 
 from mmstream.errors import ConfigError, StorageError
@@ -91,6 +91,7 @@ class Transfers:
         self._num_late = 0
         self._most_attempts = 0
         self._answered_at = [self._loop.time()] * len(clients)
+        self._memory_lacks_since: float | None = None  # while the first range in the queue waits
         self._clock = 0
         self._is_clock_known = False
         self._needed: dict[int, tuple[int, float]] = {}  # deadlines that are waited for, since when
@@ -146,10 +147,20 @@ class Transfers:
         finally:
             del self._needed[number]
 
-    def lacks_memory(self, deadline: int) -> bool:
-        """Tell whether what has this deadline has been waited for so long that no memory comes."""
+    def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
+        """Tell whether a range has lacked memory for so long that none comes.
+
+        Only the time counts in which the consumer waits for it as well.
+
+        Args:
+            deadline: Of the range.
+            lacks_since: When it was first refused memory, in seconds of the event loop's clock.
+        """
         latest = self._loop.time() - self._limits.memory_s
-        return any(deadline <= clock and since <= latest for clock, since in self._needed.values())
+        return any(
+            deadline <= clock and max(waits_since, lacks_since) <= latest
+            for clock, waits_since in self._needed.values()
+        )
 
     def cancel(self, futures: Iterable[asyncio.Future[memoryview]]) -> None:
         """Give up ranges that nobody needs any more. Those that have arrived stay as they are."""
@@ -197,6 +208,7 @@ class Transfers:
         now = self._loop.time()
         num_held, num_kept = self._num_held(), self._num_kept()
         num_sent = 0
+        lacks_since, self._memory_lacks_since = self._memory_lacks_since, None
         while self._queue:
             deadline, _, transfer = self._queue[0]
             if transfer.future.done():
@@ -215,7 +227,10 @@ class Transfers:
                 num_held += self._send(transfer, now).num_permits
                 num_sent += 1
             except MemoryError as error:
-                if not self.lacks_memory(deadline):
+                if lacks_since is None or self._is_under_way(deadline):
+                    lacks_since = now  # an outage of the store is no lack of memory
+                if not self.lacks_memory(deadline, lacks_since):
+                    self._memory_lacks_since = lacks_since
                     break  # some comes back once the consumer is done with a step
                 client, name, start, stop, _ = transfer.request  # the other ranges go on
                 url = self._clients[client].url_of(name)
@@ -223,6 +238,11 @@ class Transfers:
             heapq.heappop(self._queue)
         if self._next_tick is None and (self._attempts or self._queue or self._pausing):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
+
+    def _is_under_way(self, deadline: int) -> bool:
+        """Tell whether ranges that are needed by this deadline have memory, and are waited for."""
+        transfers = chain((attempt.transfer for attempt in self._attempts), self._pausing)
+        return any(transfer.request.deadline <= deadline for transfer in transfers)
 
     def _num_held(self) -> float:
         """Return how many permits are in use."""

@@ -57,7 +57,7 @@ class FakeTransfers:
     def needed(self, clock: int) -> AbstractContextManager[None]:
         return nullcontext()
 
-    def lacks_memory(self, deadline: int) -> bool:
+    def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
         return self.is_out_of_memory
 
     def cancel(self, futures: Any) -> None:

@@ -748,6 +748,48 @@ async def test_a_range_that_a_step_waits_for_too_long_ends_without_memory():
         assert await futures[2] == DATA[2 * SIZE : 3 * SIZE]
 
 
+@pytest.mark.parametrize("comes_back", [True, False])
+@in_virtual_time
+async def test_an_outage_is_no_lack_of_memory(comes_back):
+    """Memory is refused during the outage already. The time counts from its end."""
+    pieces = Pieces(2)
+    is_away = False
+
+    def answer(_sent):
+        return Answer(0.001, error=REFUSED) if is_away else Answer(rate=40e3)
+
+    async with Store(answer, new_memory=pieces.take) as store:
+        await store.submit()  # the store has answered, so it is asked for longer
+        is_away = True
+        futures = store.submit_many(2, deadline=lambda _: 0)
+        with store.transfers.needed(0):
+            await asyncio.sleep(3 * KILO.memory_s)
+            assert not any(future.done() for future in futures)
+            is_away = False
+            assert await futures[0] == DATA[:SIZE]
+            answered = store.seconds
+            await asyncio.sleep(KILO.memory_s - 1)
+            pieces.num_left = int(comes_back)
+            if comes_back:
+                assert await futures[1] == DATA[SIZE : 2 * SIZE]
+            else:
+                with pytest.raises(MemoryError, match="no room"):
+                    await futures[1]
+                assert store.seconds >= answered + KILO.memory_s
+
+
+@in_virtual_time
+async def test_a_lack_of_memory_begins_with_the_first_refusal():
+    async with Store() as store:
+        with store.transfers.needed(0):
+            await asyncio.sleep(2 * KILO.memory_s)
+            refused = asyncio.get_running_loop().time()
+            assert not store.transfers.lacks_memory(0, refused)
+            await asyncio.sleep(KILO.memory_s)
+            assert store.transfers.lacks_memory(0, refused)
+            assert not store.transfers.lacks_memory(1, refused)
+
+
 @in_virtual_time
 async def test_a_hedge_without_memory_takes_nothing_from_the_allowance():
     is_full = False
