@@ -283,13 +283,18 @@ if __name__ == "__main__":
 """
 
 
-def unmapped_shared_memory():
-    """What lies in /dev/shm and belongs to no living process: other ones may run beside us."""
+def shared_memory_of(family):
+    """The files of /dev/shm that processes map, or that have the number of one in their name."""
     mapped = ""
-    for maps in Path("/proc").glob("[0-9]*/maps"):
+    for process in family:
         with contextlib.suppress(OSError):
-            mapped += maps.read_text()
-    return {str(path) for path in Path("/dev/shm").iterdir() if str(path) not in mapped}
+            mapped += Path(f"/proc/{process.pid}/maps").read_text()
+    numbers = {str(process.pid) for process in family}
+    return [
+        path
+        for path in Path("/dev/shm").iterdir()
+        if str(path) in mapped or numbers & set(path.name.split("_"))
+    ]
 
 
 @pytest.mark.slow
@@ -297,7 +302,6 @@ def unmapped_shared_memory():
 def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
     script = tmp_path / "run.py"
     script.write_text(SCRIPT)
-    before = unmapped_shared_memory()
     process = subprocess.Popen(
         [sys.executable, str(script), corpus, way],
         stdin=subprocess.PIPE,
@@ -309,6 +313,8 @@ def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
     assert process.stdout.readline().strip() == "step"
     family = psutil.Process(process.pid).children(recursive=True)
     assert len(family) >= 2
+    shared = shared_memory_of([psutil.Process(process.pid), *family])
+    assert shared  # the locks of queues, at least
     if way in ("interrupt", "kill"):
         sig = signal.SIGINT if way == "interrupt" else signal.SIGKILL
         (os.killpg if way == "interrupt" else os.kill)(process.pid, sig)
@@ -320,8 +326,8 @@ def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
         time.sleep(0.1)
     else:
         pytest.fail(f"still running: {[p for p in family if p.is_running()]}")
-    for _ in range(300):  # what other programs make or leave for a moment; a leak stays
-        left = unmapped_shared_memory() - before
+    for _ in range(300):  # Python's resource tracker removes what a killed process has left
+        left = [path for path in shared if path.exists()]
         if not left:
             break
         time.sleep(0.1)

@@ -244,7 +244,9 @@ def test_workers_that_start_after_the_time_limit_are_not_waited_for(tiny, monkey
 def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(tiny, caplog, context):
     with closing(make_loader(tiny)) as loader:
         next(iter(loader))  # so that the fork server has imported what takes long
-    loader = make_loader(tiny, stop_itself, multiprocessing_context=context)
+    # Worker 1 is not asked for step 5 before it has sent step 1. A process that stopped itself
+    # while one of its threads sends a batch would not finish that.
+    loader = make_loader(tiny, stop_itself, step=5, multiprocessing_context=context)
     caplog.set_level(logging.WARNING, logger="mmstream")
     batches = iter(loader)
     for _ in range(2):  # both workers have started: a busy machine takes longer than the limit
@@ -256,7 +258,7 @@ def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(tiny, capl
     assert message.startswith("worker 1 (pid ")
     for text in (
         ", state T: stopped by a signal",
-        "has not answered: step 3 of epoch 0, decoding shard-000000.tar[12] ",
+        "has not answered: step 5 of epoch 0, decoding shard-000000.tar[20] ",
         "(stall_timeout_s=4)",
     ):
         assert text in message
@@ -264,7 +266,7 @@ def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(tiny, capl
     warnings = [r.getMessage() for r in caplog.records if "worker 1 (pid" in r.getMessage()]
     assert len(warnings) >= 2
     assert "state T: stopped" in warnings[-1]
-    assert "decoding shard-000000.tar[12] " in warnings[-1]
+    assert "decoding shard-000000.tar[20] " in warnings[-1]
     assert loader._makers.workers is None
 
 

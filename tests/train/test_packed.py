@@ -173,7 +173,7 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
         assert len(expected.packs) == 3
     # On three ranks, they have equal shares, so the log says how unequal their packs are.
     cost = mm.Cost(tokens=0, squared_tokens=1)
-    loader = open_loader(config, url, decode, world=mm.World(0, 3), cost=cost)
+    loader = open_loader(config, mm.open_dataset(url), decode, world=mm.World(0, 3), cost=cost)
     next(iter(loader))
     assert loader.stats.modelled_imbalance > 1
 
