@@ -14,6 +14,7 @@ from PIL import Image
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.rows.folders import FolderContent
 from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.options import RowOptions
 from mmstream.dataset.bad_list import write_bad
@@ -193,6 +194,29 @@ def test_media_that_are_no_files_are_rejected(tmp_path):
     assert sorted(reasons) == [2, 3]
     assert "b.jpg" in reasons[2]
     assert "c.jpg" in reasons[3]
+
+
+def test_a_text_that_is_no_file_rejects_its_medium(tmp_path):
+    folder = pictures(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg")
+    (folder / "a.txt").symlink_to("absent")
+    os.mkfifo(folder / "b.txt")
+    (folder / "c.txt").write_text("a cat")
+    run(folder, tmp_path / "out", limit=3)
+    reasons = rejects(tmp_path / "out")
+    assert sorted(reasons) == [1, 2]
+    assert "a.txt: no file, or a link that leads nowhere" in reasons[1]
+    assert "b.txt: no file" in reasons[2]
+
+
+def test_plain_tars_are_never_left_out():
+    tars = FolderContent(tars=["0.TAR", "0.tar"], packed_tars=["0.tgz", "1.tar.gz", "1.tgz"])
+    assert tars.tars_to_read() == ["0.TAR", "0.tar", "1.tar.gz"]
+
+
+def test_the_counts_beside_tars_are_no_rows(tmp_path):
+    folder = pictures(tmp_path / "in", "a.jpg")
+    (folder / "sizes.json").write_text('{"0.tar": 100}')
+    assert values(folder) == [{"image": "a.jpg"}]
 
 
 def test_classes_of_several_folders_are_numbered_together(tmp_path):

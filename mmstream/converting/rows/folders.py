@@ -28,7 +28,7 @@ from mmstream.converting.rows.spool import NumberedRow
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.errors import ConfigError, escaped
-from mmstream.storage import Store, open_store
+from mmstream.storage import NotAFileError, Store, open_store
 
 __all__ = [
     "FolderContent",
@@ -54,6 +54,7 @@ _TAR_ENDINGS = (".tar", ".tgz", ".tar.gz", ".tar.zst", ".tar.bz2", ".tar.xz")
 _COMPRESSIONS = frozenset({"gz", "zst", "bz2", "xz"})
 _NOT_ROWS = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
+    | {"sizes.json"}  # counts of samples beside tars for webdataset
 )
 _MORE_IMAGES = frozenset({"tif", "tiff", "heic"})
 
@@ -111,12 +112,14 @@ class FolderContent:
     def tars_to_read(self) -> list[str]:
         """Return the tars, sorted. Of tars that differ by their compression alone, only one.
 
-        It is the plain one, if there is one.
+        It is the plain one, if there is one. Plain tars are never left out.
         """
+        plain = {_stem_of(name) for name in self.tars}
         by_stem: dict[str, str] = {}
-        for name in [*self.tars, *self.packed_tars]:
-            by_stem.setdefault(_stem_of(name), name)
-        return sorted(by_stem.values())
+        for name in self.packed_tars:
+            if _stem_of(name) not in plain:
+                by_stem.setdefault(_stem_of(name), name)
+        return sorted([*self.tars, *by_stem.values()])
 
 
 @dataclass(frozen=True)
@@ -200,7 +203,7 @@ def _classes_of(
 class _File(NamedTuple):
     path: str
     text_bytes: int | None
-    """Size of the text file of the same name beside it. None: there is none."""
+    """Size of the text file of the same name beside it. None: there is none. 0: it is no file."""
 
 
 def _walk(store: Store, prefix: str = "") -> Iterator[_File]:
@@ -217,8 +220,12 @@ def _walk(store: Store, prefix: str = "") -> Iterator[_File]:
         names.update(path.name for path in paths if not path.name.startswith("."))
     for name in sorted(names):
         if name in stats or name not in folders:  # an object store has files called as a folder
-            text = stats.get(_text_name(name))
-            yield _File(f"{prefix}{name}", None if text is None else text.size)
+            text_name = _text_name(name)
+            if text_name in stats:
+                num_bytes: int | None = stats[text_name].size
+            else:
+                num_bytes = 0 if text_name in names - folders else None
+            yield _File(f"{prefix}{name}", num_bytes)
         if name in folders:
             yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/")
 
@@ -296,6 +303,8 @@ def _text_of(store: Store, file: _File) -> str | RowError | None:
         return store.read(path).decode("utf-8-sig").strip()
     except UnicodeDecodeError:
         return RowError(f"{name}: not UTF-8")
+    except (FileNotFoundError, NotAFileError):
+        return RowError(f"{name}: no file, or a link that leads nowhere")
 
 
 def with_media_prefix(rows: Iterable[NumberedRow], prefix: str) -> Iterator[NumberedRow]:
