@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Literal, TypeAlias
 
 import msgspec
@@ -24,7 +23,7 @@ import numpy as np
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import Manifest, name_fault
-from mmstream.dataset.sealed import check_seal, read_sealed, seal
+from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.types import IntArray
@@ -59,13 +58,6 @@ MAX_BAD = 1 << 24
 
 Indexes: TypeAlias = list[int] | Literal["all"]
 """Bad samples of a shard. "all": the shard is missing or cannot be read."""
-
-
-@dataclass(frozen=True)
-class _Versioned:
-    """The field that lists of all versions have."""
-
-    version: int
 
 
 class _List(msgspec.Struct, forbid_unknown_fields=True):
@@ -121,7 +113,12 @@ def listed_as_bad(dataset: Dataset) -> IntArray:
 
 def _read_list(store: Store) -> _List:
     url = store.url_of(BAD_NAME)
-    return read_sealed(store, BAD_NAME, MAX_LIST_BYTES, lambda data: _decode(data, url))
+    return read_sealed(
+        store,
+        BAD_NAME,
+        MAX_LIST_BYTES,
+        lambda data: decode_sealed(data, url, _List, newest=LIST_VERSION, cure=_CURE),
+    )
 
 
 def read_bad(
@@ -261,20 +258,6 @@ def _without(listed: _List, names: Collection[str]) -> _List:
         {name: indexes for name, indexes in listed.bad.items() if name not in names},
         {name: indexes for name, indexes in listed.duplicates.items() if name not in names},
     )
-
-
-def _decode(data: bytes, url: str) -> _List:
-    check_seal(data, url, _CURE)
-    try:
-        version = msgspec.json.decode(data, type=_Versioned).version
-        if not 1 <= version <= LIST_VERSION:
-            raise ManifestError(
-                f"{url}: list version {version}, this mmstream reads 1 to {LIST_VERSION}; "
-                "install a newer mmstream"
-            )
-        return msgspec.json.decode(data, type=_List)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ManifestError(f"{url}: {error}; {_CURE}") from None
 
 
 def _write(store: Store, listed: _List) -> None:

@@ -16,7 +16,7 @@ from typing import Any, Literal
 
 import msgspec
 
-from mmstream.dataset.sealed import check_seal, read_sealed, seal
+from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
 from mmstream.errors import ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.tar.header import BLOCK
@@ -87,13 +87,6 @@ class IndexPart:
 
 
 @dataclass(frozen=True)
-class _Versioned:
-    """The field that manifests of all versions have."""
-
-    version: int
-
-
-@dataclass(frozen=True)
 class Manifest:
     """What a dataset consists of, in shard order."""
 
@@ -156,17 +149,7 @@ class Manifest:
             ManifestError: The manifest is damaged, malformed, of a newer version, or has impossible
                 shards.
         """
-        check_seal(data, name, _CURE)
-        try:
-            version = msgspec.json.decode(data, type=_Versioned).version
-            if version != FORMAT_VERSION:
-                raise ManifestError(
-                    f"{name}: format version {version}, this mmstream reads "
-                    f"{FORMAT_VERSION}; install a newer mmstream"
-                )
-            manifest = msgspec.json.decode(data, type=cls)
-        except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-            raise ManifestError(f"{name}: {error}; {_CURE}") from None
+        manifest = decode_sealed(data, name, cls, newest=FORMAT_VERSION, cure=_CURE)
         names = [shard.name for shard in manifest.shards]
         if len(set(names)) != len(names):
             raise ManifestError(f"{name}: a shard is named twice")

@@ -1,7 +1,7 @@
-"""The seal of a small JSON file: a checksum of its own, so that a wrong read of it is noticed.
+"""Small JSON files with a version and a seal: a checksum, so that a wrong read of one is noticed.
 
-`Manifest` and the bad list are sealed. The seal is the last key of the file, on a line of its own.
-It is the CRC-32C of all bytes before this line::
+Manifests, bad lists, measures and plans are such files. The seal is the last key of the file, on a
+line of its own. It is the CRC-32C of all bytes before this line::
 
       ]
       ,"crc32c": "0a1b2c3d"
@@ -15,14 +15,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TypeVar
 
 import crc32c
+import msgspec
 
-from mmstream.errors import ManifestError
+from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 
-__all__ = ["check_seal", "read_sealed", "seal"]
+__all__ = ["decode_sealed", "read_sealed", "seal"]
 
 T = TypeVar("T")
 
@@ -49,17 +51,40 @@ def seal(data: bytes) -> bytes:
     return body + b'  ,"crc32c": "%08x"\n}\n' % crc32c.crc32c(body, 0, 0)
 
 
-def check_seal(data: bytes, name: str, cure: str) -> None:
-    """Compare a file with its seal, if it has one.
+@dataclass(frozen=True)
+class _Versioned:
+    """The field that files of all versions have."""
+
+    version: int
+
+
+def decode_sealed(data: bytes, name: str, kind: type[T], *, newest: int, cure: str) -> T:
+    """Return what a file holds, after it was compared with its seal, if it has one.
 
     Args:
         data: The content of the file.
         name: Of the file, for messages.
+        kind: The type of the content.
+        newest: The highest version that is read.
         cure: What makes a new file, for messages.
 
     Raises:
-        ManifestError: The file is not the one that was sealed.
+        ManifestError: The file is not the one that was sealed, is malformed, or of a newer version.
     """
+    _check_seal(data, name, cure)
+    try:
+        version = msgspec.json.decode(data, type=_Versioned).version
+        if not 1 <= version <= newest:
+            raise ManifestError(
+                f"{name}: format version {version}, this mmstream reads 1 to {newest}; install a "
+                "newer mmstream"
+            )
+        return msgspec.json.decode(data, type=kind)
+    except (msgspec.MsgspecError, ConfigError, UnicodeError, RecursionError) as error:
+        raise ManifestError(f"{name}: {escaped(error)}; {cure}") from None
+
+
+def _check_seal(data: bytes, name: str, cure: str) -> None:
     match = _SEAL.search(data, max(0, len(data) - 64))
     if match is not None and int(match[1], 16) != crc32c.crc32c(data[: match.start()], 0, 0):
         raise ManifestError(

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from mmstream.dataset.manifest import ShardInfo, name_fault
-from mmstream.dataset.sealed import check_seal, read_sealed, seal
+from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.packing.array_files import ArrayInfo, open_array, remove_arrays, write_array
 from mmstream.storage import Store, open_store
@@ -53,6 +53,8 @@ COLUMNS = (
 )
 """Columns that a plan knows. Only the first must be there: without "num_documents" each sample is
 one document, and without another one all its values are 0."""
+
+FORMAT_VERSION = 1
 
 MAX_JSON_BYTES = 256 << 20
 """Largest measure.json."""
@@ -200,7 +202,9 @@ def write_measure(measure: Measure, folder: str, unusable: Sequence[bytes] = ())
         store.write(UNUSABLE_NAME, b"".join(line + b"\n" for line in unusable))
     else:
         store.remove(UNUSABLE_NAME)
-    content = _File(1, dict(measure.settings), dict(measure.details), columns, list(measure.shards))
+    content = _File(
+        FORMAT_VERSION, dict(measure.settings), dict(measure.details), columns, list(measure.shards)
+    )
     text = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
     store.write(MEASURE_NAME, seal(text))
     remove_arrays(store, {info.name for info in columns.values()})
@@ -218,7 +222,7 @@ def open_measure(folder: str) -> Measure:
         StorageError: The storage failed after retries.
     """
     store = open_store(folder)
-    file = read_sealed(store, MEASURE_NAME, MAX_JSON_BYTES, lambda data: _decode(data, store))
+    file = _read(store)
     columns = {name: open_array(store, info, "<i8") for name, info in file.columns.items()}
     try:
         return Measure(tuple(file.shards), columns, file.settings, file.details)
@@ -228,8 +232,7 @@ def open_measure(folder: str) -> Measure:
 
 def open_measure_head(folder: str) -> MeasureHead:
     """Open a measure without its columns; errors as `open_measure`."""
-    store = open_store(folder)
-    file = read_sealed(store, MEASURE_NAME, MAX_JSON_BYTES, lambda data: _decode(data, store))
+    file = _read(open_store(folder))
     return MeasureHead(tuple(file.shards), file.settings, file.details)
 
 
@@ -237,10 +240,11 @@ def _digest(settings: Mapping[str, Any]) -> str:
     return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:32]
 
 
-def _decode(data: bytes, store: Store) -> _File:
-    name = store.url_of(MEASURE_NAME)
-    check_seal(data, name, _CURE)
-    try:
-        return msgspec.json.decode(data, type=_File)
-    except (msgspec.MsgspecError, UnicodeError, RecursionError) as error:
-        raise ManifestError(f"{name}: is no measure: {escaped(error)}; {_CURE}") from None
+def _read(store: Store) -> _File:
+    url = store.url_of(MEASURE_NAME)
+    return read_sealed(
+        store,
+        MEASURE_NAME,
+        MAX_JSON_BYTES,
+        lambda data: decode_sealed(data, url, _File, newest=FORMAT_VERSION, cure=_CURE),
+    )

@@ -24,8 +24,8 @@ import numpy.typing as npt
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import ShardInfo
-from mmstream.dataset.sealed import check_seal, read_sealed, seal
-from mmstream.errors import ConfigError, ManifestError, StateError, escaped
+from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
+from mmstream.errors import ConfigError, ManifestError, StateError
 from mmstream.packing.array_files import ArrayInfo, open_array, remove_arrays, write_array
 from mmstream.packing.measure_file import is_same_shard, require_name
 from mmstream.packing.plan import PackPlan
@@ -44,6 +44,8 @@ __all__ = [
 ]
 
 PLAN_NAME = "plan.json"
+
+FORMAT_VERSION = 1
 
 MAX_JSON_BYTES = 256 << 20
 """Largest plan.json."""
@@ -117,7 +119,7 @@ def _write(plan: PackPlan, store: Store) -> None:
     }
     infos = {stem: write_array(store, stem, array) for stem, array in arrays.items()}
     content = _File(
-        version=1,
+        version=FORMAT_VERSION,
         settings=plan.settings,
         digest=plan.digest,
         arrays=infos,
@@ -191,16 +193,7 @@ def _open(store: Store, expected_digest: str | None = None) -> PackPlan:
 
 
 def _decode(data: bytes, name: str) -> tuple[_File, str]:
-    check_seal(data, name, _CURE)
-    try:
-        file = msgspec.json.decode(data, type=_File)
-    except (msgspec.MsgspecError, ConfigError, UnicodeError, RecursionError) as error:
-        raise ManifestError(f"{name}: is no plan: {escaped(error)}; {_CURE}") from None
-    if file.version != 1:
-        raise ManifestError(
-            f"{name}: format version {file.version}, this mmstream reads 1; install a newer "
-            "mmstream"
-        )
+    file = decode_sealed(data, name, _File, newest=FORMAT_VERSION, cure=_CURE)
     if missing := _DTYPES.keys() - file.arrays.keys():
         raise ManifestError(f"{name}: lists no {sorted(missing)[0]}; {_CURE}")
     return file, hashlib.sha256(data).hexdigest()

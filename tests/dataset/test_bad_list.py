@@ -168,7 +168,7 @@ def test_a_list_that_does_not_fit_is_refused_and_says_what_to_do(tmp_path, text,
 def test_a_list_of_a_newer_version_is_refused(tmp_path):
     write_tiny(tmp_path, COUNTS)
     list_bad(tmp_path, '{"version": 3, "bad": [], "more": 1}')
-    with pytest.raises(ManifestError, match=r"list version 3, .* install a newer mmstream"):
+    with pytest.raises(ManifestError, match=r"format version 3, .* install a newer mmstream"):
         mm.open_dataset(tmp_path)
 
 

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from mmstream.dataset.sealed import check_seal, read_sealed, seal
+from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
 from mmstream.errors import ManifestError
 from mmstream.storage import open_store as real
 from tests.helpers.corpora import write_corpus
@@ -53,7 +53,8 @@ def test_no_flipped_bit_of_a_manifest_passes(position: int, bit: int) -> None:
 def test_equal_manifests_have_equal_bytes_and_the_seal_is_json() -> None:
     assert MANIFEST.to_bytes() == MANIFEST.to_bytes()
     assert list(json.loads(MANIFEST.to_bytes()))[-1] == "crc32c"
-    check_seal(seal(b"{\n}\n"), "x", "cure")
+    sealed = seal(b'{\n  "version": 1\n}\n')
+    assert decode_sealed(sealed, "x", dict, newest=1, cure="cure")["version"] == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

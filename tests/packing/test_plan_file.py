@@ -91,6 +91,20 @@ def test_a_damaged_array_is_refused(plan: PackPlan, tmp_path: Path) -> None:
         open_plan(str(tmp_path))
 
 
+@pytest.mark.parametrize("kind", ["plan", "measure"])
+def test_a_file_of_a_newer_version_is_refused(plan: PackPlan, tmp_path: Path, kind: str) -> None:
+    if kind == "plan":
+        write_plan(plan, str(tmp_path))
+    else:
+        write_measure(Measure(plan.shards, {"num_tokens": np.array(LENGTHS)}), str(tmp_path))
+    file = tmp_path / f"{kind}.json"
+    content = {"version": 2, "more": json.loads(file.read_bytes())}
+    file.write_text(json.dumps(content))
+    open_it = open_plan if kind == "plan" else open_measure
+    with pytest.raises(ManifestError, match=r"format version 2, .* install a newer mmstream"):
+        open_it(str(tmp_path))
+
+
 def test_impossible_numbers_are_refused(plan: PackPlan, tmp_path: Path) -> None:
     swapped, late = plan.unit_rows.copy(), plan.unit_rows.copy()
     swapped[[1, 2]] = plan.unit_rows[[2, 1]]
