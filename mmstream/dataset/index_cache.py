@@ -24,7 +24,14 @@ from mmstream.errors import ShardError
 from mmstream.storage import ObjectStat, Store
 from mmstream.storage.new_file import create_file
 
-__all__ = ["fetch_part", "has_room", "map_cached", "part_ranges", "remove_cached"]
+__all__ = [
+    "cache_folder",
+    "fetch_part",
+    "has_room",
+    "map_cached",
+    "part_ranges",
+    "remove_cached",
+]
 
 MAX_SMALL_BYTES = 64 << 20
 """A part of at most this size comes before it is used. A larger one comes in the background."""
@@ -137,16 +144,26 @@ def _fetch(store: Store, part: IndexPart, path: Path) -> None:
 
 
 def _folder() -> Path | None:
-    """Return the folder of the files. None: there is none that only this user may change."""
+    return cache_folder("index")
+
+
+def cache_folder(*names: str) -> Path | None:
+    """Return a folder below ``~/.cache/mmstream``, or below $XDG_CACHE_HOME; make it if need be.
+
+    None: there is none that only this user may change.
+
+    Args:
+        *names: Of the folders on the way: ``"plans", "3f"`` is ``~/.cache/mmstream/plans/3f``.
+    """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         folder = root if root.is_absolute() else Path("~/.cache").expanduser()
-        for name in ("mmstream", "index"):
+        for name in ("mmstream", *names):
             folder /= name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             status = folder.lstat()
-            is_private = status.st_uid == os.geteuid() and not status.st_mode & 0o077
-            if not (stat.S_ISDIR(status.st_mode) and is_private):
+            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+            if not is_own or status.st_mode & 0o022:
                 return None
     except (OSError, RuntimeError):  # not writable, or no home
         return None

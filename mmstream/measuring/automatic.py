@@ -17,13 +17,13 @@ import logging
 import os
 import shlex
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
 
 from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index_cache import cache_folder
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.substitute import Transform
 from mmstream.display.markup import time_text
@@ -385,12 +385,6 @@ def _no_folder(dataset: Dataset) -> ConfigError:
 
 def _cache_root(dataset: Dataset) -> Store | None:
     """Return the folder of this user for the plans of a dataset. None: there is none."""
-    root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     name = hashlib.sha256(dataset.index_store.url.encode()).hexdigest()[:16]
-    try:
-        folder = root if root.is_absolute() else Path("~/.cache").expanduser()
-        folder = folder / "mmstream" / "plans" / name
-        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    except (OSError, RuntimeError):
-        return None
-    return open_store(str(folder))
+    folder = cache_folder("plans", name)
+    return None if folder is None else open_store(str(folder))

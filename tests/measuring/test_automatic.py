@@ -13,6 +13,7 @@ from tokenizers import AddedToken
 
 import mmstream as mm
 from mmstream.batching.batching import Pack
+from mmstream.dataset.index_cache import cache_folder
 from mmstream.errors import ConfigError
 from mmstream.measuring import automatic
 from mmstream.measuring.automatic import find_plan
@@ -93,6 +94,9 @@ def test_where_nothing_may_be_written_the_plan_lies_in_the_cache(
     assert plan.url.startswith(str(tmp_path / "cache"))
     monkeypatch.setattr(automatic, "measure_into", None)
     assert find_plan(mm.open_dataset(corpus), Pack(512), DECODE).url == plan.url
+    assert cache_folder("index") is not None  # it takes folders of this user alone
+    (tmp_path / "cache/mmstream/plans").chmod(0o777)
+    assert automatic._cache_root(mm.open_dataset(corpus)) is None
 
 
 def test_a_tokenizer_with_one_more_token_is_refused_where_a_plan_is_named(corpus: str) -> None:
