@@ -24,6 +24,7 @@ from torch import Tensor
 
 from mmstream.agreement import agree
 from mmstream.errors import ConfigError
+from mmstream.machine import cpu_limit, num_local_ranks
 from mmstream.world import World
 
 __all__ = [
@@ -177,9 +178,8 @@ def share_threads(num_workers: int) -> None:
     """
     if "OMP_NUM_THREADS" in os.environ:
         return
-    num_cores = len(os.sched_getaffinity(0))  # may be fewer than the machine has
-    num_ranks = int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
-    torch.set_num_threads(max(1, num_cores // num_ranks - num_workers))
+    num_cores = int(cpu_limit())  # a container may have fewer than the machine
+    torch.set_num_threads(max(1, num_cores // num_local_ranks() - num_workers))
 
 
 def _leave(number: int, _frame: FrameType | None) -> NoReturn:

@@ -72,6 +72,7 @@ class Meter:
         self._position: dict[str, Any] = {}
         self._num_unread = 0
         self._cut_text_fraction = 0.0
+        self._cache_hit_fraction: float | None = None
         self._modelled = 0.0, 0  # sum of the imbalance up to the line before, and its steps
         self._first = _Totals()  # up to the first line of metrics
         self._later = _Totals()  # after it
