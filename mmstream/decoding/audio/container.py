@@ -80,10 +80,12 @@ class ContainerSource:
             )
         return num_samples
 
-    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
+    def blocks(
+        self, start: int, stop: int, out: NDArray[np.float32] | None = None
+    ) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
         position, num_filled = -self._num_priming, 0
-        block = np.empty((self.num_channels, _BLOCK_SAMPLES), np.float32)
+        block = np.empty((self.num_channels, _BLOCK_SAMPLES), np.float32) if out is None else out.T
         for frame in self._frames():
             first, last = max(0, start - position), min(frame.samples, stop - position)
             position += frame.samples

@@ -342,13 +342,17 @@ class AudioDecoder:
             plan.start, plan.stop, plan.num_source_samples, source.sample_rate, shape.sample_rate
         )
         num_channels = self.channels or source.num_channels
+        is_changed = (source.sample_rate, source.num_channels) != (shape.sample_rate, num_channels)
         resampler = Resampler(source.sample_rate, shape.sample_rate, num_channels)
-        samples = np.zeros((shape.num_samples, num_channels), np.float32)
+        samples = np.empty((shape.num_samples, num_channels), np.float32)
         num_missing, position = piece.stop - piece.start, -piece.offset
-        for block in source.blocks(piece.start, piece.stop):
+        for block in source.blocks(piece.start, piece.stop, None if is_changed else samples):
             num_missing -= len(block)
-            mixed = _mixed(block, num_channels)
-            position = _put(resampler.resample(mixed, num_missing <= 0), samples, position)
+            if is_changed:
+                mixed = _mixed(block, num_channels)
+                position = _put(resampler.resample(mixed, num_missing <= 0), samples, position)
+            else:
+                position += len(block)
         if num_missing > _TOLERANCE_S * source.sample_rate:
             promised_s = plan.num_source_samples / source.sample_rate
             end_s = (piece.stop - num_missing) / source.sample_rate
@@ -359,7 +363,8 @@ class AudioDecoder:
         if num_missing > 0:
             silence = np.zeros((num_missing, num_channels), np.float32)
             _put(resampler.resample(silence, last=True), samples, position)
-        if not np.isfinite(samples).all():
+        # Both are NaN where a sample is. `isfinite` of all samples would take memory for each.
+        if not (np.isfinite(samples.min()) and np.isfinite(samples.max())):
             raise DecodeError("holds samples that are NaN or infinite")
         return samples
 

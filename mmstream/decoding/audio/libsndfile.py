@@ -54,12 +54,18 @@ class SoundFileSource:
     num_samples: int
     start_s: float = 0.0
 
-    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
+    def blocks(
+        self, start: int, stop: int, out: NDArray[np.float32] | None = None
+    ) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
         position = self.file.seek(start) if self.is_sought and start else 0
         while position < stop:
             end = stop if position >= start else start
-            block = self.file.read(min(end - position, _BLOCK_SAMPLES), "float32", always_2d=True)
+            last = min(end, position + _BLOCK_SAMPLES)
+            memory = None
+            if out is not None and position >= start:
+                memory = out[position - start : last - start]
+            block = self.file.read(last - position, "float32", always_2d=True, out=memory)
             self.check()
             if not len(block):
                 return
@@ -74,7 +80,7 @@ def open_sound_file(data: EncodedMedia, name: str, deadline: Deadline) -> Iterat
 
     Args:
         data: The file.
-        name: Its format, for messages.
+        name: Its format, by FFmpeg's name.
         deadline: When the time of the sample is over.
 
     Raises:
@@ -88,7 +94,7 @@ def open_sound_file(data: EncodedMedia, name: str, deadline: Deadline) -> Iterat
             yield SoundFileSource(
                 file=file,
                 check=check,
-                is_sought=file.format not in ("MP3", "OGG"),
+                is_sought=name not in ("mp3", "ogg"),
                 sample_rate=file.samplerate,
                 num_channels=file.channels,
                 num_samples=file.frames,

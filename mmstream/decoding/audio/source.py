@@ -52,11 +52,19 @@ class AudioSource(Protocol):
     def start_s(self) -> float:
         """When the first sample is heard: 0, or in a file with a video, seconds after its start."""
 
-    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
+    def blocks(
+        self, start: int, stop: int, out: NDArray[np.float32] | None = None
+    ) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`, float32 [T, num_channels], in pieces.
 
         It is called once. Together the pieces have less than ``stop - start`` samples where the
         file ends too early.
+
+        Args:
+            start: First sample.
+            stop: The sample behind the last.
+            out: Float32 [stop - start, num_channels], contiguous. The pieces are written there, and
+                are views of it. None: they are in memory of their own.
 
         Raises:
             DecodeError: The file is damaged.

@@ -46,7 +46,9 @@ class WavSource:
     """Where in the file the first number stands."""
     start_s: float = 0.0
 
-    def blocks(self, start: int, stop: int) -> Iterator[NDArray[np.float32]]:
+    def blocks(
+        self, start: int, stop: int, out: NDArray[np.float32] | None = None
+    ) -> Iterator[NDArray[np.float32]]:
         """Yield the samples from `start` to before `stop`; see `source.AudioSource`."""
         frame_bytes = self.num_channels * self.sample_bytes
         step = max(1, _BLOCK_VALUES // self.num_channels)
@@ -55,25 +57,29 @@ class WavSource:
             raw = read_range(
                 self.data, self.position + first * frame_bytes, self.position + last * frame_bytes
             )
-            yield self._floats(raw).reshape(-1, self.num_channels)
+            num_read = len(raw) // frame_bytes
+            if out is None:
+                block = np.empty((num_read, self.num_channels), np.float32)
+            else:
+                block = out[first - start : first - start + num_read]
+            self._write_floats(raw[: num_read * frame_bytes], block.reshape(-1))
+            yield block
 
-    def _floats(self, raw: bytes) -> NDArray[np.float32]:
-        """Return the numbers as float32; integers are scaled to -1 to 1."""
-        values: NDArray[np.float32]
+    def _write_floats(self, raw: bytes, out: NDArray[np.float32]) -> None:
+        """Write the numbers as float32; integers are scaled to -1 to 1."""
         scale = 2.0 ** (1 - 8 * self.sample_bytes)
         if self.codec == _FLOAT:
-            values = np.frombuffer(raw, f"<f{self.sample_bytes}").astype(np.float32)
+            out[:] = np.frombuffer(raw, f"<f{self.sample_bytes}")
         elif self.sample_bytes == 1:  # the only integers without a sign
-            levels = np.subtract(np.frombuffer(raw, np.uint8), 128.0, dtype=np.float32)
-            values = levels * np.float32(scale)
+            np.subtract(np.frombuffer(raw, np.uint8), 128.0, out=out, dtype=np.float32)
+            out *= np.float32(scale)
         elif self.sample_bytes == 3:
             wide = np.zeros((len(raw) // 3, 4), np.uint8)
             wide[:, 1:] = np.frombuffer(raw, np.uint8).reshape(-1, 3)
-            values = np.multiply(wide.view("<i4")[:, 0], scale / 256, dtype=np.float32)
+            np.multiply(wide.view("<i4")[:, 0], scale / 256, out=out, dtype=np.float32)
         else:
             integers = np.frombuffer(raw, f"<i{self.sample_bytes}")
-            values = np.multiply(integers, scale, dtype=np.float32)
-        return values
+            np.multiply(integers, scale, out=out, dtype=np.float32)
 
 
 def open_wav(data: EncodedMedia) -> WavSource | None:

@@ -143,6 +143,16 @@ def test_a_flac_that_does_not_know_its_length_is_counted() -> None:
     np.testing.assert_array_equal(NATIVE(bytes(data)), NATIVE(audio_file("flac")))
 
 
+def test_a_flac_that_ends_a_little_early_ends_in_silence() -> None:
+    data = bytearray(audio_file("flac"))
+    num_samples = int.from_bytes(data[18:26], "big") % 2**36
+    data[22:26] = (num_samples + 1000).to_bytes(4, "big")
+    samples = NATIVE(bytes(data))
+    np.testing.assert_array_equal(samples[:, :num_samples], NATIVE(audio_file("flac")))
+    assert samples.shape[1] == num_samples + 1000
+    assert not samples[:, num_samples:].any()
+
+
 def test_the_cover_of_a_song_is_no_video_and_no_harm() -> None:
     for kind in ("mp3", "m4a", "flac"):
         np.testing.assert_array_equal(

@@ -58,8 +58,9 @@ def test_damage_gives_samples_or_a_reason_and_never_another_error(kind: str) -> 
         (wav(np.zeros((9, 1), np.int16), rate=2**30), "a sample rate of 1073741824 Hz"),
         (wav(np.full((9, 1), np.nan, np.float32), code=3), "NaN or infinite"),
         (wav(np.full((9, 1), np.inf, np.float32), code=3), "NaN or infinite"),
+        (wav(np.array([[0.5], [-np.inf]], np.float32), code=3), "NaN or infinite"),
     ],
-    ids=["empty", "text", "no samples", "cut", "slow", "fast", "nan", "infinite"],
+    ids=["empty", "text", "no samples", "cut", "slow", "fast", "nan", "infinite", "below all"],
 )
 def test_odd_files_are_refused_with_their_reason(data: bytes, reason: str) -> None:
     with pytest.raises(mm.DecodeError, match=reason):
