@@ -25,6 +25,7 @@ import msgspec
 import torch
 from tqdm import tqdm
 
+from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.baking.fingerprint import (
     FINGERPRINT_NAME,
     fingerprint_of,
@@ -34,7 +35,6 @@ from mmstream.baking.fingerprint import (
 from mmstream.baking.report import BakeEstimate, BakeReport, estimate
 from mmstream.baking.samples import Baker, BatchFunction
 from mmstream.baking.shard import (
-    LEFT_OUT,
     BakeJob,
     ShardReport,
     begin_worker,
@@ -437,7 +437,7 @@ def _content(baker: Baker, fingerprint: str, reports: Sequence[ShardReport]) -> 
     num_bad = sum(report.num_bad for report in reports)
     num_samples = sum(report.info.num_samples for report in reports)
     if num_bad == num_samples:
-        reason = _first_reason(reports) or f"all raise {LEFT_OUT}"
+        reason = _first_reason(reports) or f"all raise {FILTERED}"
         raise MMStreamError(f"bake: none of {num_samples:,} samples is good; the first: {reason}")
     return BakedContent(
         fingerprint,

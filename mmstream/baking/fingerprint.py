@@ -22,6 +22,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import tensor_bytes
 from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.measuring.settings import core_without_limits
 from mmstream.pipeline import Pipeline
 
 __all__ = ["FINGERPRINT_NAME", "fingerprint_of", "first_difference", "settings_of"]
@@ -217,12 +218,9 @@ def _fields(value: Any) -> dict[str, Any]:
 
 
 def _tokenizer(tokenizer: Any) -> dict[str, Any]:
-    core = type(tokenizer.backend_tokenizer).from_str(tokenizer.backend_tokenizer.to_str())
-    core.no_padding()  # settings that a caller leaves in it
-    core.no_truncation()
     template = str(getattr(tokenizer, "chat_template", None) or "")
     return {
-        "core": _sha256(core.to_str().encode()),
+        "core": _sha256(core_without_limits(tokenizer).encode()),
         "chat_template": _sha256(template.encode()),
         "pad_token_id": tokenizer.pad_token_id,
         "eos_token_id": tokenizer.eos_token_id,

@@ -9,8 +9,9 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
+from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.baking.samples import BakedSample, Baker
-from mmstream.baking.shard import LEFT_OUT, joined_files
+from mmstream.baking.shard import joined_files
 from mmstream.decoding.stored import StoredFile
 from mmstream.display.markup import count_text, time_text
 from mmstream.tar.header import BLOCK, padded
@@ -131,7 +132,7 @@ def estimate(baker: Baker, num_samples: int) -> BakeEstimate:
             num_tried += 1
             tried_bytes += _tar_bytes(sample)
             num_bad += bool(sample.kind)
-            if sample.kind and sample.kind != LEFT_OUT:
+            if sample.kind and sample.kind != FILTERED:
                 reasons.append(sample.reason)
             files = joined_files(files, sample.files)
         seconds += time.monotonic() - begin

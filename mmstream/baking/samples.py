@@ -21,7 +21,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.shard_samples import shard_samples
 from mmstream.decoding.sample import RowMemory
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
-from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder
+from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder, one_by_one
 from mmstream.errors import (
     BUGS,
     ConfigError,
@@ -175,7 +175,7 @@ class Baker:
         planned = [refs[number] for number in read]
         lineage = BatchLineage(epoch, shift, 0, planned, [True] * len(read), planned)
         step = RawStep(lineage, [chunk[number] for number in read])
-        prepared = rows.prepare(step, _one_by_one)
+        prepared = rows.prepare(step, one_by_one)
         decoded = {}
         for position, number in enumerate(read):
             document = rows.planned(step, position, prepared[position], RowMemory({}, {}))
@@ -330,10 +330,6 @@ def _chunks(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
             chunk, num_bytes = [], 0
     if chunk:
         yield chunk
-
-
-def _one_by_one(function: Callable[[int], Any], outcomes: Sequence[Outcome]) -> list[Any]:
-    return [function(number) for number in range(len(outcomes))]
 
 
 def _require_same(sample: Sample, encoded: Mapping[str, tuple[bytes, StoredFile]]) -> None:

@@ -13,6 +13,7 @@ from typing import BinaryIO, ClassVar, cast
 
 import msgspec
 
+from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.baking.samples import Baker
 from mmstream.converting.hashed_file import HashedFile
 from mmstream.converting.rejects import report_name
@@ -27,16 +28,12 @@ from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 
 __all__ = [
-    "LEFT_OUT",
     "BakeJob",
     "ShardReport",
     "begin_worker",
     "joined_files",
     "write_shard",
 ]
-
-LEFT_OUT = "SkipSample"
-"""The kind of samples that a filter leaves out. They are no fault."""
 
 
 class ShardReport(msgspec.Struct, frozen=True):
@@ -129,7 +126,7 @@ def _write(job: BakeJob, shard: int, name: str) -> ShardReport:
             writer.add(sample.key, sample.members)
             if sample.kind:
                 kinds[sample.kind] += 1
-                if sample.kind != LEFT_OUT:
+                if sample.kind != FILTERED:
                     first_reason = first_reason or sample.reason
         writer.close()
         sha256 = hashed.close()
@@ -138,7 +135,7 @@ def _write(job: BakeJob, shard: int, name: str) -> ShardReport:
     job.store.write(index_name(name), index)
     job.store.write(checksums_name(name), encode_checksums(writer.checksums, index))
     info = ShardInfo(name, len(writer.offsets) - 1, writer.num_bytes, sha256)
-    report = ShardReport(info, files, kinds.total(), kinds[LEFT_OUT], first_reason)
+    report = ShardReport(info, files, kinds.total(), kinds[FILTERED], first_reason)
     stored = msgspec.to_builtins(report)
     del stored["reused"]
     job.lock.require()

@@ -39,9 +39,9 @@ from mmstream.decoding.fields import (
 )
 from mmstream.errors import DecodeError, ShardError
 from mmstream.process_pool import run_in_processes
-from mmstream.types import IntArray, Sample, SampleLineage
+from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
 
-__all__ = ["Fact", "FactsWriter", "fact_of", "facts_name", "read_facts", "sample_of", "write_facts"]
+__all__ = ["Fact", "FactsWriter", "fact_of", "facts_name", "read_facts", "write_facts"]
 
 COMPRESSION = 1
 """Level of zlib. Higher levels take longer and save little."""
@@ -59,6 +59,16 @@ class Fact(msgspec.Struct, array_like=True, frozen=True, gc=False):
     key: str
     fields: dict[str, bytes]
     """Its files: texts, and headers in place of pictures."""
+
+    def sample(self, url: str, ref: SampleRef) -> Sample:
+        """Return the facts as the sample that a dataset would read.
+
+        Args:
+            url: Of the shard.
+            ref: (shard, index) of the sample.
+        """
+        lineage = SampleLineage(*ref)
+        return {"__key__": self.key, "__url__": url, **self.fields, "__lineage__": lineage}
 
 
 class _File(msgspec.Struct, array_like=True):
@@ -166,16 +176,6 @@ _START = b"\xff\xd8\xff\xc0\0\x11\x08"
 _COMPONENTS = b"\3\1\x11\0\2\x11\0\3\x11\0"
 _SCAN = b"\xff\xda\0\x0c\3\1\0\2\0\3\0\0\x3f\0"
 """Start of scan, where a reader of sizes ends."""
-
-
-def sample_of(fact: Fact, dataset: Dataset, shard: int, index: int) -> Sample:
-    """Return facts as the sample that a dataset would read."""
-    return {
-        "__key__": fact.key,
-        "__url__": dataset.url_of(shard),
-        **fact.fields,
-        "__lineage__": SampleLineage(shard, index),
-    }
 
 
 def read_facts(dataset: Dataset, shard: int) -> list[Fact | None]:

@@ -6,7 +6,7 @@ the dataset that `locate` names.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, Protocol, TypeAlias, runtime_checkable
 
@@ -24,6 +24,7 @@ __all__ = [
     "ShardSource",
     "datasets_of",
     "is_behind_network",
+    "load_indexes",
     "numbered_datasets",
     "read_ranges",
     "read_sample",
@@ -81,6 +82,15 @@ def is_behind_network(dataset: Dataset) -> bool:
     """Tell whether reads of a dataset mostly wait for a network."""
     store = dataset.store
     return isinstance(store, SharedStore) or (store.access.concurrent and is_remote(store.url))
+
+
+def load_indexes(source: ShardSource, shards: Iterable[int]) -> int:
+    """Fetch the indexes of shards, all of a dataset side by side. See `Dataset.load_indexes`."""
+    by_dataset: dict[int, tuple[Dataset, list[int]]] = {}
+    for shard in shards:
+        _, dataset, local_shard = source.locate(shard)
+        by_dataset.setdefault(id(dataset), (dataset, []))[1].append(local_shard)
+    return sum(dataset.load_indexes(local) for dataset, local in by_dataset.values())
 
 
 def refs_of(source: ShardSource, positions: IntArray) -> list[SampleRef]:

@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 from tqdm import tqdm
 
-from mmstream.dataset.source import ShardSource, read_sample, refs_of
+from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs_of
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.fields import (
     AUDIO_EXTENSIONS,
@@ -220,7 +220,7 @@ def statistics(
     for kind in sorted(text.needs_shapes) if text is not None else ():
         raise ConfigError(f"statistics: {kind}_length is a function; give a TextDecoder without it")
     addresses = _addresses(dataset, num_samples, seed)
-    _load_indexes(dataset, addresses)
+    load_indexes(dataset, [shard for (shard, _), _ in addresses])
     records = _records(dataset, addresses, num_threads, progress)
     total = _Total()
     while batch := list(islice(records, TEXTS_AT_ONCE)):
@@ -286,18 +286,6 @@ def _addresses(dataset: ShardSource, num_samples: int, seed: int) -> list[_Addre
         _Address((shard, index), where(dataset.name_of(shard), index))
         for shard, index in refs_of(dataset, positions)
     ]
-
-
-def _load_indexes(dataset: ShardSource, addresses: Sequence[_Address]) -> None:
-    """Fetch the indexes of all shards side by side."""
-    by_dataset: dict[int, tuple[Any, dict[int, None]]] = {}
-    for (shard, _), _ in addresses:
-        location = dataset.locate(shard)
-        by_dataset.setdefault(id(location.dataset), (location.dataset, {}))[1][location.shard] = (
-            None
-        )
-    for each, shards in by_dataset.values():
-        each.load_indexes(list(shards))
 
 
 def _records(

@@ -60,6 +60,7 @@ __all__ = [
     "RowDecoder",
     "SideBySide",
     "Transform",
+    "one_by_one",
 ]
 
 Transform: TypeAlias = Callable[[Sample], Sample]
@@ -80,6 +81,11 @@ ORIGIN_FIELDS = (
     *(LOSS_FIELD, CPU_VIDEOS_FIELD),
 )
 """Where a sample comes from, and what became of it. A transform cannot change these fields."""
+
+
+def one_by_one(function: Callable[[int], Any], outcomes: Sequence[Outcome]) -> list[Any]:
+    """Call a function with the position of each raw sample, as `SideBySide`, in this thread."""
+    return [function(position) for position in range(len(outcomes))]
 
 
 class Lookup(Protocol):

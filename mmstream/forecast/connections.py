@@ -16,7 +16,6 @@ import os
 import random
 import threading
 import time
-from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -27,7 +26,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.dataset.source import ShardSource, datasets_of, load_indexes
 from mmstream.errors import ShardError, StorageError
 from mmstream.order import AnyOrder
 from mmstream.reading.held import SampleRange
@@ -43,7 +42,6 @@ __all__ = [
     "ReadRange",
     "cached_share",
     "drop_caches",
-    "load_indexes",
     "measure_connections",
     "planned_ranges",
 ]
@@ -183,18 +181,6 @@ def _windows(order: AnyOrder, rows: tuple[int, int], rng: random.Random) -> Iter
         for number in fresh[:4]:
             seen.add(number)
             yield number
-
-
-def load_indexes(source: ShardSource, shards: Sequence[int]) -> None:
-    """Fetch indexes side by side."""
-    by_dataset: defaultdict[int, list[int]] = defaultdict(list)
-    datasets = {}
-    for shard in shards:
-        location = source.locate(shard)
-        datasets[id(location.dataset)] = location.dataset
-        by_dataset[id(location.dataset)].append(location.shard)
-    for number, of_dataset in by_dataset.items():
-        datasets[number].load_indexes(of_dataset)
 
 
 def measure_connections(

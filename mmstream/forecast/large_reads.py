@@ -9,19 +9,16 @@ the plan.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
 from contextlib import suppress
 from itertools import compress
-from typing import Any, TypeVar
 
 import numpy as np
 
 from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.dataset.source import ShardSource
+from mmstream.dataset.source import ShardSource, load_indexes
 from mmstream.decoding.sample import RowMemory
-from mmstream.decoding.substitute import RowDecoder
+from mmstream.decoding.substitute import RowDecoder, one_by_one
 from mmstream.errors import SampleError, ShardError
-from mmstream.forecast.connections import load_indexes
 from mmstream.forecast.reads import LargeReads, MeasuredReads, Reads, some
 from mmstream.order import AnyOrder
 from mmstream.pipeline import Pipeline, large_files_of
@@ -34,8 +31,6 @@ from mmstream.reading.step import BatchLineage, RawStep
 from mmstream.types import SampleRef
 
 __all__ = ["measure_large_reads"]
-
-T = TypeVar("T")
 
 NUM_SAMPLES = 16
 """Samples that are decoded."""
@@ -82,7 +77,7 @@ def measure_large_reads(
         held = fetcher.fetch([ref])
         fetcher.pop_counts()  # its first bytes
         step = RawStep(BatchLineage(0, 0, 0, [ref], [True], [ref]), [held.take(0)])
-        (prepared,) = decode_row.prepare(step, _one_by_one)
+        (prepared,) = decode_row.prepare(step, one_by_one)
         document = decode_row.planned(step, 0, prepared, RowMemory({}, {}))
         num_bytes, num_requests = fetcher.pop_counts()
         if document.refusal is not None:  # it was read twice, and another one takes its row
@@ -111,7 +106,3 @@ def _large_refs(source: ShardSource, order: AnyOrder, least_bytes: int) -> list[
             bounds = location.dataset.bounds(location.shard, indexes[positions])
             is_large[positions] = first_bytes(bounds, least_bytes)[1]
     return list(compress(drawn, is_large))
-
-
-def _one_by_one(function: Callable[[int], T], items: Sequence[Any]) -> list[T]:
-    return [function(number) for number in range(len(items))]

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -28,7 +28,7 @@ from mmstream.decoding.sample import (
     measure_sample,
     parse_fields,
 )
-from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform
+from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform, one_by_one
 from mmstream.decoding.text.decoder import DecodedText, TextLengths
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
 from mmstream.packing.measure_file import COLUMNS
@@ -195,7 +195,7 @@ class Counter:
         )
         planned = list(refs)
         lineage = BatchLineage(epoch, 0, 0, planned, [True] * len(planned), planned)
-        prepared = rows.prepare(RawStep(lineage, list(outcomes)), _one_by_one)
+        prepared = rows.prepare(RawStep(lineage, list(outcomes)), one_by_one)
         results = []
         for outcome, entry in zip(outcomes, prepared, strict=True):
             try:
@@ -304,10 +304,6 @@ def batches(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
 
 def _unusable(reason: str) -> SampleLengths:
     return SampleLengths((-1, *[0] * (len(COLUMNS) - 1)), reason)
-
-
-def _one_by_one(function: Callable[[int], Any], outcomes: Sequence[Outcome]) -> list[Any]:
-    return [function(number) for number in range(len(outcomes))]
 
 
 class _Draws(NamedTuple):

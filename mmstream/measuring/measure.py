@@ -21,7 +21,7 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import Fact, facts_name, read_facts, sample_of
+from mmstream.dataset.facts import Fact, facts_name, read_facts
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.shard_samples import shard_samples
 from mmstream.decoding.decode import Decode
@@ -329,11 +329,9 @@ def _samples(work: Work, shard: int) -> Iterator[Outcome]:
     if facts is None:
         yield from shard_samples(dataset, shard)
         return
+    url = dataset.url_of(shard)
     for index, fact in enumerate(facts):
-        if fact is not None:
-            yield sample_of(fact, dataset, shard, index)
-            continue
-        yield _read(dataset, shard, index)
+        yield _read(dataset, shard, index) if fact is None else fact.sample(url, (shard, index))
 
 
 def _facts(work: Work, shard: int) -> list[Fact | None] | None:
@@ -346,16 +344,16 @@ def _facts(work: Work, shard: int) -> list[Fact | None] | None:
     except ShardError as error:
         logger.warning("%s; the shard is read instead", error)
         return None
-    known = [index for index, fact in enumerate(facts) if fact is not None]
+    known = [(index, fact) for index, fact in enumerate(facts) if fact is not None]
     if 2 * len(known) < len(facts):
         return None  # most samples would be read one by one
     checked = known[:: max(1, len(known) // CHECKED_FACTS)][:CHECKED_FACTS]
-    refs = [(shard, index) for index in checked]
-    by_facts = [sample_of(facts[index], dataset, shard, index) for index in checked]  # type: ignore[arg-type]
+    refs = [(shard, index) for index, _ in checked]
+    by_facts = [fact.sample(dataset.url_of(shard), (shard, index)) for index, fact in checked]
     epoch = (work.epochs or (0,))[0]
     lengths = [
         work.counter.lengths(samples, refs, dataset.name_of, work.seed, epoch)
-        for samples in (by_facts, [_read(dataset, shard, index) for index in checked])
+        for samples in (by_facts, [_read(dataset, *ref) for ref in refs])
     ]
     for ref, fast, whole in zip(refs, *lengths, strict=True):
         if fast.values != whole.values:

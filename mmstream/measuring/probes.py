@@ -29,7 +29,7 @@ from mmstream.errors import ManifestError, SampleError, escaped, where
 from mmstream.measuring.lengths import Counter, SampleLengths
 from mmstream.measuring.settings import differing_settings, library_versions, settings_of
 from mmstream.packing.measure_file import COLUMNS, Measure, MeasureHead
-from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
+from mmstream.types import IntArray, Sample, SampleRef
 
 __all__ = ["MAX_KINDS", "difference", "encode_probes", "kind_of", "probes_of"]
 
@@ -140,7 +140,7 @@ def probes_of(
     with ThreadPoolExecutor(NUM_THREADS) as pool:
         facts = list(pool.map(read, refs))
     read_refs = [(ref, fact) for ref, fact in zip(refs, facts, strict=True) if fact is not None]
-    samples = [_sample(fact, dataset.url_of(ref[0]), ref) for ref, fact in read_refs]
+    samples = [fact.sample(dataset.url_of(ref[0]), ref) for ref, fact in read_refs]
     name_of = dataset.name_of
     lengths = counter.decoded_lengths(samples, [ref for ref, _ in read_refs], name_of, seed, epoch)
     return [
@@ -169,15 +169,6 @@ def _positions(values: IntArray, kinds: Iterable[int]) -> IntArray:
     is_usable = set(usable.tolist())
     chosen += [position for position in kinds if position in is_usable]
     return np.unique([*spread.tolist(), *chosen[:NUM_CHOSEN]]).astype(np.int64)
-
-
-def _sample(fact: Fact, url: str, ref: SampleRef) -> Sample:
-    return {
-        "__key__": fact.key,
-        "__url__": url,
-        **fact.fields,
-        "__lineage__": SampleLineage(*ref),
-    }
 
 
 def encode_probes(probes: Sequence[Probe]) -> str:
@@ -219,9 +210,7 @@ def difference(measure: Measure | MeasureHead, counter: Counter) -> str | None:
     epochs = settings.get("epochs") or [0]
     numbers = {shard.name: number for number, shard in enumerate(measure.shards)}
     refs = [(numbers.get(probe.shard, 0), probe.index) for probe in probes]
-    samples = [
-        _sample(probe.fact, probe.shard, ref) for probe, ref in zip(probes, refs, strict=True)
-    ]
+    samples = [probe.fact.sample(probe.shard, ref) for probe, ref in zip(probes, refs, strict=True)]
     names = {ref[0]: probe.shard for probe, ref in zip(probes, refs, strict=True)}
     lengths = counter.decoded_lengths(
         samples, refs, names.__getitem__, int(settings.get("seed") or 0), int(epochs[0])

@@ -17,7 +17,7 @@ from mmstream.decoding.decode import Decode
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.measuring.lengths import Counter
 
-__all__ = ["differing_settings", "library_versions", "settings_of"]
+__all__ = ["core_without_limits", "differing_settings", "library_versions", "settings_of"]
 
 _LIBRARIES = ("mmstream", "tokenizers", "transformers")
 
@@ -56,9 +56,8 @@ def settings_of(
     text = decode.text
     assert text is not None
     tokenizer = text.tokenizer
-    core = tokenizer.backend_tokenizer
     return {
-        "tokenizer": _sha256(_without_limits(core)),
+        "tokenizer": _sha256(core_without_limits(tokenizer)),
         "chat_template": _sha256(str(getattr(tokenizer, "chat_template", None) or "")),
         "text": _fields(text, _OTHER_FIELDS),
         "image": None if decode.image is None else _fields(decode.image, _NO_LENGTH),
@@ -98,8 +97,9 @@ def differing_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[s
     return names
 
 
-def _without_limits(core: Any) -> str:
+def core_without_limits(tokenizer: Any) -> str:
     """Return what a tokenizer's core is, without the settings that a caller leaves in it."""
+    core = tokenizer.backend_tokenizer
     copy = type(core).from_str(core.to_str())
     copy.no_padding()
     copy.no_truncation()

@@ -26,7 +26,7 @@ import numpy as np
 
 from mmstream.dataset.checksums import wrong_samples
 from mmstream.dataset.dataset import Dataset, SampleBounds
-from mmstream.dataset.source import ShardSource
+from mmstream.dataset.source import ShardSource, load_indexes
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.arrived import Arrived, CachedSample, StepSamples
@@ -343,15 +343,7 @@ class RankReader:
             The new ranges, the number of requests for indexes, and how many of them came wrong.
         """
         self._num_wrong_indexes = 0
-        by_dataset = defaultdict[int, list[int]](list)
-        datasets: dict[int, Dataset] = {}
-        for shard in plan.shards_ahead(num_steps):
-            location = self._source.locate(shard)
-            datasets[id(location.dataset)] = location.dataset
-            by_dataset[id(location.dataset)].append(location.shard)
-        num_requests = sum(
-            datasets[number].load_indexes(shards) for number, shards in by_dataset.items()
-        )
+        num_requests = load_indexes(self._source, plan.shards_ahead(num_steps))
         ranges = [planned for _ in range(num_steps) for planned in plan.plan_step()]
         return ranges, num_requests, self._num_wrong_indexes
 
