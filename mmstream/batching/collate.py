@@ -13,11 +13,11 @@ from itertools import chain
 
 import torch
 
-from mmstream.batching.media import TakeMemory, join_audio, join_videos
+from mmstream.batching.media import join_audio, join_videos
 from mmstream.batching.pictures import are_pictures, join_pictures, stack_pictures
 from mmstream.batching.tokens import are_tokens, is_ids, pad_tokens, pad_weights
 from mmstream.batching.valid import mask_labels
-from mmstream.batching.values import as_tensor, join_values, stack_values
+from mmstream.batching.values import TakeMemory, as_tensor, join_values, stack_values
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch, Sample

@@ -10,7 +10,7 @@ Padding is made of documents too, so that no token of it sees a token of a sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import pairwise
 from typing import Any, NamedTuple
 
@@ -23,6 +23,7 @@ from mmstream.batching.collate import collate
 from mmstream.batching.documents import DocumentTokens, as_array, documents_of, filled_up
 from mmstream.batching.media import FEATURES, mean_rate
 from mmstream.batching.valid import mask_labels
+from mmstream.batching.values import as_list
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
@@ -322,20 +323,16 @@ def _media_of(sample: Sample, counted_media: Collection[str]) -> DocumentMedia:
     images: list[tuple[int, int]] = []
     videos: list[tuple[int, int, int]] = []
     if "image" in counted_media:
-        images = [_size_of(image) for image in _listed(sample.get("image"))]
+        images = [_size_of(image) for image in as_list(sample.get("image"))]
     if "video" in counted_media:
-        videos = [(len(video), *_size_of(video)) for video in _listed(sample.get("video"))]
+        videos = [(len(video), *_size_of(video)) for video in as_list(sample.get("video"))]
     rates = sample.get("video_fps")
     if rates is not None:
         fps = np.atleast_1d(as_array(rates, np.float64)).tolist()
     else:
-        times = _listed(sample.get("video_pts_s"))
+        times = as_list(sample.get("video_pts_s"))
         fps = [mean_rate(as_array(video, np.float64).tolist()) for video in times]
     return DocumentMedia(images, videos, fps)
-
-
-def _listed(value: Any) -> Iterable[Any]:
-    return value if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
 def _size_of(image: Any) -> tuple[int, int]:

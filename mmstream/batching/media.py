@@ -14,18 +14,19 @@ order of rows, and companions say what belongs to which:
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Collection, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
+from mmstream.batching.values import TakeMemory, as_list
 from mmstream.decoding.video.encoded import EncodedVideo, EncodedVideos
 from mmstream.errors import ConfigError
 from mmstream.types import Batch, Sample
 
-__all__ = ["TakeMemory", "join_audio", "join_videos", "mean_rate"]
+__all__ = ["FEATURES", "join_audio", "join_videos", "mean_rate"]
 
 FEATURES = "_features"
 """How the name of a field ends that holds features of recordings in place of their samples."""
@@ -33,9 +34,6 @@ FEATURES = "_features"
 Tensors: TypeAlias = list[torch.Tensor]
 Videos: TypeAlias = Sequence[torch.Tensor | EncodedVideo]
 """The frames of videos, or what the GPU will make them of."""
-
-TakeMemory: TypeAlias = Callable[[int], torch.Tensor]
-"""Returns memory of so many bytes, uint8 [num_bytes]."""
 
 
 def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None) -> Batch | None:
@@ -56,8 +54,8 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
     times = f"{name}_pts_s"
     if not all(times in sample for sample in samples if name in sample):
         return None
-    of_rows = _videos_of_rows(samples, name)
-    times_of_rows = _tensors_of_rows(samples, times, lambda tensor: tensor.ndim == 1)
+    of_rows = _entries_of_rows(samples, name, num_dims=(4,))
+    times_of_rows = _entries_of_rows(samples, times, num_dims=(1,))
     if of_rows is None or times_of_rows is None:
         return None
     _check_times(name, samples, of_rows, times_of_rows)
@@ -70,7 +68,7 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
     }
     for rate in (f"{name}_fps", f"{name}_requested_fps"):
         if all(rate in sample for sample in samples if name in sample):
-            rates = _tensors_of_rows(samples, rate, lambda tensor: tensor.ndim == 1)
+            rates = _entries_of_rows(samples, rate, num_dims=(1,))
             if rates is not None and sum(map(len, _flat(rates))) == len(videos):
                 batch[rate] = torch.cat([torch.empty(0, dtype=torch.float64), *_flat(rates)])
     return batch
@@ -96,14 +94,14 @@ def join_audio(
     """
     stem = name.removesuffix(FEATURES)
     length, video = f"{name}_length", f"{stem}_video"
-    of_rows = _tensors_of_rows(samples, name, lambda tensor: tensor.ndim in (1, 2))
+    of_rows = _entries_of_rows(samples, name, num_dims=(1, 2))
     if of_rows is None:
         return None
     recordings = _flat(of_rows)
     lengths = [recording.shape[-1] for recording in recordings]
     if name.endswith(FEATURES) and all(length in sample for sample in samples if name in sample):
         # The features of a recording may be padded already.
-        own = _tensors_of_rows(samples, length, lambda tensor: tensor.ndim == 1)
+        own = _entries_of_rows(samples, length, num_dims=(1,))
         if own is not None and sum(map(len, _flat(own))) == len(recordings):
             lengths = [int(number) for tensor in _flat(own) for number in tensor]
     batch: Batch = {
@@ -122,49 +120,28 @@ def mean_rate(times_s: Sequence[float]) -> float:
     return (len(times_s) - 1) / span if span > 0 else 1.0
 
 
-def _videos_of_rows(samples: Sequence[Sample], name: str) -> list[Videos] | None:
-    """Return the videos of a field for each row. None: some value is something else."""
-    rows: list[Videos] = []
-    for sample in samples:
-        videos = [
-            value if isinstance(value, EncodedVideo) else _as_tensor(value)
-            for value in _values(sample, name)
-        ]
-        rows.append([video for video in videos if video is not None and len(video.shape) == 4])
-        if len(rows[-1]) < len(videos):
-            return None
-    return rows
+def _entries_of_rows(
+    samples: Sequence[Sample], name: str, num_dims: Collection[int]
+) -> list[list[Any]] | None:
+    """Return the tensors of a field for each row, and encoded videos, which have four dimensions.
+
+    None: some value is something else, or has another number of dimensions.
+    """
+    rows = [[_as_entry(value) for value in as_list(sample.get(name))] for sample in samples]
+    are_fit = (entry is not None and len(entry.shape) in num_dims for row in rows for entry in row)
+    return rows if all(are_fit) else None
 
 
-def _values(sample: Sample, name: str) -> Sequence[Any]:
-    """Return the values of a field of a sample: none, one or several."""
-    value = sample.get(name)
-    return value if isinstance(value, list | tuple) else () if value is None else (value,)
-
-
-def _tensors_of_rows(
-    samples: Sequence[Sample], name: str, is_fit: Callable[[torch.Tensor], bool]
-) -> list[Tensors] | None:
-    """Return the tensors of a field for each row. None: some value is something else."""
-    rows: list[Tensors] = []
-    for sample in samples:
-        tensors = [_as_tensor(item) for item in _values(sample, name)]
-        rows.append([tensor for tensor in tensors if tensor is not None and is_fit(tensor)])
-        if len(rows[-1]) < len(tensors):
-            return None
-    return rows
-
-
-def _as_tensor(value: Any) -> torch.Tensor | None:
+def _as_entry(value: Any) -> torch.Tensor | EncodedVideo | None:
     """Return a tensor of numbers, without a copy where that is possible; None: there is none."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
         # torch refuses reversed views, and warns about read-only arrays.
         return torch.from_numpy(np.require(value, requirements=("C", "W")))
-    return value if isinstance(value, torch.Tensor) else None
+    return value if isinstance(value, torch.Tensor | EncodedVideo) else None
 
 
 def _check_times(
-    name: str, samples: Sequence[Sample], of_rows: list[Videos], times_of_rows: list[Tensors]
+    name: str, samples: Sequence[Sample], of_rows: list[list[Any]], times_of_rows: list[Tensors]
 ) -> None:
     for sample, videos, times in zip(samples, of_rows, times_of_rows, strict=True):
         if list(map(len, videos)) != list(map(len, times)):
@@ -262,10 +239,5 @@ def _videos_of_tracks(
         if len(own) != len(row):
             own = [-1] * len(row)
         numbers += [number + num_before if number >= 0 else -1 for number in own]
-        num_before += _count(sample, videos)
+        num_before += len(as_list(sample.get(videos)))
     return torch.tensor(numbers, dtype=torch.int64)
-
-
-def _count(sample: Mapping[str, Any], name: str) -> int:
-    value = sample.get(name)
-    return 0 if value is None else len(value) if isinstance(value, list | tuple) else 1

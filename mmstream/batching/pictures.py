@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from mmstream.batching.values import is_alike, join_rows
+from mmstream.batching.values import as_list, is_alike, join_rows
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.types import Batch
 
@@ -19,15 +19,12 @@ __all__ = ["are_pictures", "join_pictures", "stack_pictures"]
 
 def are_pictures(value: Any) -> bool:
     """Tell whether a value is what ``image`` may be: a picture, several, or none."""
-    images = value if isinstance(value, list | tuple) else () if value is None else (value,)
-    return all(isinstance(image, torch.Tensor | EncodedImage) for image in images)
+    return all(isinstance(image, torch.Tensor | EncodedImage) for image in as_list(value))
 
 
 def join_pictures(values: Sequence[Any]) -> Batch:
     """Return ``image``, and ``image_row`` where not every row has one image of one shape."""
-    images_of_rows = [
-        list(value or ()) if isinstance(value, list | tuple | None) else [value] for value in values
-    ]
+    images_of_rows = list(map(as_list, values))
     images = [image for row in images_of_rows for image in row]
     joined: torch.Tensor | list[torch.Tensor] | EncodedImages
     if any(isinstance(image, EncodedImage) for image in images):

@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from mmstream.batching.split_flat import FIELDS_OF_ROWS, FlatCuts, cuts_by_tokens
+from mmstream.batching.split_flat import FIELDS_OF_ROWS, FlatCuts, cuts_by_tokens, from_zero
 from mmstream.batching.valid import is_flat
 from mmstream.decoding.image.encoded import EncodedImages
 from mmstream.errors import ConfigError
@@ -125,7 +125,7 @@ def _split_fields(
         numbered = cuts if name.endswith("_row") else ragged_cuts.get(_videos_of(name))
         if name in ragged_cuts and numbered is not None:
             slices = [
-                _from_zero(part, start) for part, start in zip(slices, numbered, strict=False)
+                from_zero(numbers, start) for numbers, start in zip(slices, numbered, strict=False)
             ]
         for micro_batch, micro_value in zip(micro_batches, slices, strict=True):
             micro_batch[name] = micro_value
@@ -173,11 +173,6 @@ def _videos_of(name: str) -> str:
     if not name.endswith("audio_video"):
         return ""
     return f"{name.removesuffix('audio_video').removesuffix('_') or 'video'}_row"
-
-
-def _from_zero(numbers: torch.Tensor, start: int) -> torch.Tensor:
-    """Count rows or videos of a micro-batch from 0. -1 means none."""
-    return torch.where(numbers < 0, numbers, numbers - start)
 
 
 def _slices_by_row(name: str, value: Any, cuts: list[int]) -> list[Any]:

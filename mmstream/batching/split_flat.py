@@ -24,7 +24,7 @@ import torch
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["FIELDS_OF_ROWS", "FlatCuts", "cuts_by_tokens"]
+__all__ = ["FIELDS_OF_ROWS", "FlatCuts", "cuts_by_tokens", "from_zero"]
 
 FIELDS_OF_ROWS = ("__valid__", "__lineage__")
 """Fields of a flat batch with one entry per row. Those of padded batches are cut by rows all."""
@@ -87,7 +87,7 @@ class FlatCuts:
         fields["document_row"] = batch["document_row"][first:stop] - self._rows[number]
         samples = batch["document_sample"][first:stop]
         num_before = next((int(n) for n in self._samples[first:stop] if n >= 0), 0)
-        fields["document_sample"] = torch.where(samples < 0, samples, samples - num_before)
+        fields["document_sample"] = from_zero(samples, num_before)
         return fields | self._counts(number, fields.get("labels"))
 
     def _tokens_of(self, values: torch.Tensor, number: int) -> torch.Tensor:
@@ -118,6 +118,11 @@ class FlatCuts:
         if labels is not None:
             counts["num_label_tokens"] = int((labels != IGNORED_LABEL).sum())
         return counts
+
+
+def from_zero(numbers: torch.Tensor, start: int) -> torch.Tensor:
+    """Count rows, samples or videos of a micro-batch from 0. -1 means none."""
+    return torch.where(numbers < 0, numbers, numbers - start)
 
 
 def cuts_by_tokens(batch: Batch, max_tokens: int, num_parts: int | None) -> list[int]:

@@ -5,15 +5,29 @@ collate.collate -> `join_values`, `stack_values`, `as_tensor`;  pictures.py -> `
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Callable, Sequence
+from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from mmstream.batching.media import TakeMemory
+__all__ = [
+    "TakeMemory",
+    "as_list",
+    "as_tensor",
+    "is_alike",
+    "join_rows",
+    "join_values",
+    "stack_values",
+]
 
-__all__ = ["as_tensor", "is_alike", "join_rows", "join_values", "stack_values"]
+TakeMemory: TypeAlias = Callable[[int], torch.Tensor]
+"""Returns memory of so many bytes, uint8 [num_bytes]."""
+
+
+def as_list(value: Any) -> Sequence[Any]:
+    """Return the values of a field of a sample: none, one or several."""
+    return value if isinstance(value, list | tuple) else () if value is None else (value,)
 
 
 def join_values(values: Sequence[Any], are_rows: bool, take_memory: TakeMemory | None) -> Any:
