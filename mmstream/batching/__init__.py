@@ -7,6 +7,6 @@ media.py     joins the videos and recordings of a step
 batching.py  settings of batches without padding: `Flat` and `Pack`
 flat.py      makes them: documents one behind the other; documents.py: those of samples
 mrope.py     positions of Qwen-VL: time, height and width
-valid.py     tells which tokens belong to rows that are not valid
+valid.py     tells which tokens belong to rows that are not valid, and which are targets
 split.py     cuts a delivered batch into micro-batches; split_flat.py: one of documents
 """

@@ -1,4 +1,4 @@
-"""Which tokens of a batch belong to rows that are not valid: padding, masked and unfilled rows.
+"""Which tokens of a batch count in a loss: not those of padding, masked and unfilled rows.
 
 Place in the flow: batching and the device mask labels by it, and so do losses. Padded batches have
 one row of tokens per row; flat ones have documents, which say their rows.
@@ -10,7 +10,14 @@ import torch
 
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["invalid_tokens", "is_flat", "mask_labels"]
+__all__ = [
+    "invalid_tokens",
+    "is_flat",
+    "mask_labels",
+    "next_tokens",
+    "target_weights",
+    "valid_labels",
+]
 
 
 def is_flat(batch: Batch) -> bool:
@@ -39,6 +46,34 @@ def invalid_tokens(batch: Batch) -> torch.Tensor:
     # Documents of no row have -1, which is the last entry here.
     invalid = torch.cat((invalid, invalid.new_ones(1)))
     return invalid[batch["document_row"].to(ids.device)[batch["document_ids"].long()]]
+
+
+def valid_labels(batch: Batch) -> torch.Tensor:
+    """Return the token labels of a batch, int64 [B, T], with -100 in rows that are not valid."""
+    labels: torch.Tensor = batch["labels"]
+    return labels.masked_fill(invalid_tokens(batch), IGNORED_LABEL)
+
+
+def next_tokens(batch: Batch) -> torch.Tensor:
+    """Return the next token of each position but the last, int64 [B, T - 1]; -100: not in the loss.
+
+    For example, the labels [-100, 7, 8] give the targets [7, 8] for positions 0 and 1. The first
+    token of a row never counts: no token before it could predict it. In a batch without padding the
+    same holds for each document, whose first label is -100.
+    """
+    return valid_labels(batch)[:, 1:]
+
+
+def target_weights(batch: Batch) -> torch.Tensor | None:
+    """Return the weights of the targets that are not -100, float32 [N]; None: all are 1.
+
+    Padding and blank pictures, which a model's inputs may have beside, do not change the order of
+    targets. So these weights fit the targets of the inputs too.
+    """
+    weights = batch.get("label_weights")
+    if not isinstance(weights, torch.Tensor):
+        return None
+    return weights[:, 1:][next_tokens(batch) != IGNORED_LABEL]
 
 
 def mask_labels(batch: Batch) -> None:

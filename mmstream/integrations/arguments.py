@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from mmstream.batching.valid import valid_labels
 from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
@@ -53,7 +54,7 @@ from mmstream.integrations.sound import (
     transcribed,
 )
 from mmstream.integrations.videos import SEEING, Videos, check_video_tokens, videos_of
-from mmstream.types import IGNORED_LABEL, Batch
+from mmstream.types import Batch
 
 __all__ = ["model_arguments"]
 
@@ -273,6 +274,5 @@ def _text_inputs(batch: Batch) -> dict[str, Tensor]:
         raise ConfigError("model_inputs: the batch has no input_ids; give Decode a TextDecoder")
     text = {name: batch[name] for name in _TEXT_FIELDS if isinstance(batch.get(name), Tensor)}
     if "labels" in text and "__valid__" in batch:
-        invalid = ~batch["__valid__"].to(text["labels"].device)
-        text["labels"] = text["labels"].masked_fill(invalid[:, None], IGNORED_LABEL)
+        text["labels"] = valid_labels(batch)
     return text

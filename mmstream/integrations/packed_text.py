@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from mmstream.batching.valid import valid_labels
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
 
@@ -71,9 +72,7 @@ def packed_text(batch: Batch) -> dict[str, Any]:
     if isinstance(batch.get("labels"), Tensor):
         text["labels"] = batch["labels"]
         if "__valid__" in batch and not bool(batch["__valid__"].all()):
-            rows = batch["document_row"][text["document_ids"].long()]
-            invalid = ~batch["__valid__"].to(rows.device)[rows]
-            text["labels"] = text["labels"].masked_fill(invalid, IGNORED_LABEL)
+            text["labels"] = valid_labels(batch)
     return text
 
 

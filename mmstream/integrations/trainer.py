@@ -19,7 +19,7 @@ from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
 from mmstream._torchvision import import_torchvision
-from mmstream.batching.valid import invalid_tokens
+from mmstream.batching.valid import target_weights
 from mmstream.device.normalize import Normalize
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
@@ -217,12 +217,7 @@ class LoaderTrainerMixin:
                 "no compute_loss_func, or a data_collator= that passes them on and a compute_loss "
                 "that uses them"
             )
-        is_target = (
-            batch["labels"].masked_fill(invalid_tokens(batch), IGNORED_LABEL)[:, 1:]
-            != IGNORED_LABEL
-        )
-        # Rows of the inputs may differ from those of the batch; targets keep their order.
-        return {**inputs, LABEL_WEIGHTS: batch[LABEL_WEIGHTS][:, 1:][is_target]}
+        return {**inputs, LABEL_WEIGHTS: target_weights(batch)}
 
 
 class LoaderTrainer(LoaderTrainerMixin, Trainer):  # type: ignore[misc]  # Any, for mypy

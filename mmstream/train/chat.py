@@ -20,9 +20,8 @@ from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
-from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained, read_json
-from mmstream.train.token_loss import summed_loss, target_weights, weight_of_labels
+from mmstream.train.token_loss import text_loss, weight_of_labels
 from mmstream.types import Batch
 
 if TYPE_CHECKING:
@@ -61,10 +60,7 @@ class ChatModel(nn.Module):
         Raises:
             ConfigError: the media do not fit the model.
         """
-        inputs = model_inputs(batch, self.vlm)
-        targets = inputs.pop("labels")[:, 1:]
-        logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
-        return summed_loss(logits, targets, target_weights(batch)), self.weight_of(batch)
+        return text_loss(self.vlm, batch)
 
     def weight_of(self, batch: Batch) -> Tensor:
         """Return the number of tokens in the loss of a batch, or the sum of their weights.

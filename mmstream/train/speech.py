@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
+from mmstream.batching.valid import valid_labels
 from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained
 from mmstream.train.token_loss import summed_loss
@@ -61,7 +62,7 @@ class SpeechModel(nn.Module):
 
         A start token at the front of a transcript does not count: the decoder is given it.
         """
-        counts = (batch["labels"] != IGNORED_LABEL) & batch["__valid__"][:, None]
+        counts = valid_labels(batch) != IGNORED_LABEL
         is_start = batch["input_ids"] == self.speech.config.decoder_start_token_id
         counts[:, 0] &= ~is_start[:, 0]
         weight: Tensor = counts.sum().float()

@@ -5,13 +5,16 @@ Place in the flow: the models of `vlm.py`, `chat.py` and `speech.py` call it in 
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstream.batching.valid import invalid_tokens
+from mmstream.batching.valid import next_tokens, target_weights
+from mmstream.integrations import model_inputs
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["next_tokens", "summed_loss", "target_weights", "weight_of_labels"]
+__all__ = ["summed_loss", "text_loss", "weight_of_labels"]
 
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
@@ -33,27 +36,20 @@ def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) 
     return (losses[targets.flatten() != IGNORED_LABEL] * weights).sum()
 
 
-def target_weights(batch: Batch) -> Tensor | None:
-    """Return the weights of the targets that are not -100, float32 [N]; None: all are 1.
+def text_loss(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:
+    """Return the summed loss of a batch's label tokens, and their number or weight.
 
-    Padding and blank pictures, which a model's inputs may have beside, do not change the order of
-    targets. So these weights fit the targets of the inputs too.
+    Args:
+        model: a `transformers` model whose inputs `model_inputs` makes.
+        batch: ids, labels and normalised media, as `mm.to_device` returns them.
+
+    Raises:
+        ConfigError: the media do not fit the model.
     """
-    weights = batch.get("label_weights")
-    if not isinstance(weights, Tensor):
-        return None
-    return weights[:, 1:][next_tokens(batch) != IGNORED_LABEL]
-
-
-def next_tokens(batch: Batch) -> Tensor:
-    """Return the next token of each position but the last, int64 [B, T - 1]; -100: not in the loss.
-
-    For example, the labels [-100, 7, 8] give the targets [7, 8] for positions 0 and 1. The first
-    token of a row never counts: no token before it could predict it. In a batch without padding the
-    same holds for each document, whose first label is -100.
-    """
-    targets: Tensor = batch["labels"][:, 1:]
-    return targets.masked_fill(invalid_tokens(batch)[:, 1:], IGNORED_LABEL)
+    inputs = model_inputs(batch, model)
+    targets = inputs.pop("labels")[:, 1:]
+    logits = model(**{**inputs, "use_cache": False}).logits[:, :-1]
+    return summed_loss(logits, targets, target_weights(batch)), weight_of_labels(batch)
 
 
 def weight_of_labels(batch: Batch) -> Tensor:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from mmstream.errors import ConfigError
+from mmstream.integrations.patches import patch_lines
 
 __all__ = ["choose_image_size", "embed_images", "image_inputs"]
 
@@ -61,20 +62,9 @@ def image_inputs(vlm: Any, images: Tensor) -> dict[str, Tensor]:
     """
     if not _is_patched(vlm):
         return {"pixel_values": images}
-    vision = vlm.config.vision_config
-    patch = vision.patch_size
-    merge = vision.spatial_merge_size
-    num_images, num_channels, side = images.shape[:3]
-    grid = side // patch
-    blocks = images.reshape(num_images, num_channels, grid // merge, merge, patch, -1, merge, patch)
-    blocks = blocks.permute(0, 2, 5, 3, 6, 1, 4, 7)  # tokens, then patches of a token, then pixels
-    video = blocks.unsqueeze(6).expand(*blocks.shape[:6], vision.temporal_patch_size, patch, patch)
-    return {
-        "pixel_values": video.reshape(num_images * grid**2, -1),
-        "image_grid_thw": torch.tensor([[1, grid, grid]], device=images.device).repeat(
-            num_images, 1
-        ),
-    }
+    pictures = [image[None] for image in images]
+    lines, grids = patch_lines(pictures, vlm.config, "pictures", "ImageDecoder")
+    return {"pixel_values": lines, "image_grid_thw": grids}
 
 
 def embed_images(vlm: Any, images: Tensor) -> tuple[Tensor, Tensor]:

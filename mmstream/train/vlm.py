@@ -21,11 +21,10 @@ import torch
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
-from mmstream.batching.valid import is_flat
+from mmstream.batching.valid import is_flat, next_tokens, target_weights
 from mmstream.errors import ConfigError
-from mmstream.integrations import model_inputs
 from mmstream.train.pretrained import load_pretrained
-from mmstream.train.token_loss import next_tokens, summed_loss, target_weights, weight_of_labels
+from mmstream.train.token_loss import summed_loss, text_loss, weight_of_labels
 from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, embed_images, image_inputs
 
@@ -91,10 +90,7 @@ class ConversationVlm(nn.Module):
             ValueError: image tokens and images do not match.
         """
         if is_flat(batch):
-            inputs = model_inputs(batch, self.vlm)
-            targets = inputs.pop("labels")[:, 1:]
-            logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
-            return summed_loss(logits, targets, target_weights(batch)), self.weight_of(batch)
+            return text_loss(self.vlm, batch)
         images = _images_of(batch)
         inputs = {"input_ids": batch["input_ids"], "attention_mask": batch["attention_mask"]}
         if images is not None:

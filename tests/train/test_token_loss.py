@@ -8,7 +8,8 @@ import torch
 
 import mmstream as mm
 from mmstream.batching.flat import flatten
-from mmstream.train.token_loss import next_tokens, summed_loss, target_weights, weight_of_labels
+from mmstream.batching.valid import next_tokens, target_weights
+from mmstream.train.token_loss import summed_loss, weight_of_labels
 
 SAMPLES = [
     {
