@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
-import logging
 import shlex
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, allow_foreign_urls, command, say
-from mmstream.errors import ConfigError
-
-if TYPE_CHECKING:
-    from mmstream.dataset.dataset import Dataset
-    from mmstream.pipeline import Pipeline
+from mmstream.cli.shared import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    allow_foreign_urls,
+    command,
+    load_pipeline,
+    say,
+    shows_infos_of,
+)
 
 __all__ = ["bake"]
 
@@ -88,7 +89,7 @@ def bake(
     from mmstream.dataset.open import open_dataset
 
     dataset = open_dataset(source, allow_foreign_urls=allow_foreign_urls)
-    pipeline = _pipeline(pipeline_name, dataset)
+    pipeline = load_pipeline(pipeline_name, dataset)
     function: Any = None if batch_name is None else load_function(batch_name)
     baker = baker_of(pipeline, function, batch_size, device, epoch_of_draws)
     if dry_run is not None:
@@ -102,13 +103,8 @@ def bake(
     words += ["--epoch-of-draws", str(epoch_of_draws)] if epoch_of_draws is not None else []
     words += ["--num-workers", str(num_workers)]
     words += ["--allow-foreign-urls"] if allow_foreign_urls else []
-    logger = logging.getLogger("mmstream.baking.bake")
-    level = logger.level
-    logger.setLevel(logging.INFO)  # it says how large the result will be
-    try:
+    with shows_infos_of("mmstream.baking.bake"):  # how large the result will be
         report = bake_into(baker, dest, num_workers, True, shlex.join(words))
-    finally:
-        logger.setLevel(level)
     if report.was_finished:
         say(f"{dest}: was finished already")
     say(report.summary())
@@ -117,21 +113,3 @@ def bake(
         say(f"{num_bad:,} of them are bad, as in the source; the first: {report.first_reason}")
     if report.num_left_out:
         say(f"{report.num_left_out:,} of them are left out by a filter, as in the source")
-
-
-def _pipeline(name: str, dataset: Dataset) -> Pipeline:
-    """Return the pipeline that ``module:object`` names, over a dataset."""
-    from mmstream.converting.formats.function import load_object
-    from mmstream.pipeline import Pipeline
-
-    value = load_object(name)
-    if isinstance(value, Pipeline):
-        return replace(value, dataset=dataset)
-    if callable(value):
-        value = value(dataset)
-    if not isinstance(value, Pipeline):
-        raise ConfigError(
-            f"{name}: is {type(value).__name__}, and no mm.Pipeline or function from a dataset to "
-            "one"
-        )
-    return value

@@ -239,12 +239,8 @@ def _stage_lines(forecast: SpeedForecast) -> Iterator[str]:
     chosen = forecast.chosen
     words = _LIMITS[chosen.limit]
     if chosen.limit == "cpu":
-        words += f", most of it in {max(forecast.stage_s.items(), key=_second)[0]}"
+        words += f", most of it in {max(forecast.stage_s, key=forecast.stage_s.__getitem__)}"
     yield f"limit: {words}"
-
-
-def _second(entry: tuple[str, float]) -> float:
-    return entry[1]
 
 
 def _advice_lines(forecast: SpeedForecast) -> Iterator[str]:

@@ -15,7 +15,7 @@ from mmstream.cli.convert_report import (
     show_retry,
     show_summary,
 )
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, command, say, usage
+from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, command, save_page, say, usage
 from mmstream.display.markup import count_text
 
 __all__ = ["convert"]
@@ -432,7 +432,7 @@ def convert(
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:
     """Show what the first rows become, in the terminal or on a page."""
     from mmstream.converting.dry_run import dry_run
-    from mmstream.display import Card, Shown, card_lines, cards_html
+    from mmstream.display import Card, card_lines, cards_html
 
     cards: list[Card] = []
     dry_rows = dry_run(rows, num_rows, **options)
@@ -453,7 +453,7 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
         "nothing was written"
     )
     if html is not None:
-        say(f"{head}; {Shown(cards_html(head, cards), head).save(html)}")
+        say(f"{head}; {save_page(cards_html(head, cards), head, html)}")
         return
     say(head)
     for card in cards:
@@ -489,9 +489,9 @@ def _shard_range(text: str) -> tuple[int, int]:
 def _splits(text: str) -> dict[str, float]:
     splits: dict[str, float] = {}
     for split in text.split(","):
-        name, equals, fraction = split.partition("=")
+        name, equals, fraction = (word.strip() for word in split.partition("="))
         with usage(f"--split {text!r}: write NAME=FRACTION,NAME=FRACTION"):
             if not equals or not name or name in splits:
                 raise ValueError(split)
-            splits[name.strip()] = float(fraction)
+            splits[name] = float(fraction)
     return splits

@@ -26,6 +26,9 @@ __all__ = [
     "show_summary",
 ]
 
+MAX_REASONS = 20
+"""Reasons of rejects that are printed, the most frequent first."""
+
 max_rejects_option = click.option(
     "--max-rejects",
     metavar="NUMBER",
@@ -70,10 +73,12 @@ def show_end(report: ConvertReport, dest: str, max_rejects: str) -> None:
 
 def max_rejects_of(text: str) -> float:
     """Return the fraction of ``1%``, or the number of ``50``."""
+    from mmstream.converting.convert import check_max_rejects
+
     with usage(f"--max-rejects {text!r}: write a percentage such as 1%, or a number of rows"):
-        if text.endswith("%"):
-            return float(text.removesuffix("%")) / 100
-        return int(text)
+        limit = float(text.removesuffix("%")) / 100 if text.endswith("%") else int(text)
+    check_max_rejects(limit)
+    return limit
 
 
 def show_summary(report: ConvertReport) -> None:
@@ -117,7 +122,7 @@ def _show_unread(report: ConvertReport) -> None:
     say(f"keys that nothing read (kept in json): {', '.join(keys)}")
 
 
-def _show_rejects(report: ConvertReport, dest: str, max_groups: int = 20) -> None:
+def _show_rejects(report: ConvertReport, dest: str) -> None:
     """Print where a conversion lists its rejects, and their reasons with one example each."""
     from mmstream.converting.rejects import REJECTS_NAME
     from mmstream.converting.report import REPORT_NAME
@@ -127,9 +132,9 @@ def _show_rejects(report: ConvertReport, dest: str, max_groups: int = 20) -> Non
         return
     folder = dest.rstrip("/") + "/NAME" * bool(report.splits)
     say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
-    for group in groups[:max_groups]:
+    for group in groups[:MAX_REASONS]:
         row, reason = group.example.row, escaped(group.example.reason)
         say(f"  {count_text(group.num_rows, 'row')}: row {row}: {reason}")
-    num_others = report.num_rejects - sum(group.num_rows for group in groups[:max_groups])
+    num_others = report.num_rejects - sum(group.num_rows for group in groups[:MAX_REASONS])
     if num_others:
         say(f"  {count_text(num_others, 'row')}: other reasons; see {folder}/{REPORT_NAME}")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import sys
 from collections import Counter
 from collections.abc import Callable
@@ -17,6 +16,7 @@ from mmstream.cli.shared import (
     allow_foreign_urls,
     command,
     say,
+    shows_infos_of,
 )
 from mmstream.display.markup import count_text
 from mmstream.errors import escaped
@@ -61,13 +61,8 @@ def index(url: str, facts: bool, **options: Any) -> None:
     """
     from mmstream.dataset.index_tars import index_tars
 
-    logger = logging.getLogger("mmstream.dataset.index_tars")
-    level = logger.level
-    logger.setLevel(logging.INFO)  # it says how much is read
-    try:
+    with shows_infos_of("mmstream.dataset.index_tars"):  # how much is read
         report = index_tars(url, **options)
-    finally:
-        logger.setLevel(level)
     say(
         f"{count_text(report.num_shards, 'tar')}, {count_text(report.num_samples, 'sample')}; "
         f"{report.num_built:,} indexes built, {count_text(report.num_repacked, 'tar')} repacked"

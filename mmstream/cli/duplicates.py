@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_1, PROBLEM, allow_foreign_urls, command, say
+from mmstream.cli.shared import AT_LEAST_1, PROBLEM, allow_foreign_urls, command, save_page, say
 from mmstream.errors import SampleError, ShardError, escaped, where
 
 if TYPE_CHECKING:
@@ -185,7 +185,7 @@ def _write(
     import msgspec
 
     from mmstream.converting.quality.duplicates import pair_of
-    from mmstream.display import Shown, pairs_html
+    from mmstream.display import pairs_html
     from mmstream.storage import open_store
     from mmstream.storage.urls import split_url
 
@@ -196,8 +196,7 @@ def _write(
                 file.write(msgspec.json.encode(pair_of(pair)) + b"\n")
         say(f"all pairs are in {pairs_file}")
     if html is not None:
-        path = Shown(pairs_html(head, _shown_pairs(report, max_pairs)), head).save(html)
-        say(f"written to {path} ({path.stat().st_size / 1e6:,.1f} MB)")
+        say(save_page(pairs_html(head, _shown_pairs(report, max_pairs)), head, html))
 
 
 def _shown_pairs(report: Duplicates, max_pairs: int) -> Iterator[tuple[str, Card, Card]]:

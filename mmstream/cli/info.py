@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from typing import Any
 
 import click
@@ -16,6 +16,7 @@ from mmstream.cli.shared import (
     allow_foreign_urls,
     command,
     open_tokenizer,
+    save_page,
     say,
 )
 from mmstream.decoding.fields import undecoded_media
@@ -93,6 +94,7 @@ def info(
     from mmstream.dataset.mixture_file import open_data
 
     if plan is not None:
+        _refuse_given(["num_keys", "stats", "tokenizer", "html"], "without --plan")
         run = PlannedRun(plan, **run_options)
         show_forecast(
             url,
@@ -103,17 +105,16 @@ def info(
             as_json=as_json,
         )
         return
-    given = [name for name in run_options if _is_given(name)]
-    if given:
-        raise click.UsageError(f"--{given[0].replace('_', '-')} goes with --plan")
+    _refuse_given(run_options, "with --plan")
     if url is None:
         raise click.UsageError("give the URL of a dataset")
     if stats:
+        _refuse_given(["num_keys"], "without --stats")
         data = open_data(url, allow_foreign_urls=allow_foreign_urls)
         _show_statistics(data, url, num_samples or 1000, seed, tokenizer, html, as_json)
         return
-    if tokenizer is not None or html is not None:
-        raise click.UsageError("--tokenizer and --html go with --stats")
+    _refuse_given(["tokenizer", "html"], "with --stats")
+    _refuse_given(["num_samples", "seed"], "with --stats or --plan")
     _show(open_data(url, allow_foreign_urls=allow_foreign_urls), num_keys, as_json)
 
 
@@ -144,10 +145,13 @@ def _show(data: Any, num_keys: int, as_json: bool) -> None:
         _print_dataset(dataset, sources[name])
 
 
-def _is_given(name: str) -> bool:
-    """Tell whether an option stands on the command line."""
-    source = click.get_current_context().get_parameter_source(name)
-    return source is click.core.ParameterSource.COMMANDLINE
+def _refuse_given(names: Collection[str], reason: str) -> None:
+    """Raise a usage error where one of these options stands on the command line."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name or "")
+        if param.name in names and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{param.opts[0]} would do nothing here: it goes {reason}")
 
 
 def _show_statistics(
@@ -162,7 +166,6 @@ def _show_statistics(
     """Measure some samples. Print a table and bars, and write a page if one is wanted."""
     from mmstream.dataset.statistics import statistics
     from mmstream.decoding.text.decoder import TextDecoder
-    from mmstream.display import Shown
     from mmstream.display.statistics import statistics_html, statistics_lines
 
     text = None
@@ -180,10 +183,8 @@ def _show_statistics(
         for line in statistics_lines(stats):
             say(line)
     if html is not None:
-        head = f"{escaped(url)}: statistics"
         shown = data._repr_html_() + statistics_html(stats)
-        path = Shown(shown, head).save(html)
-        say(f"written to {path}", err=as_json)
+        say(save_page(shown, f"{escaped(url)}: statistics", html), err=as_json)
 
 
 def _about(dataset: Any, num_keys: int) -> dict[str, Any]:

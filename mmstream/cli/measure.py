@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-import logging
 from inspect import signature
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, allow_foreign_urls, command, say
+from mmstream.cli.shared import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    allow_foreign_urls,
+    command,
+    open_tokenizer,
+    say,
+    shows_infos_of,
+)
 from mmstream.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -128,10 +135,7 @@ def measure(
         if processor is not None
         else _of_tokenizer(str(tokenizer), image_size, field)
     )
-    logger = logging.getLogger("mmstream.measuring.measure")
-    level = logger.level
-    logger.setLevel(logging.INFO)  # it says how much is read, and how long that takes
-    try:
+    with shows_infos_of("mmstream.measuring.measure"):  # how much is read, how long it takes
         measured = run(
             open_dataset(url, allow_foreign_urls=allow_foreign_urls),
             decode=decode,
@@ -139,8 +143,6 @@ def measure(
             epochs=None if epochs is None else _epochs(epochs),
             **options,
         )
-    finally:
-        logger.setLevel(level)
     tokens = measured.column("num_tokens")
     usable = tokens[tokens >= 0]
     num_unusable = len(tokens) - len(usable)
@@ -186,7 +188,6 @@ def _of_processor(folder: str, field: str | None) -> Decode:
 
 def _of_tokenizer(folder: str, image_size: int | None, field: str | None) -> Decode:
     """Return the decoders of a tokenizer."""
-    from mmstream.cli.shared import open_tokenizer
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
     from mmstream.decoding.text.decoder import TextDecoder

@@ -19,6 +19,7 @@ from mmstream.cli.shared import (
     PROBLEM,
     allow_foreign_urls,
     command,
+    parse_rows_per_rank,
     plan_beside,
     say,
     usage,
@@ -199,6 +200,5 @@ def _rows(
         raise click.UsageError("--rank and --world-size: use both or neither")
     if rows_per_rank is None:
         return rows_of_rank(global_batch_size, World(rank, world_size), "balanced")
-    with usage(f"--rows-per-rank {rows_per_rank!r}: write N,N,..."):
-        numbers = [int(number) for number in rows_per_rank.split(",")]
+    numbers = parse_rows_per_rank(rows_per_rank)
     return rows_of_rank(global_batch_size, World(rank, world_size), numbers)

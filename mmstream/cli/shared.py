@@ -7,6 +7,7 @@ instead, ``--overwrite``.
 from __future__ import annotations
 
 import inspect
+import logging
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -31,8 +32,11 @@ __all__ = [
     "in_options",
     "load_pipeline",
     "open_tokenizer",
+    "parse_rows_per_rank",
     "plan_beside",
+    "save_page",
     "say",
+    "shows_infos_of",
     "usage",
 ]
 
@@ -169,7 +173,10 @@ def load_pipeline(name: str, data: Any) -> Any:
     if callable(value):
         value = value(data)
     if not isinstance(value, Pipeline):
-        raise ConfigError(f"{name}: is {type(value).__name__}, and no mm.Pipeline")
+        raise ConfigError(
+            f"{name}: is {type(value).__name__}, and no mm.Pipeline or function from a dataset to "
+            "one"
+        )
     return value
 
 
@@ -180,6 +187,32 @@ def usage(message: str) -> Iterator[None]:
         yield
     except ValueError:
         raise click.UsageError(message) from None
+
+
+def parse_rows_per_rank(text: str) -> list[int]:
+    """Return the numbers of ``--rows-per-rank N,N,...``."""
+    with usage(f"--rows-per-rank {text!r}: write N,N,..."):
+        return [int(number) for number in text.split(",")]
+
+
+@contextmanager
+def shows_infos_of(name: str) -> Iterator[None]:
+    """Print what a module logs at INFO, too: what it is about to do, and how long that takes."""
+    logger = logging.getLogger(name)
+    level = logger.level
+    logger.setLevel(logging.INFO)
+    try:
+        yield
+    finally:
+        logger.setLevel(level)
+
+
+def save_page(body: str, title: str, path: str) -> str:
+    """Write a page for a browser, and return where it is and its size, in words."""
+    from mmstream.display import Shown
+
+    written = Shown(body, title).save(path)
+    return f"written to {written} ({written.stat().st_size / 1e6:,.1f} MB)"
 
 
 def plan_beside(data: Any, state: Any) -> Any:

@@ -23,8 +23,10 @@ from mmstream.cli.shared import (
     command,
     open_tokenizer,
     plan_beside,
+    save_page,
     say,
 )
+from mmstream.display.markup import count_text
 from mmstream.errors import SampleError, ShardError, escaped, where
 from mmstream.types import SampleRef
 
@@ -152,7 +154,7 @@ def show(
     made the data. Recordings up to 8 MB are embedded and can be played.
     """
     from mmstream.dataset.mixture_file import open_data
-    from mmstream.display import Card, Shown, card_lines, cards_html
+    from mmstream.display import Card, card_lines, cards_html
 
     _check_selection(selection)
     if padding_free or pack is not None:
@@ -173,6 +175,8 @@ def show(
         return
     if model is not None:
         raise click.UsageError("--model goes with --padding-free or --pack")
+    if (plan, weights_of) != (None, None):
+        raise click.UsageError("--plan and --weights-of go with --pack")
     text_tokenizer = None if tokenizer is None else open_tokenizer(tokenizer)
     decode = _decode_of(text_tokenizer, max_length, image_size, selection["bad"])
     data = open_data(url, allow_foreign_urls=allow_foreign_urls)
@@ -192,8 +196,7 @@ def show(
             for line in card_lines(card, text_tokenizer):
                 say(line)
         return
-    path = Shown(cards_html(head, cards(), text_tokenizer), head).save(html)
-    say(f"{head}; written to {path} ({path.stat().st_size / 1e6:,.1f} MB)")
+    say(f"{head}; {save_page(cards_html(head, cards(), text_tokenizer), head, html)}")
 
 
 CHOICES = ("keys", "shard", "lines", "num_random", "bad", "quarantine", "step")
@@ -230,7 +233,7 @@ def _check_packed(selection: dict[str, Any], tokenizer: str | None, model: str |
 
 def _show_packed(settings: dict[str, Any], selection: dict[str, Any], html: str | None) -> None:
     """Draw the batch that a run with these settings trains on, as text or as a page."""
-    from mmstream.display import Shown, pack_html, pack_lines, rows_of_pack
+    from mmstream.display import pack_html, pack_lines, rows_of_pack
     from mmstream.train import TrainConfig
     from mmstream.train.preview import step_batch
     from mmstream.train.saved_state import read_state
@@ -253,26 +256,29 @@ def _show_packed(settings: dict[str, Any], selection: dict[str, Any], html: str 
         for line in pack_lines(rows_of_pack(batch, settings["pack"]), tokenizer):
             say(line)
         return
-    page = pack_html(batch, tokenizer, settings["pack"])
-    path = Shown(page, head).save(html)
-    say(f"{head}; written to {path} ({path.stat().st_size / 1e6:,.1f} MB)")
+    say(f"{head}; {save_page(pack_html(batch, tokenizer, settings['pack']), head, html)}")
 
 
 def _choose(data: Any, **selection: Any) -> tuple[str, Sequence[_Choice]]:
     """Return which samples they are, in words, and their positions."""
     if selection["keys"]:
         choices = [_Choice(ref) for key in selection["keys"] for ref in _refs_of_key(data, key)]
-        return _count(len(choices)), choices
+        return count_text(len(choices), "sample"), choices
     if selection["shard"] is not None:
-        return _count(1), [_Choice(data.ref_of(f"{selection['shard']}[{selection['index']}]"))]
+        return count_text(1, "sample"), [
+            _Choice(data.ref_of(f"{selection['shard']}[{selection['index']}]"))
+        ]
     if selection["lines"]:
         choices = [_Choice(data.ref_of(line), problem=line) for line in selection["lines"]]
-        return _count(len(choices)), choices
+        return count_text(len(choices), "sample"), choices
     if selection["quarantine"] is not None:
         text = Path(selection["quarantine"]).read_text("utf-8", "replace")
         lines = text.split("\n")[:-1]  # what follows the last line end was cut off by a kill
         choices = [_Choice(data.ref_of(line), problem=_reason(line)) for line in lines]
-        return f"{_count(len(choices))} of {escaped(selection['quarantine'])}", choices
+        return (
+            f"{count_text(len(choices), 'sample')} of {escaped(selection['quarantine'])}",
+            choices,
+        )
     if selection["bad"]:
         return _bad_choices(data)
     if selection["step"] is not None:
@@ -308,7 +314,7 @@ def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
         for shard, index in dataset.bad.tolist()
     ]
     hint = "" if choices else "; `mmstream verify URL --decode --write-bad` makes the list"
-    return f"{_count(len(choices))} on the bad list{hint}", choices
+    return f"{count_text(len(choices), 'sample')} on the bad list{hint}", choices
 
 
 def _planned_choices(data: Any, **selection: Any) -> tuple[str, list[_Choice]]:
@@ -338,7 +344,10 @@ def _planned_choices(data: Any, **selection: Any) -> tuple[str, list[_Choice]]:
         _Choice((shard, index), f"row {row}") for shard, index, is_valid, row in planned if is_valid
     ]
     of_rank = "" if rank is None else f", rank {rank} of {selection['world_size']}"
-    return f"{_count(len(choices))} planned for epoch {epoch}, step {step}{of_rank}", choices
+    return (
+        f"{count_text(len(choices), 'sample')} planned for epoch {epoch}, step {step}{of_rank}",
+        choices,
+    )
 
 
 def _spread_choices(data: Any, count: int | None, seed: int) -> tuple[str, list[_Choice]]:
@@ -351,11 +360,9 @@ def _spread_choices(data: Any, count: int | None, seed: int) -> tuple[str, list[
     )
     refs = refs_of(data, positions)
     how = f"random, seed {seed}" if count else "spread over all"
-    return f"{_count(len(positions))} of {len(data):,}, {how}", [_Choice(ref) for ref in refs]
-
-
-def _count(number: int) -> str:
-    return f"{number:,} {'sample' if number == 1 else 'samples'}"
+    return f"{count_text(len(positions), 'sample')} of {len(data):,}, {how}", [
+        _Choice(ref) for ref in refs
+    ]
 
 
 def _reason(line: str) -> str:
@@ -370,8 +377,8 @@ def _decode_of(tokenizer: Any, max_length: int, image_size: int | None, bad: boo
     """Return the decoders that the options ask for, or None."""
     if tokenizer is None and image_size is None and not bad:
         return None
+    from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.sample import Decode
     from mmstream.decoding.text.decoder import TextDecoder
 
     image = ImageDecoder(size=image_size) if image_size is not None or bad else None

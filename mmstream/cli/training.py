@@ -1,4 +1,4 @@
-"""``mmstream train | demo``: the two commands that import torch, and only when they run."""
+"""``mmstream train | demo``: the reference loop. They import torch, and only when they run."""
 
 from __future__ import annotations
 
@@ -11,7 +11,14 @@ from typing import Any, TypeVar
 
 import click
 
-from mmstream.cli.shared import PROBLEM, UNFINISHED, allow_foreign_urls, command, say, usage
+from mmstream.cli.shared import (
+    PROBLEM,
+    UNFINISHED,
+    allow_foreign_urls,
+    command,
+    parse_rows_per_rank,
+    say,
+)
 from mmstream.display.markup import count_text
 from mmstream.train import TrainConfig
 
@@ -209,14 +216,8 @@ def train(url: str, out: str, rows_per_rank: str | None, **options: Any) -> None
     from mmstream.train import train as run
 
     if os.environ.get("RANK", "0") == "0":
-        logging.getLogger("mmstream").setLevel(
-            logging.INFO
-        )  # one line per step, from one rank only
-
-    rows = None
-    if rows_per_rank is not None:
-        with usage(f"--rows-per-rank {rows_per_rank!r}: write N,N,..."):
-            rows = tuple(int(number) for number in rows_per_rank.split(","))
+        logging.getLogger("mmstream").setLevel(logging.INFO)  # a line per step, from one rank only
+    rows = None if rows_per_rank is None else tuple(parse_rows_per_rank(rows_per_rank))
     config = TrainConfig(url=url, out=out, rows_per_rank=rows, **options)
     result = run(config)
     if os.environ.get("RANK", "0") == "0":

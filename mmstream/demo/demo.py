@@ -192,8 +192,8 @@ def _free_port() -> int:
 
 def _first_batch(dataset: Dataset) -> dict[str, Any]:
     """Return the first global batch of the run, with images large enough for the report."""
+    from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.sample import Decode
     from mmstream.loader.loader import Loader
     from mmstream.pipeline import Pipeline
     from mmstream.world import World

@@ -347,6 +347,7 @@ def test_a_batch_without_padding_is_drawn_row_by_row(mmstream, tmp_path):
         (("--padding-free", "--model", "vlm"), "--padding-free and --pack draw a step"),
         (("--pack", 99, "--step", 0, "--global-batch-size", 4), "need --tokenizer or --model"),
         (("--model", "vlm"), "--model goes with --padding-free or --pack"),
+        (("--plan", "default-64"), "--plan and --weights-of go with --pack"),
     ],
 )
 def test_options_of_batches_without_padding_go_together(mmstream, tmp_path, options, message):

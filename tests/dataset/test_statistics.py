@@ -255,4 +255,4 @@ def test_the_command_prints_a_table_a_page_or_json(dataset, monkeypatch, capsys,
     assert json.loads(out)["values"]["image width"]["median"] == 34.5
     code, _, err = run("--html", page)
     assert code == 2
-    assert "--tokenizer and --html go with --stats" in err
+    assert "--html would do nothing here: it goes with --stats" in err
