@@ -399,7 +399,7 @@ def test_no_value_of_any_key_raises_anything_but_a_row_error():
 @pytest.mark.parametrize(
     "row",
     [
-        {"img": "0.jpg", "text": "x"},
+        {"pic": "0.jpg", "text": "x"},
         {"sound": "a/b.WAV", "text": "x"},
         {"photo": "Bilder\\Sommer 2024\\Foto Ä 0.JPG", "text": "x"},
         {"photo": "file:///home/my pictures/a.heic", "text": "x"},
@@ -416,8 +416,8 @@ def test_a_media_file_under_an_unknown_key_is_not_dropped_in_silence(row):
 
 @pytest.mark.parametrize("value", [{"bytes": b"\xff\xd8", "path": None}, b"\xff\xd8", "my a.jpg"])
 def test_a_medium_beside_unknown_keys_is_named_in_the_reason(value):
-    with pytest.raises(RowError, match=r"the keys note, img; img looks .* say --map image=img"):
-        draft_of({"note": 1, "img": value})
+    with pytest.raises(RowError, match=r"the keys note, pic; pic looks .* say --map image=pic"):
+        draft_of({"note": 1, "pic": value})
 
 
 def test_addresses_and_words_beside_a_text_are_no_media_files():

@@ -28,6 +28,26 @@ def values_of(*names):
         ({"dataset": "GigaSpeech", "audios": [AUDIO, AUDIO]}, [AUDIO, AUDIO]),
         # https://cs.stanford.edu/people/ranjaykrishna/densevid
         ({"v_1": CLIP}, [{"video_id": "v_1", "id": "v_1", **CLIP}]),
+        # https://www.microsoft.com/en-us/research/publication/msr-vtt
+        (
+            {
+                "info": {},
+                "videos": [{"video_id": "v0", "url": "https://host/0"}, {"video_id": "v1"}],
+                "sentences": [
+                    {"video_id": "v0", "caption": "x", "sen_id": 0},
+                    {"video_id": "v0", "caption": "y", "sen_id": 1},
+                ],
+            },
+            [
+                {
+                    "video": "v0.mp4",
+                    "video_id": "v0",
+                    "url": "https://host/0",
+                    "captions": ["x", "y"],
+                },
+                {"video": "v1.mp4", "video_id": "v1"},
+            ],
+        ),
         ({"data": [{"image": "a.jpg", "text": "x"}]}, [{"image": "a.jpg", "text": "x"}]),
         (
             {"a": {"file": "a.jpg", "words": "x"}, "b": {"file": "b.jpg", "words": "y"}},
@@ -87,6 +107,33 @@ def test_transcripts_of_librispeech_name_the_sound_beside_them(tmp_path):
         progress=False,
     )
     assert (report.num_samples, report.num_rejects) == (1, 1)
+
+
+def test_sentences_of_no_video_are_a_reject(tmp_path):
+    path = tmp_path / "rows.json"
+    lists = {"videos": [{"video_id": 1}], "sentences": [{"video_id": 2, "caption": "x"}]}
+    path.write_text(json.dumps(lists))
+    _, (_, lost) = values_of(path)
+    assert str(lost) == "sentences: video_id 2: no video has this id"
+
+
+def test_transcripts_of_ljspeech_name_the_sound_in_the_folder_wavs(tmp_path):
+    """https://keithito.com/LJ-Speech-Dataset; a quote is part of the text"""
+    lines = ['LJ001-0001|In "1440, he|In "fourteen forty, he', "LJ001-0002||x"]
+    path = tmp_path / "metadata.csv"
+    path.write_text("\n".join([*lines, ""]))
+    (tmp_path / "wavs").mkdir()
+    (tmp_path / "wavs" / "LJ001-0001.wav").write_bytes(b"RIFF")
+    for rows in (path, tmp_path):
+        assert values_of(rows)[0] == (
+            1,
+            {
+                "id": "LJ001-0001",
+                "audio": "wavs/LJ001-0001.wav",
+                "text": 'In "fourteen forty, he',
+                "raw_text": 'In "1440, he',
+            },
+        )
 
 
 def test_a_line_of_transcripts_without_a_text_is_a_reject(tmp_path):

@@ -223,7 +223,10 @@ def test_the_cauldron_and_finevision_have_texts_of_user_and_assistant():
     """https://huggingface.co/datasets/HuggingFaceM4/FineVision"""
     row = {
         "images": [{"bytes": JPG, "path": "a.jpg"}, {"bytes": JPG, "path": None}],
-        "texts": [{"user": "What?", "assistant": "A."}, {"user": "Why?", "assistant": "B."}],
+        "texts": [
+            {"user": "What?", "assistant": "A.", "source": "AI2D"},
+            {"user": "Why?", "assistant": "B."},
+        ],
         "source": "ai2d",
         "relevance_ratings": [5, 4],
         "relevance_min": 4,
@@ -240,6 +243,7 @@ def test_the_cauldron_and_finevision_have_texts_of_user_and_assistant():
     assert draft.content["media_paths"] == ["a.jpg", "images[1]"]
     assert draft.unread == ("note",)
     assert draft.content["relevance_ratings"] == [5, 4]
+    assert draft.content["texts"] == [{"source": "AI2D"}, {}]
 
 
 VQA = {"image": "a.jpg", "question": "What?"}
@@ -256,10 +260,14 @@ VQA = {"image": "a.jpg", "question": "What?"}
         ({"choices": ["cat", "dog"], "answer": 1}, "What?\nA. cat\nB. dog", "B"),
         ({"options": {"A": "cat", "B": "dog"}, "answer": "A"}, "What?\nA. cat\nB. dog", "A"),
         ({"choices": ["cat", "dog"], "answer": "dog"}, "What?\nA. cat\nB. dog", "B"),
+        ({"choices": ["cat", "dog"], "correct_choice_idx": 1}, "What?\nA. cat\nB. dog", "B"),
+        ({"question": None, "query": "How many?", "label": ["14"]}, "How many?", "14"),
+        ({"question": None, "q": "Who?", "a": "A cat."}, "Who?", "A cat."),
     ],
 )
 def test_questions_about_pictures_have_one_answer(more, question, answer):
-    """https://huggingface.co/datasets/HuggingFaceM4/VQAv2 and derek-thomas/ScienceQA"""
+    """https://huggingface.co/datasets: HuggingFaceM4/VQAv2, derek-thomas/ScienceQA,
+    HuggingFaceM4/A-OKVQA, HuggingFaceM4/ChartQA"""
     draft = draft_of({**VQA, **more})
     assert turns(draft.content) == [
         ("user", [image(0), text(question)]),
@@ -272,6 +280,91 @@ def test_questions_about_pictures_have_one_answer(more, question, answer):
 def test_several_questions_about_a_picture_are_turns():
     row = {"image": "a.jpg", "qa_pairs": [{"question": q, "answer": q + "!"} for q in "ab"]}
     assert [role for role, _ in turns(draft_of(row).content)] == ["user", "assistant"] * 2
+
+
+def test_questions_of_videochat_begin_with_their_instruction_and_keep_the_rest():
+    """https://huggingface.co/datasets/OpenGVLab/VideoChat2-IT"""
+    pairs = [{"i": "Be short.", "q": "Who?", "a": "A cat.", "t": 3}, {"i": "", "q": "?", "a": "!"}]
+    content = draft_of({"video": "a.mp4", "QA": pairs}).content
+    assert turns(content)[0][1][1:] == [text("Be short.\nWho?")]
+    assert turns(content)[2] == ("user", [text("?")])
+    assert content["QA"] == [{"t": 3}, {}]
+
+
+def test_a_question_about_a_video_by_its_id_reads_the_file_of_this_name():
+    """https://huggingface.co/datasets/MBZUAI/VideoInstruct-100K"""
+    draft = draft_of({"q": "Who?", "a": "A cat.", "video_id": "v_x1"})
+    assert draft.media == (MediaRef("video", "v_x1.mp4"),)
+    assert draft.content["video_id"] == "v_x1"
+
+
+def test_a_question_about_a_picture_without_its_file_is_no_text():
+    """https://cs.stanford.edu/people/dorarad/gqa: ``imageId`` alone names the picture"""
+    row = {"question": "What?", "answer": "cat", "imageId": "n1"}
+    with pytest.raises(RowError, match=r"imageId: n1 is an id of a picture.*--format vqa"):
+        draft_of(row)
+    assert turns(draft_of(row, "vqa").content)[0] == ("user", [text("What?")])
+    assert draft_of({**row, "image": None}).media == ()
+
+
+def test_a_picture_with_a_question_alone_is_no_labelled_picture():
+    row = {"image": "a.jpg", "question": "What does it say?", "caption_str": ["a", "b"]}
+    with pytest.raises(RowError, match="a question and no answer"):
+        draft_of(row)
+
+
+def test_a_query_with_a_label_is_a_question_only_beside_a_picture():
+    assert recognise({"query": "cat", "label": "1", "text": "A cat."}) == "text"
+
+
+def test_a_file_name_beside_the_sound_it_names_is_no_second_sound():
+    """https://huggingface.co/datasets/cvssp/WavCaps"""
+    draft = draft_of({"audio": "1.wav", "file_name": "a.wav", "caption": "Rain."})
+    assert draft.media == (MediaRef("audio", "1.wav"),)
+    both = draft_of({"audio": "1.wav", "file_name": "a.jpg", "caption": "Rain."})
+    assert [ref.kind for ref in both.media] == ["image", "audio"]
+
+
+def test_numbered_captions_are_captions_in_their_order():
+    """https://zenodo.org/record/4783391: Clotho"""
+    draft = draft_of({"file_name": "a.wav", "caption_2": "b", "caption_10": "c", "caption_1": "a"})
+    assert draft.texts == ("a", "b", "c")
+    assert draft.media == (MediaRef("audio", "a.wav"),)
+
+
+@pytest.mark.parametrize(("folder", "path"), [("val2014", "val2014/a.jpg"), (None, "a.jpg")])
+def test_sentences_of_karpathy_are_captions(folder, path):
+    """https://cs.stanford.edu/people/karpathy/deepimagesent"""
+    sentences = [{"raw": "A man.", "tokens": ["a", "man"], "sentid": 1}, {"raw": "B."}]
+    row = {"filename": "a.jpg", "filepath": folder, "sentences": sentences, "split": "restval"}
+    draft = draft_of(row)
+    assert (draft.media, draft.texts) == ((MediaRef("image", path),), ("A man.", "B."))
+    assert (draft.unread, draft.content["split"]) == ((), "restval")
+
+
+@pytest.mark.parametrize("key", ["original_path", "original_full_path"])
+def test_times_in_another_file_are_no_span_of_the_part_that_was_cut_out(key):
+    """https://huggingface.co/datasets: facebook/multilingual_librispeech, speechcolab/gigaspeech"""
+    row = {"audio": {"bytes": b"fLaC", "path": "1.flac"}, "transcript": "good morning"}
+    draft = draft_of({**row, "begin_time": 401.7, "end_time": 417.5, key: "book.mp3"})
+    assert "segments" not in draft.content
+    assert (draft.texts, draft.unread) == (("good morning",), ())
+    assert draft.content["begin_time"] == 401.7
+
+
+def test_voxpopuli_and_fleurs_have_a_normalized_text():
+    """https://huggingface.co/datasets: facebook/voxpopuli, google/fleurs"""
+    sound = {"audio": {"bytes": b"RIFF", "path": "1.wav"}}
+    for row in (
+        {"normalized_text": "one", "raw_text": "1"},
+        {"transcription": "one", "raw_transcription": "1", "num_samples": 5},
+    ):
+        assert (draft_of(sound | row).texts, draft_of(sound | row).unread) == (("one",), ())
+
+
+def test_the_address_of_a_page_with_a_video_is_no_picture():
+    draft = draft_of({"video_id": "x1", "url": "https://host/watch", "caption": "A cat runs."})
+    assert draft.media == (MediaRef("video", "x1.mp4"),)
 
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in zip("uaa", "?+-", strict=True))

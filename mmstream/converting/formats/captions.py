@@ -1,6 +1,8 @@
 """Media files with captions, labels or nothing; text alone. Part of step 2 of a conversion.
 
 captions  {"image": "a.jpg", "text": "..."}
+          {"file_name": "a.wav", "caption_1": "...", "caption_2": "..."}                    Clotho
+          {"filepath": "val2014", "filename": "a.jpg", "sentences": [{"raw": "..."}]}       Karpathy
 laion     {"URL": "https://host/a.jpg", "TEXT": "...", "WIDTH": 640, "sha256": "..."}
 labels    {"image": "a.jpg", "label": 3, "label_name": "cat"}, {"image": "a.jpg"}
 text      {"text": "..."}; with --format text also {"captions": ["...", "..."]}
@@ -22,16 +24,18 @@ __all__ = [
     "LABEL_KEYS",
     "all_refs",
     "captions",
+    "is_karpathy",
     "is_laion",
     "labels",
     "laion",
+    "numbered_captions",
     "text",
 ]
 
 CAPTION_KEYS = ("captions", "caption", "text", "sentence", "transcript", "transcription", "enCap")
 URL_KEYS = ("URL", "url")
 ALT_KEYS = ("TEXT", "caption", "captions", "text", "alt", "top_caption")
-LABEL_KEYS = ("label", "labels", "class_id", "cls")
+LABEL_KEYS = ("label", "labels", "class_id", "cls", "fine_label")
 LABEL_NAME_KEYS = ("label_name", "class_name", "class", "category")
 
 LAION_FACTS = (
@@ -69,6 +73,7 @@ MEDIA_FACTS = (
     ),
     *("language", "speaker", "speaker_id", "client_id", "gender", "age", "objects"),
 )
+_NUMBERED_CAPTION = re.compile(r"caption_?(\d{1,3})")
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
@@ -77,6 +82,8 @@ def captions(row: dict[str, Any], kept: tuple[str, ...] = MEDIA_FACTS) -> Draft:
 
     The captions are the first key of `CAPTION_KEYS` that the row has: a string or a list.
     """
+    if is_karpathy(row):
+        return _karpathy(row)
     media, used = media_of(row)
     if not media:
         raise RowError(
@@ -84,11 +91,44 @@ def captions(row: dict[str, Any], kept: tuple[str, ...] = MEDIA_FACTS) -> Draft:
             "alone, say --format text"
         )
     key = next((k for k in CAPTION_KEYS if row.get(k) is not None), None)
-    if key is None:
+    if key is not None:
+        texts, keys = texts_of(row[key], key), {key}
+    elif numbered := numbered_captions(row):
+        texts, keys = tuple(text_of(row[k], k) for k in numbered), set(numbered)
+    else:
         raise RowError("no text: expected text, caption or captions")
-    texts = texts_of(row[key], key)
     content = {"captions": list(texts)}
-    return make_draft(row, content, all_refs(media), {*used, key}, kept=kept, texts=texts)
+    return make_draft(row, content, all_refs(media), used | keys, kept=kept, texts=texts)
+
+
+def numbered_captions(row: dict[str, Any]) -> list[str]:
+    """Return the keys ``caption_1``, ``caption_2``, ... of a row that have a text, in order."""
+    numbers = {key: match for key in row if (match := _NUMBERED_CAPTION.fullmatch(str(key)))}
+    return sorted((k for k in numbers if is_set(row[k])), key=lambda k: int(numbers[k][1]))
+
+
+def is_karpathy(row: dict[str, Any]) -> bool:
+    """Tell whether a row is of Karpathy's files about the pictures of COCO and Flickr."""
+    sentences = row.get("sentences")
+    is_list = isinstance(sentences, list) and bool(sentences)
+    return is_list and "filename" in row and all(_is_sentence(item) for item in row["sentences"])
+
+
+def _is_sentence(value: Any) -> bool:
+    return isinstance(value, dict) and "raw" in value
+
+
+def _karpathy(row: dict[str, Any]) -> Draft:
+    path = text_of(row["filename"], "filename")
+    if is_set(row.get("filepath")):
+        path = f"{text_of(row['filepath'], 'filepath')}/{path}"
+    texts = tuple(
+        text_of(item["raw"], f"sentences[{i}]: raw") for i, item in enumerate(row["sentences"])
+    )
+    used = {"filename", "filepath", "sentences"}
+    kept = (*MEDIA_FACTS, "sentids", "imgid", "cocoid")
+    content = {"captions": list(texts)}
+    return make_draft(row, content, [MediaRef("image", path)], used, kept=kept, texts=texts)
 
 
 def is_laion(row: dict[str, Any]) -> bool:

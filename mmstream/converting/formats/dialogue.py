@@ -21,11 +21,11 @@ from typing import Any
 
 from mmstream.converting.draft import KINDS, Draft, Kind, MediaRef, RowError
 from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import expect
+from mmstream.converting.formats.fields import expect, is_set
 from mmstream.converting.formats.grounding import fill_boxes, is_grounding
 from mmstream.converting.formats.media_values import media_of, media_ref
 
-__all__ = ["pair_of", "parse_dialogue", "turns_of"]
+__all__ = ["pair_of", "parse_dialogue", "rest_of", "turns_of"]
 
 ROLES = {
     "user": "user",
@@ -160,6 +160,12 @@ def _is_part(turn: Any) -> bool:
 def pair_of(question: Any, answer: Any) -> list[dict[str, Any]]:
     """Return the turns of a question and its answer."""
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+
+
+def rest_of(key: str, items: list[dict[str, Any]], read: set[str]) -> dict[str, Any]:
+    """Return {key: what is left of each item without the keys that were read}, or nothing."""
+    rest = [{k: v for k, v in item.items() if k not in read and is_set(v)} for item in items]
+    return {key: rest} if any(rest) else {}
 
 
 def _message(turn: Any, name: str) -> dict[str, Any]:

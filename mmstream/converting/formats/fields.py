@@ -18,6 +18,7 @@ __all__ = [
     "MEDIA_KEYS",
     "expect",
     "first_key",
+    "has_media",
     "is_set",
     "items_of",
     "json_name",
@@ -33,6 +34,7 @@ MEDIA_KEYS: dict[Kind, tuple[str, ...]] = {
     "image": (
         *("images", "image", "image_path", "image_paths", "file_name"),
         *("image_url", "image_urls", "image_base64_str", "image_base64"),
+        *("img", "img_path", "image_file"),
     ),
     "video": ("videos", "video", "video_path", "video_url"),
     "audio": ("audios", "audio", "audio_path", "audio_filepath", "audio_url"),
@@ -78,6 +80,11 @@ def first_key(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
         if is_set(row.get(key)):
             return key
     return None
+
+
+def has_media(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row names media files."""
+    return any(first_key(row, keys) is not None for keys in MEDIA_KEYS.values())
 
 
 def items_of(value: Any) -> list[Any]:

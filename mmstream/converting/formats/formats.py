@@ -32,23 +32,25 @@ from mmstream.converting.formats.captions import (
     LABEL_KEYS,
     MEDIA_FACTS,
     captions,
+    is_karpathy,
     is_laion,
     labels,
     laion,
+    numbered_captions,
     text,
 )
 from mmstream.converting.formats.dialogue import parse_dialogue, turns_of
 from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import MEDIA_KEYS, expect, first_key, is_set, texts_of
+from mmstream.converting.formats.fields import expect, first_key, has_media, is_set, texts_of
 from mmstream.converting.formats.instruction import ANSWER_KEYS, QUESTION_KEYS, instruction
 from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
 from mmstream.converting.formats.lerobot import episode, is_episode
 from mmstream.converting.formats.media_values import is_base64_media, kind_by_name
 from mmstream.converting.formats.preference import TURN_KEYS, is_preference, preference
 from mmstream.converting.formats.spans import has_spans, medium_by_id, spans
-from mmstream.converting.formats.speech import is_speech, lhotse, speech
+from mmstream.converting.formats.speech import is_cut_out, is_speech, lhotse, speech
 from mmstream.converting.formats.texts import is_texts, texts
-from mmstream.converting.formats.vqa import VQA_ANSWER_KEYS, VQA_LIST_KEYS, vqa
+from mmstream.converting.formats.vqa import is_vqa, require_picture, vqa
 from mmstream.errors import escaped
 
 __all__ = ["FORMATS", "draft_of", "recognise"]
@@ -137,6 +139,8 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     draft = _PARSERS[name](row)
     if format is None:
         _refuse_unread_media(row, draft, name)
+        if name == "vqa":
+            require_picture(row)
     return msgspec.structs.replace(draft, format=name)
 
 
@@ -232,27 +236,28 @@ def _by_texts(row: dict[str, Any]) -> str | None:
     keys = row.keys()
     if not keys.isdisjoint(ANSWER_KEYS) and not keys.isdisjoint(QUESTION_KEYS):
         return "instruction" if "instruction" in row else "qwen-vl"
-    has_answer = first_key(row, VQA_ANSWER_KEYS) is not None
-    if (row.get("question") is not None and has_answer) or first_key(row, VQA_LIST_KEYS):
-        return "vqa"
-    return None
+    return "vqa" if is_vqa(row) else None
 
 
 def _by_media(row: dict[str, Any]) -> str:
     """Recognise media with texts, labels or nothing; and text alone."""
-    has_medium = any(first_key(row, keys) is not None for keys in MEDIA_KEYS.values())
+    has_medium = has_media(row)
+    if is_cut_out(row):
+        return "speech"
     if has_spans(row) and (has_medium or "path" in row or medium_by_id(row) is not None):
         return "spans"
     if is_speech(row):
         return "speech"
     if has_medium:
-        return "captions" if any(key in row for key in CAPTION_KEYS) else _labels_or_refuse(row)
-    if is_laion(row):
+        has_text = any(key in row for key in CAPTION_KEYS) or bool(numbered_captions(row))
+        return "captions" if has_text else _labels_or_refuse(row)
+    has_id = medium_by_id(row) is not None
+    if is_laion(row) and not has_id:  # else the address may be that of a page with the video
         return "laion"
-    named = first_key(row, ("contentUrl",)) is not None or medium_by_id(row) is not None
+    named = has_id or first_key(row, ("contentUrl",)) is not None
     if named and first_key(row, ("name", *CAPTION_KEYS)) is not None:
         return "webvid"
-    if "captions" in row or "caption" in row:
+    if "captions" in row or "caption" in row or is_karpathy(row):
         return "captions"
     if "text" in row:
         return "text"
@@ -270,6 +275,11 @@ def _labels_or_refuse(row: dict[str, Any]) -> str:
     if first_key(row, LABEL_KEYS) is not None:
         return "labels"
     known = {*MEDIA_FACTS, "id", "image_id"}
+    if is_set(row.get("question")):
+        raise RowError(
+            "a question and no answer: expected answer or answers; if KEY is the answer, say --map "
+            "answer=KEY, if it is a caption --map text=KEY, else --format labels"
+        )
     for key in labels(row).unread:
         value = row[key]
         is_text = isinstance(value, str) and (" " in value.strip() or key in ALT_KEYS)

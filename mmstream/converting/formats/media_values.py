@@ -51,7 +51,7 @@ def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]
     """Return {kind: media files} of a row, and the keys that name them.
 
     If a row has several keys of a kind, the first one in `MEDIA_KEYS` counts. A ``file_name`` is of
-    the kind that its extension says.
+    the kind that its extension says; beside another key of this kind, it is only a name.
 
     Raises:
         RowError: A key holds something else than media.
@@ -68,6 +68,8 @@ def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]
         real_kind = kind
         if key == "file_name" and isinstance(value, str):
             real_kind = kind_by_name(value) or kind
+            if real_kind != kind and first_key(row, MEDIA_KEYS[real_kind]) is not None:
+                continue  # WavCaps: the name of the sound that `audio` names
         refs = [
             media_ref(item, real_kind, f"{key}[{i}]" if isinstance(value, list) else key)
             for i, item in enumerate(items_of(value))

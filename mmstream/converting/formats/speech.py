@@ -2,10 +2,12 @@
 
     {"audio_filepath": "a.wav", "text": "...", "duration": 3.2}                    NeMo
     {"path": "a.mp3", "sentence": "...", "client_id": "..."}                       Common Voice
+    {"audio": ..., "transcript": "...", "begin_time": 401.7, "original_path": "..."}   MLS
     {"id": "c1", "start": 0, "duration": 3.2, "recording": {"sources": [...]},
      "supervisions": [{"start": 0, "duration": 3.2, "text": "..."}]}               Lhotse cuts
 
-A row about a part of a file is a span of it: see `spans`.
+A row about a part of a file is a span of it: see `spans`. Hugging Face's MLS and GigaSpeech hold
+the part itself; their times are those of the file that it was cut from.
 """
 
 from __future__ import annotations
@@ -15,24 +17,43 @@ from typing import Any
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.formats.captions import MEDIA_FACTS
 from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import expect, first_key, seconds_of, text_of
+from mmstream.converting.formats.fields import (
+    MEDIA_KEYS,
+    expect,
+    first_key,
+    seconds_of,
+    text_of,
+)
 from mmstream.converting.formats.media_values import kind_by_name, media_of, media_ref
 from mmstream.converting.formats.spans import spans_draft
 
-__all__ = ["is_speech", "lhotse", "speech"]
+__all__ = ["is_cut_out", "is_speech", "lhotse", "speech"]
 
 SPEECH_TEXT_KEYS = ("text", "sentence", "transcript", "transcription", "normalized_text", "answer")
 SPEECH_FACTS = (
     *MEDIA_FACTS,
     *("offset", "taskname", "source_lang", "target_lang", "pnc", "lang", "shard_id", "orig_sr"),
     *("up_votes", "down_votes", "accents", "accent", "variant", "locale", "segment"),
-    *("sentence_id", "sentence_domain", "chapter_id", "file"),
+    *("sentence_id", "sentence_domain", "chapter_id", "file", "original_path"),
+    *("original_full_path", "begin_time", "end_time", "audio_duration", "duration_ms"),
+    *("audio_id", "segment_id", "title", "category", "raw_text", "raw_transcription"),
+    *("is_gold_transcript", "num_samples", "lang_id", "lang_group_id"),
 )
+_SOURCE_KEYS = ("original_path", "original_full_path")
+"""Where the sound of a row was cut from."""
+
+
+def is_cut_out(row: dict[str, Any]) -> bool:
+    """Tell whether a row holds a part of another file, and the times of it there."""
+    has_sound = first_key(row, MEDIA_KEYS["audio"]) is not None
+    return has_sound and first_key(row, _SOURCE_KEYS) is not None
 
 
 def is_speech(row: dict[str, Any]) -> bool:
-    """Tell whether a row is one of NeMo's manifests or of Common Voice."""
+    """Tell whether a row is one of NeMo's manifests, of Common Voice, FLEURS or VoxPopuli."""
     if "audio_filepath" in row:
+        return True
+    if "audio" in row and first_key(row, ("normalized_text", "raw_transcription")) is not None:
         return True
     return isinstance(row.get("path"), str) and isinstance(row.get("sentence"), str)
 

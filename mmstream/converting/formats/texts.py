@@ -1,6 +1,8 @@
 """Rows of The Cauldron and FineVision. Part of step 2 of a conversion.
 
 {"images": [{"bytes": ..., "path": null}], "texts": [{"user": "...", "assistant": "..."}]}
+
+What else is said of a pair, such as The Cauldron's ``source``, stays under ``texts``.
 """
 
 from __future__ import annotations
@@ -8,7 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmstream.converting.draft import Draft, RowError
-from mmstream.converting.formats.dialogue import pair_of, parse_dialogue
+from mmstream.converting.formats.dialogue import pair_of, parse_dialogue, rest_of
 from mmstream.converting.formats.fields import expect
 
 __all__ = ["is_texts", "texts"]
@@ -40,4 +42,5 @@ def texts(row: dict[str, Any]) -> Draft:
         user = expect(expect(item, dict, name).get("user"), str, f"{name}: user")
         answer = expect(item.get("assistant"), str, f"{name}: assistant")
         turns += pair_of(user, answer)
-    return parse_dialogue(row, {"messages": turns}, {"texts"}, kept=FACTS)
+    rest = rest_of("texts", items, {"user", "assistant"})
+    return parse_dialogue(row, {"messages": turns}, {"texts"}, main=rest, kept=FACTS)

@@ -1,67 +1,141 @@
-"""Questions about pictures with short answers. Part of step 2 of a conversion.
+"""Questions about pictures and videos with short answers. Part of step 2 of a conversion.
 
     {"image": "a.jpg", "question": "What is it?", "answer": "a cat"}
-    {"image": "a.jpg", "question": "What is it?", "answers": ["cat", "cat", "a cat"]}     VQAv2
-    {"image": "a.jpg", "question": "Which?", "choices": ["a cat", "a dog"], "answer": 0}  ScienceQA
+    {"image": "a.jpg", "question": "What is it?", "answers": ["cat", "cat", "a cat"]} VQAv2
+    {"image": "a.jpg", "question": "Which?", "choices": ["a cat", "a dog"], "answer": 0} ScienceQA
+    {"image": "a.jpg", "query": "How many?", "label": ["14"]}                         ChartQA
     {"image": "a.jpg", "qa_pairs": [{"question": "...", "answer": "..."}]}
+    {"video": "a.mp4", "QA": [{"i": "", "q": "What is it?", "a": "A cat."}]}          VideoChat2
+    {"video_id": "v_x1", "q": "What is it?", "a": "A cat."}                           Video-ChatGPT
 
 Of several answers the most frequent one is taken, and of those the first; all of them stay in the
-``json``. Choices are written below the question as ``A. a cat``. The answer is then the letter.
+``json``. Choices are written below the question as ``A. a cat``. The answer is then the letter. A
+video that has only an id is the file ``ID.mp4`` in the media root.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from string import ascii_uppercase
+from types import MappingProxyType
 from typing import Any
 
 from mmstream.converting.draft import Draft, RowError
-from mmstream.converting.formats.dialogue import pair_of, parse_dialogue
-from mmstream.converting.formats.fields import expect, first_key, json_name, text_of
+from mmstream.converting.formats.dialogue import pair_of, parse_dialogue, rest_of
+from mmstream.converting.formats.fields import (
+    MEDIA_KEYS,
+    expect,
+    first_key,
+    has_media,
+    is_set,
+    json_name,
+    text_of,
+)
+from mmstream.converting.formats.spans import medium_by_id
+from mmstream.errors import escaped
 
-__all__ = ["VQA_ANSWER_KEYS", "VQA_LIST_KEYS", "vqa"]
+__all__ = ["is_vqa", "require_picture", "vqa"]
 
-VQA_ANSWER_KEYS = ("multiple_choice_answer", "answer", "answers")
-VQA_LIST_KEYS = ("qa_pairs", "qas", "qa")
-CHOICE_KEYS = ("choices", "options")
-FACTS = ("answers", "question_id", "question_type", "answer_type", "hint", "lecture", "solution")
+_LIST_KEYS = ("qa_pairs", "qas", "qa", "QA")
+_SHORT_ANSWER_KEYS = ("multiple_choice_answer", "answer", "answers")
+_ANSWER_KEYS = MappingProxyType(
+    {
+        "question": (*_SHORT_ANSWER_KEYS, "correct_choice_idx"),
+        "query": (*_SHORT_ANSWER_KEYS, "label"),
+        "q": ("a",),
+    }
+)
+"""{key of a question: keys of its answer}, each in the order in which they are looked for."""
+_CHOICE_KEYS = ("choices", "options")
+_PICTURE_ID_KEYS = ("image_id", "imageId", "img_id", "imgid")
+FACTS = (
+    *("answers", "question_id", "question_type", "answer_type", "hint", "lecture", "solution"),
+    *("video_id", "image_id", "human_or_machine", "direct_answers", "rationales"),
+)
+
+
+def is_vqa(row: dict[str, Any]) -> bool:
+    """Tell whether a row has questions with answers.
+
+    A ``query`` with a ``label`` is one only beside a medium: rows of search have such keys too.
+    """
+    if first_key(row, _LIST_KEYS) is not None:
+        return True
+    _, answer = _keys(row)
+    if answer is None:
+        return False
+    return answer != "label" or (has_media(row) and isinstance(row["label"], str | list))
 
 
 def vqa(row: dict[str, Any]) -> Draft:
     """Return the draft of one or more questions with their answers."""
-    key = first_key(row, VQA_LIST_KEYS)
+    video = None if has_media(row) else medium_by_id(row)
+    if video is not None:
+        row = {**row, "video": video[0].path}
+    key = first_key(row, _LIST_KEYS)
     if key is None:
         turns, used = _turns(row, "")
         return parse_dialogue(row, {"messages": turns}, used, kept=FACTS)
+    turns, read = [], set()
     items = expect(row[key], list, key)
-    turns = []
     for i, item in enumerate(items):
         name = f"{key}[{i}]"
-        turns += _turns(expect(item, dict, name), f"{name}: ")[0]
-    return parse_dialogue(row, {"messages": turns}, {key}, kept=FACTS)
+        pair, used = _turns(expect(item, dict, name), f"{name}: ")
+        turns += pair
+        read |= used
+    rest = rest_of(key, items, read)
+    return parse_dialogue(row, {"messages": turns}, {key}, main=rest, kept=FACTS)
+
+
+def require_picture(row: dict[str, Any]) -> None:
+    """Refuse a question about a picture that the row names by an id alone.
+
+    It would silently become a sample with its text only. A row with ``image: null`` says that there
+    is none.
+    """
+    key = first_key(row, _PICTURE_ID_KEYS)
+    if key is not None and not any(name in row for keys in MEDIA_KEYS.values() for name in keys):
+        raise RowError(
+            f"{key}: {escaped(row[key], 40)} is an id of a picture, and the row names no file; add "
+            "its path as image, with a function of yours, or keep the text alone with --format vqa"
+        )
+
+
+def _keys(row: dict[str, Any]) -> tuple[str, str | None]:
+    """Return the keys of a question and of its answer. None: the row has no pair of them."""
+    for key, answers in _ANSWER_KEYS.items():
+        answer = first_key(row, answers)
+        if row.get(key) is not None and answer is not None:
+            return key, answer
+    return "question", None
 
 
 def _turns(row: dict[str, Any], name: str) -> tuple[list[dict[str, Any]], set[str]]:
     """Return the turns of one question, and the keys that they come from."""
-    question = text_of(row.get("question"), f"{name}question")
-    key = first_key(row, VQA_ANSWER_KEYS)
-    if key is None:
+    key, answer_key = _keys(row)
+    question = text_of(row.get(key), f"{name}{key}")
+    if answer_key is None:
         raise RowError(f"{name}no answer: expected answer or answers")
-    used = {"question", key} - {"answers"}
-    choice_key = first_key(row, CHOICE_KEYS)
-    answer = row[key]
+    used = {key, answer_key} - {"answers"}
+    if key == "q" and is_set(row.get("i")):
+        question = f"{text_of(row['i'], f'{name}i')}\n{question}"
+        used.add("i")
+    choice_key = first_key(row, _CHOICE_KEYS)
+    answer = row[answer_key]
     if choice_key is not None:
         choices = _choices(row[choice_key], f"{name}{choice_key}")
         question = "\n".join([question, *(f"{letter}. {text}" for letter, text in choices.items())])
         used.add(choice_key)
         if isinstance(answer, int) and not isinstance(answer, bool):
             if not 0 <= answer < len(choices):
-                raise RowError(f"{name}{key}: {answer}, and there are {len(choices)} choices")
+                raise RowError(
+                    f"{name}{answer_key}: {answer}, and there are {len(choices)} choices"
+                )
             answer = list(choices)[answer]
         elif isinstance(answer, str) and answer not in choices:
             letters = [letter for letter, text in choices.items() if text == answer.strip()]
             answer = letters[0] if letters else answer
-    return pair_of(question, _answer(answer, f"{name}{key}")), used
+    return pair_of(question, _answer(answer, f"{name}{answer_key}")), used
 
 
 def _choices(value: Any, name: str) -> dict[str, str]:

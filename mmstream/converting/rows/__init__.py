@@ -15,7 +15,7 @@ arrow.py        Arrow's streams and Feather files
 parquet.py      Parquet files, read where they lie
 python_rows.py  iterables, data frames, data sets of Hugging Face
 values.py       values of Python and Arrow -> JSON values and bytes
-transcripts.py  LibriSpeech's transcripts
+transcripts.py  transcripts of LibriSpeech and LJSpeech
 nested.py       an object with the rows inside
 samples.py      samples of another data set, to be written again
 tars.py         tars that cannot be read at any place -> plain local ones

@@ -50,7 +50,7 @@ NAMES_OF_KINDS: dict[RowKind, str] = {
     "arrow": "Arrow",
     "tars": "tars of samples",
     "media": "media files",
-    "transcripts": "transcripts of LibriSpeech",
+    "transcripts": "transcripts of LibriSpeech or LJSpeech",
 }
 
 HEAD_BYTES = 64 << 10

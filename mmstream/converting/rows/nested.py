@@ -3,6 +3,8 @@
     {"dataset": "GigaSpeech", "audios": [{"aid": ..., "segments": [...]}, ...]}     a list of rows
     {"v_x1": {"timestamps": [...], "sentences": [...]}, "v_x2": {...}}     rows by name: ActivityNet
     {"a.jpg": ["a cat", "a small cat"], "b.jpg": "a dog"}                  texts by media file
+    {"videos": [{"video_id": "video0"}, ...],
+     "sentences": [{"video_id": "video0", "caption": "a cat"}, ...]}       MSR-VTT, joined
 
 Rows by name are of a known format, or all have the same keys.
 
@@ -21,6 +23,7 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.formats.formats import recognise
 from mmstream.converting.formats.media_values import kind_by_name
 from mmstream.converting.rows.spool import NumberedRow
+from mmstream.errors import escaped
 
 __all__ = ["rows_inside", "single_object"]
 
@@ -36,7 +39,11 @@ def rows_inside(value: Any) -> Iterator[NumberedRow] | None:
     A text by its media file is a row of both. Rows by name have this name as ``id``, and as
     ``video_id`` where they are spans of a video.
     """
-    if not isinstance(value, dict) or _is_row(value):
+    if not isinstance(value, dict):
+        return None
+    if _is_joined(value):
+        return enumerate(_captioned_videos(value["videos"], value["sentences"]), 1)
+    if _is_row(value):
         return None
     if _are_captions(value):
         return enumerate(
@@ -52,6 +59,33 @@ def rows_inside(value: Any) -> Iterator[NumberedRow] | None:
     if not is_alike and not _is_row(_named(*next(iter(value.items())))):
         return None
     return ((i, _named(name, row)) for i, (name, row) in enumerate(value.items(), 1))
+
+
+def _is_joined(value: dict[str, Any]) -> bool:
+    """Tell whether an object has videos, and sentences that name them by their ids."""
+    lists = value.get("videos"), value.get("sentences")
+    return all(
+        isinstance(items, list) and _are_objects(items) and "video_id" in items[0]
+        for items in lists
+    )
+
+
+def _captioned_videos(
+    videos: list[dict[str, Any]], sentences: list[dict[str, Any]]
+) -> Iterator[dict[str, Any] | RowError]:
+    """Yield a row of each video, the file ``ID.mp4``, with all of its sentences.
+
+    Sentences of no video are a reject.
+    """
+    captions: dict[Any, list[Any]] = {}
+    for sentence in sentences:
+        captions.setdefault(str(sentence.get("video_id")), []).append(sentence.get("caption"))
+    for video in videos:
+        row = {"video": f"{video.get('video_id')}.mp4", **video}
+        texts = captions.pop(str(video.get("video_id")), None)
+        yield {**row, "captions": texts} if texts else row
+    for video_id in captions:
+        yield RowError(f"sentences: video_id {escaped(video_id, 40)}: no video has this id")
 
 
 def _are_captions(value: dict[str, Any]) -> bool:

@@ -1,9 +1,14 @@
-"""Transcripts of LibriSpeech, ``84-121123.trans.txt`` -> one row per line.
+"""Transcripts of LibriSpeech and LJSpeech -> one row per line.
 
-    84-121123-0000 GO DO YOU HEAR
+    84-121123-0000 GO DO YOU HEAR                               84/121123/84-121123.trans.txt
     -> {"id": "84-121123-0000", "audio": "84/121123/84-121123-0000.flac", "text": "GO DO YOU HEAR"}
 
-The sound lies beside the transcript. Its path is relative to the folder of the media.
+    LJ001-0001|Printing, in 1440|Printing, in fourteen forty    LJSpeech-1.1/metadata.csv
+    -> {"id": "LJ001-0001", "audio": "LJSpeech-1.1/wavs/LJ001-0001.wav",
+        "text": "Printing, in fourteen forty", "raw_text": "Printing, in 1440"}
+
+The sound lies beside the transcript, or in ``wavs`` beside it. Its path is relative to the folder
+of the media. Quotes of LJSpeech are part of the text.
 """
 
 from __future__ import annotations
@@ -20,14 +25,17 @@ from mmstream.storage import is_remote
 
 __all__ = ["is_transcripts", "iter_transcripts"]
 
-_LINE = re.compile(r"(\d+-\d+-\d+) (\S.*)")
+_LIBRISPEECH = re.compile(r"(\d+-\d+-\d+) (\S.*)")
+_LJSPEECH = re.compile(r"(\w+[_-]\d+)\|([^|]*)\|([^|]*\S[^|]*)")
 
 
 def is_transcripts(head: bytes) -> bool:
     """Tell by its beginning whether a text holds transcripts. Its last line may be cut off."""
     lines = head.decode(errors="replace").splitlines()
     whole = lines[:-1] if len(lines) > 1 else lines
-    return bool(whole) and all(_LINE.fullmatch(line) for line in whole)
+    return bool(whole) and any(
+        all(pattern.fullmatch(line) for line in whole) for pattern in (_LIBRISPEECH, _LJSPEECH)
+    )
 
 
 def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[NumberedRow]:
@@ -41,12 +49,19 @@ def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[Numbere
     folder = "." if root is None else _folder_in(root, url)
     with path.open(encoding="utf-8", errors="strict") as file:
         for number, line in enumerate(file, 1):
-            match = _LINE.fullmatch(line.rstrip("\r\n"))
-            if match is None:
-                yield number, RowError("expected an id such as 84-121123-0000, a blank, and a text")
-            else:
-                sound = os.path.normpath(f"{folder}/{match[1]}.flac")
-                yield number, {"id": match[1], "audio": sound, "text": match[2]}
+            yield number, _row(line.rstrip("\r\n"), folder)
+
+
+def _row(line: str, folder: str) -> dict[str, str] | RowError:
+    if match := _LIBRISPEECH.fullmatch(line):
+        sound = os.path.normpath(f"{folder}/{match[1]}.flac")
+        return {"id": match[1], "audio": sound, "text": match[2]}
+    if match := _LJSPEECH.fullmatch(line):
+        sound = os.path.normpath(f"{folder}/wavs/{match[1]}.wav")
+        return {"id": match[1], "audio": sound, "text": match[3], "raw_text": match[2]}
+    return RowError(
+        "expected an id such as 84-121123-0000, a blank, and a text; or LJ001-0001|text|text"
+    )
 
 
 def _folder_in(root: str, url: str) -> str:
