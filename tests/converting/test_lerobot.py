@@ -13,9 +13,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from PIL import Image
 
 import mmstream as mm
 from mmstream.converting.draft import FrameSpan, RowError
+from mmstream.converting.formats import lerobot as lerobot_format
 from mmstream.converting.formats.formats import draft_of
 from mmstream.converting.media.cut import cut_frames
 from mmstream.converting.rows import lerobot
@@ -25,7 +27,7 @@ from mmstream.decoding.video.file import read_video_file
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.lazy_bytes import LazyBytes
 from tests.helpers.convert_corpus import rejects
-from tests.helpers.media_files import frame_number, video_file
+from tests.helpers.media_files import frame_number, frame_pixels, video_file
 
 FPS = 10
 LENGTHS = (4, 7, 5, 6, 3, 8)
@@ -262,6 +264,77 @@ def test_each_episode_of_version_2_keeps_its_videos_byte_for_byte(tmp_path):
             assert dataset[episode][f"{camera}.mp4"] == clip(episode, camera)
 
 
+def write_pictures(folder):
+    """Write a data set of version 2.1 whose first camera has its frames in the tables."""
+    write_v21(folder)
+    info = json.loads((folder / "meta/info.json").read_text())
+    info["features"][CAMERAS[0]] = feature("image", 48, 64, 3)
+    (folder / "meta/info.json").write_text(json.dumps(info))
+    for episode, length in enumerate(LENGTHS):
+        chunk, name = f"chunk-{episode // 4:03d}", f"episode_{episode:06d}"
+        pictures = [
+            {"bytes": picture(episode, frame), "path": f"frame_{frame:06d}.png"}
+            for frame in range(length)
+        ]
+        column = pa.array(pictures, pa.struct([("bytes", pa.binary()), ("path", pa.string())]))
+        path = folder / f"data/{chunk}/{name}.parquet"
+        pq.write_table(table(episode).append_column(CAMERAS[0], column), path, row_group_size=3)
+    return folder
+
+
+def picture(episode, frame):
+    buffer = io.BytesIO()
+    pixels = frame_pixels(first_number(episode, CAMERAS[0]) + frame)
+    Image.fromarray(pixels).save(buffer, "PNG")
+    return buffer.getvalue()
+
+
+def take_frame(sample):
+    """Draw a frame of the episode, and leave its pictures of other frames undecoded."""
+    frame = int(mm.sample_rng(sample).integers(sample["json"]["length"]))
+    taken = sample[f"{CAMERAS[0]}.{frame:06d}.png"]
+    others = {k: v for k, v in sample.items() if not k.startswith(CAMERAS[0])}
+    return {**others, "picture.png": taken, "json": {**sample["json"], "frame": frame}}
+
+
+def test_pictures_in_the_tables_are_members_of_their_frames(tmp_path):
+    """https://github.com/huggingface/lerobot: ``datasets.Image`` where the dtype is image"""
+    convert(write_pictures(tmp_path / "in"), tmp_path / "out")
+    dataset = mm.open_dataset(tmp_path / "out")
+    for episode, length in enumerate(LENGTHS):
+        sample = dataset[episode]
+        frames = [sample[f"{CAMERAS[0]}.{frame:06d}.png"] for frame in range(length)]
+        assert frames == [picture(episode, frame) for frame in range(length)]
+        assert f"{CAMERAS[0]}.{length:06d}.png" not in sample
+        assert sample[f"{CAMERAS[1]}.mp4"] == clip(episode, CAMERAS[1])
+        content = msgspec.json.decode(sample["json"])
+        assert len(content["media_paths"]) == 1  # of the video; pictures have no path
+        assert "pictures" not in content
+    decode = mm.Decode({"picture.png": mm.ImageDecoder(), "action.npy": ...})
+    pipeline = mm.Pipeline(dataset, global_batch_size=6, decode=decode, before=(take_frame,))
+    batch = next(iter(mm.Loader(pipeline, num_workers=0)))
+    for row, content in enumerate(batch["json"]):
+        pixels = batch["picture.png"][row].permute(1, 2, 0)
+        first = first_number(content["episode_index"], CAMERAS[0])
+        assert frame_number(pixels) == first + content["frame"]
+
+
+def test_frames_that_are_no_pictures_reject_their_episode(tmp_path, monkeypatch):
+    folder = write_pictures(tmp_path / "in")
+    values = [{"bytes": b"", "path": "a.png"}, {"bytes": b"no picture"}, 5]
+    for episode, value in enumerate(values):
+        path = folder / f"data/chunk-000/episode_{episode:06d}.parquet"
+        column = pa.array([value] * LENGTHS[episode])
+        pq.write_table(table(episode).append_column(CAMERAS[0], column), path)
+    monkeypatch.setattr(lerobot_format, "MAX_PICTURES", 5)
+    assert convert(folder, tmp_path / "out", max_rejects=1.0).num_samples == 1
+    reasons = rejects(tmp_path / "out")
+    assert reasons[1].endswith(f"{CAMERAS[0]}: frame 0 has no bytes")
+    assert reasons[2].endswith(f"{CAMERAS[0]}: frame 0 is no picture (starts with b'no picture')")
+    assert reasons[3].endswith(f"{CAMERAS[0]}: no pictures but int64")
+    assert reasons[4].startswith("6 pictures, the limit of an episode is 5")
+
+
 def draw_window(sample):
     """Draw a frame of the episode: the decoders of all cameras take this one."""
     episode = sample["json"]
@@ -355,7 +428,6 @@ def test_episodes_of_version_2_that_cannot_be_whole_are_rejected(tmp_path):
         ({"fps": 0}, "fps and chunks_size must be above 0"),
         ({"fps": "ten"}, "Expected `float`, got `str`"),
         ({"video_path": None}, "is a video, and there is no video_path"),
-        ({"features": {"a": feature("image", 48, 64, 3)}}, "a: pictures in the tables"),
         ({"features": {"a": feature("language", 1)}}, "a: dtype 'language' is not read"),
         ({"features": {"a": feature("i4,(", 1)}}, "a: dtype 'i4,(' is not read"),
         ({"features": {"a": feature("2147483648f4", 1)}}, "a: dtype '2147483648f4' is not read"),

@@ -4,6 +4,10 @@
 numbers, and the texts of the tasks:
 
     observation.images.top.mp4  observation.state.npy  action.npy  timestamp.npy  txt  json
+
+A camera whose frames are pictures in the tables has a member for each of them:
+
+    observation.images.top.000000.png  observation.images.top.000001.png
 """
 
 from __future__ import annotations
@@ -22,9 +26,13 @@ __all__ = ["MAX_FPS", "MEMBER_STEM", "Episode", "EpisodeVideo", "episode", "is_e
 MAX_FPS = 1e6
 """Above the rate of any camera, and far from where times overflow."""
 
+MAX_PICTURES = 16_000
+"""Most pictures of an episode, of all cameras together. A sample has at most 16,384 members."""
+
 MEMBER_STEM = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,99}")
 """Names of features that may be names of members of a tar."""
 
+_EXTENSION = re.compile(r"[a-z0-9]{2,5}")
 _KEYS = {"codebase_version", "episode_index", "videos", "members"}
 
 
@@ -54,6 +62,8 @@ class Episode(msgspec.Struct):
     """{camera: its video}."""
     members: dict[str, bytes]
     """Further members of the tar: npy [T, ...] for numbers, a list of T texts for texts."""
+    pictures: dict[str, bytes] = {}
+    """{member of the tar: a frame}, for cameras whose frames lie in the tables."""
 
 
 def is_episode(row: dict[str, Any]) -> bool:
@@ -72,7 +82,12 @@ def episode(row: dict[str, Any]) -> Draft:
     except (msgspec.ValidationError, RecursionError) as error:
         raise RowError(f"no row of an episode: {escaped(error, 200)}") from None
     fields = [f"{camera}.mp4" for camera in content.videos]
-    _require_members([*fields, *content.members])
+    _require_members([*fields, *content.members, *content.pictures])
+    if len(content.pictures) > MAX_PICTURES:
+        raise RowError(
+            f"{len(content.pictures):,} pictures, the limit of an episode is {MAX_PICTURES:,}; "
+            "make videos of them with lerobot's convert_image_to_video_dataset"
+        )
     refs = [
         MediaRef(
             "video",
@@ -83,22 +98,26 @@ def episode(row: dict[str, Any]) -> Draft:
         for field, video in zip(fields, content.videos.values(), strict=True)
     ]
     texts = tuple(content.tasks)
-    return make_draft(
+    draft = make_draft(
         row,
         {"captions": list(texts)} if texts else {},
         refs,
-        {"tasks", "members"},
+        {"tasks", "members", "pictures"},
         kept=tuple(Episode.__struct_fields__),
         texts=texts,
         fields=content.members,
     )
+    pictures = (
+        MediaRef("image", name, data, field=name) for name, data in content.pictures.items()
+    )
+    return msgspec.structs.replace(draft, media=(*draft.media, *pictures))
 
 
 def _require_members(names: list[str]) -> None:
     """Refuse names that a tar cannot hold side by side. It is read in lower case."""
     for name in names:
         stem, _, extension = name.rpartition(".")
-        if not MEMBER_STEM.fullmatch(stem) or extension not in ("mp4", "npy", "json"):
+        if not MEMBER_STEM.fullmatch(stem) or not _EXTENSION.fullmatch(extension):
             raise RowError(f"no row of an episode: the member {escaped(name, 100)!r}")
     if len({name.lower() for name in names}) < len(names):
         raise RowError("no row of an episode: two members of one name")

@@ -8,9 +8,9 @@
 
     a folder or prefix -> LEROBOT -> spool
 
-The numbers of an episode are read here, and lie in the spool as npy files. Its videos are only
-named: `media.load` reads their parts. One row group of a table is in memory at a time, and the
-whole list of version 2.
+The numbers of an episode are read here, and lie in the spool as npy files; so do pictures that lie
+in the tables. Its videos are only named: `media.load` reads their parts. One row group of a table
+is in memory at a time, and the whole list of version 2.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ import pyarrow as pa
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.lerobot import MAX_FPS, MEMBER_STEM, Episode, EpisodeVideo
+from mmstream.converting.media.types import sniff
 from mmstream.converting.rows.fetch import InputFile
 from mmstream.converting.rows.parquet import ParquetFile, rows_of_batch
 from mmstream.converting.rows.records import lines_of
@@ -77,12 +78,17 @@ class _Info(msgspec.Struct):
         return [key for key, feature in self.features.items() if feature.dtype == "video"]
 
     @property
+    def pictures(self) -> list[str]:
+        """Names of the cameras whose frames lie in the tables."""
+        return [key for key, feature in self.features.items() if feature.dtype == "image"]
+
+    @property
     def columns(self) -> list[str]:
-        """Names of the features that lie in the tables, without the counters."""
+        """Names of the numbers and texts in the tables, without the counters."""
         return [
             key
             for key, feature in self.features.items()
-            if feature.dtype != "video" and key not in _COUNTERS
+            if feature.dtype not in ("video", "image") and key not in _COUNTERS
         ]
 
 
@@ -164,12 +170,7 @@ def _require_readable(key: str, feature: _Feature, url: str) -> None:
             f"{url}: feature {name}: no name of a file in a tar; rename it, with letters, digits, "
             "'.', '_' and '-'"
         )
-    if feature.dtype == "image":
-        raise ConfigError(
-            f"{url}: feature {name}: pictures in the tables are not read; make videos of them with "
-            "lerobot's convert_image_to_video_dataset"
-        )
-    if feature.dtype not in ("video", "string") and not _NUMBER.fullmatch(feature.dtype):
+    if feature.dtype not in ("video", "image", "string") and not _NUMBER.fullmatch(feature.dtype):
         raise ConfigError(
             f"{url}: feature {name}: dtype {escaped(feature.dtype, 40)!r} is not read; take it out "
             "of features"
@@ -216,6 +217,7 @@ def _row(listed: dict[str, Any], info: _Info, tables: _Tables) -> dict[str, Any]
     if length < 1:
         raise RowError("length is 0")
     tasks = listed.get("tasks", [])
+    members, pictures = tables.members(_data_path(listed, info), index, length)
     episode = Episode(
         id=index,
         codebase_version=info.codebase_version,
@@ -226,7 +228,8 @@ def _row(listed: dict[str, Any], info: _Info, tables: _Tables) -> dict[str, Any]
         tasks=[tasks] if isinstance(tasks, str) else tasks,
         names={key: names for key in info.columns if (names := info.features[key].names)},
         videos={key: _video(key, listed, info, length) for key in info.cameras},
-        members=tables.members(_data_path(listed, info), index, length),
+        members=members,
+        pictures=pictures,
     )
     row: dict[str, Any] = msgspec.to_builtins(episode, builtin_types=(bytes,))
     return row
@@ -303,8 +306,10 @@ class _Tables:
         self._episodes = np.zeros(0, np.int64)
         self._group: tuple[int, Any] | None = None
 
-    def members(self, path: str, episode: int, length: int) -> dict[str, bytes]:
-        """Return {member: bytes} of an episode's numbers and texts.
+    def members(
+        self, path: str, episode: int, length: int
+    ) -> tuple[dict[str, bytes], dict[str, bytes]]:
+        """Return {member: bytes} of an episode's numbers and texts, and of its pictures.
 
         Raises:
             RowError: The table is missing or damaged, or has other rows than the episode.
@@ -319,7 +324,13 @@ class _Tables:
             raise RowError(str(error)) from None
         if table["frame_index"].to_pylist() != list(range(length)):
             raise RowError(f"{path}: frame_index does not count from 0 to {length - 1}")
-        members = {}
+        members: dict[str, bytes] = {}
+        pictures: dict[str, bytes] = {}
+        for key in self._info.pictures:
+            try:
+                pictures |= _pictures(key, table[key])
+            except RowError as error:
+                raise RowError(f"{path}: {key}: {error}") from None
         for key in self._info.columns:
             feature = self._info.features[key]
             try:
@@ -329,7 +340,7 @@ class _Tables:
                     members[f"{key}.npy"] = _npy(table[key], (length, *feature.shape))
             except (RowError, UnicodeDecodeError) as error:
                 raise RowError(f"{path}: {key}: {error}") from None
-        return members
+        return members, pictures
 
     def _rows(self, path: str, episode: int, length: int) -> Any:
         """Return the rows of an episode, as an Arrow table."""
@@ -354,7 +365,7 @@ class _Tables:
             return self._file
         self._file = self._group = None
         file = ParquetFile.open(InputFile(self._store.url_of(path), path))
-        wanted = {*self._info.columns, "episode_index", "frame_index"}
+        wanted = {*self._info.columns, *self._info.pictures, "episode_index", "frame_index"}
         missing = sorted(wanted.difference(file.column_names()))
         if missing:
             raise RowError(f"{path}: has no column {escaped(missing[0], 100)}")
@@ -370,9 +381,26 @@ class _Tables:
 
     def _read_group(self, file: ParquetFile, group: int) -> Any:
         if self._group is None or self._group[0] != group:
-            batches = file.batches(group, [*self._info.columns, "frame_index"])
+            columns = [*self._info.columns, *self._info.pictures, "frame_index"]
+            batches = file.batches(group, columns)
             self._group = group, pa.Table.from_batches(list(batches))
         return self._group[1]
+
+
+def _pictures(key: str, column: Any) -> dict[str, bytes]:
+    """Return {member: bytes} of a camera whose frames are structs ``{bytes, path}``."""
+    if not (pa.types.is_struct(column.type) and column.type.get_field_index("bytes") >= 0):
+        raise RowError(f"no pictures but {column.type}")
+    pictures = {}
+    for frame, value in enumerate(column.to_pylist()):
+        data = (value or {}).get("bytes")
+        if not isinstance(data, bytes) or not data:
+            raise RowError(f"frame {frame} has no bytes")
+        kind = sniff(data)
+        if kind is None or kind.kind != "image":
+            raise RowError(f"frame {frame} is no picture (starts with {data[:12]!r})")
+        pictures[f"{key}.{frame:06d}.{kind.extension}"] = data
+    return pictures
 
 
 def _npy(column: Any, shape: tuple[int, ...]) -> bytes:
