@@ -82,6 +82,9 @@ class TransferQueue(Protocol):
     def needed(self, clock: int) -> AbstractContextManager[None]:
         """Say that the consumer waits for what has this deadline, as long as the context lasts."""
 
+    def lacks_since(self, deadline: int, since: float | None) -> float:
+        """Return since when a range lacks memory, which was refused just now."""
+
     def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
         """Tell whether a range has lacked memory for so long that none comes."""
 
@@ -535,11 +538,12 @@ class RankReader:
 
     async def _room(self, num_bytes: int, deadline: int) -> memoryview:
         """Return memory. Where there is none, wait for it as long as transfers do."""
-        lacks_since = asyncio.get_running_loop().time()
+        lacks_since = None
         while True:
             try:
                 return self._new_memory(num_bytes)
             except MemoryError:
+                lacks_since = self._transfers.lacks_since(deadline, lacks_since)
                 if self._transfers.lacks_memory(deadline, lacks_since):
                     raise
             await asyncio.sleep(ROOM_S)

@@ -147,6 +147,21 @@ class Transfers:
         finally:
             del self._needed[number]
 
+    def lacks_since(self, deadline: int, since: float | None) -> float:
+        """Return since when a range lacks memory, which was refused just now.
+
+        An outage of the store is no lack of memory: the time begins anew while ranges that are
+        needed by this deadline have memory, and are waited for.
+
+        Args:
+            deadline: Of the range.
+            since: What this said at the refusal before. None: it is the first one.
+        """
+        transfers = chain((attempt.transfer for attempt in self._attempts), self._pausing)
+        if since is None or any(each.request.deadline <= deadline for each in transfers):
+            return self._loop.time()
+        return since
+
     def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
         """Tell whether a range has lacked memory for so long that none comes.
 
@@ -154,7 +169,7 @@ class Transfers:
 
         Args:
             deadline: Of the range.
-            lacks_since: When it was first refused memory, in seconds of the event loop's clock.
+            lacks_since: What `lacks_since` said, in seconds of the event loop's clock.
         """
         latest = self._loop.time() - self._limits.memory_s
         return any(
@@ -227,8 +242,7 @@ class Transfers:
                 num_held += self._send(transfer, now).num_permits
                 num_sent += 1
             except MemoryError as error:
-                if lacks_since is None or self._is_under_way(deadline):
-                    lacks_since = now  # an outage of the store is no lack of memory
+                lacks_since = self.lacks_since(deadline, lacks_since)
                 if not self.lacks_memory(deadline, lacks_since):
                     self._memory_lacks_since = lacks_since
                     break  # some comes back once the consumer is done with a step
@@ -238,11 +252,6 @@ class Transfers:
             heapq.heappop(self._queue)
         if self._next_tick is None and (self._attempts or self._queue or self._pausing):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
-
-    def _is_under_way(self, deadline: int) -> bool:
-        """Tell whether ranges that are needed by this deadline have memory, and are waited for."""
-        transfers = chain((attempt.transfer for attempt in self._attempts), self._pausing)
-        return any(transfer.request.deadline <= deadline for transfer in transfers)
 
     def _num_held(self) -> float:
         """Return how many permits are in use."""

@@ -57,6 +57,9 @@ class FakeTransfers:
     def needed(self, clock: int) -> AbstractContextManager[None]:
         return nullcontext()
 
+    def lacks_since(self, deadline: int, since: float | None) -> float:
+        return 0.0
+
     def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
         return self.is_out_of_memory
 

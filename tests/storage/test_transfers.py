@@ -779,6 +779,29 @@ async def test_an_outage_is_no_lack_of_memory(comes_back):
 
 
 @in_virtual_time
+async def test_a_lack_of_memory_begins_anew_while_the_store_is_away():
+    is_away = False
+
+    def answer(_sent):
+        return Answer(0.001, error=REFUSED) if is_away else Answer(0.001)
+
+    async with Store(answer) as store:
+        await store.submit()
+        transfers, is_away = store.transfers, True
+        since = transfers.lacks_since(0, None)
+        assert since == asyncio.get_running_loop().time()
+        future = store.submit(deadline=1)
+        await asyncio.sleep(KILO.memory_s)
+        assert transfers.lacks_since(0, since) == since  # that range is needed later
+        assert transfers.lacks_since(1, since) == asyncio.get_running_loop().time()
+        is_away = False
+        await future
+        since = transfers.lacks_since(1, since)
+        await asyncio.sleep(1)
+        assert transfers.lacks_since(1, since) == since
+
+
+@in_virtual_time
 async def test_a_lack_of_memory_begins_with_the_first_refusal():
     async with Store() as store:
         with store.transfers.needed(0):
