@@ -91,8 +91,7 @@ def open_array(
             was compared when it came.
 
     Raises:
-        FileNotFoundError: There is no such file.
-        ManifestError: The file is not the array.
+        ManifestError: There is no such file, or it is not the array.
         StorageError: The storage failed after retries.
     """
     match = _NAME.fullmatch(info.name)
@@ -100,16 +99,20 @@ def open_array(
         raise ManifestError(f"{store.url}: {escaped(info.name)} is no name of an array")
     path = store.local_path(info.name)
     data: mmap | bytes
-    if path is None:
-        data = _cached(store, info)
-    else:
-        data = map_file(path, info.name)
-        if (
-            check
-            and info.num_bytes <= MAX_HASHED_BYTES
-            and hashlib.sha256(data).hexdigest() != info.sha256
-        ):
-            raise ManifestError(f"{path}: its bytes are not those of its sha256; write it again")
+    try:
+        data = _cached(store, info) if path is None else map_file(path, info.name)
+    except FileNotFoundError:
+        raise ManifestError(
+            f"{store.url_of(info.name)}: is missing, and the file beside it lists it; run "
+            "`mmstream measure` again, or `mmstream plan --overwrite`"
+        ) from None
+    if (
+        path is not None
+        and check
+        and info.num_bytes <= MAX_HASHED_BYTES
+        and hashlib.sha256(data).hexdigest() != info.sha256
+    ):
+        raise ManifestError(f"{path}: its bytes are not those of its sha256; write it again")
     return _decoded(data, store.url_of(info.name), dtype, num_dims)
 
 

@@ -188,3 +188,12 @@ def test_an_array_whose_header_is_no_shape_is_refused(shape: str, tmp_path: Path
     (tmp_path / info.name).write_bytes(data)
     with pytest.raises(ManifestError, match=r"is no file of numpy|is another array"):
         open_array(open_store(tmp_path), info, "<i8", 2)
+
+
+def test_an_array_that_is_missing_is_an_error_that_says_what_to_do(
+    plan: PackPlan, tmp_path: Path
+) -> None:
+    write_plan(plan, str(tmp_path / "plan"))
+    next((tmp_path / "plan").glob("members.*.npy")).unlink()
+    with pytest.raises(ManifestError, match=r"members\..*\.npy: is missing.*--overwrite"):
+        open_plan(str(tmp_path / "plan"))
