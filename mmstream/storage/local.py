@@ -8,7 +8,7 @@ from __future__ import annotations
 import errno
 import os
 import stat
-from collections.abc import Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import groupby
@@ -135,7 +135,11 @@ class LocalStore:
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""
         path = self.url_of(name)
-        return object_stat(_require_file(path, os.stat(path)))  # noqa: PTH116 - half the time of Path's
+        try:
+            status = os.stat(path)  # noqa: PTH116 - half the time of Path's
+        except OSError as error:
+            raise _plain(path, error) from None
+        return object_stat(_require_file(path, status))
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
@@ -149,7 +153,7 @@ class LocalStore:
         stats = {}
         try:
             for entry in os.scandir(self.url):
-                if entry.is_file() and not entry.name.startswith("."):
+                if not entry.name.startswith(".") and _leads_to(entry.is_file):
                     with suppress(FileNotFoundError):  # removed by another thread since
                         stats[entry.name] = object_stat(entry.stat())
         except (FileNotFoundError, NotADirectoryError):
@@ -159,7 +163,7 @@ class LocalStore:
     def folders(self) -> Sequence[str]:
         """Return the names of the folders directly under the root, sorted."""
         try:
-            entries = [entry for entry in os.scandir(self.url) if entry.is_dir()]
+            entries = [entry for entry in os.scandir(self.url) if _leads_to(entry.is_dir)]
         except (FileNotFoundError, NotADirectoryError):
             return []
         return sorted(entry.name for entry in entries if not entry.name.startswith("."))
@@ -199,9 +203,7 @@ def open_with_status(path: str) -> tuple[int, os.stat_result]:
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
     except OSError as error:
-        if error.errno in (errno.ENXIO, errno.ENODEV):  # a socket, or a device without a driver
-            raise NotAFileError(f"{path}: {error.strerror}; a file is needed") from None
-        raise
+        raise _plain(path, error) from None
     try:
         return fd, _require_file(path, os.fstat(fd))
     except BaseException:
@@ -231,6 +233,24 @@ def map_file(path: str, name: str, known: MutableMapping[str, ObjectStat] | None
         return mmap(fd, 0, access=ACCESS_READ)
     finally:
         os.close(fd)
+
+
+def _plain(path: str, error: OSError) -> OSError:
+    """Return a NotAFileError in place of an error that says that a path leads to no file."""
+    # A socket, a device without a driver, or a link that leads to itself.
+    if error.errno in (errno.ENXIO, errno.ENODEV, errno.ELOOP):
+        return NotAFileError(f"{path}: {error.strerror}; a file is needed")
+    return error
+
+
+def _leads_to(is_kind: Callable[[], bool]) -> bool:
+    """Call `is_file` or `is_dir` of an entry. A link that leads to itself is neither."""
+    try:
+        return is_kind()
+    except OSError as error:
+        if error.errno != errno.ELOOP:
+            raise
+        return False
 
 
 def _require_file(path: str, status: os.stat_result) -> os.stat_result:

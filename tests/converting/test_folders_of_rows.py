@@ -445,3 +445,20 @@ def test_samples_are_found_by_the_keys_that_they_kept(tmp_path):
     dataset = open_dataset(tmp_path / "second")
     for sample in samples(tmp_path / "first"):
         assert dataset[sample["__key__"]]["txt"] == sample["txt"]
+
+
+@pytest.mark.parametrize("target", [".", "..", "../dog"])
+def test_a_link_back_to_a_folder_that_holds_it_is_an_error(tmp_path, target):
+    folder = pictures(tmp_path / "in", "dog/1.jpg", "cat/2.jpg")
+    (folder / "cat/back").symlink_to(target)
+    if target == "../dog":  # two links that lead to each other
+        (folder / "dog/back").symlink_to("../cat")
+    with pytest.raises(ConfigError, match=r"back: a link leads back .*; remove the link$"):
+        values(folder)
+
+
+def test_a_link_to_itself_is_a_row_that_cannot_be_read(tmp_path):
+    folder = pictures(tmp_path / "in", "cat/1.jpg", "cat/2.jpg")
+    (folder / "cat/3.jpg").symlink_to("3.jpg")
+    run(folder, tmp_path / "out")
+    assert list(rejects(tmp_path / "out")) == [3]

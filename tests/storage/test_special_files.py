@@ -11,7 +11,13 @@ import pytest
 from mmstream.errors import StorageError
 from mmstream.storage import LocalStore
 
-KINDS = {"fifo": "a FIFO", "folder": "a folder", "device": "a device", "socket": "a socket|such de"}
+KINDS = {
+    "fifo": "a FIFO",
+    "folder": "a folder",
+    "device": "a device",
+    "socket": "a socket|such de",
+    "link to itself": "levels of symbolic links",
+}
 
 
 @pytest.fixture(params=KINDS)
@@ -22,6 +28,8 @@ def special(request, tmp_path, monkeypatch):
         os.mkfifo("x")
     elif request.param == "folder":
         Path("x").mkdir()
+    elif request.param == "link to itself":
+        Path("x").symlink_to("x")
     elif request.param == "device":
         Path("x").symlink_to("/dev/zero")
     else:
@@ -49,6 +57,7 @@ def test_what_is_no_file_is_refused_and_named(special, call):
 
 
 def test_what_is_no_file_is_no_object(special):
-    store, _ = special
+    store, kind = special
     assert not store.exists("x")
     assert store.list() == {}
+    assert store.folders() == (["x"] if kind == "a folder" else [])

@@ -12,6 +12,7 @@ videos likewise.
 from __future__ import annotations
 
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -206,16 +207,31 @@ class _File(NamedTuple):
     """Size of the text file of the same name beside it. None: there is none. 0: it is no file."""
 
 
-def _walk(store: Store, prefix: str = "") -> Iterator[_File]:
+def _walk(store: Store, prefix: str = "", above: frozenset[str] = frozenset()) -> Iterator[_File]:
     """Yield all files, sorted folder by folder. The names of a folder are in memory.
 
     A FIFO, a device or a link that leads nowhere counts as a file: whoever reads it, refuses it.
+
+    Args:
+        store: The folder.
+        prefix: Its path in the folder of all files: empty, or ending with a slash.
+        above: Real paths of the local folders that hold it.
+
+    Raises:
+        ConfigError: A link leads back to a folder that holds it.
     """
     stats = store.list()
     folders = set(store.folders())
     names = {*stats, *folders}
     local_folder = store.local_path("")
     if local_folder is not None:
+        real = os.path.realpath(local_folder)
+        if real in above:
+            raise ConfigError(
+                f"{escaped(local_folder)}: a link leads back to a folder that holds it, so the "
+                "rows would never end; remove the link"
+            )
+        above |= {real}
         paths = Path(local_folder).iterdir()
         names.update(path.name for path in paths if not path.name.startswith("."))
     for name in sorted(names):
@@ -227,7 +243,7 @@ def _walk(store: Store, prefix: str = "") -> Iterator[_File]:
                 num_bytes = 0 if text_name in names - folders else None
             yield _File(f"{prefix}{name}", num_bytes)
         if name in folders:
-            yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/")
+            yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/", above)
 
 
 def _text_name(path: str) -> str:
