@@ -17,6 +17,7 @@ does a second one that starts at second 200, and both give up at second 312.
 
 from __future__ import annotations
 
+import errno
 import logging
 import math
 import os
@@ -77,6 +78,7 @@ _AZURE_HINT = (
 _OTHER_HINTS = {
     **dict.fromkeys(("gs", "gcs"), _GOOGLE_HINT),
     **dict.fromkeys(("az", "abfs", "abfss"), _AZURE_HINT),
+    **dict.fromkeys(("http", "https"), "put the password of its host into ~/.netrc"),
     "hf": "check the credentials (HF_TOKEN)",
 }
 """What is said in place of that for other schemes than ``s3://``."""
@@ -239,6 +241,8 @@ def _final_error(url: str, error: Exception) -> Exception | None:
     if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
         hint = _OTHER_HINTS.get(url.partition("://")[0], CREDENTIALS_HINT)
         return StorageError(f"{url}: {error}; {hint}")
+    if getattr(error, "errno", None) == errno.EOPNOTSUPP:
+        return StorageError(f"{url}: {error}; the server does not know this kind of request")
     return None
 
 

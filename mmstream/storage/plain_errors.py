@@ -22,6 +22,11 @@ _PASSWORD = re.compile(r"(\w://)[^/\s@?#]*:[^/\s@?#]*@")
 _QUERY = re.compile(r"(\w://[^\s?#'\"<>]*)\?[^\s'\"<>)\]]*")
 _TOKEN = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
 
+_ERRNO_OF = {
+    416: errno.EINVAL,
+    **dict.fromkeys((405, 501), errno.EOPNOTSUPP),  # the server does not know such a request
+}
+
 _OF_PROGRAMS = (TypeError, AttributeError, ImportError, MemoryError, NotImplementedError)
 
 
@@ -60,7 +65,7 @@ def plain_error(error: Exception) -> Exception:
     if status in (429, 503):
         return RequestError(f"{type(error).__name__}: {text}", is_throttled=True)
     plain = OSError(f"{type(error).__name__}: {text}")
-    plain.errno = errno.EINVAL if status == 416 else getattr(error, "errno", None)
+    plain.errno = _ERRNO_OF.get(status, getattr(error, "errno", None))
     return plain
 
 

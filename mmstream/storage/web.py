@@ -115,5 +115,7 @@ def _require_ok(url: str, answer: Any) -> None:
             is_throttled=True,
             retry_after_s=float(text) if text.isdecimal() else 0.0,
         )
+    if status in (405, 501):
+        raise OSError(errno.EOPNOTSUPP, f"the server answers {status}")
     if status >= 400:
         raise OSError(f"the server answers {status}")

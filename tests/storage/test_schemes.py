@@ -184,6 +184,24 @@ def test_passing_faults_are_tried_again(web, pauses):
         assert len(pauses) == 3
 
 
+@pytest.mark.parametrize("status", [405, 501])
+def test_requests_that_a_web_server_does_not_know_are_not_sent_again(web, pauses, status):
+    store = open_store(web.corpus)
+    store.read("mmstream.json")  # it has answered, so passing faults would be waited for
+    for call in (store.list, store.folders, lambda: store.read("mmstream.json")):
+        num_requests = len(web.requests)
+        web.handler.statuses_to_come[:] = [status]
+        with pytest.raises(StorageError, match=f"{status}.*does not know this kind of request$"):
+            call()
+        assert (len(web.requests), pauses) == (num_requests + 1, [])
+
+
+def test_a_folder_of_a_web_server_that_is_forbidden_names_the_file_of_passwords(web, pauses):
+    web.handler.statuses_to_come[:] = [403]
+    with pytest.raises(StorageError, match=r"403.*; put the password of its host into ~/\.netrc$"):
+        open_store(web.corpus).list()
+
+
 def test_a_replaced_object_of_a_web_server_is_noticed(web):
     store, known = open_store(web.corpus), {}
     store.read_ranges([("shard-000000.tar", 0, 9)], known)
