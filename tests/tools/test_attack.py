@@ -17,13 +17,12 @@ from tests.helpers.paths import ROOT
 from tools.prove.attack import ATTACKS
 from tools.prove.attacks.attack import Attack, run_attack
 
-EVERY = 11
-"""The suite runs each eleventh attack, and the one on all image bombs, which is the last."""
+EVERY = 10
+"""The suite runs each tenth attack. Image bombs have tests of their own."""
 
 
 @pytest.mark.slow
 def test_attacks_are_held_off() -> None:
-    # All image bombs take 25 of the 90 seconds that an attack may take; a busy machine takes 300.
     options = ["--every", str(EVERY), "--max-seconds", "500"]
     run = subprocess.run(
         [sys.executable, "-m", "tools.prove.attack", *options],
@@ -38,7 +37,6 @@ def test_attacks_are_held_off() -> None:
 
 def test_every_attack_has_a_name_of_its_own() -> None:
     assert len({attack.name for attack in ATTACKS}) == len(ATTACKS) > 180
-    assert ATTACKS[::EVERY][-1].name == "images: all bombs in one corpus"
 
 
 def refuse(_folder: Path) -> None:
@@ -99,5 +97,5 @@ def test_an_attack_that_is_held_off_is_no_failure(
 def test_an_attack_that_succeeds_is_a_failure(
     run: Callable[[Path], None], refusal: str | None, failure: str
 ) -> None:
-    max_seconds = 5 if run is waits else 60  # a busy machine makes the others slow too
+    max_seconds = 1 if run is waits else 60  # a busy machine makes the others slow too
     assert failure in run_attack(Attack("x", run, refusal), max_seconds=max_seconds).failure

@@ -14,6 +14,7 @@ code is 1. The compiled module has a fuzzer of its own, with sanitizers: `fuzz_j
 from __future__ import annotations
 
 import argparse
+import math
 import random
 import sys
 import tempfile
@@ -21,6 +22,7 @@ import time
 import warnings
 import zlib
 from collections import Counter
+from functools import cache
 
 import numpy as np
 from PIL import Image
@@ -53,6 +55,7 @@ class Failure(Exception):  # noqa: N818 - what the fuzzer looks for
         self.data = data
 
 
+@cache
 def seeds() -> list[bytes]:
     """Return the files that mutations start from."""
     picture = photo()
@@ -148,15 +151,20 @@ def check(data: bytes, decoder: ImageDecoder) -> str:
     return outcome
 
 
-def fuzz(seconds: float, seed: int = 1) -> Counter[str]:
+def fuzz(seconds: float, seed: int = 1, max_inputs: float = math.inf) -> Counter[str]:
     """Decode mutated files for some time. Return how many decoded, and how many were refused.
+
+    Args:
+        seconds: The time, at most.
+        seed: Of the mutations.
+        max_inputs: Number of files, at most.
 
     Raises:
         Failure: A file broke a rule.
     """
     random_draws = random.Random(seed)
     files, outcomes, end = seeds(), Counter[str](), time.monotonic() + seconds
-    while time.monotonic() < end:
+    while time.monotonic() < end and outcomes.total() < max_inputs:
         data = mutate(random_draws.choice(files), random_draws)
         outcomes[check(data, random_draws.choice(DECODERS))] += 1
     return outcomes

@@ -120,7 +120,7 @@ def features(boxes: np.ndarray, picture: tuple[int, int]) -> dict[str, np.ndarra
     }
 
 
-NUM_BOXES = 4000
+NUM_BOXES = 2000
 SAME = 2.2 * math.sqrt(2 / NUM_BOXES)
 """Exceeded by chance once in 8,000 comparisons."""
 

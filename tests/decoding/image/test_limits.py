@@ -75,7 +75,9 @@ def test_a_bomb_is_refused_or_decodes_within_the_limits(
 
 
 def test_an_epoch_names_each_bomb_once(tmp_path: Path) -> None:
-    files = [bomb.make() for name, bomb in BOMBS.items() if not re.search("[0-9]M|mega|MB", name)]
+    files = [
+        bomb.make() for name, bomb in BOMBS.items() if not re.search("[0-9]M|mega|MB|filled", name)
+    ]
     files = [data for data in files if len(data) < MIB]
     good = captioned(0)["jpg"]
     reasons = {i for i, data in enumerate(files) if _is_refused(data)}

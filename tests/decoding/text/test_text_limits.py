@@ -173,7 +173,7 @@ text = TextDecoder(byte_tokenizer(chat=True), max_length=64)
 before = peak()
 for word in sys.argv[1:]:
     words = word * ((1 << 20) // len(word.encode()) - 100)
-    rows = [{"txt": words}] * 3
+    rows = [{"txt": words}]
     turns = [{"role": "user", "content": "?"}, {"role": "assistant", "content": words}]
     rows += [{"json": {"messages": turns}}]
     for outcome in text.decode_all(rows):
