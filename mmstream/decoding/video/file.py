@@ -32,8 +32,10 @@ __all__ = ["VideoFile", "read_video_file"]
 MAX_PACKETS = 1 << 22
 """Most packets of a video: 19 hours at 60 frames per second."""
 
-_SEEKABLE = ("matroska", "mov", "avi", "flv")
+_SEEKABLE = ("matroska", "mov", "avi", "flv", "mpegts")
 """Formats in which packets have the same times after a seek. In others FFmpeg counts some anew."""
+_SOUGHT_BY_POSITION = "mpegts"
+"""It has no index: FFmpeg would look for a time by reading here and there."""
 
 Pixels = NDArray[np.uint8]
 
@@ -175,8 +177,9 @@ def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> 
             return VideoFile(table.timeline, stored, table.rotation, fps, table, codec)
         discard_others(container, stream)
         packets = _Packets(container, stream)
-        has_pts = container.format.name != "avi"
-        timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts)
+        name = container.format.name
+        has_pts, has_position = name != "avi", name == _SOUGHT_BY_POSITION
+        timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts, has_position)
         fps = _fps(stream, timeline)
         return VideoFile(timeline, stored, packets.rotation(), fps, None, codec)
 

@@ -264,8 +264,12 @@ class DemuxedPackets:
                 return
 
     def _seek(self, start: int) -> None:
+        position = self._timeline.position
         try:
-            self._container.seek(int(self._dts[start]), stream=self._stream, backward=True)
+            if position is None:
+                self._container.seek(int(self._dts[start]), stream=self._stream, backward=True)
+            else:
+                self._container.seek(int(position[start]), unsupported_byte_offset=True)
         except av.FFmpegError:
             raise UnseekableError from None
         self._demuxed = self._container.demux(self._stream)

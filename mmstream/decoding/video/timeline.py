@@ -50,6 +50,8 @@ class Timeline:
         is_counted: Whether frames are known by their number alone. The file does not say which
             packet is shown when. Then `pts` is the time of the frames in the order of display, and
             they must be decoded from the start.
+        position: Where in the file a packet begins, in bytes; below 0 where that is not known.
+            None: FFmpeg finds packets by their times.
     """
 
     pts: IntArray
@@ -59,6 +61,7 @@ class Timeline:
     time_base: Fraction
     last_duration: int = 0
     is_counted: bool = False
+    position: IntArray | None = None
 
     @cached_property
     def display_order(self) -> IntArray:
@@ -111,6 +114,7 @@ def demuxed_timeline(
     deadline: Deadline,
     max_packets: int,
     has_pts: bool = True,
+    has_position: bool = False,
 ) -> Timeline:
     """Read the timeline of a stream from all of its packets.
 
@@ -120,12 +124,13 @@ def demuxed_timeline(
         deadline: When to stop.
         max_packets: Limit on their number.
         has_pts: Whether the container says when a frame is shown. AVI does not.
+        has_position: Whether packets are found again by their positions.
 
     Raises:
         DecodeError: The file has no frame, or too many packets.
         TimeoutError: It takes too long.
     """
-    all_pts, all_dts = array("q"), array("q")  # a quarter of the memory of lists
+    all_pts, all_dts, positions = array("q"), array("q"), array("q")  # a quarter of lists' memory
     is_key, is_shown = bytearray(), bytearray()
     is_vp8 = stream.codec_context.name == "vp8"
     last = (-(1 << 63), 0)
@@ -139,6 +144,8 @@ def demuxed_timeline(
         is_hidden = packet.is_discard or (is_vp8 and not bytes(packet)[0] & HIDDEN_IN_VP8)
         all_pts.append(pts)
         all_dts.append(dts)
+        if has_position:
+            positions.append(-1 if packet.pos is None else packet.pos)
         is_key.append(packet.is_keyframe)
         is_shown.append(not is_hidden)
         if not is_hidden and pts > last[0]:
@@ -155,6 +162,7 @@ def demuxed_timeline(
         np.frombuffer(is_shown, bool).copy(),
         Fraction(stream.time_base),
         last[1],
+        position=np.array(positions, np.int64) if has_position else None,
     )
     if not has_pts and stream.codec_context.has_b_frames:
         return replace(timeline, pts=np.sort(timeline.dts), is_counted=True)
