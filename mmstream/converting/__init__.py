@@ -16,6 +16,7 @@
     rejects.py      the rows that became no sample, for each shard and for all
     report.py       what the rows became, in numbers
     hashed_file.py  the bytes of a tar, written and hashed by a thread
+    unwarned.py     warnings about pictures kept off the screen
     live_counts.py  the rows so far, from any process to the progress bar
     progress.py     the progress bar
     engines/        several shards at a time

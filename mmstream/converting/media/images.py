@@ -16,9 +16,7 @@ after its orientation was applied.
 from __future__ import annotations
 
 import io
-import warnings
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import NamedTuple
 
 import numpy as np
@@ -28,6 +26,7 @@ from PIL import Image, ImageFile, TiffImagePlugin
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import ImageFormat, MediaOptions
+from mmstream.converting.unwarned import unwarned
 from mmstream.decoding.image.formats import JPEG_START, decode_bytes, plugin_of
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.jpeg import read_header
@@ -143,7 +142,7 @@ def encode(
 
 def foreign_shape(data: bytes, extension: str, limits: Limits) -> Shape | None:
     """Return (height, width) of a TIFF or HEIC from its header. None: only decoding tells."""
-    with _unwarned():
+    with unwarned:
         return pillow_shape(_plugin(data, extension), data, limits)
 
 
@@ -211,18 +210,10 @@ def _decode_others(data: bytes, extension: str, limits: Limits) -> _Decoded:
 
     if extension == "png":
         decode_bytes(data, limits)  # its checksums
-    with _unwarned():
+    with unwarned:
         picture = decode_with_pillow(_plugin(data, extension), data, limits, convert=convert)
     pixels = np.ascontiguousarray(upright(picture.pixels, picture.orientation))
     return _Decoded(pixels, profiles[0], extension == "webp" and data[12:16] == b"VP8L")
-
-
-@contextmanager
-def _unwarned() -> Iterator[None]:
-    """Keep Pillow's warnings of odd metadata off the screen: a TIFF may cause one a tag."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        yield
 
 
 def _plugin(data: bytes, extension: str) -> Callable[[io.BytesIO], ImageFile.ImageFile]:

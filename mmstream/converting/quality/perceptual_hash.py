@@ -12,11 +12,12 @@ a fraction of a full decoding.
 from __future__ import annotations
 
 import io
-import warnings
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
+
+from mmstream.converting.unwarned import unwarned
 
 __all__ = ["HASH_BYTES", "perceptual_hash"]
 
@@ -61,15 +62,14 @@ def perceptual_hash(data: bytes) -> bytes | None:
 def _small_grey(data: bytes) -> npt.NDArray[np.float32] | None:
     from PIL import Image  # planning and the command line do without it
 
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # about odd metadata, and large pictures: see MAX_PIXELS
-        with Image.open(io.BytesIO(data), formats=_FORMATS) as image:
-            if image.width * image.height > MAX_PIXELS:
-                return None
-            orientation = image.getexif().get(_ORIENTATION, 1)
-            image.draft("L", (2 * SIDE, 2 * SIDE))
-            grey: Any = image if image.mode == "L" else image.convert("RGB").convert("L")
-            small = grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
+    # Pillow warns of large pictures too: see MAX_PIXELS.
+    with unwarned, Image.open(io.BytesIO(data), formats=_FORMATS) as image:
+        if image.width * image.height > MAX_PIXELS:
+            return None
+        orientation = image.getexif().get(_ORIENTATION, 1)
+        image.draft("L", (2 * SIDE, 2 * SIDE))
+        grey: Any = image if image.mode == "L" else image.convert("RGB").convert("L")
+        small = grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR)
     turn = _TURNS.get(orientation)
     return np.asarray(
         small if turn is None else small.transpose(Image.Transpose[turn]), dtype=np.float32
