@@ -25,6 +25,7 @@ from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.hashed_file import HashedFile
 from mmstream.converting.live_counts import live_counts
 from mmstream.converting.media.access import MediaAccess
+from mmstream.converting.media.check_rows import IdleCpus
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.quality.perceptual_hash import perceptual_hash
@@ -132,10 +133,14 @@ class ShardJob:
     """Whether to write the facts of the shard too."""
 
 
-def write_shard(job: ShardJob) -> ShardReport:
+def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport:
     """Write one shard, unless an earlier call did. Return its report.
 
     A row that cannot be used raises nothing. It becomes a line of the shard's rejects.
+
+    Args:
+        job: The shard.
+        idle_cpus: What helps to check media. The bytes of the shard do not depend on it.
 
     Raises:
         MMStreamError: The file of rows changed since the conversion began, the lock was lost, or a
@@ -153,7 +158,7 @@ def write_shard(job: ShardJob) -> ShardReport:
         ShardRejects(job.store, job.name) as rejects,
     ):
         counter = RowCounter(live)
-        samples = _samples(job, rejects, sidecar, counter)
+        samples = _samples(job, rejects, sidecar, counter, idle_cpus)
         first = next(samples, None)
         if first is not None:
             report = _write_tar(job, chain([first], samples), report)
@@ -328,13 +333,17 @@ def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
 
 
 def _samples(
-    job: ShardJob, rejects: ShardRejects, sidecar: SidecarWriter | None, counter: RowCounter
+    job: ShardJob,
+    rejects: ShardRejects,
+    sidecar: SidecarWriter | None,
+    counter: RowCounter,
+    idle_cpus: IdleCpus | None,
 ) -> Samples:
     """Yield (key, fields) of every sample. Add the rows that cannot be used to `rejects`.
 
     The sidecar gets both.
     """
-    for row, draft, media in load_rows(_drafts(job), job.access, job.media):
+    for row, draft, media in load_rows(_drafts(job), job.access, job.media, idle_cpus):
         key = _key(row)
         if isinstance(draft, RowError):
             counter.add_reject()

@@ -5,10 +5,15 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
+from concurrent.futures import Future
 
 import pytest
 
 from mmstream.converting.engines import ray as engine
+from mmstream.converting.media import check_rows
+from mmstream.converting.media.check_rows import MediaBatch
+from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.shard import write_shard
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.errors import ConfigError, MMStreamError
 from tests.helpers.convert_corpus import (
@@ -72,8 +77,9 @@ def test_a_cluster_writes_the_same_bytes_although_a_node_is_killed(
 ):
     kill = lambda: cluster.remove_node(second_node, allow_graceful=False)  # noqa: E731
     seen = after_reports(monkeypatch, 3, kill)
-    run(corpus, tmp_path / "ray", samples_per_shard=2, engine="ray")
-    run(corpus, tmp_path / "alone", samples_per_shard=2)
+    media = MediaOptions(max_image_side=20)  # so idle CPUs help
+    run(corpus, tmp_path / "ray", samples_per_shard=2, media=media, engine="ray")
+    run(corpus, tmp_path / "alone", samples_per_shard=2, media=media)
     assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
     assert len(seen) == 20
 
@@ -82,6 +88,55 @@ def test_a_slow_shard_holds_one_cpu_and_the_others_go_on(tmp_path, cluster, seco
     rows = write_rows_of_a_slow_shard(tmp_path, tmp_path / "out")
     report = run(rows, tmp_path / "out", samples_per_shard=2, row=after_files, engine="ray")
     assert (report.num_samples, report.num_shards) == (8, 4)
+
+
+def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_killed(
+    corpus, tmp_path, cluster, second_node, monkeypatch
+):
+    monkeypatch.setattr(check_rows, "BATCH_ROWS", 1)
+    monkeypatch.setattr(engine, "LOOK_S", 0)
+    media = MediaOptions(max_image_side=20)
+    run(corpus, tmp_path / "alone", samples_per_shard=40, media=media)
+    tasks = []
+
+    def in_this_process(jobs, num_workers):
+        """Write shards here, as their task does. So this cluster is idle."""
+        with engine._IdleCpus(media.plan()) as idle_cpus:
+            assert until(idle_cpus.count)
+            idle_cpus._own = Future()  # this process never has time itself
+            submit = idle_cpus._task.remote
+
+            def counted(*args):
+                tasks.append(args)
+                if len(tasks) == 3:
+                    cluster.remove_node(second_node, allow_graceful=False)
+                return submit(*args)
+
+            monkeypatch.setattr(idle_cpus._task, "remote", counted)
+            for job in jobs:
+                yield job.store.url, write_shard(job, idle_cpus)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(engine, "run_jobs", in_this_process)
+        run(corpus, tmp_path / "ray", samples_per_shard=40, media=media, engine="ray")
+    assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
+    assert len(tasks) == 40
+
+
+def test_a_node_that_would_make_other_images_is_an_error_in_one_line():
+    batch = MediaBatch([[]], MediaOptions(max_image_side=20))
+    answer = Future()
+    answer.set_result(engine._check(batch, {"libraries": "others"}))
+    with pytest.raises(ConfigError, match="a node of Ray would write other images"):
+        engine._Answer(answer).result()
+
+
+def until(condition):
+    deadline = time.monotonic() + 500
+    while not (value := condition()):
+        assert time.monotonic() < deadline
+        time.sleep(0.01)
+    return value
 
 
 def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(

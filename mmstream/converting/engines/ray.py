@@ -4,7 +4,8 @@
 
 A task of a worker or node that died runs again on another one. A shard that was committed is
 not written twice. Ray gives each task to the next free CPU: a slow shard holds one CPU, and the
-others go on. No shard is divided, so one that is slow and last is alone.
+others go on. While CPUs have no shard, tasks on them check media of those that are still written.
+Such a task gets the bytes of media and returns others, so it needs no storage.
 
 All nodes must see the destination and the media under the same paths. Rows need not be there: they
 go with their job, where they lie on this machine.
@@ -13,13 +14,16 @@ go with their job, where they lie on this machine.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from mmstream.converting.media.access import MediaAccess, folder_stamp
+from mmstream.converting.media.check_rows import Answer, MediaBatch, Outcome
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
 from mmstream.errors import ConfigError, MMStreamError, StorageError
@@ -32,6 +36,12 @@ MAX_RETRIES = 5
 
 TASKS_PER_CPU = 2
 """Tasks in flight. One of them waits, so that a CPU never does. Each holds the rows of a shard."""
+
+MAX_IDLE_CPUS = 8
+"""Most CPUs that check media for one shard, beside its own, which reads and writes for them."""
+LOOK_S = 0.25
+"""Seconds between two looks for an idle CPU. With each look a shard takes one, so that several
+shards get as many."""
 
 
 def run_jobs(
@@ -82,7 +92,8 @@ def _drain(
         while True:
             limit = num_workers or _default_limit(ray)
             for job in islice(jobs, max(0, limit - len(running))):
-                running[task.remote(_portable(job), job.media.plan())] = job
+                task_of_job = task.remote(_portable(job), job.media.plan(), num_workers is None)
+                running[task_of_job] = job
             if not running:
                 return
             for reference in ray.wait(list(running), num_returns=1)[0]:
@@ -111,11 +122,73 @@ def _portable(job: ShardJob) -> ShardJob:
     return replace(job, store=store, lock=lock, rows=job.rows.detached(), progress_folder=None)
 
 
-def _write_shard(job: ShardJob, media_plan: dict[str, Any]) -> ShardReport | Exception:
+def _write_shard(
+    job: ShardJob, media_plan: dict[str, Any], takes_idle_cpus: bool
+) -> ShardReport | Exception:
     """Write a shard. An error is returned: Ray would wrap it in a traceback."""
     try:
         _require_same_libraries(job.media, media_plan)
-        return write_shard(replace(job, access=_on_this_node(job.access)))
+        job = replace(job, access=_on_this_node(job.access))
+        if not takes_idle_cpus:
+            return write_shard(job)
+        with _IdleCpus(media_plan) as idle_cpus:
+            return write_shard(job, idle_cpus)
+    except Exception as error:
+        return error
+
+
+class _IdleCpus:
+    """CPUs of the cluster that no task asks for. A context manager, in the task of a shard.
+
+    A CPU that a shard has taken stays with it to its end, so another one does not get it meanwhile.
+    """
+
+    def __init__(self, media_plan: dict[str, Any]) -> None:
+        import ray
+
+        self._ray: Any = ray
+        self._task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_check)
+        self._media_plan = media_plan
+        self._count = 0
+        self._next_look = 0.0
+        self._thread = ThreadPoolExecutor(1, "mmstream-check")
+        self._own: Future[list[Outcome]] | None = None
+
+    def __enter__(self) -> _IdleCpus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._thread.shutdown(wait=False, cancel_futures=True)
+
+    def count(self) -> int:
+        if self._count < MAX_IDLE_CPUS and time.monotonic() >= self._next_look:
+            self._count += self._ray.available_resources().get("CPU", 0) >= 1
+            self._next_look = time.monotonic() + LOOK_S
+        return self._count
+
+    def submit(self, batch: MediaBatch) -> Answer:
+        """Let a thread check the batch, on the shard's own CPU, if it is free; else a task."""
+        if self._own is None or self._own.done():
+            self._own = self._thread.submit(batch.check)
+            return self._own
+        return _Answer(self._task.remote(batch, self._media_plan).future())
+
+
+class _Answer(NamedTuple):
+    future: Future[list[Outcome] | Exception]
+
+    def result(self) -> list[Outcome]:
+        value = self.future.result()
+        if isinstance(value, Exception):
+            raise value
+        return value
+
+
+def _check(batch: MediaBatch, media_plan: dict[str, Any]) -> list[Outcome] | Exception:
+    """Check media on any node. An error is returned, as by `_write_shard`."""
+    try:
+        _require_same_libraries(batch.options, media_plan)
+        return batch.check()
     except Exception as error:
         return error
 

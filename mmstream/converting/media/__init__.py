@@ -16,6 +16,7 @@ download.py      http(s), many URLs at a time
                    download_options.py: `DownloadOptions`; its steps are addresses.py, dns.py,
                    hosts.py, web_client.py with robots.py and content_encoding.py, retries.py,
                    outage.py
+check_rows.py    media of rows as they are stored; idle CPUs help
 types.py         the type of a file, by its first bytes
 check.py         checks and facts
 probe.py         facts about audio and video

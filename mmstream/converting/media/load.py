@@ -5,6 +5,7 @@ rows -> formats -> LOAD -> shard
 references   what a path or URL means
 look_ahead   downloads and objects arrive before their row's turn
 cut          some frames of a longer video
+check_rows   rows whose media are read; idle CPUs help
 types        what the bytes really are
 check        what is asked of them; their facts
 images       what is stored instead, where images are made smaller
@@ -12,7 +13,6 @@ images       what is stored instead, where images are made smaller
 
 from __future__ import annotations
 
-import hashlib
 from collections import deque
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,9 +23,9 @@ from typing import TYPE_CHECKING
 
 import msgspec
 
-from mmstream.converting.draft import Draft, Media, MediaRef, RowError
+from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.media.access import MediaAccess
-from mmstream.converting.media.check import checked
+from mmstream.converting.media.check_rows import IdleCpus, LoadedRow, ReadRow, check_rows
 from mmstream.converting.media.data_urls import (
     decode_base64,
     decode_data_url,
@@ -62,11 +62,12 @@ MAX_INLINE_BYTES_AHEAD = 64 << 20
 NUM_OBJECT_THREADS = 16
 """Objects that a process reads at the same time."""
 
-LoadedRow = tuple[Row, Draft | RowError, list[Media]]
-
 
 def load_rows(
-    drafts: Iterable[tuple[Row, Draft | RowError]], access: MediaAccess, options: MediaOptions
+    drafts: Iterable[tuple[Row, Draft | RowError]],
+    access: MediaAccess,
+    options: MediaOptions,
+    idle_cpus: IdleCpus | None = None,
 ) -> Iterator[LoadedRow]:
     """Yield each row with its draft and its media, in order.
 
@@ -77,22 +78,30 @@ def load_rows(
         drafts: Rows, each with its draft, or with the error that it has already.
         access: What may be read for them.
         options: What is asked of the files, and how images are changed.
+        idle_cpus: What helps to check them.
 
     Raises:
         StorageError: Storage or the network failed. That is not a row's fault, so the conversion
             stops.
     """
-    with _Loader(access, options) as loader:
-        waiting: deque[_WaitingRow] = deque()
-        for row, draft in drafts:
-            if not waiting and (isinstance(draft, RowError) or not draft.media):
-                yield row, draft, []
-                continue
-            waiting.append(loader.start(row, draft, is_first=not waiting))
-            while waiting and (waiting[0].is_ready or loader.is_full(waiting)):
-                yield loader.finish(waiting.popleft())
-        while waiting:
+    with _Loader(access) as loader:
+        yield from check_rows(_read_rows(drafts, loader), options, idle_cpus)
+
+
+def _read_rows(
+    drafts: Iterable[tuple[Row, Draft | RowError]], loader: _Loader
+) -> Iterator[ReadRow]:
+    """Yield each row when its turn has come, before its media are read."""
+    waiting: deque[_WaitingRow] = deque()
+    for row, draft in drafts:
+        if not waiting and (isinstance(draft, RowError) or not draft.media):
+            yield row, draft, None
+            continue
+        waiting.append(loader.start(row, draft, is_first=not waiting))
+        while waiting and (waiting[0].is_ready or loader.is_full(waiting)):
             yield loader.finish(waiting.popleft())
+    while waiting:
+        yield loader.finish(waiting.popleft())
 
 
 @dataclass(slots=True)
@@ -115,8 +124,8 @@ class _Loader:
     process; the downloads that nobody waits for any more end with the loader.
     """
 
-    def __init__(self, access: MediaAccess, options: MediaOptions) -> None:
-        self._access, self._options = access, options
+    def __init__(self, access: MediaAccess) -> None:
+        self._access = access
         self._folder = LocalFolder(access.root or "", access.root_stamp)
         self._tars, self._zips = TarMembers(), ZipMembers()
         self._arrived = ArrivedBytes(MAX_BYTES_AHEAD)
@@ -162,35 +171,34 @@ class _Loader:
             or self._inline_bytes > MAX_INLINE_BYTES_AHEAD
         )
 
-    def finish(self, waiting: _WaitingRow) -> LoadedRow:
-        """Wait for a row's media, read those at hand, and check all of them."""
+    def finish(self, waiting: _WaitingRow) -> ReadRow:
+        """Return a row whose turn it is. Its media are waited for, or read, one after the other."""
         self._inline_bytes -= waiting.inline_bytes
         self._num_tickets -= len(waiting.tickets)
         if isinstance(waiting.draft, RowError):
-            return waiting.row, waiting.draft, []
-        try:
-            return waiting.row, waiting.draft, self._media(waiting.draft.media, waiting.tickets)
-        except RowError as error:
-            for ticket in waiting.tickets.values():
-                self._arrived.drop(ticket)
-            return waiting.row, error, []
+            return waiting.row, waiting.draft, None
+        media = self._media(waiting.draft.media, waiting.tickets)
+        return waiting.row, waiting.draft, media
 
-    def _media(self, refs: tuple[MediaRef, ...], tickets: dict[int, Ticket]) -> list[Media]:
-        media: list[Media] = []
+    def _media(self, refs: tuple[MediaRef, ...], tickets: dict[int, Ticket]) -> Iterator[bytes]:
         bytes_left = MAX_ROW_BYTES
-        for i, ref in enumerate(refs):
-            if i in tickets:
-                data = self._arrived.take(tickets[i])
-            else:
-                with _named(ref):
-                    data = self._read(ref, bytes_left)
-            with _named(ref):
+        try:
+            for i, ref in enumerate(refs):
+                if i in tickets:
+                    data = self._arrived.take(tickets[i])
+                else:
+                    with _named(ref):
+                        data = self._read(ref, bytes_left)
                 bytes_left -= len(data)
                 if bytes_left < 0:
-                    raise RowError(f"the row's media are over the limit of {MAX_ROW_BYTES} bytes")
-                _require_sha256(ref, data)
-                media.append(checked(ref.kind, data, self._options))
-        return media
+                    with _named(ref):
+                        raise RowError(
+                            f"the row's media are over the limit of {MAX_ROW_BYTES} bytes"
+                        )
+                yield data
+        finally:  # the row may have failed before it took all of them
+            for ticket in tickets.values():
+                self._arrived.drop(ticket)
 
     def _fetch(self, ref: MediaRef) -> Future[bytes] | None:
         """Start to fetch a medium that lies elsewhere. None: it is at hand, or it is refused."""
@@ -300,14 +308,6 @@ def _cut(ref: MediaRef, num_bytes: int, read: Callable[[int, int], bytes], max_b
 def _require_fitting(span: tuple[int, int], max_bytes: int) -> None:
     if span[1] - span[0] > max_bytes:
         raise RowError(f"the row's media are over the limit of {MAX_ROW_BYTES} bytes")
-
-
-def _require_sha256(ref: MediaRef, data: bytes) -> None:
-    if ref.sha256 is None:
-        return
-    sha256 = hashlib.sha256(data).hexdigest()
-    if sha256 != ref.sha256.strip().lower():
-        raise RowError(f"another file than the row says: its sha256 is {sha256}")
 
 
 def shared_downloader(options: DownloadOptions, num_processes: int) -> Downloader:
