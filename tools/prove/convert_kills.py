@@ -151,7 +151,7 @@ def fault_of_round(
     kind: str, corpus: Corpus, dest: str, draw: random.Random, longest_s: float
 ) -> tuple[int, str]:
     """Run one round. Return the number of kills, and what was wrong, or nothing."""
-    engine = ["--engine", "ray", "--num-workers", "2"] if kind == "ray" else ["--num-workers"]
+    engine = ["--engine", "ray"] if kind == "ray" else ["--num-workers"]
     if kind == "bake":  # torch takes a while to import
         return insist(bake(corpus, dest, *engine, draw.choice("12")), draw, 3 * longest_s)
     corpus.set_late(False)
