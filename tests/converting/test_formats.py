@@ -120,6 +120,19 @@ def test_keys_that_no_format_reads_are_kept_and_named():
     assert (draft.content["score"], draft.content["row_chosen"]) == (5, "x")
 
 
+def test_the_span_of_a_conversation_is_read_where_there_is_a_video():
+    chat = [
+        {"role": "user", "content": "<video>What?"},
+        {"role": "assistant", "content": "A door opens."},
+    ]
+    row = {"messages": chat, "videos": ["a.mp4"], "start_s": 1.0, "end_s": 2.0}
+    draft = draft_of(row)
+    assert draft.unread == ()
+    assert (draft.content["start_s"], draft.content["end_s"]) == (1.0, 2.0)
+    picture = {"messages": [{**chat[0], "content": "<image>What?"}, chat[1]], "images": ["a.jpg"]}
+    assert draft_of({**picture, "start_s": 1.0}).unread == ("start_s",)
+
+
 def test_a_reshared_medium_keeps_its_field_until_it_is_encoded_anew():
     data = b"\x89PNG"
     ref = MediaRef("image", "x/left.png", data, field="left.png")

@@ -14,6 +14,9 @@ __all__ = ["make_draft", "row_id", "short_path"]
 CANONICAL_KEYS = ("id", *DIALOGUE_KEYS, "captions", "segments", "media_paths")
 """The keys of ``KEY.json`` with a fixed meaning. A row's own key of that name is renamed."""
 
+SPAN_KEYS = ("start_s", "end_s")
+"""What decoders of videos and recordings read of the ``json`` in training."""
+
 MAX_MEDIA = 1000
 MAX_PATH_CHARACTERS = 4096
 """Longer paths are shortened in ``media_paths``."""
@@ -54,12 +57,14 @@ def make_draft(
         raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
     paths = {"media_paths": [short_path(ref.path) for ref in refs]} if refs else {}
     content: dict[str, Any] = {"id": row_id(row), **main, **paths}
+    has_time = any(ref.kind in ("video", "audio") for ref in refs)
+    known = (*kept, *SPAN_KEYS) if has_time else kept
     unread = []
     for key, value in row.items():
         if key in used or key == "id":
             continue
         content[f"row_{key}" if key in CANONICAL_KEYS else key] = _without_bytes(value)
-        if key not in kept and is_set(value):
+        if key not in known and is_set(value):
             unread.append(key)
     return Draft(content, tuple(refs), texts, fields or {}, tuple(unread))
 
