@@ -22,7 +22,7 @@ _PASSWORD = re.compile(r"(\w://)[^/\s@?#]*:[^/\s@?#]*@")
 _QUERY = re.compile(r"(\w://[^\s?#'\"<>]*)\?[^\s'\"<>)\]]*")
 _TOKEN = re.compile(r"(?i)\b(bearer|basic)\s+[\w.~+/=-]{8,}")
 
-_ERRNO_OF = {
+_ERRNO_OF: dict[int | None, int] = {
     416: errno.EINVAL,
     **dict.fromkeys((405, 501), errno.EOPNOTSUPP),  # the server does not know such a request
 }

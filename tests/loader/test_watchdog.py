@@ -228,15 +228,20 @@ def test_a_fork_server_that_hangs_is_ended_at_the_time_limit(tiny):
 
 @pytest.mark.slow
 def test_workers_that_start_after_the_time_limit_are_not_waited_for(tiny, monkeypatch):
-    attach = WorkerGroup.attach
+    attach, workers = WorkerGroup.attach, []
 
-    def attach_late(*arguments):
+    def attach_late(group, processes, *arguments):
         time.sleep(1)
-        attach(*arguments)
+        workers.extend(processes)
+        attach(group, processes, *arguments)
 
     monkeypatch.setattr(WorkerGroup, "attach", attach_late)
     with pytest.raises(MMStreamError, match=r"stall_timeout_s=0\.2"), within(SECONDS):
         steps(make_loader(tiny, stop_itself, step=0, num_workers=1, stall_timeout_s=0.2))
+    # Their fork server was ended, so nobody knows how they are. A stopped one never ends by itself.
+    for worker in workers:
+        with suppress(ProcessLookupError):
+            os.kill(worker.pid, signal.SIGKILL)
 
 
 @pytest.mark.slow
