@@ -425,13 +425,13 @@ def _leaders(
 
 def _groups(same_geometry: Sequence[Any]) -> Iterator[tuple[str, ...]]:
     """Yield the groups, each a tuple of names."""
-    if isinstance(same_geometry, str):
+    if isinstance(same_geometry, str) or not isinstance(same_geometry, Sequence):
         raise ConfigError(f"same_geometry={same_geometry!r}: give names, ('jpg', 'mask.png')")
     entries = list(same_geometry)
     if entries and all(isinstance(entry, str) for entry in entries):
         entries = [entries]
     for entry in entries:
-        names = () if isinstance(entry, str) else tuple(entry)
+        names = tuple(entry) if isinstance(entry, tuple | list) else ()
         if not names or not all(isinstance(name, str) for name in names):
             raise ConfigError(
                 f"same_geometry={escaped(repr(same_geometry))}: give the names of fields, "

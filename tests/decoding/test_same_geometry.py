@@ -284,6 +284,8 @@ def test_the_picture_of_the_shorthand_may_come_first() -> None:
         ({"jpg": ..., "boxes": mm.Boxes("json.b")}, (), r"same_geometry=\('jpg', 'boxes'\)"),
         ({"jpg": ..., "boxes": mm.Boxes("json.b")}, ("boxes", "jpg"), "a picture first"),
         ({"jpg": ..., "a.png": ...}, ("jpg", "a.png", "jpg"), "named twice"),
+        ({"jpg": ..., "a.png": ...}, None, "give names"),
+        ({"jpg": ..., "a.png": ...}, ("jpg", 1), "give the names of fields"),
         (
             {"jpg": mm.ImageDecoder(size=8), "a.png": mm.ImageDecoder(size=9)},
             ("jpg", "a.png"),

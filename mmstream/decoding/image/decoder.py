@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
+from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -618,10 +619,11 @@ def _check_values(decoder: ImageDecoder) -> None:
         wanted = "one number" if decoder.mask else "(red, green, blue)"
         raise ConfigError(f"fill={decoder.fill!r}: give {wanted}, 0 to 255")
     for name, limit in (("scale", 1.0), ("ratio", float("inf")), ("pixel_budget", float("inf"))):
-        low, high = getattr(decoder, name)
-        if not 0 < low <= high <= limit:
-            raise ConfigError(f"{name}={(low, high)!r}: give (low, high), above zero and in order")
-    if isinstance(decoder.flip, bool) or not 0 <= decoder.flip <= 1:
+        value = getattr(decoder, name)
+        are_two = isinstance(value, tuple | list) and len(value) == 2
+        if not (are_two and all(map(_is_number, value)) and 0 < value[0] <= value[1] <= limit):
+            raise ConfigError(f"{name}={value!r}: give (low, high), above zero and in order")
+    if not (_is_number(decoder.flip) and 0 <= decoder.flip <= 1):
         raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as flip=0.5")
 
 
@@ -635,8 +637,9 @@ def _check_subclass(decoder: ImageDecoder) -> None:
 
 
 def _check_timeout(decoder: ImageDecoder) -> None:
-    if decoder.timeout_s is not None and not decoder.timeout_s > 0:
-        raise ConfigError(f"timeout_s={decoder.timeout_s!r}: give seconds above 0, or None")
+    seconds = decoder.timeout_s
+    if seconds is not None and not (_is_number(seconds) and seconds > 0):
+        raise ConfigError(f"timeout_s={seconds!r}: give seconds above 0, or None")
 
 
 def _check_combinations(decoder: ImageDecoder) -> None:
@@ -699,6 +702,10 @@ def _check_resize_size(decoder: ImageDecoder) -> None:
         raise ConfigError(f"resize_size={resize_size} goes with a centre crop only")
     if resize_size < max(shape):
         raise ConfigError(f"resize_size={resize_size} is below size={decoder.size}")
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, Real) and not isinstance(value, bool)
 
 
 def _is_count(value: object) -> bool:

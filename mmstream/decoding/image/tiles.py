@@ -59,7 +59,8 @@ class LlavaNextTiles:
 
     def __post_init__(self) -> None:
         refuse_bools(shapes=self.shapes)
-        if not self.shapes or any(len(shape) != 2 or min(shape) < 1 for shape in self.shapes):
+        shapes = self.shapes
+        if not (isinstance(shapes, tuple | list) and shapes and all(map(_is_shape, shapes))):
             raise ConfigError(f"shapes={self.shapes!r}: give (height, width) pairs in pixels")
 
     def check(self, side: int) -> None:
@@ -125,8 +126,9 @@ class LlavaOnevisionTiles(LlavaNextTiles):
     def __post_init__(self) -> None:
         super().__post_init__()
         refuse_bools(background=self.background)
-        are_levels = all(isinstance(level, int) and 0 <= level <= 255 for level in self.background)
-        if len(self.background) != 3 or not are_levels:
+        levels = self.background
+        is_colour = isinstance(levels, tuple | list) and len(levels) == 3
+        if not (is_colour and all(isinstance(n, int) and 0 <= n <= 255 for n in levels)):
             raise ConfigError(f"background={self.background!r}: give (red, green, blue), 0 to 255")
 
 
@@ -178,8 +180,11 @@ class InternVLTiles:
 
     def __post_init__(self) -> None:
         refuse_bools(min_tiles=self.min_tiles, max_tiles=self.max_tiles)
-        if not 1 <= self.min_tiles <= self.max_tiles:
-            raise ConfigError(f"min_tiles={self.min_tiles}, max_tiles={self.max_tiles}: from 1 up")
+        are_counts = isinstance(self.min_tiles, int) and isinstance(self.max_tiles, int)
+        if not (are_counts and 1 <= self.min_tiles <= self.max_tiles):
+            raise ConfigError(
+                f"min_tiles={self.min_tiles!r}, max_tiles={self.max_tiles!r}: from 1 up"
+            )
 
     def check(self, side: int) -> None:
         """Accept any side: the grids are counted in tiles."""
@@ -205,6 +210,13 @@ class InternVLTiles:
         if not self.thumbnail or rows * columns == 1:
             return [tiles]
         return [tiles, whole_view(picture, (side, side))]
+
+
+def _is_shape(value: object) -> bool:
+    """Tell whether a value is a (height, width) in pixels."""
+    if not isinstance(value, tuple | list) or len(value) != 2:
+        return False
+    return all(isinstance(side, int) and side >= 1 for side in value)
 
 
 @lru_cache(maxsize=16)

@@ -191,6 +191,10 @@ def test_the_smallest_decoding_that_is_enough_is_taken() -> None:
         lambda: LlavaOnevisionTiles(background=(0, 0, 256)),
         lambda: InternVLTiles(0),
         lambda: InternVLTiles(5, 4),
+        lambda: InternVLTiles(max_tiles="12"),
+        lambda: InternVLTiles(max_tiles=2.5),
+        lambda: LlavaNextTiles((336, 672)),
+        lambda: LlavaOnevisionTiles(background=0),
     ],
 )
 def test_impossible_tiles_are_config_errors(make: object) -> None:
