@@ -54,7 +54,6 @@ from mmstream.types import Sample
 
 __all__ = [
     "NO_PICTURES",
-    "Decode",
     "MeasuredSample",
     "RowMemory",
     "TextTokens",

@@ -26,6 +26,7 @@ from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.address import address
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.by_field import IMAGE
+from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import video_files
 from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
@@ -35,7 +36,7 @@ from mmstream.decoding.pictures import (
     early_decoders,
     plan_pictures,
 )
-from mmstream.decoding.sample import Decode, RowMemory, decode_texts
+from mmstream.decoding.sample import RowMemory, decode_texts
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.substitute import (
     Document,
@@ -128,32 +129,32 @@ class DecodeStage:
         transforms: functions from sample to sample, run in this order after decoding.
         policy: what happens to the row of a bad sample.
         num_threads: rows decoded side by side; decoders release the GIL.
-        memory: for images of one size. None: memory of this process alone.
-        progress: where it writes down what it works on. None: nowhere.
+        memory: for images of one size.
+        progress: where it writes down what it works on.
         limits: what a row may hold, where rows are packs. None: a row is one sample.
     """
 
     def __init__(
         self,
         lookup: Lookup,
-        decoders: Decode | None = None,
-        transforms: Sequence[Transform] = (),
+        decoders: Decode | None,
+        transforms: Sequence[Transform],
         *,
-        before: Sequence[Transform] = (),
+        before: Sequence[Transform],
         policy: BadSamplePolicy,
-        num_threads: int = 1,
-        memory: BatchMemory | None = None,
-        progress: Progress | None = None,
-        limits: PackLimits | None = None,
+        num_threads: int,
+        memory: BatchMemory,
+        progress: Progress,
+        limits: PackLimits | None,
     ) -> None:
         self._lookup = lookup
         self._limits = limits
         self._decoders = decoders
-        self._progress = progress or Progress()
+        self._progress = progress
         self._decode_row = RowDecoder(
             lookup, decoders, tuple(before), tuple(transforms), policy, self._progress
         )
-        self._memory = memory or BatchMemory()
+        self._memory = memory
         self._shapes = decoders.shapes if decoders else {}
         self._early_decoders = early_decoders(decoders)
         has_functions = bool(transforms or before)

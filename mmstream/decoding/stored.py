@@ -458,9 +458,10 @@ class StoredFields:
             if file.num_samples == num_samples - content.num_bad
             and 0 < (row_bytes := _row_bytes(file)) * max(1, num_samples) <= num_bytes
         }
-        decoders = _DECODERS | ({"array": _view_array} if views else {})
+        decoders = _DECODERS | ({"array": npy_view} if views else {})
         self._decoders = {
-            name: partial(decoders[file.kind], file) for name, file in content.files.items()
+            name: decoders.get(file.kind) or partial(_decode_tensor, file)
+            for name, file in content.files.items()
         }
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -565,15 +566,14 @@ class StoredFields:
         decoded: Sample = {}
         lists: dict[str, list[Any]] = {}
         for name, value in sample.items():
-            decode = self._decoders.get(name)
-            if decode is None:
+            file = self.content.files.get(name)
+            if file is None:
                 decoded[name] = value
                 continue
-            file = decode.args[0]
             result = copied.get(name)
             if result is None:
                 data = value if isinstance(value, bytes | memoryview) else bytes(value)
-                result = with_address(sample, name, partial(decode, data))
+                result = with_address(sample, name, partial(self._decoders[name], data))
             if file.item is None:
                 decoded[file.field] = result
             elif file.item == len(lists.setdefault(file.field, [])):
@@ -619,23 +619,7 @@ def _raise_missing_item() -> NoReturn:
     raise DecodeError("an item before this one is missing")
 
 
-def _decode_bytes(_file: StoredFile, data: bytes) -> bytes:
-    return data
-
-
-def _decode_text(_file: StoredFile, data: bytes) -> str:
-    return decode_text(data, MAX_VALUE_BYTES)
-
-
-def _decode_integer(_file: StoredFile, data: bytes) -> int:
-    return decode_integer(data)
-
-
-def _decode_json(_file: StoredFile, data: bytes) -> Any:
-    return parse_json(data, MAX_VALUE_BYTES)
-
-
-def _decode_loss(_file: StoredFile, data: bytes) -> TextLoss:
+def _decode_loss(data: bytes) -> TextLoss:
     try:
         reason, is_cut, num_dropped = msgspec.json.decode(data, type=tuple[str, bool, int])
     except msgspec.MsgspecError as error:
@@ -643,16 +627,8 @@ def _decode_loss(_file: StoredFile, data: bytes) -> TextLoss:
     return TextLoss(escaped(reason, MAX_LOSS_CHARACTERS), is_cut, num_dropped)
 
 
-def _decode_array(_file: StoredFile, data: bytes) -> NDArray[Any]:
+def _decode_array(data: bytes) -> NDArray[Any]:
     return npy_view(data).copy()
-
-
-def _view_array(_file: StoredFile, data: bytes) -> NDArray[Any]:
-    return npy_view(data)
-
-
-def _decode_arrays(_file: StoredFile, data: bytes) -> dict[str, NDArray[Any]]:
-    return decode_npz(data)
 
 
 def _decode_tensor(file: StoredFile, data: bytes | memoryview) -> torch.Tensor:
@@ -703,14 +679,13 @@ def _copied(
     return copied
 
 
-_DECODERS: dict[str, Callable[[StoredFile, bytes], Any]] = {
-    "bytes": _decode_bytes,
-    "text": _decode_text,
-    "integer": _decode_integer,
-    "json": _decode_json,
+_DECODERS: dict[Kind, Callable[[bytes], Any]] = {
+    "bytes": bytes,
+    "text": partial(decode_text, max_bytes=MAX_VALUE_BYTES),
+    "integer": decode_integer,
+    "json": partial(parse_json, max_bytes=MAX_VALUE_BYTES),
     "loss": _decode_loss,
     "array": _decode_array,
-    "arrays": _decode_arrays,
-    "tensor": _decode_tensor,
-    "pixels": _decode_tensor,
+    "arrays": decode_npz,
 }
+"""By kind. Tensors need to know their `StoredFile`, too."""

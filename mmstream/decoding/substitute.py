@@ -16,11 +16,11 @@ from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.decoding.by_field import EarlyPictures
+from mmstream.decoding.decode import Decode
 from mmstream.decoding.media import MediaPlans, plan_media
 from mmstream.decoding.pictures import PlannedPicture
 from mmstream.decoding.sample import (
     NO_PICTURES,
-    Decode,
     RowMemory,
     decode_sample,
     decode_texts,

@@ -151,23 +151,10 @@ def decode_npy(data: bytes) -> NDArray[Any]:
         DecodeError: It is no npy file of version 1 or 2, holds Python objects, or has more or fewer
             bytes than its header says.
     """
-    dtype, shape, is_fortran, start = _npy_header(data)
-    num_items = math.prod(shape)
-    if num_items * dtype.itemsize != len(data) - start:
-        raise DecodeError(
-            f"npy: {escaped(dtype)} {escaped(shape, 60)} needs {num_items * dtype.itemsize:,} "
-            f"bytes, and the file has {len(data) - start:,}"
-        )
-    if len(data) - start > MAX_ARRAY_BYTES:
-        raise DecodeError(f"npy: {len(data) - start:,} bytes, the limit is {MAX_ARRAY_BYTES:,}")
-    try:
-        if num_items == 0:
-            return np.empty(shape, dtype)
-        flat = np.frombuffer(data, dtype, num_items, start)
-        array = flat.reshape(shape, order="F" if is_fortran else "C")
-        return array.astype(dtype.newbyteorder("="))
-    except (ValueError, OverflowError) as error:  # too many dimensions, or one beyond 64 bits
-        raise DecodeError(f"npy: {escaped(error)}") from None
+    array = npy_view(data)
+    if array.nbytes > MAX_ARRAY_BYTES:
+        raise DecodeError(f"npy: {array.nbytes:,} bytes, the limit is {MAX_ARRAY_BYTES:,}")
+    return array.astype(array.dtype.newbyteorder("="))
 
 
 def npy_view(data: bytes | memoryview) -> NDArray[Any]:

@@ -25,7 +25,7 @@ from mmstream.train.token_loss import text_loss, weight_of_labels
 from mmstream.types import Batch
 
 if TYPE_CHECKING:
-    from mmstream.decoding.sample import Decode
+    from mmstream.decoding.decode import Decode
 
 __all__ = ["CHAT_FAMILIES", "ChatModel", "chat_decode", "load_chat"]
 
@@ -113,8 +113,8 @@ def chat_decode(
     import_torchvision()  # transformers imports it too
     from transformers import AutoProcessor
 
+    from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.sample import Decode
     from mmstream.decoding.text.decoder import TextDecoder
     from mmstream.decoding.text.image_lengths import qwen_vl_length
     from mmstream.decoding.text.video_lengths import qwen3_vl_video_length, qwen_vl_video_length

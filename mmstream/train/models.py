@@ -19,9 +19,9 @@ from torch import Tensor, nn
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
+from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import audio_fields, field_names, image_fields, video_fields
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.sample import Decode
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.device.to_device import Normalize
 from mmstream.errors import ConfigError, MMStreamError, escaped

@@ -20,7 +20,7 @@ from mmstream.train.token_loss import summed_loss
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:
-    from mmstream.decoding.sample import Decode
+    from mmstream.decoding.decode import Decode
 
 __all__ = ["SpeechModel", "load_speech", "speech_decode"]
 
@@ -103,7 +103,7 @@ def speech_decode(
     from transformers import AutoFeatureExtractor
 
     from mmstream.decoding.audio.decoder import AudioDecoder
-    from mmstream.decoding.sample import Decode
+    from mmstream.decoding.decode import Decode
     from mmstream.decoding.text.decoder import TextDecoder
 
     extractor = load_pretrained(

@@ -29,7 +29,7 @@ from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, embed_images, image_inputs
 
 if TYPE_CHECKING:
-    from mmstream.decoding.sample import Decode
+    from mmstream.decoding.decode import Decode
 
 __all__ = ["ConversationVlm", "load_vlm", "small_vlm", "vlm_decode"]
 
@@ -219,8 +219,8 @@ def vlm_decode(
         max_length: longest text in tokens, image tokens included.
         field: where the text is, as of `TextDecoder`.
     """
+    from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.sample import Decode
     from mmstream.decoding.text.decoder import TextDecoder
 
     text = TextDecoder(

@@ -18,6 +18,7 @@ from PIL import (
     AvifImagePlugin,
     BmpImagePlugin,
     GifImagePlugin,
+    Image,
     ImageFile,
     PngImagePlugin,
     WebPImagePlugin,
@@ -33,6 +34,7 @@ from mmstream.decoding.image.pillow import (
     has_late_metadata,
     pillow_shape,
     to_numbers,
+    to_rgb,
 )
 from mmstream.errors import DecodeError
 
@@ -63,20 +65,13 @@ def decode_bytes(
     """
     if data[:2] == JPEG_START:
         return decode_jpeg(data, limits, factor)
-    data = bytes(data)
-    plugin = plugin_of(data)
-    if plugin is PngImagePlugin.PngImageFile:
-        check_png(data)
-    picture = decode_with_pillow(plugin, data, limits, check_shape)
-    height, width, _ = picture.pixels.shape
-    limits.check_memory(upright_bytes(height, width, picture.orientation), height, width)
-    return upright(picture.pixels, picture.orientation), 1
+    return _decode_other(bytes(data), limits, check_shape, to_rgb), 1
 
 
 def decode_mask(
     data: bytes | memoryview,
     limits: Limits,
-    check_shape: Callable[[int, int], None] | None = None,
+    check_shape: Callable[[int, int], None] | None,
 ) -> NDArray[np.uint8]:
     """Decode a picture of class numbers.
 
@@ -93,11 +88,20 @@ def decode_mask(
     """
     if data[:2] == JPEG_START:
         raise DecodeError("a JPEG does not keep class numbers exactly: masks are PNG files")
-    data = bytes(data)
+    return _decode_other(bytes(data), limits, check_shape, to_numbers)
+
+
+def _decode_other(
+    data: bytes,
+    limits: Limits,
+    check_shape: Callable[[int, int], None] | None,
+    convert: Callable[[Image.Image], NDArray[np.uint8]],
+) -> NDArray[np.uint8]:
+    """Decode an image that is no JPEG, and turn it upright; arguments as of its callers."""
     plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile:
         check_png(data)
-    picture = decode_with_pillow(plugin, data, limits, check_shape, convert=to_numbers)
+    picture = decode_with_pillow(plugin, data, limits, check_shape, convert)
     height, width, _ = picture.pixels.shape
     limits.check_memory(upright_bytes(height, width, picture.orientation), height, width)
     return upright(picture.pixels, picture.orientation)
