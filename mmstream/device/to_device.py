@@ -100,7 +100,8 @@ def to_device(
         device: "cpu", "cuda" or "cuda:N". "cuda" is the CUDA device that is current at the first
             batch.
         normalize: applied to ``batch["image"]``, to pictures by field and to the frames of videos,
-            on the device, computed in float32. None: no normalisation.
+            on the device, computed in float32. Other fields, such as those of a `collate` of yours,
+            stay as they are. None: no normalisation.
         dtype: floating type of the images and videos. With `normalize`, None means float32. Without
             `normalize`, a `dtype` scales the images to 0..1, and None leaves them uint8.
         decode_jpegs: function that decodes the JPEGs of ``ImageDecoder(device="cuda")``. None:

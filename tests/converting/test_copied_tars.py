@@ -14,8 +14,10 @@ import pyarrow as pa
 import pytest
 
 from mmstream.converting.rows import compressed
+from mmstream.converting.rows.fetch import InputFile
 from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.options import RowOptions
+from mmstream.converting.rows.tars import copy_tars
 from mmstream.dataset.index_tars import index_tars
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.memory import MemoryStore
@@ -90,6 +92,12 @@ def test_a_compressed_tar_may_stand_among_plain_ones_under_any_name(folder, expe
     assert shards(tmp_path / "out") == expected
     run(folder, tmp_path / "by-folder")
     assert shards(tmp_path / "by-folder") == expected
+
+
+def test_copies_of_tars_whose_names_differ_by_case_alone_lie_apart(folder, tmp_path):
+    files = [InputFile(str(folder / "0.tar"), "a.tar"), InputFile(str(folder / "1.tar"), "A.tar")]
+    copies = copy_tars(files, tmp_path / "copies", None)
+    assert copies == [str(tmp_path / "copies/tars" / place) for place in ("0/a.tar", "1/A.tar")]
 
 
 @pytest.mark.parametrize("compress", [bytes, gzip.compress])

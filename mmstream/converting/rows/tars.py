@@ -110,10 +110,12 @@ def _names_in(folder: str) -> set[str]:
 def _places(files: Sequence[InputFile]) -> Iterator[PurePosixPath]:
     """Yield a relative path for each tar. They are different, and none is a folder of another.
 
-    They are the names of the tars where these are so. Otherwise each has a folder of its own.
+    They are the names of the tars where these are so. Otherwise each has a folder of its own. Names
+    that differ by their case alone are one file on some disks.
     """
     names = [PurePosixPath(file.name) for file in files]
-    differ = len({len(name.parts) for name in names}) == 1 and len(set(names)) == len(names)
+    num_different = len({str(name).casefold() for name in names})
+    differ = len({len(name.parts) for name in names}) == 1 and num_different == len(names)
     if differ and not any({"/", "//", ".."} & set(name.parts) for name in names):
         yield from names
         return
