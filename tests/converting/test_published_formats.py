@@ -263,23 +263,46 @@ VQA = {"image": "a.jpg", "question": "What?"}
         ({"choices": ["cat", "dog"], "correct_choice_idx": 1}, "What?\nA. cat\nB. dog", "B"),
         ({"question": None, "query": "How many?", "label": ["14"]}, "How many?", "14"),
         ({"question": None, "q": "Who?", "a": "A cat."}, "Who?", "A cat."),
+        ({"a0": "cat", "a1": "dog", "answer": "1"}, "What?\nA. cat\nB. dog", "B"),
+        ({"A": "cat", "B": "dog", "C": "", "answer": "A"}, "What?\nA. cat\nB. dog", "A"),
+        ({"choices": ["3", "1"], "answer": "1"}, "What?\nA. 3\nB. 1", "B"),
+        ({"choice_a": "cat", "choice_b": 2, "answer": "B"}, "What?\nA. cat\nB. 2", "B"),
+        ({"A": "cat", "answer": "A"}, "What?", "A"),
     ],
 )
 def test_questions_about_pictures_have_one_answer(more, question, answer):
     """https://huggingface.co/datasets: HuggingFaceM4/VQAv2, derek-thomas/ScienceQA,
-    HuggingFaceM4/A-OKVQA, HuggingFaceM4/ChartQA"""
+    HuggingFaceM4/A-OKVQA, HuggingFaceM4/ChartQA, lmms-lab/NExTQA, lmms-lab/MMBench"""
     draft = draft_of({**VQA, **more})
     assert turns(draft.content) == [
         ("user", [image(0), text(question)]),
         ("assistant", [text(answer)]),
     ]
-    assert draft.unread == ()
+    assert draft.unread == (("A",) if "A" in more and "B" not in more else ())
     assert draft.content.get("answers") == more.get("answers")
 
 
 def test_several_questions_about_a_picture_are_turns():
     row = {"image": "a.jpg", "qa_pairs": [{"question": q, "answer": q + "!"} for q in "ab"]}
     assert [role for role, _ in turns(draft_of(row).content)] == ["user", "assistant"] * 2
+
+
+def test_lists_of_questions_and_answers_are_turns():
+    """https://huggingface.co/datasets/howard-hou/OCR-VQA"""
+    row = {"image": "a.jpg", "questions": ["Who?", "What?"], "answers": ["Me.", ["a", "b", "b"]]}
+    content = draft_of(row).content
+    assert [parts[-1] for _, parts in turns(content)] == [
+        text(word) for word in ("Who?", "Me.", "What?", "b")
+    ]
+    with pytest.raises(RowError, match="a question and no answer"):
+        draft_of({**row, "answers": ["x"]})
+
+
+def test_an_answer_beyond_the_choices_of_a_table_is_rejected():
+    with pytest.raises(RowError, match="answer: 2, and there are 2 choices"):
+        draft_of({**VQA, "a0": "cat", "a1": "dog", "answer": "2"})
+    with pytest.raises(RowError, match="D: a choice, and one before it is empty"):
+        draft_of({**VQA, "A": "cat", "B": "dog", "C": "", "D": "bear", "answer": "D"})
 
 
 def test_questions_of_videochat_begin_with_their_instruction_and_keep_the_rest():
@@ -352,11 +375,12 @@ def test_times_in_another_file_are_no_span_of_the_part_that_was_cut_out(key):
     assert draft.content["begin_time"] == 401.7
 
 
-def test_voxpopuli_and_fleurs_have_a_normalized_text():
-    """https://huggingface.co/datasets: facebook/voxpopuli, google/fleurs"""
+def test_voxpopuli_libritts_and_fleurs_have_a_normalized_text():
+    """https://huggingface.co/datasets: facebook/voxpopuli, google/fleurs, and LibriTTS"""
     sound = {"audio": {"bytes": b"RIFF", "path": "1.wav"}}
     for row in (
         {"normalized_text": "one", "raw_text": "1"},
+        {"text_normalized": "one", "text_original": "1", "path": "/tmp/1.wav"},
         {"transcription": "one", "raw_transcription": "1", "num_samples": 5},
     ):
         assert (draft_of(sound | row).texts, draft_of(sound | row).unread) == (("one",), ())

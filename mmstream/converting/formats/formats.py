@@ -275,7 +275,7 @@ def _labels_or_refuse(row: dict[str, Any]) -> str:
     if first_key(row, LABEL_KEYS) is not None:
         return "labels"
     known = {*MEDIA_FACTS, "id", "image_id"}
-    if is_set(row.get("question")):
+    if is_set(row.get("question")) or is_set(row.get("questions")):
         raise RowError(
             "a question and no answer: expected answer or answers; if KEY is the answer, say --map "
             "answer=KEY, if it is a caption --map text=KEY, else --format labels"

@@ -29,7 +29,10 @@ from mmstream.converting.formats.spans import spans_draft
 
 __all__ = ["is_cut_out", "is_speech", "lhotse", "speech"]
 
-SPEECH_TEXT_KEYS = ("text", "sentence", "transcript", "transcription", "normalized_text", "answer")
+SPEECH_TEXT_KEYS = (
+    *("text", "sentence", "transcript", "transcription", "normalized_text", "text_normalized"),
+    "answer",
+)
 SPEECH_FACTS = (
     *MEDIA_FACTS,
     *("offset", "taskname", "source_lang", "target_lang", "pnc", "lang", "shard_id", "orig_sr"),
@@ -37,8 +40,10 @@ SPEECH_FACTS = (
     *("sentence_id", "sentence_domain", "chapter_id", "file", "original_path"),
     *("original_full_path", "begin_time", "end_time", "audio_duration", "duration_ms"),
     *("audio_id", "segment_id", "title", "category", "raw_text", "raw_transcription"),
+    *("text_original", "path"),
     *("is_gold_transcript", "num_samples", "lang_id", "lang_group_id"),
 )
+_NORMALIZED_KEYS = ("normalized_text", "text_normalized", "raw_transcription")
 _SOURCE_KEYS = ("original_path", "original_full_path")
 """Where the sound of a row was cut from."""
 
@@ -50,10 +55,10 @@ def is_cut_out(row: dict[str, Any]) -> bool:
 
 
 def is_speech(row: dict[str, Any]) -> bool:
-    """Tell whether a row is one of NeMo's manifests, of Common Voice, FLEURS or VoxPopuli."""
+    """Tell whether a row is of NeMo's manifests, Common Voice, FLEURS, LibriTTS or VoxPopuli."""
     if "audio_filepath" in row:
         return True
-    if "audio" in row and first_key(row, ("normalized_text", "raw_transcription")) is not None:
+    if "audio" in row and first_key(row, _NORMALIZED_KEYS) is not None:
         return True
     return isinstance(row.get("path"), str) and isinstance(row.get("sentence"), str)
 

@@ -3,6 +3,9 @@
     {"image": "a.jpg", "question": "What is it?", "answer": "a cat"}
     {"image": "a.jpg", "question": "What is it?", "answers": ["cat", "cat", "a cat"]} VQAv2
     {"image": "a.jpg", "question": "Which?", "choices": ["a cat", "a dog"], "answer": 0} ScienceQA
+    {"video": "a.mp4", "question": "Why?", "a0": "a cat", "a1": "a dog", "answer": 0}   NExT-QA
+    {"image": "a.jpg", "question": "Which?", "A": "a cat", "B": "a dog", "answer": "A"} MMBench
+    {"image": "a.jpg", "questions": ["Who?"], "answers": ["A cat."]}                    OCR-VQA
     {"image": "a.jpg", "query": "How many?", "label": ["14"]}                         ChartQA
     {"image": "a.jpg", "qa_pairs": [{"question": "...", "answer": "..."}]}
     {"video": "a.mp4", "QA": [{"i": "", "q": "What is it?", "a": "A cat."}]}          VideoChat2
@@ -47,6 +50,13 @@ _ANSWER_KEYS = MappingProxyType(
 )
 """{key of a question: keys of its answer}, each in the order in which they are looked for."""
 _CHOICE_KEYS = ("choices", "options")
+_CHOICE_COLUMNS = (
+    tuple(f"a{i}" for i in range(9)),
+    tuple("ABCDEFGH"),
+    tuple(f"choice_{letter}" for letter in "abcdefgh"),
+    tuple(f"option_{letter}" for letter in "abcdefgh"),
+)
+"""Choices in keys of their own: at least the first two of such a row."""
 _PICTURE_ID_KEYS = ("image_id", "imageId", "img_id", "imgid")
 FACTS = (
     *("answers", "question_id", "question_type", "answer_type", "hint", "lecture", "solution"),
@@ -59,7 +69,7 @@ def is_vqa(row: dict[str, Any]) -> bool:
 
     A ``query`` with a ``label`` is one only beside a medium: rows of search have such keys too.
     """
-    if first_key(row, _LIST_KEYS) is not None:
+    if first_key(row, _LIST_KEYS) is not None or _has_parallel_lists(row):
         return True
     _, answer = _keys(row)
     if answer is None:
@@ -72,6 +82,16 @@ def vqa(row: dict[str, Any]) -> Draft:
     video = None if has_media(row) else medium_by_id(row)
     if video is not None:
         row = {**row, "video": video[0].path}
+    if _has_parallel_lists(row):
+        pairs = zip(row["questions"], row["answers"], strict=True)
+        turns = [
+            turn
+            for i, (question, answer) in enumerate(pairs)
+            for turn in pair_of(
+                text_of(question, f"questions[{i}]"), _answer(answer, f"answers[{i}]")
+            )
+        ]
+        return parse_dialogue(row, {"messages": turns}, {"questions", "answers"}, kept=FACTS)
     key = first_key(row, _LIST_KEYS)
     if key is None:
         turns, used = _turns(row, "")
@@ -85,6 +105,13 @@ def vqa(row: dict[str, Any]) -> Draft:
         read |= used
     rest = rest_of(key, items, read)
     return parse_dialogue(row, {"messages": turns}, {key}, main=rest, kept=FACTS)
+
+
+def _has_parallel_lists(row: dict[str, Any]) -> bool:
+    """Tell whether a row has as many answers as questions."""
+    questions, answers = row.get("questions"), row.get("answers")
+    is_both = isinstance(questions, list) and isinstance(answers, list)
+    return is_both and 0 < len(row["questions"]) == len(row["answers"])
 
 
 def require_picture(row: dict[str, Any]) -> None:
@@ -120,12 +147,13 @@ def _turns(row: dict[str, Any], name: str) -> tuple[list[dict[str, Any]], set[st
     if key == "q" and is_set(row.get("i")):
         question = f"{text_of(row['i'], f'{name}i')}\n{question}"
         used.add("i")
-    choice_key = first_key(row, _CHOICE_KEYS)
+    choices, choice_keys = _choices_of(row, name)
     answer = row[answer_key]
-    if choice_key is not None:
-        choices = _choices(row[choice_key], f"{name}{choice_key}")
+    if choices:
         question = "\n".join([question, *(f"{letter}. {text}" for letter, text in choices.items())])
-        used.add(choice_key)
+        used |= choice_keys
+        if isinstance(answer, str) and answer.isdecimal() and answer not in choices.values():
+            answer = int(answer[:9])  # from a table
         if isinstance(answer, int) and not isinstance(answer, bool):
             if not 0 <= answer < len(choices):
                 raise RowError(
@@ -136,6 +164,21 @@ def _turns(row: dict[str, Any], name: str) -> tuple[list[dict[str, Any]], set[st
             letters = [letter for letter, text in choices.items() if text == answer.strip()]
             answer = letters[0] if letters else answer
     return pair_of(question, _answer(answer, f"{name}{answer_key}")), used
+
+
+def _choices_of(row: dict[str, Any], name: str) -> tuple[dict[str, str], set[str]]:
+    """Return {letter: text} of a question's choices, and the keys that they come from."""
+    key = first_key(row, _CHOICE_KEYS)
+    if key is not None:
+        return _choices(row[key], f"{name}{key}"), {key}
+    for columns in _CHOICE_COLUMNS:
+        keys = [column for column in columns if is_set(row.get(column))]
+        if keys[:2] == list(columns[:2]):
+            if keys != list(columns[: len(keys)]):
+                raise RowError(f"{name}{keys[-1]}: a choice, and one before it is empty")
+            texts = zip(ascii_uppercase, keys, strict=False)
+            return {letter: _word(row[key], f"{name}{key}") for letter, key in texts}, set(keys)
+    return {}, set()
 
 
 def _choices(value: Any, name: str) -> dict[str, str]:
