@@ -11,7 +11,7 @@ import pytest
 
 from mmstream.converting.engines import ray as engine
 from mmstream.converting.media import check_rows
-from mmstream.converting.media.check_rows import MediaBatch
+from mmstream.converting.media.check_rows import File, MediaBatch
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.shard import write_shard
 from mmstream.dataset.manifest import MARKER_NAME
@@ -23,11 +23,13 @@ from tests.helpers.convert_corpus import (
     tree,
     write_rows_of_a_slow_shard,
 )
+from tests.helpers.corpora import jpeg
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
 
 pytestmark = pytest.mark.slow
+TIMEOUT = 500
 
 
 @pytest.fixture(scope="module")
@@ -123,12 +125,24 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
     assert len(tasks) == 40
 
 
-def test_a_node_that_would_make_other_images_is_an_error_in_one_line():
+def test_a_shard_does_not_wait_for_ever_when_the_idle_cpus_are_gone(cluster):
+    """The cluster has one CPU, and the task of the shard has it."""
+    batch = MediaBatch([[File("image", None, jpeg(0))]], MediaOptions(max_image_side=20))
+
+    def shard():
+        with engine._IdleCpus(batch.options.plan()) as idle_cpus:
+            idle_cpus._own = Future()  # the task of the batch must run
+            return idle_cpus.submit(batch).result()
+
+    answer = ray.remote(num_cpus=1)(shard).remote()
+    assert ray.get(answer, timeout=TIMEOUT) == batch.check()
+
+
+def test_a_node_that_would_make_other_images_is_an_error_in_one_line(cluster):
     batch = MediaBatch([[]], MediaOptions(max_image_side=20))
-    answer = Future()
-    answer.set_result(engine._check(batch, {"libraries": "others"}))
+    answer = engine._Answer(ray, ray.put(engine._check(batch, {"libraries": "others"})))
     with pytest.raises(ConfigError, match="a node of Ray would write other images"):
-        engine._Answer(answer).result()
+        answer.result()
 
 
 def until(condition):

@@ -171,14 +171,17 @@ class _IdleCpus:
         if self._own is None or self._own.done():
             self._own = self._thread.submit(batch.check)
             return self._own
-        return _Answer(self._task.remote(batch, self._media_plan).future())
+        return _Answer(self._ray, self._task.remote(batch, self._media_plan))
 
 
 class _Answer(NamedTuple):
-    future: Future[list[Outcome] | Exception]
+    ray: Any
+    reference: Any
 
     def result(self) -> list[Outcome]:
-        value = self.future.result()
+        # While `get` waits, Ray gives the CPU of this task to others. So the batch is also checked
+        # where its node is gone, and all other CPUs have tasks that wait like this one.
+        value: list[Outcome] | Exception = self.ray.get(self.reference)
         if isinstance(value, Exception):
             raise value
         return value
