@@ -18,7 +18,7 @@ from mmstream.display.contents import (
     row_json,
     text_of,
 )
-from mmstream.display.markup import QUIET, html_text, page
+from mmstream.display.markup import QUIET, html_text, page, problem_html
 from mmstream.display.media_files import field_text, is_media_file
 from mmstream.display.mixtures import key_text
 from mmstream.display.recordings import recording_text, recordings_of
@@ -77,7 +77,7 @@ def cards_html(
     num_characters = 0
     for card in cards:
         left = (MAX_PAGE_CHARACTERS - num_characters) * 3 // 4
-        shown = _problem_html(card.problem)
+        shown = problem_html(card.problem, 1000) if card.problem else ""
         if card.sample is None:
             shown = f"<b>{html_text(card.address, 200)}</b>{_note_html(card.note)}{shown}"
         else:
@@ -96,10 +96,6 @@ def cards_html(
 
 def _note_html(note: str) -> str:
     return f' <span style="{QUIET}">{html_text(note, 300)}</span>' if note else ""
-
-
-def _problem_html(problem: str) -> str:
-    return f'<div style="color:#b00020">{html_text(problem, 1000)}</div>' if problem else ""
 
 
 def card_lines(

@@ -5,21 +5,24 @@ samples.py -> clips.py -> markup.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from mmstream.display.markup import QUIET, html_text, picture_of_pixels
+from mmstream.display.markup import html_text, picture_of_pixels, small_line, stretched
 from mmstream.display.recordings import Clip, array_of, clip_text
 
-__all__ = ["clip_html", "clip_tiles"]
+__all__ = ["SIDE", "clip_html", "clip_tiles", "frames_html"]
+
+SIDE = 112
+"""Pixels of the longer side of a frame on a sheet."""
 
 MAX_FRAMES = 8
 """Frames of a clip that are shown, spread over all."""
 
 
-def clip_tiles(clip: Clip, side: int, max_frames: int = MAX_FRAMES, label: str = "") -> list[str]:
+def clip_tiles(clip: Clip, side: int, max_frames: int = MAX_FRAMES, *, label: str) -> list[str]:
     """Return frames of a clip as thumbnails with their times.
 
     Args:
@@ -33,19 +36,23 @@ def clip_tiles(clip: Clip, side: int, max_frames: int = MAX_FRAMES, label: str =
     tiles = []
     for number, pixels in _spread_frames(clip.frames, max_frames):
         time = "" if times is None else f"{float(times[number]):.2f} s"
-        words = f'<div style="{QUIET};font-size:11px">{time}</div>' if time else ""
+        words = small_line(time) if time else ""
         shown = picture_of_pixels(pixels, side, f"{label} {time}".strip())
         tiles.append(f"<div>{shown}{words}</div>")
     return tiles
 
 
-def clip_html(name: str, clip: Clip, side: int = 112) -> str:
+def clip_html(name: str, clip: Clip) -> str:
     """Return a contact sheet of a clip, and what it is."""
     text = html_text(f"{name}: {clip_text(clip)}", 200)
+    tiles = clip_tiles(clip, SIDE, label=name) if clip_text(clip) != "no video" else []
+    return frames_html(tiles) + small_line(text)
+
+
+def frames_html(tiles: Sequence[str]) -> str:
+    """Return frames side by side; nothing where there are none."""
     style = "display:flex;flex-wrap:wrap;gap:4px;margin:4px 0"
-    tiles = clip_tiles(clip, side, label=name) if clip_text(clip) != "no video" else []
-    sheet = f'<div style="{style}">{"".join(tiles)}</div>' if tiles else ""
-    return f'{sheet}<div style="{QUIET};font-size:11px">{text}</div>'
+    return f'<div style="{style}">{"".join(tiles)}</div>' if tiles else ""
 
 
 def _spread_frames(frames: Any, max_frames: int) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
@@ -53,8 +60,7 @@ def _spread_frames(frames: Any, max_frames: int) -> Iterator[tuple[int, np.ndarr
     count = min(max_frames, len(frames))
     numbers = np.unique(np.linspace(0, len(frames) - 1, count).round().astype(np.int64))
     chosen = array_of(frames[numbers.tolist()]) if count else np.zeros((0, 3, 1, 1), np.uint8)
-    if chosen.dtype.kind == "f" and chosen.size:
-        low, high = float(chosen.min()), float(chosen.max())
-        chosen = ((chosen - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+    if chosen.dtype.kind == "f":
+        chosen = stretched(chosen)
     for number, pixels in zip(numbers.tolist(), chosen, strict=True):
         yield number, np.ascontiguousarray(pixels.transpose(1, 2, 0))

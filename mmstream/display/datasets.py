@@ -1,4 +1,7 @@
-"""Datasets for notebooks: their size, their fields, and thumbnails of some samples."""
+"""Datasets for notebooks: their size, their fields, and thumbnails of some samples.
+
+`Dataset` in a notebook, `mm.show` -> datasets.py -> spread.py, samples.py
+"""
 
 from __future__ import annotations
 

@@ -33,7 +33,10 @@ __all__ = [
     "pixels_of",
     "player",
     "png",
+    "problem_html",
     "size_text",
+    "small_line",
+    "stretched",
     "table",
     "time_text",
 ]
@@ -138,6 +141,17 @@ def table(rows: Iterable[Sequence[str]], head: Sequence[str] = ()) -> str:
     return f'<table style="border-collapse:collapse;font-size:inherit">{"".join(lines)}</table>'
 
 
+def small_line(content: str) -> str:
+    """Return a quiet line about what is above it. The caller has escaped its content."""
+    return f'<div style="{QUIET};font-size:11px">{content}</div>'
+
+
+def problem_html(reason: object, max_characters: int, style: str = "") -> str:
+    """Return in red why something is bad, or why there is nothing to see."""
+    style = f"color:#b00020;{style}".rstrip(";")
+    return f'<div style="{style}">{html_text(reason, max_characters)}</div>'
+
+
 def page(*parts: str) -> str:
     """Return the output of a notebook cell, with the parts below each other.
 
@@ -167,17 +181,20 @@ def pixels_of(value: Any) -> Pixels:
         value = value.decode()
     if not hasattr(value, "detach"):
         raise DecodeError(f"no picture: {type(value).__name__}")
-    array = value.detach().cpu()
-    if array.ndim == 2 and "uint8" in str(array.dtype):
-        array = (array * (255 // max(1, int(array.max())))).expand(3, -1, -1)
-    if array.is_floating_point():
-        low = float(array.min())
-        high = float(array.max())
-        array = ((array.float() - low) * (255 / max(high - low, 1e-12))).byte()
-    if array.ndim != 3 or array.shape[0] != 3 or "uint8" not in str(array.dtype):
-        raise DecodeError(f"no picture: {array.dtype} {list(array.shape)}")
-    pixels: Pixels = array.permute(1, 2, 0).contiguous().numpy()
-    return pixels
+    tensor = value.detach().cpu()
+    if tensor.ndim == 2 and "uint8" in str(tensor.dtype):
+        tensor = (tensor * (255 // max(1, int(tensor.max())))).expand(3, -1, -1)
+    is_floating = tensor.is_floating_point()
+    array: Pixels = stretched(tensor.float().numpy()) if is_floating else tensor.numpy()
+    if array.ndim != 3 or array.shape[0] != 3 or array.dtype != np.uint8:
+        raise DecodeError(f"no picture: {tensor.dtype} {list(tensor.shape)}")
+    return np.ascontiguousarray(array.transpose(1, 2, 0))
+
+
+def stretched(values: npt.NDArray[Any]) -> Pixels:
+    """Return numbers, such as those of normalised pixels, stretched to 0..255."""
+    low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
+    return ((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
 
 
 def picture(value: Any, side: int, label: str = "") -> str:
@@ -185,11 +202,11 @@ def picture(value: Any, side: int, label: str = "") -> str:
     try:
         pixels = pixels_of(value)
     except DecodeError as error:
-        return f'<div style="color:#b00020;max-width:{side}px">{html_text(error, 200)}</div>'
+        return problem_html(error, 200, f"max-width:{side}px")
     return picture_of_pixels(pixels, side, label)
 
 
-def picture_of_pixels(pixels: Pixels, side: int, label: str = "") -> str:
+def picture_of_pixels(pixels: Pixels, side: int, label: str) -> str:
     """Return a thumbnail of pixels, uint8 [H, W, 3]."""
     from PIL import Image
 
@@ -234,8 +251,7 @@ def player(field: str, data: bytes, max_bytes: int = MAX_FILE_BYTES) -> str:
         return name
     if len(data) > max_bytes:
         return f"{name}, not embedded: more than {size_text(max_bytes)}"
-    note = f'<div style="{QUIET};font-size:11px">{name}</div>'
-    return f"{media_player(kind, data)}{note}"
+    return f"{media_player(kind, data)}{small_line(name)}"
 
 
 def media_player(kind: str, data: bytes) -> str:

@@ -11,9 +11,9 @@ from __future__ import annotations
 from typing import Any
 
 from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
-from mmstream.display.clips import clip_tiles
+from mmstream.display.clips import SIDE, clip_tiles, frames_html
 from mmstream.display.file_kinds import file_kind
-from mmstream.display.markup import QUIET, html_text, player, size_text
+from mmstream.display.markup import html_text, player, problem_html, size_text, small_line
 from mmstream.display.recordings import Clip, Sound, seconds_text
 from mmstream.display.sounds import waveform
 from mmstream.errors import DecodeError
@@ -91,7 +91,7 @@ def file_html(name: str, data: bytes, max_bytes: int) -> str:
         data: The file.
         max_bytes: Larger files get no player.
     """
-    facts = f'<div style="{QUIET};font-size:11px">{html_text(file_text(data), 300)}</div>'
+    facts = small_line(html_text(file_text(data), 300))
     return f"{_drawn(name, data)}{player(name, data, max_bytes)}{facts}"
 
 
@@ -100,18 +100,16 @@ def file_thumbnail(name: str, data: bytes, side: int) -> str:
     return _drawn(name, data, side, num_frames=1)
 
 
-def _drawn(name: str, data: bytes, side: int = 112, num_frames: int = 8) -> str:
+def _drawn(name: str, data: bytes, side: int = SIDE, num_frames: int = 8) -> str:
     """Return frames or a waveform, or why there are none."""
     try:
         if name.rpartition(".")[2] in VIDEO_EXTENSIONS:
-            tiles = clip_tiles(_clip(data, num_frames), side, num_frames, label=name)
-            style = "display:flex;flex-wrap:wrap;gap:4px;margin:4px 0"
-            return f'<div style="{style}">{"".join(tiles)}</div>'
+            return frames_html(clip_tiles(_clip(data, num_frames), side, num_frames, label=name))
         sound = _sound(data)
         width = 480 if num_frames > 1 else side
         return f"<div>{waveform(sound.samples, width, label=name)}</div>"
     except DecodeError as error:
-        return f'<div style="color:#b00020;max-width:40em">{html_text(error, 200)}</div>'
+        return problem_html(error, 200, "max-width:40em")
 
 
 def _clip(data: bytes, num_frames: int) -> Clip:

@@ -1,4 +1,7 @@
-"""Mixtures for notebooks: their sources side by side, and how often a run sees each."""
+"""Mixtures for notebooks: their sources side by side, and how often a run sees each.
+
+`Mixture` in a notebook, pipelines.py -> mixtures.py -> markup.py
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,7 @@
-"""Pipelines and loaders for notebooks: what they do, and how far they have come."""
+"""Pipelines and loaders for notebooks: what they do, and how far they have come.
+
+`Pipeline`, `Loader` in a notebook -> pipelines.py -> mixtures.py, markup.py
+"""
 
 from __future__ import annotations
 

@@ -28,6 +28,7 @@ from mmstream.display.markup import (
     page,
     picture,
     size_text,
+    small_line,
 )
 from mmstream.display.media_files import file_html, file_thumbnail
 from mmstream.display.mixtures import key_text, rows_of_sources
@@ -169,7 +170,7 @@ def batch_sheet(batch: Mapping[str, Any]) -> str:
 
 
 def _tile(*parts: str, key: str = "") -> str:
-    name = f'<div style="{QUIET};font-size:11px">{html_text(key, 40)}</div>' if key else ""
+    name = small_line(html_text(key, 40)) if key else ""
     style = "width:144px;overflow-wrap:anywhere;font-size:12px;line-height:1.35"
     return f'<div style="{style}">{"".join(map(_line, parts))}{name}</div>'
 
@@ -211,10 +212,7 @@ def _turn(
         f"background:{tint};border-radius:8px;padding:6px 10px;margin:6px 0 6px {indent};"
         "max-width:48em;white-space:pre-wrap"
     )
-    return (
-        f'<div style="{style}"><div style="{QUIET};font-size:11px">{html_text(role, 30)}</div>'
-        f"{''.join(shown)}</div>"
-    )
+    return f'<div style="{style}">{small_line(html_text(role, 30))}{"".join(shown)}</div>'
 
 
 def _recording_html(name: str, recording: Recording, max_file_bytes: int, sample_rate: int) -> str:

@@ -6,13 +6,14 @@ samples.py -> sounds.py -> markup.py
 from __future__ import annotations
 
 import io
+import math
 import wave
 from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.display.markup import QUIET, html_text, media_player, png, size_text
+from mmstream.display.markup import html_text, media_player, png, size_text, small_line, stretched
 from mmstream.display.recordings import Features, Sound, array_of, features_text, sound_text
 
 __all__ = ["features_html", "sound_html", "spectrogram", "wav_of", "waveform"]
@@ -72,9 +73,7 @@ def wav_of(samples: Any, sample_rate: int) -> bytes:
 
 def spectrogram(values: Any, label: str = "", width: int = WIDTH) -> str:
     """Return features as a picture: time from left to right, low bins below, high values bright."""
-    array = array_of(values).astype(np.float32)
-    low, high = (float(array.min()), float(array.max())) if array.size else (0.0, 0.0)
-    grey = ((array - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+    grey = stretched(array_of(values).astype(np.float32))
     step = max(1, -(-grey.shape[1] // width))
     return png(np.ascontiguousarray(grey[::-1, ::step]), label)
 
@@ -91,12 +90,13 @@ def sound_html(name: str, sound: Sound, sample_rate: int, max_bytes: int) -> str
     text = f"{name}: {sound_text(sound, sample_rate)}"
     if getattr(sound.samples, "ndim", 0) not in (1, 2):
         return html_text(text, 200)
-    data = wav_of(sound.samples, sample_rate) if 2 * _size(sound.samples) <= max_bytes else b""
+    num_bytes = 2 * math.prod(sound.samples.shape)
+    data = wav_of(sound.samples, sample_rate) if num_bytes <= max_bytes else b""
     more = "" if data else f", no player: more than {size_text(max_bytes)}"
     return (
         f"<div>{waveform(sound.samples, label=text)}</div>"
         f"{media_player('audio/wav', data) if data else ''}"
-        f'<div style="{QUIET};font-size:11px">{html_text(text + more, 200)}</div>'
+        f"{small_line(html_text(text + more, 200))}"
     )
 
 
@@ -104,11 +104,7 @@ def features_html(name: str, features: Features) -> str:
     """Return the picture of features, and what they are."""
     text = f"{name}: {features_text(features)}"
     shown = spectrogram(features.values, text) if getattr(features.values, "ndim", 0) == 2 else ""
-    return f'<div>{shown}</div><div style="{QUIET};font-size:11px">{html_text(text, 200)}</div>'
-
-
-def _size(value: Any) -> int:
-    return int(np.prod(value.shape))
+    return f"<div>{shown}</div>{small_line(html_text(text, 200))}"
 
 
 def _floats(samples: Any) -> npt.NDArray[np.float32]:

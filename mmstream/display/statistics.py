@@ -1,4 +1,7 @@
-"""Statistics of a dataset as a table and bars, for notebooks, pages and terminals."""
+"""Statistics of a dataset as a table and bars, for notebooks, pages and terminals.
+
+`mmstream info --stats`, `Statistics` in a notebook -> statistics.py -> markup.py
+"""
 
 from __future__ import annotations
 
@@ -11,7 +14,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.display.markup import QUIET, html_text, page, size_text, table
+from mmstream.display.markup import QUIET, html_text, page, problem_html, size_text, table
 from mmstream.errors import escaped
 
 __all__ = ["Bin", "bins", "statistics_html", "statistics_lines"]
@@ -100,9 +103,7 @@ def statistics_lines(stats: Any) -> Iterator[str]:
 def statistics_html(stats: Any) -> str:
     """Return `Statistics` for a notebook or a page: what was read, a table, and bars."""
     rows = [[html_text(cell, 100) for cell in row] for row in _rows(stats)]
-    bad = "".join(
-        f'<div style="color:#b00020">{html_text(reason, 500)}</div>' for reason in stats.reasons
-    )
+    bad = "".join(problem_html(reason, 500) for reason in stats.reasons)
     charts = "".join(_chart(name, bars) for name, bars in _histograms(stats))
     return page(
         f"<b>Statistics</b> <span>{html_text(_head(stats))}</span>",

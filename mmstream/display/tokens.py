@@ -1,4 +1,7 @@
-"""Text as a model gets it: its tokens, those that it learns apart from those that are masked."""
+"""Text as a model gets it: its tokens, those that it learns apart from those that are masked.
+
+samples.py, cards.py, packs.py -> tokens.py -> markup.py
+"""
 
 from __future__ import annotations
 
