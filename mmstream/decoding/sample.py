@@ -502,7 +502,10 @@ def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
         losses.append(f"text of {text.num_tokens:,} tokens cut to max_length={max_length:,}")
     if text.num_dropped_parts:
         parts = "part" if text.num_dropped_parts == 1 else "parts"
-        losses.append(f"{text.num_dropped_parts} {parts} of the conversation dropped")
+        losses.append(
+            f"{text.num_dropped_parts} {parts} of the conversation dropped, which nothing decodes "
+            "or the chat template does not write"
+        )
     return TextLoss(f"{address}: {', '.join(losses)}", is_cut, text.num_dropped_parts)
 
 

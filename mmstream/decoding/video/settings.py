@@ -7,7 +7,7 @@ from typing import Any
 
 from mmstream.decoding.spans import is_span
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, escaped
 from mmstream.wrong_arguments import refuse_bools
 
 __all__ = ["check_settings"]
@@ -54,11 +54,21 @@ def check_settings(decoder: Any) -> None:
         raise ConfigError(
             f"min_frames={decoder.min_frames} is above max_frames={decoder.max_frames}"
         )
+    _check_sound(decoder)
     _check_device(decoder)
     _check_indices(decoder)
     _check_number(decoder)
     _check_span(decoder)
     _check_budget(decoder)
+
+
+def _check_sound(decoder: Any) -> None:
+    audio = decoder.audio
+    if audio is not None and getattr(type(audio), "decoded_medium", None) != "audio":
+        raise ConfigError(
+            f"audio={escaped(repr(audio), 80)}: give mm.AudioDecoder(), or None to leave the sound "
+            "out"
+        )
 
 
 def _check_device(decoder: Any) -> None:

@@ -251,6 +251,8 @@ def test_earlier_videos_of_a_sample_count_in_its_memory() -> None:
         {"sampling": "smolvlm", "num_frames": 8},
         {"interpolation": "lanczos", "device": "cuda"},
         {"resize_longest": 99, "device": "cuda"},
+        {"audio": True},
+        {"audio": mm.AudioDecoder},
         {"video_pixel_budget": (1, 2)},
         {"max_frame_pixels": 1000, "resize": "max_pixels"},
         {"max_video_pixels": 1000},
