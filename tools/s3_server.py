@@ -207,9 +207,10 @@ def _wait_until_ready(server: Server, watcher: subprocess.Popen[bytes]) -> str |
             return None
 
 
-def _tail(log: BinaryIO, num_lines: int = 20) -> str:
+def _tail(log: BinaryIO) -> str:
+    """Return the last 20 lines of a log."""
     log.seek(0)
-    return "\n".join(log.read().decode(errors="replace").splitlines()[-num_lines:])
+    return "\n".join(log.read().decode(errors="replace").splitlines()[-20:])
 
 
 def _free_ports(count: int) -> list[int]:

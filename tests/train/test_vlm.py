@@ -303,14 +303,12 @@ def test_captions_become_conversations() -> None:
         {"id": 7, "image": "7.jpg", "captions": ["a", "b", "c"]},
         {"image": "8", "caption": "d"},
     ]
-    assert list(conversations_of(rows, num_captions=2)) == [
+    assert list(conversations_of(rows)) == [
         {
             "id": 7,
             "messages": [
                 {"role": "user", "content": "<image>Describe the image."},
                 {"role": "assistant", "content": "a"},
-                {"role": "user", "content": "In other words?"},
-                {"role": "assistant", "content": "b"},
             ],
             "images": ["7.jpg"],
         },

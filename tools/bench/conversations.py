@@ -1,6 +1,6 @@
 """Rows of captions -> rows of conversations, for benchmarks and tests of vision-language models.
 
-Each caption gets a question::
+The first caption of a row gets a question::
 
     {"id": 1, "image": "1.jpg", "captions": ["A bear.", "A brown bear."]}
     -> {"id": 1, "images": ["1.jpg"], "messages": [
@@ -18,22 +18,16 @@ from mmstream.errors import ConfigError
 __all__ = ["conversations_of"]
 
 
-def conversations_of(
-    rows: Iterable[dict[str, Any]],
-    *,
-    question: str = "Describe the image.",
-    follow_up: str = "In other words?",
-    num_captions: int = 1,
-) -> Iterator[dict[str, Any]]:
+QUESTION = "<image>Describe the image."
+
+
+def conversations_of(rows: Iterable[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     """Yield a conversation for each row of captions.
 
     Write them to a JSONL file, and convert that.
 
     Args:
         rows: Rows with ``image`` (a path) and either ``captions`` (a list) or ``caption``.
-        question: What the user asks first, after the image.
-        follow_up: What the user asks for each further caption.
-        num_captions: Use at most the first so many captions of each row.
 
     Yields:
         ``messages`` and ``images`` in LLaMA-Factory's format, and the row's other fields.
@@ -53,9 +47,8 @@ def conversations_of(
             raise ConfigError(
                 f"row {number}: needs image (a path) and captions (a list of strings) or caption"
             )
-        messages = []
-        for i, caption in enumerate(captions[:num_captions]):
-            prompt = follow_up if i else f"<image>{question}"
-            messages.append({"role": "user", "content": prompt})
-            messages.append({"role": "assistant", "content": caption})
+        messages = [
+            {"role": "user", "content": QUESTION},
+            {"role": "assistant", "content": captions[0]},
+        ]
         yield {**other_fields, "messages": messages, "images": [row["image"]]}

@@ -63,13 +63,13 @@ def photographs() -> list[Photograph]:
     return [Photograph(_encode(image), captions) for image, captions in _demo_images()]
 
 
-def large_images(num_per_size: int = 4) -> list[Photograph]:
-    """Return mosaics of the demo's photographs in each of the large sizes."""
+def large_images() -> list[Photograph]:
+    """Return four mosaics of the demo's photographs in each of the large sizes."""
     from PIL import Image
 
     tiles = list(_demo_images())
     mosaics = []
-    for number in range(num_per_size * len(LARGE_SIZES)):
+    for number in range(4 * len(LARGE_SIZES)):
         width, height = LARGE_SIZES[number % len(LARGE_SIZES)]
         canvas = Image.new("RGB", (width, height))
         corners = [(x, y) for y in range(0, height, HEIGHT) for x in range(0, width, WIDTH)]
@@ -104,15 +104,15 @@ def mixed_photographs(sources: Sequence[Path], count: int) -> list[Photograph]:
         ]
 
 
-def write_tokenizer(folder: Path, vocabulary: int = 2000) -> None:
-    """Train a byte-level BPE with <pad> and <eos> on the demo's captions and save it."""
+def write_tokenizer(folder: Path) -> None:
+    """Train a byte-level BPE of 2,000 tokens on the demo's captions, and save it."""
     from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
-        vocab_size=vocabulary,
+        vocab_size=2000,
         special_tokens=["<pad>", "<eos>"],
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,

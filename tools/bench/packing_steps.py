@@ -219,11 +219,11 @@ def reads(num_units: int, samples_a_unit: int, num_steps: int, on_s3: bool) -> N
 # -- intervals ------------------------------------------------------------------------------------
 
 
-def write_texts(folder: Path, lengths: Sequence[int], of_shard: int = 500) -> mm.Dataset:
-    """Write texts of so many bytes, in tars."""
-    for first in range(0, len(lengths), of_shard):
+def write_texts(folder: Path, lengths: Sequence[int]) -> mm.Dataset:
+    """Write texts of so many bytes, in tars of 500."""
+    for first in range(0, len(lengths), 500):
         with tarfile.open(folder / f"{first:06d}.tar", "w", format=tarfile.USTAR_FORMAT) as tar:
-            for number in range(first, min(first + of_shard, len(lengths))):
+            for number in range(first, min(first + 500, len(lengths))):
                 text = ("lorem ipsum dolor sit amet " * (lengths[number] // 27 + 1)).encode()
                 member = tarfile.TarInfo(f"{number:08d}.txt")
                 member.size = lengths[number]

@@ -119,10 +119,8 @@ def _samples(corpus: Corpus, shards: Iterable[int], rng: np.random.Generator) ->
         yield from range(start, start + corpus.samples_per_shard)
 
 
-def _buffered(
-    source: Iterable[int], size: int, rng: np.random.Generator, initial: int = 100
-) -> Iterator[int]:
-    """Yield items in random order from a buffer.
+def _buffered(source: Iterable[int], size: int, rng: np.random.Generator) -> Iterator[int]:
+    """Yield items in random order from a buffer, from its first 100 items on.
 
     Until the buffer is full, it takes two items for each item that it yields.
     """
@@ -139,7 +137,7 @@ def _buffered(
         held.append(item)
         if len(held) < size:
             held.extend([second for second in [next(source, None)] if second is not None])
-        if len(held) >= min(initial, size):
+        if len(held) >= min(100, size):
             yield draw()
     while held:
         yield draw()

@@ -47,9 +47,9 @@ def good_members(number: int) -> bytes:
     return member(f"{key}.jpg", jpeg(number)) + member(f"{key}.txt", b"caption %d" % number)
 
 
-def write_tar(path: Path, members: Sequence[bytes], *, ended: bool = True) -> None:
+def write_tar(path: Path, members: Sequence[bytes]) -> None:
     """Write a tar of members."""
-    path.write_bytes(b"".join(members) + bytes(1024) * ended)
+    path.write_bytes(b"".join(members) + bytes(1024))
 
 
 def _epoch(folder: Path, odd: Sequence[bytes], expected_bad: int | None) -> None:
