@@ -1,6 +1,7 @@
 """The fifth stage: order -> read -> decode -> batch -> LOADER -> device.
 
 loader.py              `Loader`: this rank's batches in step order, and their state
+maker_settings.py      how many processes make batches, and how
 batch_makers.py        the processes that make batches: this one or workers, and the reader process
 workers.py             the parent's side of worker processes
 watchdog.py            notices a batch that does not come

@@ -9,25 +9,17 @@ counts.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Generator, Iterator
 from contextlib import closing
-from dataclasses import dataclass
-from typing import Any, get_args
+from typing import Any
 
-from mmstream.errors import ConfigError, MMStreamError, StorageError
-from mmstream.loader.watchdog import StallLimits, Watchdog
+from mmstream.errors import MMStreamError, StorageError
+from mmstream.loader.maker_settings import MakerSettings
+from mmstream.loader.watchdog import Watchdog
 from mmstream.loader.worker_group import ThisProcess
 from mmstream.loader.worker_process import in_one_line, preload_server
-from mmstream.loader.workers import MultiprocessingContext, Workers
-from mmstream.machine import default_threads
-from mmstream.pipeline import (
-    Pipeline,
-    PipelineRunner,
-    large_files_of,
-    needs_no_worker,
-    needs_one_thread,
-)
+from mmstream.loader.workers import Workers
+from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
 from mmstream.processes import keep_freed_memory
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
@@ -36,71 +28,7 @@ from mmstream.reading.step import Job, later_job
 from mmstream.types import Batch
 from mmstream.world import World
 
-__all__ = ["BatchMakers", "maker_settings"]
-
-logger = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class MakerSettings:
-    """How many processes make batches, and how.
-
-    Attributes:
-        num_workers: worker processes; 0: this process makes batches itself.
-        num_threads: decode threads of each process.
-        prefetch_factor: batches that each worker makes ahead.
-        multiprocessing_context: how workers start.
-        stall_limits: when a batch that does not come is a warning, and when an error.
-    """
-
-    num_workers: int
-    num_threads: int
-    prefetch_factor: int
-    multiprocessing_context: MultiprocessingContext
-    stall_limits: StallLimits
-
-
-def maker_settings(
-    pipeline: Pipeline,
-    *,
-    num_workers: int,
-    num_threads: int | None,
-    prefetch_factor: int,
-    multiprocessing_context: MultiprocessingContext,
-    stall_limits: StallLimits,
-) -> MakerSettings:
-    """Check the settings of a user, and fit them to a pipeline.
-
-    Raw samples of object storage get no workers. `num_threads` gets its default.
-
-    Raises:
-        ConfigError: impossible settings.
-    """
-    if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
-        raise ConfigError(
-            "num_workers must be 0 or more, prefetch_factor and num_threads must be 1 or more"
-        )
-    if multiprocessing_context not in get_args(MultiprocessingContext):
-        raise ConfigError(
-            f"multiprocessing_context {multiprocessing_context!r}: forkserver, spawn or fork"
-        )
-    limits = stall_limits
-    if not limits.warning_s > 0 or (limits.timeout_s is not None and not limits.timeout_s > 0):
-        raise ConfigError("stall_warning_s and stall_timeout_s are seconds, more than 0")
-    if limits.timeout_s is not None and num_workers == 0:
-        raise ConfigError(
-            "stall_timeout_s needs worker processes, which it can end: num_workers=1 or more"
-        )
-    if num_workers and limits.timeout_s is None and needs_no_worker(pipeline):
-        logger.info(
-            "num_workers=%d: nothing is made of raw samples from object storage, so no worker "
-            "starts; the reader process hands them to this one",
-            num_workers,
-        )
-        num_workers = 0
-    is_one_enough = num_workers > 0 or needs_one_thread(pipeline)
-    num_threads = num_threads or (1 if is_one_enough else default_threads())
-    return MakerSettings(num_workers, num_threads, prefetch_factor, multiprocessing_context, limits)
+__all__ = ["BatchMakers"]
 
 
 class BatchMakers:
@@ -194,15 +122,7 @@ class BatchMakers:
     ) -> Generator[Batch, None, None]:
         """Yield batches that workers make; `goes_on`: they make them already."""
         if self.workers is None:
-            self.workers = Workers(
-                pipeline,
-                num_workers=self.settings.num_workers,
-                num_threads=self.settings.num_threads,
-                prefetch_factor=self.settings.prefetch_factor,
-                multiprocessing_context=self.settings.multiprocessing_context,
-                stall_limits=self.settings.stall_limits,
-                reader=self.reader,
-            )
+            self.workers = Workers(pipeline, self.settings, self.reader)
         yield from self.workers.batches(first, stop, label, goes_on=goes_on)
 
     def _own_batches(

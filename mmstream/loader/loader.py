@@ -19,12 +19,12 @@ from mmstream.bad_samples.stats import Stats
 from mmstream.errors import ConfigError
 from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
-from mmstream.loader.batch_makers import BatchMakers, maker_settings
+from mmstream.loader.batch_makers import BatchMakers
 from mmstream.loader.delivered import DeliveredCounts
+from mmstream.loader.maker_settings import MultiprocessingContext, maker_settings
 from mmstream.loader.settings import rank_settings
 from mmstream.loader.unused_settings import log_unused_settings
 from mmstream.loader.watchdog import StallLimits
-from mmstream.loader.workers import MultiprocessingContext
 from mmstream.pipeline import Pipeline
 from mmstream.processes import cpu_seconds, pss_bytes
 from mmstream.reading.step import BatchLineage, Job

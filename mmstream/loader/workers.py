@@ -18,14 +18,15 @@ from functools import partial
 from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import torch
 from torch.utils.data import DataLoader, Sampler, _utils
 
 from mmstream.errors import MMStreamError
 from mmstream.loader.batch_transport import BatchReceiver
-from mmstream.loader.watchdog import StallLimits, Watchdog
+from mmstream.loader.maker_settings import MakerSettings
+from mmstream.loader.watchdog import Watchdog
 from mmstream.loader.worker_group import WorkerGroup, shared_progress
 from mmstream.loader.worker_process import StepDataset, start_worker
 from mmstream.pipeline import Pipeline
@@ -34,9 +35,7 @@ from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
-__all__ = ["MultiprocessingContext", "Workers"]
-
-MultiprocessingContext: TypeAlias = Literal["forkserver", "spawn", "fork"]
+__all__ = ["Workers"]
 
 DYING_S = 2.0
 """Seconds from a connection that broke to the end of the worker behind it."""
@@ -47,11 +46,7 @@ class Workers:
 
     Args:
         pipeline: what they run.
-        num_workers: number of processes.
-        num_threads: decode threads of each.
-        prefetch_factor: batches that each makes ahead.
-        multiprocessing_context: how they are started.
-        stall_limits: how long a batch may take.
+        settings: how many there are, and how they work.
         reader: the reader process of the rank. None: workers read by themselves.
 
     Raises:
@@ -60,27 +55,19 @@ class Workers:
     """
 
     def __init__(
-        self,
-        pipeline: Pipeline,
-        *,
-        num_workers: int,
-        num_threads: int,
-        prefetch_factor: int,
-        multiprocessing_context: MultiprocessingContext,
-        stall_limits: StallLimits,
-        reader: ReaderProcess | None = None,
+        self, pipeline: Pipeline, settings: MakerSettings, reader: ReaderProcess | None = None
     ) -> None:
         self.pipeline = pipeline
-        self._num_workers = num_workers
+        self._num_workers = settings.num_workers
         self._jobs = _JobSampler(pipeline.order.steps_per_epoch)
         self._batches: Iterator[Batch] | None = None
-        progress = shared_progress(num_workers)
+        progress = shared_progress(settings.num_workers)
         self._receiver = BatchReceiver()  # it lives as long as the workers
-        self._is_forked = multiprocessing_context == "fork"
+        self._is_forked = settings.multiprocessing_context == "fork"
         self._transport: DataLoader[Batch] = DataLoader(
             StepDataset(
                 pipeline,
-                num_threads,
+                settings.num_threads,
                 progress,
                 self._receiver.number,
                 is_forked=self._is_forked,
@@ -89,17 +76,17 @@ class Workers:
             sampler=self._jobs,
             batch_size=None,
             collate_fn=_unchanged,  # torch's own would turn tuples into lists, arrays into tensors
-            num_workers=num_workers,
-            multiprocessing_context=multiprocessing.get_context(multiprocessing_context),
+            num_workers=settings.num_workers,
+            multiprocessing_context=multiprocessing.get_context(settings.multiprocessing_context),
             persistent_workers=True,
-            prefetch_factor=prefetch_factor,
-            worker_init_fn=partial(start_worker, dict(os.environ), num_threads),
+            prefetch_factor=settings.prefetch_factor,
+            worker_init_fn=partial(start_worker, dict(os.environ), settings.num_threads),
             pin_memory=torch.cuda.is_available(),
             # Without one, torch draws a seed from the generator that a model draws from.
             generator=torch.Generator().manual_seed(torch.initial_seed()),
         )
-        self._group = WorkerGroup(pipeline, progress, num_workers, reader)
-        self._watchdog = Watchdog(self._group, stall_limits)
+        self._group = WorkerGroup(pipeline, progress, settings.num_workers, reader)
+        self._watchdog = Watchdog(self._group, settings.stall_limits)
 
     def batches(self, first: Job, stop: int, label: str = "", *, goes_on: bool) -> Iterator[Batch]:
         """Yield the batches of steps `first.step` to `stop` - 1, in order.
