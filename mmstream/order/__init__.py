@@ -16,7 +16,7 @@ topology, and after every resume.
     defaults.py  default grid, window and chunk size
     refs.py      the answers: `Refs` of a step, `Window`, `Unit`
     any_order.py what the later stages ask of every order
-    checks.py    argument checks and small caches
+    checks.py    argument checks;  cache.py: small caches
 
 A rank that owns whole lanes reads each of them from front to back. With ``shuffle=False`` there
 is one lane and no permutation: slot = step * G + row.

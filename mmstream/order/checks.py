@@ -1,4 +1,4 @@
-"""Small helpers that all files of `order/` share: early errors, and caches of a few entries."""
+"""Checks of arguments that all files of `order/` share: early errors."""
 
 from __future__ import annotations
 
@@ -19,7 +19,6 @@ __all__ = [
     "checked_size",
     "checked_window",
     "integer",
-    "keep",
     "require",
     "reshuffle_of",
 ]
@@ -150,16 +149,3 @@ def reshuffle_of(identity: Mapping[str, Any]) -> Reshuffle:
         ConfigError: it has another value there.
     """
     return checked_reshuffle(identity.get("reshuffle", "global"), shuffle=True, has_cache=False)
-
-
-def keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Put a value in a cache, and drop the oldest entries: an eighth of `most`, where it is full.
-
-    Decode threads share the caches of an order. ``list(cache)`` runs as one step under the GIL, so
-    another thread cannot change the cache in the middle of it.
-    """
-    excess = len(cache) - most + 1
-    if excess > 0:  # several at once: the list of all keys costs as much as a window
-        for oldest in list(cache)[: max(excess, most // 8)]:
-            cache.pop(oldest, None)
-    cache[key] = value

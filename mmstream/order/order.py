@@ -20,6 +20,7 @@ import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order.any_order import SampleRows
+from mmstream.order.cache import keep
 from mmstream.order.checks import (
     MAX_ROWS,
     Reshuffle,
@@ -28,7 +29,6 @@ from mmstream.order.checks import (
     checked_size,
     checked_window,
     integer,
-    keep,
     require,
     reshuffle_of,
 )

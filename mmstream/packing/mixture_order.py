@@ -145,17 +145,6 @@ class MixturePackOrder(PackOrder):
 
     binding = staticmethod(binding)
 
-    def with_unset_from(
-        self, identity: Mapping[str, Any], epoch: int, step: int
-    ) -> MixturePackOrder:
-        """Return this order with the settings that nobody gave taken from a saved identity."""
-        inner = self.inner.with_unset_from(identity, epoch, step)
-        if inner is self.inner:
-            return self
-        order = MixturePackOrder(inner, self.plan, self._corpora)
-        order._deal = self._deal
-        return order
-
 
 def _planned(corpora: Mapping[str, Corpus], plan: MixturePlan) -> dict[str, Corpus]:
     """Return the shards of each source that its plan has."""

@@ -20,14 +20,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Refs, Unit, Window
-from mmstream.order.checks import integer, keep, require
+from mmstream.order.cache import keep
+from mmstream.order.checks import integer, require
 from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
 from mmstream.order.defaults import RowShape
 from mmstream.packing.mixture_plan import MixturePlan
@@ -71,15 +72,19 @@ class PackOrder:
     def __init__(
         self, inner: Order | MixtureOrder, plan: PackPlan | MixturePlan, corpus: Corpus
     ) -> None:
-        self.inner, self.plan = inner, plan
-        self.steps_per_epoch = inner.steps_per_epoch
-        self.global_batch_size = inner.global_batch_size
-        self.seed = inner.seed
-        self.num_units = inner.num_samples
+        self.plan = plan
         self._corpus = corpus
         self._bad_codes = _codes(*corpus.bad.T)
         self._first_units = plan.first_units
         self._deal: tuple[Deal, int, CostOfUnits] | None = None
+        self._set_inner(inner)
+
+    def _set_inner(self, inner: Order | MixtureOrder) -> None:
+        self.inner = inner
+        self.steps_per_epoch = inner.steps_per_epoch
+        self.global_batch_size = inner.global_batch_size
+        self.seed = inner.seed
+        self.num_units = inner.num_samples
         self._forget()
 
     def _forget(self) -> None:
@@ -219,17 +224,16 @@ class PackOrder:
         """
         return Order.binding(identity, epoch, step)
 
-    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> PackOrder:
+    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> Self:
         """Return this order with the settings that nobody gave taken from a saved identity."""
         inner = self.inner.with_unset_from(identity, epoch, step)
-        return self if inner is self.inner else self._with_inner(inner)
-
-    def _with_inner(self, inner: Order | MixtureOrder) -> PackOrder:
-        order = PackOrder(inner, self.plan, self._corpus)
-        order._deal = self._deal
+        if inner is self.inner:
+            return self
+        order = copy(self)
+        order._set_inner(inner)
         return order
 
-    def with_ranks(self, num_ranks: int, deal: Deal, cost: CostOfUnits) -> PackOrder:
+    def with_ranks(self, num_ranks: int, deal: Deal, cost: CostOfUnits) -> Self:
         """Return this order with the rows of each step dealt to ranks by their cost.
 
         Args:
@@ -274,9 +278,9 @@ class PackOrder:
             return np.arange(start, stop, dtype=np.int64)
         return self._row_of_position(epoch, step)[start:stop]
 
-    def unit_sums(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> UnitSums:
+    def unit_sums(self, epoch: int, step: int) -> UnitSums:
         """Return the sums of the units of a step, padding left out."""
-        numbers, valid = self._numbers(epoch, step, rows)
+        numbers, valid = self._numbers(epoch, step, None)
         return self.plan.sums(numbers[valid])
 
     def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:

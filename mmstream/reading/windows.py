@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.order import AnyOrder, Window
-from mmstream.order.checks import keep
+from mmstream.order.cache import keep
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.held import HeldSamples
 from mmstream.reading.packed_rows import PackedRows, seats_of

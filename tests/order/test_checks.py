@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 
 from mmstream.errors import ConfigError
-from mmstream.order.checks import integer, keep, require
+from mmstream.order.cache import keep
+from mmstream.order.checks import integer, require
 from mmstream.order.permute import stream_key
 
 

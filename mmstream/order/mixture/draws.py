@@ -34,7 +34,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from mmstream.order.checks import keep, require
+from mmstream.order.cache import keep
+from mmstream.order.checks import require
 from mmstream.order.mixture.schedule import Schedule, lane_phases
 from mmstream.order.permute import random_words
 from mmstream.types import IntArray

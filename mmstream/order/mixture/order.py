@@ -17,7 +17,8 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmstream.order.any_order import SampleRows
-from mmstream.order.checks import keep, require
+from mmstream.order.cache import keep
+from mmstream.order.checks import require
 from mmstream.order.mixture.draws import Draws
 from mmstream.order.mixture.recipe import Recipe, binding
 from mmstream.order.mixture.source import Source

@@ -43,7 +43,8 @@ from typing import Any
 
 import numpy as np
 
-from mmstream.order.checks import Reshuffle, keep
+from mmstream.order.cache import keep
+from mmstream.order.checks import Reshuffle
 from mmstream.order.chunks import ChunkTable, EpochChunks
 from mmstream.order.corpus import Corpus
 from mmstream.order.lane_lists import EpochLaneLists, LaneLists
