@@ -20,10 +20,11 @@ from mmstream.batching.valid import mask_labels
 from mmstream.batching.values import TakeMemory, as_tensor, join_values, stack_values
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
+from mmstream.reading.step import BatchLineage
 from mmstream.types import IGNORED_LABEL, Batch, Sample
 from mmstream.wrong_arguments import refuse_bools
 
-__all__ = ["Collate", "collate", "make_batch"]
+__all__ = ["Collate", "collate", "make_batch", "with_lineage"]
 
 Collate = Callable[[list[Sample]], Batch]
 """A function from the samples of a batch to the batch."""
@@ -60,6 +61,14 @@ def make_batch(step: DecodedStep, collate: Collate) -> Batch:
     batch["__url__"] = [sample["__url__"] for sample in samples]
     if "__source__" in samples[0]:
         batch["__source__"] = [sample["__source__"] for sample in samples]
+    return with_lineage(batch, lineage)
+
+
+def with_lineage(batch: Batch, lineage: BatchLineage) -> Batch:
+    """Return a batch with ``__valid__`` and ``__lineage__``, changed in place.
+
+    Labels of rows that are not valid become -100.
+    """
     batch["__valid__"] = torch.tensor(lineage.valid)
     if not all(lineage.valid):
         mask_labels(batch)

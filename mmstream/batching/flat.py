@@ -19,10 +19,9 @@ import torch
 from numpy.typing import NDArray
 
 from mmstream.batching.batching import DocumentMedia, Flat, Pack
-from mmstream.batching.collate import collate
+from mmstream.batching.collate import collate, with_lineage
 from mmstream.batching.documents import DocumentTokens, as_array, documents_of, filled_up
 from mmstream.batching.media import FEATURES, mean_rate
-from mmstream.batching.valid import mask_labels
 from mmstream.batching.values import as_list
 from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
@@ -145,12 +144,7 @@ def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:
     """
     lineage, samples = step
     rows = range(len(samples)) if lineage.rows is None else lineage.rows
-    batch = flatten_step(samples, rows, lineage.num_rows)
-    batch["__valid__"] = torch.tensor(lineage.valid)
-    if not all(lineage.valid):
-        mask_labels(batch)
-    batch["__lineage__"] = lineage
-    return batch
+    return with_lineage(flatten_step(samples, rows, lineage.num_rows), lineage)
 
 
 def _check_rows(rows: Sequence[int], num_rows: int) -> None:

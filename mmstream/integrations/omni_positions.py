@@ -56,15 +56,15 @@ def has_sound_in_videos(ids: Tensor, config: Any) -> Tensor:
     """
     if config.model_type not in OMNI:
         return torch.zeros(len(ids), dtype=torch.bool)
-    found = _marked(ids, config, config.audio_start_token_id).any(1).cpu()
+    is_there = _marked(ids, config, config.audio_start_token_id).any(1).cpu()
     writer, settings = _WRITTEN[config.model_type]
     for name, written in settings.items():
-        if found.any() and getattr(config, name) != written:
+        if is_there.any() and getattr(config, name) != written:
             raise ConfigError(
                 f"model_inputs: the config has {name}={getattr(config, name)}, and {writer} writes "
                 f"for {written}: give a video_length= of your own, and the positions too"
             )
-    return found
+    return is_there
 
 
 def omni_positions(

@@ -120,19 +120,19 @@ def _decoded(data: mmap | bytes, name: str, dtype: str, num_dims: int) -> npt.ND
     file = io.BytesIO(data[:4096])
     try:
         np.lib.format.read_magic(file)
-        shape, is_fortran, found_dtype = np.lib.format.read_array_header_1_0(file)
+        shape, is_fortran, written_dtype = np.lib.format.read_array_header_1_0(file)
     except Exception:  # numpy evaluates the header as a literal, which raises anything
         raise ManifestError(f"{name}: is no file of numpy; write it again") from None
-    size = math.prod(shape) * found_dtype.itemsize
+    size = math.prod(shape) * written_dtype.itemsize
     if (
-        found_dtype != np.dtype(dtype)
+        written_dtype != np.dtype(dtype)
         or len(shape) != num_dims
         or is_fortran
         or min(shape) < 0
         or size != len(data) - file.tell()
     ):
         raise ManifestError(f"{name}: is another array than the file beside it says")
-    return np.frombuffer(data, found_dtype, offset=file.tell()).reshape(shape)
+    return np.frombuffer(data, written_dtype, offset=file.tell()).reshape(shape)
 
 
 def _cached(store: Store, info: ArrayInfo) -> mmap | bytes:
