@@ -276,6 +276,7 @@ WRONG = {
     b"%PDF-1.7": "this is a PDF",
     b"PK\x03\x04....[Content_Types].xml": "this is Excel; save it as csv",
     b"PK\x03\x04....a.jpg": "this is a zip archive; unpack it",
+    b"PK\x03\x04....archive/data.pkl": "this is a file of torch.save; save its rows as JSONL",
     b"version https://git-lfs.github.com/spec/v1\noid sha256:": "Git LFS pointer",
     b"\x80\x04\x95\0\0": "this is a pickle",
     b"\xff\xfea\0": "is UTF-16; save it as UTF-8",

@@ -110,6 +110,8 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
     if head.startswith(b"PK\x03\x04"):
         is_excel = b"xl/" in head or b"[Content_Types]" in head
         kind = "Excel; save it as csv" if is_excel else "a zip archive; unpack it"
+        if b"/data.pkl" in head[:256]:
+            kind = "a file of torch.save; save its rows as JSONL"
     elif text.startswith((b"<!doctype html", b"<html")):
         kind = "an HTML page, not a file of rows; the address may need a login or another path"
     elif text.startswith((b"<?xml", b"<")) and not text.startswith(b"<image"):
