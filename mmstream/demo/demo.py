@@ -170,8 +170,12 @@ def _start(
 def _wait_for_step(path: Path, num_steps: int, ranks: list[subprocess.Popen[bytes]]) -> None:
     deadline = time.monotonic() + TIMEOUT_S
     while not path.exists() or len(path.read_bytes().splitlines()) < num_steps:
-        if any(rank.poll() is not None for rank in ranks) or time.monotonic() > deadline:
+        if any(rank.poll() is not None for rank in ranks):
             raise MMStreamError(f"training ended before step {num_steps}; see {path.parent}")
+        if time.monotonic() > deadline:
+            raise MMStreamError(
+                f"training has not come to step {num_steps} in {TIMEOUT_S} s; see {path.parent}"
+            )
         time.sleep(0.02)
 
 

@@ -70,12 +70,12 @@ def test_odd_files_are_refused_with_their_reason(data: bytes, reason: str) -> No
 def test_a_flac_that_claims_to_last_for_weeks_is_refused_at_once() -> None:
     data = bytearray(audio_file("flac"))
     data[21:26] = bytes([data[21] | 0x0F, 255, 255, 255, 255])
-    start = time.monotonic()
+    start = time.process_time()
     with pytest.raises(mm.DecodeError, match=r"audio of 4294967.3 s exceeds max_duration_s=3600"):
         NATIVE(bytes(data))
     with pytest.raises(mm.DecodeError, match="damaged or truncated: its header promises"):
         NATIVE(bytes(data), span=(0.0, 5.0))
-    assert time.monotonic() - start < 60  # to decode as much as it claims takes longer
+    assert time.process_time() - start < 60  # to decode as much as it claims takes longer
 
 
 def test_a_recording_with_a_gap_in_its_times_is_refused() -> None:
