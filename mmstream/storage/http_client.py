@@ -25,7 +25,8 @@ from urllib.parse import SplitResult, unquote, urlsplit
 __all__ = ["Answer", "HttpClient", "ProtocolError"]
 
 PIECE_BYTES = 1024 * 1024
-"""Length of a piece. Each one costs a turn of the event loop; the copy that follows fits L2."""
+"""Length of a piece, which costs a turn of the event loop. Where the caller says where an answer
+goes, one read brings what has come, so a piece may be longer."""
 
 MAX_HEAD_BYTES = 64 * 1024
 """Longest head of an answer. The servers of S3 send less than 2 kB."""
@@ -195,7 +196,7 @@ class Answer:
         self.status, self.headers = connection.status, connection.headers
 
     async def __aiter__(self) -> AsyncIterator[memoryview]:
-        """Yield the body in pieces of `PIECE_BYTES` or less, as they arrive.
+        """Yield the body in pieces of about `PIECE_BYTES`, as they arrive.
 
         Raises:
             OSError: The connection broke. What came before was yielded.
@@ -408,11 +409,8 @@ class _Body:
         self._chunk_left = 0
         self._is_last_chunk = False
         self.is_complete = length == 0
-        # Only what has a length surely fits.
-        self._into = (
-            into if length is not None and into is not None and length <= len(into) else None
-        )
-        self._piece = memoryview(b"")
+        fits = length is not None and into is not None and length <= len(into)
+        self._piece = into[:length] if into is not None and fits else memoryview(b"")
         self._num_filled = self._num_handed = 0
 
     @classmethod
@@ -435,10 +433,7 @@ class _Body:
         """Where the next bytes go."""
         if self._num_filled == len(self._piece):
             num_bytes = PIECE_BYTES if self._length is None else min(PIECE_BYTES, self._length)
-            if self._into is None:
-                self._piece = memoryview(bytearray(num_bytes))
-            else:
-                self._piece, self._into = self._into[:num_bytes], self._into[num_bytes:]
+            self._piece = memoryview(bytearray(num_bytes))
             self._num_filled = self._num_handed = 0
         return self._piece[self._num_filled :]
 
@@ -448,7 +443,8 @@ class _Body:
         if self._length is not None:
             self._length -= num_bytes
             self.is_complete = self._length == 0
-        if self.is_complete or self._num_filled == len(self._piece):
+        num_waiting = self._num_filled - self._num_handed
+        if self.is_complete or num_waiting >= PIECE_BYTES or self._num_filled == len(self._piece):
             self.flush()
 
     def feed(self, data: memoryview) -> None:

@@ -176,6 +176,19 @@ def test_an_answer_that_is_closed_early_drops_its_connection():
     assert talk(lambda request: [head, 0.05, *[b"x"] * 1000, 60.0], close) == 200
 
 
+def test_a_read_may_fill_all_memory_that_was_given_and_is_one_piece():
+    piece = http_client.PIECE_BYTES
+    body = http_client._Body(4 * piece, is_chunked=False, into=memoryview(bytearray(4 * piece)))
+    lengths = []
+    for num_bytes in (2 * piece + 1, piece - 1, 1, piece - 1):
+        assert len(body.free) >= num_bytes
+        body.filled(num_bytes)
+        lengths.append([len(one) for one in body.pieces])
+        body.pieces.clear()
+    assert lengths == [[2 * piece + 1], [], [piece], [piece - 1]]
+    assert body.is_complete
+
+
 def test_memory_that_was_given_is_let_go_and_never_written_after_the_close():
     buffer = bytearray(len(DATA))
 
