@@ -49,7 +49,10 @@ class Arrived:
             StorageError: storage failed for good.
         """
         assert self.ready is not None
-        await asyncio.shield(self.ready)
+        if self.ready.done():
+            self.ready.result()
+        else:
+            await asyncio.shield(self.ready)
 
     def put(self, samples: SampleRange, data: memoryview, first: int) -> None:
         """Copy samples into its bytes, and nothing of what lies between them.

@@ -13,10 +13,11 @@ long. So their samples, the *heads*, are ranges of their own, and the runs follo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple
+from typing import NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -55,6 +56,10 @@ MAX_HEADS = 8192
 
 NO_RANGE = -1
 
+PlannedSample: TypeAlias = tuple[int, int, int, int, int, int]
+"""Row of the rank, shard, index, start, stop, and the number of its range, as in `PlannedWindow`.
+"""
+
 
 @dataclass(frozen=True, eq=False)
 class PlannedRange:
@@ -87,12 +92,26 @@ class PlannedWindow:
     large: dict[int, LargeSample]
     """By position: samples of which only the first bytes are read."""
 
+    @cached_property
+    def spans(self) -> dict[int, slice]:
+        """By clock: the positions of the samples that it delivers."""
+        clocks, firsts = np.unique(self.clock, return_index=True)
+        bounds = pairwise([*firsts.tolist(), self.clock.size])
+        return {clock: slice(*of) for clock, of in zip(clocks.tolist(), bounds, strict=True)}
+
+    @cached_property
+    def samples(self) -> list[PlannedSample]:
+        """The samples one by one: a step takes one or two of each of many windows."""
+        columns = (self.row, self.shard, self.index, self.start, self.stop, self.range_number)
+        return list(zip(*(column.tolist() for column in columns), strict=True))
+
 
 class StepPlan(NamedTuple):
     """Where the samples of a step are: in windows, and which rows are valid."""
 
     clock: int
-    windows: list[PlannedWindow]
+    spans: list[tuple[PlannedWindow, slice]]
+    """Each window with the positions of its samples that this step delivers."""
     valid: npt.NDArray[np.bool_]
     packed: PackedRows | None = None
     """How samples make rows, where rows are packs."""
@@ -102,20 +121,14 @@ class StepPlan(NamedTuple):
         """Samples of the step, on this rank."""
         return self.valid.size if self.packed is None else self.packed.num_samples
 
-    def ranges(self) -> set[PlannedRange]:
-        """Return the ranges that the step needs."""
-        return {
+    def ranges(self) -> list[PlannedRange]:
+        """Return the ranges that the step needs, each once."""
+        return [
             window.ranges[number]
-            for window, span in self.spans()
-            for number in set(window.range_number[span].tolist())
+            for window, span in self.spans
+            for number in {sample[-1] for sample in window.samples[span]}
             if number != NO_RANGE
-        }
-
-    def spans(self) -> Iterable[tuple[PlannedWindow, slice]]:
-        """Yield each window with the positions of its samples that this step delivers."""
-        for window in self.windows:
-            first, end = window.clock.searchsorted((self.clock, self.clock + 1)).tolist()
-            yield window, slice(first, end)
+        ]
 
 
 class RankPlan:
@@ -179,20 +192,20 @@ class RankPlan:
         }
         numbers = self._numbers(clock)
         ranges: list[PlannedRange] = []
-        windows: list[PlannedWindow] = []
+        spans: list[tuple[PlannedWindow, slice]] = []
         for number in np.unique(numbers).tolist():
             window = self._windows.get((epoch, number))
             if window is None:
                 window = self._windows[epoch, number] = self.plan_window(epoch, number)
                 ranges += window.ranges
-            windows.append(window)
+            spans.append((window, window.spans.get(clock, slice(0, 0))))
         valid = np.ones(numbers.size, dtype=np.bool_)
         packed = PackedRows.of_step(self._order, epoch, step, self._rows)
         if packed is not None:
             valid = packed.counts > 0
         elif numbers.size and numbers[0] < 0:  # only the last, partial step has padding
             valid = self._order.refs(epoch, step, self._rows).valid
-        self._steps[clock] = StepPlan(clock, windows, valid, packed)
+        self._steps[clock] = StepPlan(clock, spans, valid, packed)
         self.next_clock = clock + 1
         return ranges
 

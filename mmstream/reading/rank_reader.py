@@ -210,15 +210,18 @@ class RankReader:
                 raise self._error
             await self._progress.wait()
         step_plan = plan.planned_step(clock)
-        ranges = sorted(step_plan.ranges(), key=lambda planned: planned.first_use)
+        ranges = step_plan.ranges()
         is_ready = False
         while not is_ready:
+            is_ready = True
             for planned in ranges:
                 while planned not in self._arrived:  # the horizon is full of earlier steps
+                    is_ready = False
                     await self._progress.wait()
-                await self._arrived[planned].wait()
-            # Meanwhile another step may have found that a range must be read again.
-            is_ready = all(self._arrived[planned].is_ready for planned in ranges)
+                arrived = self._arrived[planned]
+                # Meanwhile another step may have found that a range must be read again.
+                is_ready &= arrived.is_ready
+                await arrived.wait()
         samples = self._take(step_plan)  # from here on nothing waits, so it is taken whole
         plan.drop_step(clock)
         self._note_pace(samples.num_bytes, asked_at)
@@ -553,26 +556,24 @@ class RankReader:
     def _take(self, step_plan: StepPlan) -> StepSamples:
         """Take the samples of a step out of what has arrived."""
         size, packed = step_plan.num_samples, step_plan.packed
-        shard, index = np.zeros(size, dtype=np.int64), np.zeros(size, dtype=np.int64)
-        sizes, data = np.zeros(size, dtype=np.int64), [memoryview(b"")] * size
+        shards, indexes, sizes = [0] * size, [0] * size, [0] * size
+        data = [memoryview(b"")] * size
         errors: dict[int, ShardError | SampleError] = {}
         large: dict[int, LargeSample] = {}
         cached: dict[int, CachedSample] = {}
         num_taken = 0
-        for window, span in step_plan.spans():
-            seats = window.row[span]
+        for window, span in step_plan.spans:
+            samples = window.samples[span]
+            seats = [sample[0] for sample in samples]
             if packed is not None:
-                seats = seats_of(seats, packed.first_seats)
-            num_taken += seats.size
-            shard[seats], index[seats] = window.shard[span], window.index[span]
-            sizes[seats] = window.stop[span] - window.start[span]
-            columns = (window.start[span], window.stop[span], window.range_number[span])
-            positions = range(span.start, span.stop)
-            for seat, position, start, stop, number in zip(
-                seats.tolist(), positions, *(column.tolist() for column in columns), strict=True
+                seats = seats_of(window.row[span], packed.first_seats).tolist()
+            num_taken += len(seats)
+            for seat, position, (_, shard, index, start, stop, number) in zip(
+                seats, range(span.start, span.stop), samples, strict=True
             ):
+                shards[seat], indexes[seat], sizes[seat] = shard, index, stop - start
                 if number == NO_RANGE:
-                    errors[seat] = window.errors[int(window.shard[position])]
+                    errors[seat] = window.errors[shard]
                     continue
                 planned = window.ranges[number]
                 arrived = self._arrived[planned]
@@ -590,9 +591,18 @@ class RankReader:
                 if not arrived.num_left:
                     del self._arrived[planned]
         assert num_taken == size, "each seat is filled once"
-        sizes[list(errors)] = 0
+        for seat in errors:
+            sizes[seat] = 0
         return StepSamples(
-            shard, index, step_plan.valid, sizes, data, errors, large, cached, packed
+            np.array(shards, dtype=np.int64),
+            np.array(indexes, dtype=np.int64),
+            step_plan.valid,
+            np.array(sizes, dtype=np.int64),
+            data,
+            errors,
+            large,
+            cached,
+            packed,
         )
 
     def _note_pace(self, num_bytes: int, asked_at: float) -> None:

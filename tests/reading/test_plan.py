@@ -78,7 +78,7 @@ def test_each_row_of_each_step_lies_in_a_range_that_is_read_in_time(data: st.Dat
         assert step_plan.valid.tolist() == refs.valid[start:stop].tolist()
         expected = list(zip(refs.shard[start:stop], refs.index[start:stop], strict=True))
         delivered = {}
-        for window, span in step_plan.spans():
+        for window, span in step_plan.spans:
             for position in range(span.start, span.stop):
                 ref = window.shard[position], window.index[position]
                 delivered[int(window.row[position])] = ref
