@@ -17,7 +17,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -55,10 +55,6 @@ MAX_HEADS = 8192
 """Heads of all ranks together. Each is a request, and a prefix of S3 answers 5,500 a second."""
 
 NO_RANGE = -1
-
-PlannedSample: TypeAlias = tuple[int, int, int, int, int, int]
-"""Row of the rank, shard, index, start, stop, and the number of its range, as in `PlannedWindow`.
-"""
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,10 +96,13 @@ class PlannedWindow:
         return {clock: slice(*of) for clock, of in zip(clocks.tolist(), bounds, strict=True)}
 
     @cached_property
-    def samples(self) -> list[PlannedSample]:
-        """The samples one by one: a step takes one or two of each of many windows."""
+    def samples(self) -> IntArray:
+        """Row, shard, index, start, stop and number of the range of each sample, int64 [n, 6].
+
+        A step takes one or two samples of each of many windows, and so cuts one array, not six.
+        """
         columns = (self.row, self.shard, self.index, self.start, self.stop, self.range_number)
-        return list(zip(*(column.tolist() for column in columns), strict=True))
+        return np.stack(columns, axis=1)
 
 
 class StepPlan(NamedTuple):
@@ -126,7 +125,7 @@ class StepPlan(NamedTuple):
         return [
             window.ranges[number]
             for window, span in self.spans
-            for number in {sample[-1] for sample in window.samples[span]}
+            for number in set(window.range_number[span].tolist())
             if number != NO_RANGE
         ]
 

@@ -210,7 +210,7 @@ class RankReader:
                 raise self._error
             await self._progress.wait()
         step_plan = plan.planned_step(clock)
-        ranges = step_plan.ranges()
+        ranges = sorted(step_plan.ranges(), key=lambda planned: planned.first_use)
         is_ready = False
         while not is_ready:
             is_ready = True
@@ -563,7 +563,7 @@ class RankReader:
         cached: dict[int, CachedSample] = {}
         num_taken = 0
         for window, span in step_plan.spans:
-            samples = window.samples[span]
+            samples = window.samples[span].tolist()
             seats = [sample[0] for sample in samples]
             if packed is not None:
                 seats = seats_of(window.row[span], packed.first_seats).tolist()

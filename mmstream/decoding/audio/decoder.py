@@ -362,7 +362,8 @@ class AudioDecoder:
             )
         if num_missing > 0:
             silence = np.zeros((num_missing, num_channels), np.float32)
-            _put(resampler.resample(silence, last=True), samples, position)
+            position = _put(resampler.resample(silence, last=True), samples, position)
+        samples[max(0, position) :] = 0  # a resampler may end a sample early
         # Both are NaN where a sample is. `isfinite` of all samples would take memory for each.
         if not (np.isfinite(samples.min()) and np.isfinite(samples.max())):
             raise DecodeError("holds samples that are NaN or infinite")
