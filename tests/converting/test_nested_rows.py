@@ -10,6 +10,7 @@ import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.formats import draft_of
 from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.transcripts import is_transcripts
 
 AUDIO = {"aid": "P1", "path": "a.opus", "segments": [{"begin_time": 0, "end_time": 2, "text": "x"}]}
 CLIP = {"duration": 3, "timestamps": [[0, 1]], "sentences": ["x"]}
@@ -115,6 +116,20 @@ def test_sentences_of_no_video_are_a_reject(tmp_path):
     path.write_text(json.dumps(lists))
     _, (_, lost) = values_of(path)
     assert str(lost) == "sentences: video_id 2: no video has this id"
+
+
+def test_each_entry_of_a_video_has_its_sentences_and_those_without_a_caption_are_left_out(tmp_path):
+    videos = [{"video_id": "v0", "start": 0}, {"video_id": "v0", "start": 9}]
+    sentences = [{"video_id": "v0", "caption": caption} for caption in ("x", None, "y")]
+    path = tmp_path / "rows.json"
+    path.write_text(json.dumps({"videos": videos, "sentences": sentences}))
+    assert [value["captions"] for _, value in values_of(path)] == [["x", "y"]] * 2
+
+
+@pytest.mark.parametrize("line", ["utt_001|spk1|hello|en", "utt_001|hello", "utt_001|hello| "])
+def test_lines_that_have_not_the_three_columns_of_ljspeech_are_no_transcripts(line):
+    assert is_transcripts(b"utt_001|hello|hello\n")
+    assert not is_transcripts(f"{line}\n".encode())
 
 
 def test_transcripts_of_ljspeech_name_the_sound_in_the_folder_wavs(tmp_path):

@@ -75,16 +75,19 @@ def _captioned_videos(
 ) -> Iterator[dict[str, Any] | RowError]:
     """Yield a row of each video, the file ``ID.mp4``, with all of its sentences.
 
-    Sentences of no video are a reject.
+    A sentence without a caption is left out. Sentences of no video are a reject.
     """
-    captions: dict[Any, list[Any]] = {}
+    captions: dict[str, list[Any]] = {}
     for sentence in sentences:
-        captions.setdefault(str(sentence.get("video_id")), []).append(sentence.get("caption"))
+        texts = captions.setdefault(str(sentence.get("video_id")), [])
+        if sentence.get("caption") is not None:
+            texts.append(sentence["caption"])
     for video in videos:
         row = {"video": f"{video.get('video_id')}.mp4", **video}
-        texts = captions.pop(str(video.get("video_id")), None)
+        texts = captions.get(str(video.get("video_id")), [])
         yield {**row, "captions": texts} if texts else row
-    for video_id in captions:
+    known = {str(video.get("video_id")) for video in videos}
+    for video_id in (video_id for video_id in captions if video_id not in known):
         yield RowError(f"sentences: video_id {escaped(video_id, 40)}: no video has this id")
 
 

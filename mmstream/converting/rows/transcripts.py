@@ -26,7 +26,7 @@ from mmstream.storage import is_remote
 __all__ = ["is_transcripts", "iter_transcripts"]
 
 _LIBRISPEECH = re.compile(r"(\d+-\d+-\d+) (\S.*)")
-_LJSPEECH = re.compile(r"(\w+[_-]\d+)\|([^|]*)\|([^|]*\S[^|]*)")
+_LJSPEECH_ID = re.compile(r"\w+[_-]\d+")
 
 
 def is_transcripts(head: bytes) -> bool:
@@ -34,7 +34,8 @@ def is_transcripts(head: bytes) -> bool:
     lines = head.decode(errors="replace").splitlines()
     whole = lines[:-1] if len(lines) > 1 else lines
     return bool(whole) and any(
-        all(pattern.fullmatch(line) for line in whole) for pattern in (_LIBRISPEECH, _LJSPEECH)
+        all(fields_of(line) is not None for line in whole)
+        for fields_of in (_LIBRISPEECH.fullmatch, _ljspeech)
     )
 
 
@@ -56,12 +57,21 @@ def _row(line: str, folder: str) -> dict[str, str] | RowError:
     if match := _LIBRISPEECH.fullmatch(line):
         sound = os.path.normpath(f"{folder}/{match[1]}.flac")
         return {"id": match[1], "audio": sound, "text": match[2]}
-    if match := _LJSPEECH.fullmatch(line):
-        sound = os.path.normpath(f"{folder}/wavs/{match[1]}.wav")
-        return {"id": match[1], "audio": sound, "text": match[3], "raw_text": match[2]}
+    if fields := _ljspeech(line):
+        name, raw_text, text = fields
+        sound = os.path.normpath(f"{folder}/wavs/{name}.wav")
+        return {"id": name, "audio": sound, "text": text, "raw_text": raw_text}
     return RowError(
         "expected an id such as 84-121123-0000, a blank, and a text; or LJ001-0001|text|text"
     )
+
+
+def _ljspeech(line: str) -> tuple[str, str, str] | None:
+    """Return (id, text as printed, normalized text). None: this is no line of LJSpeech."""
+    fields = line.split("|")
+    if len(fields) != 3 or not _LJSPEECH_ID.fullmatch(fields[0]) or not fields[2].strip():
+        return None
+    return fields[0], fields[1], fields[2]
 
 
 def _folder_in(root: str, url: str) -> str:
