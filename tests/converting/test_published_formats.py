@@ -268,6 +268,17 @@ VQA = {"image": "a.jpg", "question": "What?"}
         ({"choices": ["3", "1"], "answer": "1"}, "What?\nA. 3\nB. 1", "B"),
         ({"choice_a": "cat", "choice_b": 2, "answer": "B"}, "What?\nA. cat\nB. 2", "B"),
         ({"A": "cat", "answer": "A"}, "What?", "A"),
+        ({"choices": ["cat", "dog"], "answer": " 1"}, "What?\nA. cat\nB. dog", "B"),
+        ({"choices": ["cat", "dog"], "answer": 1.0}, "What?\nA. cat\nB. dog", "B"),
+        ({"choices": ["cat", "dog"], "answer": "1.0"}, "What?\nA. cat\nB. dog", "B"),
+        ({"choices": ["cat", "dog"], "answer": "(b)"}, "What?\nA. cat\nB. dog", "B"),
+        ({"choices": ["cat", "dog"], "answers": ["a cat"]}, "What?\nA. cat\nB. dog", "a cat"),
+        ({"choices": ["0", "1"], "answer": 0}, "What?\nA. 0\nB. 1", "A"),
+        ({"choices": [0.5, 1.5], "answer": 1.5}, "What?\nA. 0.5\nB. 1.5", "B"),
+        ({"choices": ["2", "3"], "correct_choice_idx": "1"}, "What?\nA. 2\nB. 3", "B"),
+        ({"a0": "1", "a1": "3", "answer": "1"}, "What?\nA. 1\nB. 3", "B"),
+        ({"a0": "1", "a1": "3", "answer": "3"}, "What?\nA. 1\nB. 3", "B"),
+        ({"options": {"1": "cat", "2": "dog"}, "answer": "1"}, "What?\n1. cat\n2. dog", "1"),
     ],
 )
 def test_questions_about_pictures_have_one_answer(more, question, answer):
@@ -296,6 +307,20 @@ def test_lists_of_questions_and_answers_are_turns():
     ]
     with pytest.raises(RowError, match="a question and no answer"):
         draft_of({**row, "answers": ["x"]})
+
+
+@pytest.mark.parametrize(
+    ("choices", "answer", "reason"),
+    [
+        (["2", "3", "5"], "1", "answer: 1 is no choice, and no index where choices are numbers"),
+        (["cat", "dog"], "bear", "answer: bear is neither a choice nor the letter of one"),
+        (["cat", "dog"], 0.5, "answer: 0.5 is neither a choice nor the letter of one"),
+        (["cat", "dog"], -1, "answer: -1, and there are 2 choices"),
+    ],
+)
+def test_an_answer_that_names_no_choice_is_rejected(choices, answer, reason):
+    with pytest.raises(RowError, match=reason):
+        draft_of({**VQA, "choices": choices, "answer": answer})
 
 
 def test_an_answer_beyond_the_choices_of_a_table_is_rejected():

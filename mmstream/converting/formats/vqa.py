@@ -12,12 +12,14 @@
     {"video_id": "v_x1", "q": "What is it?", "a": "A cat."}                           Video-ChatGPT
 
 Of several answers the most frequent one is taken, and of those the first; all of them stay in the
-``json``. Choices are written below the question as ``A. a cat``. The answer is then the letter. A
+``json``. Choices are written below the question as ``A. a cat``. The answer is then the letter. The
+row may name it by the letter, by the text of the choice, or by a number, which counts from 0. A
 video that has only an id is the file ``ID.mp4`` in the media root.
 """
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from string import ascii_uppercase
 from types import MappingProxyType
@@ -57,6 +59,9 @@ _CHOICE_COLUMNS = (
     tuple(f"option_{letter}" for letter in "abcdefgh"),
 )
 """Choices in keys of their own: at least the first two of such a row."""
+_INDEX = re.compile(r"(-?\d{1,9})(?:\.0)?")
+"""A table writes 1 as 1.0 where other cells of its column are empty."""
+_NUMBER = re.compile(r"[-+]?[\d.,]*\d")
 _PICTURE_ID_KEYS = ("image_id", "imageId", "img_id", "imgid")
 FACTS = (
     *("answers", "question_id", "question_type", "answer_type", "hint", "lecture", "solution"),
@@ -152,18 +157,47 @@ def _turns(row: dict[str, Any], name: str) -> tuple[list[dict[str, Any]], set[st
     if choices:
         question = "\n".join([question, *(f"{letter}. {text}" for letter, text in choices.items())])
         used |= choice_keys
-        if isinstance(answer, str) and answer.isdecimal() and answer not in choices.values():
-            answer = int(answer[:9])  # from a table
-        if isinstance(answer, int) and not isinstance(answer, bool):
-            if not 0 <= answer < len(choices):
-                raise RowError(
-                    f"{name}{answer_key}: {answer}, and there are {len(choices)} choices"
-                )
-            answer = list(choices)[answer]
-        elif isinstance(answer, str) and answer not in choices:
-            letters = [letter for letter, text in choices.items() if text == answer.strip()]
-            answer = letters[0] if letters else answer
+        if not isinstance(answer, list):
+            is_counted = answer_key == "correct_choice_idx" or "a0" in choice_keys
+            answer = _letter_of(answer, choices, f"{name}{answer_key}", is_counted=is_counted)
     return pair_of(question, _answer(answer, f"{name}{answer_key}")), used
+
+
+def _letter_of(answer: Any, choices: dict[str, str], name: str, *, is_counted: bool) -> str:
+    """Return the letter of the right choice.
+
+    Args:
+        answer: A letter, the text of a choice, or its number from 0.
+        choices: {letter: text}.
+        name: The answer's name in messages.
+        is_counted: The keys of the row say that a number counts from 0.
+
+    Raises:
+        RowError: It is none of them, or a number that may be an answer as well as an index.
+    """
+    text = _word(answer, name).strip()
+    index = _INDEX.fullmatch(text)
+    if index is None or not is_counted or int(index[1]) >= len(choices):
+        if text in choices:
+            return text
+        is_integer = isinstance(answer, int) and not isinstance(answer, bool)
+        letters = [letter for letter, choice in choices.items() if choice.strip() == text]
+        if letters and not is_integer:
+            return letters[0]
+    if index is None:
+        letter = text.strip("(). ").upper()
+        if letter not in choices:
+            raise RowError(f"{name}: {escaped(text, 40)} is neither a choice nor the letter of one")
+        return letter
+    is_text = isinstance(answer, str) and not is_counted
+    if is_text and any(_NUMBER.fullmatch(choice.strip()) for choice in choices.values()):
+        raise RowError(
+            f"{name}: {text} is no choice, and no index where choices are numbers; name the letter"
+        )
+    number = int(index[1])
+    if not 0 <= number < len(choices):
+        raise RowError(f"{name}: {number}, and there are {len(choices)} choices")
+    return list(choices)[number]
 
 
 def _choices_of(row: dict[str, Any], name: str) -> tuple[dict[str, str], set[str]]:
