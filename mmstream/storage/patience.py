@@ -75,10 +75,11 @@ _GOOGLE_HINT = "check the credentials (GOOGLE_APPLICATION_CREDENTIALS)"
 _AZURE_HINT = (
     "check the credentials (AZURE_STORAGE_CONNECTION_STRING or AZURE_STORAGE_ACCOUNT_NAME)"
 )
+_WEB_HINT = "if the host needs a password, put it into ~/.netrc; else the address may have expired"
 _OTHER_HINTS = {
     **dict.fromkeys(("gs", "gcs"), _GOOGLE_HINT),
     **dict.fromkeys(("az", "abfs", "abfss"), _AZURE_HINT),
-    **dict.fromkeys(("http", "https"), "put the password of its host into ~/.netrc"),
+    **dict.fromkeys(("http", "https"), _WEB_HINT),
     "hf": "check the credentials (HF_TOKEN)",
 }
 """What is said in place of that for other schemes than ``s3://``."""

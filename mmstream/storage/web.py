@@ -106,7 +106,8 @@ def _require_ok(url: str, answer: Any) -> None:
         raise FileNotFoundError(f"{url}: no such object")
     if status in (401, 403):
         raise StorageError(
-            f"{url}: the server answers {status}; put the password of its host into ~/.netrc"
+            f"{url}: the server answers {status}; if the host needs a password, put it into "
+            "~/.netrc; else the address may have expired"
         )
     if status in (429, 503):
         text = answer.headers.get("Retry-After", "")

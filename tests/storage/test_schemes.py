@@ -198,7 +198,7 @@ def test_requests_that_a_web_server_does_not_know_are_not_sent_again(web, pauses
 
 def test_a_folder_of_a_web_server_that_is_forbidden_names_the_file_of_passwords(web, pauses):
     web.handler.statuses_to_come[:] = [403]
-    with pytest.raises(StorageError, match=r"403.*; put the password of its host into ~/\.netrc$"):
+    with pytest.raises(StorageError, match=r"403.*put it into ~/\.netrc; else .* expired$"):
         open_store(web.corpus).list()
 
 
