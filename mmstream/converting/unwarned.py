@@ -12,8 +12,8 @@ __all__ = ["unwarned"]
 class _Unwarned:
     """A context manager for any number of threads at once.
 
-    `warnings.catch_warnings` is for one: with two, the second one to leave would restore what the
-    first one had set. So the first one to enter changes the filters of the process, and the last
+    `warnings.catch_warnings` is for one thread. With two threads, the filters could stay off for
+    good. So the first one to enter changes the filters of the process, and the last
     one to leave restores them.
     """
 

@@ -12,7 +12,8 @@ from tests.helpers.convert_corpus import make_corpus, run, tree
 SMALL = MediaOptions(max_image_side=20)
 
 
-def test_a_shard_that_two_cpus_check_has_the_same_bytes(tmp_path):
+def test_a_shard_that_two_cpus_check_has_the_same_bytes(tmp_path, monkeypatch):
+    monkeypatch.setattr(processes, "num_cores", lambda: 2)  # also where there is one
     corpus = make_corpus(tmp_path)
     run(corpus, tmp_path / "two", samples_per_shard=30, media=SMALL, num_workers=2)
     run(corpus, tmp_path / "one", samples_per_shard=30, media=SMALL)

@@ -94,7 +94,6 @@ class _IdleCpus:
 
     def submit(self, batch: MediaBatch) -> Answer:
         if self._threads is None:
-            # As many threads run as batches are under way.
             self._threads = ThreadPoolExecutor(num_cores(), "mmstream-check")
         return self._threads.submit(batch.check)
 

@@ -138,9 +138,10 @@ def _write_shard(
 
 
 class _IdleCpus:
-    """CPUs of the cluster that no task asks for. A context manager, in the task of a shard.
+    """CPUs of the cluster that no task asked for. A context manager, in the task of a shard.
 
-    A CPU that a shard has taken stays with it to its end, so another one does not get it meanwhile.
+    Their number only grows. Where a CPU is gone, or has got a shard, a batch waits for another one:
+    at worst for that of the shard's task, which has it while the task waits.
     """
 
     def __init__(self, media_plan: dict[str, Any]) -> None:

@@ -30,7 +30,8 @@ BATCH_BYTES = 4 << 20
 """Media that a CPU gets at a time: 25 photographs, or one video."""
 BATCH_ROWS = 64
 MAX_BYTES_AT_ONCE = 128 << 20
-"""Bytes of all batches of a shard that are under way. One batch alone may have more."""
+"""Bytes of all batches of a shard that are under way. The batch that was read last waits until the
+others leave room for it, so its bytes come on top. One batch alone may have more."""
 
 ReadRow: TypeAlias = tuple[Row, Draft | RowError, Iterator[bytes] | None]
 """A row whose turn it is. Its media are read one after the other, when they are asked for; that may
@@ -79,10 +80,16 @@ class Answer(Protocol):
 
 
 class IdleCpus(Protocol):
-    """CPUs that have no shard of their own. An engine knows them."""
+    """CPUs that have no shard of their own. An engine knows them.
+
+    At most one batch for each of them is under way, and one for the shard's own CPU.
+    """
 
     def count(self) -> int:
-        """Return how many may check media for this shard now, beside its own."""
+        """Return how many may check media for this shard now, beside its own.
+
+        A CPU that is counted may be busy by the time it is asked. Its batch waits then.
+        """
         ...
 
     def submit(self, batch: MediaBatch) -> Answer:
