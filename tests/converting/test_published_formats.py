@@ -323,6 +323,12 @@ def test_an_answer_that_names_no_choice_is_rejected(choices, answer, reason):
         draft_of({**VQA, "choices": choices, "answer": answer})
 
 
+@pytest.mark.parametrize("answer", ["B. dog", "(B) dog", "B: dog", "(b)", "dog", 1])
+def test_a_choice_is_named_by_letter_text_both_or_number(answer):
+    draft = draft_of({**VQA, "choices": ["cat", "dog"], "answer": answer})
+    assert turns(draft.content)[-1] == ("assistant", [text("B")])
+
+
 def test_an_answer_beyond_the_choices_of_a_table_is_rejected():
     with pytest.raises(RowError, match="answer: 2, and there are 2 choices"):
         draft_of({**VQA, "a0": "cat", "a1": "dog", "answer": "2"})

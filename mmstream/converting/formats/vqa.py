@@ -61,6 +61,7 @@ _CHOICE_COLUMNS = (
 """Choices in keys of their own: at least the first two of such a row."""
 _INDEX = re.compile(r"(-?\d{1,9})(?:\.0)?")
 """A table writes 1 as 1.0 where other cells of its column are empty."""
+_LETTERED = re.compile(r"\(?([A-Z])[.:)] *(.+)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d")
 _PICTURE_ID_KEYS = ("image_id", "imageId", "img_id", "imgid")
 FACTS = (
@@ -167,7 +168,7 @@ def _letter_of(answer: Any, choices: dict[str, str], name: str, *, is_counted: b
     """Return the letter of the right choice.
 
     Args:
-        answer: A letter, the text of a choice, or its number from 0.
+        answer: A letter, the text of a choice, both, or its number from 0.
         choices: {letter: text}.
         name: The answer's name in messages.
         is_counted: The keys of the row say that a number counts from 0.
@@ -176,6 +177,9 @@ def _letter_of(answer: Any, choices: dict[str, str], name: str, *, is_counted: b
         RowError: It is none of them, or a number that may be an answer as well as an index.
     """
     text = _word(answer, name).strip()
+    lettered = _LETTERED.fullmatch(text)  # "B. dog", where B is "dog"
+    if lettered and choices.get(lettered[1], "").strip() == lettered[2]:
+        return lettered[1]
     index = _INDEX.fullmatch(text)
     if index is None or not is_counted or int(index[1]) >= len(choices):
         if text in choices:
