@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from mmstream.cli.convert_report import max_rejects_option, show_end
+from mmstream.cli.convert_report import max_rejects_of, max_rejects_option, show_end
 from mmstream.cli.shared import command
 
 __all__ = ["finalize"]
@@ -26,5 +26,6 @@ def finalize(dest: str, split: str | None, max_rejects: str) -> None:
     """
     from mmstream.converting.finalize import finalize as run
 
+    max_rejects_of(max_rejects)  # a wrong one is refused before the dataset is finished
     names = [name.partition("=")[0].strip() for name in split.split(",")] if split else None
     show_end(run(dest, splits=names, max_rejects=1.0), dest, max_rejects)

@@ -161,9 +161,8 @@ def cache_folder(*names: str) -> Path | None:
         for name in ("mmstream", *names):
             folder /= name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            status = folder.lstat()
-            is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
-            if not is_own or status.st_mode & 0o022:
+            link, status = folder.lstat(), folder.stat()  # a link, such as to a scratch disk
+            if {link.st_uid, status.st_uid} != {os.geteuid()} or status.st_mode & 0o022:
                 return None
     except (OSError, RuntimeError):  # not writable, or no home
         return None

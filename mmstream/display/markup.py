@@ -194,7 +194,8 @@ def pixels_of(value: Any) -> Pixels:
 def stretched(values: npt.NDArray[Any]) -> Pixels:
     """Return numbers, such as those of normalised pixels, stretched to 0..255."""
     low, high = (float(values.min()), float(values.max())) if values.size else (0.0, 0.0)
-    return ((values - low) * (255 / max(high - low, 1e-12))).astype(np.uint8)
+    scaled = (values - low) * (255 / max(high - low, 1e-12))
+    return np.nan_to_num(scaled).astype(np.uint8)
 
 
 def picture(value: Any, side: int, label: str = "") -> str:

@@ -379,7 +379,8 @@ def _writable_roots(dataset: Dataset) -> Iterator[str]:
 def _no_folder(dataset: Dataset) -> ConfigError:
     return ConfigError(
         f"{dataset.index_store.url}: no folder for a plan can be written, neither there nor in the "
-        "user's cache; set XDG_CACHE_HOME, or name a plan, mm.Pack(..., plan=folder)"
+        "user's cache, whose folders only you may change; set XDG_CACHE_HOME, or name a plan, "
+        "mm.Pack(..., plan=folder)"
     )
 
 

@@ -95,7 +95,11 @@ def test_where_nothing_may_be_written_the_plan_lies_in_the_cache(
     monkeypatch.setattr(automatic, "measure_into", None)
     assert find_plan(mm.open_dataset(corpus), Pack(512), DECODE).url == plan.url
     assert cache_folder("index") is not None  # it takes folders of this user alone
-    (tmp_path / "cache/mmstream/plans").chmod(0o777)
+    plans = tmp_path / "cache/mmstream/plans"
+    plans.rename(tmp_path / "scratch")
+    plans.symlink_to(tmp_path / "scratch")
+    assert find_plan(mm.open_dataset(corpus), Pack(512), DECODE).url == plan.url
+    plans.chmod(0o777)
     assert automatic._cache_root(mm.open_dataset(corpus)) is None
 
 

@@ -274,9 +274,9 @@ def cut(folder: Path) -> None:
 
 def replace_by_another(folder: Path) -> None:
     shard = folder / "shard-000000.tar"
-    data = shard.read_bytes()
-    shard.unlink()
-    shard.write_bytes(data)
+    copy = folder / "copy"
+    copy.write_bytes(shard.read_bytes())
+    copy.replace(shard)  # at once: other threads read meanwhile, and would see half a file
 
 
 @pytest.mark.parametrize("change", [cut, replace_by_another])

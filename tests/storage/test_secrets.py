@@ -115,7 +115,7 @@ def test_a_password_of_netrc_opens_a_web_server(corpus, tmp_path, monkeypatch):
     objects = test_schemes.objects_of(corpus, "corpus")
     with running(WebStub, objects, needs_password=True) as server:
         monkeypatch.setenv("NETRC", os.devnull)
-        with pytest.raises(OSError, match=r"answers 401; put the password of its host into"):
+        with pytest.raises(OSError, match=r"answers 401; if the host needs a password"):
             open_store(f"{server.url}/corpus").stat("mmstream.json")
     with running(WebStub, objects, needs_password=True) as server:
         monkeypatch.setenv("NETRC", str(netrc))

@@ -111,7 +111,7 @@ def main() -> None:
             others = len(found - pairs)
             print(f"  {kind:5} {len(pairs):,} planted, {recall:.2%} found, {others} others")
             is_right = is_right and found == pairs
-    for millions in (options.hashes // 4, options.hashes) if options.hashes else ():
+    for millions in (max(1, options.hashes // 4), options.hashes) if options.hashes else ():
         command = [sys.executable, "-c", PEAK, str(millions * 1_000_000)]
         done = subprocess.run(command, check=True, capture_output=True, text=True, env=os.environ)
         recall, peak, cpu_s = map(float, done.stdout.split())
