@@ -536,8 +536,8 @@ def _warn_of_media(outputs: list[Output]) -> None:
             counts.update(Manifest.from_bytes(output.store.read(MANIFEST_NAME)).fields)
     if media := undecoded_media(counts):
         logger.warning(
-            "stored: %s; in training, mm.Decode(video=, audio=) decodes them: without it, a "
-            "conversation about them is a bad sample",
+            "stored: %s; in training, mm.Decode(video=, audio=) decodes them: without it, batches "
+            "do not have them, and a conversation about them is a bad sample",
             media,
         )
 

@@ -123,7 +123,7 @@ def html_report(evidence: Evidence) -> str:
         "<h2>Waiting for data</h2>",
         _wait_chart(evidence.undisturbed),
         "<p>How much of each step's time training waited for the next batch, in the undisturbed "
-        "run. Each epoch begins with a wait for its first reads.</p>",
+        "run. The first step waits until the loader has started and read its first samples.</p>",
         "<h2>A batch as training gets it</h2>",
         batch_sheet(evidence.batch),
         "<p class='quiet'>Photographs and captions: COCO 2017, scaled down. Authors and licences "

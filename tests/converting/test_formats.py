@@ -433,6 +433,21 @@ def test_a_medium_beside_unknown_keys_is_named_in_the_reason(value):
         draft_of({"note": 1, "pic": value})
 
 
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        ("a.wav", "audio"),
+        ("b.MP4", "video"),
+        ({"bytes": b"x", "path": "c.flac"}, "audio"),
+        ("data:audio/wav;base64,AAAA", "audio"),
+        ("data:video/mp4;base64,AAAA", "video"),
+    ],
+)
+def test_the_reason_says_which_kind_of_medium_the_key_seems_to_hold(value, kind):
+    with pytest.raises(RowError, match=rf"say --map {kind}=file$"):
+        draft_of({"file": value, "note": 1})
+
+
 def test_addresses_and_words_beside_a_text_are_no_media_files():
     row = {"text": "x", "url": "http://host/a.jpg", "note": "see a.jpg there", "n": 3}
     assert draft_of(row).texts == ("x",)

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from mmstream.converting.draft import Draft, MediaRef, RowError
+from mmstream.converting.draft import Draft, Kind, MediaRef, RowError
 from mmstream.converting.formats.captions import (
     ALT_KEYS,
     CAPTION_KEYS,
@@ -186,6 +186,16 @@ def _looks_like_media(value: Any) -> bool:
     return isinstance(value, bytes) or (isinstance(value, str) and _is_media(value))
 
 
+def _kind_of(medium: Any) -> Kind:
+    """Return what the name of a medium says that it is; bytes without a name are an image."""
+    name = medium.get("path") if isinstance(medium, dict) else medium
+    if not isinstance(name, str):
+        return "image"
+    if name.startswith("data:audio/"):
+        return "audio"
+    return "video" if name.startswith("data:video/") else kind_by_name(name.strip()) or "image"
+
+
 def _is_data_url(text: str) -> bool:
     return text.startswith(("data:image/", "data:audio/", "data:video/"))
 
@@ -264,9 +274,8 @@ def _by_media(row: dict[str, Any]) -> str:
     hint = OPTIONS
     medium = next((key for key in row if _looks_like_media(row[key])), None)
     if medium is not None:
-        hint = (
-            f"{escaped(medium, 40)} looks like a media file: say --map image={escaped(medium, 40)}"
-        )
+        key = escaped(medium, 40)
+        hint = f"{key} looks like a media file: say --map {_kind_of(row[medium])}={key}"
     raise RowError(f"no known format has the keys {_keys(row)}; {hint}")
 
 
