@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import io
+import json
 import random
 import struct
 import wave
@@ -17,6 +18,8 @@ from PIL import Image
 import mmstream as mm
 from mmstream.converting.draft import MediaRef, RowError
 from mmstream.converting.media import probe
+from tests.helpers.convert_corpus import run
+from tests.helpers.corpora import jpeg
 from tests.helpers.media import load_media
 from tests.helpers.media_bombs import BOMBS
 from tests.helpers.media_files import AUDIO_KINDS, VIDEO_KINDS, audio_file, video_file
@@ -296,3 +299,41 @@ def test_sound_alone_in_a_container_of_videos_is_audio():
     assert medium.extension == "mka"
     with pytest.raises(RowError, match="not an audio but a video"):
         store("audio", video_file("mkv"))
+
+
+@pytest.mark.parametrize(
+    ("row", "reason"),
+    [
+        (
+            {"audio": "a.wav", "segments": [{"start": 0, "end": 9, "text": "a"}]},
+            None,  # the end is cut in training
+        ),
+        (
+            {"audio": "a.wav", "timestamps": [[0, 1], [0.5, 0.6]], "sentences": ["a", "b"]},
+            "a.wav: segments[1]: starts at 0.5 s, and the file lasts 0.5 s; it is another file, or "
+            "was cut off",
+        ),
+        (
+            {"video": "v.mp4", "text": "t", "start_s": 7},
+            "v.mp4: start_s: starts at 7 s, and the file lasts 1 s; it is another file, or was cut "
+            "off",
+        ),
+        ({"video": "v.mp4", "text": "t", "start_s": "soon"}, None),
+        ({"image": "a.jpg", "text": "t", "start_s": 7}, None),
+    ],
+)
+def test_a_span_that_starts_behind_the_end_of_its_file_is_a_reject(tmp_path, row, reason):
+    (tmp_path / "a.wav").write_bytes(wav(0.5))
+    (tmp_path / "v.mp4").write_bytes(video_file("mp4", num_frames=10, fps=10))
+    (tmp_path / "a.jpg").write_bytes(jpeg(0))
+    rows = [row, {"text": "another"}]
+    run(rows, tmp_path / "out", media_root=tmp_path, max_rejects=1.0)
+    lines = (tmp_path / "out/rejects.jsonl").read_text().splitlines()
+    assert [json.loads(line)["reason"] for line in lines] == ([] if reason is None else [reason])
+
+
+def test_spans_are_not_compared_where_no_duration_is_known(tmp_path):
+    (tmp_path / "a.wav").write_bytes(wav(0.5))
+    rows = [{"audio": "a.wav", "text": "t", "start_s": 1, "end_s": 2}]
+    options = {"media_root": tmp_path, "media": mm.MediaOptions(check="none")}
+    assert run(rows, tmp_path / "out", **options).num_rejects == 0

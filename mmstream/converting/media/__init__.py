@@ -20,6 +20,7 @@ check_rows.py    media of rows as they are stored; idle CPUs help
 types.py         the type of a file, by its first bytes
 check.py         checks and facts
 probe.py         facts about audio and video
+spans.py         whether spans lie in their files
 images.py        images made smaller, or encoded in another format
 remux.py         videos as MP4, of the same packets
 mp4.py           an MP4 of packets that are there already

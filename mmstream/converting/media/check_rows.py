@@ -22,6 +22,7 @@ from mmstream.converting.draft import Draft, Kind, Media, RowError
 from mmstream.converting.media.check import checked
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import short_name
+from mmstream.converting.media.spans import require_starts_inside
 from mmstream.converting.rows.source import Row
 
 __all__ = ["Answer", "IdleCpus", "LoadedRow", "MediaBatch", "ReadRow", "check_rows"]
@@ -216,6 +217,11 @@ def _loaded(
     if error is not None and isinstance(draft, Draft):
         error = RowError(f"{short_name(draft.media[len(media)].path)}: {error}")
     error = error or read_error
+    if error is None and isinstance(draft, Draft):
+        try:
+            require_starts_inside(draft.content, media)
+        except RowError as late:
+            error = RowError(f"{short_name(draft.media[0].path)}: {late}")
     return (row, draft, media) if error is None else (row, error, [])
 
 
