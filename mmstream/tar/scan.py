@@ -181,11 +181,12 @@ def _keys_and_fields(headers: Blocks) -> tuple[ObjectArray, ObjectArray]:
     names = [name.decode("utf-8", "surrogateescape") for name in raw_names]
     keys, dots, fields = zip(*[name.partition(".") for name in names], strict=True)
     text = "".join(names)
-    if "/" in text or "__" in text or "" in keys or "" in dots:  # not all are KEY.FIELD
-        keys, fields = zip(*map(_split, names), strict=True)
-    else:
-        lower = {field: field.lower() for field in set(fields)}
+    lower = {field: field.lower() for field in set(fields)}
+    is_plain = not ("/" in text or "__" in text or "" in keys or "" in dots)
+    if is_plain and not any(map(is_reserved, lower.values())):  # all are KEY.FIELD
         fields = tuple(map(lower.__getitem__, fields))
+    else:
+        keys, fields = zip(*map(_split, names), strict=True)
     return np.fromiter(keys, np.object_, len(keys)), np.fromiter(fields, np.object_, len(keys))
 
 

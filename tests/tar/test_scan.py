@@ -25,7 +25,7 @@ keys = st.sampled_from(
     ["a", "b", "0001", "é" * 3, "folder/a", "./a", "x.y/a", "__a", "_a", "long" * 30, "n" * 94]
 )
 suffixes = ["jpg", "txt", "json", "0.png", "CLS", ""]
-odd_suffixes = ["JPG", "jpg", "__key__", "__url__", "__lineage__", "a__", "/"]
+odd_suffixes = ["JPG", "jpg", "image_row", "__key__", "__url__", "__lineage__", "a__", "/"]
 odd_names = ["README", "__meta__", "__m__/a.txt", "x/.hidden.txt", ".b.c", "a\nb.c", "a", "b.txt"]
 odd_kinds = [tarfile.AREGTYPE, tarfile.DIRTYPE, tarfile.CONTTYPE, tarfile.SYMTYPE]
 
@@ -137,6 +137,14 @@ def test_plain_samples_are_found_together():
     writer.close()
     offsets = np.array(writer.offsets)
     assert assert_same(file.getvalue(), offsets[:-1], offsets[1:]) == 40
+
+
+@pytest.mark.parametrize("field", ["image_row", "Image_Size", "image_tiles", "__key__"])
+def test_a_reserved_field_is_seen_among_good_ones(field):
+    names = [f"{number:03d}.{field if number == 5 else 'a'}" for number in range(20)]
+    data = make_tar([(name, b"x") for name in names])
+    offsets = np.arange(0, 21 * 1024, 1024)
+    assert assert_same(data, offsets[:-1], offsets[1:]) == 19
 
 
 @pytest.mark.parametrize("byte", [0, 3, 124, 130, 135, 148, 155, 156, 200, 345, 511])
