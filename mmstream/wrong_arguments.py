@@ -1,8 +1,9 @@
 """Arguments that Python would take, or refuse without a hint, and what to write instead.
 
 Ground floor. `advise` is for arguments of other libraries: Python's own error names the argument,
-and no more. `refuse_bools` is for numbers: Python takes True and False as 1 and 0. So is
-`require_numbers`, for settings that are never a word.
+and no more. `refuse_bools` is for numbers: Python takes True and False as 1 and 0. So are
+`require_numbers`, for settings that are never a word, and `require_counts`, for those that are
+always a whole number.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import numpy as np
 
 from mmstream.errors import ConfigError
 
-__all__ = ["advise", "refuse_bools", "require_numbers"]
+__all__ = ["advise", "refuse_bools", "require_counts", "require_numbers"]
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -92,6 +93,26 @@ def require_numbers(**numbers: object) -> None:
     for name, value in numbers.items():
         if _holds(value, (str,)):
             raise ConfigError(f"{name}={value!r}: give a number, not text")
+
+
+def require_counts(**numbers: object) -> None:
+    """Refuse everything but whole numbers from 1 up.
+
+    Args:
+        numbers: Values by the names of their settings.
+
+    Raises:
+        ConfigError: A value is something else; the message names it.
+
+    Examples:
+        >>> require_counts(patch_size=None)
+        Traceback (most recent call last):
+        mmstream.errors.ConfigError: patch_size=None: give a number from 1 up
+    """
+    refuse_bools(**numbers)
+    for name, value in numbers.items():
+        if not isinstance(value, int | np.integer) or value < 1:
+            raise ConfigError(f"{name}={value!r}: give a number from 1 up")
 
 
 def _holds(value: object, types: tuple[type, ...], num_levels: int = 2) -> bool:

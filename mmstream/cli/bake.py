@@ -13,6 +13,7 @@ from mmstream.cli.shared import (
     allow_foreign_urls,
     command,
     load_pipeline,
+    refuse_given,
     say,
     shows_infos_of,
 )
@@ -83,6 +84,8 @@ def bake(
     Keys, shards and bad samples stay. Read DEST with decode=mm.Decode.baked(): the steps and the
     batches are those of the pipeline. A call that was killed goes on when it is made again.
     """
+    if batch_name is None:
+        refuse_given(["batch_size", "device"], "with --batch-function")
     from mmstream.baking.bake import bake_into, baker_of
     from mmstream.baking.report import estimate
     from mmstream.converting.formats.function import load_function

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import click
@@ -16,6 +16,7 @@ from mmstream.cli.shared import (
     allow_foreign_urls,
     command,
     open_tokenizer,
+    refuse_given,
     save_page,
     say,
 )
@@ -94,7 +95,7 @@ def info(
     from mmstream.dataset.mixture_file import open_data
 
     if plan is not None:
-        _refuse_given(["num_keys", "stats", "tokenizer", "html"], "without --plan")
+        refuse_given(["num_keys", "stats", "tokenizer", "html"], "without --plan")
         run = PlannedRun(plan, **run_options)
         show_forecast(
             url,
@@ -105,16 +106,16 @@ def info(
             as_json=as_json,
         )
         return
-    _refuse_given(run_options, "with --plan")
+    refuse_given(run_options, "with --plan")
     if url is None:
         raise click.UsageError("give the URL of a dataset")
     if stats:
-        _refuse_given(["num_keys"], "without --stats")
+        refuse_given(["num_keys"], "without --stats")
         data = open_data(url, allow_foreign_urls=allow_foreign_urls)
         _show_statistics(data, url, num_samples or 1000, seed, tokenizer, html, as_json)
         return
-    _refuse_given(["tokenizer", "html"], "with --stats")
-    _refuse_given(["num_samples", "seed"], "with --stats or --plan")
+    refuse_given(["tokenizer", "html"], "with --stats")
+    refuse_given(["num_samples", "seed"], "with --stats or --plan")
     _show(open_data(url, allow_foreign_urls=allow_foreign_urls), num_keys, as_json)
 
 
@@ -143,15 +144,6 @@ def _show(data: Any, num_keys: int, as_json: bool) -> None:
     for name, dataset in data.datasets.items():
         say(f"{name}: ", nl=False)
         _print_dataset(dataset, sources[name])
-
-
-def _refuse_given(names: Collection[str], reason: str) -> None:
-    """Raise a usage error where one of these options stands on the command line."""
-    context = click.get_current_context()
-    for param in context.command.params:
-        source = context.get_parameter_source(param.name or "")
-        if param.name in names and source is click.core.ParameterSource.COMMANDLINE:
-            raise click.UsageError(f"{param.opts[0]} would do nothing here: it goes {reason}")
 
 
 def _show_statistics(

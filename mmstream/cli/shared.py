@@ -9,7 +9,7 @@ from __future__ import annotations
 import inspect
 import logging
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -34,6 +34,7 @@ __all__ = [
     "open_tokenizer",
     "parse_rows_per_rank",
     "plan_beside",
+    "refuse_given",
     "save_page",
     "say",
     "shows_infos_of",
@@ -65,6 +66,15 @@ allow_foreign_urls = click.option(
 def say(text: object, *, err: bool = False, nl: bool = True) -> None:
     """Print one line. What a terminal would obey in names, keys and texts of data is escaped."""
     click.echo(escaped(text, limit=None), err=err, nl=nl)
+
+
+def refuse_given(names: Collection[str], reason: str) -> None:
+    """Raise a usage error where one of these options stands on the command line."""
+    context = click.get_current_context()
+    for param in context.command.params:
+        source = context.get_parameter_source(param.name or "")
+        if param.name in names and source is click.core.ParameterSource.COMMANDLINE:
+            raise click.UsageError(f"{param.opts[0]} would do nothing here: it goes {reason}")
 
 
 def command(

@@ -49,7 +49,7 @@ from mmstream.packing.measure_file import (
 from mmstream.process_pool import run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.types import SampleRef
-from mmstream.wrong_arguments import require_numbers
+from mmstream.wrong_arguments import require_counts, require_numbers
 
 __all__ = ["Estimate", "Work", "estimate", "measure", "measure_into"]
 
@@ -168,8 +168,9 @@ def measure(
     dataset = source if isinstance(source, Dataset) else open_dataset(source)
     if not isinstance(dataset, Dataset):
         raise ConfigError("measure: a mixture has no lengths of its own; measure each source")
-    if room < 0 or patch_size < 1:
-        raise ConfigError(f"measure: room={room}, patch_size={patch_size}: too small")
+    require_counts(patch_size=patch_size)
+    if room < 0:
+        raise ConfigError(f"measure: room={room}: give a number from 0 up")
     if epochs is not None and (not epochs or min(epochs) < 0):
         raise ConfigError(f"epochs={epochs!r}: give numbers from 0 up, such as range(3)")
     counter = Counter(decode, tuple(before), patch_size)

@@ -149,6 +149,13 @@ def test_help_of_convert_names_every_format(mmstream):
     assert all(re.search(rf"\b{name}\b", shown) for name in FORMATS)
 
 
+@pytest.mark.parametrize("option", [("--device", "cuda"), ("--batch-size", "8")])
+def test_options_of_a_batch_function_need_one(mmstream, option):
+    code, _, err = mmstream("bake", "source", "dest", "--pipeline", "a:b", *option)
+    assert code == 2
+    assert f"{option[0]} would do nothing here: it goes with --batch-function" in err
+
+
 # -- messages of the library, in the words of a command -----------------------------------------
 
 

@@ -54,7 +54,7 @@ from mmstream.decoding.text.placeholders import (
 from mmstream.decoding.text.video_lengths import VideoLength
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_counts
 
 __all__ = ["DecodedText", "TextDecoder", "TextLengths", "Tokens"]
 
@@ -224,11 +224,10 @@ class TextDecoder:
 
     def __post_init__(self) -> None:
         _check_use(self)
-        refuse_bools(max_length=self.max_length, max_bytes=self.max_bytes)
-        for name in ("max_length", "max_bytes"):
-            number = getattr(self, name)
-            if not isinstance(number, int) or number < 1:
-                raise ConfigError(f"{name}={number!r}: give a number from 1 up")
+        require_counts(max_length=self.max_length, max_bytes=self.max_bytes)
+        for name in ("image_token", "video_token", "audio_token"):
+            if not isinstance(getattr(self, name), str):
+                raise ConfigError(f"{name}={getattr(self, name)!r}: give the token as text")
         if self.padding not in ("longest", "max_length"):
             raise ConfigError(f'padding={self.padding!r}: "longest" or "max_length"')
         if self.undecoded_parts not in ("bad", "drop", "keep"):

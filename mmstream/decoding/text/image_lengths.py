@@ -17,7 +17,7 @@ from typing import TypeAlias
 
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_counts
 
 __all__ = [
     "ImageLength",
@@ -53,7 +53,7 @@ def qwen_vl_length(patch_size: int = 14, merge_size: int = 2) -> ImageLength:
         >>> length(ImageShape(476, 644, picture=(480, 640)))  # 17 x 23 squares of 28 pixels
         391
     """
-    refuse_bools(patch_size=patch_size, merge_size=merge_size)
+    require_counts(patch_size=patch_size, merge_size=merge_size)
     return partial(_merged_patches, side=patch_size * merge_size)
 
 
@@ -78,7 +78,7 @@ def llava_next_length(patch_size: int = 14) -> ImageLength:
         >>> length(shape)  # 24 x 24 patches, and 36 rows of 48 patches and a mark
         2340
     """
-    refuse_bools(patch_size=patch_size)
+    require_counts(patch_size=patch_size)
     return partial(_unpadded_patches, patch_size=patch_size)
 
 
@@ -106,7 +106,7 @@ def llava_onevision_length(patch_size: int = 14, max_tiles: int = 9) -> ImageLen
         >>> length(ImageShape(384, 384, picture=(480, 640)))  # beside another picture
         730
     """
-    refuse_bools(patch_size=patch_size, max_tiles=max_tiles)
+    require_counts(patch_size=patch_size, max_tiles=max_tiles)
     return partial(_shrunk_patches, patch_size=patch_size, max_tiles=max_tiles)
 
 
@@ -129,7 +129,7 @@ def internvl_length(tile_length: int = 256) -> ImageLength:
         >>> length(ImageShape(448, 448, picture=(400, 800), num_tiles=3, grid=(1, 2)))
         768
     """
-    refuse_bools(tile_length=tile_length)
+    require_counts(tile_length=tile_length)
     return partial(_by_tile, tile_length=tile_length)
 
 

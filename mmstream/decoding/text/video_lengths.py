@@ -22,7 +22,7 @@ from mmstream.decoding.media_shapes import VideoShape
 from mmstream.decoding.text.audio_lengths import num_audio_tokens, num_qwen3_omni_tokens
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
+from mmstream.wrong_arguments import require_counts
 
 __all__ = [
     "VideoLength",
@@ -262,7 +262,7 @@ def llava_onevision_video_length(patch_size: int = 14) -> VideoLength:
         >>> length(shape)  # 8 frames of 14 x 14, and one
         1569
     """
-    refuse_bools(patch_size=patch_size)
+    require_counts(patch_size=patch_size)
     return partial(_pooled_patches, patch_size=patch_size)
 
 
@@ -300,7 +300,7 @@ def smolvlm_video_length(
         >>> text.text.splitlines()[-2]
         'Frame from 01:01:<fake_token_around_image><global-img><image><fake_token_around_image>'
     """
-    refuse_bools(image_length=image_length)
+    require_counts(image_length=image_length)
     marked = f"{fake_image_token}{global_image_token}{image_token}{fake_image_token}"
     return partial(_introduced, image_length=image_length, marked=marked)
 
@@ -341,7 +341,7 @@ def _merging(
     **settings: Any,
 ) -> VideoLength:
     """Return a rule of tokens that stand for squares of merged patches, with its settings."""
-    refuse_bools(
+    require_counts(
         patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
     )
     side = patch_size * merge_size

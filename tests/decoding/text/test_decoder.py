@@ -117,6 +117,14 @@ def test_impossible_arguments_are_config_errors(options: dict[str, Any]) -> None
         TextDecoder(tokenizer(), **options)
 
 
+@pytest.mark.parametrize("name", ["image_token", "video_token", "audio_token"])
+@pytest.mark.parametrize("token", [["<image>"], None, 5])
+def test_a_token_that_is_no_text_is_named(name: str, token: object) -> None:
+    with pytest.raises(ConfigError) as error:
+        TextDecoder(tokenizer(), **{name: token})
+    assert str(error.value) == f"{name}={token!r}: give the token as text"
+
+
 def test_a_slow_tokenizer_is_a_config_error_that_says_why() -> None:
     class SlowTokenizer:
         is_fast = False

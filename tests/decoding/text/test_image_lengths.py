@@ -140,6 +140,10 @@ def test_settings_that_cannot_work_are_refused() -> None:
     for length in (0, -1, True, 1.5, "256"):
         with pytest.raises(ConfigError, match=f"image_length={length!r}: give a number"):
             native(length=length)
+    for make in (mm.qwen_vl_length, mm.llava_next_length, mm.qwen_vl_video_length):
+        for side in (None, 0, "14", 1.5):
+            with pytest.raises(ConfigError, match=f"patch_size={side!r}: give a number from 1 up"):
+                make(patch_size=side)
     with pytest.raises(ConfigError, match=r"is a function of the image: give Decode\(image=\)"):
         Decode(text=native().text)
     with pytest.raises(ConfigError, match="3 images needs the prepared_shape of each, not 0"):
