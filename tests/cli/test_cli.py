@@ -568,7 +568,9 @@ def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
 @pytest.mark.slow
 def test_ctrl_c_in_a_real_process_has_exit_code_130():
     waiting = (
-        "import sys, time, mmstream.dataset.open as d; from mmstream.cli import main\n"
+        "import signal, sys, time, mmstream.dataset.open as d; from mmstream.cli import main\n"
+        # A shell without job control starts its background commands with Ctrl-C ignored.
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
         "d.open_dataset = lambda url, **_: (print('ready', flush=True), time.sleep(200))\n"
         "sys.argv = ['mmstream', 'info', 'x']; main()"
     )
