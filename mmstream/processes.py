@@ -40,6 +40,7 @@ __all__ = [
     "follow_main_process",
     "follow_while_starting",
     "is_main_process_alive",
+    "is_running",
     "join_parent",
     "keep_freed_memory",
     "marked_as_main_process",
@@ -212,7 +213,17 @@ def is_main_process_alive(main_process: str | None = None) -> bool:
     if main_process is None:
         return True
     pid, start = main_process.split(" ", 1)
-    state, present_start = process_state(int(pid))
+    return is_running(int(pid), start)
+
+
+def is_running(pid: int, start: str) -> bool:
+    """Tell whether the process that began at a start still runs, maybe stopped.
+
+    Args:
+        pid: its process id, which another process may have by now.
+        start: when it began, as `process_state` says it.
+    """
+    state, present_start = process_state(pid)
     return state not in ("", "Z", "X") and present_start == start
 
 

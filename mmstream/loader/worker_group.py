@@ -18,7 +18,7 @@ from typing import Any
 
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline
-from mmstream.processes import end_fork_server, process_state, words_of_exit
+from mmstream.processes import end_fork_server, is_running, process_state, words_of_exit
 from mmstream.progress import Progress, Stage, Work
 from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
@@ -87,6 +87,7 @@ class WorkerGroup:
         self._reader = reader
         self._notes = [Progress(progress, number) for number in range(num_workers)]
         self._processes: Sequence[BaseProcess] = ()
+        self._starts: Sequence[tuple[int, str]] = ()
         self._results: Connection | None = None
         self._first = Job(0, 0, 0, 0)
         self._ended: list[int] = []
@@ -103,6 +104,8 @@ class WorkerGroup:
             first: the job of worker 0. The next step is worker 1's, and so on, over all epochs.
         """
         self._processes, self._results, self._first = processes, results, first
+        pids = [process.pid for process in processes if process.pid is not None]
+        self._starts = [(pid, process_state(pid)[1]) for pid in pids]
 
     def describe(self, job: Job) -> str:
         """Say which worker owes the batch of a job, and what it works on."""
@@ -140,10 +143,7 @@ class WorkerGroup:
         if not self._processes:
             end_fork_server()
         self._ended = self._numbers_of_ended()
-        for number, process in enumerate(self._processes):
-            if number not in self._ended and process.pid is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(process.pid, signal.SIGKILL)
+        self.kill()
         running = [process.sentinel for process in self._processes]
         deadline = time.monotonic() + END_S
         while running and time.monotonic() < deadline:
@@ -151,6 +151,16 @@ class WorkerGroup:
             running = [sentinel for sentinel in running if sentinel not in ended]
         if self._results is not None:
             self._results.close()  # the main thread sees the end of the pipe
+
+    def kill(self) -> None:
+        """Kill the workers that run, also stopped ones.
+
+        Sentinels do not tell which ones run: they all end with the fork server.
+        """
+        for pid, start in self._starts:
+            if is_running(pid, start):
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def pass_on_log(self) -> None:
         """Log what the reader process has logged."""

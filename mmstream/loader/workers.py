@@ -134,6 +134,7 @@ class Workers:
         iterator = getattr(self._transport, "_iterator", None)
         if iterator is not None:
             iterator._shutdown_workers()
+        self._group.kill()  # torch ends no stopped workers, and none whose fork server has ended
 
     def _start(self, first: Job) -> Iterator[Batch]:
         """Start the workers, or let those that run begin anew."""

@@ -11,7 +11,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -27,6 +26,7 @@ from mmstream.storage import LocalStore
 from mmstream.storage.write_lock import LOCK_NAME
 from tests.helpers.convert_corpus import grouped, tree
 from tests.helpers.corpora import jpeg
+from tests.helpers.wait import wait_until
 
 
 def make_corpus(folder, num_rows):
@@ -161,13 +161,6 @@ def running(tmp_path):
     finally:
         process.kill()
         process.communicate()
-
-
-def wait_until(condition):
-    deadline = time.monotonic() + 500
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.002)
 
 
 def family(process):

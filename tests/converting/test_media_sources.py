@@ -7,7 +7,6 @@ import hashlib
 import io
 import tarfile
 import threading
-import time
 import zipfile
 from concurrent.futures import Future
 from functools import cache
@@ -26,6 +25,7 @@ from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.source import Row
 from mmstream.errors import ConfigError, StorageError
 from tests.helpers.media import load_media
+from tests.helpers.wait import wait_until
 
 
 def png(width=8, height=6):
@@ -376,8 +376,7 @@ def test_downloads_arrive_in_any_order_and_rows_keep_theirs(monkeypatch):
     thread = threading.Thread(target=lambda: numbers.extend(row.number for row, _, _ in rows))
     SlowDownloader.last = None
     thread.start()
-    while SlowDownloader.last is None or len(SlowDownloader.last.futures) < 20:
-        time.sleep(0.01)
+    wait_until(lambda: SlowDownloader.last and len(SlowDownloader.last.futures) == 20)
     futures = SlowDownloader.last.futures
     for i in reversed(range(20)):
         assert numbers == []

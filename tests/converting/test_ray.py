@@ -24,6 +24,7 @@ from tests.helpers.convert_corpus import (
     write_rows_of_a_slow_shard,
 )
 from tests.helpers.corpora import jpeg
+from tests.helpers.wait import wait_until
 
 ray = pytest.importorskip("ray")
 cluster_utils = pytest.importorskip("ray.cluster_utils")
@@ -104,7 +105,7 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
     def in_this_process(jobs, num_workers):
         """Write shards here, as their task does. So this cluster is idle."""
         with engine._IdleCpus(media.plan()) as idle_cpus:
-            assert until(idle_cpus.count)
+            assert wait_until(idle_cpus.count)
             idle_cpus._own = Future()  # this process never has time itself
             submit = idle_cpus._task.remote
 
@@ -143,14 +144,6 @@ def test_a_node_that_would_make_other_images_is_an_error_in_one_line(cluster):
     answer = engine._Answer(ray, ray.put(engine._check(batch, {"libraries": "others"})))
     with pytest.raises(ConfigError, match="a node of Ray would write other images"):
         answer.result()
-
-
-def until(condition):
-    deadline = time.monotonic() + 500
-    while not (value := condition()):
-        assert time.monotonic() < deadline
-        time.sleep(0.01)
-    return value
 
 
 def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(

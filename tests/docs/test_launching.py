@@ -22,6 +22,7 @@ from tests.helpers.corpora import write_corpus
 from tests.helpers.logged_runs import metrics, require_exact
 from tests.helpers.paths import DOCS
 from tests.helpers.slurm import install, slurm_environment
+from tests.helpers.wait import wait_until
 from tools.prove.attempt import free_port
 
 pytestmark = pytest.mark.slow
@@ -51,11 +52,8 @@ def environment() -> dict[str, str]:
 
 
 def wait_for_steps(out: Path, num_steps: int, job: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 500
-    while len(metrics(out, 0)) < num_steps:
-        assert job.poll() is None, log.read_text()
-        assert time.monotonic() < deadline, log.read_text()
-        time.sleep(0.01)
+    wait_until(lambda: len(metrics(out, 0)) >= num_steps or job.poll() is not None, log.read_text)
+    assert len(metrics(out, 0)) >= num_steps, log.read_text()
 
 
 def test_two_nodes_go_on_by_themselves_when_a_rank_is_killed(

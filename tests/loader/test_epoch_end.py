@@ -14,6 +14,7 @@ import mmstream as mm
 from mmstream.loader.workers import Workers
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.states import edited
+from tests.helpers.wait import wait_until
 
 STEPS, PREFETCH_FACTOR = 6, 2
 
@@ -55,12 +56,6 @@ def loader_of(pipeline: mm.Pipeline, num_workers: int = 2) -> mm.Loader:
     )
 
 
-def wait_for(log: Path, steps: set[tuple[int, int]]) -> None:
-    deadline = time.monotonic() + 500
-    while not steps <= steps_made(log) and time.monotonic() < deadline:
-        time.sleep(0.02)
-
-
 def test_the_next_epoch_begins_between_epochs_and_no_more_than_is_prefetched(pipeline, log):
     expected = epochs(pipeline, 3)
     log.unlink()
@@ -70,7 +65,7 @@ def test_the_next_epoch_begins_between_epochs_and_no_more_than_is_prefetched(pip
         assert loader.state_dict()["epoch"] == epoch + 1
         assert loader.stats.num_steps == STEPS * (epoch + 1)
         ahead = {(epoch + 1, step) for step in range(2 * PREFETCH_FACTOR)}
-        wait_for(log, ahead)
+        wait_until(lambda: ahead <= steps_made(log))  # noqa: B023  # called before the next epoch
         time.sleep(0.2)  # for a step too many
         assert {step for step in steps_made(log) if step[0] == epoch + 1} == ahead
     loader.close()

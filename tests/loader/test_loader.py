@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from mmstream.errors import ConfigError, ShardError, StateError
 from tests.helpers import topology
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.states import edited
+from tests.helpers.wait import has_ended, wait_until
 
 
 def make_pipeline(corpus, **settings):
@@ -320,18 +320,9 @@ def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
         (os.killpg if way == "interrupt" else os.kill)(process.pid, sig)
     process.communicate(timeout=500)
     assert (process.returncode == 0) == (way == "break")
-    for _ in range(900):  # torch's workers look for their parent every 5 s
-        if not any(p.is_running() and p.status() != psutil.STATUS_ZOMBIE for p in family):
-            break
-        time.sleep(0.1)
-    else:
-        pytest.fail(f"still running: {[p for p in family if p.is_running()]}")
-    for _ in range(300):  # Python's resource tracker removes what a killed process has left
-        left = [path for path in shared if path.exists()]
-        if not left:
-            break
-        time.sleep(0.1)
-    assert not left
+    wait_until(lambda: all(has_ended(child.pid) for child in family), lambda: family)
+    # Python's resource tracker removes what a killed process has left.
+    wait_until(lambda: not any(path.exists() for path in shared))
 
 
 def test_a_pipeline_is_a_value_whose_variants_are_replaced(corpus):

@@ -14,17 +14,12 @@ from pathlib import Path
 import pytest
 
 from mmstream import processes
+from tests.helpers.wait import has_ended, wait_until
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(sys.platform != "linux", reason="processes are listed through /proc"),
 ]
-
-SECONDS = 300
-"""A time limit against a hang."""
-
-ORPHAN_S = 200
-"""Seconds in which orphans end: they look every second, on a machine that may be busy."""
 
 SCRIPT = """
 import sys, time
@@ -78,8 +73,7 @@ def has(pid: int, mark: str) -> bool:
         environment = Path(f"/proc/{pid}/environ").read_bytes()
     except OSError:
         return False
-    is_alive = processes.process_state(pid)[0] not in ("", "Z", "X")
-    return is_alive and mark.encode() in environment.split(b"\0")
+    return not has_ended(pid) and mark.encode() in environment.split(b"\0")
 
 
 def start(mark: str, *command: str) -> subprocess.Popen:
@@ -91,15 +85,6 @@ def start(mark: str, *command: str) -> subprocess.Popen:
         stderr=subprocess.DEVNULL,
         start_new_session=True,
     )
-
-
-def wait_until(is_done, seconds: float) -> bool:
-    deadline = time.monotonic() + seconds
-    while not is_done():
-        if time.monotonic() > deadline:
-            return False
-        time.sleep(0.05)
-    return True
 
 
 def command_lines(pids: list[int]) -> list[bytes]:
@@ -117,11 +102,11 @@ def test_nothing_outlives_a_main_process_that_was_killed(
 ):
     main = start(mark, script, corpus, context, phase, tmp_path)
     seen = "importing" if phase == "import" else phase
-    assert wait_until((tmp_path / seen).exists, SECONDS)
+    wait_until((tmp_path / seen).exists)
     assert len(marked(mark)) >= (2 if context == "forkserver" else 1)
     main.kill()
     main.wait()
-    assert wait_until(lambda: not marked(mark), ORPHAN_S), command_lines(marked(mark))
+    wait_until(lambda: not marked(mark), lambda: command_lines(marked(mark)))
 
 
 @pytest.mark.parametrize("delay", [0.1, 0.8])
@@ -129,11 +114,11 @@ def test_nothing_outlives_a_main_process_that_is_killed_while_its_workers_start(
     corpus, tmp_path, script, mark, delay
 ):
     main = start(mark, script, corpus, "forkserver", "import", tmp_path)
-    assert wait_until((tmp_path / "server").exists, SECONDS)
+    wait_until((tmp_path / "server").exists)
     time.sleep(delay)  # the fork server imports; the first worker is asked for
     main.kill()
     main.wait()
-    assert wait_until(lambda: not marked(mark), ORPHAN_S), command_lines(marked(mark))
+    wait_until(lambda: not marked(mark), lambda: command_lines(marked(mark)))
 
 
 @pytest.mark.parametrize("phase", ["import", "running"])
@@ -143,20 +128,20 @@ def test_nothing_outlives_ranks_and_torchrun_that_were_killed(
     torchrun = "-m", "torch.distributed.run", "--nproc-per-node", "2", "--standalone"
     agent = start(mark, *torchrun, script, corpus, "forkserver", phase, tmp_path)
     seen = "importing" if phase == "import" else phase
-    assert wait_until((tmp_path / seen).exists, SECONDS)
+    wait_until((tmp_path / seen).exists)
     ranks: list[int] = []
 
     def are_all_there() -> bool:
         ranks[:] = [pid for pid in marked(mark) if parent_of(pid) == agent.pid]
         return len(ranks) == 2
 
-    assert wait_until(are_all_there, SECONDS)
+    wait_until(are_all_there)
     agent.kill()
     for pid in ranks:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
     agent.wait()
-    assert wait_until(lambda: not marked(mark), ORPHAN_S), command_lines(marked(mark))
+    wait_until(lambda: not marked(mark), lambda: command_lines(marked(mark)))
 
 
 def parent_of(pid: int) -> int:
@@ -172,7 +157,7 @@ def test_a_main_process_that_ended_is_told_from_a_later_one_with_its_number():
     assert processes.is_main_process_alive(f"{os.getpid()} {began}")
     assert not processes.is_main_process_alive(f"{os.getpid()} {int(began) - 1}")
     ended = subprocess.Popen([sys.executable, "-c", ""])
-    assert wait_until(lambda: processes.process_state(ended.pid)[0] == "Z", SECONDS)
+    wait_until(lambda: processes.process_state(ended.pid)[0] == "Z")
     _, began = processes.process_state(ended.pid)
     assert not processes.is_main_process_alive(f"{ended.pid} {began}")  # nobody has waited for it
     ended.wait()

@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import closing
 from dataclasses import replace
@@ -21,13 +20,13 @@ import torch.distributed
 
 import mmstream as mm
 from mmstream.loader import remote_advice
-from mmstream.processes import process_state
 from mmstream.reading import process
 from tests.helpers.corpora import write_corpus
 from tests.helpers.paths import ROOT
 from tests.helpers.states import edited
 from tests.helpers.stores import far
 from tests.helpers.topology import collate_in_workers, described
+from tests.helpers.wait import has_ended, wait_until
 
 COUNTS = [30, 1, 0, 40, 26]
 
@@ -45,14 +44,6 @@ def far_pipeline(folder: str, slow_name: str = "", gate: str = "", **settings) -
 def pid_of(loader: mm.Loader) -> int:
     assert loader._makers.reader is not None
     return loader._makers.reader.pid
-
-
-def has_ended(pid: int) -> bool:
-    for _ in range(1200):
-        if process_state(pid)[0] in ("", "Z"):
-            return True
-        time.sleep(0.1)
-    return False
 
 
 @pytest.fixture
@@ -83,7 +74,7 @@ def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus,
     assert "object storage" in remote._repr_html_()
     assert remote.memory_bytes() > 0
     remote.close()
-    assert has_ended(pid)
+    wait_until(lambda: has_ended(pid))
 
 
 @pytest.mark.parametrize(
@@ -205,7 +196,7 @@ def test_variables_that_are_set_after_the_loader_reach_the_reader_process(
     next(iter(remote))
     late_pid = pid_of(remote)
     assert b"AWS_TOLD=late" in Path(f"/proc/{late_pid}/environ").read_bytes().split(b"\0")
-    assert has_ended(early_pid)
+    wait_until(lambda: has_ended(early_pid))
     monkeypatch.setenv("AWS_TOLD", "later")  # what was read ahead is worth more
     next(iter(remote))
     assert pid_of(remote) == late_pid
@@ -246,8 +237,8 @@ def test_a_reader_that_waits_is_named_in_the_warning(
     corpus, loaders, caplog, tmp_path: Path
 ) -> None:
     def open_gate() -> None:
-        while "it waits for" not in caplog.text:  # at first it may be too busy to answer
-            time.sleep(0.05)
+        # At first it may be too busy to answer.
+        wait_until(lambda: "it waits for" in caplog.text)
         gate.touch()
 
     gate = tmp_path / "gate"
@@ -300,7 +291,7 @@ def test_it_ends_with_its_main_process(corpus, number) -> None:
         pid = int(process.stdout.readline())
         process.send_signal(number)
         process.wait(500)
-        assert has_ended(pid)
+        wait_until(lambda: has_ended(pid))
 
 
 def test_a_patience_longer_than_the_time_out_of_the_group_is_a_warning(

@@ -22,6 +22,7 @@ from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
+from tests.helpers.wait import has_ended, wait_until
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="process states come from /proc")
 
@@ -172,7 +173,8 @@ def test_a_worker_that_dies_while_the_loop_is_busy_is_told_at_the_next_batch(tin
         (pid,) = loader._makers.workers.pids
         os.kill(pid, signal.SIGKILL)
         for _ in range(20):  # torch raises its own error here, on SIGCHLD
-            time.sleep(0.05)
+            time.sleep(0.02)
+        wait_until(lambda: has_ended(pid))
         with pytest.raises(MMStreamError, match=rf"worker 0 \(pid {pid}\) was killed by SIGKILL"):
             list(batches)
 
@@ -201,9 +203,11 @@ def test_a_fork_server_that_was_killed_is_no_endless_wait(tiny):
     with closing(loader):
         batches = iter(loader)
         next(batches)
+        (pid,) = loader._makers.workers.pids
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
         with pytest.raises(MMStreamError, match="worker 0"), within(SECONDS):
             list(batches)
+        wait_until(lambda: has_ended(pid))  # it would have slept on
     with closing(make_loader(tiny)) as loader:  # a new server starts
         assert steps(loader) == list(range(12))
 
@@ -236,12 +240,30 @@ def test_workers_that_start_after_the_time_limit_are_not_waited_for(tiny, monkey
         attach(group, processes, *arguments)
 
     monkeypatch.setattr(WorkerGroup, "attach", attach_late)
-    with pytest.raises(MMStreamError, match=r"stall_timeout_s=0\.2"), within(SECONDS):
-        steps(make_loader(tiny, stop_itself, step=0, num_workers=1, stall_timeout_s=0.2))
-    # Their fork server was ended, so nobody knows how they are. A stopped one never ends by itself.
-    for worker in workers:
+    try:
+        with pytest.raises(MMStreamError, match=r"stall_timeout_s=0\.2"), within(SECONDS):
+            steps(make_loader(tiny, stop_itself, step=0, num_workers=1, stall_timeout_s=0.2))
+        # Their fork server has ended, so only /proc tells how they are.
+        wait_until(lambda: all(has_ended(worker.pid) for worker in workers))
+    finally:
+        for worker in workers:
+            with suppress(ProcessLookupError):
+                os.kill(worker.pid, signal.SIGKILL)
+
+
+@pytest.mark.slow
+def test_close_ends_a_stopped_worker_whose_fork_server_has_ended(tiny):
+    loader = make_loader(tiny, num_workers=1)
+    with closing(loader):
+        next(iter(loader))
+        (pid,) = loader._makers.workers.pids
+        os.kill(pid, signal.SIGSTOP)
+        processes.end_fork_server()
+    try:
+        wait_until(lambda: has_ended(pid))
+    finally:
         with suppress(ProcessLookupError):
-            os.kill(worker.pid, signal.SIGKILL)
+            os.kill(pid, signal.SIGKILL)
 
 
 @pytest.mark.slow

@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -27,6 +26,7 @@ from mmstream.reading.step import Job
 from mmstream.storage import open_store
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import captioned, jpeg, write_corpus, write_shard
+from tests.helpers.wait import wait_until
 
 Sample = dict[str, Any]
 
@@ -209,11 +209,9 @@ def test_a_killed_call_goes_on_where_it_was(tmp_path: Path) -> None:
     command = [sys.executable, str(script), folder]
     process = subprocess.Popen([*command, "slow"], env=environment)
     unfinished = Path(measure_folder(folder, "default"), "unfinished")
-    deadline = time.monotonic() + 500
-    while not list(unfinished.glob("[!.]*")):  # whole files: those that are written have a dot
-        assert time.monotonic() < deadline
-        assert process.poll() is None
-        time.sleep(0.05)
+    # Whole files have no dot in front.
+    wait_until(lambda: list(unfinished.glob("[!.]*")) or process.poll() is not None)
+    assert list(unfinished.glob("[!.]*"))
     process.send_signal(signal.SIGKILL)
     process.wait()
     (unfinished / ".half.1234-abcd.tmp").write_bytes(b"half")

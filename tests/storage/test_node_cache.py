@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import json
 import os
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -25,6 +24,7 @@ from mmstream.storage.node_cache import cache_file as cache_file_module
 from mmstream.storage.node_cache import room as room_module
 from mmstream.storage.node_cache.cache_file import PAGE_BYTES
 from mmstream.storage.node_cache.room import CacheRoom
+from tests.helpers.wait import wait_until
 
 SHARD = np.random.default_rng(0).bytes(40_000)
 FOLDER, OTHER_FOLDER = "a" * 16, "b" * 16
@@ -66,17 +66,10 @@ def expected(first: int, end: int) -> dict[int, bytes]:
     }
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + 500
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.005)
-
-
 def written(cache: NodeCache) -> None:
     """Wait until all is written that is queued."""
     cache.close()
-    until(lambda: not cache._thread.is_alive())
+    wait_until(lambda: not cache._thread.is_alive())
 
 
 def bytes_on_disk(root: str) -> int:
@@ -158,10 +151,10 @@ def test_a_damaged_file_is_removed_and_read_from_storage(new_cache, root, place,
         file.write(damage)
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
-    until(lambda: not Path(file_of().path(root)).exists())
+    wait_until(lambda: not Path(file_of().path(root)).exists())
     assert cache.pop_counts()["num_cache_damaged"] == 1
     assert "damaged file" in caplog.text
-    until(lambda: cache._room.num_bytes == 0)
+    wait_until(lambda: cache._room.num_bytes == 0)
     write(cache, file_of(), 0, 10)
     written(cache)
     assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
@@ -356,7 +349,7 @@ def test_leftovers_of_runs_that_are_over_go_first_the_oldest_before_others(new_c
 def test_what_another_run_uses_is_no_leftover(new_cache, root):
     other = new_cache(needs={OTHER_FOLDER: 0})
     write(other, file_of(0, OTHER_FOLDER), 0, 40)
-    until(lambda: not other._queue and bytes_on_disk(root) >= 40_000)
+    wait_until(lambda: not other._queue and bytes_on_disk(root) >= 40_000)
     cache = new_cache(60_000)
     write(cache, file_of(), 0, 40)
     written(cache)
@@ -374,9 +367,9 @@ def test_what_nobody_has_used_for_two_epochs_is_a_leftover(new_cache, root):
     cache = new_cache(100_000)
     assert read(cache, file_of(1), 0, 40)  # an epoch uses one of them
     write(cache, file_of(2), 0, 40)
-    until(lambda: not cache._queue)
+    wait_until(lambda: not cache._queue)
     assert Path(file_of(0).path(root)).exists()  # the other may be needed later
-    until(lambda: cache._room is not None)
+    wait_until(lambda: cache._room is not None)
     cache.begin_epoch()
     cache.begin_epoch()
     write(cache, file_of(2), 0, 40)
@@ -389,7 +382,7 @@ def test_the_dataset_that_comes_again_soonest_gets_the_room(new_cache, root):
     cache = new_cache(140_000, needs)
     for number in range(3):
         write(cache, file_of(number, OTHER_FOLDER), 0, 40)
-    until(lambda: not cache._queue)
+    wait_until(lambda: not cache._queue)
     for number in range(2):
         write(cache, file_of(number), 0, 40)
     written(cache)
@@ -408,7 +401,7 @@ def test_a_full_disk_ends_writing_with_one_warning(new_cache, monkeypatch, caplo
     monkeypatch.setattr(cache_file_module, "_write_all", full)
     for number in range(5):
         write(cache, file_of(number), 0, 10)
-    until(lambda: not cache._is_writing)
+    wait_until(lambda: not cache._is_writing)
     write(cache, file_of(), 0, 10)
     assert not cache._queue
     assert caplog.text.count("takes nothing more: No space left on device") == 1

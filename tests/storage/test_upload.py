@@ -9,7 +9,6 @@ import hashlib
 import io
 import os
 import threading
-import time
 from collections import Counter
 
 import pytest
@@ -18,6 +17,7 @@ from crc32c import crc32c
 from mmstream.errors import StorageError
 from mmstream.storage import open_store, upload
 from tests.helpers.http_fault_proxy import Faults, fault_proxy
+from tests.helpers.wait import wait_until
 
 URL = "s3://bucket/corpus/a.tar"
 PART = 1000
@@ -354,8 +354,7 @@ def test_parts_that_break_and_a_server_that_goes_away_change_no_byte(s3, tmp_pat
         store = open_store(f"{s3}/{tmp_path.name}")
         with store.create("a.tar") as file:
             file.write(data[: 2 * upload.PART_BYTES + 1])
-            while not proxy.counts().faults["reset"]:
-                time.sleep(0.01)
+            wait_until(lambda: proxy.counts().faults["reset"])
             proxy.set(Faults())
             timer = proxy.away_for(0.5)
             file.write(data[2 * upload.PART_BYTES + 1 :])

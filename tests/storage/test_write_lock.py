@@ -18,6 +18,7 @@ import pytest
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import open_store, write_lock
 from mmstream.storage.write_lock import LOCK_NAME, Holder
+from tests.helpers.wait import wait_until
 
 FORK = multiprocessing.get_context("fork")
 
@@ -169,10 +170,9 @@ def test_the_signs_of_life_of_a_real_holder_are_seen(store, quick):
     with write_lock.write_lock(store, "convert"):
         content = store.read(LOCK_NAME)
         version = store.stat(LOCK_NAME).version
-        deadline = time.monotonic() + 500
-        while (store.read(LOCK_NAME), store.stat(LOCK_NAME).version) == (content, version):
-            assert time.monotonic() < deadline
-            time.sleep(0.02)
+        wait_until(
+            lambda: (store.read(LOCK_NAME), store.stat(LOCK_NAME).version) != (content, version)
+        )
 
 
 def test_a_lock_of_nobody_is_taken_over(store, quick):

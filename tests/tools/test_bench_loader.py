@@ -15,6 +15,7 @@ import torch
 
 from mmstream import ImageDecoder
 from tests.helpers.paths import PHOTOS
+from tests.helpers.wait import wait_until
 from tools.bench import corpus as bench_corpus
 from tools.bench import loader as bench_loader
 from tools.bench import loader_tables, process_tree
@@ -98,8 +99,7 @@ def test_a_tree_counts_its_children_with_their_time_and_memory() -> None:
         own = process_tree.tree(process.pid)
         assert len(own) == 2
         with process_tree.PeakMemory(process.pid, share=0.5) as peak:
-            while not peak.num_bytes:
-                time.sleep(0.01)
+            wait_until(lambda: peak.num_bytes)
         assert 64 << 20 < peak.num_bytes < 256 << 20
         assert process_tree.cpu_seconds(process.pid) >= 0.5
         os.kill(own[1], 9)

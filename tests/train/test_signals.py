@@ -7,7 +7,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from mmstream.train.distributed import (
     received_by_all,
 )
 from tests.helpers.processes import end_with_parent
+from tests.helpers.wait import wait_until
 from tools.prove.attempt import free_port
 
 
@@ -65,11 +65,10 @@ def steps(out: Path, rank: int = 0) -> list[dict[str, Any]]:
 
 
 def wait_for_steps(out: Path, ranks: list[subprocess.Popen[str]], num_steps: int) -> None:
-    deadline = time.monotonic() + 500
-    while len(steps(out)) < num_steps:
-        assert time.monotonic() < deadline
-        assert all(rank.poll() is None for rank in ranks), (out / "rank0.log").read_text()
-        time.sleep(0.02)
+    wait_until(
+        lambda: len(steps(out)) >= num_steps or any(rank.poll() is not None for rank in ranks)
+    )
+    assert len(steps(out)) >= num_steps, (out / "rank0.log").read_text()
 
 
 def codes(ranks: list[subprocess.Popen[str]]) -> list[int]:

@@ -6,7 +6,6 @@ import asyncio
 import random
 import socket
 import threading
-import time
 from collections.abc import Iterator
 from concurrent.futures import Future
 from pathlib import Path
@@ -23,6 +22,7 @@ from mmstream.converting.media.download_options import DownloadOptions
 from mmstream.converting.media.web_client import CheckedResolver, Partial, WebClient
 from mmstream.errors import StorageError
 from tests.helpers.media_server import MediaServer
+from tests.helpers.wait import wait_until
 
 PHOTO = random.Random(0).randbytes(3000)
 
@@ -358,8 +358,7 @@ def test_leaving_ends_all_downloads_and_the_thread(server: MediaServer) -> None:
     threads = set(threading.enumerate())
     with Downloader(options(server)) as downloader:
         future = downloader.start(server.url("a.jpg", "silence"))
-        while not server.num_open:
-            time.sleep(0.01)
+        wait_until(lambda: server.num_open)
     assert future.cancelled()  # else it would have waited for an answer, or for its time limit
     assert set(threading.enumerate()) <= threads
 
