@@ -26,6 +26,9 @@ from mmstream.types import IntArray
 
 __all__ = ["Check", "check_logs", "orders_logged", "steps_logged"]
 
+MAX_FAULTS = 10
+"""Steps that are told in words."""
+
 
 Orders: TypeAlias = AnyOrder | Callable[[int], AnyOrder]
 """One order for all epochs, or the order of each epoch: settings may change between epochs."""
@@ -64,7 +67,6 @@ def check_logs(
     steps: Iterable[StepId],
     *,
     name_of: Callable[[int], str] = str,
-    max_faults: int = 10,
 ) -> Check:
     """Compare what was logged with the plan.
 
@@ -73,7 +75,6 @@ def check_logs(
         logged: see `audit.training_log.read_lineage`.
         steps: the (epoch, step) that the logs should have, rising. Others count as unplanned.
         name_of: the name of a shard, for messages.
-        max_faults: limit on the faults told in words.
     """
     remaining = dict(logged)
     counter = _StepCounter(order, name_of)
@@ -94,7 +95,7 @@ def check_logs(
         counter.unplanned,
         counter.substituted,
         counter.unfilled,
-        tuple(counter.faults[:max_faults]),
+        tuple(counter.faults[:MAX_FAULTS]),
     )
 
 

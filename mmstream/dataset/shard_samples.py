@@ -24,8 +24,8 @@ RANGE_BYTES = 8 << 20
 """Ranges of a block. They are requested side by side."""
 
 
-def shard_samples(dataset: Dataset, shard: int, start: int = 0) -> Iterator[Sample | SampleError]:
-    """Yield the samples of a shard, from number `start` on. A damaged one is its SampleError.
+def shard_samples(dataset: Dataset, shard: int) -> Iterator[Sample | SampleError]:
+    """Yield the samples of a shard. A damaged one is its SampleError.
 
     A block of samples is in memory: 32 MiB, or one larger sample.
 
@@ -35,6 +35,7 @@ def shard_samples(dataset: Dataset, shard: int, start: int = 0) -> Iterator[Samp
     """
     index = dataset.index_of(shard)
     offsets = index.offsets
+    start = 0
     while start < len(offsets) - 1:
         stop = _block_end(offsets, start)
         data = _read(dataset, shard, int(offsets[start]), int(offsets[stop]))

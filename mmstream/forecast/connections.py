@@ -102,9 +102,7 @@ class ConnectionSpeed:
     """Requests that failed otherwise, for a passing reason."""
 
 
-def planned_ranges(
-    source: ShardSource, order: AnyOrder, rows: tuple[int, int], seed: int = 0
-) -> list[ReadRange]:
+def planned_ranges(source: ShardSource, order: AnyOrder, rows: tuple[int, int]) -> list[ReadRange]:
     """Return ranges that a run reads in mid-epoch, in a random order.
 
     A reader process reads neighbours of a window together. Where workers read local files, each
@@ -114,13 +112,12 @@ def planned_ranges(
         source: what is read.
         order: which samples, and when.
         rows: the rows [start, stop) of the rank.
-        seed: draws the windows.
 
     Raises:
         ShardError: no index can be used.
         StorageError: the indexes could not be read.
     """
-    rng = random.Random(seed)
+    rng = random.Random(0)
     number_of = {id(dataset): number for number, dataset in enumerate(datasets_of(source))}
     reads_runs = needs_reader_process(source)
     ranges: list[ReadRange] = []

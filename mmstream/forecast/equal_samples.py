@@ -19,13 +19,12 @@ SHARD_BYTES = 500_000_000
 MAX_SHARD_SAMPLES = 50_000
 
 
-def equal_samples(num_samples: int, mean_bytes: int, url: str = "s3://planned/corpus") -> Dataset:
+def equal_samples(num_samples: int, mean_bytes: int) -> Dataset:
     """Return a dataset without bytes. Its shards have about 500 MB, and at most 50,000 samples.
 
     Args:
         num_samples: samples of the corpus.
         mean_bytes: bytes of each sample in its tar, with headers and padding.
-        url: where it would lie.
 
     Raises:
         ConfigError: samples of less than the two blocks that each file of a tar takes.
@@ -52,4 +51,4 @@ def equal_samples(num_samples: int, mean_bytes: int, url: str = "s3://planned/co
     sha256 = "0" * 64
     part = IndexPart(index_part_name(sha256), index_bytes, sha256, 0, len(counts) - 1)
     manifest = Manifest(shards, checksums="written", index_parts=(part,))
-    return Dataset(manifest, open_store(url))
+    return Dataset(manifest, open_store("s3://planned/corpus"))

@@ -185,7 +185,6 @@ def measure_into(
     folder: str,
     num_workers: int | None = None,
     progress: bool = True,
-    report: Callable[[str], object] | None = None,
 ) -> Measure:
     """Measure what is not measured yet, and write the measure; errors as `measure`.
 
@@ -194,8 +193,6 @@ def measure_into(
         folder: Of the measure.
         num_workers: Processes. None: chosen by the time that it will take.
         progress: Show a progress bar (on a terminal only).
-        report: Called with one line: what will be read, and how long it will take. None: it is
-            logged.
     """
     shards = work.dataset.manifest.shards
     settings = work.settings
@@ -204,7 +201,7 @@ def measure_into(
     if left:
         expected = estimate(work, left)
         num_workers = _num_workers(num_workers, expected, len(left))
-        (report or logger.info)(f"{work.dataset.store.url}: {expected.text(num_workers)}")
+        logger.info("%s: %s", work.dataset.store.url, expected.text(num_workers))
         _measure_shards(work, pieces, left, num_workers, progress)
     joined = pieces.join()
     values = joined.values
