@@ -5,8 +5,9 @@ from __future__ import annotations
 import faulthandler
 import os
 import subprocess
+import sys
 import uuid
-from collections.abc import Generator, Iterator
+from collections.abc import Callable, Generator, Iterator
 from itertools import groupby
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from hypothesis import HealthCheck, settings
 
 import mmstream as mm
 from mmstream._vector_math import resolve_vector_math
+from mmstream.cli import main
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.orders import COUNTS
@@ -121,6 +123,24 @@ def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as environment:
         environment.setenv("XDG_CACHE_HOME", str(tmp_path_factory.mktemp("cache")))
         yield
+
+
+@pytest.fixture
+def mmstream(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Callable[..., tuple[int, str, str]]:
+    """Run a command line in this process; return (exit code, stdout, stderr)."""
+
+    def run(*words: object) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
+        with pytest.raises(SystemExit) as stopped:
+            main()
+        out, err = capsys.readouterr()
+        assert "Traceback" not in out + err
+        assert isinstance(stopped.value.code, int)
+        return stopped.value.code, out, err
+
+    return run
 
 
 @pytest.fixture(scope="session")

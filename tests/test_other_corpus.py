@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import sys
+from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -12,7 +12,6 @@ import pytest
 
 import mmstream as mm
 from mmstream.audit.training_log import SampleLog
-from mmstream.cli import main
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.state import order_of_state
 from mmstream.train import TrainConfig, train
@@ -129,14 +128,8 @@ def test_a_resumed_training_run_refuses_another_corpus(tmp_path):
 
 
 @pytest.fixture
-def replay(monkeypatch, capsys):
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", "replay", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return (stopped.value.code, *capsys.readouterr())
-
-    return run
+def replay(mmstream):
+    return partial(mmstream, "replay")
 
 
 def write_log(run: mm.Pipeline, folder: Path) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,6 @@ import pytest
 import mmstream as mm
 from mmstream.audit.check_log import check_logs, orders_logged, steps_logged
 from mmstream.audit.training_log import SampleLog, log_files, read_lineage
-from mmstream.cli import main
 from mmstream.dataset.bad_list import write_bad
 from mmstream.world import World
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
@@ -55,17 +53,13 @@ def corpus(tmp_path):
 
 
 @pytest.fixture
-def replayed(monkeypatch, capsys):
+def replayed(mmstream):
     """Run `mmstream replay --check`; return (exit code, stdout, stderr)."""
 
     def run(url, state, folder, *words) -> tuple[int, str, str]:
         path = folder / "state.json"
         path.write_text(json.dumps(state))
-        arguments = ["replay", url, "--state", path, "--check", folder, *words]
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, arguments)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return (exit.value.code, *capsys.readouterr())
+        return mmstream("replay", url, "--state", path, "--check", folder, *words)
 
     return run
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -22,7 +21,6 @@ from mmstream.audit.training_log import (
     read_lineage,
 )
 from mmstream.bad_samples.quarantine import BadSample
-from mmstream.cli import main
 from mmstream.device.to_device import to_device
 from mmstream.errors import ConfigError, SkipSample
 from mmstream.order import Corpus
@@ -290,16 +288,10 @@ def test_no_step_is_without_lineage_however_seldom_lines_are_written(tmp_path, c
 
 
 @pytest.mark.slow
-def test_a_real_run_is_checked_from_its_own_folder(tmp_path, monkeypatch, capsys):
+def test_a_real_run_is_checked_from_its_own_folder(tmp_path, mmstream):
     """Train with bad images to a folder, stop, go on; then `mmstream replay --check` on it."""
     corpus = write_faulty(tmp_path / "corpus", COUNTS, {3, 40, 77}, truncated_jpeg)
     out = str(tmp_path / "run")
-
-    def mmstream(*words):
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return (exit.value.code, *capsys.readouterr())
 
     options = ["--global-batch-size", 8, "--num-workers", 0, "--log-every", 2, "--image-size", 32]
     options += ["--device", "cpu", "--no-progress", "--log-keys", "--out", out]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import sys
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -13,7 +14,6 @@ import pytest
 import mmstream as mm
 from mmstream.audit.read_keys import read_keys
 from mmstream.audit.replay import replay
-from mmstream.cli import main
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import ConfigError, StateError, StorageError
@@ -34,16 +34,9 @@ COUNTS = [30, 1, 0, 40, 26]
 
 
 @pytest.fixture
-def mmstream(monkeypatch, capsys):
+def mmstream(mmstream):
     """Run `mmstream replay` in this process; return (exit code, stdout, stderr)."""
-
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", "replay", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return (exit.value.code, *capsys.readouterr())
-
-    return run
+    return partial(mmstream, "replay")
 
 
 @pytest.fixture(scope="module")

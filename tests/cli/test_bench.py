@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.forecast import bench as measuring
 from mmstream.forecast.connections import ConnectionSpeed
 from tests.helpers.corpora import write_corpus
@@ -21,19 +20,10 @@ Run = Any
 
 
 @pytest.fixture
-def run(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(monkeypatch: pytest.MonkeyPatch, mmstream: Run) -> Run:
     """Run `mmstream bench` in this process; return (exit code, stdout, stderr)."""
     monkeypatch.setattr(measuring, "LEAST_ROUND_S", 0.01)
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", "bench", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        out, err = capsys.readouterr()
-        assert isinstance(exit.value.code, int)
-        return exit.value.code, out, err
-
-    return run
+    return partial(mmstream, "bench")
 
 
 @pytest.fixture

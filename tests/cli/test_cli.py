@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmstream.cli import cli, main
+from mmstream.cli import cli
 from mmstream.cli import info as module
 from mmstream.cli.shared import in_options
 from mmstream.converting.formats.formats import FORMATS
@@ -25,21 +25,6 @@ from tests.helpers.corpora import jpeg, write_corpus, write_shard
 from tests.helpers.foreign_tars import FOREIGN, make_tar
 from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.paths import ROOT
-
-
-@pytest.fixture
-def mmstream(monkeypatch, capsys):
-    """Run a command line in this process; return (exit code, stdout, stderr)."""
-
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        out, err = capsys.readouterr()
-        assert "Traceback" not in out + err
-        return exit.value.code, out, err
-
-    return run
 
 
 @pytest.fixture

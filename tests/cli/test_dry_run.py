@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import sys
-
 import fsspec
 import pytest
 
-from mmstream.cli import main
 from mmstream.converting.dry_run import dry_run
 from tests.helpers.convert_corpus import make_corpus, run, tree, write_rows
 from tests.helpers.corpora import jpeg
@@ -18,19 +15,6 @@ ROWS = [
     {"image": "absent.jpg", "text": "x"},
     {"images": ["a.jpg"], "messages": [{"role": "user", "content": "<image>What?"}]},
 ]
-
-
-@pytest.fixture
-def mmstream(monkeypatch, capsys):
-    """Run a command line in this process; return (exit code, stdout, stderr)."""
-
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.forecast.reads import forecast_reads
 from mmstream.packing.plan_file import write_plan
 from tests.helpers.corpora import write_corpus
@@ -21,16 +20,9 @@ SMALL_PAPER = ["--samples", "50000", "--mean-bytes", "110000"]
 
 
 @pytest.fixture
-def info(monkeypatch, capsys):
+def info(mmstream):
     """Run ``mmstream info``; return (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", "info", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
-
-    return run
+    return partial(mmstream, "info")
 
 
 def test_it_says_what_the_forecast_of_a_dataset_says(info, corpus):

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
 
-from mmstream.cli import main
 from mmstream.packing.measure_file import measure_folder, open_measure
 from tests.helpers.corpora import captioned, write_corpus
 
@@ -24,21 +21,6 @@ def make():
 def shout(sample):
     return {**sample, "txt": sample["txt"] + b"!"}
 """
-
-
-@pytest.fixture
-def mmstream(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> Callable[..., tuple[int, str, str]]:
-    """Run a command line in this process; return (exit code, stdout, stderr)."""
-
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
-
-    return run
 
 
 @pytest.fixture

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import json
 import re
-import sys
 
 import pytest
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.source import read_sample
 from mmstream.display import markup
@@ -43,19 +41,6 @@ def hostile(number):
         {"jpg": SVG, "png": text, "txt": b"\xff\xfe" + text * 20_000, "json": b"{" + text},
         {"svg": SVG, "wav": SVG, "a\"'><script>x": text, "json": json.dumps(EVIL).encode()},
     ][number]
-
-
-@pytest.fixture
-def mmstream(monkeypatch, capsys):
-    """Run a command line in this process; return (exit code, stdout, stderr)."""
-
-    def run(*words) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
-
-    return run
 
 
 def addresses(text):

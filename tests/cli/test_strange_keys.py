@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +11,6 @@ import pytest
 import mmstream as mm
 from mmstream.audit.training_log import read_lines
 from mmstream.bad_samples.quarantine import quarantined_refs
-from mmstream.cli import main
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
 from mmstream.errors import ConfigError
@@ -35,18 +33,6 @@ def corpus(tmp_path: Path) -> Path:
     (folder / "a.tar").write_bytes(make_tar(members))
     index_tars(folder, progress=False)
     return folder
-
-
-@pytest.fixture
-def mmstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Any:
-    def run(*words: object) -> tuple[int, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exited:
-            main()
-        out, err = capsys.readouterr()
-        return exited.value.code, out, err
-
-    return run
 
 
 def assert_plain(text: str) -> None:

@@ -10,7 +10,6 @@ import copy
 import json
 import re
 import shutil
-import sys
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -22,7 +21,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.dataset.checksums import checksums_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from tests.helpers.paths import DATA
@@ -67,19 +65,6 @@ def files_in(folder: Path) -> dict[str, bytes]:
         and path.suffix not in (".crc32c", ".parquet")
         and path.parent.name != "reports"
     }
-
-
-@pytest.fixture
-def mmstream(monkeypatch, capsys) -> Callable[..., tuple[int, str]]:
-    """Run a command line in this process; return (exit code, standard output)."""
-
-    def run(*words: object) -> tuple[int, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
-        return stopped.value.code, capsys.readouterr().out
-
-    return run
 
 
 @pytest.fixture
@@ -402,7 +387,7 @@ def test_a_state_of_0_1_is_refused_by_a_pipeline_with_other_settings(name, setti
 def test_replay_of_a_state_prints_what_0_1_printed(mmstream, name, data):
     state = SAVED / "states" / f"{name}.json"
     words = ["--state", state, "--epoch", 3, "--step", "1:3", "--keys", "--json"]
-    code, out = mmstream("replay", SAVED / data, *words)
+    code, out, _ = mmstream("replay", SAVED / data, *words)
     assert code == 0
     rows = [json.loads(line) for line in out.splitlines()]
     assert rows == read_lines(SAVED / "replayed" / f"{name}.jsonl")
@@ -419,7 +404,7 @@ def test_a_dataset_opens_and_its_shards_and_indexes_verify_clean(
     mmstream, name, num_samples, num_shards
 ):
     assert len(mm.open_dataset(SAVED / name)) == num_samples
-    code, out = mmstream("verify", SAVED / name)
+    code, out, _ = mmstream("verify", SAVED / name)
     assert (code, out) == (0, f"ok: {num_samples} samples in {num_shards} shards\n")
 
 
@@ -571,7 +556,7 @@ CHECKED = {
 def test_training_logs_agree_with_the_plan(mmstream, name):
     data, state, num_steps, num_substituted = CHECKED[name]
     words = ["--state", SAVED / state, "--check", SAVED / name, "--json"]
-    code, out = mmstream("replay", SAVED / data, *words)
+    code, out, _ = mmstream("replay", SAVED / data, *words)
     report = json.loads(out)
     assert (code, report["holds"]) == (0, True)
     assert (report["num_steps"], report["substituted"]) == (num_steps, num_substituted)
@@ -596,7 +581,7 @@ def test_a_training_log_that_was_altered_does_not_agree(mmstream, saved, name, c
 
 @pytest.mark.slow
 def test_training_goes_on_from_a_checkpoint_as_0_1_went_on(mmstream, saved):
-    code, _ = mmstream(
+    code, _, _ = mmstream(
         "train", saved / "captions", "--out", saved / "training", "--model", saved / "model",
         "--freeze", "clip.text_model.*", "--freeze", "clip.vision_model.*", "--max-length", 12,
         "--seed", 5, "--epochs", 9, "--global-batch-size", 5, "--max-steps", 12,

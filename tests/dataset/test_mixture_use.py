@@ -15,7 +15,6 @@ import torch
 import mmstream as mm
 from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.bad_samples.quarantine import quarantined_refs
-from mmstream.cli import main
 from mmstream.storage import open_store
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.meter import Meter
@@ -42,19 +41,6 @@ def folder(tmp_path_factory):
         write_corpus(root / name, counts)
     (root / "mix.json").write_text(text_of())
     return root
-
-
-@pytest.fixture
-def mmstream(monkeypatch, capsys):
-    """Run a command in this process; return (exit code, stdout, stderr)."""
-
-    def run(*words):
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return (exit.value.code, *capsys.readouterr())
-
-    return run
 
 
 # -- the file -------------------------------------------------------------------------------------

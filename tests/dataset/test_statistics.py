@@ -5,14 +5,13 @@ from __future__ import annotations
 import json
 import math
 import re
-import sys
+from functools import partial
 from itertools import pairwise
 
 import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.display.statistics import bins, statistics_lines
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.display.test_display import Page, recording
@@ -237,14 +236,8 @@ def test_classes_of_strangers_are_text_and_many_of_them_are_summed_up(tmp_path):
     assert max(map(len, stats.classes)) <= 80
 
 
-def test_the_command_prints_a_table_a_page_or_json(dataset, monkeypatch, capsys, tmp_path):
-    def run(*words):
-        command = ["mmstream", "info", dataset.store.url, *map(str, words)]
-        monkeypatch.setattr(sys, "argv", command)
-        with pytest.raises(SystemExit) as exit:
-            main()
-        return exit.value.code, *capsys.readouterr()
-
+def test_the_command_prints_a_table_a_page_or_json(dataset, mmstream, tmp_path):
+    run = partial(mmstream, "info", dataset.store.url)
     page = tmp_path / "stats.html"
     code, out, _ = run("--stats", "--samples", 20, "--tokenizer", "bytes", "--html", page)
     assert code == 0

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.dataset.bad_list import write_bad
 from mmstream.packing.measure_file import Measure, measure_folder, write_measure
 from mmstream.packing.plan_file import open_plan
@@ -35,18 +33,6 @@ def measure(folder: Path, num_shards: int | None = None, name: str = "default") 
         "num_images": np.ones(num_samples, dtype=np.int64),
     }
     write_measure(Measure(shards, columns), measure_folder(str(folder), name))
-
-
-@pytest.fixture
-def mmstream(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):  # type: ignore[no-untyped-def]
-    def run(*words: object) -> tuple[object, str, str]:
-        monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as exit_info:
-            main()
-        out, err = capsys.readouterr()
-        return exit_info.value.code, out, err
-
-    return run
 
 
 def test_a_plan_lies_beside_the_index(corpus: Path) -> None:

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
 
 import mmstream as mm
-from mmstream.cli import main
 from mmstream.converting.media import retries
 from tests.helpers.media_server import MediaServer
 from tools.prove import downloads as proof
@@ -108,7 +106,7 @@ def test_a_conversion_whose_server_dies_stops_and_goes_on_later(tmp_path: Path) 
 
 
 def test_the_command_line_has_every_option_of_downloads(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, mmstream: Callable[..., tuple[int, str, str]]
 ) -> None:
     with MediaServer(MEDIA, {"X-Robots-Tag": "noai"}) as server:
         options = downloads(
@@ -122,11 +120,9 @@ def test_the_command_line_has_every_option_of_downloads(
             honor_robots=False,
         )
         rows = write_rows(tmp_path, [server.url(name) for name in NAMES])
-        words = ["convert", str(rows), str(tmp_path / "shards"), *options.words()]
-        monkeypatch.setattr(sys, "argv", ["mmstream", *words, "--num-workers", "1"])
-        with pytest.raises(SystemExit) as ended:
-            main()
-        assert ended.value.code == 0
+        words = *options.words(), "--num-workers", 1
+        code, out, _ = mmstream("convert", rows, tmp_path / "shards", *words)
+        assert code == 0
         assert server.max_open <= 2
-    assert "8 rows -> 8 samples" in capsys.readouterr().out
+    assert "8 rows -> 8 samples" in out
     assert list(mm.DownloadOptions().words()) == []
