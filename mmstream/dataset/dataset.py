@@ -52,6 +52,8 @@ logger = logging.getLogger(__name__)
 MAX_SAMPLE_READS = 8
 """Reads of a sample whose bytes differ each time, or that comes as no sample each time."""
 
+_FETCH_AGAIN = "fetch it again; new runs leave it out after mmstream verify --write-bad"
+
 
 class Dataset(Sequence[Sample]):
     """The samples of a dataset, in the order of its shards. `open_dataset` makes it.
@@ -519,13 +521,15 @@ class Dataset(Sequence[Sample]):
         if isinstance(error, NotAFileError):
             return ShardError(str(error))
         if isinstance(error, FileNotFoundError):
-            return ShardError(f"{name}: no such shard in {self.store.url}")
+            return ShardError(f"{name}: no such shard in {self.store.url}; {_FETCH_AGAIN}")
         try:
             size = self.store.size(name)
         except OSError:
             return error
         if size < stop:
-            return ShardError(f"{name}: truncated: {size} bytes, its index needs {stop} or more")
+            return ShardError(
+                f"{name}: truncated: {size} bytes, its index needs {stop} or more; {_FETCH_AGAIN}"
+            )
         return error
 
     def _read_bytes(self, shard: int, index: int) -> bytes:
