@@ -194,11 +194,19 @@ def _num_priming(stream: Any, packets: list[Any], frame: Any) -> int:
 
 
 def _stated_s(container: Any, stream: Any) -> float | None:
-    """Return how long the header says the audio is. None where it speaks of the video as well."""
+    """Return how long the header says the audio is. None where it speaks of the video as well.
+
+    Of plain MP3 and AAC, FFmpeg takes all frames for as large as the first ones.
+    """
+    name = container.format.name.split(",")[0]
+    if name in ("mp3", "aac"):
+        return None
     if stream.duration:
         return float(stream.duration * stream.time_base)
     if container.duration and len(container.streams) == 1:
-        return float(container.duration / 1_000_000)
+        # Matroska states the end. Its first sample may come late.
+        start = container.start_time or 0 if name == "matroska" else 0
+        return float((container.duration - max(0, start)) / 1_000_000)
     return None
 
 
@@ -221,6 +229,8 @@ def _stated_samples(
         if abs(num_samples / rate - seconds) < _NEAR_S:  # else the packets are in fragments
             return int(num_samples)
     if name == "ogg" and stream.codec_context.name in ("opus", "libopus") and seconds:
+        if stream.start_time:
+            return None  # cut from another file, with more samples than its last page says
         num_opus = num_opus_samples(data)
         if num_opus is not None and abs(num_opus / rate - seconds) < _NEAR_S:
             return num_opus
@@ -235,7 +245,8 @@ def _write_floats(frame: Any, span: slice, out: NDArray[np.float32]) -> None:
     dtype, offset, scale = _TYPES[name]
     num_channels, planes = len(out), frame.planes
     if frame.format.is_planar:
-        for channel, plane in zip(out, planes, strict=True):
+        # PyAV 18 lists a ninth plane of eight channels, which is no memory of the frame.
+        for channel, plane in zip(out, planes[:num_channels], strict=True):
             channel[:] = np.frombuffer(plane, dtype, frame.samples)[span]
     else:
         values = np.frombuffer(planes[0], dtype, frame.samples * num_channels)

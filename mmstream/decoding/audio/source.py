@@ -17,7 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.audio.container import open_container
-from mmstream.decoding.audio.headers import check_last_page, flac_tells_length
+from mmstream.decoding.audio.headers import (
+    check_last_page,
+    flac_tells_length,
+    is_single_stream,
+    mp3_tells_length,
+)
 from mmstream.decoding.audio.libsndfile import open_sound_file
 from mmstream.decoding.audio.wav import open_wav
 from mmstream.decoding.ffmpeg.deadline import Deadline
@@ -112,7 +117,21 @@ def _opened(
 
 def _is_for_libsndfile(data: EncodedMedia, name: str) -> bool:
     if name == "ogg":
-        return _VORBIS in read_range(data, 0, _HEAD_BYTES)
+        return _is_plain_vorbis(data)
     if name == "flac":
         return flac_tells_length(data)
-    return name in ("wav", "mp3", "aiff")
+    if name == "mp3":
+        return mp3_tells_length(data)
+    return name in ("wav", "aiff")
+
+
+def _is_plain_vorbis(data: EncodedMedia) -> bool:
+    """Tell whether libsndfile gives all samples of an Ogg, in the order of channels of a WAV.
+
+    It knows the first of several streams only, and leaves the channels in the order of Vorbis. The
+    number of channels stands behind the name and a version of 4 bytes.
+    """
+    head = read_range(data, 0, _HEAD_BYTES)
+    start = head.find(_VORBIS)
+    num_channels = head[start + len(_VORBIS) + 4 :][:1]
+    return start >= 0 and num_channels in (b"\1", b"\2") and is_single_stream(data)

@@ -115,8 +115,8 @@ def _wav(data: bytes) -> Facts:
 
 def _flac(data: bytes) -> Facts:
     """Read the first block of a FLAC, which describes its samples (RFC 9639, section 8.2)."""
-    if len(data) < 42 or data[4] & 0x7F != 0:
-        return {}
+    if len(data) < 42 or not data.startswith(b"fLaC") or data[4] & 0x7F != 0:
+        return {}  # a tag may come first
     bits = int.from_bytes(data[18:26], "big")
     sample_rate, num_channels, num_samples = bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1
     if not (sample_rate and num_samples):
@@ -153,11 +153,15 @@ def _facts(container: InputContainer, kind: MediaKind, data: bytes) -> Facts:
 
 
 def _sound_facts(container: InputContainer) -> Facts:
-    """Return what is known of the first track with sound."""
-    for stream in container.streams.audio:
-        context = stream.codec_context
-        if context is not None and context.sample_rate > 0 and context.channels > 0:
-            return {"sample_rate": context.sample_rate, "num_channels": context.channels}
+    """Return what is known of the track with sound that is decoded."""
+    from mmstream.decoding.ffmpeg.open import media_stream
+
+    try:
+        context = media_stream(container, "audio").codec_context
+    except DecodeError:
+        return {}
+    if context.sample_rate > 0 and context.channels > 0:
+        return {"sample_rate": context.sample_rate, "num_channels": context.channels}
     return {}
 
 
