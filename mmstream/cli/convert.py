@@ -93,8 +93,8 @@ GROUPS = {
 @click.option(
     "--rows-as",
     metavar="KIND",
-    help="What ROWS lie in: jsonl, json, csv, tsv, coco, parquet, arrow, tars or media.  "
-    "[default: their content says it]",
+    help="What ROWS lie in: jsonl, json, csv, tsv, lines, coco, parquet, arrow, tars, media or "
+    "transcripts.  [default: their content says it]",
 )
 @click.option(
     "--media-root",

@@ -621,7 +621,8 @@ def test_rejects_are_grouped_by_reason_and_a_large_part_of_them_is_a_data_proble
         f"all rejected rows are in {tmp_path}/out/rejects.jsonl. "
         "The reasons, with one example each:",
         "  3 rows: row 8: no known format has the keys column0; name the columns with --map, "
-        "such as --map text=KEY, or the format with --format",
+        "such as --map text=KEY, or the format with --format, or make known rows of them with a "
+        "function of yours, --format module:function",
         "  2 rows: row 6: images/0.jpg: no such file",
     ]
     assert err.endswith("5 of 10 rows were rejected, and --max-rejects 1% allows fewer\n")

@@ -342,6 +342,10 @@ def turn(content, role="user"):
         ({"a": 1, "b": 2}, "no known format has the keys a, b"),
         ({"text": ""}, "text is empty"),
         ({"text": 5}, "text: expected a string, found a number"),
+        (
+            {"image": "a.jpg", "sentences": ["the cat", "a cat"]},
+            "if sentences is the text, say --map text=sentences",
+        ),
         ({"image": "a.jpg", "alt": "cat"}, "if alt is the text, say --map text=alt"),
         ({"image": "a.jpg", "words": "a cat"}, "if words is the text, .*else --format labels"),
         (

@@ -49,6 +49,56 @@ def values_of(*names):
                 {"video": "v1.mp4", "video_id": "v1"},
             ],
         ),
+        # http://youcook2.eecs.umich.edu and http://activity-net.org
+        (
+            {
+                "version": "1",
+                "taxonomy": [{"nodeName": "x"}],
+                "database": {
+                    "v0": {
+                        "video_url": "https://www.youtube.com/watch?v=v0",
+                        "annotations": [{"segment": [1, 2], "sentence": "x"}],
+                    },
+                    "v1": {"annotations": [{"segment": [1, 2], "label": "y"}]},
+                },
+            },
+            [
+                {
+                    "video_id": "v0",
+                    "id": "v0",
+                    "url": "https://www.youtube.com/watch?v=v0",
+                    "annotations": [{"segment": [1, 2], "sentence": "x"}],
+                },
+                {
+                    "video_id": "v1",
+                    "id": "v1",
+                    "annotations": [{"segment": [1, 2], "label": "y"}],
+                },
+            ],
+        ),
+        # https://www.cs.rice.edu/~vo9/sbucaptions
+        (
+            {"image_urls": ["https://h/1.jpg", "https://h/2.jpg"], "captions": ["x", "y"]},
+            [
+                {"image_urls": "https://h/1.jpg", "captions": "x"},
+                {"image_urls": "https://h/2.jpg", "captions": "y"},
+            ],
+        ),
+        # what `DataFrame.to_json` writes
+        (
+            {"image": {"0": "a.jpg", "7": "b.jpg"}, "text": {"0": "x", "7": None}},
+            [{"image": "a.jpg", "text": "x"}, {"image": "b.jpg", "text": None}],
+        ),
+        # one document, and no columns
+        (
+            {"images": ["a.jpg", None], "texts": [None, "x"]},
+            [{"images": ["a.jpg", None], "texts": [None, "x"]}],
+        ),
+        ({"images": ["a.jpg"], "captions": ["x"]}, [{"images": ["a.jpg"], "captions": ["x"]}]),
+        (
+            {"image": ["a.jpg", "b.jpg"], "captions": ["x", "y", "z"]},
+            [{"image": ["a.jpg", "b.jpg"], "captions": ["x", "y", "z"]}],
+        ),
         ({"data": [{"image": "a.jpg", "text": "x"}]}, [{"image": "a.jpg", "text": "x"}]),
         (
             {"a": {"file": "a.jpg", "words": "x"}, "b": {"file": "b.jpg", "words": "y"}},
@@ -165,3 +215,29 @@ def test_a_row_of_python_with_half_a_character_is_a_reject(tmp_path):
     assert isinstance(first, RowError)
     assert "no Unicode: surrogates not allowed" in str(first)
     assert second == {"text": "x"}
+
+
+def test_columns_are_said_in_the_log(tmp_path, caplog):
+    (tmp_path / "rows.json").write_text('{"image": ["a.jpg", "b.jpg"], "text": ["x", "y"]}')
+    assert [row for _, row in values_of(tmp_path / "rows.json")] == [
+        {"image": "a.jpg", "text": "x"},
+        {"image": "b.jpg", "text": "y"},
+    ]
+    assert "is read as columns: 2 rows of image, text" in caplog.text
+
+
+def test_segments_of_a_database_are_spans_of_its_video(tmp_path):
+    row = {"annotations": [{"segment": [41, 54.5], "id": 0, "sentence": "cut it"}], "duration": 60}
+    (tmp_path / "rows.json").write_text(json.dumps({"database": {"v0": row}}))
+    [(_, row)] = values_of(tmp_path / "rows.json")
+    draft = draft_of(row)
+    assert [ref.path for ref in draft.media] == ["v0.mp4"]
+    expected = [{"start_s": 41.0, "end_s": 54.5, "text": "cut it", "id": 0}]
+    assert draft.content["segments"] == expected
+
+
+@pytest.mark.parametrize("indent", [None, 1])
+def test_a_byte_order_mark_before_an_object_of_rows_is_no_part_of_it(tmp_path, indent):
+    value = {"data": [{"image": "a.jpg", "text": "x"}, {"image": "b.jpg", "text": "y"}]}
+    (tmp_path / "rows.json").write_text(json.dumps(value, indent=indent), encoding="utf-8-sig")
+    assert [row for _, row in values_of(tmp_path / "rows.json")] == value["data"]

@@ -278,6 +278,7 @@ VQA = {"image": "a.jpg", "question": "What?"}
         ({"choices": ["2", "3"], "correct_choice_idx": "1"}, "What?\nA. 2\nB. 3", "B"),
         ({"a0": "1", "a1": "3", "answer": "1"}, "What?\nA. 1\nB. 3", "B"),
         ({"a0": "1", "a1": "3", "answer": "3"}, "What?\nA. 1\nB. 3", "B"),
+        ({"options": "['cat', 'a \"dog\"']", "answer": "B"}, 'What?\nA. cat\nB. a "dog"', "B"),
         ({"options": {"1": "cat", "2": "dog"}, "answer": "1"}, "What?\n1. cat\n2. dog", "1"),
     ],
 )

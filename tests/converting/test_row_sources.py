@@ -558,3 +558,56 @@ def test_an_array_of_one_line_takes_the_memory_of_a_block_however_long_it_is(tmp
 def test_lists_of_one_line_are_rows_only_where_others_follow(tmp_path, text, kind):
     (tmp_path / "rows").write_text(text, encoding="utf-8")
     assert detect.text_kind(tmp_path / "rows", "rows") == (kind, "")
+
+
+@pytest.mark.parametrize("form", ["jsonl", "json", "object", "python"])
+def test_nan_and_infinity_are_null_as_in_rows_from_python(tmp_path, form):
+    rows = [
+        {"id": "1", "text": 'NaN "\\ Infinity', "scores": [float("nan"), 1, -float("inf")]},
+        {"id": "2", "text": "y", "scores": [float("inf"), 2, 3]},
+    ]
+    written = {
+        "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
+        "json": json.dumps(rows),
+        "object": json.dumps({"data": rows}, indent=1),
+    }
+    source = rows
+    if form != "python":
+        source = tmp_path / "rows"
+        source.write_text(written[form])
+    assert values(source) == [
+        {"id": "1", "text": 'NaN "\\ Infinity', "scores": [None, 1, None]},
+        {"id": "2", "text": "y", "scores": [None, 2, 3]},
+    ]
+
+
+@pytest.mark.parametrize("line", [b'{"a": NaNa}', b'{"a": NaN', b'{"a": nan}', b'{"a": "NaN}'])
+def test_what_is_no_json_without_nan_stays_a_reject(line):
+    assert "not JSON" in str(records.parse_row(line))
+
+
+def test_a_split_by_id_is_the_same_for_rows_with_nan(tmp_path):
+    (tmp_path / "a").write_text('{"id": 5, "score": NaN}\n')
+    (tmp_path / "b").write_text('{"id": 5, "score": 1}\n')
+    hashes = []
+    for name in "ab":
+        with open_rows(tmp_path / name) as source:
+            hashes.append(source.id_hashes().tolist())
+    assert hashes[0] == hashes[1]
+
+
+def test_lines_of_plain_text_are_rows_where_the_caller_says_so(tmp_path):
+    path = tmp_path / "corpus.txt"
+    path.write_bytes(b"\xef\xbb\xbfBAC01 one two\r\n\n{not json}, a\nna\xefve\nlast \xc3\xa9")
+    rows = values(path, rows_as="lines")
+    assert [str(row) if isinstance(row, RowError) else row for row in rows] == [
+        {"text": "BAC01 one two"},
+        {"text": "{not json}, a"},
+        "not UTF-8: invalid continuation byte (byte 2)",
+        {"text": "last \u00e9"},
+    ]
+    with pytest.raises(ConfigError, match="for a row of each line, as its text, rows_as='lines'"):
+        values(path)
+    (tmp_path / "binary").write_bytes(b"\x80\x05 a pickle")
+    with pytest.raises(ConfigError, match="this is a pickle"):
+        values(tmp_path / "binary", rows_as="lines")

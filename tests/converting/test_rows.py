@@ -48,7 +48,7 @@ def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path
         b'"words"': "row: expected an object, found a string",
         b"[" * 4000: "not JSON: nested too deeply",
         b'{"text": "' + b"x" * 6000 + b'"}': "a line of more than 5000 bytes",
-        b'{"text": NaN}': "not JSON: JSON is malformed: invalid character (byte 9)",
+        b'{"text": NaN}': "text: expected a string, found null",
         b'{"image": "none.jpg", "text": "t"}': "none.jpg: no such file",
         b'{"image": "page.jpg", "text": "t"}': (
             "page.jpg: not an image (starts with b'<html>404</h')"

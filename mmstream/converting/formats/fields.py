@@ -6,10 +6,13 @@ key.
 
 from __future__ import annotations
 
+import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
+
+import msgspec
 
 from mmstream.converting.draft import Kind, RowError
 from mmstream.errors import escaped
@@ -26,6 +29,7 @@ __all__ = [
     "seconds_of",
     "text_of",
     "texts_of",
+    "value_of_text",
 ]
 
 T = TypeVar("T")
@@ -42,6 +46,8 @@ MEDIA_KEYS: dict[Kind, tuple[str, ...]] = {
 """The keys of a row that name its media files. The first one that is set counts."""
 
 MAX_NUMBER_CHARACTERS = 40
+MAX_PARSED_CHARACTERS = 1 << 20
+"""A longer text stays one, whatever it begins with."""
 
 _JSON_NAMES = {
     type(None): "null",
@@ -106,6 +112,22 @@ def texts_of(value: Any, name: str) -> tuple[str, ...]:
     if not value:
         raise RowError(f"{name} is empty")
     return tuple(text_of(text, f"{name}[{i}]") for i, text in enumerate(value))
+
+
+def value_of_text(text: str) -> Any:
+    """Return the list or object that a text is, as JSON or as Python writes it. Else the text."""
+    if text[:1] not in ("[", "{") or len(text) > MAX_PARSED_CHARACTERS:
+        return text
+    try:
+        return msgspec.json.decode(text)
+    except (msgspec.DecodeError, RecursionError):
+        pass
+    try:
+        value = ast.literal_eval(text)
+        msgspec.json.encode(value)  # a set or bytes is no JSON
+    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
+        return text
+    return value if isinstance(value, list | dict) else text
 
 
 def number_of(value: Any, name: str) -> float:

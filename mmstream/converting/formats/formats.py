@@ -61,7 +61,10 @@ MAX_NAMED_KEYS = 8
 TEXT_ROW_KEYS = frozenset(("text", "id", "timestamp", "meta", "metadata"))
 """Keys of rows of plain text. No other format is recognised by one of them alone."""
 
-OPTIONS = "name the columns with --map, such as --map text=KEY, or the format with --format"
+OPTIONS = (
+    "name the columns with --map, such as --map text=KEY, or the format with --format, or make "
+    "known rows of them with a function of yours, --format module:function"
+)
 
 
 def _llava(row: dict[str, Any]) -> Draft:
@@ -290,7 +293,7 @@ def _labels_or_refuse(row: dict[str, Any]) -> str:
             "answer=KEY, if it is a caption --map text=KEY, else --format labels"
         )
     for key in labels(row).unread:
-        value = row[key]
+        value = row[key][0] if _are_texts(row[key]) else row[key]
         is_text = isinstance(value, str) and (" " in value.strip() or key in ALT_KEYS)
         if key not in known and is_text and "://" not in value:
             raise RowError(
@@ -298,6 +301,10 @@ def _labels_or_refuse(row: dict[str, Any]) -> str:
                 f"say --map text={escaped(key, 40)}, else --format labels"
             )
     return "labels"
+
+
+def _are_texts(value: Any) -> bool:
+    return isinstance(value, list) and value != [] and all(isinstance(v, str) for v in value)
 
 
 def _keys(row: dict[str, Any]) -> str:

@@ -7,6 +7,7 @@
     {"videoID": "x1", "timestamp": [["0:00:11.3", "0:00:16.8"]], "caption": ["..."]}   Panda-70M
     {"audio_filepath": "a.wav", "offset": 12.5, "duration": 3, "text": "..."}          NeMo
     {"path": "a.opus", "segments": [{"begin_time": 0, "end_time": 2, "text_tn": "..."}]}  GigaSpeech
+    {"video_id": "x1", "annotations": [{"segment": [41, 54], "sentence": "..."}]}         YouCook2
 
 The medium is stored once, whole. The spans are ``segments`` in the ``json``:
 
@@ -55,7 +56,7 @@ FACTS = (
 
 def has_spans(row: dict[str, Any]) -> bool:
     """Tell whether a row has texts about spans of one medium."""
-    if isinstance(row.get("segments"), list) or _list_keys(row) is not None:
+    if _segments_key(row) is not None or _list_keys(row) is not None:
         return True
     has_times = first_key(row, START_KEYS) is not None
     return has_times and (first_key(row, END_KEYS) is not None or is_set(row.get("duration")))
@@ -66,11 +67,12 @@ def spans(row: dict[str, Any]) -> Draft:
     ref, used = _medium(row)
     keys = _list_keys(row)
     kept = FACTS
-    if isinstance(row.get("segments"), list):
-        used.add("segments")
+    segments_key = _segments_key(row)
+    if segments_key is not None:
+        used.add(segments_key)
         segments = [
-            _segment(expect(item, dict, f"segments[{i}]"), f"segments[{i}]: ")
-            for i, item in enumerate(row["segments"])
+            _segment(expect(item, dict, f"{segments_key}[{i}]"), f"{segments_key}[{i}]: ")
+            for i, item in enumerate(row[segments_key])
         ]
     elif keys is not None:
         used |= set(keys)
@@ -125,6 +127,15 @@ def _medium(row: dict[str, Any]) -> tuple[MediaRef, set[str]]:
     return by_id[0], {by_id[1]}
 
 
+def _segments_key(row: dict[str, Any]) -> str | None:
+    """Return the key of a list of objects that are spans with their texts."""
+    if isinstance(row.get("segments"), list):
+        return "segments"
+    annotations = row.get("annotations")
+    first = annotations[0] if isinstance(annotations, list) and annotations else None
+    return "annotations" if isinstance(first, dict) and "segment" in first else None
+
+
 def _list_keys(row: dict[str, Any]) -> tuple[str, str] | None:
     """Return the keys of two parallel lists, of times and of texts."""
     for times, texts in LIST_KEYS:
@@ -157,6 +168,10 @@ def _taken(row: dict[str, Any]) -> set[str]:
 
 def _segment(item: dict[str, Any], name: str) -> dict[str, Any]:
     """Return one span with its text. Its other keys are kept."""
+    times = item.get("segment")
+    if isinstance(times, list) and len(times) == 2:
+        others = {key: value for key, value in item.items() if key != "segment"}
+        item = {"start": times[0], "end": times[1], **others}
     text_key, start_key = first_key(item, TEXT_KEYS), first_key(item, START_KEYS)
     if text_key is None or start_key is None:
         wanted = "text" if text_key is None else "start"

@@ -35,6 +35,7 @@ from mmstream.converting.formats.fields import (
     is_set,
     json_name,
     text_of,
+    value_of_text,
 )
 from mmstream.converting.formats.spans import medium_by_id
 from mmstream.errors import escaped
@@ -220,7 +221,8 @@ def _choices_of(row: dict[str, Any], name: str) -> tuple[dict[str, str], set[str
 
 
 def _choices(value: Any, name: str) -> dict[str, str]:
-    """Return {letter: text} of a question's choices."""
+    """Return {letter: text} of a question's choices. MMMU has the list as a text."""
+    value = value_of_text(value) if isinstance(value, str) else value
     if isinstance(value, dict):
         texts = {letter: text for letter, text in value.items() if text is not None}
     else:

@@ -8,6 +8,7 @@ source.py       what every source gives: `RowSource`, `RowRange`, `Row`
 fetch.py        patterns, URLs, standard input -> files
 detect.py       what a file is, by its content
 compressed.py   gzip, zstd, bzip2, xz
+json_text.py    JSON as Python writes it, with NaN
 json_values.py  a JSON array, or a stream of objects -> lines
 tables.py       csv and tsv
 coco.py         COCO's annotation files

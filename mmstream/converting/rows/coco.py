@@ -16,6 +16,7 @@ from typing import Any
 import msgspec
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.rows.json_text import decode_json
 from mmstream.converting.rows.records import BOM
 from mmstream.converting.rows.spool import NumberedRow
 from mmstream.errors import ConfigError
@@ -39,7 +40,7 @@ def parse_coco(path: Path) -> Coco | None:
     if path.stat().st_size > MAX_COCO_BYTES:
         return None
     try:
-        coco = msgspec.json.decode(path.read_bytes().removeprefix(BOM), type=Coco)
+        coco = decode_json(path.read_bytes().removeprefix(BOM), Coco)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
         return None
     is_joined = all("image_id" in annotation for annotation in coco.annotations[:1])

@@ -11,9 +11,8 @@ import re
 from pathlib import Path
 from typing import Literal, TypeAlias, get_args
 
-import msgspec
-
 from mmstream.converting.media.types import sniff
+from mmstream.converting.rows.json_text import is_json
 from mmstream.converting.rows.json_values import NotJSONError, iter_values
 from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES
 from mmstream.converting.rows.tables import DELIMITERS, delimiters_of
@@ -34,7 +33,17 @@ __all__ = [
 ]
 
 RowKind: TypeAlias = Literal[
-    "jsonl", "json", "csv", "tsv", "coco", "parquet", "arrow", "tars", "media", "transcripts"
+    "jsonl",
+    "json",
+    "csv",
+    "tsv",
+    "lines",
+    "coco",
+    "parquet",
+    "arrow",
+    "tars",
+    "media",
+    "transcripts",
 ]
 """What rows may lie in; the values of ``rows_as``."""
 
@@ -45,6 +54,7 @@ NAMES_OF_KINDS: dict[RowKind, str] = {
     "json": "JSON",
     "csv": "csv",
     "tsv": "tsv",
+    "lines": "lines of text",
     "coco": "COCO's annotations",
     "parquet": "Parquet",
     "arrow": "Arrow",
@@ -163,19 +173,20 @@ def require_text_kind(rows_as: RowKind, path: Path, rows: str) -> None:
     text = head.removeprefix(BOM).lstrip()
     if not text:
         return
-    is_json = text.startswith((b"{", b"[")) or _has_json_line(text)
+    has_json = text.startswith((b"{", b"[")) or _has_json_line(text)
     fits = {
-        "jsonl": is_json,
-        "json": is_json,
-        "coco": is_json,
+        "jsonl": has_json,
+        "json": has_json,
+        "coco": has_json,
+        "lines": True,
         "csv": not text.startswith(b"{"),
         "tsv": not text.startswith(b"{"),
         "transcripts": is_transcripts(head),
     }
     if not fits.get(rows_as, False):
         raise ConfigError(
-            f"{rows}: is {'JSON' if is_json else 'text'}, not {NAMES_OF_KINDS[rows_as]}; leave out "
-            f"rows_as={rows_as!r}, and the content says what it is"
+            f"{rows}: is {'JSON' if has_json else 'text'}, not {NAMES_OF_KINDS[rows_as]}; leave "
+            f"out rows_as={rows_as!r}, and the content says what it is"
         )
 
 
@@ -199,26 +210,16 @@ def _first_line(path: Path) -> bytes | None:
         return file.read(min(stop - start, MAX_ROW_BYTES)).strip()
 
 
-def _parses(text: bytes) -> bool:
-    try:
-        msgspec.json.decode(text, type=msgspec.Raw)
-    except msgspec.DecodeError:
-        return False
-    except RecursionError:
-        pass
-    return True
-
-
 def _is_jsonl_of_lists(path: Path) -> bool:
     """Tell whether each line is a list of its own. A dense array has one line."""
     line = _first_line(path)
-    return line is not None and _parses(line)
+    return line is not None and is_json(line)
 
 
 def _object_kind(path: Path, head: bytes) -> RowKind:
     """Return the kind of a file that begins with an object."""
     line = _first_line(path)
-    is_jsonl = line is not None and _parses(line)
+    is_jsonl = line is not None and is_json(line)
     if _COCO.match(head.removeprefix(BOM)) and not is_jsonl:
         from mmstream.converting.rows.coco import parse_coco
 
@@ -236,7 +237,7 @@ def _object_kind(path: Path, head: bytes) -> RowKind:
 def _has_json_line(text: bytes) -> bool:
     """Tell whether one of the first lines is an object, a list or a text of JSON."""
     lines = [line.strip() for line in text.splitlines()[:100]]
-    return any(line[:1] in (b"{", b"[", b'"') and _parses(line) for line in lines if line)
+    return any(line[:1] in (b"{", b"[", b'"') and is_json(line) for line in lines if line)
 
 
 def _table_kind(head: bytes, rows: str) -> tuple[RowKind, str]:
@@ -249,8 +250,8 @@ def _table_kind(head: bytes, rows: str) -> tuple[RowKind, str]:
     if not delimiters:
         raise ConfigError(
             f"{rows}: plain text, not JSON, and no table. Rows are JSON objects, one per line, or "
-            "a table whose first line names its columns. For a table of one column, "
-            "say rows_as='csv'"
+            "a table whose first line names its columns. For a table of one column, say "
+            "rows_as='csv'; for a row of each line, as its text, rows_as='lines'"
         )
     names = " and ".join(DELIMITERS[delimiter] for delimiter in delimiters)
     raise ConfigError(f"{rows}: may be {names}; choose one with rows_as='csv' or rows_as='tsv'")

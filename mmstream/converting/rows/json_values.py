@@ -21,6 +21,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.converting.rows.json_text import decode_json
 from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES
 from mmstream.types import IntArray
 
@@ -66,7 +67,7 @@ def iter_values(path: Path) -> Iterator[bytes]:
             file.seek(0)
         for line, value in _Splitter(file).values():
             try:
-                msgspec.json.decode(value, type=msgspec.Raw)
+                decode_json(value, msgspec.Raw)
             except msgspec.DecodeError as error:
                 raise NotJSONError(f"{error}, line {line + _line_in(error, value)}") from None
             except RecursionError:

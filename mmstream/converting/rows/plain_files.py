@@ -16,6 +16,7 @@ from typing import Any, BinaryIO
 
 import numpy as np
 
+from mmstream.converting.draft import LeftOutError
 from mmstream.converting.rows.arrow import is_arrow, iter_arrow
 from mmstream.converting.rows.coco import iter_coco, parse_coco
 from mmstream.converting.rows.compressed import plain_file
@@ -62,6 +63,7 @@ from mmstream.converting.rows.records import (
     ranges_of_splits,
     scan_lines,
     stamp_of,
+    text_row,
 )
 from mmstream.converting.rows.source import RowSource
 from mmstream.converting.rows.spool import NumberedRow, write_spool
@@ -289,4 +291,7 @@ class PlainFiles:
                     "with an id, and annotations, each with an image_id"
                 )
             return iter_coco(coco, file.url)
+        if kind == "lines":
+            lines = iter_lines(path, text_row)
+            return ((i, row) for i, row in lines if not isinstance(row, LeftOutError))
         return iter_lines(path)

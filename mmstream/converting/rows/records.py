@@ -18,7 +18,7 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -30,6 +30,7 @@ import numpy.typing as npt
 
 from mmstream.converting.draft import LeftOutError, RowError
 from mmstream.converting.rows.identity import ID_KEYS, hash_ids, identity_of
+from mmstream.converting.rows.json_text import decode_json
 from mmstream.converting.rows.source import Row
 from mmstream.converting.rows.spool import read_spooled
 from mmstream.decoding.fields import is_too_deep
@@ -51,6 +52,7 @@ __all__ = [
     "require_rows",
     "scan_lines",
     "stamp_of",
+    "text_row",
 ]
 
 MAX_ROW_BYTES = 64 << 20
@@ -250,7 +252,7 @@ def _identity(
             return record or b"", False
     line = (record or b"").strip()
     try:
-        ids = msgspec.json.decode(line, type=_Ids)
+        ids = decode_json(line, _Ids)
         row_id = ids.id if ids.id is not None else ids.image_id
         if row_id is None:
             return msgspec.json.format(line, indent=-1), False  # without white space
@@ -271,7 +273,7 @@ def parse_row(line: bytes | None) -> Any:
     if not line:
         return LeftOutError("empty row")
     try:
-        value = msgspec.json.decode(line)
+        value = decode_json(line)
     except UnicodeDecodeError as error:
         position = max(0, line.find(error.object)) + error.start
         return RowError(f"not UTF-8: {error.reason} (byte {position})")
@@ -370,20 +372,39 @@ def ranges_of_splits(splits: Sequence[tuple[str | None, int]]) -> dict[str, rang
     return ranges
 
 
-def iter_lines(path: Path) -> Iterator[tuple[int, Any]]:
-    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file of JSON."""
+def text_row(line: bytes | None) -> Any:
+    """Return the row of a line of plain text: ``{"text": LINE}``. Otherwise as `parse_row`."""
+    if not line:
+        return parse_row(line)
+    try:
+        return {"text": line.decode()}
+    except UnicodeDecodeError as error:
+        return RowError(f"not UTF-8: {error.reason} (byte {error.start})")
+
+
+def iter_lines(
+    path: Path, parse: Callable[[bytes | None], Any] = parse_row
+) -> Iterator[tuple[int, Any]]:
+    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file."""
     with path.open("rb") as file:
-        yield from lines_of(file)
+        yield from lines_of(file, parse)
 
 
-def lines_of(file: BinaryIO) -> Iterator[tuple[int, Any]]:
-    """Yield (number from 1, parsed row or `RowError`) of each line of an open file of JSON."""
+def lines_of(
+    file: BinaryIO, parse: Callable[[bytes | None], Any] = parse_row
+) -> Iterator[tuple[int, Any]]:
+    """Yield (number from 1, parsed row or `RowError`) of each line of an open file.
+
+    Args:
+        file: At its beginning.
+        parse: What a line is. It gets None for one that is too long.
+    """
     if file.read(len(BOM)) != BOM:
         file.seek(0)
     number = 0
     while line := file.readline(MAX_ROW_BYTES + 1):
         number += 1
         is_long = len(line) > MAX_ROW_BYTES
-        yield number, parse_row(None if is_long else line.strip())
+        yield number, parse(None if is_long else line.strip())
         while is_long and not line.endswith(b"\n") and line:
             line = file.readline(MAX_ROW_BYTES)

@@ -12,7 +12,6 @@ and a URL (CC3M, CC12M), and a picture with the number of its caption, ``a.jpg#0
 
 from __future__ import annotations
 
-import ast
 import csv
 import re
 from collections.abc import Iterator, Sequence
@@ -21,9 +20,8 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, TextIO
 
-import msgspec
-
 from mmstream.converting.draft import RowError
+from mmstream.converting.formats.fields import value_of_text
 from mmstream.converting.rows.records import MAX_ROW_BYTES
 from mmstream.converting.rows.spool import NumberedRow
 from mmstream.errors import ConfigError, escaped
@@ -31,9 +29,6 @@ from mmstream.errors import ConfigError, escaped
 __all__ = ["DELIMITERS", "delimiters_of", "iter_table"]
 
 DELIMITERS = {",": "csv", "\t": "tsv", ";": "csv with ;", "|": "csv with |"}
-
-MAX_PARSED_CHARACTERS = 1 << 20
-"""A longer cell stays text, whatever it begins with."""
 
 _HEAD_RECORDS = 20
 _URL = re.compile(r"https?://\S+", re.IGNORECASE)
@@ -188,25 +183,12 @@ def _row(record: list[str] | RowError, names: Sequence[str]) -> dict[str, Any] |
         return record
     if len(record) != len(names):
         return RowError(f"{len(record)} cells, but {len(names)} columns")
-    row = {name: _value(cell) for name, cell in zip(names, record, strict=True) if name and cell}
+    row = {
+        name: value_of_text(cell) for name, cell in zip(names, record, strict=True) if name and cell
+    }
     numbered = _NUMBERED_FILE.fullmatch(row["image"]) if _has_text(row, "image") else None
     return {**row, "image": numbered[1]} if numbered else row
 
 
 def _has_text(row: dict[str, Any], key: str) -> bool:
     return isinstance(row.get(key), str)
-
-
-def _value(cell: str) -> Any:
-    if cell[0] not in "[{" or len(cell) > MAX_PARSED_CHARACTERS:
-        return cell
-    try:
-        return msgspec.json.decode(cell)
-    except (msgspec.DecodeError, RecursionError):
-        pass
-    try:
-        value = ast.literal_eval(cell)
-        msgspec.json.encode(value)  # a set or bytes is no JSON
-    except (ValueError, SyntaxError, TypeError, MemoryError, RecursionError):
-        return cell
-    return value if isinstance(value, list | dict) else cell
