@@ -119,6 +119,7 @@ def video_file(
     b_frames: int = 0,
     open_gop: bool = False,
     rotation: int = 0,
+    is_flipped: bool = False,
     pixel_aspect: tuple[int, int] | None = None,
     audio_codec: str | None = None,
     moov_first: bool = False,
@@ -141,6 +142,7 @@ def video_file(
         b_frames: Frames between two others that are predicted from both (x264 and x265 only).
         open_gop: Frames before a key frame, in the order of display, may need the GOP before it.
         rotation: Degrees clockwise by which the frames are turned when shown (mp4 and mov only).
+        is_flipped: They are turned upside down before that, as in a mirror.
         pixel_aspect: Width and height of a pixel.
         audio_codec: Adds an audio track as long as the video.
         moov_first: The index of an mp4 comes first ("faststart").
@@ -177,7 +179,7 @@ def video_file(
             # The first packet of all decides by how much all times are shifted.
             out.mux(sorted(packets, key=_decoding_time_s))
         data = path.read_bytes()
-    return _rotated(data, rotation) if rotation else data
+    return _turned(data, rotation, is_flipped) if rotation or is_flipped else data
 
 
 def _add_video(
@@ -288,11 +290,12 @@ def _decoding_time_s(packet: av.Packet[Any]) -> Fraction:
     return packet.dts * packet.time_base
 
 
-def _rotated(data: bytes, rotation: int) -> bytes:
+def _turned(data: bytes, rotation: int, is_flipped: bool) -> bytes:
     """Return an mp4 whose first track is turned: its header holds a matrix in 16.16 fixed point."""
     changed = bytearray(data)
     matrix = data.index(b"tkhd") + 4 + 40
-    cosine, sine = {90: (0, 1), 180: (-1, 0), 270: (0, -1)}[rotation]
-    numbers = (value << 16 for value in (cosine, sine, 0, -sine, cosine, 0, 0, 0))
+    cosine, sine = {0: (1, 0), 90: (0, 1), 180: (-1, 0), 270: (0, -1)}[rotation]
+    down = -1 if is_flipped else 1
+    numbers = (value << 16 for value in (cosine, sine, 0, -sine * down, cosine * down, 0, 0, 0))
     struct.pack_into(">9i", changed, matrix, *numbers, 1 << 30)
     return bytes(changed)

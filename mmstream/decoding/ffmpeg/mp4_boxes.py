@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import struct
 from collections.abc import Iterator
 from typing import NamedTuple
 
+from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT, Turn, turn_of
 from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 
-__all__ = ["Box", "boxes", "mp4_rotation", "track_id", "track_rotation"]
+__all__ = ["Box", "boxes", "mp4_rotation", "track_id", "track_turn"]
 
 
 class Box(NamedTuple):
@@ -51,7 +51,7 @@ def mp4_rotation(data: EncodedMedia, number: int) -> int:
                 if header.name == b"tkhd":
                     content = read_range(data, header.start, min(header.stop, header.start + 64))
                     if track_id(content) == number:
-                        return track_rotation(content)
+                        return track_turn(content).rotation
     return 0
 
 
@@ -64,14 +64,10 @@ def track_id(header: bytes) -> int:
     return int.from_bytes(header[position : position + 4], "big")
 
 
-def track_rotation(header: bytes) -> int:
-    """Return the rotation of a track as `mp4_rotation` does, by its header.
+def track_turn(header: bytes) -> Turn:
+    """Return how the frames of a track are turned, by its header, which holds a matrix.
 
-    The header holds a matrix in 16.16 fixed point. Its first two numbers are the cosine and the
-    sine. A header that ends before them says 0.
+    A header that ends before it turns nothing.
     """
-    matrix = header[52 if header[:1] == b"\1" else 40 :][:8]
-    if len(matrix) < 8:
-        return 0
-    cosine, sine = struct.unpack(">ii", matrix)
-    return round(math.degrees(math.atan2(sine, cosine)) / 90) * 90 % 360
+    matrix = header[52 if header[:1] == b"\1" else 40 :][:20]
+    return turn_of(struct.unpack(">5i", matrix)) if len(matrix) == 20 else UPRIGHT

@@ -12,6 +12,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT, Turn, turn_of
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
 from mmstream.decoding.ffmpeg.sniff import container_format
 from mmstream.decoding.ffmpeg.source import EncodedMedia
@@ -47,8 +48,8 @@ class VideoFile(NamedTuple):
     """The times of all frames, and their packets."""
     stored: Shape
     """(height, width) of the frames as they are stored."""
-    rotation: int
-    """Degrees clockwise by which frames are turned to be shown: 0, 90, 180 or 270."""
+    turn: Turn
+    """How frames are turned to be shown."""
     fps: float
     """Frames per second, on average."""
     table: Mp4Table | None = None
@@ -59,7 +60,7 @@ class VideoFile(NamedTuple):
     @property
     def picture(self) -> Shape:
         """(height, width) of the frames as they are shown."""
-        return self.stored if self.rotation % 180 == 0 else self.stored[::-1]
+        return self.stored if self.turn.rotation % 180 == 0 else self.stored[::-1]
 
     @contextmanager
     def opened(
@@ -152,9 +153,11 @@ class VideoFile(NamedTuple):
         plane = frame.planes[0]
         lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
         pixels = lines[:height, : 3 * width].reshape(height, width, 3)
-        if not self.rotation:
+        if self.turn == UPRIGHT:
             return pixels
-        return np.ascontiguousarray(np.rot90(pixels, -self.rotation // 90))  # torch needs it
+        if self.turn.is_flipped:
+            pixels = pixels[::-1]
+        return np.ascontiguousarray(np.rot90(pixels, -self.turn.rotation // 90))  # torch needs it
 
 
 def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> VideoFile:
@@ -174,14 +177,14 @@ def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> 
         codec: str = stream.codec_context.name
         if table is not None:
             fps = _fps(stream, table.timeline)
-            return VideoFile(table.timeline, stored, table.rotation, fps, table, codec)
+            return VideoFile(table.timeline, stored, table.turn, fps, table, codec)
         discard_others(container, stream)
         packets = _Packets(container, stream)
         name = container.format.name
         has_pts, has_position = name != "avi", name == _SOUGHT_BY_POSITION
         timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts, has_position)
         fps = _fps(stream, timeline)
-        return VideoFile(timeline, stored, packets.rotation(), fps, None, codec)
+        return VideoFile(timeline, stored, packets.turn(), fps, None, codec)
 
 
 def discard_others(container: Any, stream: Any) -> None:
@@ -199,7 +202,7 @@ def _fps(stream: Any, timeline: Timeline) -> float:
 
 
 class _Packets:
-    """All packets of a stream. The first key frame tells the rotation, which no header does."""
+    """All packets of a stream. The first key frame tells the turn, which no header does."""
 
     def __init__(self, container: Any, stream: Any) -> None:
         self._container, self._stream = container, stream
@@ -211,8 +214,9 @@ class _Packets:
                 self._first = packet
             yield packet
 
-    def rotation(self) -> int:
-        """Return the rotation of the first key frame, in degrees clockwise."""
+    def turn(self) -> Turn:
+        """Return how the first key frame is turned to be shown."""
         context = self._stream.codec_context
         frames = [*context.decode(self._first), *context.decode(None)] if self._first else []
-        return -round(frames[0].rotation / 90) * 90 % 360 if frames else 0
+        matrix = frames[0].side_data.get("DISPLAYMATRIX") if frames else None
+        return UPRIGHT if matrix is None else turn_of(np.frombuffer(matrix, np.int32).tolist())

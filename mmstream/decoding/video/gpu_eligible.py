@@ -39,6 +39,8 @@ def refusal(file: VideoFile, packets: Sequence[int], view: View) -> str:
     timeline = file.timeline
     if file.codec not in _CODECS:
         return f"codec {file.codec}"
+    if file.turn.is_flipped:
+        return "frames that are mirrored"  # torchcodec turns them, and does not mirror them
     if timeline.is_counted:
         return "AVI with B-frames"
     parts = runs(timeline, sorted(set(packets)))

@@ -24,7 +24,8 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 
-from mmstream.decoding.ffmpeg.mp4_boxes import boxes, track_id, track_rotation
+from mmstream.decoding.ffmpeg.display_matrix import Turn
+from mmstream.decoding.ffmpeg.mp4_boxes import boxes, track_id, track_turn
 from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
 from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.decoding.video.timeline import Timeline, without_undecodable_start
@@ -59,8 +60,8 @@ class Mp4Table(NamedTuple):
     """Where each packet starts in the file."""
     sizes: IntArray
     """Bytes of each packet."""
-    rotation: int
-    """Degrees clockwise by which frames are turned to be shown: 0, 90, 180 or 270."""
+    turn: Turn
+    """How frames are turned to be shown."""
 
 
 class TablePackets:
@@ -190,8 +191,7 @@ def _track(content: bytes, movie_clock: int, file_size: int) -> tuple[int, Mp4Ta
     missing = int((offsets + sizes).max()) - file_size
     if missing > 0:
         raise DecodeError(f"truncated: {missing:,} bytes are missing at least")
-    rotation = track_rotation(header)
-    table = Mp4Table(without_undecodable_start(timeline), offsets, sizes, rotation)
+    table = Mp4Table(without_undecodable_start(timeline), offsets, sizes, track_turn(header))
     return track_id(header), table
 
 

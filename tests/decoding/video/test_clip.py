@@ -97,9 +97,10 @@ def test_a_random_crop_is_drawn_once() -> None:
     [
         ({"kind": "mkv", "codec": "mjpeg", "pixel_format": "yuvj420p"}, {}, "codec mjpeg"),
         ({"kind": "avi", "codec": "libx264", "b_frames": 2}, {}, "AVI with B-frames"),
+        ({"is_flipped": True}, {}, "frames that are mirrored"),
         ({"width": 528}, {"size": (48, 16)}, "more than 32 times smaller than its frames"),
     ],
-    ids=["codec", "avi", "small"],
+    ids=["codec", "avi", "mirrored", "small"],
 )
 def test_the_plan_says_why_the_cpu_decodes(
     file: dict[str, Any], settings: dict[str, Any], reason: str

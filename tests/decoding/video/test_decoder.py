@@ -172,13 +172,18 @@ def png(pixels: np.ndarray) -> bytes:
     return file.getvalue()
 
 
-@pytest.mark.parametrize("rotation", [90, 180, 270])
-def test_the_rotation_of_a_file_is_applied(rotation: int) -> None:
-    upright = mm.VideoDecoder()(video_file("mp4"))
-    data = video_file("mp4", rotation=rotation)
+@pytest.mark.parametrize("kind", ["mp4", "fragmented mp4"])
+@pytest.mark.parametrize("is_flipped", [False, True])
+@pytest.mark.parametrize("rotation", [0, 90, 180, 270])
+def test_frames_are_turned_and_mirrored_as_the_file_says(
+    rotation: int, is_flipped: bool, kind: str
+) -> None:
+    """FFmpeg's own tools show the same. One frame is decoded for fragments, to learn the turn."""
+    stored = mm.VideoDecoder()(video_file(kind))
+    data = video_file(kind, rotation=rotation, is_flipped=is_flipped)
     decoder = mm.VideoDecoder()
-    assert decoder.plan(data).shape.picture == ((48, 64) if rotation == 180 else (64, 48))
-    turned = np.rot90(upright, -rotation // 90, axes=(1, 2))
+    assert decoder.plan(data).shape.picture == ((48, 64) if rotation % 180 == 0 else (64, 48))
+    turned = np.rot90(stored[:, ::-1] if is_flipped else stored, -rotation // 90, axes=(1, 2))
     np.testing.assert_array_equal(decoder(data), turned)
 
 

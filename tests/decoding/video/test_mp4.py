@@ -10,6 +10,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
 from mmstream.decoding.video.file import discard_others
 from mmstream.decoding.video.frames import runs
@@ -157,7 +158,7 @@ def test_a_track_header_that_is_cut_states_no_rotation() -> None:
     struct.pack_into(">I", data, start, 40)
     struct.pack_into(">I4s", data, start + 40, size - 40, b"free")
     (table,) = mp4_tables(bytes(data)).values()
-    assert table.rotation == 0
+    assert table.turn == UPRIGHT
     assert len(mm.VideoDecoder()(bytes(data))) == 12
 
 
