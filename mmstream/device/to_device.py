@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
 
@@ -197,10 +197,10 @@ class DeviceLoader:
         with plain_tensors():
             mover = _Mover(self)
         try:
-            for result in _one_ahead(map(mover.start, batches)):
+            for result in _one_ahead(mover.moves(batches)):
                 host_batch, batch, copied = result()
                 if copied is not None:
-                    _hand_over(batch, copied, torch.cuda.current_stream(self.device))
+                    _hand_over(batch, copied, torch.cuda.current_stream(mover.device))
                 self.loader.mark_delivered(host_batch)
                 yield batch
         finally:
@@ -213,31 +213,43 @@ class _Mover:
     """Moves batches to the device: decode if needed, copy, channels_last, normalise.
 
     On CUDA it works on a side stream, so that it does not wait for the user's kernels.
+
+    Attributes:
+        device: the device. On CUDA with its number, as threads differ in their current device.
     """
 
     def __init__(self, stage: DeviceLoader) -> None:
-        self._stage, self._device = stage, stage.device
+        self._stage, self.device = stage, stage.device
         self._stream: torch.cuda.Stream | None = None
-        if self._device.type == "cuda":
-            if not torch.cuda.is_available():
-                raise ConfigError('to_device: no CUDA device is visible; use device "cpu"')
+        if self.device.type == "cuda":
             if not stage._streams:  # reused in each epoch: every stream has its own pool of memory
-                stage._streams.append(torch.cuda.Stream(self._device))  # type: ignore[no-untyped-call]
+                stage._streams.append(_side_stream_of(self.device))
             self._stream = stage._streams[0]
-            self._device = (
-                self._stream.device
-            )  # with its number: threads differ in their current device
+            self.device = self._stream.device
         self._pool: ThreadPoolExecutor | None = None
         dtype = stage.dtype if stage.normalize is None else stage.dtype or torch.float32
         with self._side_stream():
             self._normalizer = (
                 None
                 if dtype is None
-                else Normalizer(stage.normalize, dtype, self._device, stage._memory)
+                else Normalizer(stage.normalize, dtype, self.device, stage._memory)
             )
         self._dtype = dtype
         decode = getattr(getattr(stage.loader, "pipeline", None), "decode", None)
         self._picture_names = {"image", *getattr(decode, "picture_names", ())}
+
+    def moves(self, batches: Iterator[Batch]) -> Iterator[Callable[[], MovedBatch]]:
+        """Start to move each batch, and yield functions that wait for them (see `start`).
+
+        The loader's thread for pinned memory takes the device that is current here when the first
+        batch is fetched. With another one, it would begin a CUDA context there.
+        """
+        while True:
+            with self._side_stream():
+                batch = next(batches, None)
+            if batch is None:
+                return
+            yield self.start(batch)
 
     def start(self, batch: Batch) -> Callable[[], MovedBatch]:
         """Start to move a batch, and return a function that waits for it and returns it.
@@ -274,7 +286,7 @@ class _Mover:
             makers.append(_clip_decoder)
         for make in makers:
             if make not in self._stage._decoders:
-                self._stage._decoders[make] = make(self._stage, self._device)
+                self._stage._decoders[make] = make(self._stage, self.device)
         return [self._stage._decoders[make] for make in makers]
 
     def _decode(self, batch: Batch, decoders: Sequence[Callable[[Batch], Batch]]) -> MovedBatch:
@@ -295,15 +307,24 @@ class _Mover:
                     batch[name] = value
             return host_batch, batch, self._stream.record_event() if self._stream else None
 
-    def _side_stream(self) -> AbstractContextManager[Any]:
-        return torch.cuda.stream(self._stream) if self._stream else nullcontext()
+    @contextmanager
+    def _side_stream(self) -> Iterator[None]:
+        if self._stream is None:
+            yield
+            return
+        # torch.cuda.stream alone makes the device before current again, and CUDA begins a context
+        # of several hundred MB there. torch.cuda.device does not.
+        with torch.cuda.device(self.device), torch.cuda.stream(self._stream):
+            yield
 
     def _copy(self, tensor: torch.Tensor) -> torch.Tensor:
-        if self._stream is not None and not tensor.is_cuda:
+        if self._stream is None:  # without pinned memory, the host may not write it before the copy
+            return tensor.to(self.device)
+        if not tensor.is_cuda:
             # A no-op if the loader has pinned the batch. The allocator keeps the pinned memory
             # until the copy on this stream is done, even if the tensor is dropped before.
             tensor = tensor.pin_memory()
-        return tensor.to(self._device, non_blocking=True)
+        return tensor.to(self.device, non_blocking=True)
 
     def _move_image(self, tensor: torch.Tensor) -> torch.Tensor:
         image = self._copy(tensor)
@@ -314,6 +335,23 @@ class _Mover:
         if self._normalizer is None or image.is_floating_point():
             return image if self._dtype is None else image.to(self._dtype)
         return self._normalizer(image)
+
+
+def _side_stream_of(device: torch.device) -> torch.cuda.Stream:
+    """Return a new stream on a CUDA device.
+
+    Raises:
+        ConfigError: there is no such device.
+    """
+    if not torch.cuda.is_available():
+        raise ConfigError('to_device: no CUDA device is visible; use device "cpu"')
+    num_devices = torch.cuda.device_count()
+    if device.index is not None and device.index >= num_devices:
+        raise ConfigError(
+            f"to_device: there is no {device}: this process sees {num_devices} CUDA devices, from "
+            "cuda:0 on"
+        )
+    return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
 
 
 def _jpeg_decoder(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:

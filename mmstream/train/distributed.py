@@ -30,6 +30,7 @@ from mmstream.world import World
 __all__ = [
     "StopRequest",
     "TrainProcess",
+    "float64_scalar",
     "is_of_lost_rank",
     "leave_group",
     "leave_on_sigterm",
@@ -70,9 +71,7 @@ class TrainProcess:
 
         All ranks must call it together, and all get the same sums.
         """
-        sums = torch.stack(
-            [torch.as_tensor(value, dtype=torch.float64, device=self.device) for value in values]
-        )
+        sums = torch.stack([float64_scalar(value, self.device) for value in values])
         if self.world_size > 1:
             dist.all_reduce(sums)
         return sums
@@ -90,6 +89,16 @@ class TrainProcess:
             beginning="to train",
             advice="start every rank with the same command",
         )
+
+
+def float64_scalar(value: Tensor | float, device: torch.device) -> Tensor:
+    """Return a number as float64 [] on a device. On CUDA the host does not wait for the device.
+
+    ``torch.tensor`` would copy the number from the host, after all kernels before it have ended.
+    """
+    if isinstance(value, Tensor):
+        return value.to(device, torch.float64)
+    return torch.full((), value, dtype=torch.float64, device=device)
 
 
 @contextmanager
@@ -116,6 +125,13 @@ def process_group(device: str | None) -> Iterator[TrainProcess]:
     if torch_device.type == "cuda":
         if not torch.cuda.is_available():
             raise ConfigError(f"device {name!r}: this torch finds no CUDA device; use cpu")
+        num_devices = torch.cuda.device_count()
+        if (torch_device.index or 0) >= num_devices:
+            raise ConfigError(
+                f"device {name!r}: this process sees {num_devices} CUDA devices, from cuda:0 on; "
+                'start no more processes than devices, or give "cuda:0" where the launcher shows '
+                "each process its own device"
+            )
         torch.cuda.set_device(torch_device)
     if dist.is_initialized():
         yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from mmstream.bad_samples.quarantine import FILTERED, KINDS
 from mmstream.batching.valid import is_flat
-from mmstream.train.distributed import TrainProcess
+from mmstream.train.distributed import TrainProcess, float64_scalar
 from mmstream.train.summary import Clock, Times, slowest, summarize
 from mmstream.types import Batch
 
@@ -274,8 +274,6 @@ def _count(batch: Batch) -> Tensor:
     elif not isinstance(mask, Tensor):
         counts = [0, 0, valid.sum()]
     else:
-        counts = [(mask * valid[:, None]).sum(), mask.numel(), valid.sum()]
+        counts = [(mask * valid.unsqueeze(1)).sum(), mask.numel(), valid.sum()]
     counts.append(len(valid))
-    return torch.stack(
-        [torch.as_tensor(count, dtype=torch.float64, device=valid.device) for count in counts]
-    )
+    return torch.stack([float64_scalar(count, valid.device) for count in counts])
