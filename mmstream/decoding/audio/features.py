@@ -186,9 +186,10 @@ def _constants(num_mels: int, device: torch.device) -> tuple[torch.Tensor, torch
     Products of dense float32 are coarser after ``torch.set_float32_matmul_precision``.
     """
     resolve_vector_math()
-    filters = torch.from_numpy(mel_filters(num_mels)).to(device)
+    filters = torch.from_numpy(mel_filters(num_mels))
     filters = filters.to_sparse() if device.type == "cpu" else filters.double()
-    return torch.hann_window(FFT_SIZE, dtype=torch.float32, device=device), filters
+    window = torch.hann_window(FFT_SIZE, dtype=torch.float32, device="cpu")
+    return window.to(device), filters.to(device)  # copies that are done, for use on every stream
 
 
 def mel_filters(num_mels: int) -> NDArray[np.float32]:

@@ -219,4 +219,5 @@ def test_a_gpu_makes_the_same_features() -> None:
     samples = torch.from_numpy(tone(5.0)[0])
     result = features(samples.cuda())
     assert result.is_cuda
-    torch.testing.assert_close(result.cpu(), features(samples), atol=1e-5, rtol=0)
+    # On the CPU, a plain sum in float32 in place of its FFT changes the features by up to 4e-5.
+    torch.testing.assert_close(result.cpu(), features(samples), atol=2e-4, rtol=0)
