@@ -1,8 +1,9 @@
 """Storage: how many requests of a rank are in flight, found by measurement.
 
-It starts with a number that suits most links. While ranges are queued, a step up is tried, and it
-stays if it brought more bytes/s. Fewer are in flight where the consumer needs fewer, where the
-store asks for it, and where requests share a link that is too slow for them.
+It starts with a number that suits most links, and doubles it each round trip while ranges are
+queued and requests stay as quick as the first ones. This is the slow start of TCP. From then on a
+step up is tried, and it stays if it brought more bytes/s. Fewer are in flight where the consumer
+needs fewer, where the store asks for it, and where requests share a link that is too slow for them.
 """
 
 from __future__ import annotations
@@ -34,6 +35,12 @@ class InFlight:
         self._limits = limits
         self.limit = max(limits.min_start_in_flight, limits.start_in_flight // num_local_ranks)
         self._max = max(limits.min_start_in_flight, limits.max_in_flight // num_local_ranks)
+        self._start = self.limit
+        self._is_starting = True
+        # Seconds of short requests (True), and seconds a byte of others. Only of those that were
+        # sent since the last change. Then the medians of the first round of each kind.
+        self._times: dict[bool, list[float]] = {True: [], False: []}
+        self._first_times: dict[bool, float] = {}
         self._forgiven = self._new_allowance()
         self._cut_at = -math.inf  # requests that were sent before do not halve it once more
         self._rates: list[float] = []  # of requests that were sent since the last change
@@ -43,6 +50,7 @@ class InFlight:
         self._before_step: tuple[int, float, float] | None = None  # limit, bytes/s, mean bytes
         self._changed_at = now
         self._is_settled = False
+        self._times = {True: [], False: []}
         self._measured_from, self._num_bytes, self._num_ended = now, 0, 0
 
     def received(self, num_bytes: int) -> None:
@@ -59,7 +67,11 @@ class InFlight:
         """
         self._forgiven.earn(1)
         self._num_ended += 1
-        if rate is None or started < self._changed_at:
+        if started < self._changed_at:
+            return
+        if self._is_starting:
+            self._times[rate is None].append(now - started if rate is None else 1 / rate)
+        if rate is None:
             return
         self._rates.append(rate)
         if len(self._rates) >= max(16, self.limit):
@@ -92,6 +104,9 @@ class InFlight:
             self._restart(now)
             return
         self._queued_at = now
+        if self._is_starting:
+            self._start_up(now)
+            return
         if not self._is_settled:
             if self._num_ended >= self._round:  # those that were sent before
                 self._is_settled = True
@@ -106,6 +121,27 @@ class InFlight:
     def _round(self) -> float:
         """So many requests are in flight at a time, if none of them is urgent."""
         return self.limit * (1 - self._limits.reserved_share)
+
+    def _start_up(self, now: float) -> None:
+        """Double the number each round trip, while requests are as quick as the first ones.
+
+        A limit of each connection shows at once, because each further one brings as many bytes/s.
+        Where requests share a link, or the cores, twice as many take twice as long.
+        """
+        num_short, num_long = len(self._times[True]), len(self._times[False])
+        if num_short * self._limits.short_permits + num_long < self.limit / 2:
+            return  # so many were sent at once, when the number was doubled
+        is_short = num_short > num_long
+        usual = median(self._times[is_short])
+        first = self._first_times.setdefault(is_short, usual)
+        is_slow = not is_short and usual * self._limits.min_connection_rate > 1 / 2
+        if usual > self._limits.start_slowdown * first:
+            self._is_starting = False
+            self._change(max(self._start, self.limit // 2), now)
+        elif is_slow or self.limit == self._max:
+            self._is_starting = False
+        else:
+            self._change(2 * self.limit, now)
 
     def _judge(self, rate: float, mean_bytes: float, now: float) -> None:
         """Keep or take back a step up, and try the next one."""
@@ -128,6 +164,7 @@ class InFlight:
 
     def _halve(self, now: float) -> None:
         self._cut_at = now
+        self._is_starting = False
         self._no_trial_before = now + self._limits.recovery_s
         self._change(self.limit // 2, now)
 
@@ -146,4 +183,5 @@ class InFlight:
     def _restart(self, now: float) -> None:
         """Measure anew, as soon as the requests in flight are those of the present number."""
         self._is_settled = False
+        self._times = {True: [], False: []}
         self._measured_from, self._num_bytes, self._num_ended = now, 0, 0

@@ -32,6 +32,9 @@ class TransferLimits:
     sent_at_once: int = 4
     """Requests that are sent before other things get their turn. Fresh memory for 4 MiB takes 1 to
     2 ms. Up to 64 at once held up the answer to a worker for 20 to 60 ms."""
+    start_slowdown: float = 1.5
+    """Factor of the time of the first requests above which doubling ends: twice as many requests
+    that take this much longer bring a third more bytes/s."""
     step_up: float = 1.5
     """Factor of a step up: 64 are 216 after three. Larger ones open many connections at once for
     nothing where the link, or the CPU, is full. A useless one is taken back at once."""
