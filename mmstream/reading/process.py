@@ -26,6 +26,8 @@ from mmstream.storage.node_cache import open_cache_dir
 
 __all__ = ["ReaderProcess", "needs_reader_process", "node_cache_settings"]
 
+logger = logging.getLogger(__name__)
+
 END_S = 2.0
 """Seconds in which a reader process ends by itself, before it is killed."""
 
@@ -215,4 +217,12 @@ def _end(
         process.wait(END_S)
     except subprocess.TimeoutExpired:
         process.kill()
-        process.wait()
+        try:
+            process.wait(END_S)
+        except subprocess.TimeoutExpired:
+            # Its thread is in the kernel, in a read of a file system whose server is mute.
+            logger.warning(
+                "the reader process (pid %d) was killed and has not ended: the system waits for a "
+                "read of a mounted folder; it ends when that is answered",
+                process.pid,
+            )

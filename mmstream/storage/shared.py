@@ -37,8 +37,8 @@ T = TypeVar("T")
 MAX_READ_BYTES = 4 << 20
 """Bytes of one read."""
 
-NUM_THREADS = 16
-"""Reads of a process that go on side by side."""
+MAX_READS = 16
+"""Ranges that are read side by side."""
 
 MAX_OPEN_FILES = 1024
 """Files that stay open; at most half of what the process may open."""
@@ -95,6 +95,7 @@ class SharedStore(LocalStore):
         min_header_read_bytes=64 * 1024,
         max_header_read_bytes=1024 * 1024,
         concurrent=True,
+        max_reads=MAX_READS,
     )
 
     def local_path(self, _name: str) -> None:
@@ -128,7 +129,7 @@ class SharedStore(LocalStore):
 
         if len(ranges) < 2:
             return list(map(read, ranges))
-        with ThreadPoolExecutor(min(NUM_THREADS, len(ranges))) as pool:
+        with ThreadPoolExecutor(min(MAX_READS, len(ranges))) as pool:
             return list(pool.map(read, ranges))
 
     def drop_cache(self, name: str, start: int, stop: int) -> None:
@@ -142,10 +143,9 @@ class SharedStore(LocalStore):
         path = self.url_of(name)
         files = _open_files()
         try:
-            with files.reads:
-                file = files.open(path)
-                require_known(path, name, file.stat, known)
-                return file.read(start, stop)
+            file = files.open(path)
+            require_known(path, name, file.stat, known)
+            return file.read(start, stop)
         except BaseException:
             files.forget(path)
             raise
@@ -197,7 +197,6 @@ class _OpenFiles:
     """The files that a process keeps open: those that were read last."""
 
     def __init__(self) -> None:
-        self.reads = threading.BoundedSemaphore(NUM_THREADS)
         limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
         self._most = min(MAX_OPEN_FILES, limit // 2) if limit > 0 else MAX_OPEN_FILES
         self._files: OrderedDict[str, _OpenFile] = OrderedDict()

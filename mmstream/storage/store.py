@@ -49,6 +49,8 @@ class Access:
         max_header_read_bytes: Header reads grow up to this size while members are small.
         concurrent: Whether many ranges are best read at the same time, because each of them is a
             request that mostly waits. False: ranges are read one after the other.
+        max_reads: Ranges that the reader process asks for side by side, where threads read them.
+            Those that were given up do not count.
     """
 
     max_gap_bytes: int
@@ -56,6 +58,7 @@ class Access:
     min_header_read_bytes: int
     max_header_read_bytes: int
     concurrent: bool
+    max_reads: int = 64
 
 
 class NotAFileError(StorageError):

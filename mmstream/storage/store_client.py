@@ -19,9 +19,6 @@ from mmstream.storage.store import ObjectStat, Store
 
 __all__ = ["StoreClient"]
 
-MAX_READS = 64
-"""Ranges that are read side by side. Further ones wait."""
-
 MAX_THREADS = 512
 """Threads, those included whose reads were given up. If so many hang, the storage is away."""
 
@@ -33,7 +30,7 @@ class StoreClient:
 
     def __init__(self, store: Store) -> None:
         self._store = store
-        self._reads = asyncio.Semaphore(MAX_READS)
+        self._reads = asyncio.Semaphore(store.access.max_reads)
         self._threads = ThreadPoolExecutor(MAX_THREADS, "mmstream-store-client")
 
     def url_of(self, name: str) -> str:

@@ -8,6 +8,7 @@ import resource
 import select
 import signal
 import socket
+import subprocess
 import sys
 import tempfile
 import threading
@@ -17,6 +18,7 @@ from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import pytest
 import torch
@@ -127,6 +129,14 @@ def test_the_main_function_serves_and_sends_its_log(
         logger.handlers[:] = handlers
         logger.setLevel(level)
     assert not thread.is_alive()
+
+
+def test_a_reader_that_cannot_be_killed_is_not_waited_for(caplog: pytest.LogCaptureFixture) -> None:
+    stuck = mock.Mock(pid=7)  # in a read of a folder whose server is mute
+    stuck.wait.side_effect = subprocess.TimeoutExpired("reader", 0)
+    process._end(stuck, mock.Mock(), [], os.getpid())
+    stuck.kill.assert_called_once_with()
+    assert "the reader process (pid 7) was killed and has not ended" in caplog.text
 
 
 def test_a_reader_without_its_parent_ends(monkeypatch: pytest.MonkeyPatch) -> None:

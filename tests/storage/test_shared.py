@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import os
+import threading
 from collections.abc import Callable
-from itertools import chain, repeat
+from itertools import chain, count, repeat
 from pathlib import Path
 
 import pytest
@@ -15,6 +17,9 @@ from mmstream.dataset import open as opening
 from mmstream.errors import ConfigError, ShardError, StorageError
 from mmstream.storage import LocalStore, SharedStore, open_store, shared
 from mmstream.storage.shared import file_system_of
+from mmstream.storage.store_client import StoreClient
+from mmstream.storage.transfer_limits import TransferLimits
+from mmstream.storage.transfers import RangeRequest, Transfers
 from tests.helpers.corpora import write_corpus
 from tests.helpers.topology import collate_in_workers
 
@@ -193,6 +198,35 @@ def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
         return batches
 
     assert keys("shared", 1) == keys("local", 0)
+
+
+def test_reads_that_hang_leave_room_for_others(store, monkeypatch):
+    go_on, calls = threading.Event(), count()
+    real = os.pread
+
+    def pread(*arguments):
+        if next(calls) < 2 * shared.MAX_READS:
+            go_on.wait(500)
+        return real(*arguments)
+
+    async def read():
+        limits = TransferLimits(min_first_byte_s=0.2, tick_s=0.02)
+        transfers = Transfers([StoreClient(store)], [{}], limits)
+        ranges = [RangeRequest(0, "a.tar", n, n + 9, 0) for n in range(3 * shared.MAX_READS)]
+        try:
+            async with asyncio.timeout(300):
+                return await asyncio.gather(*map(transfers.submit, ranges))
+        finally:
+            await transfers.close()
+
+    store.read_range("a.tar", 0, 1)  # a store that has answered is expected to come back
+    monkeypatch.setattr(os, "pread", pread)
+    try:
+        pieces = asyncio.run(read())
+    finally:
+        go_on.set()
+    data = bytes(range(256)) * 100
+    assert pieces == [data[n : n + 9] for n in range(3 * shared.MAX_READS)]
 
 
 def test_a_shared_store_maps_nothing_and_writes_as_a_folder(store):

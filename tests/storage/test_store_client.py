@@ -10,8 +10,8 @@ import pytest
 
 from mmstream.storage import open_store
 from mmstream.storage.patience import patience_of, retry
-from mmstream.storage.store import ObjectStat, RequestError
-from mmstream.storage.store_client import MAX_READS, StoreClient
+from mmstream.storage.store import Access, ObjectStat, RequestError
+from mmstream.storage.store_client import StoreClient
 from mmstream.storage.transfer_limits import TransferLimits
 from mmstream.storage.transfers import RangeRequest, Transfers
 from tests.helpers.web_stubs import WebStub, running
@@ -25,6 +25,8 @@ urls = (f"fake://store-{number}" for number in count())
 
 class Store:
     """A store whose reads go wrong as a test says, and that tries again by itself."""
+
+    access = Access(0, 1000, 512, 512, concurrent=True)
 
     def __init__(self, before_read) -> None:
         self.before_read, self.url = before_read, next(urls)
@@ -81,7 +83,7 @@ def test_reads_that_hang_leave_room_for_others():
     go_on = threading.Event()
 
     def hang(number):
-        if number <= 2 * MAX_READS:
+        if number <= 2 * Store.access.max_reads:
             go_on.wait(500)
 
     try:
