@@ -16,9 +16,11 @@ Columns:
     GET/GB          requests for shards per 10^9 bytes that were sent, while all ranks read
     samples/GET     samples of such a request
     read/used       bytes that were sent to those of delivered samples, in the same time
-    windows         MB of all windows that a rank holds, by arithmetic
-    reader, rank    MB of the reader process, and of the rank's main process: the largest. Shared
-                    pages count by their share.
+    bound           MB of samples that a rank may hold, by arithmetic: its windows, one more where a
+                    lane goes on to its next window, what is read ahead, and two steps
+    held            MB of samples that the fullest rank held, each page once: the pages of its
+                    `SampleMemory` that were ever used
+    rank            MB of the largest rank, both processes with all that they share
 """
 
 from __future__ import annotations
@@ -53,13 +55,15 @@ COLUMNS = (
     "GET/GB",
     "samples/GET",
     "read/used",
-    "windows",
-    "reader",
+    "bound",
+    "held",
     "rank",
 )
 
 GROUP = 8
 """Ranks that run at the same time."""
+
+SAMPLE_MEMORY = "memfd:mmstream-samples"
 
 STEADY = 0.4
 """Requests are counted after this share of the steps: then windows are full."""
@@ -80,6 +84,17 @@ class Settings:
     """Before the state."""
     steps: int = 300
     """After it."""
+
+    def most_held_bytes(self, world_size: int, window: int) -> float:
+        """Return the bytes of samples that a rank may hold.
+
+        Args:
+            world_size: number of ranks.
+            window: samples of the window of a lane.
+        """
+        two_steps = 2 * self.global_batch_size * self.sample_bytes
+        of_all = self.window_bytes + self.ahead_bytes + two_steps
+        return of_all / world_size + window * self.sample_bytes
 
 
 def main() -> None:
@@ -168,12 +183,12 @@ class _Bench:
     ) -> None:
         self._folder, self._proxy = folder, proxy
         self._settings, self._variables = settings, variables
+        self._identity = self._call(1, [], None, 0)[0]["identity"]
 
     def order(self) -> str:
         """Return the identity of the order, in words."""
-        identity = self._call(1, [], None, 0)[0]["identity"]
         names = ("grid", "window", "interleave", "chunk")
-        return ", ".join(f"{name} {identity[name]}" for name in names)
+        return ", ".join(f"{name} {self._identity[name]}" for name in names)
 
     def run(self, world_size: int, state: dict[str, Any] | None, num_steps: int) -> _Run:
         """Run all ranks, group after group."""
@@ -201,8 +216,8 @@ class _Bench:
             f"{num_gets / (num_bytes / 1e9):,.0f}" if num_bytes else "",
             f"{num_bytes / settings.sample_bytes / num_gets:.1f}" if num_gets else "",
             f"{num_bytes / used:.2f}" if used else "",
-            f"{settings.window_bytes / world_size / 1e6:,.0f}",
-            f"{max(rank['reader_bytes'] for rank in ranks) / 1e6:,.0f}",
+            f"{settings.most_held_bytes(world_size, self._identity['window']) / 1e6:,.0f}",
+            f"{max(rank['held_bytes'] for rank in ranks) / 1e6:,.0f}",
             f"{max(rank['rank_bytes'] for rank in ranks) / 1e6:,.0f}",
         ]
         return _Run(steps, " | ".join(cells), ranks[0]["state"])
@@ -313,11 +328,25 @@ def _run_rank(settings: Settings, words: dict[str, Any], rank: int, together: An
         "moments": moments,
         "rows": rows,
         "state": state,
-        "reader_bytes": sum(own_pss_bytes(pid) for pid in others),
-        "rank_bytes": own_pss_bytes(own),
+        "held_bytes": sum(map(_sample_memory_bytes, others)),
+        "rank_bytes": sum(map(own_pss_bytes, [own, *others])),
     }
     Path(words["folder"], f"rank-{rank}.json").write_text(json.dumps(result))
     os._exit(0)
+
+
+def _sample_memory_bytes(pid: int) -> int:
+    """Return the bytes of all pages of the `SampleMemory` of a reader process."""
+    links = [link for link in Path(f"/proc/{pid}/fd").iterdir() if SAMPLE_MEMORY in _target(link)]
+    files = {status.st_ino: status.st_blocks * 512 for status in map(Path.stat, links)}
+    return sum(files.values())  # a map has a descriptor of its own, of the same file
+
+
+def _target(link: Path) -> str:
+    try:
+        return str(link.readlink())
+    except FileNotFoundError:  # closed since
+        return ""
 
 
 if __name__ == "__main__":
