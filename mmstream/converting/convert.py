@@ -313,7 +313,8 @@ def convert(
     )
     command = _command(rows, dest, media_root, access, options)
     reports: dict[str | None, ConvertReport] = {}
-    with open_rows(rows, options.row_options) as source, ExitStack() as locks:
+    rows_root = root if media_root is None else None
+    with open_rows(rows, options.row_options, rows_root) as source, ExitStack() as locks:
         if isinstance(source, SampleSource):
             _refuse_options_of_rows(options)
             if source.num_left_out:

@@ -168,6 +168,10 @@ class LocalStore:
             return []
         return sorted(entry.name for entry in entries if not entry.name.startswith("."))
 
+    def list_all(self) -> tuple[dict[str, ObjectStat], Sequence[str]]:
+        """Return `list` and `folders`."""
+        return self.list(), self.folders()
+
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         """Open a new object for writing; it appears whole when the block ends, or not at all."""

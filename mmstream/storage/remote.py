@@ -14,7 +14,7 @@ import base64
 import errno
 import os
 import tempfile
-from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -339,14 +339,31 @@ class RemoteStore:
             FileNotFoundError: No such bucket. A prefix without objects gives an empty dict.
             StorageError: The storage failed after retries.
         """
+        return self._stats(self._entries())
+
+    def folders(self) -> Sequence[str]:
+        """Return the names of the folders directly under the root, sorted; errors as `list`."""
+        return self._folders(self._entries())
+
+    def list_all(self) -> tuple[dict[str, ObjectStat], Sequence[str]]:
+        """Return `list` and `folders` from one request; errors as `list`."""
+        entries = self._entries()
+        return self._stats(entries), self._folders(entries)
+
+    def _entries(self) -> Sequence[Mapping[str, Any]]:
         try:
-            entries = self._retry(self.url, lambda client: client.ls(self.url, detail=True))
+            entries: Sequence[Mapping[str, Any]] = self._retry(
+                self.url, lambda client: client.ls(self.url, detail=True)
+            )
         except FileNotFoundError as error:
             if str(error).endswith("no such bucket"):
                 raise
-            return {}
-        root = _client(self.url)._strip_protocol(self.url).strip("/") + "/"
-        files: dict[str, dict[str, Any]] = {}
+            return []
+        return entries
+
+    def _stats(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, ObjectStat]:
+        root = self._listed_root()
+        files: dict[str, Mapping[str, Any]] = {}
         for entry in entries:
             path = entry["name"].lstrip("/")  # some file systems begin with a slash
             name = path.removeprefix(root)
@@ -357,20 +374,17 @@ class RemoteStore:
             return dict(zip(names, map_requests(self, self.stat, names), strict=True))
         return {name: self._object_stat(files[name]) for name in sorted(files)}
 
-    def folders(self) -> Sequence[str]:
-        """Return the names of the folders directly under the root, sorted; errors as `list`."""
-        try:
-            entries = self._retry(self.url, lambda client: client.ls(self.url, detail=True))
-        except FileNotFoundError as error:
-            if str(error).endswith("no such bucket"):
-                raise
-            return []
-        root = _client(self.url)._strip_protocol(self.url).strip("/") + "/"
+    def _folders(self, entries: Sequence[Mapping[str, Any]]) -> Sequence[str]:
+        root = self._listed_root()
         paths = [entry["name"].strip("/") for entry in entries if entry["type"] == "directory"]
         names = [path.removeprefix(root) for path in paths if path.startswith(root)]
         return sorted(name for name in names if name and not name.startswith("."))
 
-    def _object_stat(self, info: dict[str, Any]) -> ObjectStat:
+    def _listed_root(self) -> str:
+        """Return the root as entries of a listing name it."""
+        return str(_client(self.url)._strip_protocol(self.url).strip("/") + "/")
+
+    def _object_stat(self, info: Mapping[str, Any]) -> ObjectStat:
         # Other file systems than S3's do not say which version a range was read from.
         version = _version(info.get("ETag")) if self._is_s3 else None
         return ObjectStat(int(info["size"]), version)

@@ -227,6 +227,9 @@ class Store(Protocol):
         Names that start with a dot are left out. A root that does not exist has none.
         """
 
+    def list_all(self) -> tuple[dict[str, ObjectStat], Sequence[str]]:
+        """Return `list` and `folders`. An object store is asked once for both."""
+
     def create(self, name: str) -> AbstractContextManager[BinaryIO]:
         """Open a new object for writing.
 

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
+from urllib.parse import parse_qs, urlsplit
 
 import fsspec
 import pytest
@@ -12,11 +14,12 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.rows import folders
 from mmstream.converting.rows.open import open_rows
 from mmstream.errors import ConfigError
-from mmstream.storage import open_store
+from mmstream.storage import open_store, remote
 from tests.converting.test_lerobot import write_v3, write_v21
 from tests.helpers.convert_corpus import run, shards
 from tests.helpers.corpora import jpeg
 from tests.helpers.media_files import audio_file
+from tests.helpers.web_stubs import S3Stub, running
 
 
 @pytest.fixture
@@ -114,6 +117,30 @@ def test_transcripts_of_librispeech_beside_their_sound(tmp_path, bucket):
 def test_episodes_of_lerobot(tmp_path, bucket, write):
     folder = write(tmp_path / "in")
     assert require_same(folder, bucket(folder), tmp_path) > 4
+
+
+def test_each_folder_of_a_bucket_is_listed_once(tmp_path, monkeypatch):
+    """But the root, which is asked first whether it is a folder at all."""
+    folder = pictures(tmp_path / "in", "cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
+    (folder / "cat/1.txt").write_text("a cat")
+    objects = {
+        f"bucket/{path.relative_to(tmp_path)}": path.read_bytes() for path in folder.rglob("*.*")
+    }
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    remote._client_of.cache_clear()
+    with running(S3Stub, objects) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        run("s3://bucket/in", tmp_path / "remote")
+        lists = Counter(
+            parse_qs(urlsplit(target).query)["prefix"][0]
+            for target in server.requests
+            if "list-type=2" in target
+        )
+    remote._client_of.cache_clear()
+    assert lists == {"in/": 2, "in/cat/": 1, "in/dog/": 1}
+    run(folder, tmp_path / "local")
+    assert shards(tmp_path / "remote") == shards(tmp_path / "local")
 
 
 def test_media_of_a_folder_in_a_store_lie_in_it(tmp_path, bucket):

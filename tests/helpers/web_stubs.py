@@ -299,11 +299,15 @@ class S3Stub(Stub):
             self.objects[self.name] = self.body
             self.answer(200, b"", ETag='"e1"')
         elif "list-type" in self.query:
-            names, _ = self.children(f"{self.name}/{self.query['prefix']}")
+            names, folders = self.children(f"{self.name}/{self.query['prefix']}")
             contents = "".join(
                 f"<Contents><Key>{escape(name.partition('/')[2])}</Key><ETag>e</ETag>"
                 f"<Size>{len(self.objects[name])}</Size></Contents>"
                 for name in names
+            )
+            contents += "".join(
+                f"<CommonPrefixes><Prefix>{escape(name.partition('/')[2])}/</Prefix></CommonPrefixes>"
+                for name in folders
             )
             self.answer(200, f"<ListBucketResult>{contents}</ListBucketResult>".encode())
         else:

@@ -49,8 +49,15 @@ logger = logging.getLogger(__name__)
 
 
 @contextmanager
-def open_rows(rows: Rows, options: RowOptions | None = None) -> Iterator[RowSource]:
+def open_rows(
+    rows: Rows, options: RowOptions | None = None, root: str | None = None
+) -> Iterator[RowSource]:
     """Open the rows. Temporary copies, if some are needed, are removed after the block.
+
+    Args:
+        rows: What the caller named.
+        options: How they are read.
+        root: Their `media_folder`, where it is known already. None: it is looked for.
 
     Raises:
         FileNotFoundError: There is no such file, or no file fits a pattern.
@@ -61,7 +68,7 @@ def open_rows(rows: Rows, options: RowOptions | None = None) -> Iterator[RowSour
     """
     with tempfile.TemporaryDirectory(prefix="mmstream-rows-") as folder:
         try:
-            source = _open(rows, Path(folder), options or RowOptions())
+            source = _open(rows, Path(folder), options or RowOptions(), root)
         except OSError as error:
             if error.errno not in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG):
                 raise
@@ -73,7 +80,7 @@ def open_rows(rows: Rows, options: RowOptions | None = None) -> Iterator[RowSour
         yield source
 
 
-def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
+def _open(rows: Rows, folder: Path, options: RowOptions, root: str | None) -> RowSource:
     names = file_names(rows)
     if names is None:
         if options.rows_as is not None:
@@ -83,7 +90,7 @@ def _open(rows: Rows, folder: Path, options: RowOptions) -> RowSource:
         return PlainFiles(folder, "rows", options).open_python(rows)
     urls = expand(names)
     name = _name_of(names[0])
-    root = media_folder(rows)
+    root = root or media_folder(rows)
     plain_files = PlainFiles(folder, name, options, root)
     is_remote_folder = is_remote(urls[0]) and root is not None
     if len(urls) == 1 and (is_remote_folder or is_local_folder(urls[0])):
@@ -143,7 +150,7 @@ def _open_folder(
         return SampleSource.open(url, name, options.limit)
     if options.rows_as is None and is_lerobot(url):
         return plain_files.open_lerobot(url)
-    content = look_into(url)
+    content = look_into(url, temporary / "listing" if is_remote(url) else None)
     kind = folder_kind(url, content, options.rows_as)
     if kind == "tars":
         if content.has_manifest:
