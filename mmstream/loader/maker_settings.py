@@ -11,7 +11,7 @@ from typing import Literal, TypeAlias, get_args
 
 from mmstream.errors import ConfigError
 from mmstream.loader.watchdog import StallLimits
-from mmstream.machine import default_threads
+from mmstream.machine import default_threads, num_cores
 from mmstream.pipeline import Pipeline, needs_no_worker, needs_one_thread
 
 __all__ = ["MakerSettings", "MultiprocessingContext", "maker_settings"]
@@ -20,6 +20,9 @@ logger = logging.getLogger(__name__)
 
 MultiprocessingContext: TypeAlias = Literal["forkserver", "spawn", "fork"]
 """How worker processes start."""
+
+MIN_MOST_WORKERS = 64
+"""A rank may have so many workers, or four per core where that is more."""
 
 
 @dataclass(frozen=True)
@@ -60,6 +63,11 @@ def maker_settings(
     if num_workers < 0 or prefetch_factor < 1 or (num_threads is not None and num_threads < 1):
         raise ConfigError(
             "num_workers must be 0 or more, prefetch_factor and num_threads must be 1 or more"
+        )
+    most = max(MIN_MOST_WORKERS, 4 * num_cores())
+    if num_workers > most:  # a slip of the hand: so many starting processes stop a machine
+        raise ConfigError(
+            f"num_workers is {num_workers}, for each rank: at most {most} with {num_cores()} cores"
         )
     if multiprocessing_context not in get_args(MultiprocessingContext):
         raise ConfigError(
