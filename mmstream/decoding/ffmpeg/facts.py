@@ -175,7 +175,8 @@ def _video_facts(stream: Any, rotation: int) -> Facts:
     if stream.average_rate:
         facts["fps"] = round(float(stream.average_rate), 6)
     if stream.frames:
-        facts["num_frames"] = stream.frames
+        num_hidden = sum(entry.is_discard for entry in stream.index_entries)  # by an edit list
+        facts["num_frames"] = stream.frames - num_hidden
     if rotation:
         facts["rotation"] = rotation
     return facts

@@ -32,6 +32,8 @@ __all__ = ["Timeline", "demuxed_timeline"]
 
 BoolArray = NDArray[np.bool_]
 
+_MAX_STEP_BACK_S = 0.5
+"""Seconds by which times may fall from packet to packet: writers round and repair."""
 HIDDEN_IN_VP8 = 0x10
 """The bit of a VP8 frame's first byte that says that it is shown (RFC 6386, section 9.1)."""
 
@@ -127,11 +129,11 @@ def demuxed_timeline(
         has_position: Whether packets are found again by their positions.
 
     Raises:
-        DecodeError: The file has no frame, or too many packets.
+        DecodeError: The file has no frame, or too many packets, or its times start anew.
         TimeoutError: It takes too long.
     """
     all_pts, all_dts, positions = array("q"), array("q"), array("q")  # a quarter of lists' memory
-    is_key, is_shown = bytearray(), bytearray()
+    is_key, is_shown, has_dts = bytearray(), bytearray(), bytearray()
     is_vp8 = stream.codec_context.name == "vp8"
     last = (-(1 << 63), 0)
     for packet in packets:
@@ -144,6 +146,7 @@ def demuxed_timeline(
         is_hidden = packet.is_discard or (is_vp8 and not bytes(packet)[0] & HIDDEN_IN_VP8)
         all_pts.append(pts)
         all_dts.append(dts)
+        has_dts.append(packet.dts is not None)
         if has_position:
             positions.append(-1 if packet.pos is None else packet.pos)
         is_key.append(packet.is_keyframe)
@@ -155,6 +158,7 @@ def demuxed_timeline(
         deadline.check()
     if not any(is_shown):
         raise DecodeError("has no frame in it")
+    _check_times_rise(np.array(all_dts, np.int64), np.frombuffer(has_dts, bool), stream.time_base)
     timeline = Timeline(
         np.array(all_pts, np.int64),
         np.array(all_dts, np.int64),
@@ -167,6 +171,23 @@ def demuxed_timeline(
     if not has_pts and stream.codec_context.has_b_frames:
         return replace(timeline, pts=np.sort(timeline.dts), is_counted=True)
     return without_undecodable_start(timeline)
+
+
+def _check_times_rise(dts: IntArray, is_stated: BoolArray, time_base: Fraction) -> None:
+    """Refuse a file whose times start anew, so that frames cannot be put in order by them.
+
+    Raises:
+        DecodeError: Names the first frame whose time falls, and by how much.
+    """
+    numbers = np.flatnonzero(is_stated)
+    stated = dts[numbers].astype(np.float64)  # int64 would wrap around
+    steps_s = (stated - np.maximum.accumulate(stated)) * float(time_base)
+    falls = np.flatnonzero(steps_s < -_MAX_STEP_BACK_S)
+    if len(falls):
+        raise DecodeError(
+            f"its times jump by {steps_s[falls[0]]:.2f} s at frame {numbers[falls[0]]}, "
+            "as in files that were joined byte by byte: join them with ffmpeg -f concat"
+        )
 
 
 def without_undecodable_start(timeline: Timeline) -> Timeline:

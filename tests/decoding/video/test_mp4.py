@@ -11,6 +11,7 @@ import pytest
 import mmstream as mm
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT
+from mmstream.decoding.ffmpeg.facts import media_facts
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
 from mmstream.decoding.video.file import discard_others
 from mmstream.decoding.video.frames import runs
@@ -128,6 +129,14 @@ def test_an_edit_list_that_leaves_out_frames_is_left_to_ffmpeg(edit: tuple[int, 
     start = data.index(b"elst") + 12
     struct.pack_into(">Iihh", data, start, edit[0], edit[1], edit[2], 0)
     assert mp4_tables(bytes(data)) == {}
+
+
+def test_facts_count_the_frames_that_an_edit_list_leaves() -> None:
+    data = bytearray(video_file("mp4"))
+    struct.pack_into(">Iihh", data, data.index(b"elst") + 12, 700, 5120, 1, 0)  # from 0.5 s on
+    decoder = mm.VideoDecoder()
+    assert len(decoder(bytes(data))) == 7
+    assert media_facts(bytes(data), "video", Deadline.start(60))["num_frames"] == 7
 
 
 def test_a_cut_file_is_a_bad_one() -> None:

@@ -7,8 +7,10 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
+import mmstream as mm
 from mmstream.decoding.video.timeline import Timeline, without_undecodable_start
 from mmstream.errors import DecodeError
+from tests.helpers.media_files import video_file
 
 
 def timeline(pts: list[int], keys: list[int], shown: list[bool] | None = None) -> Timeline:
@@ -35,6 +37,14 @@ def test_decoding_starts_at_the_key_that_a_frame_needs() -> None:
     # The frame of packet 3 is shown before the key of packet 2, and may need the group before.
     groups = timeline([0, 1, 4, 3, 5], [0, 2])
     assert [groups.start_of(packet) for packet in range(5)] == [0, 0, 2, 0, 2]
+
+
+def test_files_that_were_joined_byte_by_byte_are_refused() -> None:
+    """Their times start anew. By time, frames of one part would stand between those of another."""
+    part = video_file("ts", num_frames=20, b_frames=2)
+    assert len(mm.VideoDecoder()(part)) == 20
+    with pytest.raises(mm.DecodeError, match=r"jump by -1\.90 s at frame 20,"):
+        mm.VideoDecoder()(part + part)
 
 
 def test_times_beyond_the_range_of_integers_rise() -> None:
