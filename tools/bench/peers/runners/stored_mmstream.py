@@ -49,7 +49,8 @@ def make(settings: Settings) -> Iterator[Any]:
     )
     loader = Loader(pipeline, num_workers=settings.num_workers)
     LOADERS.append(loader)
-    if not getattr(loader, "_num_processes", settings.num_workers):  # raw samples need no worker
+    makers = getattr(loader, "_makers", None)  # other versions have none
+    if makers is not None and not makers.settings.num_workers:  # raw samples need no worker
         for number in range(settings.num_workers):
             stamp.stamp(f"{number}")
     late_from: float | None = None
