@@ -481,4 +481,10 @@ def read_marker(store: Store) -> dict[str, Any]:
 
 
 def _json(value: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except UnicodeEncodeError as error:  # the name of a file from an old disk
+        raise ConfigError(
+            f"a name that is no UTF-8 cannot be written down: {escaped(error.object)}; rename that "
+            "file or folder, or name a link to it"
+        ) from None

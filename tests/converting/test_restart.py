@@ -383,6 +383,14 @@ def test_a_destination_that_holds_files_of_others_is_refused_by_name(corpus, tmp
     assert tree(tmp_path / "out")[name] == b"precious"
 
 
+def test_a_folder_whose_name_is_no_utf_8_is_refused_in_one_line(corpus, tmp_path):
+    folder = tmp_path / os.fsdecode(b"m\xe9dia")
+    folder.mkdir()
+    with pytest.raises(ConfigError, match=r"no UTF-8 .*m\\udce9dia/out.*; rename that"):
+        run(corpus, folder / "out")
+    assert tree(folder) == {}
+
+
 def test_a_destination_may_hold_files_about_the_dataset(corpus, tmp_path):
     (tmp_path / "out").mkdir()
     for name in ("README.md", "LICENSE", "citation.cff", ".gitattributes"):

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 
 from mmstream.converting.draft import RowError
+from mmstream.errors import escaped
 
 __all__ = ["NumberedRow", "read_spooled", "write_spool"]
 
@@ -52,7 +53,7 @@ def write_spool(
             try:
                 record = encoder.encode(_spooled(number, value))
             except UnicodeEncodeError as error:
-                reason = f"text that is no Unicode: {error.reason}"
+                reason = f"{escaped(error.object, 80)}: text that is no Unicode: {error.reason}"
                 record = encoder.encode(_Spooled(number, None, reason))
             digest.update(record)
             file.write(record)
