@@ -129,10 +129,15 @@ def test_batches_are_those_of_the_cpu_and_pixels_nearly(
 
 @decoders
 def test_every_codec_has_the_frames_of_the_cpu(device: str, decode_clip: DecodeClip | None) -> None:
-    """AV1 is left out, which some GPUs do not decode. All take the others from 144 pixels up."""
+    """AV1 and MPEG-4 are left out on GPUs, some of which do not decode them.
+
+    All take the others from 144 pixels up.
+    """
     numbers = (0, 5, 11)
     settings = {"indices": numbers, "span": None}
     for name, file in CODECS.items():
+        if device == "cuda" and name == "mpeg4":
+            continue
         data = video_file(**file, num_frames=12, width=192, height=160)
         decoder = mm.VideoDecoder(**settings, device="cuda")
         limits = decoder.start_limits()

@@ -196,7 +196,7 @@ def _bash_problems(code: str) -> Iterator[str]:
             if program in ("bash", "python") and not file.startswith("-"):
                 if not (ROOT / file).is_file():
                     yield f"there is no {file}"
-            elif program == "-m" and not _is_module(file):
+            elif program == "-m" and words[0] != "pytest" and not _is_module(file):
                 yield f"there is no module {file}"
 
 

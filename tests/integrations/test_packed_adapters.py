@@ -64,6 +64,7 @@ def test_the_lengths_of_flash_attention_are_those_of_documents(layout: Any) -> N
 
 
 @pytest.mark.cuda
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_flash_attention_keeps_documents_apart() -> None:
     function = pytest.importorskip("flash_attn").flash_attn_varlen_func
     batch = {k: v.cuda() if isinstance(v, Tensor) else v for k, v in texts().items()}

@@ -210,6 +210,36 @@ def test_without_torchrun_a_process_stands_alone(monkeypatch: pytest.MonkeyPatch
         assert not torch.distributed.is_initialized()
 
 
+@pytest.mark.parametrize(
+    ("device", "backend"),
+    [
+        ("cpu", "gloo"),
+        pytest.param(
+            "cuda",
+            "nccl",
+            marks=[
+                pytest.mark.cuda,
+                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
+            ],
+        ),
+    ],
+)
+def test_a_process_group_adds_on_its_device_and_is_left_at_the_end(
+    device: str, backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    group = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "MASTER_ADDR": "127.0.0.1"}
+    for name, value in (group | {"MASTER_PORT": "0"}).items():
+        monkeypatch.setenv(name, value)
+    with process_group(device) as process:
+        assert torch.distributed.get_backend() == backend
+        one = torch.ones((), device=process.device)
+        torch.distributed.all_reduce(one)
+        sums = process.sum_over_ranks(2, 0.5, one)
+        assert (sums.tolist(), sums.dtype, sums.device) == ([2, 0.5, 1], torch.float64, one.device)
+        process.agree({"seed": "1"})
+    assert not torch.distributed.is_initialized()
+
+
 def test_cores_are_shared_by_ranks_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", asked.append)
