@@ -9,8 +9,8 @@
 #
 # FILE: seed files in place of the stored ones. With SECONDS = 0 they are decoded without mutations.
 # That is how to repeat a failure.
-# Environment: CC (gcc); SEED of the mutations (1); OUT, a folder for the builds and for failing
-# inputs (build/fuzz_jpeg).
+# Environment: CC (gcc); SEED of the mutations (1); INPUTS, which end the run before SECONDS; OUT, a
+# folder for the builds and for failing inputs (build/fuzz_jpeg).
 set -euo pipefail
 root=$(cd "$(dirname "$0")/../.." && pwd)
 compiler=${CC:-gcc}
@@ -59,7 +59,7 @@ other=$!
 build portable -U__SSE2__
 wait $other
 
-fuzz sse2 0 $((seconds / 2)) 1000000000
+fuzz sse2 0 $((seconds / 2)) "${INPUTS:-1000000000}"
 fuzz portable 255 1000000000 "$(value sse2 inputs)"
 if [ "$(value sse2 checksum)" != "$(value portable checksum)" ]; then
     echo "FAILED: pixels differ between the builds, or depend on memory never written" >&2

@@ -14,8 +14,11 @@ from tests.helpers.paths import DATA, ROOT
 
 COMPILER = os.environ.get("CC", "gcc")
 
-UNTIL_FOUND = 120
-"""Seconds of fuzzing that end at the first failure: one or two, or many on a busy machine."""
+NUM_INPUTS = 4000
+"""Inputs without a failure."""
+
+UNTIL_FOUND = 1_000_000
+"""Inputs that end at the first failure, after a second or two."""
 
 
 def has_sanitizers(folder: Path) -> bool:
@@ -40,10 +43,10 @@ def builds(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def fuzz(
-    builds: Path, seconds: int, *files: Path, planted_bug: str = ""
+    builds: Path, num_inputs: int, *files: Path, planted_bug: str = ""
 ) -> subprocess.CompletedProcess[str]:
-    command = ["bash", str(ROOT / "tools/prove/fuzz_jpeg.sh"), str(seconds), *map(str, files)]
-    settings = {"OUT": str(builds), "SEED": "1", "PLANTED_BUG": planted_bug}
+    command = ["bash", str(ROOT / "tools/prove/fuzz_jpeg.sh"), "1000", *map(str, files)]
+    settings = {"OUT": str(builds), "INPUTS": str(num_inputs), "PLANTED_BUG": planted_bug}
     return subprocess.run(
         command, env=os.environ | settings, capture_output=True, text=True, check=False
     )
@@ -57,31 +60,31 @@ def value(output: str, build: str, key: str) -> int:
 
 @pytest.mark.slow
 def test_mutated_files_never_make_the_decoder_fail(builds: Path) -> None:
-    run = fuzz(builds, 6)
+    run = fuzz(builds, NUM_INPUTS)
     assert run.returncode == 0, run.stdout + run.stderr
     assert run.stdout.endswith("no failures\n")
     inputs, pictures = (value(run.stdout, "sse2", key) for key in ("inputs", "pictures"))
-    assert inputs >= 100
+    assert inputs == NUM_INPUTS
     assert pictures >= inputs / 20, "nearly all mutated files are refused by their headers"
     assert value(run.stdout, "portable", "inputs") == inputs
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("planted_bug", "seconds", "message"),
+    ("planted_bug", "num_inputs", "message"),
     [
         ("overread", UNTIL_FOUND, "\nREAD of size 1"),
         ("overwrite", UNTIL_FOUND, "\nWRITE of size 1"),
         ("undefined", UNTIL_FOUND, "runtime error: shift exponent"),
         ("hang", UNTIL_FOUND, "FAILED: an input takes too long"),
-        ("unwritten", 4, "FAILED: pixels differ between the builds"),  # compared at the end
-        ("leak", 4, "LeakSanitizer: detected memory leaks"),
+        ("unwritten", 200, "FAILED: pixels differ between the builds"),  # compared at the end
+        ("leak", 200, "LeakSanitizer: detected memory leaks"),
     ],
 )
 def test_a_planted_bug_is_caught(
-    builds: Path, planted_bug: str, seconds: int, message: str
+    builds: Path, planted_bug: str, num_inputs: int, message: str
 ) -> None:
-    run = fuzz(builds, seconds, planted_bug=planted_bug)
+    run = fuzz(builds, num_inputs, planted_bug=planted_bug)
     assert run.returncode != 0
     assert message in run.stderr, run.stdout + run.stderr
 
