@@ -16,26 +16,13 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.rows.folders import FolderContent
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.options import RowOptions
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
-from tests.helpers.convert_corpus import make_corpus, rejects, run
+from tests.helpers.convert_corpus import make_corpus, pictures, rejects, run, values
 from tests.helpers.corpora import jpeg
 from tests.helpers.foreign_tars import write_tar
-
-
-def values(rows, **options):
-    with open_rows(rows, RowOptions(**options)) as source:
-        return [row.value for row in source.select(range(source.num_rows)).read()]
-
-
-def pictures(folder, *paths):
-    for number, path in enumerate(paths):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(jpeg(number))
-    return folder
 
 
 def samples(folder):

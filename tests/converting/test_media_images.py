@@ -14,6 +14,7 @@ from mmstream.converting.media import images
 from mmstream.decoding.image.planes import is_built
 from mmstream.errors import ConfigError
 from tests.helpers.media import load_media
+from tests.helpers.pictures import encoded
 
 SRGB = ImageCms.ImageCmsProfile(ImageCms.createProfile("sRGB")).tobytes()
 
@@ -23,12 +24,6 @@ def picture(width=400, height=300, mode="RGB"):
     x, y = np.meshgrid(np.linspace(0, 255, width), np.linspace(0, 255, height))
     rgb = np.stack([x, y, 255 - x], 2).astype(np.uint8)
     return Image.fromarray(rgb).convert(mode)
-
-
-def encoded(image, format, **settings):
-    file = io.BytesIO()
-    image.save(file, format, **settings)
-    return file.getvalue()
 
 
 def store(data, **options):

@@ -16,7 +16,7 @@ from mmstream.converting.rows.open import open_rows
 from mmstream.errors import ConfigError
 from mmstream.storage import open_store, remote
 from tests.converting.test_lerobot import write_v3, write_v21
-from tests.helpers.convert_corpus import run, shards
+from tests.helpers.convert_corpus import pictures, run, shards
 from tests.helpers.corpora import jpeg
 from tests.helpers.media_files import audio_file
 from tests.helpers.web_stubs import S3Stub, running
@@ -46,13 +46,6 @@ def require_same(folder, url, tmp_path, **options):
     run(url, tmp_path / "remote", **options)
     assert shards(tmp_path / "remote") == shards(tmp_path / "local")
     return first.num_samples
-
-
-def pictures(folder, *paths):
-    for number, path in enumerate(paths):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(jpeg(number))
-    return folder
 
 
 def test_pictures_in_folders_of_classes_and_splits(tmp_path, bucket):

@@ -41,19 +41,6 @@ def convert(corpus, dest, **options):
     return run(corpus, dest, samples_per_shard=4, **options)
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
-def dest(request, tmp_path):
-    if request.param == "local":
-        return str(tmp_path / "out")
-    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
-
-
-def objects(dest):
-    names = open_store(dest).list()
-    reports = [f"reports/{name}" for name in open_store(f"{dest}/reports").list()]
-    return {name: open_store(dest).read(name) for name in [*names, *reports]}
-
-
 def versions(dest):
     return open_store(dest).list() | open_store(f"{dest}/reports").list()
 

@@ -27,7 +27,7 @@ from mmstream.converting.rows.open import open_rows
 from mmstream.converting.rows.options import RowOptions
 from mmstream.errors import ConfigError
 from mmstream.storage import open_store
-from tests.helpers.convert_corpus import rejects, run, shards
+from tests.helpers.convert_corpus import rejects, run, shards, values
 from tests.helpers.memory import allocations_below
 from tests.helpers.web_stubs import HubStub, WebStub, running
 
@@ -62,11 +62,6 @@ def table(rows, delimiter=","):
 
 def rejected_rows(folder):
     return [json.loads(line) for line in (folder / "rejects.jsonl").read_bytes().splitlines()]
-
-
-def values(path, **options):
-    with open_rows(path, RowOptions(**options)) as source:
-        return [row.value for row in source.select(range(source.num_rows)).read()]
 
 
 def zstd(data):

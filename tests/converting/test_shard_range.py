@@ -20,7 +20,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from mmstream.storage import open_store
 from mmstream.storage.write_lock import LockedError, write_lock
-from tests.helpers.convert_corpus import make_corpus, run, tree
+from tests.helpers.convert_corpus import make_corpus, objects, run, tree
 from tests.helpers.paths import DOCS
 
 FORK = multiprocessing.get_context("fork")
@@ -30,20 +30,6 @@ SPLITS = {"train": 0.7, "val": 0.3}
 @pytest.fixture
 def corpus(tmp_path):
     return make_corpus(tmp_path)
-
-
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
-def dest(request, tmp_path):
-    if request.param == "local":
-        return str(tmp_path / "out")
-    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
-
-
-def objects(dest):
-    """Return {name: bytes} of a destination with its reports."""
-    names = open_store(dest).list()
-    reports = [f"reports/{name}" for name in open_store(f"{dest}/reports").list()]
-    return {name: open_store(dest).read(name) for name in [*names, *reports]}
 
 
 def in_process(corpus, dest, shard_range, pause_at, pipe):

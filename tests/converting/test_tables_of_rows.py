@@ -19,19 +19,13 @@ from PIL import Image
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.options import RowOptions
 from mmstream.converting.rows.parquet import ParquetSource
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, MMStreamError
-from tests.helpers.convert_corpus import run, shards, tree
+from tests.helpers.convert_corpus import run, shards, tree, values
 from tests.helpers.corpora import jpeg
 
 ROWS = [{"id": f"r{i}", "text": f"row {i}", "n": i} for i in range(40)]
-
-
-def values(rows, **options):
-    with open_rows(rows, RowOptions(**options)) as source:
-        return [row.value for row in source.select(range(source.num_rows)).read()]
 
 
 def plain(tmp_path, **options):

@@ -25,13 +25,6 @@ def corpus(tmp_path):
     return make_corpus(tmp_path)
 
 
-@pytest.fixture(params=["local", pytest.param("s3", marks=pytest.mark.s3)])
-def dest(request, tmp_path):
-    if request.param == "local":
-        return str(tmp_path / "out")
-    return f"{request.getfixturevalue('s3')}/{tmp_path.name}"
-
-
 def objects(dest):
     """Return {name: bytes} of a destination, its reports and its lock."""
     store = open_store(dest)

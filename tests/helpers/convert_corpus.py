@@ -12,7 +12,10 @@ import pytest
 from mmstream.converting import shard
 from mmstream.converting.convert import convert
 from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
+from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.options import RowOptions
 from mmstream.dataset.open import open_dataset
+from mmstream.storage import open_store
 from tests.helpers.corpora import jpeg
 
 
@@ -55,6 +58,27 @@ def tree(folder):
     """Return {relative path: bytes} of all files of a destination, hidden ones too."""
     files = (p for p in sorted(Path(folder).rglob("*")) if p.is_file())
     return {str(p.relative_to(folder)): p.read_bytes() for p in files}
+
+
+def objects(dest):
+    """Return {name: bytes} of a destination on any store, with its reports."""
+    names = open_store(dest).list()
+    reports = [f"reports/{name}" for name in open_store(f"{dest}/reports").list()]
+    return {name: open_store(dest).read(name) for name in [*names, *reports]}
+
+
+def values(rows, **options):
+    """Return the rows of a file or a folder as they are read."""
+    with open_rows(rows, RowOptions(**options)) as source:
+        return [row.value for row in source.select(range(source.num_rows)).read()]
+
+
+def pictures(folder, *paths):
+    """Write pictures, and return their folder."""
+    for number, path in enumerate(paths):
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(jpeg(number))
+    return folder
 
 
 def shards(folder):

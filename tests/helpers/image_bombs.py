@@ -6,7 +6,6 @@ all limits, and decodes.
 
 from __future__ import annotations
 
-import io
 import re
 import struct
 import zlib
@@ -19,6 +18,7 @@ from PIL import Image
 
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.errors import DecodeError
+from tests.helpers.pictures import encoded
 
 SIDE = 11_584
 """A square of this side is just within the default of max_pixels."""
@@ -206,12 +206,6 @@ def rle_bmp(height: int, width: int, data: bytes) -> bytes:
 
 
 # ---- WebP and AVIF
-
-
-def encoded(image: Image.Image, format: str, **options: object) -> bytes:
-    file = io.BytesIO()
-    image.save(file, format, **options)
-    return file.getvalue()
 
 
 def lossless_webp(side: int) -> bytes:

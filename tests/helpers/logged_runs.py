@@ -16,7 +16,7 @@ from mmstream.train.saved_state import read_state
 __all__ = ["metrics", "require_exact"]
 
 
-def metrics(out: Path, rank: int) -> list[dict[str, Any]]:
+def metrics(out: Path, rank: int = 0) -> list[dict[str, Any]]:
     """Return the complete lines of a rank's metrics so far."""
     path = out / f"metrics-rank{rank}.jsonl"
     lines = path.read_text().splitlines(keepends=True) if path.exists() else []

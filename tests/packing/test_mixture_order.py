@@ -19,12 +19,12 @@ from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus
 from mmstream.packing.mixture_order import MixturePackOrder
 from mmstream.packing.mixture_plan import MixturePlan, unit_shares
-from mmstream.packing.plan import PackPlan, UnitSums
+from mmstream.packing.plan import PackPlan
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
 from mmstream.state import load_state, make_state
-from mmstream.types import IntArray
 from mmstream.world import World, rows_of_rank
+from tests.helpers.pack_orders import by_square, dealt, packs_of_step, saved
 
 COUNTS = {"long": [70, 3, 0, 90], "short": [400, 410]}
 """Samples of each shard: of a source of long samples, and of one of short ones."""
@@ -77,29 +77,10 @@ def order_of(
     return MixturePackOrder.from_plans(plan, corpora_of(counts, bad), {0: shares}, **given)
 
 
-def packs_of_step(
-    order: MixturePackOrder, epoch: int, step: int, rows: tuple[int, int] | None = None
-) -> list[list[Ref]]:
-    """The samples of each row, in the order of positions."""
-    shards, indexes, _ = order.refs(epoch, step, rows)
-    refs = list(zip(shards.tolist(), indexes.tolist(), strict=True))
-    ends = np.cumsum(order.document_counts(epoch, step, rows)).tolist()
-    return [refs[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
 def source_of(pack: Sequence[Ref]) -> int:
     """Which source a pack is of; COUNTS has four shards of the first."""
     (source,) = {int(shard >= 4) for shard, _ in pack}
     return source
-
-
-def by_square(sums: UnitSums) -> IntArray:
-    return sums.squared_tokens
-
-
-def dealt(costs: IntArray, num_ranks: int) -> IntArray:
-    del num_ranks
-    return np.argsort(-costs, kind="stable")
 
 
 # -- shares -----------------------------------------------------------------------------------
@@ -231,11 +212,6 @@ def test_a_rank_keeps_its_packs_of_large_sources_where_lanes_keep_them() -> None
     assert num_moved["global"] > 400
     identity = json.loads(json.dumps(orders["lanes"].identity()))
     assert (identity["version"], identity["reshuffle"]) == (2, "lanes")
-
-
-def saved(order: MixturePackOrder, epoch: int, step: int) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(json.dumps(make_state(order, epoch, step)))
-    return state
 
 
 def test_a_state_of_packs_of_a_mixture_resumes() -> None:

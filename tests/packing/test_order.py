@@ -15,12 +15,13 @@ from hypothesis import strategies as st
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, Order
 from mmstream.packing.order import PackOrder
-from mmstream.packing.plan import PackPlan, UnitSums
+from mmstream.packing.plan import PackPlan
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
 from mmstream.state import load_state, make_state
 from mmstream.types import IntArray
 from mmstream.world import World, rows_of_rank
+from tests.helpers.pack_orders import by_square, dealt, packs_of_step, saved
 
 LIMITS = PackLimits(16)
 
@@ -42,26 +43,6 @@ def order_of(
     return PackOrder.from_plan(
         plan, corpus_of(plan, bad), global_batch_size=rows, seed=seed, **options
     )
-
-
-def packs_of_step(
-    order: PackOrder, epoch: int, step: int, rows: tuple[int, int] | None = None
-) -> list[list[tuple[int, int]]]:
-    """The samples of each row, in the order of positions."""
-    shards, indexes, _ = order.refs(epoch, step, rows)
-    refs = list(zip(shards.tolist(), indexes.tolist(), strict=True))
-    ends = np.cumsum(order.document_counts(epoch, step, rows)).tolist()
-    return [refs[start:end] for start, end in zip([0, *ends], ends, strict=False)]
-
-
-def by_square(sums: UnitSums) -> IntArray:
-    return sums.squared_tokens
-
-
-def dealt(costs: IntArray, num_ranks: int) -> IntArray:
-    """A deal that leaves no row where it is."""
-    del num_ranks
-    return np.argsort(-costs, kind="stable")
 
 
 def test_every_sample_is_in_one_pack_of_an_epoch() -> None:
@@ -204,11 +185,6 @@ def test_fewer_packs_than_rows_are_refused() -> None:
 
 
 # -- states -----------------------------------------------------------------------------------
-
-
-def saved(order: PackOrder, epoch: int, step: int) -> dict[str, Any]:
-    state: dict[str, Any] = json.loads(json.dumps(make_state(order, epoch, step)))
-    return state
 
 
 def test_a_state_of_packs_resumes_in_the_middle_of_an_epoch() -> None:

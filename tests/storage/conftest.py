@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import os
 import time
+from collections.abc import Iterator
 from types import SimpleNamespace
 
 import fsspec
 import pytest
 
 from mmstream.storage import SharedStore, Store, open_store, patience
+from tests.helpers.http_fault_proxy import FaultProxy, fault_proxy
 
 
 @pytest.fixture(params=["local", "shared", "memory", pytest.param("s3", marks=pytest.mark.s3)])
@@ -43,3 +46,11 @@ def pauses(monkeypatch):
     monkeypatch.setattr(patience, "time", clock)
     patience._patience.cache_clear()
     return taken
+
+
+@pytest.fixture
+def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
+    """A proxy before the server, which the environment leads to."""
+    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        yield server

@@ -5,7 +5,6 @@ The paths are the same in each run, so the proxy draws the same faults for the s
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -14,7 +13,7 @@ import pytest
 import mmstream as mm
 from mmstream.errors import ShardError, StorageError
 from tests.helpers.corpora import write_corpus
-from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
+from tests.helpers.http_fault_proxy import Faults
 from tests.helpers.topology import collate_in_workers
 
 pytestmark = pytest.mark.s3
@@ -42,14 +41,6 @@ def corpora(s3, tmp_path_factory) -> tuple[str, str]:
     folder = tmp_path_factory.mktemp("local")
     local = write_corpus(folder, COUNTS, checksums=True)
     return local, write_corpus(f"s3://{bucket}/end-to-end", COUNTS, checksums=True)
-
-
-@pytest.fixture
-def proxy(s3, monkeypatch) -> Iterator[FaultProxy]:
-    """A proxy before the server, which the environment leads to."""
-    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        yield server
 
 
 def loader_of(url: str, num_workers: int = 0, **settings: Any) -> mm.Loader:

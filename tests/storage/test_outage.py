@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import logging
-import os
 import re
 import threading
 import time
@@ -16,21 +15,12 @@ import mmstream as mm
 from mmstream.errors import StorageError
 from mmstream.storage import open_store
 from tests.helpers.corpora import write_corpus
-from tests.helpers.http_fault_proxy import fault_proxy
 from tests.helpers.topology import collate_in_workers
 
 pytestmark = [pytest.mark.s3, pytest.mark.slow]
 
 
 WARNING = "it is tried again until"
-
-
-@pytest.fixture
-def proxy(s3, monkeypatch):
-    """A proxy before the server, which the environment leads to."""
-    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        yield server
 
 
 @pytest.fixture

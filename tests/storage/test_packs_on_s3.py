@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +19,7 @@ from mmstream.train.models import build_model, decode_for, open_model_tokenizer
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.forked_ranks import run_starts
-from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
+from tests.helpers.http_fault_proxy import FaultProxy, Faults
 from tests.helpers.logged_runs import require_exact
 from tests.helpers.packed_texts import plan_texts, write_texts
 
@@ -70,14 +68,6 @@ def run(*words: str) -> None:
         with pytest.raises(SystemExit) as ended:
             main()
     assert ended.value.code == 0, words
-
-
-@pytest.fixture
-def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
-    """A proxy before the server, which the environment leads to."""
-    with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
-        yield server
 
 
 def loader_of(url: str, world: mm.World | None = None, **settings: Any) -> mm.Loader:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import signal
@@ -25,6 +24,7 @@ from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog, cut_history
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_model import TinyModel
 
 HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
@@ -44,20 +44,15 @@ def fit_here(config: TrainConfig, hidden_vocab: int = 64) -> tuple[TrainResult, 
     ), loader
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "metrics-rank0.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def test_a_run_ends_with_its_epochs_and_a_checkpoint(tmp_path: Path) -> None:
     result, _ = fit_here(config(tmp_path))
     assert (result.num_steps, result.resumed_from) == (8, 0)
     assert result.state == {"epoch": 2, "step": 0}
-    assert [(line["epoch"], line["step"]) for line in lines(tmp_path)] == [
+    assert [(line["epoch"], line["step"]) for line in metrics(tmp_path)] == [
         (epoch, step) for epoch in range(2) for step in range(4)
     ]
-    assert result.final_loss == lines(tmp_path)[-1]["loss"]
-    assert lines(tmp_path)[5]["keys"] == ["1-1-0", "1-1-1", "1-1-2", "1-1-3"]
+    assert result.final_loss == metrics(tmp_path)[-1]["loss"]
+    assert metrics(tmp_path)[5]["keys"] == ["1-1-0", "1-1-1", "1-1-2", "1-1-3"]
     names = sorted(path.name for path in (tmp_path / "checkpoints").iterdir())
     assert names == ["step-00000006.pt", "step-00000008.pt"]
 
@@ -77,7 +72,7 @@ def test_max_steps_ends_a_run_alone_and_otherwise_whichever_comes_first(
 def test_without_epochs_the_cosine_ends_with_max_steps(tmp_path: Path) -> None:
     fit_here(config(tmp_path, epochs=None, max_steps=6, lr_schedule="cosine", lr=1.0))
     expected = [(1 + math.cos(math.pi * step / 6)) / 2 for step in range(6)]
-    assert [line["lr"] for line in lines(tmp_path)] == pytest.approx(expected)
+    assert [line["lr"] for line in metrics(tmp_path)] == pytest.approx(expected)
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
@@ -85,7 +80,7 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     result, loader = fit_here(config(tmp_path))
     assert (result.num_steps, result.resumed_from, result.final_loss) == (8, 8, None)
     assert loader.asked == 0
-    assert len(lines(tmp_path)) == 8
+    assert len(metrics(tmp_path)) == 8
 
 
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 7])
@@ -98,7 +93,7 @@ def test_stopped_anywhere_and_resumed_gives_the_undisturbed_losses(
     assert loader.state_dict() == {"epoch": stop // 4, "step": stop % 4}
     second, _ = fit_here(config(tmp_path / "parts"))
     assert (second.resumed_from, second.num_steps) == (stop, 8)
-    whole, parts = lines(tmp_path / "whole"), lines(tmp_path / "parts")
+    whole, parts = metrics(tmp_path / "whole"), metrics(tmp_path / "parts")
     assert [line["keys"] for line in parts] == [line["keys"] for line in whole]
     assert [line["loss"] for line in parts] == [line["loss"] for line in whole]
 
@@ -137,7 +132,7 @@ def test_undone_and_torn_lines_are_cut_from_the_metrics(tmp_path: Path) -> None:
     with own_file.open("a") as file:
         file.write('{"epoch": 0, "num_st')
     assert cut_history(tmp_path, rank=0, world_size=2, num_steps=3) == 3
-    assert [line["num_steps"] for line in lines(tmp_path)] == [1, 2, 3]
+    assert [line["num_steps"] for line in metrics(tmp_path)] == [1, 2, 3]
     assert len(other.read_text().splitlines()) == 5  # rank 1's own business
     assert cut_history(tmp_path, rank=0, world_size=1, num_steps=3) == 2  # there is none now
     assert other.read_text() == own_file.read_text()

@@ -20,6 +20,7 @@ from mmstream.train.distributed import leave_group
 from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.gloo_ranks import join_group, run_ranks
+from tests.helpers.logged_runs import metrics
 from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
 
@@ -99,16 +100,11 @@ def moved(material: Path) -> Path:
     return material
 
 
-def lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    text = (folder / f"metrics-rank{rank}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def keys_of(folder: Path) -> list[list[str]]:
     """The keys of each step, those of all ranks in their order."""
     keys: dict[int, list[str]] = {}
     for rank in range(len(list(folder.glob("metrics-rank*.jsonl")))):
-        for line in lines(folder, rank):
+        for line in metrics(folder, rank):
             keys.setdefault(line["num_steps"], []).extend(line["keys"])
     return [keys[step] for step in sorted(keys)]
 
@@ -119,7 +115,7 @@ def test_a_run_that_moved_to_other_ranks_has_the_samples_and_losses_of_an_unbrok
     moved: Path, name: str
 ) -> None:
     result = run(moved, name, f"{name}-whole")
-    whole, parts = lines(moved / f"{name}-whole"), lines(moved / f"{name}-moved")
+    whole, parts = metrics(moved / f"{name}-whole"), metrics(moved / f"{name}-moved")
     assert [line["world_size"] for line in parts] == [2] * 3 + [1] * 2 + [2] * 3
     assert result.num_steps == len(parts) == 8
     assert keys_of(moved / f"{name}-moved") == keys_of(moved / f"{name}-whole")
@@ -132,7 +128,7 @@ def test_a_run_that_moved_to_other_ranks_has_the_samples_and_losses_of_an_unbrok
 
 @pytest.mark.slow
 def test_ranks_without_padding_have_the_losses_of_padded_ones(moved: Path) -> None:
-    padded, flat = lines(moved / "qwen-moved")[:3], lines(moved / "qwen-flat")
+    padded, flat = metrics(moved / "qwen-moved")[:3], metrics(moved / "qwen-flat")
     assert [line["world_size"] for line in flat] == [2] * 3
     assert keys_of(moved / "qwen-flat") == keys_of(moved / "qwen-moved")[:3]
     for field, limit in (("loss", 1e-5), ("grad_norm", 1e-4)):
@@ -145,7 +141,7 @@ def test_ranks_without_padding_have_the_losses_of_padded_ones(moved: Path) -> No
 def test_micro_batches_change_nothing(material: Path, name: str) -> None:
     for number in (1, 4):
         run(material, name, f"{name}-{number}", max_steps=2, micro_batches=number)
-    one, other = (lines(material / f"{name}-{number}") for number in (1, 4))
+    one, other = (metrics(material / f"{name}-{number}") for number in (1, 4))
     assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in one], rel=1e-5)
     assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
 

@@ -14,6 +14,7 @@ from mmstream.train import TrainConfig, TrainResult, step, train
 from mmstream.train.data import open_loader
 from mmstream.train.models import decode_for, open_model_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
 from tests.helpers.unpacked import are_packs_of, train_unpacked
 
@@ -60,11 +61,6 @@ def run(folder: Path, out: str, name: str = "vlm", **changes: Any) -> TrainResul
     return train(TrainConfig(**{**given, **changes}))
 
 
-def lines(folder: Path, rank: int = 0) -> list[dict[str, Any]]:
-    text = (folder / f"metrics-rank{rank}.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
     assert len(one) == len(other) == SETTINGS["max_steps"]
     for name, limit in (("loss", 1e-5), ("grad_norm", 1e-4)):
@@ -76,7 +72,7 @@ def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
 def test_a_run_without_padding_has_the_losses_of_one_with_it(material: Path, name: str) -> None:
     run(material, f"{name}-padded", name)
     result = run(material, f"{name}-flat", name, padding_free=True)
-    padded, flat = (lines(material / f"{name}-{way}") for way in ("padded", "flat"))
+    padded, flat = (metrics(material / f"{name}-{way}") for way in ("padded", "flat"))
     assert_same(padded, flat)
     assert [line["keys"] for line in flat] == [line["keys"] for line in padded]
     assert min(line["padding_fraction"] for line in padded) > 0.1
@@ -89,7 +85,7 @@ def test_pieces_of_so_many_tokens_change_nothing(material: Path) -> None:
     run(material, "whole", padding_free=True)
     run(material, "pieces", padding_free=True, micro_batch_tokens=300, accumulate=2, max_steps=2)
     run(material, "both", padding_free=True, accumulate=2, max_steps=2)
-    one, other = lines(material / "both"), lines(material / "pieces")
+    one, other = metrics(material / "both"), metrics(material / "pieces")
     assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in one], rel=1e-5)
     assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
 
@@ -101,9 +97,9 @@ def test_attention_over_all_tokens_gets_pieces_by_itself(
     monkeypatch.setattr(step, "MAX_COMPARED_TOKENS", 300)
     run(material, "by-itself", padding_free=True, max_steps=2)
     run(material, "eager", padding_free=True, max_steps=2, attn_implementation="eager")
-    one = [line["loss"] for line in lines(material / "at-once")]
+    one = [line["loss"] for line in metrics(material / "at-once")]
     for other in ("by-itself", "eager"):
-        assert [x["loss"] for x in lines(material / other)] == pytest.approx(one, rel=1e-5)
+        assert [x["loss"] for x in metrics(material / other)] == pytest.approx(one, rel=1e-5)
 
 
 def test_attention_that_is_not_there_is_refused(material: Path, tmp_path: Path) -> None:
@@ -117,7 +113,7 @@ def test_attention_that_is_not_there_is_refused(material: Path, tmp_path: Path) 
 def test_texts_without_any_picture_train_too(material: Path) -> None:
     for name, ways in (("padded-words", {}), ("flat-words", {"padding_free": True})):
         run(material, name, url=str(material / "words"), **ways)
-    assert_same(lines(material / "padded-words"), lines(material / "flat-words"))
+    assert_same(metrics(material / "padded-words"), metrics(material / "flat-words"))
 
 
 def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) -> None:
@@ -162,7 +158,7 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
     assert "packs are" in result.summary
     steps = list(train_unpacked(config))
     assert len(steps) == 2
-    for line, expected in zip(lines(tmp_path), steps, strict=True):
+    for line, expected in zip(metrics(tmp_path), steps, strict=True):
         assert are_packs_of(expected.packs, [line["keys"]])
         assert line["loss"] == pytest.approx(expected.loss, rel=1e-6)
         assert line["grad_norm"] == pytest.approx(expected.grad_norm, rel=1e-4)

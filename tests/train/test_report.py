@@ -20,6 +20,7 @@ from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog
 from mmstream.train.summary import Clock, Times, bottleneck, summarize
 from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.logged_runs import metrics
 from tests.helpers.ragged_loader import RaggedLoader
 from tests.helpers.tiny_model import TinyModel
 
@@ -30,11 +31,6 @@ def fit_here(out: Path, loader: FakeLoader | None = None, **changes: Any) -> Tra
     config = TrainConfig(url="made-up", out=str(out), **{"precision": "fp32", **changes})
     batches = to_device(loader or RaggedLoader(num_steps=6, num_rows=8), "cpu", normalize=HALF)
     return fit(config, TinyModel(), batches, TrainProcess(torch.device("cpu")))
-
-
-def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "metrics-rank0.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
 
 
 @pytest.mark.parametrize(
@@ -98,7 +94,7 @@ def test_the_clock_tells_waiting_from_moving_and_computing(monkeypatch: pytest.M
 
 def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
     result = fit_here(tmp_path, max_steps=3)
-    for line in lines(tmp_path):
+    for line in metrics(tmp_path):
         assert line.keys() == {
             "epoch", "step", "num_steps", "loss", "lr", "grad_norm", "samples_per_s",
             "tokens_per_s", "padding_fraction", "wait_fraction", "num_bad", "num_skipped", "bad",
@@ -107,7 +103,7 @@ def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
         }  # fmt: skip
     first = RaggedLoader(num_steps=6, num_rows=8).batch(0, 0)
     tokens = int((first["attention_mask"] * first["__valid__"][:, None]).sum())
-    line = lines(tmp_path)[0]
+    line = metrics(tmp_path)[0]
     assert line["padding_fraction"] == round(1 - tokens / 32, 4)
     per_second = line["samples_per_s"] / int(first["__valid__"].sum())
     assert line["tokens_per_s"] == pytest.approx(tokens * per_second, rel=0.01)
@@ -117,7 +113,7 @@ def test_a_line_says_all_that_was_measured(tmp_path: Path) -> None:
 
 def test_a_line_every_so_many_steps_covers_all_of_them(tmp_path: Path) -> None:
     result = fit_here(tmp_path, log_every=4, epochs=2)
-    step_lines = lines(tmp_path)
+    step_lines = metrics(tmp_path)
     assert [line["num_steps"] for line in step_lines] == [4, 8, 12]
     assert result.final_loss == step_lines[-1]["loss"]
     assert result.summary is not None
@@ -133,7 +129,7 @@ def test_bad_samples_are_counted_in_the_metrics(tmp_path: Path) -> None:
     loader = Bad(num_steps=3)
     loader.stats = type("Counts", (dict,), {"bad": Counter(), "num_wrong_reads": 5})(samples=0)
     fit_here(tmp_path, loader)
-    step_lines = lines(tmp_path)
+    step_lines = metrics(tmp_path)
     assert [line["num_wrong_reads"] for line in step_lines] == [5, 5, 5]
     assert [line["num_bad"] for line in step_lines] == [2, 4, 6]
     assert [line["num_skipped"] for line in step_lines] == [3, 6, 9]
@@ -152,7 +148,7 @@ def test_the_share_that_came_from_the_node_cache_is_in_metrics_and_summary(tmp_p
     counts = {"num_bytes": 0, "num_cached_bytes": 0, "num_cache_hit_bytes": 0}
     loader.stats = type("Counts", (dict,), counts)(samples=0)
     result = fit_here(tmp_path, loader)
-    assert [line["cache_hit_fraction"] for line in lines(tmp_path)] == [0.75, 0.75, 0.75]
+    assert [line["cache_hit_fraction"] for line in metrics(tmp_path)] == [0.75, 0.75, 0.75]
     assert result.summary is not None
     assert "75.0% of the bytes came from the node cache" in result.summary
 
@@ -186,7 +182,7 @@ def test_tensorboard_gets_the_numbers_where_it_is_installed(
     assert charted[0] == (str(tmp_path / "tensorboard"), 0, 1)
     assert charted[-1] == ("closed", 0, 0)
     step_lines = {(name, step): value for name, value, step in charted[1:-1]}
-    for line in lines(tmp_path):
+    for line in metrics(tmp_path):
         assert step_lines["train/loss", line["num_steps"]] == line["loss"]
         assert step_lines["train/lr", line["num_steps"]] == line["lr"]
 
@@ -233,7 +229,7 @@ def test_cuda_lines_say_memory_and_idle_time(tmp_path: Path, precision: str) -> 
     batches = to_device(FakeLoader(num_steps=6, num_rows=16), "cuda", normalize=HALF)
     clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 16)
     fit(config, clip, batches, TrainProcess(torch.device("cuda", torch.cuda.current_device())))
-    step_lines = lines(tmp_path)
+    step_lines = metrics(tmp_path)
     assert all(0 <= line["idle_fraction"] <= 1 for line in step_lines[1:])
     assert all(line["memory_bytes"] > 1e6 for line in step_lines)
     assert step_lines[-1]["loss"] < step_lines[0]["loss"]
@@ -246,7 +242,7 @@ def test_the_share_of_cut_texts_is_in_each_line_and_in_the_summary(tmp_path: Pat
     loader = FakeLoader()
     loader.stats = Counts(samples=0)
     result = fit_here(tmp_path / "cut", loader, max_steps=2)
-    line = lines(tmp_path / "cut")[-1]
+    line = metrics(tmp_path / "cut")[-1]
     assert (line["num_cut_texts"], line["cut_text_fraction"]) == (10, 0.25)
     assert line["num_dropped_parts"] == 3
     assert result.summary is not None

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
 import os
 import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 import torch
@@ -23,6 +21,7 @@ from mmstream.train.distributed import (
     process_group,
     received_by_all,
 )
+from tests.helpers.logged_runs import metrics
 from tests.helpers.processes import end_with_parent
 from tests.helpers.wait import wait_until
 from tools.prove.attempt import free_port
@@ -58,17 +57,11 @@ def start(corpus: str, out: Path, world_size: int = 1, *more: str) -> list[subpr
     return ranks
 
 
-def steps(out: Path, rank: int = 0) -> list[dict[str, Any]]:
-    path = out / f"metrics-rank{rank}.jsonl"
-    lines = path.read_text().splitlines(keepends=True) if path.exists() else []
-    return [json.loads(line) for line in lines if line.endswith("\n")]
-
-
 def wait_for_steps(out: Path, ranks: list[subprocess.Popen[str]], num_steps: int) -> None:
     wait_until(
-        lambda: len(steps(out)) >= num_steps or any(rank.poll() is not None for rank in ranks)
+        lambda: len(metrics(out)) >= num_steps or any(rank.poll() is not None for rank in ranks)
     )
-    assert len(steps(out)) >= num_steps, (out / "rank0.log").read_text()
+    assert len(metrics(out)) >= num_steps, (out / "rank0.log").read_text()
 
 
 def codes(ranks: list[subprocess.Popen[str]]) -> list[int]:
@@ -106,7 +99,7 @@ def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
     wait_for_steps(tmp_path, ranks, 3)
     os.killpg(ranks[0].pid, signal.SIGTERM)  # a scheduler's goes to the loader's workers too
     assert codes(ranks) == [0]
-    done = [line["num_steps"] for line in steps(tmp_path)]
+    done = [line["num_steps"] for line in metrics(tmp_path)]
     assert done == list(range(1, len(done) + 1))
     assert saved_steps(tmp_path) == [done[-1]]
     log = (tmp_path / "rank0.log").read_text()
@@ -115,7 +108,7 @@ def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
 
     ranks = start(corpus, tmp_path, 1, "--max-steps", str(done[-1] + 2))
     assert codes(ranks) == [0]
-    resumed = steps(tmp_path)
+    resumed = metrics(tmp_path)
     assert [line["num_steps"] for line in resumed] == list(range(1, done[-1] + 3))
     positions = [(line["epoch"], line["step"]) for line in resumed]
     assert positions == [(n // 12, n % 12) for n in range(len(positions))]  # 97 samples, 8 a step
@@ -130,8 +123,8 @@ def test_ctrl_c_on_two_ranks_saves_the_same_step_and_exits_with_130(
     for rank in ranks:
         os.killpg(rank.pid, signal.SIGINT)
     assert codes(ranks) == [130, 130]
-    assert steps(tmp_path, 0)[-1]["num_steps"] == steps(tmp_path, 1)[-1]["num_steps"]
-    assert saved_steps(tmp_path) == [steps(tmp_path)[-1]["num_steps"]]
+    assert metrics(tmp_path, 0)[-1]["num_steps"] == metrics(tmp_path, 1)[-1]["num_steps"]
+    assert saved_steps(tmp_path) == [metrics(tmp_path)[-1]["num_steps"]]
     assert "Traceback" not in "".join(path.read_text() for path in tmp_path.glob("rank*.log"))
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import math
 from functools import partial
 from itertools import pairwise
@@ -23,6 +22,7 @@ from mmstream.train.step import prepare, train_step
 from mmstream.train.tracing import deterministic
 from mmstream.train.validation import Validation
 from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.logged_runs import metrics
 from tests.helpers.ragged_loader import RaggedLoader
 from tests.helpers.tiny_model import TinyModel
 
@@ -54,13 +54,8 @@ def gradients(loader: FakeLoader, **settings: Any) -> dict[str, torch.Tensor]:
     return {**measured, "loss": loss, "norm": norm}
 
 
-def lines(folder: Path) -> list[dict[str, Any]]:
-    text = (folder / "metrics-rank0.jsonl").read_text()
-    return [json.loads(line) for line in text.splitlines()]
-
-
 def losses(folder: Path) -> list[float]:
-    return [line["loss"] for line in lines(folder)]
+    return [line["loss"] for line in metrics(folder)]
 
 
 @pytest.mark.parametrize("kind", [FakeLoader, RaggedLoader])
@@ -91,7 +86,7 @@ def test_accumulation_is_a_larger_batch_to_the_end_of_training(tmp_path: Path) -
 def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> None:
     run_config = config(tmp_path / "groups", accumulate=3, epochs=2)
     result, _ = fit_here(run_config, RaggedLoader(num_steps=5, num_rows=4))
-    assert [(x["epoch"], x["step"]) for x in lines(tmp_path / "groups")] == [
+    assert [(x["epoch"], x["step"]) for x in metrics(tmp_path / "groups")] == [
         (0, 2), (0, 4), (1, 2), (1, 4),
     ]  # fmt: skip
     assert result.state == {"epoch": 2, "step": 0}
@@ -125,8 +120,8 @@ def test_an_accumulating_run_resumes_at_the_last_optimizer_step(tmp_path: Path, 
     assert first.state == {"epoch": stop // 3, "step": 2 * (stop % 3)}
     fit_here(config(tmp_path / "parts", **run_config), RaggedLoader(num_steps=5, num_rows=4))
     for name in ("keys", "loss", "lr", "grad_norm"):
-        measured = [line[name] for line in lines(tmp_path / "parts")]
-        assert measured == [line[name] for line in lines(tmp_path / "whole")]
+        measured = [line[name] for line in metrics(tmp_path / "parts")]
+        assert measured == [line[name] for line in metrics(tmp_path / "whole")]
 
 
 def test_dropout_draws_the_same_after_a_resume(tmp_path: Path) -> None:
@@ -170,7 +165,7 @@ def test_fp16_leaves_out_a_step_that_overflows_and_keeps_its_scale(tmp_path: Pat
     result, _ = fit_here(config(tmp_path, precision="fp16", max_steps=4), model=Exploding())
     assert result.num_steps == 4
     assert math.isfinite(result.final_loss or math.inf)
-    assert lines(tmp_path)[1]["grad_norm"] is None  # JSON has no infinity
+    assert metrics(tmp_path)[1]["grad_norm"] is None  # JSON has no infinity
     saved = torch.load(tmp_path / "checkpoints" / "step-00000004.pt")
     assert saved["scaler"]["scale"] == 65536.0 / 2
     trained = prepare(config(precision="fp16"), TinyModel(), PROCESS)
@@ -259,7 +254,7 @@ def test_the_cosine_ends_with_the_last_epoch(tmp_path: Path) -> None:
     run_config = config(tmp_path, accumulate=3, lr_schedule="cosine", final_lr_fraction=0.5)
     fit_here(run_config, RaggedLoader(num_steps=5))  # 2 epochs of 2 steps
     half = 1e-2 * (0.5 + 0.5 / 2)
-    assert [line["lr"] for line in lines(tmp_path)][::2] == pytest.approx([1e-2, half])
+    assert [line["lr"] for line in metrics(tmp_path)][::2] == pytest.approx([1e-2, half])
 
 
 def test_only_matrices_decay() -> None:
