@@ -27,9 +27,10 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import require_files
 from mmstream.dataset.index import index_name
 from mmstream.dataset.index_writer import write_part
+from mmstream.dataset.json_file import json_lines, read_json
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.decoding.stored import BakedContent
-from mmstream.errors import ConfigError, ManifestError, escaped
+from mmstream.errors import ConfigError, escaped
 from mmstream.storage import RemoteStore, Store, open_store
 from mmstream.storage.new_file import remove_temporaries
 from mmstream.storage.urls import require_no_secret
@@ -71,7 +72,7 @@ def is_finished(store: Store, settings: dict[str, Any]) -> bool:
     require_files(store)
     names = store.list().keys()
     if MARKER_NAME in names:
-        marker = _read_json(store, MARKER_NAME)
+        marker = read_json(store, MARKER_NAME)
         if "bake" not in marker:
             raise _holds_something_else(store)
         _require_same(store, marker["bake"], settings, is_finished=MANIFEST_NAME in names)
@@ -82,7 +83,7 @@ def is_finished(store: Store, settings: dict[str, Any]) -> bool:
     if MANIFEST_NAME in names:
         if "bake" not in Manifest.read(store).source or FINGERPRINT_NAME not in names:
             raise _holds_something_else(store)
-        saved = _read_json(store, FINGERPRINT_NAME).get("settings")
+        saved = read_json(store, FINGERPRINT_NAME).get("settings")
         _require_same(store, saved, settings, is_finished=True)
         return True
     if names:
@@ -104,24 +105,13 @@ def _require_same(store: Store, saved: Any, present: dict[str, Any], *, is_finis
         )
 
 
-def _read_json(store: Store, name: str) -> dict[str, Any]:
-    try:
-        return msgspec.json.decode(store.read(name), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ManifestError(f"{store.url_of(name)}: {error}") from None
-
-
 def begin(store: Store, dataset: Dataset, settings: dict[str, Any], command: str) -> None:
     """Write the marker and the fingerprint. Before, remove what killed calls left."""
     _remove_temporary_files(store, dataset)
     if not store.exists(MARKER_NAME):
-        store.write(MARKER_NAME, _json({"command": command, "bake": settings}))
+        store.write(MARKER_NAME, json_lines({"command": command, "bake": settings}))
     content = {"fingerprint": fingerprint_of(settings), "settings": settings}
-    store.write(FINGERPRINT_NAME, _json(content))
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    store.write(FINGERPRINT_NAME, json_lines(content))
 
 
 def _remove_temporary_files(store: Store, dataset: Dataset) -> None:

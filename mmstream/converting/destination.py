@@ -45,6 +45,7 @@ from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.files import require_files
 from mmstream.dataset.index_tars import MAX_PARTS
 from mmstream.dataset.index_writer import write_part
+from mmstream.dataset.json_file import json_lines, read_json
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
     MANIFEST_NAME,
@@ -233,7 +234,7 @@ def begin(
     if state == "clear":
         # Until all is removed, the marker says "clearing". If this call is killed before that, the
         # next one must not take the old shards for its own.
-        store.write(MARKER_NAME, _json({**marker, "clearing": True}))
+        store.write(MARKER_NAME, json_lines({**marker, "clearing": True}))
         _clear(store)
     if state != "unfinished":
         _write_marker(store, marker)
@@ -243,7 +244,7 @@ def _write_marker(store: Store, marker: dict[str, Any]) -> None:
     """Write the marker. A list of bad samples of an earlier dataset is removed before."""
     store.remove(BAD_NAME)
     store.remove(PREVIOUS_NAME)
-    store.write(MARKER_NAME, _json(marker))
+    store.write(MARKER_NAME, json_lines(marker))
 
 
 def begin_range(
@@ -474,17 +475,4 @@ def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, A
 
 def read_marker(store: Store) -> dict[str, Any]:
     """Return the marker of an unfinished conversion: its plan, and what continues it."""
-    try:
-        return msgspec.json.decode(store.read(MARKER_NAME), type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ManifestError(f"{store.url_of(MARKER_NAME)}: {error}") from None
-
-
-def _json(value: dict[str, Any]) -> bytes:
-    try:
-        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
-    except UnicodeEncodeError as error:  # the name of a file from an old disk
-        raise ConfigError(
-            f"a name that is no UTF-8 cannot be written down: {escaped(error.object)}; rename that "
-            "file or folder, or name a link to it"
-        ) from None
+    return read_json(store, MARKER_NAME)

@@ -15,6 +15,7 @@ import msgspec
 
 from mmstream.converting.draft import Draft, Media
 from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, group_rejects
+from mmstream.dataset.json_file import json_lines
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
 
@@ -160,8 +161,7 @@ def write_report(
         tuple(groups[:MAX_REJECT_KINDS]),
         sum(group.num_rows for group in groups if group.example.left_out),
     )
-    content = msgspec.json.format(msgspec.json.encode(report), indent=2)
-    store.write(REPORT_NAME, content + b"\n")
+    store.write(REPORT_NAME, json_lines(report))
     return report
 
 

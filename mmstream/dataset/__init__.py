@@ -12,6 +12,7 @@ manifest.py      mmstream.json: shards and counts
 index.py         NAME.tar.idx: where each sample starts
 index_part.py    mmstream.index.HEX: the same for many shards, named by its content
 index_writer.py  writes such a part
+json_file.py     small JSON files, such as the marker of a conversion
 index_cache.py   parts of remote indexes as files of this machine
 part_reader.py   reads the columns of shards from a part
 shard_indexes.py where samples lie, by parts or by the files beside tars

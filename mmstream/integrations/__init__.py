@@ -23,6 +23,7 @@ sound.py       how each family takes audio
 patches.py     pictures and videos in the patches of Qwen-VL
 token_counts.py  whether a text has as many tokens as its media take
 blank.py       the blank picture, video or recording of a batch without any
+summed_loss.py the loss of tokens, added up
 trainer.py     `LoaderTrainer`: the Trainer of transformers, on a loader
 
 A name is imported when it is first used: only `LoaderTrainer` needs transformers' Trainer.

@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy
 from torch.utils.data import DataLoader, IterableDataset
 
 from mmstream._torchvision import import_torchvision
@@ -24,6 +23,7 @@ from mmstream.device.normalize import Normalize
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.integrations.inputs import model_inputs
+from mmstream.integrations.summed_loss import summed_loss
 from mmstream.loader.loader import Loader
 from mmstream.state import state_at
 from mmstream.types import IGNORED_LABEL, Batch
@@ -309,14 +309,11 @@ def token_loss(
             accumulated batches. None: those of this batch.
         weights: float32 [N], of the N targets that are not -100, in their order. None: all are 1.
     """
-    targets = labels[:, 1:].flatten()
-    logits = outputs.logits[:, :-1].flatten(0, 1).float()
-    losses = cross_entropy(logits, targets, ignore_index=IGNORED_LABEL, reduction="none")
-    is_target = targets != IGNORED_LABEL
-    if weights is None:
-        weights = torch.ones_like(losses[is_target])
-    total = (losses[is_target] * weights).sum()
-    count = weights.sum() if num_items_in_batch is None else num_items_in_batch
+    targets = labels[:, 1:]
+    total = summed_loss(outputs.logits[:, :-1], targets, weights)
+    count = num_items_in_batch
+    if count is None:
+        count = (targets != IGNORED_LABEL).sum() if weights is None else weights.sum()
     count = torch.as_tensor(count, device=total.device)
     return total / torch.where(count > 0, count, 1)  # a step without a label is no NaN
 

@@ -139,7 +139,7 @@ class BatchMakers:
             )
         runner = self._runner
         process = ThisProcess(pipeline, self._progress, label, self.reader)
-        with closing(Watchdog(process, self.settings.stall_limits)) as watchdog:
+        with closing(Watchdog(process, self.settings.stall_limits, self.reader)) as watchdog:
             watchdog.start()
             for step in range(first.step, stop):
                 job = first._replace(step=step)

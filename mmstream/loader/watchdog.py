@@ -15,6 +15,7 @@ from contextlib import contextmanager
 from typing import NamedTuple, Protocol
 
 from mmstream.errors import MMStreamError
+from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
 
 __all__ = ["StallLimits", "Watchdog", "Watched"]
@@ -47,9 +48,6 @@ class Watched(Protocol):
     def end(self) -> None:
         """End all processes, and let a main thread that waits for them go on."""
 
-    def pass_on_log(self) -> None:
-        """Log what processes have logged that cannot do it themselves."""
-
 
 class Watchdog:
     """Looks twice a second at a loader that waits. Holds a thread; close it at the end.
@@ -57,15 +55,19 @@ class Watchdog:
     Args:
         watched: who makes the batches.
         limits: how long a batch may take.
+        reader: the reader process of the rank, if there is one: what it has logged is logged here.
 
     Attributes:
         error: what to raise, once the processes were ended for a batch that took too long.
     """
 
-    def __init__(self, watched: Watched, limits: StallLimits) -> None:
+    def __init__(
+        self, watched: Watched, limits: StallLimits, reader: ReaderProcess | None = None
+    ) -> None:
         self.error: MMStreamError | None = None
         self._watched = watched
         self._limits = limits
+        self._reader = reader
         self._awaited: tuple[Job, float] | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
@@ -107,7 +109,8 @@ class Watchdog:
         if awaited is None or self.error is not None:
             return None
         job, since = awaited
-        self._watched.pass_on_log()
+        if self._reader is not None:
+            self._reader.pass_on_log()
         if self._watched.have_ended():
             self._watched.end()
             return None

@@ -162,11 +162,6 @@ class WorkerGroup:
                 with suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
 
-    def pass_on_log(self) -> None:
-        """Log what the reader process has logged."""
-        if self._reader is not None:
-            self._reader.pass_on_log()
-
     def error(self, job: Job) -> MMStreamError | None:
         """Return what to raise for the first worker that ended by itself; None: all run.
 
@@ -236,11 +231,6 @@ class ThisProcess:
 
     def end(self) -> None:
         """Do nothing: nothing can end the main thread alone."""
-
-    def pass_on_log(self) -> None:
-        """Log what the reader process has logged."""
-        if self._reader is not None:
-            self._reader.pass_on_log()
 
 
 def _process(pid: int | None) -> str:

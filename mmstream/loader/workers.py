@@ -86,7 +86,7 @@ class Workers:
             generator=torch.Generator().manual_seed(torch.initial_seed()),
         )
         self._group = WorkerGroup(pipeline, progress, settings.num_workers, reader)
-        self._watchdog = Watchdog(self._group, settings.stall_limits)
+        self._watchdog = Watchdog(self._group, settings.stall_limits, reader)
 
     def batches(self, first: Job, stop: int, label: str = "", *, goes_on: bool) -> Iterator[Batch]:
         """Yield the batches of steps `first.step` to `stop` - 1, in order.

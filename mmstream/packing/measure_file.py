@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from mmstream.dataset.json_file import json_lines
 from mmstream.dataset.manifest import ShardInfo, name_fault
 from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
 from mmstream.errors import ConfigError, ManifestError, escaped
@@ -205,8 +206,7 @@ def write_measure(measure: Measure, folder: str, unusable: Sequence[bytes] = ())
     content = _File(
         FORMAT_VERSION, dict(measure.settings), dict(measure.details), columns, list(measure.shards)
     )
-    text = msgspec.json.format(msgspec.json.encode(content), indent=2) + b"\n"
-    store.write(MEASURE_NAME, seal(text))
+    store.write(MEASURE_NAME, seal(json_lines(content)))
     remove_arrays(store, {info.name for info in columns.values()})
 
 

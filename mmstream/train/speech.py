@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import valid_labels
 from mmstream.integrations import model_inputs
+from mmstream.integrations.summed_loss import summed_loss
 from mmstream.train.pretrained import load_pretrained
-from mmstream.train.token_loss import summed_loss
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:

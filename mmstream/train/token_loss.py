@@ -7,33 +7,14 @@ from __future__ import annotations
 
 from typing import Any
 
-import torch.nn.functional as F
 from torch import Tensor
 
 from mmstream.batching.valid import next_tokens, target_weights
 from mmstream.integrations import model_inputs
+from mmstream.integrations.summed_loss import summed_loss
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["summed_loss", "text_loss", "weight_of_labels"]
-
-
-def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
-    """Return the cross entropy of all targets but -100, added up in float32: a scalar.
-
-    Args:
-        logits: floating [B, T, V].
-        targets: int64 [B, T].
-        weights: float32 [N], of the N targets that are not -100, in their order. None: all are 1.
-    """
-    losses = F.cross_entropy(
-        logits.flatten(0, 1).float(),
-        targets.flatten(),
-        ignore_index=IGNORED_LABEL,
-        reduction="sum" if weights is None else "none",
-    )
-    if weights is None:
-        return losses
-    return (losses[targets.flatten() != IGNORED_LABEL] * weights).sum()
+__all__ = ["text_loss", "weight_of_labels"]
 
 
 def text_loss(model: Any, batch: Batch) -> tuple[Tensor, Tensor]:

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import is_flat, next_tokens, target_weights
 from mmstream.errors import ConfigError
+from mmstream.integrations.summed_loss import summed_loss
 from mmstream.train.pretrained import load_pretrained
-from mmstream.train.token_loss import summed_loss, text_loss, weight_of_labels
+from mmstream.train.token_loss import text_loss, weight_of_labels
 from mmstream.train.tokenizer import image_token_of
 from mmstream.train.vision import choose_image_size, embed_images, image_inputs
 

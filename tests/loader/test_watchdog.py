@@ -371,9 +371,6 @@ class Watched:
     def end(self):
         self.num_ends += 1
 
-    def pass_on_log(self):
-        pass
-
 
 @pytest.fixture
 def clock(monkeypatch):

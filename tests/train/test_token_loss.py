@@ -9,7 +9,8 @@ import torch
 import mmstream as mm
 from mmstream.batching.flat import flatten
 from mmstream.batching.valid import next_tokens, target_weights
-from mmstream.train.token_loss import summed_loss, weight_of_labels
+from mmstream.integrations.summed_loss import summed_loss
+from mmstream.train.token_loss import weight_of_labels
 
 SAMPLES = [
     {

@@ -43,7 +43,8 @@ from torch import Tensor, nn
 import mmstream as mm
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import is_flat
-from mmstream.train.token_loss import summed_loss, weight_of_labels
+from mmstream.integrations.summed_loss import summed_loss
+from mmstream.train.token_loss import weight_of_labels
 from mmstream.types import Batch
 
 import_torchvision()
