@@ -5,8 +5,8 @@ read. It is a pickled value a message. Through a *step* connection, a worker (or
 where there are no workers) asks for a step and gets it. Its messages are short. They say where in
 the memory of the reader process (`SampleMemory`) a pickled header lies, and that says where the
 samples do. The first answer brings this memory with it. A worker is done with a step before it asks
-for another one, so the samples stay until then. The main process asks *ahead*: for the next step as
-soon as it has one. So the reader process takes the next samples meanwhile.
+for another one, so the samples stay until then. The main process asks *ahead*: for the next steps
+as soon as it has one. So the reader process takes their samples meanwhile.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ import os
 import pickle
 import socket
 import struct
+from collections import deque
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -36,6 +37,7 @@ from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
 __all__ = [
+    "MAX_AHEAD",
     "MAX_SEATS",
     "MEMORY_FD",
     "ReaderEnded",
@@ -48,6 +50,9 @@ __all__ = [
 
 MEMORY_FD = 1
 """Descriptors that come with the first answer."""
+
+MAX_AHEAD = 4
+"""Steps that a connection may ask for ahead, at most."""
 
 MAX_SEATS = 1024
 """Samples that one message asks for again, at most."""
@@ -89,21 +94,21 @@ class StepRequest(NamedTuple):
     epoch: int
     step: int
     seats: tuple[int, ...] = ()
-    """Samples of this connection's latest step whose cached bytes were not right. Empty: a step is
-    asked for."""
-    is_ahead: bool = False
-    """Whether the samples of the step before are still in use."""
+    """Samples of a step in use whose cached bytes were not right. Empty: a step is asked for."""
+    num_in_use: int = 0
+    """How many of the steps before may be in use until this one is."""
 
     def packed(self) -> bytes:
         """Return the message."""
-        numbers = *self[:3], self.is_ahead, *self.seats
+        numbers = *self[:3], self.num_in_use, *self.seats
         return struct.pack(f"={len(numbers)}q", *numbers)
 
     @classmethod
     def unpacked(cls, message: bytes) -> StepRequest:
         """Return the request of a message."""
-        iteration, epoch, step, is_ahead, *seats = struct.unpack(f"={len(message) // 8}q", message)
-        return cls(iteration, epoch, step, tuple(seats), bool(is_ahead))
+        numbers = struct.unpack(f"={len(message) // 8}q", message)
+        iteration, epoch, step, num_in_use, *seats = numbers
+        return cls(iteration, epoch, step, tuple(seats), num_in_use)
 
 
 class Answer(NamedTuple):
@@ -164,7 +169,8 @@ class StepConnection:
     def __init__(self, connection: socket.socket) -> None:
         self._socket = connection
         self._memory: memoryview | None = None
-        self._ahead: StepRequest | None = None
+        self._ahead: deque[StepRequest] = deque()  # not answered yet
+        self._early: deque[tuple[StepRequest, StepHeader | Exception]] = deque()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepConnection, (self._socket,)
@@ -172,8 +178,8 @@ class StepConnection:
     def ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
         """Return the header of a step, and the memory with its samples.
 
-        They stay until the next request for a step. If that one is made by `ask_ahead`, they stay
-        until the request after it.
+        They stay until the next request for a step. Where later steps were asked for ahead, they
+        stay until the request after those.
 
         Raises:
             ReaderEnded: there is no reader process any more.
@@ -181,31 +187,44 @@ class StepConnection:
                 file descriptor left for the memory.
             StorageError: storage failed for good.
         """
-        ahead, self._ahead = self._ahead, None
-        if ahead is not None and ahead != request._replace(is_ahead=True):
-            self._receive()  # of an iteration that is over
-            ahead = None
-        if ahead is None:
+        if request.seats:  # what was asked for before is answered before
+            while self._ahead:
+                self._early.append((self._ahead.popleft(), self._receive()))
             self._send(request)
-        answer = self._receive()
-        if answer.verdict is Verdict.DROPPED:
-            raise MMStreamError("this step belongs to an iteration that is over")
-        if self._memory is None:  # its descriptor came with the first answer, and was dropped
-            raise MMStreamError(
-                "this process has no file descriptor left for the memory of the reader process; "
-                "raise the limit of the shell (ulimit -n), or open fewer files"
-            )
-        value: Any = pickle.loads(self._memory[answer.start :][: answer.num_bytes])
-        if answer.verdict is Verdict.ERROR:
+            value = self._receive()
+        else:
+            value = self._receive_step(request)
+        if isinstance(value, Exception):
             raise value
+        assert self._memory is not None, "it came with the first answer"
         return value, self._memory
 
     def ask_ahead(self, request: StepRequest) -> None:
-        """Ask for the step after the one that was returned; the next call of `ask` returns it."""
-        request = request._replace(is_ahead=True)
-        with suppress(ReaderEnded):  # the next call says so
+        """Ask for the step after those that were asked for. `ask` returns it when its turn comes.
+
+        All that come after the step that `ask` returned last stay in memory beside it.
+        """
+        request = request._replace(num_in_use=self.num_ahead + 1)
+        with suppress(ReaderEnded):  # the next call of `ask` says so
             self._send(request)
-            self._ahead = request
+            self._ahead.append(request)
+
+    @property
+    def num_ahead(self) -> int:
+        """Steps that were asked for ahead."""
+        return len(self._early) + len(self._ahead)
+
+    def _receive_step(self, request: StepRequest) -> StepHeader | Exception:
+        """Receive a step, and ask for it if that was not done ahead."""
+        while self._early or self._ahead:
+            if self._early:
+                asked, value = self._early.popleft()
+            else:
+                asked, value = self._ahead.popleft(), self._receive()
+            if asked[:3] == request[:3]:
+                return value  # others are of an iteration that is over
+        self._send(request)
+        return self._receive()
 
     def _send(self, request: StepRequest) -> None:
         try:
@@ -213,7 +232,7 @@ class StepConnection:
         except OSError:
             raise ReaderEnded("the reader process has ended") from None
 
-    def _receive(self) -> Answer:
+    def _receive(self) -> StepHeader | Exception:
         try:
             message, files, _, _ = socket.recv_fds(self._socket, 256, MEMORY_FD)
         except OSError:
@@ -223,7 +242,17 @@ class StepConnection:
         answer = Answer.unpacked(message)
         if files:
             self._attach(files[0], answer.memory_bytes)
-        return answer
+        if answer.verdict is Verdict.DROPPED:
+            return MMStreamError("this step belongs to an iteration that is over")
+        if self._memory is None:  # its descriptor came with the first answer, and was dropped
+            return MMStreamError(
+                "this process has no file descriptor left for the memory of the reader process; "
+                "raise the limit of the shell (ulimit -n), or open fewer files"
+            )
+        value: StepHeader | Exception = pickle.loads(
+            self._memory[answer.start :][: answer.num_bytes]
+        )
+        return value
 
     def _attach(self, file: int, num_bytes: int) -> None:
         try:

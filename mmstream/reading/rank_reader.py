@@ -4,9 +4,9 @@ The second half of a reader process. It lives in one event loop and knows nothin
 are handed to the transfers by their first use, until the bytes ahead fill the horizon. Ranges that
 have arrived are compared with their checksums once, and held until their last sample is taken.
 
-In memory are at most: the runs of all open windows of this rank, the horizon, and one step, or two
-where the next one is asked for ahead. What the next step needs is always asked for, so a step that
-is larger than the horizon comes, too.
+In memory are at most: the runs of all open windows of this rank, the horizon, one step, and those
+that were asked for ahead: one, or as many as fit in 16 MiB. What the next step needs is always
+asked for, so a step that is larger than the horizon comes, too.
 """
 
 from __future__ import annotations

@@ -17,8 +17,11 @@ import socket
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
+from itertools import cycle
 from multiprocessing.connection import Connection
 
 import numpy as np
@@ -28,6 +31,7 @@ from mmstream.dataset.source import datasets_of
 from mmstream.errors import MMStreamError
 from mmstream.reading.arrived import CachedSample, StepSamples
 from mmstream.reading.messages import (
+    MAX_AHEAD,
     MAX_MESSAGE_BYTES,
     Answer,
     ReaderSetup,
@@ -44,9 +48,11 @@ from mmstream.storage.transfers import Transfers
 
 __all__ = ["Server", "main"]
 
-ROOM_BYTES = 64 << 10
-"""For a message to a client: a step of some hundred samples. Longer ones take memory of their own.
-"""
+ROOM_BYTES = 16 << 10
+"""For a message to a client: a step of 256 samples. Longer ones take memory of their own."""
+
+NUM_ROOMS = MAX_AHEAD + 2
+"""A client reads each message before this many others are written."""
 
 LOOK_S = 1.0
 """Seconds between two looks at whether the parent still runs."""
@@ -85,7 +91,10 @@ class Server:
         memory: SampleMemory,
     ) -> None:
         self._control, self._reader, self._memory = control, reader, memory
-        self._clients = {connection: _Client(memory.take(ROOM_BYTES)) for connection in connections}
+        self._clients = {
+            connection: _Client([memory.take(ROOM_BYTES) for _ in range(NUM_ROOMS)])
+            for connection in connections
+        }
         self._iteration = 0
         self._early: list[tuple[socket.socket, StepRequest]] = []
         self._answers: dict[socket.socket, asyncio.Task[None]] = {}
@@ -128,7 +137,10 @@ class Server:
         self._iteration = iteration
         for connection, answer in list(self._answers.items()):
             answer.cancel()
-            self._send(connection, Answer(Verdict.DROPPED))
+            requests = self._clients[connection].requests
+            for _ in requests:
+                self._send(connection, Answer(Verdict.DROPPED))
+            requests.clear()
         self._answers.clear()
         self._reader.begin(epoch, step, rows, single_samples=single_samples)
         early, self._early = self._early, []
@@ -142,7 +154,7 @@ class Server:
         except OSError:
             message = b""
         if not message:  # that worker has ended
-            self._clients[connection] = _Client(self._clients[connection].room)
+            self._clients[connection] = _Client(self._clients[connection].rooms)
             asyncio.get_running_loop().remove_reader(connection.fileno())
             return
         self._begin_answer(connection, StepRequest.unpacked(message))
@@ -153,27 +165,34 @@ class Server:
         elif request.iteration < self._iteration:
             self._send(connection, Answer(Verdict.DROPPED))
         else:
-            task = asyncio.get_running_loop().create_task(self._answer(connection, request))
-            self._answers[connection] = task
+            client = self._clients[connection]
+            client.requests.append(request)
+            if connection not in self._answers:
+                task = asyncio.get_running_loop().create_task(self._answer_all(connection, client))
+                self._answers[connection] = task
 
-    async def _answer(self, connection: socket.socket, request: StepRequest) -> None:
-        client = self._clients[connection]
+    async def _answer_all(self, connection: socket.socket, client: _Client) -> None:
+        """Answer the requests of a connection, one after the other."""
+        while client.requests:
+            answer = await self._answer(client, client.requests[0])
+            client.requests.popleft()
+            self._send(connection, answer)
+        del self._answers[connection]
+
+    async def _answer(self, client: _Client, request: StepRequest) -> Answer:
         try:
             if request.seats:
-                samples = await self._reader.again([client.cached[seat] for seat in request.seats])
+                step = client.step_of(request)
+                samples = await self._reader.again([step.cached[seat] for seat in request.seats])
             else:
-                # Whoever asks is done with the step before, or else with the one before that.
-                client.before = client.held if request.is_ahead else []
-                client.held = []
+                step = client.begin_step(request)
                 samples = await self._reader.step(request.epoch, request.step)
-                client.cached = samples.cached
-            answer = self._put(client, Verdict.STEP, await self._header(client, samples))
+                step.cached = samples.cached
+            return self._put(client, Verdict.STEP, await self._header(step, samples))
         except Exception as error:
-            answer = self._put_error(client, error)
-        del self._answers[connection]
-        self._send(connection, answer)
+            return self._put_error(client, error)
 
-    async def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
+    async def _header(self, step: _StepInUse, samples: StepSamples) -> StepHeader:
         """Hold the samples of a step, and say where they are."""
         data = list(samples.data)
         if samples.cached:  # whoever asked reads them there
@@ -182,7 +201,7 @@ class Server:
             memory = await self._reader.room_for_cached(stops[-1])
             for seat, start, stop in zip(seats, [0, *stops], stops, strict=False):
                 data[seat] = memory[start:stop]
-        client.held += data
+        step.data += data
         starts = np.array([self._memory.position(one) if one else 0 for one in data], np.int64)
         counts, num_wrong = self._reader.pop_counts()
         return StepHeader(
@@ -200,12 +219,12 @@ class Server:
         )
 
     def _put(self, client: _Client, verdict: Verdict, value: StepHeader | Exception) -> Answer:
-        """Put a value where whoever asked finds it. The one before was read."""
+        """Put a value where whoever asked finds it."""
         message = pickle.dumps(value)
-        memory = client.room
+        memory = next(client.room)
         if len(message) > len(memory):
             memory = self._memory.take(len(message))
-            client.held.append(memory)
+            client.steps[-1].data.append(memory)
         memory[: len(message)] = message
         memory_bytes = 0 if client.has_memory else self._memory.num_bytes
         return Answer(verdict, self._memory.position(memory), len(message), memory_bytes)
@@ -229,19 +248,42 @@ class Server:
             self._clients[connection].has_memory |= bool(files)
 
 
+@dataclass
+class _StepInUse:
+    """A step that a connection has got."""
+
+    epoch: int
+    step: int
+    data: list[memoryview] = field(default_factory=list)
+    cached: dict[int, CachedSample] = field(default_factory=dict)
+
+
 class _Client:
-    """What a connection has got.
+    """What a connection has asked for, and what it has got.
 
     Args:
-        room: for messages, so that there is room for the error that there is none.
+        rooms: for messages, so that there is room for the error that there is none.
     """
 
-    def __init__(self, room: memoryview) -> None:
-        self.room = room
+    def __init__(self, rooms: Sequence[memoryview]) -> None:
+        self.rooms = rooms
+        self.room = cycle(rooms)
         self.has_memory = False
-        self.held: list[memoryview] = []  # of its latest step
-        self.before: list[memoryview] = []  # of the step before, if it was asked for ahead
-        self.cached: dict[int, CachedSample] = {}  # of the same
+        self.requests: deque[StepRequest] = deque()  # not answered yet
+        self.steps: deque[_StepInUse] = deque()  # their samples may be in use
+
+    def begin_step(self, request: StepRequest) -> _StepInUse:
+        """Return a new step, and drop those that are not in use any more."""
+        while len(self.steps) > request.num_in_use:
+            self.steps.popleft()
+        step = _StepInUse(request.epoch, request.step)
+        self.steps.append(step)
+        return step
+
+    def step_of(self, request: StepRequest) -> _StepInUse:
+        """Return the step that some samples are asked for again."""
+        wanted = request.epoch, request.step
+        return next(step for step in self.steps if (step.epoch, step.step) == wanted)
 
 
 async def serve(control: Connection, connections: Sequence[socket.socket]) -> None:

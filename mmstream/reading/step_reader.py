@@ -13,10 +13,21 @@ from mmstream.reading.cached_seats import read_cached
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
-from mmstream.reading.messages import MAX_SEATS, StepConnection, StepHeader, StepRequest
+from mmstream.reading.messages import (
+    MAX_AHEAD,
+    MAX_SEATS,
+    StepConnection,
+    StepHeader,
+    StepRequest,
+)
 from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job
 
 __all__ = ["StepReader"]
+
+AHEAD_BYTES = 16 << 20
+"""As many steps as fit in this are asked for ahead, and one in any case. While ranges arrive, the
+reader process is busy for some milliseconds at a time, and answers late. With two steps of 8 MB
+ahead in place of one, a loop that only reads took a tenth more samples a second."""
 
 
 class StepReader:
@@ -34,8 +45,8 @@ class StepReader:
             None: none.
         large_files: which files are read by ranges: this process reads them itself, when they are
             decoded. None: all come with their step.
-        asks_ahead: ask for the next step before the samples of one are made, so that the reader
-            process takes its samples meanwhile. One more step is in memory then.
+        asks_ahead: ask for the next steps before the samples of one are made, so that the reader
+            process takes their samples meanwhile. They are in memory, too, then.
 
     Attributes:
         lookup: reads single samples.
@@ -70,8 +81,7 @@ class StepReader:
         """
         header, data = self._ask(StepRequest(job.iteration, job.epoch, job.step))
         if self._asks_ahead:
-            later = later_job(job, 1, self._order.steps_per_epoch)
-            self._connection.ask_ahead(StepRequest(later.iteration, later.epoch, later.step))
+            self._ask_ahead(job, int((header.stops - header.starts).sum()))
         outcomes = self._samples(header, data)
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads
@@ -102,6 +112,13 @@ class StepReader:
 
     def close(self) -> None:
         """Do nothing: the connection is used again, and its owner closes it."""
+
+    def _ask_ahead(self, job: Job, num_bytes: int) -> None:
+        """Ask for the steps after a job, as many as `AHEAD_BYTES` says if all have `num_bytes`."""
+        num_ahead = min(MAX_AHEAD, max(1, AHEAD_BYTES // max(1, num_bytes)))
+        for turns in range(self._connection.num_ahead + 1, num_ahead + 1):
+            later = later_job(job, turns, self._order.steps_per_epoch)
+            self._connection.ask_ahead(StepRequest(later.iteration, later.epoch, later.step))
 
     def _ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
         """Return a step with the bytes of all its samples, those of the node cache included."""

@@ -27,8 +27,15 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
-from mmstream.reading import process, server
-from mmstream.reading.messages import ReaderEnded, ReaderSetup, StepConnection, StepRequest
+from mmstream.reading import process, server, step_reader
+from mmstream.reading.messages import (
+    MAX_AHEAD,
+    ReaderEnded,
+    ReaderSetup,
+    StepConnection,
+    StepHeader,
+    StepRequest,
+)
 from mmstream.reading.process import ReaderProcess
 from mmstream.reading.rank_reader import RankReader
 from mmstream.reading.server import main
@@ -184,12 +191,12 @@ def test_a_run_without_memory_for_a_step_ends_with_an_error(
     corpus: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pipeline = make_pipeline(corpus)
-    monkeypatch.setattr(server, "most_bytes", lambda: server.ROOM_BYTES + 4096)
+    monkeypatch.setattr(server, "most_bytes", lambda: server.NUM_ROOMS * server.ROOM_BYTES + 4096)
     monkeypatch.setattr(transfers, "TransferLimits", partial(TransferLimits, memory_s=0.0))
     with (
         reader_thread(pipeline) as reader,
         closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
-        pytest.raises(MemoryError, match=r"no room for [\d,]+ bytes .* may have 69,632 bytes"),
+        pytest.raises(MemoryError, match=r"no room for [\d,]+ bytes .* may have 102,400 bytes"),
     ):
         runner.batch(Job(0, 0, 0, 8, 1, reader.begin(0, 0, (0, 8))))
 
@@ -204,7 +211,7 @@ def test_a_process_without_file_descriptors_says_so(corpus: str) -> None:
         with ExitStack() as stack:
             stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
-            connection._ahead = StepRequest(iteration, 0, 0, is_ahead=True)
+            connection._ahead.append(StepRequest(iteration, 0, 0))
             with pytest.raises(mm.MMStreamError, match=r"file descriptor.*ulimit -n"):
                 connection.ask(StepRequest(iteration, 0, 0))
 
@@ -223,7 +230,7 @@ def test_an_error_that_cannot_be_pickled_crosses_in_its_words(
             reader.connections[0].ask(request)
 
 
-def test_the_next_step_comes_while_a_step_is_in_use_and_is_dropped_by_a_jump(corpus: str) -> None:
+def test_later_steps_come_while_a_step_is_in_use_and_are_dropped_by_a_jump(corpus: str) -> None:
     pipeline = make_pipeline(corpus)
     with (
         reader_thread(pipeline) as reader,
@@ -232,12 +239,51 @@ def test_the_next_step_comes_while_a_step_is_in_use_and_is_dropped_by_a_jump(cor
         iteration = reader.begin(0, 0, (0, 8))
         jobs = [Job(0, step, 0, 8, 1, iteration) for step in (0, 1)]
         first = runner.batch(jobs[0])
+        assert reader.connections[0].num_ahead == MAX_AHEAD
         assert select.select([reader.connections[0]._socket], [], [], 60)[0]
         second = runner.batch(jobs[1])
         jump = Job(1, 0, 0, 8, 1, reader.begin(1, 0, (0, 8)))
         third = runner.batch(jump)
     for batch, job in zip((first, second, third), (*jobs, jump), strict=True):
         assert contents(batch) == own_batch(pipeline, job)
+
+
+def test_samples_stay_until_the_request_after_those_that_were_made_ahead(corpus: str) -> None:
+    pipeline = make_pipeline(corpus)
+
+    def samples_of(header: StepHeader, memory: memoryview) -> list[bytes]:
+        return [bytes(memory[a:b]) for a, b in zip(header.starts, header.stops, strict=True)]
+
+    with reader_thread(pipeline) as reader:
+        connection, iteration = reader.connections[0], reader.begin(0, 0, (0, 8))
+        requests = [
+            StepRequest(iteration, *divmod(number, pipeline.order.steps_per_epoch))
+            for number in range(30 + MAX_AHEAD)
+        ]
+        before = connection.ask(requests[0])
+        expected = [samples_of(*before)]
+        for number, request in enumerate(requests[1:30], start=1):
+            while connection.num_ahead < MAX_AHEAD:
+                connection.ask_ahead(requests[number + connection.num_ahead])
+            while connection._ahead:  # all answers are written
+                connection._early.append((connection._ahead.popleft(), connection._receive()))
+            assert samples_of(*before) == expected[-1]
+            before = connection.ask(request)
+            expected.append(samples_of(*before))
+    assert expected[1] != expected[2]
+
+
+def test_a_small_number_of_large_steps_is_asked_for_ahead(
+    corpus: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pipeline = make_pipeline(corpus)
+    monkeypatch.setattr(step_reader, "AHEAD_BYTES", 1)
+    with (
+        reader_thread(pipeline) as reader,
+        closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
+    ):
+        runner.batch(Job(0, 0, 0, 8, 1, reader.begin(0, 0, (0, 8))))
+        assert reader.connections[0].num_ahead == 1
 
 
 def test_an_answer_that_comes_late_is_no_log_record(
