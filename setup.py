@@ -1,6 +1,7 @@
-"""The one compiled module; all else is in pyproject.toml.
+"""The two compiled modules; all else is in pyproject.toml.
 
-It is optional: where there is no C compiler the package installs without it, and libjpeg decodes.
+They are optional: where there is no C compiler the package installs without them. Then libjpeg
+decodes, and Python parses.
 """
 
 from setuptools import Extension, setup
@@ -17,6 +18,12 @@ setup(
             # No contraction: the weights of a filter must be the same on every machine.
             extra_compile_args=["-std=c11", "-O3", "-ffp-contract=off"],
             optional=True,
-        )
+        ),
+        Extension(
+            "mmstream.tar._plain_samples",
+            sources=["mmstream/csrc/plain_samples.c"],
+            extra_compile_args=["-std=c11", "-O3"],
+            optional=True,
+        ),
     ]
 )
