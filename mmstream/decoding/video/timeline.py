@@ -141,7 +141,10 @@ def demuxed_timeline(
             continue
         pts = packet.pts if packet.pts is not None else packet.dts
         if pts is None:
-            raise DecodeError("its packets have no times")
+            if not (is_key and is_key[0] and last[0] == all_pts[0]):
+                raise DecodeError("its packets have no times")
+            # A cut into Matroska removes the times of frames that are shown before the first key.
+            pts = all_pts[0] - 1
         dts = packet.dts if packet.dts is not None else pts
         is_hidden = packet.is_discard or (is_vp8 and not bytes(packet)[0] & HIDDEN_IN_VP8)
         all_pts.append(pts)

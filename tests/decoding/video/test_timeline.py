@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding.video.timeline import Timeline, without_undecodable_start
+from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.decoding.video.timeline import Timeline, demuxed_timeline, without_undecodable_start
 from mmstream.errors import DecodeError
 from tests.helpers.media_files import video_file
 
@@ -53,3 +55,29 @@ def test_times_beyond_the_range_of_integers_rise() -> None:
     far = Timeline(pts, pts, is_key, is_key, Fraction(1, 1000))
     assert (np.diff(far.times_s) > 0).all()
     assert far.duration_s > 2**53
+
+
+def demuxed(pts: list[int | None], keys: list[int]) -> Timeline:
+    """Read the timeline of packets with these times, as PyAV gives them."""
+    packets = [
+        SimpleNamespace(
+            size=1, pts=at, dts=None, is_keyframe=number in keys, is_discard=False, duration=1
+        )
+        for number, at in enumerate(pts)
+    ]
+    codec = SimpleNamespace(name="h264", has_b_frames=True)
+    stream = SimpleNamespace(codec_context=codec, time_base=Fraction(1, 10))
+    return demuxed_timeline(packets, stream, Deadline(), 100)
+
+
+def test_frames_before_the_first_key_are_left_out_where_a_cut_has_removed_their_times() -> None:
+    # ffmpeg -ss -c copy writes such Matroska files from videos with open groups of pictures.
+    cut = demuxed([0, None, None, None, 4, 2, 1, 3], [0])
+    assert cut.display_order.tolist() == [0, 6, 5, 7, 4]
+    np.testing.assert_allclose(cut.times_s, [0, 0.1, 0.2, 0.3, 0.4])
+
+
+@pytest.mark.parametrize("pts", [[None, 0, 1], [0, 1, None], [0, 4, None, 2]])
+def test_packets_without_times_are_refused_elsewhere(pts: list[int | None]) -> None:
+    with pytest.raises(DecodeError, match="its packets have no times"):
+        demuxed(pts, [0])
