@@ -7,7 +7,7 @@ import random
 import tempfile
 import threading
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,8 @@ def test_whatever_is_in_the_cache_batches_are_the_same(data: st.DataObject) -> N
         def damage() -> None:
             files = cached_files(root)
             if files and draw.random() < 0.3:
-                draw.choice(DAMAGES)(files, draw)
+                with suppress(FileNotFoundError):  # a step that is read ahead removes damaged files
+                    draw.choice(DAMAGES)(files, draw)
 
         event("hits" if read([1, 0], damage) else "no hits")
 
