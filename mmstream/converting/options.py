@@ -162,7 +162,7 @@ class Rerun:
     def __post_init__(self) -> None:
         if self.retry_rejects and self.overwrite:
             raise ConfigError(
-                "retry_rejects=True adds shards to a finished dataset; leave out overwrite"
+                "retry_rejects=True adds shards to a finished dataset; leave out overwrite=True"
             )
 
 
