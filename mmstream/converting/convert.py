@@ -53,7 +53,7 @@ from mmstream.decoding.fields import undecoded_media
 from mmstream.display.markup import count_text
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import is_remote, open_store
-from mmstream.storage.urls import require_no_secret
+from mmstream.storage.urls import require_no_secret, require_two_slashes
 from mmstream.wrong_arguments import advise, require_numbers
 
 __all__ = [
@@ -293,6 +293,7 @@ def convert(
     media_root = None if media_root is None else os.fspath(media_root)
     for url in (*(file_names(rows) or []), dest, media_root or ""):
         require_no_secret(url)
+        require_two_slashes(url)
     check_max_rejects(max_rejects)
     if shard_range is not None and file_names(rows) in (None, ["-"]):
         raise ConfigError(

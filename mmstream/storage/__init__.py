@@ -57,7 +57,13 @@ from mmstream.storage.store import (
     Store,
     require_known,
 )
-from mmstream.storage.urls import is_remote, join_url, require_no_secret, split_url
+from mmstream.storage.urls import (
+    is_remote,
+    join_url,
+    require_no_secret,
+    require_two_slashes,
+    split_url,
+)
 
 __all__ = [
     "Access",
@@ -90,9 +96,10 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
     Raises:
         ConfigError: An empty name, a URL without a host or bucket, or one with a password or a
-            signature in it.
+            signature in it, or with one slash after its scheme.
     """
     name = os.fspath(url)
+    require_two_slashes(name)
     if name.startswith("file://"):
         name = name.removeprefix("file://")
     if not name:

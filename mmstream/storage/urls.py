@@ -2,11 +2,21 @@
 
 from __future__ import annotations
 
+import re
 from typing import TypeAlias
 
 from mmstream.errors import ConfigError
 
-__all__ = ["Range", "is_remote", "join_url", "require_no_secret", "split_url"]
+__all__ = [
+    "Range",
+    "is_remote",
+    "join_url",
+    "require_no_secret",
+    "require_two_slashes",
+    "split_url",
+]
+
+_ONE_SLASH = re.compile(r"(s3|gs|gcs|az|abfss?|https?|hf|memory|file):/(?!/)", re.IGNORECASE)
 
 Range: TypeAlias = tuple[str, int, int]
 """(name, start, stop): bytes [start, stop) of one object."""
@@ -15,6 +25,21 @@ Range: TypeAlias = tuple[str, int, int]
 def is_remote(url: str) -> bool:
     """Tell whether a name is a URL rather than a path; ``file://`` counts as a path."""
     return "://" in url and not url.startswith("file://")
+
+
+def require_two_slashes(url: str) -> None:
+    """Raise a ConfigError for a URL that lost a slash, such as ``s3:/bucket/x``.
+
+    It would be a path: a conversion would write to the local folder ``s3:``. The message does not
+    show the rest of the URL, which may hold a secret. ``./s3:/bucket/x`` is such a path.
+    """
+    match = _ONE_SLASH.match(url)
+    if match is not None:
+        scheme = match[1].lower()
+        raise ConfigError(
+            f"{scheme}:/...: write {scheme}:// with two slashes; pathlib.Path leaves one out, so "
+            "pass a URL as a str"
+        )
 
 
 def split_url(url: str) -> tuple[str, str]:

@@ -230,3 +230,13 @@ def test_a_missing_package_is_named(scheme, package, monkeypatch):
 def test_an_unknown_scheme_is_an_error_of_one_line():
     with pytest.raises(ConfigError, match="nope"):
         mm.open_dataset("nope://bucket/x")
+
+
+@pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:/bucket/x", "https:/host/x", "hf:/datasets/x"])
+def test_a_url_that_lost_a_slash_is_no_folder(url, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ConfigError, match=r"with two slashes"):
+        mm.open_dataset(url)
+    with pytest.raises(ConfigError, match=r"with two slashes"):
+        mm.convert([{"text": "a"}], url, progress=False)
+    assert not list(tmp_path.iterdir())
