@@ -47,7 +47,7 @@ class Sent:
     stop: int
     time: float
     into: memoryview | None
-    """Where the bytes go, if the client was told."""
+    """Where the bytes go, if the client was told and copies them."""
     num_bytes: int = 0
     """That were sent as its answer."""
     is_closed: bool = False
@@ -81,7 +81,7 @@ class FakeClient:
         self, name: str, start: int, stop: int, into: memoryview | None = None
     ) -> _Stream:
         now = asyncio.get_running_loop().time()
-        sent = Sent(name, start, stop, now, into)
+        sent = Sent(name, start, stop, now, None if self.is_blank else into)
         self.sent.append(sent)
         answer = self.answer(sent)
         self.num_open += 1

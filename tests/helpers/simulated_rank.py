@@ -7,6 +7,7 @@ reads gigabytes takes a second.
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import cache
@@ -18,22 +19,40 @@ import numpy as np
 
 from mmstream.dataset.dataset import SampleBounds, ShardLocation
 from mmstream.order import Order
-from mmstream.reading.rank_reader import RankReader
+from mmstream.reading.plan import RankPlan
+from mmstream.reading.rank_reader import HORIZON_BYTES, RankReader
+from mmstream.reading.sample_memory import SampleMemory
 from mmstream.storage import Access, transfers
 from mmstream.storage.transfer_limits import TransferLimits
-from mmstream.storage.transfers import Transfers
+from mmstream.storage.transfers import Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient, Sent
+from tests.helpers.held_bytes import HELD_STEPS
 
-__all__ = ["SimulatedRun", "corpus_order", "simulate_rank"]
+__all__ = ["SimulatedRun", "corpus_order", "corpus_plan", "simulate_rank"]
 
 SAMPLE_BYTES = 110_000
 COUNTS = [500] * 1000
 
 
-def corpus_order(global_batch_size: int = 64) -> Order:
-    """Return the default order of 55 GB in 1,000 shards."""
+def corpus_order(global_batch_size: int = 64, **settings: Any) -> Order:
+    """Return an order of 55 GB in 1,000 shards, by default the default one."""
     return Order.from_counts(
-        COUNTS, global_batch_size=global_batch_size, num_bytes=sum(COUNTS) * SAMPLE_BYTES
+        COUNTS,
+        global_batch_size=global_batch_size,
+        num_bytes=sum(COUNTS) * SAMPLE_BYTES,
+        **settings,
+    )
+
+
+def corpus_plan(order: Order, rows: tuple[int, int]) -> RankPlan:
+    """Return the plan of a rank, from the start on."""
+    dataset = _Dataset()
+    return RankPlan(
+        order,
+        rows,
+        0,
+        bounds=lambda shard, index: dataset.bounds(shard, index, None),
+        access=lambda shard: dataset.store.access,
     )
 
 
@@ -96,6 +115,8 @@ async def simulate_rank(
     work_s: float = 0.012,
     num_workers: int = 2,
     limits: TransferLimits | None = None,
+    memory: SampleMemory | None = None,
+    horizon_bytes: int = HORIZON_BYTES,
 ) -> SimulatedRun:
     """Take batches as a loader does.
 
@@ -109,6 +130,8 @@ async def simulate_rank(
         work_s: seconds that a worker takes for a batch.
         num_workers: worker processes, each of which is two batches ahead.
         limits: of the transfers.
+        memory: where ranges arrive. None: nothing counts them.
+        horizon_bytes: most bytes that are read before their first step.
     """
     objects = dict.fromkeys(map(str, range(len(COUNTS))), mmap(-1, COUNTS[0] * SAMPLE_BYTES))
     client = FakeClient(objects, answer, link_rate=link_rate, is_blank=True)  # type: ignore[arg-type]
@@ -117,13 +140,14 @@ async def simulate_rank(
     loop = asyncio.get_running_loop()
     started = loop.time()
     with mock.patch.object(transfers, "bytearray", _buffer, create=True):
-        ranges = Transfers([client], [{}], limits)
-        reader = RankReader(dataset, order, ranges, [dataset])
+        ranges = Transfers([client], [{}], limits, memory.take if memory else own_memory)
+        reader = RankReader(dataset, order, ranges, [dataset], horizon_bytes=horizon_bytes)
         reader.begin(0, 0, rows or (0, order.global_batch_size))
 
         async def work(worker: int) -> AsyncIterator[None]:
+            held = deque[Any](maxlen=HELD_STEPS)
             for step in range(worker, order.steps_per_epoch, num_workers):
-                await reader.step(0, step)
+                held.append(await reader.step(0, step))
                 await asyncio.sleep(work_s)
                 yield None
 

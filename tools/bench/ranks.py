@@ -16,10 +16,10 @@ Columns:
     GET/GB          requests for shards per 10^9 bytes that were sent, while all ranks read
     samples/GET     samples of such a request
     read/used       bytes that were sent to those of delivered samples, in the same time
-    bound           MB of samples that a rank may hold, by arithmetic: its windows, one more where a
-                    lane goes on to its next window, what is read ahead, and two steps
+    bound           MB of samples that the fullest rank may hold, by its plan: the ranges between
+                    their first use and two steps after their last one, and what is read ahead
     held            MB of samples that the fullest rank held, each page once: the pages of its
-                    `SampleMemory` that were ever used
+                    `SampleMemory` that were ever used. Gaps between ranges are among them
     rank            MB of the largest rank, both processes with all that they share
 """
 
@@ -40,6 +40,7 @@ from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
+from tests.helpers.held_bytes import most_held_bytes
 from tests.helpers.http_fault_proxy import Counts, FaultProxy, Faults, fault_proxy
 from tools.bench.loader_report import print_machine
 from tools.bench.peers.environments import ROOT, process_variables
@@ -85,16 +86,9 @@ class Settings:
     steps: int = 300
     """After it."""
 
-    def most_held_bytes(self, world_size: int, window: int) -> float:
-        """Return the bytes of samples that a rank may hold.
-
-        Args:
-            world_size: number of ranks.
-            window: samples of the window of a lane.
-        """
-        two_steps = 2 * self.global_batch_size * self.sample_bytes
-        of_all = self.window_bytes + self.ahead_bytes + two_steps
-        return of_all / world_size + window * self.sample_bytes
+    def ahead_of(self, world_size: int) -> int:
+        """Return the bytes that each of so many ranks reads ahead at most."""
+        return self.ahead_bytes // world_size
 
 
 def main() -> None:
@@ -216,7 +210,7 @@ class _Bench:
             f"{num_gets / (num_bytes / 1e9):,.0f}" if num_bytes else "",
             f"{num_bytes / settings.sample_bytes / num_gets:.1f}" if num_gets else "",
             f"{num_bytes / used:.2f}" if used else "",
-            f"{settings.most_held_bytes(world_size, self._identity['window']) / 1e6:,.0f}",
+            f"{max(rank['bound_bytes'] for rank in ranks) / 1e6:,.0f}",
             f"{max(rank['held_bytes'] for rank in ranks) / 1e6:,.0f}",
             f"{max(rank['rank_bytes'] for rank in ranks) / 1e6:,.0f}",
         ]
@@ -241,7 +235,7 @@ class _Bench:
         """Run some of the ranks in a process that starts them."""
         settings = self._settings
         with tempfile.TemporaryDirectory(dir=self._folder) as scratch:
-            ahead: float = settings.ahead_bytes // world_size
+            ahead: float = settings.ahead_of(world_size)
             limits = {"HORIZON_BYTES": ahead, "LEAST_HORIZON_BYTES": ahead}
             copy_with_defaults(
                 ROOT / "mmstream", Path(scratch, "mmstream"), {"reading/rank_reader.py": limits}
@@ -330,9 +324,28 @@ def _run_rank(settings: Settings, words: dict[str, Any], rank: int, together: An
         "state": state,
         "held_bytes": sum(map(_sample_memory_bytes, others)),
         "rank_bytes": sum(map(own_pss_bytes, [own, *others])),
+        "bound_bytes": _bound_bytes(settings, words, rank),
     }
     Path(words["folder"], f"rank-{rank}.json").write_text(json.dumps(result))
     os._exit(0)
+
+
+def _bound_bytes(settings: Settings, words: dict[str, Any], rank: int) -> int:
+    """Return the bytes of samples that a rank may hold, by its plan."""
+    from mmstream.reading.plan import RankPlan
+
+    pipeline = _pipeline(settings)
+    dataset, order, world_size = pipeline.dataset, pipeline.order, words["world_size"]
+    num_rows = settings.global_batch_size // world_size
+    state = words["state"] or {"epoch": 0, "step": 0}
+    plan = RankPlan(
+        order,
+        (rank * num_rows, (rank + 1) * num_rows),
+        state["epoch"] * order.steps_per_epoch + state["step"],
+        bounds=dataset.bounds,
+        access=lambda _: dataset.store.access,
+    )
+    return most_held_bytes(plan, words["num_steps"], settings.ahead_of(world_size))
 
 
 def _sample_memory_bytes(pid: int) -> int:
