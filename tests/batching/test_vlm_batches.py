@@ -72,7 +72,11 @@ def test_each_row_has_as_many_image_tokens_as_its_pictures_demand(
     assert "000005.1.jpg: JPEG: " in reasons[0]  # not what its header says, which is whole
 
 
+def no_whole_number(shape: object) -> float:
+    return 2.5
+
+
 def test_a_function_that_returns_no_number_stops_a_run_in_workers_too(varied: mm.Dataset) -> None:
-    decode = native(length=mm.internvl_length(2.5))
-    with pytest.raises(mm.ConfigError, match=r"_by_tile returned 2\.5 for ImageShape"):
+    decode = native(length=no_whole_number)
+    with pytest.raises(mm.ConfigError, match=r"no_whole_number returned 2\.5 for ImageShape"):
         batches(varied, decode, num_workers=1)

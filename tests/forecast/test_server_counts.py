@@ -19,6 +19,7 @@ from mmstream.forecast.large_reads import measure_large_reads
 from mmstream.forecast.reads import Reads, forecast_reads
 from mmstream.forecast.run import forecast_run
 from mmstream.lazy_bytes import LazyBytes
+from mmstream.reading.messages import MAX_AHEAD
 from mmstream.storage import open_store
 from tests.helpers.corpora import write_corpus
 from tests.helpers.http_fault_proxy import Counts, FaultProxy, fault_proxy
@@ -145,14 +146,15 @@ def test_requests_and_bytes_are_those_that_the_server_counts(
         mm.Loader(each, world=mm.World(rank, world_size)) for rank, each in enumerate(pipelines)
     ]
     iterators = [iter(loader) for loader in loaders]
-    # One step is asked for ahead. So with all but two, two epochs are read, and no more.
+    # Some steps are asked for ahead. With one more left, two epochs are read, and no more.
+    num_left = MAX_AHEAD + 1
     for iterator in iterators:
-        for _ in range(order.steps_per_epoch - 2):
+        for _ in range(order.steps_per_epoch - num_left):
             next(iterator)
     counts = counts_at_the_end(proxy, shards)
     for iterator in iterators:  # the last batch has the counts of all that was read
-        next(iterator)
-        next(iterator)
+        for _ in range(num_left):
+            next(iterator)
     transfers = [loader.stats.transfers for loader in loaders]
     num_again = sum(each.num_retries + each.num_hedges for each in transfers)
     for loader in loaders:
