@@ -7,6 +7,9 @@ have arrived are compared with their checksums once, and held until their last s
 In memory are at most: the runs of all open windows of this rank, the horizon, one step, and those
 that were asked for ahead: one, or as many as fit in 16 MiB. What the next step needs is always
 asked for, so a step that is larger than the horizon comes, too.
+
+Windows become small where an epoch ends. The first steps of the next one need many runs at once:
+more than the horizon. So these may also take the memory that windows had, and do not have now.
 """
 
 from __future__ import annotations
@@ -14,7 +17,7 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -59,6 +62,9 @@ and 10 MB/s, so a consumer that waits gets more from step to step. One that deco
 
 MAX_PLANNED_STEPS = 16
 """Steps that are planned together. Their indexes are loaded side by side."""
+
+HELD_STEPS = 2
+"""Steps after which a range is no longer in memory. The last two may still be in use elsewhere."""
 
 MAX_READS = 2
 """Reads of a range here, if samples of it do not fit their checksums."""
@@ -138,6 +144,7 @@ class RankReader:
         self._num_wrong_indexes = 0
         self._planner: asyncio.Task[None] | None = None
         self._arrived: dict[PlannedRange, Arrived] = {}
+        self._bytes_under_way = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -152,6 +159,8 @@ class RankReader:
         self._serial = count()
         self._bytes_ahead: defaultdict[int, int] = defaultdict(int)  # by first use
         self._total_ahead = 0
+        self._in_windows = self._most_in_windows = 0  # bytes of ranges from their first use on
+        self._freed = deque([0] * HELD_STEPS)  # bytes that the last steps were the last to use
         self._taken: set[int] = set()
         self._error: Exception | None = None
         self._progress = asyncio.Event()
@@ -280,8 +289,8 @@ class RankReader:
 
     @property
     def num_held_bytes(self) -> int:
-        """Bytes of all ranges that have arrived or are under way."""
-        return sum(arrived.planned.samples.num_bytes for arrived in self._arrived.values())
+        """Bytes of all ranges that have arrived or are under way, or are in use elsewhere."""
+        return self._in_windows + self._total_ahead
 
     def describe(self) -> str:
         """Say what the next step waits for."""
@@ -340,7 +349,7 @@ class RankReader:
         """Tell whether the next range to read may be one that is not planned yet."""
         if self._waiting and self._waiting[0][0] < plan.next_clock:
             return False
-        return plan.next_clock <= self._clock or self._total_ahead < self._horizon_bytes()
+        return plan.next_clock <= self._clock or self._room_ahead(plan.next_clock) > 0
 
     def _plan_steps(self, plan: RankPlan, num_steps: int) -> tuple[list[PlannedRange], int, int]:
         """Plan steps; runs in the only thread that plans, because indexes come from storage.
@@ -372,21 +381,30 @@ class RankReader:
             first_use, _, planned = self._waiting[0]
             num_bytes = planned.samples.num_bytes
             if first_use > self._clock:
-                has_room = self._total_ahead + num_bytes <= self._horizon_bytes()
+                has_room = num_bytes <= self._room_ahead(first_use)
                 if not has_room or first_use >= self._plan.next_clock:
                     return
                 self._bytes_ahead[first_use] += num_bytes
                 self._total_ahead += num_bytes
+            else:
+                self._in_windows += num_bytes
             heapq.heappop(self._waiting)
             samples = planned.samples
             arrived = Arrived(planned, first=int(samples.start[0]), num_left=samples.position.size)
             self._arrived[planned] = arrived
             self._begin_fetch(arrived, self._fetch(arrived))
 
-    @staticmethod
-    def _begin_fetch(arrived: Arrived, fetch: Coroutine[Any, Any, None]) -> None:
+    def _begin_fetch(self, arrived: Arrived, fetch: Coroutine[Any, Any, None]) -> None:
+        num_bytes = arrived.planned.samples.num_bytes
+
+        def end(task: asyncio.Task[None]) -> None:
+            self._bytes_under_way -= num_bytes
+            if not task.cancelled():
+                task.exception()  # asyncio need not complain: its step may never be asked for
+
+        self._bytes_under_way += num_bytes
         arrived.ready = asyncio.get_running_loop().create_task(fetch)
-        arrived.ready.add_done_callback(_look_at_error)
+        arrived.ready.add_done_callback(end)
 
     async def _fetch(self, arrived: Arrived) -> None:
         """Read a range, but for what the node cache has; errors of data become values.
@@ -561,7 +579,7 @@ class RankReader:
         errors: dict[int, ShardError | SampleError] = {}
         large: dict[int, LargeSample] = {}
         cached: dict[int, CachedSample] = {}
-        num_taken = 0
+        num_taken = num_freed = 0
         for window, span in step_plan.spans:
             samples = window.samples[span].tolist()
             seats = [sample[0] for sample in samples]
@@ -590,7 +608,10 @@ class RankReader:
                 arrived.num_left -= 1
                 if not arrived.num_left:
                     del self._arrived[planned]
+                    num_freed += planned.samples.num_bytes
         assert num_taken == size, "each seat is filled once"
+        self._freed.append(num_freed)
+        self._in_windows -= self._freed.popleft()
         for seat in errors:
             sizes[seat] = 0
         return StepSamples(
@@ -622,6 +643,22 @@ class RankReader:
         wanted = max(LEAST_HORIZON_BYTES, int(self._recent_bytes))
         return min(self._max_horizon_bytes, wanted)
 
+    def _room_ahead(self, clock: int) -> int:
+        """Return how many bytes more may be ahead, of ranges that this step is the first to need.
+
+        Example: windows had 2.0 GB at most, and have 1.2 GB near the end of an epoch. With a
+        horizon of 0.5 GB, 1.3 GB may be ahead for the next epoch. No more than 0.5 GB of it are
+        under way: with 1.3 GB, what is needed first came seconds late.
+        """
+        horizon = self._horizon_bytes()
+        room = horizon - self._total_ahead
+        num_steps = self._order.steps_per_epoch
+        # With a node cache, the next epoch comes from there. It needs no such room.
+        if self._cache is not None or clock // num_steps == self._clock // num_steps:
+            return room
+        unused = self._most_in_windows - self._in_windows
+        return min(room + unused, horizon - self._bytes_under_way)
+
     def _advance(self, clock: int) -> None:
         """Move the clock past the steps that were taken."""
         self._taken.add(clock)
@@ -630,7 +667,10 @@ class RankReader:
             self._clock += 1
             if self._cache is not None and self._clock % self._order.steps_per_epoch == 0:
                 self._cache.begin_epoch()
-            self._total_ahead -= self._bytes_ahead.pop(self._clock, 0)
+            first_used = self._bytes_ahead.pop(self._clock, 0)
+            self._total_ahead -= first_used
+            self._in_windows += first_used
+        self._most_in_windows = max(self._most_in_windows, self._in_windows)
         self._transfers.advance(self._clock)
         self._admit()
         self._notify()
@@ -644,9 +684,3 @@ class RankReader:
         if arrived.ready is not None and not arrived.ready.done():
             arrived.ready.cancel()
         self._transfers.cancel(arrived.transfers)
-
-
-def _look_at_error(task: asyncio.Task[None]) -> None:
-    """Tell asyncio that the error of a range is known, though its step may never be asked for."""
-    if not task.cancelled():
-        task.exception()

@@ -11,6 +11,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass, field
 from functools import cache
+from itertools import count
 from mmap import mmap
 from typing import Any
 from unittest import mock
@@ -34,12 +35,13 @@ SAMPLE_BYTES = 110_000
 COUNTS = [500] * 1000
 
 
-def corpus_order(global_batch_size: int = 64, **settings: Any) -> Order:
-    """Return an order of 55 GB in 1,000 shards, by default the default one."""
+def corpus_order(global_batch_size: int = 64, num_shards: int = 1000, **settings: Any) -> Order:
+    """Return an order of 55 GB in 1,000 shards, or of some of them; by default the default one."""
+    counts = COUNTS[:num_shards]
     return Order.from_counts(
-        COUNTS,
+        counts,
         global_batch_size=global_batch_size,
-        num_bytes=sum(COUNTS) * SAMPLE_BYTES,
+        num_bytes=sum(counts) * SAMPLE_BYTES,
         **settings,
     )
 
@@ -146,8 +148,8 @@ async def simulate_rank(
 
         async def work(worker: int) -> AsyncIterator[None]:
             held = deque[Any](maxlen=HELD_STEPS)
-            for step in range(worker, order.steps_per_epoch, num_workers):
-                held.append(await reader.step(0, step))
+            for clock in count(worker, num_workers):
+                held.append(await reader.step(*divmod(clock, order.steps_per_epoch)))
                 await asyncio.sleep(work_s)
                 yield None
 

@@ -2,7 +2,7 @@
 
 A real S3 server (SeaweedFS) runs on this machine. A proxy before it delays answers and limits each
 connection. A loop takes raw samples of a small corpus for several epochs, in batches of 64. One
-loop takes batches as fast as they come, and one at a pace. For each epoch it prints the wait for
+loop takes batches as fast as they come, and others at a pace. For each epoch it prints the wait for
 its first ten batches beside the wait for all others.
 """
 
@@ -32,7 +32,9 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=4)
     parser.add_argument("--latency", type=float, default=0.05, help="seconds to the first byte")
     parser.add_argument("--rate", type=float, default=40e6, help="bytes/s of a connection; 0: any")
-    parser.add_argument("--pace", type=float, default=2000, help="samples/s of the paced loop")
+    parser.add_argument(
+        "--pace", type=float, nargs="+", default=[2000], help="samples/s of the paced loops"
+    )
     options = parser.parse_args()
     with s3_server() as server, fault_proxy(server.endpoint) as proxy:
         own = without_aws(os.environ) | server.env | {"AWS_ENDPOINT_URL": proxy.endpoint}
@@ -41,7 +43,7 @@ def main() -> None:
         url = f"s3://{server.bucket}/corpus"
         _upload(url, options.samples, options.images)
         proxy.set(Faults(latency_s=options.latency, bytes_per_s=options.rate))
-        for pace in (0.0, options.pace):
+        for pace in (0.0, *options.pace):
             _take(url, options.epochs, pace)
 
 
@@ -74,8 +76,9 @@ def _take(url: str, num_epochs: int, pace: float) -> None:
                 asked = time.perf_counter()
             first, others = waits[:NUM_FIRST], waits[NUM_FIRST:]
             print(
-                f"{name}, epoch {epoch}: batch 1 {waits[0]:.0f} ms, the first {NUM_FIRST} at most "
-                f"{max(first):.0f} ms; others p50 {statistics.median(others):.0f} ms, p99 "
+                f"{name}, epoch {epoch}: waited {sum(waits) / 1000:.1f} s; batch 1 {waits[0]:.0f} "
+                f"ms, the first {NUM_FIRST} at most {max(first):.0f} ms; others p50 "
+                f"{statistics.median(others):.0f} ms, p99 "
                 f"{statistics.quantiles(others, n=100)[98]:.0f} ms, most {max(others):.0f} ms",
                 flush=True,
             )
