@@ -65,13 +65,15 @@ def index(url: str, facts: bool, **options: Any) -> None:
         report = index_tars(url, **options)
     say(
         f"{count_text(report.num_shards, 'tar')}, {count_text(report.num_samples, 'sample')}; "
-        f"{report.num_built:,} indexes built, {count_text(report.num_repacked, 'tar')} repacked"
+        f"{count_text(report.num_built, 'tar')} indexed, "
+        f"{count_text(report.num_repacked, 'tar')} repacked"
         + f", checksums of {count_text(report.num_summed, 'tar')} written"
         * options["checksums"]
     )
     if facts:
         _write_facts(options["output"] or url, options["overwrite"])
-    if options["output"] is not None and not report.num_repacked:
+    is_elsewhere = (options["output"] or url).rstrip("/") != url.rstrip("/")
+    if is_elsewhere and not report.num_repacked:
         say(
             f"the tars stay in {url}; to open {options['output']}, use --allow-foreign-urls, or in "
             "Python mm.open_dataset(..., allow_foreign_urls=True)"

@@ -133,9 +133,19 @@ def plan_outputs(
 
     A destination that has a lock is locked: if its holder lives, that is the error to report. If it
     is dead, the lock is removed at the end.
+
+    Raises:
+        ConfigError: a destination holds something else, such as a dataset without splits above
+            the folders of splits. Who opens it would get that one.
     """
+    rows_of_splits = select(source, options)
+    if None not in rows_of_splits and store.exists(MANIFEST_NAME):
+        raise ConfigError(
+            f"{store.url}: holds a dataset without splits, so splits cannot lie there; name "
+            "another destination"
+        )
     outputs: list[Output] = []
-    for split, rows in select(source, options).items():
+    for split, rows in rows_of_splits.items():
         split_store = store if split is None else open_store(join_url(store.url, split))
         folder = split_store.local_path("")
         if folder is not None and Path(folder).is_file():

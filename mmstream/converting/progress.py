@@ -90,7 +90,7 @@ class Progress:
             bar.n = max(bar.n, min(self._num_kept + rows, bar.total))
             elapsed = bar.format_dict["elapsed"] or 0
             rate = num_bytes / 1e6 / elapsed if elapsed else 0.0
-            bar.set_postfix_str(f"{rate:.1f} MB/s, {rejects:,} rejects")
+            bar.set_postfix_str(f"{rate:.1f} MB/s, {rejects:,} rejected")
 
 
 def _counts(path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:

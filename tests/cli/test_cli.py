@@ -322,8 +322,21 @@ def test_info_breaks_what_a_manifest_says_of_its_source_into_lines(mmstream, tmp
 
 def test_index_and_repack(mmstream, tmp_path):
     code, out, _ = mmstream("index", FOREIGN, "--output", tmp_path / "out", "--repack")
-    assert (code, out) == (0, "4 tars, 1,193 samples; 4 indexes built, 1 tar repacked\n")
+    assert (code, out) == (0, "4 tars, 1,193 samples; 4 tars indexed, 1 tar repacked\n")
     assert mmstream("verify", tmp_path / "out")[1] == "ok: 1,193 samples in 4 shards\n"
+
+
+def test_an_index_beside_its_tars_asks_for_no_option_to_open_it(mmstream, tmp_path):
+    folder = tmp_path / "tars"
+    folder.mkdir()
+    write_corpus(tmp_path, [2])
+    for tar in tmp_path.rglob("*.tar"):
+        tar.rename(folder / tar.name)
+    out = mmstream("index", folder, "--output", f"{folder}/")[1]
+    assert out == "1 tar, 2 samples; 1 tar indexed, 0 tars repacked\n"
+    assert mmstream("info", folder)[0] == 0
+    elsewhere = mmstream("index", folder, "--output", tmp_path / "elsewhere")[1]
+    assert "use --allow-foreign-urls" in elsewhere
 
 
 def test_splits(mmstream, rows, tmp_path):

@@ -185,6 +185,16 @@ def test_splits_are_datasets_that_share_the_rows_out_and_stay_when_rows_are_adde
     assert before == {key: after[key] for key in before}
 
 
+def test_splits_are_not_written_under_a_dataset_without_splits(tmp_path):
+    rows = write_rows(tmp_path / "r.jsonl", [{"id": i, "text": f"row {i}"} for i in range(20)])
+    run(rows, tmp_path / "o")
+    before = keys(tmp_path / "o")
+    with pytest.raises(mm.ConfigError, match="holds a dataset without splits"):
+        run(rows, tmp_path / "o", splits={"train": 0.5, "val": 0.5})
+    assert keys(tmp_path / "o") == before
+    assert not (tmp_path / "o" / "train").exists()
+
+
 def test_rows_of_one_id_share_a_split_and_rows_without_id_go_by_content(tmp_path):
     rows = [{"id": 7, "text": f"a{i}"} for i in range(20)] + [{"text": f"{i}"} for i in range(40)]
     run(write_rows(tmp_path / "r.jsonl", rows), tmp_path / "o", splits={"train": 0.5, "val": 0.5})

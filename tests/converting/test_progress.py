@@ -38,10 +38,10 @@ def test_rows_of_a_shard_in_work_are_shown_before_it_is_done(terminal):
         counts[1] += 2
         bar._show()
         assert bar._bar.n == 37
-        assert "2 rejects" in bar._bar.postfix
+        assert "2 rejected" in bar._bar.postfix
         bar.finish_shard(report(100, 5, 1000))
         assert bar._bar.n == 100
-        assert "5 rejects" in bar._bar.postfix
+        assert "5 rejected" in bar._bar.postfix
 
 
 def test_rows_that_an_earlier_call_wrote_do_not_count_for_the_rate(terminal):
@@ -68,7 +68,7 @@ def test_a_conversion_counts_every_row_and_reject(terminal, tmp_path, num_worker
     run(corpus, tmp_path / "out", progress=True, num_workers=num_workers)
     last = terminal.getvalue().rpartition("\r")[2]
     assert "40/40" in last
-    assert "2 rejects" in last
+    assert "2 rejected" in last
     run(corpus, tmp_path / "plain")
     assert tree(tmp_path / "out") == tree(tmp_path / "plain")
 
