@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import copy
 import random
 import re
 import socket
@@ -286,7 +287,9 @@ class _Connection(asyncio.BufferedProtocol):
     async def _wait(self, body: _Body | None = None) -> None:
         """Wait until something arrived. Bytes of a body that is slow are handed over."""
         if self._error is not None:
-            raise self._error
+            # The frames of an error that is raised hold the memory of the body, and this connection
+            # holds its error. Such a circle would only end with the garbage collector.
+            raise copy.copy(self._error)
         loop = asyncio.get_running_loop()
         self._waiter = loop.create_future()
         timer = None if body is None else loop.call_later(FLUSH_S, self._flush, body)

@@ -49,6 +49,9 @@ sets another number."""
 
 PATIENCE_VARIABLE = "MMSTREAM_STORAGE_PATIENCE_S"
 
+MAX_PATIENCE_S = 10 * 365 * 86_400.0
+"""Ten years. A larger number means the same: for ever."""
+
 MAX_FIRST_ATTEMPTS = 5
 """How often a request is sent to a store that never answered, the first time included."""
 
@@ -150,17 +153,23 @@ class Failures:
         # A call has the same limit alone: other requests may be answered all the time.
         self.since = min(self.since, started, patience.failed(started, now, limit_s))
         left_s = self.since + limit_s - now
+        if self.num_attempts == 1 and self.since == started and limit_s > 0:
+            left_s = max(left_s, FIRST_PAUSE_S)  # a long upload may break after more than that
         is_new = not patience.has_answered and self.num_attempts >= MAX_FIRST_ATTEMPTS
         if left_s <= 0 or is_new:
             setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
             raise StorageError(
-                f"{self.url}: failed {self.num_attempts} times in {now - self.since:.1f} s"
+                f"{self.url}: failed {_times(self.num_attempts)} in {now - self.since:.1f} s"
                 f"{setting}, last {type(error).__name__}: {error}"
             ) from error
         if now - self.since > FIRST_WARNING_S:
             _warn(patience, self.url, error, self.since, now, limit_s)
         longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_attempts - 1, 10))
         return min(max(random.uniform(0, longest_s), _retry_after_s(error)), left_s)
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
 
 
 def patience_of(url: str) -> Patience:
@@ -258,7 +267,7 @@ def patience_limit_s() -> float:
         limit_s = math.nan
     if not 0 <= limit_s < math.inf:
         raise ConfigError(f"{PATIENCE_VARIABLE}={text}: a number of seconds, 0 or more")
-    return limit_s
+    return min(limit_s, MAX_PATIENCE_S)
 
 
 def _warn(

@@ -8,6 +8,7 @@ another region is followed there.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import re
 import time
@@ -32,6 +33,8 @@ from mmstream.storage.store import ObjectStat, RequestError
 from mmstream.storage.urls import join_url
 
 __all__ = ["S3Client"]
+
+logger = logging.getLogger(__name__)
 
 MAX_ERROR_BYTES = 16 * 1024
 """Bytes that are read of an answer that says an error. S3's have less than 1 kB."""
@@ -59,6 +62,7 @@ class S3Client:
         self._has_ranges = False  # a range has come
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
+        self._renewal: asyncio.Task[None] | None = None
 
     def __reduce__(self) -> Any:
         raise TypeError(f"{self.url}: a client is not pickled; make one in each process")
@@ -107,6 +111,8 @@ class S3Client:
 
     async def close(self) -> None:
         """Drop all connections. No range may be opened any more."""
+        if self._renewal is not None:
+            self._renewal.cancel()
         if self._link is not None:
             await self._link.http.close()
 
@@ -181,14 +187,35 @@ class S3Client:
     # -- where the bucket is, and with which credentials -------------------------------------------
 
     async def _current_link(self, url: str) -> _Link:
+        """Return what requests are sent with.
+
+        Asking for credentials may take seconds, as long as a request may wait for its first byte.
+        So it is done once for all requests, and goes on if one of them is given up. A link that is
+        there already is used meanwhile: botocore renews credentials long before they expire.
+        """
         link = self._link
-        if link is not None and time.monotonic() < link.checked_until:
-            return link
-        async with self._lock:
-            if self._link is link:
-                self._link = await self._made_link(url, link)
-            assert self._link is not None
-            return self._link
+        if link is None or time.monotonic() >= link.checked_until:
+            if self._renewal is None or self._renewal.done():
+                self._renewal = asyncio.get_running_loop().create_task(self._renew(url, link))
+                self._renewal.add_done_callback(_retrieve)
+            if link is None:
+                await asyncio.shield(self._renewal)
+                link = self._link
+        assert link is not None
+        return link
+
+    async def _renew(self, url: str, link: _Link | None) -> None:
+        """Make the first link, or the one after another."""
+        try:
+            async with self._lock:
+                if self._link is link:
+                    self._link = await self._made_link(url, link)
+        except Exception as error:
+            if link is None:
+                raise
+            logger.warning("%s: the credentials could not be read again: %s", url, escaped(error))
+            if self._link is link:  # if they expire, a refusal says so, and they are read then
+                self._link = link._replace(checked_until=time.monotonic() + SIGNER_S)
 
     async def _made_link(
         self, url: str, old: _Link | None, region: str | None = None, *, anew: bool = False
@@ -209,11 +236,11 @@ class S3Client:
 
         try:
             endpoint, signer = await asyncio.to_thread(make)
-        except ConfigError:
-            raise
         except Exception as error:  # of botocore, of a process or a service, of a missing file
             if patience_of(self.url).has_answered:
                 raise _passing(error) from None
+            if isinstance(error, ConfigError):
+                raise
             raise StorageError(f"{url}: {escaped(error)}; {CREDENTIALS_HINT}") from None
         if old is not None and old.endpoint.url == endpoint.url:
             http = old.http
@@ -232,10 +259,13 @@ class S3Client:
             if mending == "region":
                 region = refusal.region or await self._region_of_bucket(used, url)
                 if region is None or region == used.endpoint.region:
-                    raise StorageError(
+                    message = (
                         f"{url}: {refusal}; the bucket is in another region, and the server does "
-                        "not say in which: set AWS_REGION"
+                        "not say in which: set AWS_REGION, or check AWS_ENDPOINT_URL"
                     )
+                    # A load balancer may do so for a while.
+                    has_answered = patience_of(self.url).has_answered
+                    raise RequestError(message) if has_answered else StorageError(message)
             self._link = await self._made_link(url, used, region, anew=True)
 
     async def _region_of_bucket(self, link: _Link, url: str) -> str | None:
@@ -282,6 +312,12 @@ class _Link(NamedTuple):
     signer: S3Signer | None
     http: HttpClient
     checked_until: float
+
+
+def _retrieve(task: asyncio.Task[None]) -> None:
+    """Look at the error of a task, or asyncio complains where nobody waited for it to the end."""
+    if not task.cancelled():
+        task.exception()
 
 
 async def _refusal(answer: Answer) -> Refusal:

@@ -80,7 +80,11 @@ class Refusal(NamedTuple):
 
     @property
     def is_skewed(self) -> bool:
-        """The clock of this machine is wrong. A bare answer says it by its date alone."""
+        """The signature is too old or too new. A bare answer says it by its date alone.
+
+        Where the date of the answer is right, the request was only held up, such as by a machine
+        that slept.
+        """
         return self.code == "RequestTimeTooSkewed" or (
             self.is_bare and self.status == 403 and abs(self.skew_s) > MAX_SKEW_S
         )
@@ -117,7 +121,7 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
         patience.answered()
         absent = "bucket" if code == "NoSuchBucket" else "object"
         return FileNotFoundError(f"{url}: no such {absent}")
-    if refusal.is_skewed:
+    if refusal.is_skewed and abs(refusal.skew_s) > MAX_SKEW_S:
         side = "ahead of" if refusal.skew_s > 0 else "behind"
         return StorageError(
             f"{url}: the clock of this machine is {abs(refusal.skew_s):,.0f} s {side} the server's "
@@ -130,9 +134,12 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
         return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}{hint}")
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
+    is_throttled = status in _THROTTLED_STATUS or code in _THROTTLED_CODES
+    if is_throttled and code:  # S3 itself says so, perhaps as thousands of ranks start
+        patience.has_answered = True
     return RequestError(
         str(refusal),
-        is_throttled=status in _THROTTLED_STATUS or code in _THROTTLED_CODES,
+        is_throttled=is_throttled,
         retry_after_s=refusal.retry_after_s,
     )
 

@@ -135,6 +135,7 @@ class TransferLimits:
     min_progress_bytes: int = 64 << 10
     """Bytes after which a broken request is continued without a pause: the server does answer."""
     close_s: float = 5.0
-    """Seconds that cancelled requests get to end at the close: closing a connection is quick."""
+    """Seconds that cancelled requests get to end at the close, and an answer whose bytes have all
+    come: closing a connection is quick."""
     silent_s: float = 1.0
     """Seconds without any answer from a store after which the first one ends all pauses."""

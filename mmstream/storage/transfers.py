@@ -296,12 +296,17 @@ class Transfers:
             stream = await self._clients[client].open(
                 name, start + attempt.start, stop, attempt.into
             )
+            end = None
             try:
                 self._begin(attempt, stream.stat)
                 # To the end, even if all bytes have come: the connection may serve again then.
                 async for piece in stream:
                     self._take(attempt, piece)
+                    if attempt.position == attempt.transfer.size and end is None:
+                        end = self._loop.call_later(self._limits.close_s, attempt.cancel)
             finally:
+                if end is not None:
+                    end.cancel()
                 await stream.close()
             self._fail(attempt, RequestError(f"the answer ended at byte {attempt.position}"))
         except Exception as error:
@@ -394,8 +399,7 @@ class Transfers:
             if error.is_throttled:
                 self._counts["num_throttled"] += 1
                 self._in_flight.failed(attempt.started, now)
-        has_moved = attempt.position - attempt.start >= self._limits.min_progress_bytes
-        self._retry(attempt, error, now, retry_after_s if has_moved else None)
+        self._retry(attempt, error, now, retry_after_s if self._has_moved(attempt) else None)
 
     def _give_up(self, attempt: _Attempt, reason: str, now: float) -> None:
         """End a request that brings nothing, and request again what is missing."""
@@ -410,12 +414,12 @@ class Transfers:
     ) -> None:
         """Queue a transfer again, after a pause of its patience or of `pause_s`."""
         transfer = attempt.transfer
-        if transfer.failures is None:
+        if transfer.failures is None or self._has_moved(attempt):  # its time begins anew
             client, name, _, _, _ = transfer.request
             url = self._clients[client].url_of(name)
             transfer.failures = Failures(url, self._patience[client])
         try:
-            patient_s = transfer.failures.add(error, attempt.started, now)
+            patient_s = transfer.failures.add(error, attempt.touched, now)
         except (StorageError, ConfigError) as final:
             self._end(transfer, final)
             return
@@ -425,6 +429,9 @@ class Transfers:
         self._pausing[transfer] = self._loop.call_later(
             patient_s if pause_s is None else min(pause_s, patient_s), self._enqueue, transfer
         )
+
+    def _has_moved(self, attempt: _Attempt) -> bool:
+        return attempt.position - attempt.start >= self._limits.min_progress_bytes
 
     def _end(self, transfer: _Transfer, error: Exception) -> None:
         if not transfer.future.done():
@@ -704,5 +711,7 @@ class _Attempt:
         return rest * seconds_per_byte
 
     def cancel(self) -> None:
-        if self.task is not None:
-            self.task.cancel()
+        # A cancelled task keeps its frames, and these hold this object and its memory.
+        task, self.task = self.task, None
+        if task is not None:
+            task.cancel()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import ssl
 
 import pytest
@@ -211,6 +212,26 @@ def test_memory_that_was_given_is_let_go_and_never_written_after_the_close():
 
     body = reply(body=DATA)
     assert talk(lambda request: [body[:5000], 0.01, body[5000:]], read_and_drop) == DATA
+
+
+def test_the_memory_of_a_broken_answer_is_let_go_at_once():
+    buffer = bytearray(len(DATA))
+
+    async def read(client, stub):
+        answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
+        try:
+            async for piece in answer:
+                del piece
+        except ConnectionError:
+            await answer.close()
+
+    gc.collect()
+    gc.disable()
+    try:
+        talk(lambda request: [reply(body=DATA)[:5000], b""], read)
+        buffer.append(0)  # impossible while anything holds it; no garbage collector has run
+    finally:
+        gc.enable()
 
 
 @pytest.mark.parametrize("answer", [reply("404 No", DATA[:9]), reply(body=DATA), chunked(DATA)])

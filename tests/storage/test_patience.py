@@ -55,7 +55,7 @@ def test_calls_one_after_the_other_do_not_add_up(pauses):
     with pytest.raises(StorageError):
         retry(f"{URL}/a", Server(pauses))
     second = Server(pauses)
-    with pytest.raises(StorageError, match="failed 1 times in 300"):
+    with pytest.raises(StorageError, match="failed once in 300"):
         retry(f"{URL}/b", second)
     assert second.num_requests == 1
     assert retry(f"{URL}/b", lambda: "answer") == "answer"
@@ -142,10 +142,29 @@ def test_a_patience_that_is_no_number_of_seconds_is_the_callers_mistake(pauses, 
         retry(URL, Server(pauses))
 
 
+def test_a_long_request_that_breaks_once_is_sent_again(pauses):
+    patience_of(URL).answered()
+
+    def upload():
+        if not pauses:
+            pauses.append(400)  # seconds of one request
+            raise A_FAULT
+        return "answer"
+
+    assert retry(f"{URL}/a", upload) == "answer"
+
+
+def test_a_patience_of_any_length_is_taken(pauses, monkeypatch, caplog):
+    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "1e300")
+    patience_of(URL).answered()
+    assert retry(URL, Server(pauses, back=1000)) == "answer"
+    assert "it is tried again until " in caplog.text
+
+
 def test_no_patience_is_one_attempt(pauses, monkeypatch):
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "0")
     patience_of(URL).answered()
-    with pytest.raises(StorageError, match=r"failed 1 times in 0\.0 s"):
+    with pytest.raises(StorageError, match=r"failed once in 0\.0 s"):
         retry(URL, Server(pauses))
 
 

@@ -10,6 +10,7 @@ import time
 from datetime import UTC, datetime, timedelta
 from email.utils import formatdate
 from functools import lru_cache
+from itertools import count
 
 import botocore.loaders
 import pytest
@@ -260,9 +261,52 @@ def test_credentials_are_renewed_before_they_expire(settings, tmp_path):
     first, second = (request.access_key for request in stub.requests)
     assert first == second
     settings.setattr(s3_client, "SIGNER_S", 0.0)
-    _, _, stub = ask(with_object(), num_reads=2)
-    first, second = (request.access_key for request in stub.requests)
-    assert first != second
+
+    async def read_until_renewed():
+        async with stub_server(with_object()) as stub:
+            settings.setenv("AWS_ENDPOINT_URL", stub.endpoint)
+            client = S3Client(URL)
+            while len({request.access_key for request in stub.requests}) < 2:
+                await (await client.open("a", 0, 9)).close()
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(read_until_renewed(), 500))
+
+
+def test_slow_credentials_are_asked_for_once_whoever_gives_up(settings, tmp_path):
+    (tmp_path / "config").write_text(credential_process(tmp_path))
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+
+    async def run():
+        async with stub_server(with_object()) as stub:
+            settings.setenv("AWS_ENDPOINT_URL", stub.endpoint)
+            client = S3Client(URL)
+            for _ in range(3):
+                given_up = asyncio.create_task(client.open("a", 0, 9))
+                await asyncio.sleep(0)
+                given_up.cancel()
+            await (await client.open("a", 0, 9)).close()
+            await client.close()
+
+    asyncio.run(asyncio.wait_for(run(), 500))
+    assert (tmp_path / "calls").read_text() == "x"
+
+
+def test_credentials_that_are_broken_in_mid_run_may_be_right_later(settings, tmp_path):
+    (tmp_path / "config").write_text(credential_process(tmp_path))
+    settings.delenv("AWS_ACCESS_KEY_ID")
+    settings.delenv("AWS_SECRET_ACCESS_KEY")
+    numbers = count()
+
+    def answer(request):
+        if next(numbers) == 0:
+            return ranged(request, DATA)
+        (tmp_path / "keys.py").write_text("print('{')")
+        return refused("400 Bad Request", "ExpiredToken", "The provided token has expired.")
+
+    with pytest.raises(RequestError, match="ConfigError: s3://bucket: "):
+        ask(answer, num_reads=2)
 
 
 def test_a_wrong_name_of_a_bucket_is_a_setting():
@@ -291,6 +335,12 @@ def test_a_wrong_clock_is_final_and_told_in_seconds():
         ask(with_object(skewed))
 
 
+def test_a_request_that_was_held_up_with_a_right_clock_may_be_sent_again():
+    held_up = refused("403 Forbidden", "RequestTimeTooSkewed", Date=formatdate(usegmt=True))
+    with pytest.raises(RequestError, match="403 RequestTimeTooSkewed"):
+        ask(with_object(held_up))
+
+
 @pytest.mark.parametrize("says_region", [True, False])
 def test_a_bucket_is_followed_to_its_region(says_region):
     region = {"x_amz_bucket_region": "eu-west-3"}
@@ -314,6 +364,16 @@ def test_a_bucket_is_followed_to_its_region(says_region):
 def test_a_region_that_nobody_names_is_final():
     with pytest.raises(StorageError, match=r"another region.*set AWS_REGION"):
         ask(lambda request: refused("301 Moved", "PermanentRedirect"))
+
+
+def test_a_store_that_has_answered_may_send_elsewhere_for_a_while():
+    numbers = count()
+
+    def answer(request):
+        return refused("302 Found", "") if next(numbers) else ranged(request, DATA)
+
+    with pytest.raises(RequestError, match=r"302; the bucket is in another region"):
+        ask(answer, num_reads=2)
 
 
 def test_a_range_past_the_end_says_the_present_object():

@@ -19,6 +19,8 @@ import pytest
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
+from mmstream.storage.patience import Patience
+from mmstream.storage.s3_errors import Refusal, failure
 from mmstream.storage.store import ObjectStat
 from tests.helpers.stub_server import refused
 from tests.helpers.web_stubs import S3Stub, running
@@ -187,3 +189,11 @@ def test_an_endpoint_may_have_a_path(server, settings, path):
     settings.setenv("AWS_ENDPOINT_URL", server.url + path)
     server.objects[f"{path.strip('/')}/bucket/corpus/a".lstrip("/")] = DATA
     assert open_store(URL).read("a", 10_000) == DATA
+
+
+@pytest.mark.parametrize(("code", "is_store"), [("SlowDown", True), ("", False)])
+def test_s3_that_asks_for_fewer_requests_at_the_start_has_answered(code, is_store):
+    patience = Patience()
+    error = failure(URL, Refusal(503, code, "", None, 0.0, 0.0), patience, waits_for_access=False)
+    assert error.is_throttled
+    assert patience.has_answered == is_store
