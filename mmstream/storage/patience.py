@@ -278,7 +278,8 @@ def _warn(
         return
     patience.last_warning = now
     clock = datetime.now()
-    end = f"{clock + timedelta(seconds=since + limit_s - now):%H:%M:%S}"
+    left = timedelta(seconds=since + limit_s - now)
+    end = f"{clock + left:{'%H:%M:%S' if left.days == 0 else '%Y-%m-%d %H:%M:%S'}}"
     logger.warning(
         "%s: fails since %s (%.0f s): %s: %s; it is tried %s",
         escaped(url),
