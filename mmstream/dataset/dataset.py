@@ -422,6 +422,26 @@ class Dataset(Sequence[Sample]):
                 error.difference,
             )
 
+    def expect(self, shard: int, stat: ObjectStat) -> None:
+        """Expect a shard as another process of this rank has read it.
+
+        Args:
+            shard: position of the shard in the manifest.
+            stat: as that process expects it now.
+
+        Raises:
+            ShardError: this process has read another version, and there are no checksums by which
+                samples of both could be told apart.
+        """
+        name = self.name_of(shard)
+        try:
+            require_known(self.url_of(shard), name, stat, self.known)
+        except ReplacedError as error:
+            if not self.has_checksums:
+                raise self.explain(error, shard, 0) from error
+            self.known[name] = stat
+            self._accepted.add(name)  # that process has warned
+
     def map(self, shard: int, earlier: mmap | None = None) -> mmap | None:
         """Return a shard's file as a map of its bytes.
 

@@ -156,7 +156,7 @@ def _open_folder(
 ) -> Dataset:
     require_files(store)
     if store.access.concurrent:
-        dataset = _open_manifest(store, bad_list, checksums, allow_foreign_urls)
+        dataset = _open_manifest(store, bad_list, checksums, allow_foreign_urls, storage_kind)
         if dataset is not None:
             return dataset
     stats = store.list()
@@ -212,7 +212,11 @@ def _store_to_read(store: Store, storage_kind: StorageKind | None) -> Store:
 
 
 def _open_manifest(
-    store: Store, bad_list: bool, checksums: bool, allow_foreign_urls: bool
+    store: Store,
+    bad_list: bool,
+    checksums: bool,
+    allow_foreign_urls: bool,
+    storage_kind: StorageKind | None,
 ) -> Dataset | None:
     """Open a dataset on an object store by its manifest. None: there is no manifest.
 
@@ -230,7 +234,13 @@ def _open_manifest(
             bad = read_bad(store, manifest, names=bad_names.result()) if bad_names else None
         except FileNotFoundError:
             bad = None
-    return Dataset(manifest, data_store, store, bad=bad, checksums=checksums)
+    return Dataset(
+        manifest,
+        _store_to_read(data_store, storage_kind),
+        store,
+        bad=bad,
+        checksums=checksums,
+    )
 
 
 def _data_store(store: Store, manifest: Manifest, allow_foreign_urls: bool) -> Store:

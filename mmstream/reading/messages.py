@@ -17,7 +17,7 @@ import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
@@ -33,6 +33,7 @@ from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.range_cache import NodeCacheSettings
+from mmstream.storage import ObjectStat
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
@@ -158,6 +159,9 @@ class StepHeader:
     cached: Mapping[int, CacheLocation] = field(default_factory=dict)
     """By seat: the samples of which only the place is there. Whoever asked reads them from the
     node cache."""
+    read_shards: Sequence[tuple[int, ObjectStat]] = ()
+    """Shards that were read since the step before, as they were then. Whoever asked may read more
+    of them, and must not get another version."""
 
 
 class StepConnection:

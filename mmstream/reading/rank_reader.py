@@ -39,7 +39,7 @@ from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
 from mmstream.reading.packed_rows import seats_of
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, merge
 from mmstream.reading.range_cache import RangeCache
-from mmstream.storage import Access, ReplacedError
+from mmstream.storage import Access, ObjectStat, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest, own_memory
 from mmstream.types import IntArray
@@ -114,6 +114,9 @@ class RankReader:
             whole.
         cache: has samples of earlier epochs. None: all come from storage.
         new_memory: length -> memory for ranges of which a part comes at a time.
+
+    Attributes:
+        read_shards: each shard as it was when its first range came, and again if it was replaced.
     """
 
     def __init__(
@@ -140,6 +143,8 @@ class RankReader:
         self._rows: tuple[int, int] | None = None
         self._clock = -1
         self._counts = TransferCounts()
+        self._stats: dict[int, ObjectStat] = {}
+        self.read_shards: list[tuple[int, ObjectStat]] = []
         self._num_wrong = 0
         self._num_wrong_indexes = 0
         self._planner: asyncio.Task[None] | None = None
@@ -516,15 +521,23 @@ class RankReader:
             future = self._transfers.submit(request)
             arrived.transfers.append(future)
             try:
-                return await future
+                data = await future
             except ReplacedError as error:
                 is_checked = bool((samples.checksum != NO_CHECKSUM).all())
                 if not is_checked or attempt == MAX_REPLACED:
                     raise
                 dataset.accept(name, error)
+            else:
+                self._note_version(shard, dataset.known.get(name))
+                return data
             finally:
                 arrived.transfers.remove(future)
         raise AssertionError("never reached")
+
+    def _note_version(self, shard: int, stat: ObjectStat | None) -> None:
+        if stat is not None and stat.version is not None and self._stats.get(shard) != stat:
+            self._stats[shard] = stat
+            self.read_shards.append((shard, stat))
 
     def _wrong_samples(self, samples: SampleRange, data: memoryview) -> list[int]:
         if (samples.checksum == NO_CHECKSUM).all():

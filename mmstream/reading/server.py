@@ -68,8 +68,10 @@ class LogToMain(logging.Handler):
     def emit(self, record: logging.LogRecord) -> None:
         """Send a record. It is left out where the main process has not read many earlier ones."""
         fields = record.__dict__ | {"msg": record.getMessage(), "args": None, "exc_info": None}
-        with suppress(OSError):
-            if select.select([], [self._control], [], 0)[1]:
+        with suppress(Exception):  # whoever logs has other things to do
+            poll = select.poll()  # select.select takes no descriptor above 1,023
+            poll.register(self._control, select.POLLOUT)
+            if poll.poll(0):
                 self._control.send(("log", fields))
 
 
@@ -188,11 +190,11 @@ class Server:
                 step = client.begin_step(request)
                 samples = await self._reader.step(request.epoch, request.step)
                 step.cached = samples.cached
-            return self._put(client, Verdict.STEP, await self._header(step, samples))
+            return self._put(client, Verdict.STEP, await self._header(client, step, samples))
         except Exception as error:
             return self._put_error(client, error)
 
-    async def _header(self, step: _StepInUse, samples: StepSamples) -> StepHeader:
+    async def _header(self, client: _Client, step: _StepInUse, samples: StepSamples) -> StepHeader:
         """Hold the samples of a step, and say where they are."""
         data = list(samples.data)
         if samples.cached:  # whoever asked reads them there
@@ -204,6 +206,8 @@ class Server:
         step.data += data
         starts = np.array([self._memory.position(one) if one else 0 for one in data], np.int64)
         counts, num_wrong = self._reader.pop_counts()
+        read_shards = self._reader.read_shards[client.num_told :]
+        client.num_told += len(read_shards)
         return StepHeader(
             samples.shard,
             samples.index,
@@ -216,6 +220,7 @@ class Server:
             num_wrong,
             samples.packed,
             {seat: sample.location for seat, sample in samples.cached.items()},
+            read_shards,
         )
 
     def _put(self, client: _Client, verdict: Verdict, value: StepHeader | Exception) -> Answer:
@@ -269,6 +274,7 @@ class _Client:
         self.rooms = rooms
         self.room = cycle(rooms)
         self.has_memory = False
+        self.num_told = 0  # of `RankReader.read_shards`
         self.requests: deque[StepRequest] = deque()  # not answered yet
         self.steps: deque[_StepInUse] = deque()  # their samples may be in use
 

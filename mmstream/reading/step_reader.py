@@ -80,12 +80,17 @@ class StepReader:
         """Return the raw samples of a job, in the order of rows.
 
         Raises:
+            ShardError: the reader process has read another version of a shard than this process,
+                and there are no checksums.
             StorageError: storage failed for good.
             MMStreamError: the reader process has ended.
         """
         header, data = self._ask(StepRequest(job.iteration, job.epoch, job.step))
         if self._asks_ahead:
             self._ask_ahead(job, int((header.stops - header.starts).sum()))
+        for shard, stat in header.read_shards:
+            location = self._source.locate(shard)
+            location.dataset.expect(location.shard, stat)
         outcomes = self._samples(header, data)
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from itertools import chain, count
 from typing import NamedTuple
 
-from mmstream.errors import ConfigError, StorageError
+from mmstream.errors import StorageError
 from mmstream.machine import num_local_ranks
 from mmstream.storage.allowance import Allowance
 from mmstream.storage.in_flight import InFlight
@@ -420,7 +420,7 @@ class Transfers:
             transfer.failures = Failures(url, self._patience[client])
         try:
             patient_s = transfer.failures.add(error, attempt.touched, now)
-        except (StorageError, ConfigError) as final:
+        except Exception as final:  # whatever it is: a range that is lost would be waited for
             self._end(transfer, final)
             return
         if transfer.attempts:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import logging
 import os
 import resource
@@ -300,3 +301,21 @@ def test_an_answer_that_comes_late_is_no_log_record(
         reader.pass_on_log()
         monkeypatch.setattr(process, "ANSWER_S", 60)
         assert "it has not begun" in reader.describe()
+
+
+def test_a_log_record_is_sent_by_a_descriptor_above_1023() -> None:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    if hard != resource.RLIM_INFINITY and hard < 2048:
+        pytest.skip("no more than 1,024 open files")
+    resource.setrlimit(resource.RLIMIT_NOFILE, (max(soft, 2048), hard))
+    try:
+        ours, theirs = socket.socketpair()
+        high = fcntl.fcntl(theirs, fcntl.F_DUPFD, 1100)
+        theirs.close()
+        with closing(Connection(ours.detach())) as receiver, closing(Connection(high)) as sender:
+            handler = server.LogToMain(sender)
+            handler.emit(logging.makeLogRecord({"msg": "the store is away"}))
+            assert receiver.poll(0)
+            assert receiver.recv()[1]["msg"] == "the store is away"
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))

@@ -14,6 +14,7 @@ from mmstream.dataset.index_tars import index_tars
 from mmstream.errors import ShardError, StateError
 from mmstream.storage import is_remote, open_store
 from tests.helpers.corpora import write_corpus
+from tests.helpers.stores import FarStore
 
 SHARD = "shard-000001.tar"
 SINCE = "(was replaced while this run read it|is not the shard that was indexed)"
@@ -262,3 +263,33 @@ def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
     write_in_place(str(tmp_path / "shards"))
     with pytest.raises(mm.ChecksumError):
         next(batches)
+
+
+@pytest.mark.parametrize("num_workers", [0, 2])
+def test_what_a_worker_reads_itself_is_of_the_version_that_the_reader_process_read(
+    tmp_path, num_workers
+):
+    old, new = (write_corpus(tmp_path / name, [64]) for name in ("old", "new"))
+    name = "shard-000000.tar"
+    data = Path(old, name).read_bytes()
+    start = data.index(b"\xff\xd8", len(data) // 2)
+    Path(old, name).write_bytes(data[:start] + b"--" + data[start + 2 :])  # one broken picture
+    local = mm.open_dataset(old)
+    store = FarStore(local.store)
+    loader = mm.Loader(
+        mm.Pipeline(
+            mm.Dataset(local.manifest, store, store),  # sizes are known, and no versions
+            global_batch_size=8,
+            shuffle=False,
+            decode=mm.Decode(image=mm.ImageDecoder(size=16)),
+            bad_samples=mm.BadSamplePolicy(max_fraction=1.0),
+        ),
+        num_workers=num_workers,
+    )
+    batches = iter(loader)
+    next(batches)  # the reader process has all samples by the next step
+    shutil.copy(Path(new, name), tmp_path / "copy")
+    (tmp_path / "copy").replace(Path(old, name))
+    with pytest.raises(ShardError, match=f"^{name}: was replaced while this run read it"):
+        list(batches)
+    loader.close()

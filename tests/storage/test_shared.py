@@ -186,6 +186,14 @@ def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch,
         mm.open_dataset(remote, storage_kind="local")
 
 
+@pytest.mark.s3
+def test_an_object_store_has_no_storage_kind(s3, tmp_path):
+    remote = write_corpus(f"{s3}/{tmp_path.name}", [4])
+    for kind, message in [("shared", "is for folders"), ("nfs", "local or shared")]:
+        with pytest.raises(ConfigError, match=message):
+            mm.open_dataset(remote, storage_kind=kind)
+
+
 def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
     folder = write_corpus(tmp_path / "a", [30, 1, 0, 40], checksums=True)
 

@@ -11,13 +11,14 @@ import weakref
 from dataclasses import replace
 from itertools import chain, count, pairwise, repeat
 from statistics import median
+from unittest import mock
 
 import numpy as np
 import pytest
 
 from mmstream.errors import StorageError
 from mmstream.storage import ObjectStat, ReplacedError, open_store
-from mmstream.storage.patience import patience_of
+from mmstream.storage.patience import Failures, patience_of
 from mmstream.storage.range_client import range_client
 from mmstream.storage.store import RequestError
 from mmstream.storage.transfer_limits import TransferLimits
@@ -514,6 +515,14 @@ async def test_final_errors_are_passed_on_at_once(error):
         with pytest.raises(type(error), match=str(error)):
             await store.submit()
         assert len(store.client.sent) == 1
+
+
+@in_virtual_time
+async def test_an_error_that_nobody_foresaw_ends_its_range(monkeypatch):
+    monkeypatch.setattr(Failures, "add", mock.Mock(side_effect=OverflowError("too large")))
+    async with Store(lambda sent: Answer(0.001, error=REFUSED)) as store:
+        with pytest.raises(OverflowError):
+            await store.submit()
 
 
 @in_virtual_time
