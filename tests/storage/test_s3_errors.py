@@ -187,3 +187,19 @@ def test_an_endpoint_may_have_a_path(server, settings, path):
     settings.setenv("AWS_ENDPOINT_URL", server.url + path)
     server.objects[f"{path.strip('/')}/bucket/corpus/a".lstrip("/")] = DATA
     assert open_store(URL).read("a", 10_000) == DATA
+
+
+@pytest.mark.parametrize("new", [DATA[::-1], DATA + b"more"], ids=["same size", "longer"])
+def test_a_large_object_that_is_replaced_while_it_is_read_is_read_again(
+    server, settings, pauses, new
+):
+    settings.setattr(remote, "OBJECT_RANGE_BYTES", 300)
+
+    def answer_and_replace(request, name):
+        S3Stub.answer_object(request, name)
+        if "Range" not in request.headers:
+            server.objects[name] = new
+
+    server.handler.answer_object = answer_and_replace
+    assert CALLS["read"](open_store(URL)) == new
+    assert len(pauses) == 1
