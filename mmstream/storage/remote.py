@@ -510,11 +510,13 @@ def _read_ranges(
                 data: bytes = await answer["Body"].read()
             finally:
                 answer["Body"].close()
-        if "ContentRange" not in answer and (start != 0 or len(data) > stop):
+        size = None
+        if answer["ResponseMetadata"]["HTTPStatusCode"] == 206:
+            size = size_of_range(answer.get("ContentRange", ""), start, stop)
+        elif start != 0 or len(data) > stop:
             raise StorageError(f"{url}: the server does not know ranges of objects")
-        size = answer.get("ContentRange", "").rpartition("/")[2]  # "bytes 0-9/100"
         version = _version(answer.get("ETag"))
-        return _Answer(data, ObjectStat(int(size), version) if size.isdigit() else None)
+        return _Answer(data, None if size is None else ObjectStat(size, version))
 
     async def read_all() -> list[_Answer | BaseException]:
         limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)

@@ -198,8 +198,8 @@ def test_other_errors_of_a_server_pass(status):
 
 
 def test_a_broken_connection_passes():
-    head = ranged_head = b"HTTP/1.1 206 Partial\r\nContent-Length: 6\r\n\r\n"
-    for answer in ([head + b"xy", b""], [b""], [ranged_head[:20], b""]):
+    head = b"HTTP/1.1 206 Partial\r\nContent-Length: 6\r\nContent-Range: bytes 3-8/9\r\n\r\n"
+    for answer in ([head + b"xy", b""], [b""], [head[:20], b""]):
         with pytest.raises(RequestError, match=r"^ConnectionResetError"):
             ask(with_object(answer))
 
@@ -344,17 +344,23 @@ def test_a_whole_object_in_place_of_a_range_is_asked_for_again_where_ranges_have
         ask(answer, num_reads=2)
 
 
-@pytest.mark.parametrize("content_range", ["bytes 4-9/1024", "bytes 3-9/1024"])
+@pytest.mark.parametrize("content_range", ["bytes 4-9/1024", "bytes 3-9/1024", "lines 3-8/9"])
 def test_another_range_than_the_one_asked_for_passes(content_range):
     wrong = reply("206 Partial", DATA[:6], {"Content-Range": content_range})
     with pytest.raises(RequestError, match=f"bytes 3-8 were asked for, {content_range} came"):
         ask(with_object(wrong))
 
 
+def test_a_range_that_does_not_say_which_one_it_is_passes():
+    with pytest.raises(RequestError, match="a range without Content-Range came"):
+        ask(with_object(reply("206 Partial", DATA[3:9])))
+
+
 @pytest.mark.parametrize("framing", ["Transfer-Encoding: chunked", "Content-Length: 7"])
 def test_bytes_come_into_the_given_memory_whatever_their_framing(framing):
     body = b"7\r\nabcdefg\r\n0\r\n\r\n" if "chunked" in framing else b"abcdefg"
-    answer = f"HTTP/1.1 206 Partial\r\n{framing}\r\n\r\n".encode() + body
+    head = f"HTTP/1.1 206 Partial\r\n{framing}\r\nContent-Range: bytes 3-8/*\r\n\r\n"
+    answer = head.encode() + body
     buffer = bytearray(6)
     data, stat, _ = ask(with_object(answer), into=memoryview(buffer))
     assert (data, bytes(buffer), stat) == (b"abcdef", b"abcdef", None)

@@ -203,3 +203,18 @@ def test_a_large_object_that_is_replaced_while_it_is_read_is_read_again(
     server.handler.answer_object = answer_and_replace
     assert CALLS["read"](open_store(URL)) == new
     assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("wrong", ["bytes 0-3/1024", None])
+def test_another_range_than_the_one_asked_for_is_asked_for_again(server, pauses, wrong):
+    answers = [{"Content_Range": wrong} if wrong else {}]
+
+    def answer_wrongly_at_first(request, name):
+        if answers:
+            request.answer(206, DATA[:4], **answers.pop())
+        else:
+            S3Stub.answer_object(request, name)
+
+    server.handler.answer_object = answer_wrongly_at_first
+    assert open_store(URL).read_range("a", 100, 104) == DATA[100:104]
+    assert len(pauses) == 1

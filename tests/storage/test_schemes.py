@@ -170,6 +170,22 @@ def test_a_server_without_ranges_is_one_clear_error(corpus, pauses):
             batches(f"{server.url}/corpus")
 
 
+@pytest.mark.parametrize("wrong", ["bytes 0-3/1024", None])
+def test_another_range_than_the_one_asked_for_is_asked_for_again(web, pauses, wrong):
+    store, name = open_store(web.corpus), "shard-000000.tar"
+    data, answers = store.read(name), [{"Content_Range": wrong} if wrong else {}]
+
+    def answer_wrongly_at_first(request, name):
+        if answers:
+            request.answer(206, data[:4], **answers.pop())
+        else:
+            WebStub.answer_object(request, name)
+
+    web.handler.answer_object = answer_wrongly_at_first
+    assert store.read_range(name, 100, 104) == data[100:104]
+    assert len(pauses) == 1
+
+
 def test_passing_faults_are_tried_again(web, pauses):
     store = open_store(web.corpus)
     expected = store.read("mmstream.json")
