@@ -18,16 +18,10 @@ from xml.sax.saxutils import unescape
 
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.http_client import Answer, HttpClient
-from mmstream.storage.http_headers import size_of_range
+from mmstream.storage.http_headers import seconds_until, size_of_range, timestamp
 from mmstream.storage.patience import CREDENTIALS_HINT, patience_of
 from mmstream.storage.s3_endpoint import S3Endpoint, s3_endpoint
-from mmstream.storage.s3_errors import (
-    Refusal,
-    connection_failure,
-    failure,
-    seconds_until,
-    timestamp,
-)
+from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.s3_signature import S3Signer
 from mmstream.storage.store import ObjectStat, RequestError
 from mmstream.storage.urls import join_url
@@ -294,7 +288,7 @@ async def _refusal(answer: Answer) -> Refusal:
         code=_element(text, "Code"),
         message=_element(text, "Message"),
         region=headers.get("x-amz-bucket-region") or _element(text, "Region") or None,
-        retry_after_s=seconds_until(headers.get("retry-after", ""), now),
+        retry_after_s=seconds_until(headers.get("retry-after", "")),
         skew_s=now - (timestamp(headers.get("date", "")) or now),
     )
 

@@ -11,11 +11,10 @@ import errno
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
+from mmstream.storage.http_headers import seconds_until, timestamp
 from mmstream.storage.patience import CREDENTIALS_HINT, Patience
 from mmstream.storage.store import RequestError
 
@@ -25,8 +24,6 @@ __all__ = [
     "failure",
     "plain_s3_error",
     "refusal_of",
-    "seconds_until",
-    "timestamp",
 ]
 
 MAX_SKEW_S = 900.0
@@ -200,26 +197,10 @@ def refusal_of(error: Exception) -> Refusal | None:
         code="" if is_bare else code,
         message=str(said.get("Message", "")),
         region=headers.get("x-amz-bucket-region"),
-        retry_after_s=seconds_until(headers.get("retry-after", ""), now),
+        retry_after_s=seconds_until(headers.get("retry-after", "")),
         skew_s=now - (timestamp(headers.get("date", "")) or now),
         is_bare=is_bare,
     )
-
-
-def timestamp(date: str) -> float | None:
-    """Return the time that a header says, in seconds since 1970. None: it says none."""
-    try:
-        moment = parsedate_to_datetime(date)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def seconds_until(text: str, now: float) -> float:
-    """Return what ``Retry-After`` says, in seconds: a number of them, or a date."""
-    if text.isdecimal():
-        return float(text)
-    return max(0.0, (timestamp(text) or now) - now)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from mmstream.errors import StorageError
-from mmstream.storage.http_headers import size_of_range
+from mmstream.storage.http_headers import seconds_until, size_of_range
 from mmstream.storage.store import ObjectStat, RequestError
 
 __all__ = ["client_options", "head", "read_ranges"]
@@ -114,11 +114,10 @@ def _require_ok(url: str, answer: Any) -> None:
             "~/.netrc; else the address may have expired"
         )
     if status in (429, 503):
-        text = answer.headers.get("Retry-After", "")
         raise RequestError(
             f"the server answers {status}",
             is_throttled=True,
-            retry_after_s=float(text) if text.isdecimal() else 0.0,
+            retry_after_s=seconds_until(answer.headers.get("Retry-After", "")),
         )
     if status in (405, 501):
         raise OSError(errno.EOPNOTSUPP, f"the server answers {status}")

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import tarfile
+import time
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -198,6 +200,22 @@ def test_passing_faults_are_tried_again(web, pauses):
         web.handler.statuses_to_come[:] = [503, 429, 500]
         assert call() in (expected, True)
         assert len(pauses) == 3
+
+
+def test_a_web_server_may_say_by_a_date_how_long_to_wait(web, pauses):
+    store, name = open_store(web.corpus), "shard-000000.tar"
+    answers = [formatdate(time.time() + 100, usegmt=True)]
+
+    def answer_later(request, name):
+        if answers:
+            request.answer(503, b"", Retry_After=answers.pop())
+        else:
+            WebStub.answer_object(request, name)
+
+    web.handler.answer_object = answer_later
+    assert len(store.read_range(name, 0, 9)) == 9
+    [pause] = pauses
+    assert 2 < pause <= 100  # without the header, it is less than a second
 
 
 @pytest.mark.parametrize("status", [405, 501])

@@ -6,8 +6,11 @@ import logging
 import os
 import pickle
 import traceback
+from types import SimpleNamespace
 
 import pytest
+from aiohttp import ClientResponseError
+from multidict import CIMultiDict
 
 import mmstream as mm
 from mmstream.errors import ConfigError
@@ -196,3 +199,14 @@ def test_errors_of_clients_become_those_of_python():
         assert SIGNATURE not in text_of(plain)
     assert isinstance(plain_error(error := TypeError("a bug")), TypeError)
     assert plain_error(error) is error
+
+
+def test_errors_of_clients_keep_how_long_to_wait():
+    headers = CIMultiDict({"Retry-After": "7"})
+    of_aiohttp = ClientResponseError(SimpleNamespace(real_url="x"), (), status=503, headers=headers)
+    of_azure = OSError("busy")
+    of_azure.response = SimpleNamespace(status_code=503, headers=headers)
+    of_google = OSError("busy")
+    of_google.code = 503
+    waits = [plain_error(error).retry_after_s for error in (of_aiohttp, of_azure, of_google)]
+    assert waits == [7, 7, 0]
