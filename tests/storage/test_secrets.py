@@ -89,6 +89,12 @@ URLS = [
     f"https://host/a.tar?X-Amz-Signature={SIGNATURE}",
     f"https://host/{{a,b}}.tar?X-Amz-Signature={SIGNATURE}",
     f"https://user:{PASSWORD}@host/{{a.tar",
+    f"s3://AKIA:pass/{PASSWORD}@bucket/corpus",
+    f"gs://AKIA:{PASSWORD}/word@bucket/corpus",
+    f"az://AKIA:{PASSWORD}/word",
+    f"https://user:pass/{PASSWORD}@host/corpus",
+    f"https://user:/{PASSWORD}@host/corpus",
+    f"https://user:pass@{PASSWORD}/word@host/corpus",
 ]
 
 
@@ -105,10 +111,26 @@ URLS = [
     ],
 )
 def test_a_url_with_a_secret_is_refused_and_not_repeated(url, call, caplog):
-    with pytest.raises(ConfigError, match=r"://(\*\*\*@|.*\?\*\*\*)") as raised:
+    with pytest.raises(ConfigError, match=r"://(.*\?)?\*\*\*: a URL ") as raised:
         call(url)
     for secret in (PASSWORD, SIGNATURE):
         assert secret not in text_of(raised.value) + caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1]:8080/me@home/corpus",
+        "http://[::1]/me@home/corpus",
+        "https://host:8080/me@home/corpus",
+        "https://host/a:b@c/corpus",
+        "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/mine/a@b",
+        "s3://bucket/a:b@c/corpus",
+        "abfss://container@account.dfs.core.windows.net/corpus",
+    ],
+)
+def test_a_url_that_only_looks_like_one_with_a_secret_is_taken(url):
+    assert open_store(url).url == url
 
 
 def test_a_password_of_netrc_opens_a_web_server(corpus, tmp_path, monkeypatch):
