@@ -282,6 +282,32 @@ def test_a_wrong_endpoint_is_a_setting(settings):
         asyncio.run(client.open("a", 0, 1))
 
 
+@pytest.mark.parametrize("prefix", ["", "//", "http://"])
+def test_a_proxy_may_be_named_without_a_scheme(settings, prefix):
+    async def run():
+        async with stub_server(with_object()) as stub:
+            settings.setenv("AWS_ENDPOINT_URL", "http://storage.example")
+            settings.setenv("HTTP_PROXY", stub.endpoint.replace("http://", prefix))
+            client = S3Client(URL)
+            stream = await client.open("a", 3, 9)
+            data = b"".join([piece async for piece in stream])
+            await client.close()
+            return data, stub.requests[0].target
+
+    assert asyncio.run(run()) == (DATA[3:9], "http://storage.example/bucket/corpus/a")
+
+
+@pytest.mark.parametrize("scheme", ["https", "socks5"])
+def test_a_proxy_that_does_not_speak_plain_http_is_a_setting(settings, scheme):
+    settings.setenv("HTTPS_PROXY", f"{scheme}://me:{SECRET}@proxy.example:3128")
+    message = (
+        rf"^HTTPS_PROXY={scheme}://\.\.\.: the reader process speaks plain HTTP to proxies; wri"
+    )
+    with pytest.raises(ConfigError, match=message) as caught:
+        s3_endpoint("bucket", "us-east-1")
+    assert SECRET not in str(caught.value)
+
+
 def test_a_wrong_clock_is_final_and_told_in_seconds():
     date = formatdate(time.time() - 1000, usegmt=True)
     skewed = refused("403 Forbidden", "RequestTimeTooSkewed", Date=date)
