@@ -43,6 +43,11 @@ _TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenR
 
 _ABSENT_HINT = "; without the right s3:ListBucket, S3 answers so for absent objects too"
 
+_PROXY_LOGIN = (
+    "the proxy answers 407; write HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT (HTTP_PROXY for "
+    "http://), or name the server in NO_PROXY"
+)
+
 _REGION_CODES = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
@@ -127,6 +132,8 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
         return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}{hint}")
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
+    if status == 407 and not patience.has_answered:
+        return StorageError(f"{url}: {_PROXY_LOGIN}")
     return RequestError(
         str(refusal),
         is_throttled=status in _THROTTLED_STATUS or code in _THROTTLED_CODES,
@@ -139,6 +146,8 @@ def connection_failure(url: str, error: BaseException) -> StorageError | None:
     for cause in _causes(error):
         # Errors of aiohttp are of these classes too, and know nothing of them.
         message, reason = getattr(cause, "verify_message", None), getattr(cause, "reason", None)
+        if getattr(cause, "status", None) == 407:
+            return StorageError(f"{url}: {_PROXY_LOGIN}")
         if isinstance(cause, ssl.SSLCertVerificationError) and message:
             return StorageError(f"{url}: {message}; AWS_CA_BUNDLE names a file of certificates")
         if isinstance(cause, ssl.SSLError) and reason in _NO_TLS:

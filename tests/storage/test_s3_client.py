@@ -297,6 +297,26 @@ def test_a_proxy_may_be_named_without_a_scheme(settings, prefix):
     assert asyncio.run(run()) == (DATA[3:9], "http://storage.example/bucket/corpus/a")
 
 
+@pytest.mark.parametrize("call", ["reader", "store"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_wants_a_password_is_final_and_says_where_to_put_it(settings, scheme, call):
+    def answer(request):
+        return reply("407 Proxy Authentication Required", b"<html>please log in</html>")
+
+    async def run():
+        async with stub_server(answer) as stub:
+            settings.setenv("AWS_ENDPOINT_URL", f"{scheme}://storage.example")
+            settings.setenv(f"{scheme.upper()}_PROXY", stub.endpoint)
+            if call == "reader":
+                await S3Client(URL).open("a", 3, 9)
+            else:
+                await asyncio.to_thread(open_store(URL).read_range, "a", 3, 9)
+
+    message = rf"^{URL}/a: the proxy answers 407; write HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"
+    with pytest.raises(StorageError, match=message):
+        asyncio.run(run())
+
+
 @pytest.mark.parametrize("scheme", ["https", "socks5"])
 def test_a_proxy_that_does_not_speak_plain_http_is_a_setting(settings, scheme):
     settings.setenv("HTTPS_PROXY", f"{scheme}://me:{SECRET}@proxy.example:3128")
