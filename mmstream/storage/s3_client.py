@@ -24,7 +24,7 @@ from mmstream.storage.s3_endpoint import S3Endpoint, s3_endpoint
 from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.s3_signature import S3Signer
 from mmstream.storage.store import ObjectStat, RequestError
-from mmstream.storage.urls import join_url
+from mmstream.storage.urls import join_url, key_of
 
 __all__ = ["S3Client"]
 
@@ -47,7 +47,7 @@ class S3Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
+        self._bucket = url.removeprefix("s3://").partition("/")[0]
         self._pid = os.getpid()
         self._has_ranges = False  # a range has come
         self._link: _Link | None = None
@@ -154,7 +154,7 @@ class S3Client:
         target = link.endpoint.url
         if name is not None:
             try:
-                target += quote(join_url(self._prefix, name).lstrip("/"), safe="/-_.~")
+                target += quote(key_of(self.url_of(name)), safe="/-_.~")
             except UnicodeEncodeError as error:
                 raise ConfigError(
                     f"{url}: no object in S3 has such a name: {error.reason}"

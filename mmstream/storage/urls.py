@@ -11,6 +11,7 @@ __all__ = [
     "Range",
     "is_remote",
     "join_url",
+    "key_of",
     "require_no_secret",
     "require_two_slashes",
     "split_url",
@@ -54,6 +55,16 @@ def split_url(url: str) -> tuple[str, str]:
 def join_url(root: str, name: str) -> str:
     """Return the path or URL of `name` under `root`; of `root` itself for an empty name."""
     return f"{root.rstrip('/')}/{name}" if name else root
+
+
+def key_of(url: str) -> str:
+    """Return the key of an object in S3. A key may begin with a slash.
+
+    Examples:
+        >>> key_of("s3://bucket/a/b"), key_of("s3://bucket//a/b")
+        ('a/b', '/a/b')
+    """
+    return url.partition("://")[2].partition("/")[2]
 
 
 def require_no_secret(url: str) -> None:

@@ -5,6 +5,7 @@ The reader process has a client of its own, see test_s3_client.py. These are all
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -19,6 +20,7 @@ import pytest
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
+from mmstream.storage.range_client import range_client
 from mmstream.storage.store import ObjectStat
 from tests.helpers.stub_server import refused
 from tests.helpers.web_stubs import S3Stub, running
@@ -218,3 +220,22 @@ def test_another_range_than_the_one_asked_for_is_asked_for_again(server, pauses,
     server.handler.answer_object = answer_wrongly_at_first
     assert open_store(URL).read_range("a", 100, 104) == DATA[100:104]
     assert len(pauses) == 1
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name"), [("s3://bucket", "/a"), ("s3://bucket//p", "a"), ("s3://bucket/p", "x//y")]
+)
+def test_every_request_has_the_same_key_where_slashes_meet(server, prefix, name):
+    async def read_by_the_reader(store):
+        client = range_client(store)
+        stream = await client.open(name, 0, 4)
+        data = b"".join([piece async for piece in stream])
+        await client.close()
+        return data
+
+    store = open_store(prefix)
+    store.write(name, b"data")
+    assert store.stat(name).size == 4
+    assert store.read_range(name, 0, 4) == asyncio.run(read_by_the_reader(store)) == b"data"
+    paths = {request.split(" ")[1].partition("?")[0] for request in server.requests}
+    assert paths == {f"/{prefix.removeprefix('s3://')}/{name}"}
