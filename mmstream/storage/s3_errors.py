@@ -43,11 +43,6 @@ _TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenR
 
 _ABSENT_HINT = "; without the right s3:ListBucket, S3 answers so for absent objects too"
 
-_PROXY_LOGIN = (
-    "the proxy answers 407; write HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT (HTTP_PROXY for "
-    "http://), or name the server in NO_PROXY"
-)
-
 _REGION_CODES = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
@@ -133,7 +128,7 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
     if status == 407 and not patience.has_answered:
-        return StorageError(f"{url}: {_PROXY_LOGIN}")
+        return _proxy_failure(url)
     return RequestError(
         str(refusal),
         is_throttled=status in _THROTTLED_STATUS or code in _THROTTLED_CODES,
@@ -147,7 +142,7 @@ def connection_failure(url: str, error: BaseException) -> StorageError | None:
         # Errors of aiohttp are of these classes too, and know nothing of them.
         message, reason = getattr(cause, "verify_message", None), getattr(cause, "reason", None)
         if getattr(cause, "status", None) == 407:
-            return StorageError(f"{url}: {_PROXY_LOGIN}")
+            return _proxy_failure(url)
         if isinstance(cause, ssl.SSLCertVerificationError) and message:
             return StorageError(f"{url}: {message}; AWS_CA_BUNDLE names a file of certificates")
         if isinstance(cause, ssl.SSLError) and reason in _NO_TLS:
@@ -156,6 +151,14 @@ def connection_failure(url: str, error: BaseException) -> StorageError | None:
                 "http:// in AWS_ENDPOINT_URL"
             )
     return None
+
+
+def _proxy_failure(url: str) -> StorageError:
+    """Return the error of a proxy that wants a name and a password (407)."""
+    return StorageError(
+        f"{url}: the proxy answers 407; write HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT "
+        "(HTTP_PROXY for http://), or name the server in NO_PROXY"
+    )
 
 
 def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
