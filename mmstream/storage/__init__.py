@@ -8,6 +8,7 @@
     side_by_side.py  many other small requests at once
     web.py       requests to plain web servers (``http://``, ``https://``)
     plain_errors.py  errors of other clients, without secrets
+    http_headers.py  what headers of answers say: ranges, dates
     s3_errors.py     what the refusals of S3 mean
     patience.py  how long failing requests are sent again
     range_client.py  clients that open ranges of objects, for the hot read path

@@ -23,7 +23,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
-__all__ = ["Answer", "HttpClient", "ProtocolError"]
+__all__ = ["Answer", "HttpClient", "ProtocolError", "ProxyError"]
 
 PIECE_BYTES = 1024 * 1024
 """Length of a piece, which costs a turn of the event loop. Where the caller says where an answer
@@ -48,6 +48,18 @@ MAX_IDLE_S = 15.0
 
 class ProtocolError(ConnectionError):
     """What came is no HTTP/1.1."""
+
+
+class ProxyError(ConnectionError):
+    """A proxy does not connect to the server.
+
+    Attributes:
+        status: What it answers, such as 407: it wants a name and a password.
+    """
+
+    def __init__(self, host: str | None, status: int) -> None:
+        super().__init__(f"the proxy {host} answers {status}")
+        self.status = status
 
 
 class HttpClient:
@@ -83,6 +95,7 @@ class HttpClient:
         Raises:
             OSError: The server cannot be reached, or the connection broke.
             ProtocolError: What came is no HTTP/1.1.
+            ProxyError: The proxy does not connect to the server.
         """
         parts = urlsplit(url)
         target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
@@ -177,9 +190,10 @@ class HttpClient:
         """Have a proxy connect to a server."""
         lines = [f"CONNECT {name}:{port} HTTP/1.1", f"Host: {name}:{port}"]
         lines += [f"{key}: {value}" for key, value in _authorization(proxy).items()]
-        await tunnel.send(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), has_body=False)
+        # A refusal may have a body. Behind a 200, the bytes of the server would follow.
+        await tunnel.send(("\r\n".join(lines) + "\r\n\r\n").encode("latin-1"), has_body=True)
         if tunnel.status != 200:
-            raise ConnectionError(f"the proxy {proxy.hostname} answers {tunnel.status}")
+            raise ProxyError(proxy.hostname, tunnel.status)
 
 
 class Answer:

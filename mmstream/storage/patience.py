@@ -33,6 +33,7 @@ from functools import lru_cache
 from typing import Any, TypeVar
 
 from mmstream.errors import ConfigError, StorageError, escaped
+from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.store import RequestError
 
 __all__ = ["Failures", "Patience", "patience_limit_s", "patience_of", "retry", "sent_once"]
@@ -299,8 +300,7 @@ def _retry_after_s(error: BaseException | None) -> float:
         response: Any = getattr(error, "response", None)
         if isinstance(response, dict):
             headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-            text = str(headers.get("retry-after", ""))
-            return float(text) if text.isdecimal() else 0.0
+            return seconds_until(str(headers.get("retry-after", "")))
         error = error.__cause__
     return 0.0
 

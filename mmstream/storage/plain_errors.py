@@ -14,6 +14,7 @@ import json
 import re
 
 from mmstream.errors import MMStreamError
+from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.store import RequestError
 
 __all__ = ["plain_error", "without_secrets"]
@@ -63,7 +64,11 @@ def plain_error(error: Exception) -> Exception:
     if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
         return ValueError(text)
     if status in (429, 503):
-        return RequestError(f"{type(error).__name__}: {text}", is_throttled=True)
+        return RequestError(
+            f"{type(error).__name__}: {text}",
+            is_throttled=True,
+            retry_after_s=_retry_after_s(error),
+        )
     plain = OSError(f"{type(error).__name__}: {text}")
     plain.errno = _ERRNO_OF.get(status, getattr(error, "errno", None))
     return plain
@@ -78,3 +83,12 @@ def _status(error: Exception) -> int | None:
             if isinstance(status, int):
                 return status
     return 403 if str(error).startswith("Forbidden") else None  # of gcsfs
+
+
+def _retry_after_s(error: Exception) -> float:
+    """Return the seconds that a server asks to wait. Errors of gcsfs do not keep its headers."""
+    for holder in (error, getattr(error, "response", None)):  # aiohttp, Azure and huggingface_hub
+        headers = getattr(holder, "headers", None)
+        if headers is not None:
+            return seconds_until(headers.get("Retry-After", ""))
+    return 0.0

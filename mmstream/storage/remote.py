@@ -25,12 +25,20 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import web
+from mmstream.storage.http_headers import size_of_range
 from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.plain_errors import plain_error, without_secrets
 from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
 from mmstream.storage.s3_errors import plain_s3_error, refusal_of
 from mmstream.storage.side_by_side import map_requests
-from mmstream.storage.store import Access, ObjectStat, ReplacedError, require_known, require_size
+from mmstream.storage.store import (
+    Access,
+    ObjectStat,
+    ReplacedError,
+    RequestError,
+    require_known,
+    require_size,
+)
 from mmstream.storage.upload import PART_BYTES, code_of, put_object, remove_uploads, upload
 from mmstream.storage.urls import Range, join_url
 
@@ -502,11 +510,13 @@ def _read_ranges(
                 data: bytes = await answer["Body"].read()
             finally:
                 answer["Body"].close()
-        if "ContentRange" not in answer and (start != 0 or len(data) > stop):
+        size = None
+        if answer["ResponseMetadata"]["HTTPStatusCode"] == 206:
+            size = size_of_range(answer.get("ContentRange", ""), start, stop)
+        elif start != 0 or len(data) > stop:
             raise StorageError(f"{url}: the server does not know ranges of objects")
-        size = answer.get("ContentRange", "").rpartition("/")[2]  # "bytes 0-9/100"
         version = _version(answer.get("ETag"))
-        return _Answer(data, ObjectStat(int(size), version) if size.isdigit() else None)
+        return _Answer(data, None if size is None else ObjectStat(size, version))
 
     async def read_all() -> list[_Answer | BaseException]:
         limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
@@ -523,10 +533,17 @@ def _read_object(client: Any, url: str, max_bytes: int) -> bytes:
     """
     from fsspec.asyn import sync
 
-    async def read_range(bucket: str, key: str, start: int, stop: int) -> bytes:
+    bucket, key, _ = client.split_path(url)
+
+    async def read_range(first: Mapping[str, Any], start: int, stop: int) -> bytes:
         wanted = f"bytes={start}-{stop - 1}"
         answer = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted)
         async with answer["Body"] as body:
+            size = size_of_range(answer.get("ContentRange", ""), start, stop)
+            is_other_size = size not in (None, first["ContentLength"])
+            if is_other_size or answer.get("ETag") != first.get("ETag"):
+                # The bytes before are of another object, so all of them are read again.
+                raise RequestError("the object was replaced while it was read")
             return cast(bytes, await body.read())
 
     async def read_first(body: Any, num_bytes: int) -> bytes:
@@ -537,13 +554,12 @@ def _read_object(client: Any, url: str, max_bytes: int) -> bytes:
         return b"".join(pieces)
 
     async def read() -> bytes:
-        bucket, key, _ = client.split_path(url)
         answer = await client._call_s3("get_object", Bucket=bucket, Key=key)
         async with answer["Body"] as body:
             size = int(answer["ContentLength"])
             require_size(url, size, max_bytes)
             stops = [*range(OBJECT_RANGE_BYTES, size, OBJECT_RANGE_BYTES), size]
-            later = [read_range(bucket, key, *bounds) for bounds in pairwise(stops)]
+            later = [read_range(answer, *bounds) for bounds in pairwise(stops)]
             data = b"".join(await asyncio.gather(read_first(body, stops[0]), *later))
         if len(data) != size:
             raise OSError(f"{len(data)} bytes came of {size}")

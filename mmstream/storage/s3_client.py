@@ -19,18 +19,13 @@ from xml.sax.saxutils import unescape
 
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.http_client import Answer, HttpClient
+from mmstream.storage.http_headers import seconds_until, size_of_range, timestamp
 from mmstream.storage.patience import CREDENTIALS_HINT, patience_of
 from mmstream.storage.s3_endpoint import S3Endpoint, s3_endpoint
-from mmstream.storage.s3_errors import (
-    Refusal,
-    connection_failure,
-    failure,
-    seconds_until,
-    timestamp,
-)
+from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.s3_signature import S3Signer
 from mmstream.storage.store import ObjectStat, RequestError
-from mmstream.storage.urls import join_url
+from mmstream.storage.urls import join_url, key_of
 
 __all__ = ["S3Client"]
 
@@ -42,8 +37,6 @@ MAX_ERROR_BYTES = 16 * 1024
 SIGNER_S = 30.0
 """Seconds after which the credentials are asked again whether they are to be renewed. botocore
 renews them 15 minutes before they expire."""
-
-_CONTENT_RANGE = re.compile(r"bytes (\d+)-(\d+)/(\d+|\*)")
 
 
 class S3Client:
@@ -57,7 +50,7 @@ class S3Client:
 
     def __init__(self, url: str) -> None:
         self.url = url
-        self._bucket, _, self._prefix = url.removeprefix("s3://").partition("/")
+        self._bucket = url.removeprefix("s3://").partition("/")[0]
         self._pid = os.getpid()
         self._has_ranges = False  # a range has come
         self._link: _Link | None = None
@@ -122,22 +115,23 @@ class S3Client:
         """Return the stream of an answer, if it is of the range."""
         headers = answer.headers
         patience_of(self.url).answered()
+        size: int | None
         if answer.status == 206:
-            text = headers.get("content-range", "")
-            match = _CONTENT_RANGE.fullmatch(text)
-            size = match[3] if match else ""
             self._has_ranges = True
-            if match and (int(match[1]) != start or int(match[2]) >= stop):
+            try:
+                size = size_of_range(headers.get("content-range", ""), start, stop)
+            except RequestError:
                 await answer.close()
-                raise RequestError(f"bytes {start}-{stop - 1} were asked for, {text} came")
+                raise
         else:  # a server without ranges; the whole object may be what was asked for
-            size = headers.get("content-length", "")
-            if start != 0 or not size.isdecimal() or int(size) > stop:
+            length = headers.get("content-length", "")
+            if start != 0 or not length.isdecimal() or int(length) > stop:
                 await answer.close()
                 message = f"{url}: the server does not know ranges of objects"
                 # A server that knows them, or a cache before it, may miss one when it is busy.
                 raise RequestError(message) if self._has_ranges else StorageError(message)
-        stat = ObjectStat(int(size), _version(headers)) if size.isdecimal() else None
+            size = int(length)
+        stat = None if size is None else ObjectStat(size, _version(headers))
         return S3Stream(answer, stat, stop - start, into)
 
     async def _past_the_end(self, link: _Link, url: str, name: str, answer: Answer) -> S3Stream:
@@ -166,7 +160,7 @@ class S3Client:
         target = link.endpoint.url
         if name is not None:
             try:
-                target += quote(join_url(self._prefix, name).lstrip("/"), safe="/-_.~")
+                target += quote(key_of(self.url_of(name)), safe="/-_.~")
             except UnicodeEncodeError as error:
                 raise ConfigError(
                     f"{url}: no object in S3 has such a name: {error.reason}"
@@ -330,7 +324,7 @@ async def _refusal(answer: Answer) -> Refusal:
         code=_element(text, "Code"),
         message=_element(text, "Message"),
         region=headers.get("x-amz-bucket-region") or _element(text, "Region") or None,
-        retry_after_s=seconds_until(headers.get("retry-after", ""), now),
+        retry_after_s=seconds_until(headers.get("retry-after", "")),
         skew_s=now - (timestamp(headers.get("date", "")) or now),
     )
 

@@ -78,7 +78,6 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
     from botocore.exceptions import ParamValidationError
     from botocore.httpsession import get_cert_path
     from botocore.session import Session
-    from botocore.utils import get_environ_proxies
 
     require_certificates()
     settings = _s3fs_settings()
@@ -113,7 +112,7 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
         url,
         region=scope[1] if scope else client.meta.region_name,
         headers=payer,
-        proxy=get_environ_proxies(url).get(url.partition(":")[0]),
+        proxy=_proxy(url),
         tls=_tls_context(get_cert_path(verify)) if url.startswith("https:") else None,
         credentials=None if anonymous else _credentials(session, client_options),
     )
@@ -142,6 +141,22 @@ def _request(client: Any, bucket: str) -> Any:
     client.meta.events.register("before-send.s3.GetObject", keep)
     client.get_object(Bucket=bucket, Key="key")
     return requests[-1]
+
+
+def _proxy(url: str) -> str | None:
+    """Return the URL of the proxy for a URL, from the environment."""
+    from botocore.utils import get_environ_proxies
+
+    scheme = url.partition(":")[0]
+    proxy: str | None = get_environ_proxies(url).get(scheme)
+    if proxy and "://" not in proxy:
+        proxy = f"http://{proxy.lstrip('/')}"  # as botocore and curl take it
+    if proxy and not proxy.lower().startswith("http://"):
+        raise ConfigError(
+            f"{scheme.upper()}_PROXY={proxy.partition('://')[0]}://...: the reader process speaks "
+            "plain HTTP to proxies; write http://, or name the server in NO_PROXY"
+        )
+    return proxy
 
 
 def _tls_context(certificates: str | bool) -> ssl.SSLContext:

@@ -11,11 +11,10 @@ import errno
 import ssl
 import time
 from collections.abc import Iterator, Mapping
-from datetime import UTC
-from email.utils import parsedate_to_datetime
 from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
+from mmstream.storage.http_headers import seconds_until, timestamp
 from mmstream.storage.patience import CREDENTIALS_HINT, Patience
 from mmstream.storage.store import RequestError
 
@@ -25,8 +24,6 @@ __all__ = [
     "failure",
     "plain_s3_error",
     "refusal_of",
-    "seconds_until",
-    "timestamp",
 ]
 
 MAX_SKEW_S = 900.0
@@ -137,6 +134,8 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
     is_throttled = status in _THROTTLED_STATUS or code in _THROTTLED_CODES
     if is_throttled and code:  # S3 itself says so, perhaps as thousands of ranks start
         patience.has_answered = True
+    if status == 407 and not patience.has_answered:
+        return _proxy_failure(url)
     return RequestError(
         str(refusal),
         is_throttled=is_throttled,
@@ -149,6 +148,8 @@ def connection_failure(url: str, error: BaseException) -> StorageError | None:
     for cause in _causes(error):
         # Errors of aiohttp are of these classes too, and know nothing of them.
         message, reason = getattr(cause, "verify_message", None), getattr(cause, "reason", None)
+        if getattr(cause, "status", None) == 407:
+            return _proxy_failure(url)
         if isinstance(cause, ssl.SSLCertVerificationError) and message:
             return StorageError(f"{url}: {message}; AWS_CA_BUNDLE names a file of certificates")
         if isinstance(cause, ssl.SSLError) and reason in _NO_TLS:
@@ -157,6 +158,14 @@ def connection_failure(url: str, error: BaseException) -> StorageError | None:
                 "http:// in AWS_ENDPOINT_URL"
             )
     return None
+
+
+def _proxy_failure(url: str) -> StorageError:
+    """Return the error of a proxy that wants a name and a password (407)."""
+    return StorageError(
+        f"{url}: the proxy answers 407; write HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT "
+        "(HTTP_PROXY for http://), or name the server in NO_PROXY"
+    )
 
 
 def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
@@ -207,26 +216,10 @@ def refusal_of(error: Exception) -> Refusal | None:
         code="" if is_bare else code,
         message=str(said.get("Message", "")),
         region=headers.get("x-amz-bucket-region"),
-        retry_after_s=seconds_until(headers.get("retry-after", ""), now),
+        retry_after_s=seconds_until(headers.get("retry-after", "")),
         skew_s=now - (timestamp(headers.get("date", "")) or now),
         is_bare=is_bare,
     )
-
-
-def timestamp(date: str) -> float | None:
-    """Return the time that a header says, in seconds since 1970. None: it says none."""
-    try:
-        moment = parsedate_to_datetime(date)
-    except ValueError:
-        return None
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
-
-
-def seconds_until(text: str, now: float) -> float:
-    """Return what ``Retry-After`` says, in seconds: a number of them, or a date."""
-    if text.isdecimal():
-        return float(text)
-    return max(0.0, (timestamp(text) or now) - now)
 
 
 def _causes(error: BaseException | None) -> Iterator[BaseException]:

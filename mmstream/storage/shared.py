@@ -2,8 +2,8 @@
 
 It is a folder like any other, but a read is a request: it waits, and it may fail for a while. So
 many ranges are read side by side, failed reads are tried again, and nothing is mapped: a map of a
-file that went away on the server ends the process (SIGBUS). Files stay open, as opening one and
-asking for its status are requests too.
+file that went away on the server ends the process (SIGBUS). Files stay open, as opening one is a
+request too.
 
 `file_system_of` says what kind of file system a folder is on.
 """
@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.local import LocalStore, object_stat, open_with_status
+from mmstream.storage.local import LocalStore, object_stat, open_file
 from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.store import Access, ObjectStat, require_known
 from mmstream.storage.urls import Range
@@ -144,8 +144,9 @@ class SharedStore(LocalStore):
         files = _open_files()
         try:
             file = files.open(path)
-            require_known(path, name, file.stat, known)
-            return file.read(start, stop)
+            current = file.stat()
+            require_known(path, name, current, known)
+            return file.read(start, stop, current.size)
         except BaseException:
             files.forget(path)
             raise
@@ -171,18 +172,21 @@ class _OpenFile:
 
     def __init__(self, path: str) -> None:
         self._path = path
-        self._fd, status = open_with_status(path)
-        self.stat = object_stat(status)
+        self._fd = open_file(path)
 
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):  # it was not opened
             os.close(self._fd)
 
-    def read(self, start: int, stop: int) -> bytes:
-        """Return exactly bytes [start, stop)."""
+    def stat(self) -> ObjectStat:
+        """Return the present size and version: it may be written over while it is open."""
+        return object_stat(os.fstat(self._fd))  # mostly from what the system keeps of its status
+
+    def read(self, start: int, stop: int, size: int) -> bytes:
+        """Return exactly bytes [start, stop) of a file of `size` bytes."""
         # Checked before the read: a damaged index may name more bytes than there is memory.
-        if self.stat.size < stop:
-            raise StorageError(f"{self._path}: ends {stop - self.stat.size} bytes before {stop}")
+        if size < stop:
+            raise StorageError(f"{self._path}: ends {stop - size} bytes before {stop}")
         pieces: list[bytes] = []
         while start < stop:
             piece = os.pread(self._fd, min(MAX_READ_BYTES, stop - start), start)

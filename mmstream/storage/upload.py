@@ -34,7 +34,7 @@ from crc32c import crc32c
 
 from mmstream.errors import StorageError, escaped
 from mmstream.storage.patience import retry
-from mmstream.storage.urls import join_url
+from mmstream.storage.urls import join_url, key_of
 
 __all__ = ["PART_BYTES", "Request", "Upload", "code_of", "put_object", "remove_uploads", "upload"]
 
@@ -108,7 +108,7 @@ def remove_uploads(url: str, send: Callable[..., dict[str, Any]], names: str) ->
         send: Sends one request about an object: ``send(url, "abort_multipart_upload", ...)``.
         names: A regular expression for names relative to the prefix. Uploads of other objects stay.
     """
-    prefix = f"{_key(url).rstrip('/')}/".lstrip("/")
+    prefix = key_of(join_url(url, "name")).removesuffix("name")
     try:
         for left in _uploads(partial(send, url), prefix):
             name = left["Key"].removeprefix(prefix)
@@ -133,11 +133,6 @@ def _uploads(request: Request, prefix: str) -> list[dict[str, Any]]:
         if not answer.get("IsTruncated") or following == markers:
             return uploads
         markers = following
-
-
-def _key(url: str) -> str:
-    """Return the key of an object, without its bucket: ``s3://bucket/a/b`` -> ``a/b``."""
-    return url.partition("://")[2].partition("/")[2]
 
 
 def code_of(error: BaseException | None) -> str | None:
@@ -337,7 +332,7 @@ class Upload:
 
     def _remove_leftovers(self) -> None:
         """Remove what killed processes sent of this object."""
-        key = _key(self._url)
+        key = key_of(self._url)
         try:
             for left in _uploads(self._request, key):
                 if left["Key"] == key and left["UploadId"] != self._id:

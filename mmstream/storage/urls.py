@@ -11,12 +11,16 @@ __all__ = [
     "Range",
     "is_remote",
     "join_url",
+    "key_of",
     "require_no_secret",
     "require_two_slashes",
     "split_url",
 ]
 
 _ONE_SLASH = re.compile(r"(s3|gs|gcs|az|abfss?|https?|hf|memory|file):/(?!/)", re.IGNORECASE)
+
+_BUCKET_SCHEMES = {"s3", "gs", "gcs", "az", "abfs", "abfss"}
+"""Their URLs begin with the name of a bucket or a container."""
 
 Range: TypeAlias = tuple[str, int, int]
 """(name, start, stop): bytes [start, stop) of one object."""
@@ -53,6 +57,16 @@ def join_url(root: str, name: str) -> str:
     return f"{root.rstrip('/')}/{name}" if name else root
 
 
+def key_of(url: str) -> str:
+    """Return the key of an object in S3. A key may begin with a slash.
+
+    Examples:
+        >>> key_of("s3://bucket/a/b"), key_of("s3://bucket//a/b")
+        ('a/b', '/a/b')
+    """
+    return url.partition("://")[2].partition("/")[2]
+
+
 def require_no_secret(url: str) -> None:
     """Raise a ConfigError if a URL has a password or a signature in it. Paths have neither.
 
@@ -64,11 +78,18 @@ def require_no_secret(url: str) -> None:
     scheme, _, rest = url.partition("://")
     host = rest.partition("/")[0]
     is_web = scheme in ("http", "https")
-    name, is_user, bucket = host.rpartition("@")
-    if is_user and (is_web or ":" in name):
-        hint = "put them into ~/.netrc" if is_web else "give them by the environment"
+    user, is_user, _ = host.rpartition("@")
+    # A secret with a slash in it ends the host too early, before its "@".
+    _, has_port, port = host.rpartition("]")[2].partition(":")  # an IPv6 address is in brackets
+    if is_web and (is_user or (has_port and not port.isdecimal() and "@" in rest)):
         raise ConfigError(
-            f"{scheme}://***@{bucket}: a URL must not hold a user or password; {hint}"
+            f"{scheme}://***: a URL must not hold a user or password; put them into ~/.netrc"
+        )
+    has_key = scheme in _BUCKET_SCHEMES and has_port and not host.startswith("arn:")
+    if has_key or (is_user and ":" in user):
+        raise ConfigError(
+            f'{scheme}://***: a URL must not hold a user or password, or a bucket with ":"; give '
+            "keys by the environment"
         )
     if is_web and "?" in rest:
         path = rest.partition("?")[0]

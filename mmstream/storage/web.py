@@ -15,6 +15,7 @@ from collections.abc import Sequence
 from typing import Any, cast
 
 from mmstream.errors import StorageError
+from mmstream.storage.http_headers import seconds_until, size_of_range
 from mmstream.storage.store import ObjectStat, RequestError
 
 __all__ = ["client_options", "head", "read_ranges"]
@@ -82,10 +83,13 @@ def read_ranges(
                         f"{url}: this server knows no ranges (it answers {answer.status} where "
                         "206 is right); serve the file by another one, or download it first"
                     )
+                size: int | None = stop
+                if answer.status == 206:
+                    content_range = answer.headers.get("Content-Range", "")
+                    size = size_of_range(content_range, start, stop)
                 data = await answer.read()
-                size = answer.headers.get("Content-Range", f"/{stop}").rpartition("/")[2]
                 version = _version(answer.headers)
-                return data, ObjectStat(int(size), version) if size.isdigit() else None
+                return data, None if size is None else ObjectStat(size, version)
 
     async def read_all() -> list[tuple[bytes, ObjectStat | None] | BaseException]:
         limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
@@ -110,11 +114,10 @@ def _require_ok(url: str, answer: Any) -> None:
             "~/.netrc; else the address may have expired"
         )
     if status in (429, 503):
-        text = answer.headers.get("Retry-After", "")
         raise RequestError(
             f"the server answers {status}",
             is_throttled=True,
-            retry_after_s=float(text) if text.isdecimal() else 0.0,
+            retry_after_s=seconds_until(answer.headers.get("Retry-After", "")),
         )
     if status in (405, 501):
         raise OSError(errno.EOPNOTSUPP, f"the server answers {status}")

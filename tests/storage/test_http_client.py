@@ -9,7 +9,7 @@ import ssl
 import pytest
 
 from mmstream.storage import http_client
-from mmstream.storage.http_client import HttpClient, ProtocolError
+from mmstream.storage.http_client import HttpClient, ProtocolError, ProxyError
 from tests.helpers.stub_server import StubAnswer, reply, stub_server
 
 DATA = bytes(range(256)) * 5000  # more than a piece
@@ -285,6 +285,16 @@ def test_requests_go_through_a_proxy():
     assert request.target == "http://storage.example/b/k"
     assert request.headers["host"] == "storage.example"
     assert request.headers["proxy-authorization"] == "Basic bWU6cEBzcw=="
+
+
+@pytest.mark.parametrize("body", [b"", b"<html>this server is not allowed</html>"])
+def test_a_proxy_that_refuses_a_tunnel_says_its_status(body):
+    async def ask(client, stub):
+        client._proxy = http_client.urlsplit(stub.endpoint)
+        await get(client, "https://storage.example/b/k")
+
+    with pytest.raises(ProxyError, match=r"^the proxy 127\.0\.0\.1 answers 403$"):
+        talk(lambda request: reply("403 Forbidden", body), ask, tls=ssl.create_default_context())
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])

@@ -199,8 +199,8 @@ def test_other_errors_of_a_server_pass(status):
 
 
 def test_a_broken_connection_passes():
-    head = ranged_head = b"HTTP/1.1 206 Partial\r\nContent-Length: 6\r\n\r\n"
-    for answer in ([head + b"xy", b""], [b""], [ranged_head[:20], b""]):
+    head = b"HTTP/1.1 206 Partial\r\nContent-Length: 6\r\nContent-Range: bytes 3-8/9\r\n\r\n"
+    for answer in ([head + b"xy", b""], [b""], [head[:20], b""]):
         with pytest.raises(RequestError, match=r"^ConnectionResetError"):
             ask(with_object(answer))
 
@@ -326,6 +326,52 @@ def test_a_wrong_endpoint_is_a_setting(settings):
         asyncio.run(client.open("a", 0, 1))
 
 
+@pytest.mark.parametrize("prefix", ["", "//", "http://"])
+def test_a_proxy_may_be_named_without_a_scheme(settings, prefix):
+    async def run():
+        async with stub_server(with_object()) as stub:
+            settings.setenv("AWS_ENDPOINT_URL", "http://storage.example")
+            settings.setenv("HTTP_PROXY", stub.endpoint.replace("http://", prefix))
+            client = S3Client(URL)
+            stream = await client.open("a", 3, 9)
+            data = b"".join([piece async for piece in stream])
+            await client.close()
+            return data, stub.requests[0].target
+
+    assert asyncio.run(run()) == (DATA[3:9], "http://storage.example/bucket/corpus/a")
+
+
+@pytest.mark.parametrize("call", ["reader", "store"])
+@pytest.mark.parametrize("scheme", ["http", "https"])
+def test_a_proxy_that_wants_a_password_is_final_and_says_where_to_put_it(settings, scheme, call):
+    def answer(request):
+        return reply("407 Proxy Authentication Required", b"<html>please log in</html>")
+
+    async def run():
+        async with stub_server(answer) as stub:
+            settings.setenv("AWS_ENDPOINT_URL", f"{scheme}://storage.example")
+            settings.setenv(f"{scheme.upper()}_PROXY", stub.endpoint)
+            if call == "reader":
+                await S3Client(URL).open("a", 3, 9)
+            else:
+                await asyncio.to_thread(open_store(URL).read_range, "a", 3, 9)
+
+    message = rf"^{URL}/a: the proxy answers 407; write HTTPS_PROXY=http://NAME:PASSWORD@HOST:PORT"
+    with pytest.raises(StorageError, match=message):
+        asyncio.run(run())
+
+
+@pytest.mark.parametrize("scheme", ["https", "socks5"])
+def test_a_proxy_that_does_not_speak_plain_http_is_a_setting(settings, scheme):
+    settings.setenv("HTTPS_PROXY", f"{scheme}://me:{SECRET}@proxy.example:3128")
+    message = (
+        rf"^HTTPS_PROXY={scheme}://\.\.\.: the reader process speaks plain HTTP to proxies; wri"
+    )
+    with pytest.raises(ConfigError, match=message) as caught:
+        s3_endpoint("bucket", "us-east-1")
+    assert SECRET not in str(caught.value)
+
+
 def test_a_wrong_clock_is_final_and_told_in_seconds():
     date = formatdate(time.time() - 1000, usegmt=True)
     skewed = refused("403 Forbidden", "RequestTimeTooSkewed", Date=date)
@@ -404,17 +450,23 @@ def test_a_whole_object_in_place_of_a_range_is_asked_for_again_where_ranges_have
         ask(answer, num_reads=2)
 
 
-@pytest.mark.parametrize("content_range", ["bytes 4-9/1024", "bytes 3-9/1024"])
+@pytest.mark.parametrize("content_range", ["bytes 4-9/1024", "bytes 3-9/1024", "lines 3-8/9"])
 def test_another_range_than_the_one_asked_for_passes(content_range):
     wrong = reply("206 Partial", DATA[:6], {"Content-Range": content_range})
     with pytest.raises(RequestError, match=f"bytes 3-8 were asked for, {content_range} came"):
         ask(with_object(wrong))
 
 
+def test_a_range_that_does_not_say_which_one_it_is_passes():
+    with pytest.raises(RequestError, match="a range without Content-Range came"):
+        ask(with_object(reply("206 Partial", DATA[3:9])))
+
+
 @pytest.mark.parametrize("framing", ["Transfer-Encoding: chunked", "Content-Length: 7"])
 def test_bytes_come_into_the_given_memory_whatever_their_framing(framing):
     body = b"7\r\nabcdefg\r\n0\r\n\r\n" if "chunked" in framing else b"abcdefg"
-    answer = f"HTTP/1.1 206 Partial\r\n{framing}\r\n\r\n".encode() + body
+    head = f"HTTP/1.1 206 Partial\r\n{framing}\r\nContent-Range: bytes 3-8/*\r\n\r\n"
+    answer = head.encode() + body
     buffer = bytearray(6)
     data, stat, _ = ask(with_object(answer), into=memoryview(buffer))
     assert (data, bytes(buffer), stat) == (b"abcdef", b"abcdef", None)

@@ -5,6 +5,7 @@ The reader process has a client of its own, see test_s3_client.py. These are all
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import os
 import pickle
@@ -21,6 +22,7 @@ from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
 from mmstream.storage.patience import Patience
 from mmstream.storage.s3_errors import Refusal, failure
+from mmstream.storage.range_client import range_client
 from mmstream.storage.store import ObjectStat
 from tests.helpers.stub_server import refused
 from tests.helpers.web_stubs import S3Stub, running
@@ -197,3 +199,53 @@ def test_s3_that_asks_for_fewer_requests_at_the_start_has_answered(code, is_stor
     error = failure(URL, Refusal(503, code, "", None, 0.0, 0.0), patience, waits_for_access=False)
     assert error.is_throttled
     assert patience.has_answered == is_store
+
+
+@pytest.mark.parametrize("new", [DATA[::-1], DATA + b"more"], ids=["same size", "longer"])
+def test_a_large_object_that_is_replaced_while_it_is_read_is_read_again(
+    server, settings, pauses, new
+):
+    settings.setattr(remote, "OBJECT_RANGE_BYTES", 300)
+
+    def answer_and_replace(request, name):
+        S3Stub.answer_object(request, name)
+        if "Range" not in request.headers:
+            server.objects[name] = new
+
+    server.handler.answer_object = answer_and_replace
+    assert CALLS["read"](open_store(URL)) == new
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("wrong", ["bytes 0-3/1024", None])
+def test_another_range_than_the_one_asked_for_is_asked_for_again(server, pauses, wrong):
+    answers = [{"Content_Range": wrong} if wrong else {}]
+
+    def answer_wrongly_at_first(request, name):
+        if answers:
+            request.answer(206, DATA[:4], **answers.pop())
+        else:
+            S3Stub.answer_object(request, name)
+
+    server.handler.answer_object = answer_wrongly_at_first
+    assert open_store(URL).read_range("a", 100, 104) == DATA[100:104]
+    assert len(pauses) == 1
+
+
+@pytest.mark.parametrize(
+    ("prefix", "name"), [("s3://bucket", "/a"), ("s3://bucket//p", "a"), ("s3://bucket/p", "x//y")]
+)
+def test_every_request_has_the_same_key_where_slashes_meet(server, prefix, name):
+    async def read_by_the_reader(store):
+        client = range_client(store)
+        stream = await client.open(name, 0, 4)
+        data = b"".join([piece async for piece in stream])
+        await client.close()
+        return data
+
+    store = open_store(prefix)
+    store.write(name, b"data")
+    assert store.stat(name).size == 4
+    assert store.read_range(name, 0, 4) == asyncio.run(read_by_the_reader(store)) == b"data"
+    paths = {request.split(" ")[1].partition("?")[0] for request in server.requests}
+    assert paths == {f"/{prefix.removeprefix('s3://')}/{name}"}

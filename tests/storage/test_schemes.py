@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import tarfile
+import time
+from email.utils import formatdate
 from pathlib import Path
 
 import pytest
@@ -170,6 +172,22 @@ def test_a_server_without_ranges_is_one_clear_error(corpus, pauses):
             batches(f"{server.url}/corpus")
 
 
+@pytest.mark.parametrize("wrong", ["bytes 0-3/1024", None])
+def test_another_range_than_the_one_asked_for_is_asked_for_again(web, pauses, wrong):
+    store, name = open_store(web.corpus), "shard-000000.tar"
+    data, answers = store.read(name), [{"Content_Range": wrong} if wrong else {}]
+
+    def answer_wrongly_at_first(request, name):
+        if answers:
+            request.answer(206, data[:4], **answers.pop())
+        else:
+            WebStub.answer_object(request, name)
+
+    web.handler.answer_object = answer_wrongly_at_first
+    assert store.read_range(name, 100, 104) == data[100:104]
+    assert len(pauses) == 1
+
+
 def test_passing_faults_are_tried_again(web, pauses):
     store = open_store(web.corpus)
     expected = store.read("mmstream.json")
@@ -182,6 +200,22 @@ def test_passing_faults_are_tried_again(web, pauses):
         web.handler.statuses_to_come[:] = [503, 429, 500]
         assert call() in (expected, True)
         assert len(pauses) == 3
+
+
+def test_a_web_server_may_say_by_a_date_how_long_to_wait(web, pauses):
+    store, name = open_store(web.corpus), "shard-000000.tar"
+    answers = [formatdate(time.time() + 100, usegmt=True)]
+
+    def answer_later(request, name):
+        if answers:
+            request.answer(503, b"", Retry_After=answers.pop())
+        else:
+            WebStub.answer_object(request, name)
+
+    web.handler.answer_object = answer_later
+    assert len(store.read_range(name, 0, 9)) == 9
+    [pause] = pauses
+    assert 2 < pause <= 100  # without the header, it is less than a second
 
 
 @pytest.mark.parametrize("status", [405, 501])

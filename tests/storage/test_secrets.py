@@ -6,8 +6,11 @@ import logging
 import os
 import pickle
 import traceback
+from types import SimpleNamespace
 
 import pytest
+from aiohttp import ClientResponseError
+from multidict import CIMultiDict
 
 import mmstream as mm
 from mmstream.errors import ConfigError
@@ -86,6 +89,12 @@ URLS = [
     f"https://host/a.tar?X-Amz-Signature={SIGNATURE}",
     f"https://host/{{a,b}}.tar?X-Amz-Signature={SIGNATURE}",
     f"https://user:{PASSWORD}@host/{{a.tar",
+    f"s3://AKIA:pass/{PASSWORD}@bucket/corpus",
+    f"gs://AKIA:{PASSWORD}/word@bucket/corpus",
+    f"az://AKIA:{PASSWORD}/word",
+    f"https://user:pass/{PASSWORD}@host/corpus",
+    f"https://user:/{PASSWORD}@host/corpus",
+    f"https://user:pass@{PASSWORD}/word@host/corpus",
 ]
 
 
@@ -102,10 +111,26 @@ URLS = [
     ],
 )
 def test_a_url_with_a_secret_is_refused_and_not_repeated(url, call, caplog):
-    with pytest.raises(ConfigError, match=r"://(\*\*\*@|.*\?\*\*\*)") as raised:
+    with pytest.raises(ConfigError, match=r"://(.*\?)?\*\*\*: a URL ") as raised:
         call(url)
     for secret in (PASSWORD, SIGNATURE):
         assert secret not in text_of(raised.value) + caplog.text
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "http://[::1]:8080/me@home/corpus",
+        "http://[::1]/me@home/corpus",
+        "https://host:8080/me@home/corpus",
+        "https://host/a:b@c/corpus",
+        "s3://arn:aws:s3:eu-west-1:123456789012:accesspoint/mine/a@b",
+        "s3://bucket/a:b@c/corpus",
+        "abfss://container@account.dfs.core.windows.net/corpus",
+    ],
+)
+def test_a_url_that_only_looks_like_one_with_a_secret_is_taken(url):
+    assert open_store(url).url == url
 
 
 def test_a_password_of_netrc_opens_a_web_server(corpus, tmp_path, monkeypatch):
@@ -196,3 +221,14 @@ def test_errors_of_clients_become_those_of_python():
         assert SIGNATURE not in text_of(plain)
     assert isinstance(plain_error(error := TypeError("a bug")), TypeError)
     assert plain_error(error) is error
+
+
+def test_errors_of_clients_keep_how_long_to_wait():
+    headers = CIMultiDict({"Retry-After": "7"})
+    of_aiohttp = ClientResponseError(SimpleNamespace(real_url="x"), (), status=503, headers=headers)
+    of_azure = OSError("busy")
+    of_azure.response = SimpleNamespace(status_code=503, headers=headers)
+    of_google = OSError("busy")
+    of_google.code = 503
+    waits = [plain_error(error).retry_after_s for error in (of_aiohttp, of_azure, of_google)]
+    assert waits == [7, 7, 0]

@@ -15,7 +15,7 @@ import pytest
 import mmstream as mm
 from mmstream.dataset import open as opening
 from mmstream.errors import ConfigError, ShardError, StorageError
-from mmstream.storage import LocalStore, SharedStore, open_store, shared
+from mmstream.storage import LocalStore, ReplacedError, SharedStore, open_store, shared
 from mmstream.storage.shared import file_system_of
 from mmstream.storage.store_client import StoreClient
 from mmstream.storage.transfer_limits import TransferLimits
@@ -169,6 +169,28 @@ def test_a_shard_that_is_replaced_is_noticed_when_its_file_is_opened_again(tmp_p
     dataset.store.drop_cache(dataset.name_of(0), 0, 1)
     with pytest.raises(ShardError, match="was replaced"):
         dataset[0]
+
+
+@pytest.mark.parametrize("content", [b"x" * 25_600, b"x" * 30_000, b"x" * 20_000])
+def test_a_file_that_is_written_over_while_it_is_open_is_noticed(store, content):
+    known, path = {}, Path(store.url_of("a.tar"))
+    assert store.read_ranges([("a.tar", 0, 2)], known) == [b"\0\1"]
+    earlier = path.stat().st_mtime_ns
+    with path.open("r+b") as file:
+        file.write(content)
+        file.truncate()
+    os.utime(path, ns=(earlier, earlier + 1))  # clocks of file systems are coarse
+    [error] = store.read_ranges([("a.tar", 2, 4)], known)
+    assert isinstance(error, ReplacedError)
+    assert error.current == store.stat("a.tar")
+    assert store.read_range("a.tar", 2, 4) == b"xx"
+
+
+def test_an_open_file_whose_status_fails_for_a_while_is_opened_again(store, monkeypatch, pauses):
+    store.read_range("a.tar", 0, 2)
+    failing(monkeypatch, "fstat", errno.ESTALE)
+    assert store.read_range("a.tar", 2, 4) == b"\2\3"
+    assert len(pauses) == 1
 
 
 def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch, memory_url):

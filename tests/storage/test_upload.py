@@ -290,6 +290,24 @@ def test_all_pages_of_a_list_of_uploads_are_read():
     assert server.left == [("corpus/0.tar", "id0")]
 
 
+@pytest.mark.parametrize(
+    ("url", "prefix"), [("s3://bucket", ""), ("s3://bucket//p", "/p/"), ("s3://bucket/p/", "p/")]
+)
+def test_uploads_are_listed_under_the_prefix_of_their_keys(url, prefix):
+    requests = []
+
+    def answer(url, method, Prefix=None, UploadId=None):
+        requests.append((url, method, Prefix))
+        return {"Uploads": [{"Key": f"{prefix}a", "UploadId": "1"}]} if Prefix is not None else {}
+
+    upload.remove_uploads(url, answer, "a")
+    root = url.removesuffix("/")
+    assert requests == [
+        (url, "list_multipart_uploads", prefix),
+        (f"{root}/a", "abort_multipart_upload", None),
+    ]
+
+
 def test_without_the_right_to_list_uploads_they_stay_and_nothing_is_raised(caplog):
     def refuse(*_, **__):
         raise PermissionError("denied")
