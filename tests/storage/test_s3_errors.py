@@ -21,8 +21,8 @@ import pytest
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
 from mmstream.storage.patience import Patience
-from mmstream.storage.s3_errors import Refusal, failure
 from mmstream.storage.range_client import range_client
+from mmstream.storage.s3_errors import Refusal, failure
 from mmstream.storage.store import ObjectStat
 from tests.helpers.stub_server import refused
 from tests.helpers.web_stubs import S3Stub, running
