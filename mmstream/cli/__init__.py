@@ -17,8 +17,8 @@
     replay.py    replay
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
-interrupted; train also has 75 and 143 (docs: command line). Only this package prints; the others
-log. Only train, demo, measure, bake, bench and what decodes import torch.
+interrupted, 143 ended by SIGTERM; train also has 75 (docs: command line). Only this package prints;
+the others log. Only train, demo, measure, bake, bench and what decodes import torch.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from __future__ import annotations
 import io
 import logging
 import os
+import signal
 import sys
 from typing import NoReturn
 
@@ -46,7 +47,7 @@ from mmstream.cli import (
     show,
     training,
 )
-from mmstream.cli.shared import INTERRUPTED, PROBLEM, USAGE, say
+from mmstream.cli.shared import INTERRUPTED, PROBLEM, TERMINATED, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 
 __all__ = ["cli", "main"]
@@ -89,8 +90,19 @@ class _OneLine(logging.Formatter):
         return escaped(super().formatMessage(record), limit=None)
 
 
+class _Terminated(SystemExit):
+    """SIGTERM came. What is open is closed as after Ctrl-C."""
+
+
+def _terminate(*_: object) -> NoReturn:
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # a second one would disturb that
+    raise _Terminated
+
+
 def main() -> NoReturn:
     """Run the command line and exit with its code."""
+    if sys.argv[1:2] not in (["train"], ["demo"]):  # a run that trains saves itself first
+        signal.signal(signal.SIGTERM, _terminate)
     handler = logging.StreamHandler()
     handler.setFormatter(
         _OneLine(f"%(levelname).1s [rank {os.environ.get('RANK', '0')}] %(message)s")
@@ -106,6 +118,9 @@ def main() -> NoReturn:
     except (click.Abort, KeyboardInterrupt):
         say("interrupted", err=True)
         sys.exit(INTERRUPTED)
+    except _Terminated:
+        say("terminated", err=True)
+        sys.exit(TERMINATED)
     except ConfigError as error:
         say(f"usage: {error}", err=True)
         sys.exit(USAGE)

@@ -48,6 +48,7 @@ USAGE = 2
 UNFINISHED = 75
 """Exit code: stopped before the end because some ranks were told to; the same command goes on."""
 INTERRUPTED = 130
+TERMINATED = 143
 """Exit code: Ctrl-C, as of a shell (128 + SIGINT)."""
 
 AT_LEAST_0 = click.IntRange(min=0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import operator
+import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from itertools import repeat
@@ -51,8 +52,6 @@ logger = logging.getLogger(__name__)
 
 MAX_SAMPLE_READS = 8
 """Reads of a sample whose bytes differ each time, or that comes as no sample each time."""
-
-_FETCH_AGAIN = "fetch it again; new runs leave it out after mmstream verify --write-bad"
 
 
 class Dataset(Sequence[Sample]):
@@ -541,16 +540,24 @@ class Dataset(Sequence[Sample]):
         if isinstance(error, NotAFileError):
             return ShardError(str(error))
         if isinstance(error, FileNotFoundError):
-            return ShardError(f"{name}: no such shard in {self.store.url}; {_FETCH_AGAIN}")
+            return ShardError(
+                f"{name}: no such shard in {self.store.url}; fetch it again; {self._leave_out}"
+            )
         try:
             size = self.store.size(name)
         except OSError:
             return error
         if size < stop:
             return ShardError(
-                f"{name}: truncated: {size} bytes, its index needs {stop} or more; {_FETCH_AGAIN}"
+                f"{name}: truncated: {size} bytes, its index needs {stop} or more; fetch it "
+                f"again; {self._leave_out}"
             )
         return error
+
+    @property
+    def _leave_out(self) -> str:
+        command = shlex.join(["mmstream", "verify", self.store.url, "--write-bad"])
+        return f"new runs leave it out after `{command}`"
 
     def _read_bytes(self, shard: int, index: int) -> bytes:
         """Return the bytes of a sample. Those that do not fit their checksum are read again."""

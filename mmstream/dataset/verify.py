@@ -30,7 +30,7 @@ from mmstream.dataset.checksums import (
 )
 from mmstream.dataset.dataset import MAX_SAMPLE_READS, Dataset
 from mmstream.dataset.index import build_index, encode_index, index_name, index_size
-from mmstream.dataset.manifest import IndexPart
+from mmstream.dataset.manifest import IndexPart, ShardInfo
 from mmstream.errors import ChecksumError, SampleError, ShardError
 from mmstream.storage import RemoteStore
 from mmstream.types import IntArray
@@ -185,6 +185,15 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
     if size != info.num_bytes:
         yield Problem(name, f"{name}: {size} bytes, the manifest says {info.num_bytes}")
     offsets, built, index_error, header_error = _indexes(dataset, shard)
+    if offsets is not None and _is_other_tar(info, size, offsets, built):
+        command = _index_command(dataset, name)
+        yield Problem(
+            name,
+            f"{name}: another tar lies there, and no run reads it right; convert or fetch it "
+            f"again; if it was replaced on purpose, run `{command}`",
+            range(count),
+        )
+        return
     if header_error and offsets is not None:  # else the error of the index is reported, below
         yield Problem(name, header_error)
     is_other_tar = False
@@ -206,6 +215,16 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
         yield _index_of_other_tar(dataset, shard, built, problems)
     else:
         yield from problems
+
+
+def _is_other_tar(info: ShardInfo, size: int, offsets: IntArray, built: IntArray | None) -> bool:
+    """Tell whether a tar has as many samples as the indexed one, and is not this one."""
+    return (
+        built is not None
+        and built.size == offsets.size
+        and size != info.num_bytes
+        and not np.array_equal(built, offsets)
+    )
 
 
 def _indexes(dataset: Dataset, shard: int) -> tuple[IntArray | None, IntArray | None, str, str]:

@@ -219,7 +219,7 @@ class Loader(IterableDataset[Batch]):
                 self.close()  # workers may hold half a step: the next iteration starts new ones
                 if explanation is None:
                     raise
-                raise explanation from error
+                raise explanation from None
             self.stats.count_wait(time.perf_counter() - started)
             if batch is None:
                 return

@@ -210,7 +210,7 @@ def test_an_unreadable_shard_is_raised_as_what_it_is(tmp_path, shards):
     pipeline = make_pipeline(corpus, bad_samples=policy(action="raise", shards=shards))
     with pytest.raises(
         ShardError,
-        match=r"^shard-000001\.tar: no such shard in .*; fetch it again; new runs .*--write-bad$",
+        match=r"^shard-000001\.tar: no such shard in .*; fetch it again; new runs .*--write-bad`$",
     ):
         list(mm.Loader(pipeline))
 

@@ -564,21 +564,31 @@ def test_an_interrupt_has_exit_code_130(mmstream, monkeypatch, corpus):
 
 
 @pytest.mark.slow
-def test_ctrl_c_in_a_real_process_has_exit_code_130():
+@pytest.mark.parametrize(
+    ("number", "code", "said"),
+    [(signal.SIGINT, 130, "\ninterrupted\n"), (signal.SIGTERM, 143, "terminated\n")],
+    ids=["ctrl-c", "sigterm"],
+)
+def test_a_signal_in_a_real_process_closes_what_is_open(number, code, said):
     waiting = (
         "import signal, sys, time, mmstream.dataset.open as d; from mmstream.cli import main\n"
         # A shell without job control starts its background commands with Ctrl-C ignored.
         "signal.signal(signal.SIGINT, signal.default_int_handler)\n"
-        "d.open_dataset = lambda url, **_: (print('ready', flush=True), time.sleep(200))\n"
+        "def wait(url, **_):\n"
+        "    try:\n"
+        "        print('ready', flush=True); time.sleep(200)\n"
+        "    finally:\n"
+        "        print('closed', flush=True)\n"
+        "d.open_dataset = wait\n"
         "sys.argv = ['mmstream', 'info', 'x']; main()"
     )
     command = [sys.executable, "-c", waiting]
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
     with subprocess.Popen(command, **pipes) as process:
         assert process.stdout.readline() == "ready\n"
-        process.send_signal(signal.SIGINT)
-        _, err = process.communicate(timeout=500)
-    assert (process.returncode, err) == (130, "\ninterrupted\n")
+        process.send_signal(number)
+        out, err = process.communicate(timeout=500)
+    assert (process.returncode, out, err) == (code, "closed\n", said)
 
 
 @pytest.mark.slow

@@ -241,6 +241,21 @@ def test_verify_lists_what_a_decoder_refuses(tmp_path, name):
     assert json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]["shard-000001.tar"] == "all"
 
 
+def test_verify_leaves_out_another_tar_of_as_many_samples(tmp_path):
+    folder = write_corpus(tmp_path / "corpus", [4, 4], checksums=True)
+    other = write_corpus(
+        tmp_path / "other", [4], lambda number: {"txt": b"caption" * 999}, checksums=True
+    )
+    shard = Path(folder, "shard-000001.tar")
+    shard.write_bytes(Path(other, "shard-000000.tar").read_bytes())
+    code, output = verified(folder, "--write-bad")
+    assert code == 1
+    assert "another tar lies there, and no run reads it right; convert or fetch it" in output
+    assert known(folder) == [[1, number] for number in range(4)]
+    loader = mm.Loader(mm.Pipeline(mm.open_dataset(folder), global_batch_size=4))
+    assert len(list(loader)) == 1
+
+
 def test_a_list_is_not_written_while_another_process_writes_there(tmp_path):
     write_tiny(tmp_path, [5])
     with write_lock(open_store(tmp_path), "index"):
