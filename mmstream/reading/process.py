@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any, cast
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.machine import num_local_ranks
 from mmstream.order import AnyOrder
-from mmstream.processes import safe_environment, words_of_exit
+from mmstream.processes import job_signals_blocked, safe_environment, words_of_exit
 from mmstream.reading.messages import ReaderSetup, StepConnection
 from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached
 from mmstream.reading.window_memory import needs_single_samples
@@ -97,17 +96,15 @@ class ReaderProcess:
         ]
         self.connections = [StepConnection(pair[0]) for pair in pairs]
         files = [theirs.fileno(), *(pair[1].fileno() for pair in pairs)]
-        # Ctrl-C and SIGTERM go to all processes of a job. Here the main process decides.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
-                pass_fds=files,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | safe_environment(),
-            )
+            with job_signals_blocked():  # they stay blocked there
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
+                    pass_fds=files,
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | safe_environment(),
+                )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
             for _, connection in pairs:
                 connection.close()
