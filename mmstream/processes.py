@@ -31,6 +31,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 from mmstream.errors import ConfigError
 
@@ -101,6 +102,22 @@ def start_fork_server(modules: Iterable[str]) -> None:
             f"TMPDIR: {tempfile.gettempdir()} is too long for the sockets of worker processes; "
             "set it to a shorter path, such as /tmp"
         ) from None
+
+
+def _forget_fork_server() -> None:
+    """Forget the fork server of the parent, in a forked child.
+
+    Python would wait for it as for a child of its own, which is an error.
+    """
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.close(server._forkserver_alive_fd)
+        modules = server._preload_modules
+        server.__init__()
+        server.set_forkserver_preload(modules)
+
+
+os.register_at_fork(after_in_child=_forget_fork_server)
 
 
 def end_fork_server() -> None:

@@ -112,9 +112,8 @@ class ReaderProcess:
         self._lock = threading.Lock()
         self._iteration = 0
         self._environment = dict(os.environ)
-        self._made_by = os.getpid()
         self._end = weakref.finalize(
-            self, _end, self._process, self._control, self.connections, self._made_by
+            self, _end, self._process, self._control, self.connections, os.getpid()
         )
         with suppress(OSError):  # whoever waits for a step learns that it has ended
             sys_path = [os.fspath(path) for path in sys.path]
@@ -125,11 +124,6 @@ class ReaderProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this process made it, and was not forked from the one that did."""
-        return self._made_by == os.getpid()
 
     @property
     def lacks_variables(self) -> bool:
