@@ -115,7 +115,7 @@ class ReaderProcess:
         self._end = weakref.finalize(
             self, _end, self._process, self._control, self.connections, os.getpid()
         )
-        with suppress(OSError):  # whoever waits for a step learns that it has ended
+        with suppress(ConnectionError):  # whoever waits for a step learns that it has ended
             sys_path = [os.fspath(path) for path in sys.path]
             self._control.send((sys_path, logging.getLogger("mmstream").getEffectiveLevel()))
             self._control.send(ReaderSetup(source, order, least_large_bytes, node_cache))
@@ -146,7 +146,7 @@ class ReaderProcess:
             least_large_bytes=self._least_large_bytes,
         )
         self._iteration += 1
-        with suppress(OSError), self._lock:
+        with suppress(ConnectionError), self._lock:
             self._control.send(("begin", self._iteration, epoch, step, rows, single_samples))
         return self._iteration
 
