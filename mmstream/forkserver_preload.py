@@ -1,9 +1,10 @@
 """Imported by the fork server alone, before it forks any worker.
 
-A scheduler's SIGTERM reaches every process of a job. If it ended the fork server, torch would take
-all workers for dead, and a run that is about to save itself would fail. `start_fork_server` starts
-the server with SIGINT and SIGTERM blocked. Here SIGTERM begins to be ignored; SIGINT stays blocked
-until the server itself ignores it. Workers get both signals back and decide in `start_worker`.
+A scheduler's SIGTERM or SIGUSR1 reaches every process of a job. If it ended the fork server, torch
+would take all workers for dead, and a run that is about to save itself would fail.
+`start_fork_server` starts the server with `JOB_SIGNALS` blocked. Here they begin to be ignored.
+SIGINT stays blocked until the server itself ignores it. Workers get SIGINT and SIGTERM back and
+decide in `start_worker`. They go on ignoring the others, unless the main script sets a handler.
 Importing this module changes signal handling. That is its purpose, so nothing else imports it.
 
 The server and its workers end with the main process. Each worker looks for itself, in a thread that
@@ -25,6 +26,7 @@ import signal
 from typing import Any
 
 from mmstream.processes import (
+    JOB_SIGNALS,
     LOOK_S,
     follow_main_process,
     is_main_process_alive,
@@ -45,8 +47,9 @@ def _begin_worker() -> None:
 
 
 take_over_from_parent()
-signal.signal(signal.SIGTERM, signal.SIG_IGN)
-signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGTERM})
+for _number in JOB_SIGNALS - {signal.SIGINT}:
+    signal.signal(_number, signal.SIG_IGN)
+signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS - {signal.SIGINT})
 signal.signal(signal.SIGALRM, _look_after_main_process)
 signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
 os.register_at_fork(before=gc.freeze, after_in_child=_begin_worker)

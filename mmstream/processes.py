@@ -31,16 +31,19 @@ from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from multiprocessing import forkserver, resource_tracker
 from pathlib import Path
+from typing import Any
 
 from mmstream.errors import ConfigError
 
 __all__ = [
+    "JOB_SIGNALS",
     "cpu_seconds",
     "end_fork_server",
     "follow_main_process",
     "follow_while_starting",
     "is_main_process_alive",
     "is_running",
+    "job_signals_blocked",
     "join_parent",
     "keep_freed_memory",
     "marked_as_main_process",
@@ -65,6 +68,12 @@ FREED_BYTES = 31 << 20
 LOOK_S = 1.0
 """Seconds between two looks at whether the main process still runs."""
 
+JOB_SIGNALS = frozenset(
+    {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+)
+"""Signals that a terminal or a scheduler sends to all processes of a job. The main process decides
+what they mean, and the others follow it."""
+
 
 def start_fork_server(modules: Iterable[str]) -> None:
     """Start the process that workers are forked from, if it does not run; does not wait for it.
@@ -78,13 +87,13 @@ def start_fork_server(modules: Iterable[str]) -> None:
     multiprocessing.get_context("forkserver").set_forkserver_preload(
         ["mmstream.forkserver_preload", *(name for name in modules if name != "__main__")]
     )
-    # The server starts with the signal mask of this thread. So signals to the process group wait
-    # until it can ignore them. The resource tracker would lift the mask, so it is started before.
-    with without_current_folder():
-        resource_tracker.ensure_running()
-    mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    # Helpers start with the signal mask of this thread. So signals to the process group wait until
+    # the server can ignore them, and never end the resource tracker. The latter lifts a part of the
+    # mask here, so it is started before.
     try:
-        with marked_as_main_process(), _environment(_for_fork_server()):
+        with job_signals_blocked(), without_current_folder():
+            resource_tracker.ensure_running()
+        with job_signals_blocked(), marked_as_main_process(), _environment(_for_fork_server()):
             forkserver.ensure_running()
     except OSError as error:
         if "too long" not in str(error):
@@ -93,8 +102,22 @@ def start_fork_server(modules: Iterable[str]) -> None:
             f"TMPDIR: {tempfile.gettempdir()} is too long for the sockets of worker processes; "
             "set it to a shorter path, such as /tmp"
         ) from None
-    finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def _forget_fork_server() -> None:
+    """Forget the fork server of the parent, in a forked child.
+
+    Python would wait for it as for a child of its own, which is an error.
+    """
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.close(server._forkserver_alive_fd)
+        modules = server._preload_modules
+        server.__init__()
+        server.set_forkserver_preload(modules)
+
+
+os.register_at_fork(after_in_child=_forget_fork_server)
 
 
 def end_fork_server() -> None:
@@ -106,6 +129,16 @@ def end_fork_server() -> None:
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+
+
+@contextmanager
+def job_signals_blocked() -> Iterator[None]:
+    """Let the processes that start meanwhile begin with `JOB_SIGNALS` blocked."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 
 
 @contextmanager
@@ -248,7 +281,8 @@ def keep_freed_memory() -> None:
 def join_parent(environment: dict[str, str]) -> None:
     """Set up a worker process that a fork server started.
 
-    The worker takes over the main process' environment, leaves Ctrl-C to it, and ends with it:
+    The worker takes over the main process' environment, leaves `JOB_SIGNALS` except SIGTERM to it,
+    and ends with it:
 
     - A fork server keeps the environment of its own start. Credentials set since would be missing.
     - A fork server waits for its workers. After a ``kill -9`` of the main process, both would stay
@@ -260,6 +294,9 @@ def join_parent(environment: dict[str, str]) -> None:
     os.environ.clear()
     os.environ.update(environment)
     signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in JOB_SIGNALS - {signal.SIGINT, signal.SIGTERM}:
+        if signal.getsignal(number) is signal.SIG_DFL:  # else the script has a handler of its own
+            signal.signal(number, signal.SIG_IGN)
     threading.Thread(target=_exit_with_parent, name="mmstream-follow", daemon=True).start()
 
 

@@ -4,16 +4,17 @@
 
 They start when they are first needed, and go on from one epoch to the next. After a jump or a
 change of the pipeline they start anew. They know jobs and pipelines, but nothing of states and
-counts.
+counts. They belong to the process that started them; a forked child starts its own.
 """
 
 from __future__ import annotations
 
+import os
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from typing import Any
 
-from mmstream.errors import MMStreamError, StorageError
+from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.loader.maker_settings import MakerSettings
 from mmstream.loader.watchdog import Watchdog
 from mmstream.loader.worker_group import ThisProcess
@@ -51,6 +52,7 @@ class BatchMakers:
         self._runner: PipelineRunner | None = None  # without workers
         self._progress = Progress()
         self._due_job: Job | None = None  # the next one of those who make batches
+        self._pid = os.getpid()  # of the process that they belong to
 
     def start_early(self, pipeline: Pipeline) -> None:
         """Start what takes long and needs no position. It imports while the script goes on."""
@@ -68,11 +70,12 @@ class BatchMakers:
             first: the first job.
             stop: the step after the last one.
             world: this rank.
+
+        Raises:
+            ConfigError: this process was forked since the first batch.
         """
         keep_freed_memory()
-        if self.reader is not None and not self.reader.is_own:
-            # This process was forked since. Those who make batches ask the reader of the parent.
-            self.reader = self.workers = self._runner = self._due_job = None
+        self._leave_to_parent()
         is_outdated = self.reader is not None and self.reader.lacks_variables
         if self._reader_pipeline is not pipeline or is_outdated:
             self.close()
@@ -95,6 +98,17 @@ class BatchMakers:
             for step, batch in enumerate(batches, start=first.step):
                 self._due_job = later_job(first._replace(step=step), 1, stop)
                 yield batch
+                if self._pid != os.getpid():
+                    raise ConfigError(
+                        "this loop began before this process was forked: begin another loop over "
+                        "the loader here"
+                    )
+
+    def _leave_to_parent(self) -> None:
+        """In a forked child, forget the processes and threads of the parent, which uses them."""
+        if self._pid != os.getpid():
+            self._pid = os.getpid()
+            self.reader = self.workers = self._runner = self._due_job = None
 
     def _start_reader(self, pipeline: Pipeline, world: World | None) -> None:
         """Start the reader process of a pipeline; does not wait for it.
@@ -122,6 +136,8 @@ class BatchMakers:
     ) -> Generator[Batch, None, None]:
         """Yield batches that workers make; `goes_on`: they make them already."""
         if self.workers is None:
+            if self.settings.multiprocessing_context == "forkserver":
+                preload_server(pipeline)  # it may have ended, or be that of the parent
             self.workers = Workers(pipeline, self.settings, self.reader)
         yield from self.workers.batches(first, stop, label, goes_on=goes_on)
 
@@ -165,6 +181,7 @@ class BatchMakers:
 
     def pids(self) -> dict[str, list[int]]:
         """Return the processes that run now: "workers" and "reader"."""
+        self._leave_to_parent()
         return {
             "workers": [] if self.workers is None else self.workers.pids,
             "reader": [] if self.reader is None else [self.reader.pid],
@@ -172,6 +189,7 @@ class BatchMakers:
 
     def close(self) -> None:
         """End all of them. `batches` starts new ones."""
+        self._leave_to_parent()
         self._due_job = None
         workers, self.workers = self.workers, None
         if workers is not None:

@@ -50,7 +50,7 @@ CRASHED = (
     "compiled code crashed, mostly on that sample: a decoder's, or that of a library that a "
     "transform uses"
 )
-ENDED_ITSELF = "a transform or a library has ended the process"
+ENDED_ITSELF = "a transform, a library or a signal to the whole job has ended the process"
 NO_START = (
     "workers ended before their first batch; their own messages are printed above. For a missing "
     "import, or an error about this script itself: put what the script runs under "

@@ -19,6 +19,7 @@ from itertools import count
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch.utils.data import DataLoader, Sampler, _utils
@@ -87,6 +88,7 @@ class Workers:
         )
         self._group = WorkerGroup(pipeline, progress, settings.num_workers, reader)
         self._watchdog = Watchdog(self._group, settings.stall_limits, reader)
+        _of_this_process.add(self)
 
     def batches(self, first: Job, stop: int, label: str = "", *, goes_on: bool) -> Iterator[Batch]:
         """Yield the batches of steps `first.step` to `stop` - 1, in order.
@@ -164,6 +166,22 @@ class Workers:
                 'Start again, or with multiprocessing_context="spawn"'
             )
         return explanation
+
+
+_of_this_process: WeakSet[Workers] = WeakSet()
+_of_parents: list[Workers] = []
+
+
+def _keep_those_of_parent() -> None:
+    """Keep the workers of the parent for ever, in a forked child.
+
+    If they were dropped here, torch would end the processes, which serve the parent.
+    """
+    _of_parents.extend(_of_this_process)
+    _of_this_process.clear()
+
+
+os.register_at_fork(after_in_child=_keep_those_of_parent)
 
 
 def _taken_from_torch(iterator: Any) -> tuple[list[BaseProcess], Connection | None]:

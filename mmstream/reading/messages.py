@@ -11,14 +11,15 @@ as soon as it has one. So the reader process takes their samples meanwhile.
 
 from __future__ import annotations
 
+import errno
 import mmap
 import os
 import pickle
 import socket
 import struct
 from collections import deque
-from collections.abc import Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -231,18 +232,14 @@ class StepConnection:
         return self._receive()
 
     def _send(self, request: StepRequest) -> None:
-        try:
+        with _noticing_its_end():
             self._socket.sendall(request.packed())
-        except OSError:
-            raise ReaderEnded("the reader process has ended") from None
 
     def _receive(self) -> StepHeader | Exception:
-        try:
+        with _noticing_its_end():
             message, files, _, _ = socket.recv_fds(self._socket, 256, MEMORY_FD)
-        except OSError:
-            message, files = b"", []
-        if not message:
-            raise ReaderEnded("the reader process has ended")
+            if not message:
+                raise ConnectionResetError
         answer = Answer.unpacked(message)
         if files:
             self._attach(files[0], answer.memory_bytes)
@@ -268,3 +265,18 @@ class StepConnection:
         """Close the connection."""
         self._socket.close()
         self._memory = None
+
+
+@contextmanager
+def _noticing_its_end() -> Iterator[None]:
+    """Raise ReaderEnded where the reader process has ended, or the connection was closed.
+
+    Other errors do not come from the connection. A signal handler of the user may raise one here,
+    such as TimeoutError.
+    """
+    try:
+        yield
+    except OSError as error:
+        if not isinstance(error, ConnectionError) and error.errno != errno.EBADF:
+            raise
+        raise ReaderEnded("the reader process has ended") from None

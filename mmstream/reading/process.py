@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import logging
 import os
-import signal
 import socket
 import subprocess
 import sys
@@ -18,7 +17,7 @@ from typing import Any, cast
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.machine import num_local_ranks
 from mmstream.order import AnyOrder
-from mmstream.processes import safe_environment, words_of_exit
+from mmstream.processes import job_signals_blocked, safe_environment, words_of_exit
 from mmstream.reading.messages import ReaderSetup, StepConnection
 from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached
 from mmstream.reading.window_memory import needs_single_samples
@@ -97,17 +96,15 @@ class ReaderProcess:
         ]
         self.connections = [StepConnection(pair[0]) for pair in pairs]
         files = [theirs.fileno(), *(pair[1].fileno() for pair in pairs)]
-        # Ctrl-C and SIGTERM go to all processes of a job. Here the main process decides.
-        mask = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
-                pass_fds=files,
-                stdin=subprocess.DEVNULL,
-                env=os.environ | safe_environment(),
-            )
+            with job_signals_blocked():  # they stay blocked there
+                self._process = subprocess.Popen(
+                    [sys.executable, "-m", "mmstream.reading.server", *map(str, files)],
+                    pass_fds=files,
+                    stdin=subprocess.DEVNULL,
+                    env=os.environ | safe_environment(),
+                )
         finally:
-            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             theirs.close()
             for _, connection in pairs:
                 connection.close()
@@ -115,11 +112,10 @@ class ReaderProcess:
         self._lock = threading.Lock()
         self._iteration = 0
         self._environment = dict(os.environ)
-        self._made_by = os.getpid()
         self._end = weakref.finalize(
-            self, _end, self._process, self._control, self.connections, self._made_by
+            self, _end, self._process, self._control, self.connections, os.getpid()
         )
-        with suppress(OSError):  # whoever waits for a step learns that it has ended
+        with suppress(ConnectionError):  # whoever waits for a step learns that it has ended
             sys_path = [os.fspath(path) for path in sys.path]
             self._control.send((sys_path, logging.getLogger("mmstream").getEffectiveLevel()))
             self._control.send(ReaderSetup(source, order, least_large_bytes, node_cache))
@@ -128,11 +124,6 @@ class ReaderProcess:
     def pid(self) -> int:
         """Process id."""
         return self._process.pid
-
-    @property
-    def is_own(self) -> bool:
-        """Whether this process made it, and was not forked from the one that did."""
-        return self._made_by == os.getpid()
 
     @property
     def lacks_variables(self) -> bool:
@@ -155,7 +146,7 @@ class ReaderProcess:
             least_large_bytes=self._least_large_bytes,
         )
         self._iteration += 1
-        with suppress(OSError), self._lock:
+        with suppress(ConnectionError), self._lock:
             self._control.send(("begin", self._iteration, epoch, step, rows, single_samples))
         return self._iteration
 

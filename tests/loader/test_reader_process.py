@@ -14,6 +14,7 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
+from unittest.mock import Mock
 
 import pytest
 import torch.distributed
@@ -177,6 +178,20 @@ def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on
     assert delivered + [described(batch) for batch in remote] == expected
 
 
+def test_an_error_of_a_signal_handler_at_the_begin_of_an_epoch_is_raised(
+    corpus, loaders, monkeypatch
+) -> None:
+    local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
+    loaders += [local, remote]
+    reader = remote._makers.reader
+    assert reader is not None
+    with monkeypatch.context() as interrupted:
+        interrupted.setattr(reader._control, "_send_bytes", Mock(side_effect=TimeoutError("of us")))
+        with pytest.raises(TimeoutError, match="of us"):
+            reader.begin(0, 0, (0, 8))
+    assert [described(batch) for batch in remote] == [described(batch) for batch in local]
+
+
 def test_the_reader_process_starts_with_the_loader_and_loads_an_index(corpus, loaders) -> None:
     remote = mm.Loader(far_pipeline(corpus))
     loaders.append(remote)
@@ -292,6 +307,71 @@ def test_it_ends_with_its_main_process(corpus, number) -> None:
         process.send_signal(number)
         process.wait(500)
         wait_until(lambda: has_ended(pid))
+
+
+SIGNALLED = """
+import os, signal, sys
+from pathlib import Path
+import mmstream as mm
+from tests.helpers.topology import collate_in_workers
+from tests.helpers.wait import wait_until
+from tests.loader.test_reader_process import far_pipeline
+
+folder, context, notes, num_expected = sys.argv[1], sys.argv[2], Path(sys.argv[3]), sys.argv[4]
+
+
+def note(number, frame):
+    with notes.open("a") as file:
+        file.write(f"{number}\\n")
+
+
+def num_noted():
+    return len(notes.read_text().splitlines())
+
+
+if __name__ == "__main__":
+    notes.touch()
+    signal.signal(signal.SIGUSR1, note)
+    loader = mm.Loader(
+        far_pipeline(folder, collate=collate_in_workers),
+        num_workers=2,
+        multiprocessing_context=context,
+    )
+    batches = iter(loader)
+    next(batches)
+    for number in (signal.SIGUSR2, signal.SIGHUP):
+        signal.signal(number, note)
+    for number in (signal.SIGUSR1, signal.SIGUSR2, signal.SIGHUP):
+        os.killpg(0, number)
+    wait_until(lambda: num_noted() >= int(num_expected))
+    num_steps = 1 + sum(1 for _ in batches) + sum(1 for _ in loader)
+    loader.close()
+    print(num_steps == 2 * len(loader), num_noted())
+"""
+
+
+@pytest.mark.parametrize(
+    ("context", "num_noted"),
+    [
+        pytest.param("forkserver", 3, id="forkserver"),
+        pytest.param("fork", 5, id="workers-that-have-the-handler-of-the-script"),
+    ],
+)
+def test_signals_to_the_whole_job_end_none_of_its_processes(
+    corpus, tmp_path: Path, context, num_noted
+) -> None:
+    script = tmp_path / "run.py"
+    script.write_text(SIGNALLED)
+    done = subprocess.run(
+        [sys.executable, str(script), corpus, context, str(tmp_path / "notes"), str(num_noted)],
+        capture_output=True,
+        text=True,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        start_new_session=True,
+        timeout=500,
+        check=False,
+    )
+    assert (done.returncode, done.stdout) == (0, f"True {num_noted}\n"), done.stderr
 
 
 def test_a_patience_longer_than_the_time_out_of_the_group_is_a_warning(

@@ -5,8 +5,10 @@ from __future__ import annotations
 import os
 import random
 import shutil
+import signal
 import subprocess
 import sys
+from contextlib import suppress
 
 import numpy as np
 import pytest
@@ -133,3 +135,99 @@ def test_workers_that_would_stop_the_machine_are_refused_before_one_starts(corpu
         mm.Loader(make_pipeline(corpus), num_workers=most).close()
         with pytest.raises(ConfigError, match=f"at most {most} with {num_cores} cores"):
             mm.Loader(make_pipeline(corpus), num_workers=most + 1)
+
+
+FORKING = """
+import gc, os, sys
+import mmstream as mm
+
+
+def unchanged(sample):
+    return sample
+
+
+def in_child(function):
+    pid = os.fork()
+    if pid == 0:
+        code = 1
+        try:
+            function()
+            code = 0
+        except BaseException as error:
+            print(type(error).__name__, error, flush=True)
+        os._exit(code)
+    _, status = os.waitpid(pid, 0)
+    print(function.__name__, os.waitstatus_to_exitcode(status), flush=True)
+
+
+def keys(batches):
+    return [list(batch["__key__"]) for batch in batches]
+
+
+def go_on_with_the_loop():
+    next(batches)
+
+
+def begin_a_loop():
+    assert keys(loader) == expected[1:]
+    assert keys(loader)
+    loader.close()
+
+
+def close():
+    loader.close()
+
+
+def drop():
+    global loader, batches
+    loader = batches = None
+    gc.collect()
+
+
+if __name__ == "__main__":
+    folder, num_workers, context = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    pipeline = mm.Pipeline(
+        mm.open_dataset(folder), global_batch_size=4, decode=mm.Decode(), transforms=(unchanged,)
+    )
+    expected = keys(mm.Loader(pipeline))
+    loader = mm.Loader(
+        pipeline, num_workers=num_workers, num_threads=2, multiprocessing_context=context
+    )
+    batches = iter(loader)
+    next(batches)
+    for function in (go_on_with_the_loop, begin_a_loop, close, drop):
+        in_child(function)
+    print("parent", keys(batches) == expected[1:], len(keys(loader)) == len(loader))
+    loader.close()
+"""
+
+
+@pytest.mark.parametrize(
+    ("num_workers", "context"), [(0, "fork"), (2, "fork"), (2, "forkserver"), (2, "spawn")]
+)
+def test_a_forked_child_and_its_parent_go_on_with_processes_of_their_own(
+    corpus, tmp_path, num_workers, context
+):
+    script = tmp_path / "run.py"
+    script.write_text(FORKING)
+    with subprocess.Popen(
+        [sys.executable, str(script), corpus, str(num_workers), context],
+        stdout=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    ) as main:
+        try:
+            output, _ = main.communicate(timeout=500)
+        finally:
+            with suppress(ProcessLookupError):  # a child that hangs
+                os.killpg(main.pid, signal.SIGKILL)
+    assert output.splitlines() == [
+        "ConfigError this loop began before this process was forked: begin another loop over the "
+        "loader here",
+        "go_on_with_the_loop 1",
+        "begin_a_loop 0",
+        "close 0",
+        "drop 0",
+        "parent True True",
+    ]
+    assert main.returncode == 0

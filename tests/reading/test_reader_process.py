@@ -167,6 +167,28 @@ def test_an_error_of_the_storage_crosses_to_whoever_asked(corpus: str) -> None:
         reader.connections[0].ask(StepRequest(1, 0, 0))
 
 
+def test_an_error_of_a_signal_handler_is_no_dead_reader_process() -> None:
+    def give_up(*_: Any) -> None:
+        raise TimeoutError("a limit of the user")
+
+    def interrupt() -> None:
+        theirs.recv(1 << 10)
+        signal.pthread_kill(main_thread, signal.SIGUSR1)
+
+    ours, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+    main_thread = threading.get_ident()
+    before = signal.signal(signal.SIGUSR1, give_up)
+    thread = threading.Thread(target=interrupt, daemon=True)
+    try:
+        with closing(theirs), closing(StepConnection(ours)) as connection:
+            thread.start()
+            with pytest.raises(TimeoutError, match="a limit of the user"):
+                connection.ask(StepRequest(1, 0, 0))
+            thread.join()
+    finally:
+        signal.signal(signal.SIGUSR1, before)
+
+
 def test_a_loop_that_holds_all_its_samples_takes_no_room_from_the_reader_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
