@@ -70,7 +70,7 @@ def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
     assert len(pauses) == patience.MAX_FIRST_ATTEMPTS - 1
 
 
-@pytest.fixture(params=["slow down", "cut off"])
+@pytest.fixture
 def troubled(request, nowhere, monkeypatch):
     """A store on a server that never answers well, and the requests that it got."""
     requests = []
@@ -97,12 +97,22 @@ def troubled(request, nowhere, monkeypatch):
         server.shutdown()
 
 
+@pytest.mark.parametrize("troubled", ["cut off"], indirect=True)
 def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
     store, requests = troubled
     with pytest.raises(StorageError, match="failed 5 times"):
         store.read_range("a", 0, 1000)
     assert requests == ["/bucket/prefix/a"] * patience.MAX_FIRST_ATTEMPTS
     assert len(pauses) == patience.MAX_FIRST_ATTEMPTS - 1
+
+
+@pytest.mark.parametrize("troubled", ["slow down"], indirect=True)
+def test_s3_that_is_too_busy_for_a_start_is_waited_for(troubled, pauses):
+    store, requests = troubled
+    with pytest.raises(StorageError, match=r"failed \d+ times in 300\.\d s .* 503 SlowDown"):
+        store.read_range("a", 0, 1000)
+    assert len(requests) == len(pauses) + 1
+    assert len(pauses) > 29  # each has 10 seconds at most
 
 
 def test_no_credentials_at_all_fail_at_once_with_a_hint(nowhere, pauses, monkeypatch):
