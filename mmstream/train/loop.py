@@ -137,7 +137,7 @@ def fit(
     with ExitStack() as stack:
         stack.enter_context(deterministic(config.deterministic))
         trained = prepare(config, model, process)
-        checkpoints = open_store(join_url(config.out, "checkpoints"))
+        checkpoints = _open_checkpoints(config, process)
         resumed_from = resume_training(checkpoints, trained, batches, process)
         num_steps = saved_steps = resumed_from
         length = length_of(config, len(batches))
@@ -220,6 +220,15 @@ def fit(
         all_received_signal=all_received,
         summary=summary,
     )
+
+
+def _open_checkpoints(config: TrainConfig, process: TrainProcess) -> Store:
+    """Return the store of the checkpoints. Rank 0 says what this run will not write there."""
+    if process.rank == 0 and config.log_folder is None:
+        logger.warning(
+            "no metrics are written: --out is no local folder; name one with --log-dir (log_dir=)"
+        )
+    return open_store(join_url(config.out, "checkpoints"))
 
 
 def _save(

@@ -83,6 +83,16 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     assert len(metrics(tmp_path)) == 8
 
 
+@pytest.mark.parametrize("has_log_dir", [False, True])
+def test_a_run_without_a_folder_for_metrics_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, has_log_dir: bool
+) -> None:
+    log_dir = str(tmp_path) if has_log_dir else None
+    out = f"memory://{tmp_path.name}"
+    fit_here(dataclasses.replace(config(tmp_path), out=out, log_dir=log_dir, log_keys=False))
+    assert caplog.text.count("no metrics are written") == (not has_log_dir)
+
+
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 7])
 def test_stopped_anywhere_and_resumed_gives_the_undisturbed_losses(
     tmp_path: Path, stop: int
