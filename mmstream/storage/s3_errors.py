@@ -41,8 +41,6 @@ _THROTTLED_CODES = {
 _TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
 """With status 400. Other refusals of access have 401 or 403."""
 
-_ABSENT_HINT = "; without the right s3:ListBucket, S3 answers so for absent objects too"
-
 _REGION_CODES = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
@@ -71,6 +69,8 @@ class Refusal(NamedTuple):
     """Seconds that the clock of this machine is ahead of the server's."""
     is_bare: bool = False
     """It is the answer to a HEAD, which has no body, so no code and no message."""
+    write_right: str = ""
+    """The right that the request needs, if it is one that writes."""
 
     def __str__(self) -> str:
         return escaped(" ".join(filter(None, (str(self.status), self.code, self.message))))
@@ -127,7 +127,7 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
     if refusal.mending == "credentials" and not (
         patience.has_answered and (waits_for_access or refusal.is_token)
     ):
-        hint = _ABSENT_HINT if status == 403 and code in ("", "AccessDenied") else ""
+        hint = _access_hint(refusal) if status == 403 and code in ("", "AccessDenied") else ""
         return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}{hint}")
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
@@ -141,6 +141,20 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
         is_throttled=is_throttled,
         retry_after_s=refusal.retry_after_s,
     )
+
+
+def _access_hint(refusal: Refusal) -> str:
+    """Return what else a refused access may mean than wrong credentials."""
+    if refusal.write_right:
+        return f"; the credentials may lack the right to write there ({refusal.write_right})"
+    return "; without the right s3:ListBucket, S3 answers so for absent objects too"
+
+
+def _write_right(operation: str) -> str:
+    """Return the right that a request needs, as botocore names it; "" for one that reads."""
+    if operation.startswith(("Get", "Head", "List")):
+        return ""
+    return "s3:DeleteObject" if operation.startswith("Delete") else "s3:PutObject"
 
 
 def connection_failure(url: str, error: BaseException) -> StorageError | None:
@@ -219,6 +233,7 @@ def refusal_of(error: Exception) -> Refusal | None:
         retry_after_s=seconds_until(headers.get("retry-after", "")),
         skew_s=now - (timestamp(headers.get("date", "")) or now),
         is_bare=is_bare,
+        write_right=_write_right(getattr(cause, "operation_name", "Get")),
     )
 
 

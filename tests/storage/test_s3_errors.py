@@ -102,6 +102,14 @@ def test_a_refused_key_is_final_and_says_what_the_server_said(server, call, paus
 
 
 @both_ways
+def test_a_refused_access_names_the_right_that_may_be_missing(server, call):
+    refuse(server, refused("403 Forbidden", "AccessDenied", "not yours"))
+    rights = {"range": "s3:ListBucket, S3 answers so", "write": r"write there \(s3:PutObject\)$"}
+    with pytest.raises(StorageError, match=rights["write" if call is CALLS["write"] else "range"]):
+        call(open_store(URL))
+
+
+@both_ways
 def test_keys_that_were_renewed_in_their_file_are_taken(server, call, pauses, tmp_path):
     store, expired = open_store(URL), refused("400 Bad Request", "ExpiredToken", "too old")
     server.handler.refuse = lambda request: None if request.access_key == "KEY" else expired
