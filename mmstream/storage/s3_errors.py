@@ -11,6 +11,7 @@ import errno
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
@@ -28,6 +29,9 @@ __all__ = [
 
 MAX_SKEW_S = 900.0
 """Seconds that a clock may be wrong. S3 refuses signatures that are older."""
+
+_NO_S3_STATUS = (405, 501)
+"""What other servers answer to a method that they do not know."""
 
 _THROTTLED_STATUS = (429, 503)
 _THROTTLED_CODES = {
@@ -131,6 +135,9 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
         return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}{hint}")
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
+    if status in _NO_S3_STATUS and not patience.has_answered:
+        answer = refusal if code else f"{status} {HTTPStatus(status).phrase}"
+        return StorageError(f"{url}: {answer}; is AWS_ENDPOINT_URL the address of an S3 server?")
     is_throttled = status in _THROTTLED_STATUS or code in _THROTTLED_CODES
     if is_throttled and code:  # S3 itself says so, perhaps as thousands of ranks start
         patience.has_answered = True

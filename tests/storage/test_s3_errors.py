@@ -24,7 +24,7 @@ from mmstream.storage.patience import Patience
 from mmstream.storage.range_client import range_client
 from mmstream.storage.s3_errors import Refusal, failure
 from mmstream.storage.store import ObjectStat
-from tests.helpers.stub_server import refused
+from tests.helpers.stub_server import refused, reply
 from tests.helpers.web_stubs import S3Stub, running
 
 DATA = bytes(range(256)) * 4
@@ -126,6 +126,42 @@ def test_a_token_that_expires_in_mid_run_is_waited_for(server, pauses, tmp_path)
     server.handler.refuse = lambda _: answers.pop() if answers else None
     assert CALLS["read"](store) == DATA
     assert len(pauses) == 4  # every try asks once more with credentials read anew
+
+
+def read_by_the_reader(store, name, start, stop):
+    async def read():
+        client = range_client(store)
+        try:
+            stream = await client.open(name, start, stop)
+            return b"".join([piece async for piece in stream])
+        finally:
+            await client.close()
+
+    return asyncio.run(read())
+
+
+every_client = pytest.mark.parametrize(
+    "call",
+    [*CALLS.values(), lambda store: read_by_the_reader(store, "a", 0, 9)],
+    ids=[*CALLS, "reader"],
+)
+
+
+@every_client
+@pytest.mark.parametrize("status", ["501 Not Implemented", "405 Method Not Allowed"])
+def test_a_server_that_is_no_s3_is_an_error_at_once(server, call, pauses, status):
+    refuse(server, reply(status, b"<html>"))
+    with pytest.raises(StorageError, match=f"^{URL}.*: {status}; is AWS_ENDPOINT_URL the addr"):
+        call(open_store(URL))
+    assert pauses == []
+
+
+def test_a_store_that_has_answered_may_say_501_for_a_while(server, pauses):
+    store, answers = open_store(URL), [reply("501 Not Implemented", b"<html>")]
+    CALLS["stat"](store)
+    server.handler.refuse = lambda _: answers.pop() if answers else None
+    assert CALLS["read"](store) == DATA
+    assert len(pauses) == 1
 
 
 @both_ways
@@ -244,16 +280,9 @@ def test_another_range_than_the_one_asked_for_is_asked_for_again(server, pauses,
     ("prefix", "name"), [("s3://bucket", "/a"), ("s3://bucket//p", "a"), ("s3://bucket/p", "x//y")]
 )
 def test_every_request_has_the_same_key_where_slashes_meet(server, prefix, name):
-    async def read_by_the_reader(store):
-        client = range_client(store)
-        stream = await client.open(name, 0, 4)
-        data = b"".join([piece async for piece in stream])
-        await client.close()
-        return data
-
     store = open_store(prefix)
     store.write(name, b"data")
     assert store.stat(name).size == 4
-    assert store.read_range(name, 0, 4) == asyncio.run(read_by_the_reader(store)) == b"data"
+    assert store.read_range(name, 0, 4) == read_by_the_reader(store, name, 0, 4) == b"data"
     paths = {request.split(" ")[1].partition("?")[0] for request in server.requests}
     assert paths == {f"/{prefix.removeprefix('s3://')}/{name}"}
