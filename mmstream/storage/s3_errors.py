@@ -45,6 +45,8 @@ _THROTTLED_CODES = {
 _TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
 """With status 400. Other refusals of access have 401 or 403."""
 
+_TLS_HINT = "; if this server speaks TLS, write https:// in AWS_ENDPOINT_URL"
+
 _REGION_CODES = {
     "AuthorizationHeaderMalformed",
     "IllegalLocationConstraintException",
@@ -143,8 +145,9 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
         patience.has_answered = True
     if status == 407 and not patience.has_answered:
         return _proxy_failure(url)
+    is_unlike_s3 = status == 400 and not (code or refusal.is_bare or patience.has_answered)
     return RequestError(
-        str(refusal),
+        f"{refusal}{_TLS_HINT if is_unlike_s3 else ''}",
         is_throttled=is_throttled,
         retry_after_s=refusal.retry_after_s,
     )
@@ -230,17 +233,18 @@ def refusal_of(error: Exception) -> Refusal | None:
     about: Mapping[str, Any] = answer.get("ResponseMetadata", {})
     headers: Mapping[str, str] = about.get("HTTPHeaders", {})
     status, code = int(about.get("HTTPStatusCode", 0)), str(said.get("Code", ""))
-    is_bare = code == str(status)  # botocore says so, where there was no body
+    operation = getattr(cause, "operation_name", "Get")
+    has_code = code != str(status)  # botocore says so, where there was no XML
     now = time.time()
     return Refusal(
         status,
-        code="" if is_bare else code,
+        code=code if has_code else "",
         message=str(said.get("Message", "")),
         region=headers.get("x-amz-bucket-region"),
         retry_after_s=seconds_until(headers.get("retry-after", "")),
         skew_s=now - (timestamp(headers.get("date", "")) or now),
-        is_bare=is_bare,
-        write_right=_write_right(getattr(cause, "operation_name", "Get")),
+        is_bare=operation.startswith("Head"),
+        write_right=_write_right(operation),
     )
 
 

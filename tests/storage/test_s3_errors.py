@@ -20,7 +20,7 @@ import pytest
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
-from mmstream.storage.patience import Patience
+from mmstream.storage.patience import Patience, retry
 from mmstream.storage.range_client import range_client
 from mmstream.storage.s3_errors import Refusal, failure
 from mmstream.storage.store import ObjectStat
@@ -140,11 +140,8 @@ def read_by_the_reader(store, name, start, stop):
     return asyncio.run(read())
 
 
-every_client = pytest.mark.parametrize(
-    "call",
-    [*CALLS.values(), lambda store: read_by_the_reader(store, "a", 0, 9)],
-    ids=[*CALLS, "reader"],
-)
+ALL_CALLS = CALLS | {"reader": lambda store: read_by_the_reader(store, "a", 0, 9)}
+every_client = pytest.mark.parametrize("call", ALL_CALLS.values(), ids=ALL_CALLS)
 
 
 @every_client
@@ -154,6 +151,14 @@ def test_a_server_that_is_no_s3_is_an_error_at_once(server, call, pauses, status
     with pytest.raises(StorageError, match=f"^{URL}.*: {status}; is AWS_ENDPOINT_URL the addr"):
         call(open_store(URL))
     assert pauses == []
+
+
+@pytest.mark.parametrize("kind", ["read", "range", "list", "write", "reader"])
+def test_plain_http_to_a_server_of_tls_is_not_taken_for_wrong_credentials(server, kind):
+    text = b"Client sent an HTTP request to an HTTPS server.\n"  # as Go's servers say it
+    refuse(server, reply("400 Bad Request", text))
+    with pytest.raises(StorageError, match=r" 400[^;]*; if this server speaks TLS, write https"):
+        retry(URL, lambda: ALL_CALLS[kind](open_store(URL)))
 
 
 def test_a_store_that_has_answered_may_say_501_for_a_while(server, pauses):
