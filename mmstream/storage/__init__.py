@@ -59,6 +59,7 @@ from mmstream.storage.store import (
     require_known,
 )
 from mmstream.storage.urls import (
+    BUCKET_SCHEMES,
     is_remote,
     join_url,
     require_no_secret,
@@ -109,7 +110,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return LocalStore(str(Path(name).expanduser().absolute()))
     scheme, _, rest = name.partition("://")
     require_no_secret(name)
-    if not rest.strip("/"):
+    if not rest.strip("/") or (scheme in BUCKET_SCHEMES and rest.startswith("/")):
         raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")
     if scheme == "memory":
         return MemoryStore(name.rstrip("/"))

@@ -25,6 +25,7 @@ __all__ = [
     "failure",
     "plain_s3_error",
     "refusal_of",
+    "refused_setting",
 ]
 
 MAX_SKEW_S = 900.0
@@ -46,6 +47,8 @@ _TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenR
 """With status 400. Other refusals of access have 401 or 403."""
 
 _TLS_HINT = "; if this server speaks TLS, write https:// in AWS_ENDPOINT_URL"
+
+_SCHEME_HINT = "; write http:// or https:// before it in AWS_ENDPOINT_URL"
 
 _REGION_CODES = {
     "AuthorizationHeaderMalformed",
@@ -216,9 +219,18 @@ def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
             f"{url}: the bucket is in another region, and the server does not say in which: set "
             "AWS_REGION"
         )
+    if type(error) is ValueError:  # errors of certificates are of a subclass
+        return refused_setting(url, error)
     if type(error).__name__ == "EndpointResolutionError":
         return ConfigError(f"{url}: {escaped(error)}; see AWS_ENDPOINT_URL")
     return (None if patience.has_answered else connection_failure(url, error)) or error
+
+
+def refused_setting(url: str, error: Exception) -> ConfigError:
+    """Return the error of a setting, or of a name, that botocore does not take."""
+    text = escaped(error)
+    is_without_scheme = text.startswith("Invalid endpoint") and "://" not in text
+    return ConfigError(f"{url}: {text}{_SCHEME_HINT if is_without_scheme else ''}")
 
 
 def refusal_of(error: Exception) -> Refusal | None:

@@ -235,6 +235,22 @@ def test_an_endpoint_of_another_scheme_is_a_setting(settings):
         open_store(URL).read("a")
 
 
+@every_client
+def test_an_endpoint_without_a_scheme_is_a_setting(settings, call, pauses):
+    settings.setenv("AWS_ENDPOINT_URL", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"endpoint: 127.0.0.1:1; write http:// or https:// bef"):
+        call(open_store(URL))
+    assert pauses == []
+
+
+@every_client
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "host.invalid"])
+def test_an_address_where_nothing_answers_is_named(settings, call, pauses, host):
+    settings.setenv("AWS_ENDPOINT_URL", f"http://{host}")
+    with pytest.raises(StorageError, match=r"failed 5 times.*; check AWS_ENDPOINT_URL$"):
+        retry(URL, lambda: call(open_store(URL)))
+
+
 @pytest.mark.parametrize("path", ["", "/", "/sub/path", "/sub/path/"])
 def test_an_endpoint_may_have_a_path(server, settings, path):
     settings.setenv("AWS_ENDPOINT_URL", server.url + path)
