@@ -43,7 +43,11 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 )
 @click.argument("url")
 @click.option("--out", required=True, help="Folder or URL prefix for the checkpoints.")
-@_option("--log-dir", help="Local folder for metrics and logs.  [default: --out]")
+@_option(
+    "--log-dir",
+    help="Local folder for metrics and logs.  [default: --out, if that is a local folder; else "
+    "none]",
+)
 @_option(
     "--model",
     help="clip (for captions), vlm (for conversations), or a folder with a model that transformers "

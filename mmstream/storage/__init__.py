@@ -47,6 +47,7 @@ from pathlib import Path
 from mmstream.errors import ConfigError
 from mmstream.storage.local import LocalStore, map_file, open_file
 from mmstream.storage.memory import MemoryStore
+from mmstream.storage.patience import patience_limit_s
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.shared import SharedStore, is_shared
 from mmstream.storage.store import (
@@ -59,6 +60,7 @@ from mmstream.storage.store import (
     require_known,
 )
 from mmstream.storage.urls import (
+    BUCKET_SCHEMES,
     is_remote,
     join_url,
     require_no_secret,
@@ -97,7 +99,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
 
     Raises:
         ConfigError: An empty name, a URL without a host or bucket, or one with a password or a
-            signature in it, or with one slash after its scheme.
+            signature in it, or with one slash after its scheme. For a remote store: a patience
+            (``MMSTREAM_STORAGE_PATIENCE_S``) that is no number of seconds.
     """
     name = os.fspath(url)
     require_two_slashes(name)
@@ -109,8 +112,9 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         return LocalStore(str(Path(name).expanduser().absolute()))
     scheme, _, rest = name.partition("://")
     require_no_secret(name)
-    if not rest.strip("/"):
+    if not rest.strip("/") or (scheme in BUCKET_SCHEMES and rest.startswith("/")):
         raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")
     if scheme == "memory":
         return MemoryStore(name.rstrip("/"))
+    patience_limit_s()  # a wrong setting would else be refused only once the storage fails
     return RemoteStore(name.rstrip("/"))

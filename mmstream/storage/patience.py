@@ -22,6 +22,7 @@ import logging
 import math
 import os
 import random
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -159,14 +160,25 @@ class Failures:
         is_new = not patience.has_answered and self.num_attempts >= MAX_FIRST_ATTEMPTS
         if left_s <= 0 or is_new:
             setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
+            hint = "" if patience.has_answered else _address_hint(self.url, error)
             raise StorageError(
                 f"{self.url}: failed {_times(self.num_attempts)} in {now - self.since:.1f} s"
-                f"{setting}, last {type(error).__name__}: {error}"
+                f"{setting}, last {type(error).__name__}: {error}{hint}"
             ) from error
         if now - self.since > FIRST_WARNING_S:
             _warn(patience, self.url, error, self.since, now, limit_s)
         longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_attempts - 1, 10))
         return min(max(random.uniform(0, longest_s), _retry_after_s(error)), left_s)
+
+
+def _address_hint(url: str, error: BaseException | None) -> str:
+    """Return what to look at where nothing is reached at the address of S3."""
+    while error is not None and url.startswith("s3://"):
+        is_of_botocore = type(error).__name__ == "EndpointConnectionError"
+        if is_of_botocore or isinstance(error, ConnectionRefusedError | socket.gaierror):
+            return "; check AWS_ENDPOINT_URL"
+        error = error.__cause__ or error.__context__
+    return ""
 
 
 def _times(count: int) -> str:

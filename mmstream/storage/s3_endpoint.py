@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from mmstream.errors import ConfigError, escaped
+from mmstream.storage.s3_errors import refused_setting
 from mmstream.storage.s3_signature import S3Signer
 
 __all__ = ["S3Endpoint", "is_anonymous", "require_certificates", "s3_endpoint"]
@@ -103,7 +104,7 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
         client = session.create_client("s3", **client_options, config=config)
         request = _request(client, bucket)
     except (ValueError, ParamValidationError) as error:
-        raise ConfigError(f"s3://{bucket}: {error}") from error
+        raise refused_setting(f"s3://{bucket}", error) from error
     url = request.url.removesuffix("key")
     signature = str(request.headers.get("Authorization", b""), "ascii")
     scope = re.search(r"Credential=[^,]*/([^/,]+)/s3/aws4_request", signature)

@@ -11,6 +11,7 @@ import errno
 import ssl
 import time
 from collections.abc import Iterator, Mapping
+from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
@@ -24,10 +25,14 @@ __all__ = [
     "failure",
     "plain_s3_error",
     "refusal_of",
+    "refused_setting",
 ]
 
 MAX_SKEW_S = 900.0
 """Seconds that a clock may be wrong. S3 refuses signatures that are older."""
+
+_NO_S3_STATUS = (405, 501)
+"""What other servers answer to a method that they do not know."""
 
 _THROTTLED_STATUS = (429, 503)
 _THROTTLED_CODES = {
@@ -41,7 +46,9 @@ _THROTTLED_CODES = {
 _TOKEN_CODES = {"ExpiredToken", "ExpiredTokenException", "InvalidToken", "TokenRefreshRequired"}
 """With status 400. Other refusals of access have 401 or 403."""
 
-_ABSENT_HINT = "; without the right s3:ListBucket, S3 answers so for absent objects too"
+_TLS_HINT = "; if this server speaks TLS, write https:// in AWS_ENDPOINT_URL"
+
+_SCHEME_HINT = "; write http:// or https:// before it in AWS_ENDPOINT_URL"
 
 _REGION_CODES = {
     "AuthorizationHeaderMalformed",
@@ -71,6 +78,8 @@ class Refusal(NamedTuple):
     """Seconds that the clock of this machine is ahead of the server's."""
     is_bare: bool = False
     """It is the answer to a HEAD, which has no body, so no code and no message."""
+    write_right: str = ""
+    """The right that the request needs, if it is one that writes."""
 
     def __str__(self) -> str:
         return escaped(" ".join(filter(None, (str(self.status), self.code, self.message))))
@@ -127,20 +136,38 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
     if refusal.mending == "credentials" and not (
         patience.has_answered and (waits_for_access or refusal.is_token)
     ):
-        hint = _ABSENT_HINT if status == 403 and code in ("", "AccessDenied") else ""
+        hint = _access_hint(refusal) if status == 403 and code in ("", "AccessDenied") else ""
         return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}{hint}")
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
+    if status in _NO_S3_STATUS and not patience.has_answered:
+        answer = refusal if code else f"{status} {HTTPStatus(status).phrase}"
+        return StorageError(f"{url}: {answer}; is AWS_ENDPOINT_URL the address of an S3 server?")
     is_throttled = status in _THROTTLED_STATUS or code in _THROTTLED_CODES
     if is_throttled and code:  # S3 itself says so, perhaps as thousands of ranks start
         patience.has_answered = True
     if status == 407 and not patience.has_answered:
         return _proxy_failure(url)
+    is_unlike_s3 = status == 400 and not (code or refusal.is_bare or patience.has_answered)
     return RequestError(
-        str(refusal),
+        f"{refusal}{_TLS_HINT if is_unlike_s3 else ''}",
         is_throttled=is_throttled,
         retry_after_s=refusal.retry_after_s,
     )
+
+
+def _access_hint(refusal: Refusal) -> str:
+    """Return what else a refused access may mean than wrong credentials."""
+    if refusal.write_right:
+        return f"; the credentials may lack the right to write there ({refusal.write_right})"
+    return "; without the right s3:ListBucket, S3 answers so for absent objects too"
+
+
+def _write_right(operation: str) -> str:
+    """Return the right that a request needs, as botocore names it; "" for one that reads."""
+    if operation.startswith(("Get", "Head", "List")):
+        return ""
+    return "s3:DeleteObject" if operation.startswith("Delete") else "s3:PutObject"
 
 
 def connection_failure(url: str, error: BaseException) -> StorageError | None:
@@ -192,9 +219,18 @@ def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
             f"{url}: the bucket is in another region, and the server does not say in which: set "
             "AWS_REGION"
         )
+    if type(error) is ValueError:  # errors of certificates are of a subclass
+        return refused_setting(url, error)
     if type(error).__name__ == "EndpointResolutionError":
         return ConfigError(f"{url}: {escaped(error)}; see AWS_ENDPOINT_URL")
     return (None if patience.has_answered else connection_failure(url, error)) or error
+
+
+def refused_setting(url: str, error: Exception) -> ConfigError:
+    """Return the error of a setting, or of a name, that botocore does not take."""
+    text = escaped(error)
+    is_without_scheme = text.startswith("Invalid endpoint") and "://" not in text
+    return ConfigError(f"{url}: {text}{_SCHEME_HINT if is_without_scheme else ''}")
 
 
 def refusal_of(error: Exception) -> Refusal | None:
@@ -209,16 +245,18 @@ def refusal_of(error: Exception) -> Refusal | None:
     about: Mapping[str, Any] = answer.get("ResponseMetadata", {})
     headers: Mapping[str, str] = about.get("HTTPHeaders", {})
     status, code = int(about.get("HTTPStatusCode", 0)), str(said.get("Code", ""))
-    is_bare = code == str(status)  # botocore says so, where there was no body
+    operation = getattr(cause, "operation_name", "Get")
+    has_code = code != str(status)  # botocore says so, where there was no XML
     now = time.time()
     return Refusal(
         status,
-        code="" if is_bare else code,
+        code=code if has_code else "",
         message=str(said.get("Message", "")),
         region=headers.get("x-amz-bucket-region"),
         retry_after_s=seconds_until(headers.get("retry-after", "")),
         skew_s=now - (timestamp(headers.get("date", "")) or now),
-        is_bare=is_bare,
+        is_bare=operation.startswith("Head"),
+        write_right=_write_right(operation),
     )
 
 

@@ -8,6 +8,7 @@ from typing import TypeAlias
 from mmstream.errors import ConfigError
 
 __all__ = [
+    "BUCKET_SCHEMES",
     "Range",
     "is_remote",
     "join_url",
@@ -19,7 +20,7 @@ __all__ = [
 
 _ONE_SLASH = re.compile(r"(s3|gs|gcs|az|abfss?|https?|hf|memory|file):/(?!/)", re.IGNORECASE)
 
-_BUCKET_SCHEMES = {"s3", "gs", "gcs", "az", "abfs", "abfss"}
+BUCKET_SCHEMES = {"s3", "gs", "gcs", "az", "abfs", "abfss"}
 """Their URLs begin with the name of a bucket or a container."""
 
 Range: TypeAlias = tuple[str, int, int]
@@ -85,7 +86,7 @@ def require_no_secret(url: str) -> None:
         raise ConfigError(
             f"{scheme}://***: a URL must not hold a user or password; put them into ~/.netrc"
         )
-    has_key = scheme in _BUCKET_SCHEMES and has_port and not host.startswith("arn:")
+    has_key = scheme in BUCKET_SCHEMES and has_port and not host.startswith("arn:")
     if has_key or (is_user and ":" in user):
         raise ConfigError(
             f'{scheme}://***: a URL must not hold a user or password, or a bucket with ":"; give '

@@ -38,6 +38,7 @@ __all__ = [
     "list_checkpoints",
     "load_checkpoint",
     "load_newest",
+    "require_writable",
     "resume_training",
     "save_checkpoint",
     "save_training",
@@ -46,6 +47,9 @@ __all__ = [
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step-(\d{8,})\.pt")
+
+_WRITE_TEST = ".write-test"
+"""An object that tells whether checkpoints can be written. No listing shows it."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,21 @@ class Checkpoint:
 def checkpoint_name(num_steps: int) -> str:
     """Return the file name of a checkpoint. Names sort in the order of steps, up to 99,999,999."""
     return f"step-{num_steps:08d}.pt"
+
+
+def require_writable(store: Store) -> None:
+    """Write and remove a small object, where the store is remote. A folder is not touched.
+
+    Without the right to write, a run would lose all steps up to its first checkpoint.
+
+    Raises:
+        ConfigError: the store can only be read.
+        FileNotFoundError: there is no such bucket.
+        StorageError: the store refuses it, or failed after retries.
+    """
+    if isinstance(store, RemoteStore):
+        store.write(_WRITE_TEST, b"mmstream")
+        store.remove(_WRITE_TEST)
 
 
 def list_checkpoints(store: Store) -> list[int]:

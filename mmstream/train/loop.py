@@ -27,7 +27,7 @@ from mmstream.dataset.mixture import Mixture
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
 from mmstream.storage import Store, join_url, open_store
-from mmstream.train.checkpoint import resume_training, save_training
+from mmstream.train.checkpoint import require_writable, resume_training, save_training
 from mmstream.train.config import TrainConfig, TrainResult
 from mmstream.train.data import cost_of, open_loader, open_train_data
 from mmstream.train.distributed import (
@@ -137,7 +137,7 @@ def fit(
     with ExitStack() as stack:
         stack.enter_context(deterministic(config.deterministic))
         trained = prepare(config, model, process)
-        checkpoints = open_store(join_url(config.out, "checkpoints"))
+        checkpoints = _open_checkpoints(config, process)
         resumed_from = resume_training(checkpoints, trained, batches, process)
         num_steps = saved_steps = resumed_from
         length = length_of(config, len(batches))
@@ -220,6 +220,19 @@ def fit(
         all_received_signal=all_received,
         summary=summary,
     )
+
+
+def _open_checkpoints(config: TrainConfig, process: TrainProcess) -> Store:
+    """Return the store of the checkpoints. Rank 0 finds out at once what cannot be written."""
+    checkpoints = open_store(join_url(config.out, "checkpoints"))
+    if process.rank == 0:
+        if config.log_folder is None:
+            logger.warning(
+                "no metrics are written: --out is no local folder; name one with --log-dir "
+                "(log_dir=)"
+            )
+        require_writable(checkpoints)
+    return checkpoints
 
 
 def _save(

@@ -298,6 +298,9 @@ class S3Stub(Stub):
         elif self.command == "PUT":
             self.objects[self.name] = self.body
             self.answer(200, b"", ETag='"e1"')
+        elif self.command == "DELETE":
+            self.objects.pop(self.name, None)
+            self.answer(204, b"")
         elif "list-type" in self.query:
             names, folders = self.children(f"{self.name}/{self.query['prefix']}")
             contents = "".join(
@@ -313,7 +316,7 @@ class S3Stub(Stub):
         else:
             self.answer_object(self.name)
 
-    head = put = get
+    head = put = delete = get
 
 
 class RunningStub:

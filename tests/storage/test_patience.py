@@ -140,6 +140,8 @@ def test_a_patience_that_is_no_number_of_seconds_is_the_callers_mistake(pauses, 
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", text)
     with pytest.raises(ConfigError, match=r"MMSTREAM_STORAGE_PATIENCE_S=.*: a number of seconds"):
         retry(URL, Server(pauses))
+    with pytest.raises(ConfigError, match=r"MMSTREAM_STORAGE_PATIENCE_S=.*: a number of seconds"):
+        open_store(URL)
 
 
 def test_a_long_request_that_breaks_once_is_sent_again(pauses):

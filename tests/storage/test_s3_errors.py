@@ -20,11 +20,11 @@ import pytest
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
-from mmstream.storage.patience import Patience
+from mmstream.storage.patience import Patience, retry
 from mmstream.storage.range_client import range_client
 from mmstream.storage.s3_errors import Refusal, failure
 from mmstream.storage.store import ObjectStat
-from tests.helpers.stub_server import refused
+from tests.helpers.stub_server import refused, reply
 from tests.helpers.web_stubs import S3Stub, running
 
 DATA = bytes(range(256)) * 4
@@ -102,6 +102,14 @@ def test_a_refused_key_is_final_and_says_what_the_server_said(server, call, paus
 
 
 @both_ways
+def test_a_refused_access_names_the_right_that_may_be_missing(server, call):
+    refuse(server, refused("403 Forbidden", "AccessDenied", "not yours"))
+    rights = {"range": "s3:ListBucket, S3 answers so", "write": r"write there \(s3:PutObject\)$"}
+    with pytest.raises(StorageError, match=rights["write" if call is CALLS["write"] else "range"]):
+        call(open_store(URL))
+
+
+@both_ways
 def test_keys_that_were_renewed_in_their_file_are_taken(server, call, pauses, tmp_path):
     store, expired = open_store(URL), refused("400 Bad Request", "ExpiredToken", "too old")
     server.handler.refuse = lambda request: None if request.access_key == "KEY" else expired
@@ -118,6 +126,47 @@ def test_a_token_that_expires_in_mid_run_is_waited_for(server, pauses, tmp_path)
     server.handler.refuse = lambda _: answers.pop() if answers else None
     assert CALLS["read"](store) == DATA
     assert len(pauses) == 4  # every try asks once more with credentials read anew
+
+
+def read_by_the_reader(store, name, start, stop):
+    async def read():
+        client = range_client(store)
+        try:
+            stream = await client.open(name, start, stop)
+            return b"".join([piece async for piece in stream])
+        finally:
+            await client.close()
+
+    return asyncio.run(read())
+
+
+ALL_CALLS = CALLS | {"reader": lambda store: read_by_the_reader(store, "a", 0, 9)}
+every_client = pytest.mark.parametrize("call", ALL_CALLS.values(), ids=ALL_CALLS)
+
+
+@every_client
+@pytest.mark.parametrize("status", ["501 Not Implemented", "405 Method Not Allowed"])
+def test_a_server_that_is_no_s3_is_an_error_at_once(server, call, pauses, status):
+    refuse(server, reply(status, b"<html>"))
+    with pytest.raises(StorageError, match=f"^{URL}.*: {status}; is AWS_ENDPOINT_URL the addr"):
+        call(open_store(URL))
+    assert pauses == []
+
+
+@pytest.mark.parametrize("kind", ["read", "range", "list", "write", "reader"])
+def test_plain_http_to_a_server_of_tls_is_not_taken_for_wrong_credentials(server, kind):
+    text = b"Client sent an HTTP request to an HTTPS server.\n"  # as Go's servers say it
+    refuse(server, reply("400 Bad Request", text))
+    with pytest.raises(StorageError, match=r" 400[^;]*; if this server speaks TLS, write https"):
+        retry(URL, lambda: ALL_CALLS[kind](open_store(URL)))
+
+
+def test_a_store_that_has_answered_may_say_501_for_a_while(server, pauses):
+    store, answers = open_store(URL), [reply("501 Not Implemented", b"<html>")]
+    CALLS["stat"](store)
+    server.handler.refuse = lambda _: answers.pop() if answers else None
+    assert CALLS["read"](store) == DATA
+    assert len(pauses) == 1
 
 
 @both_ways
@@ -186,6 +235,22 @@ def test_an_endpoint_of_another_scheme_is_a_setting(settings):
         open_store(URL).read("a")
 
 
+@every_client
+def test_an_endpoint_without_a_scheme_is_a_setting(settings, call, pauses):
+    settings.setenv("AWS_ENDPOINT_URL", "127.0.0.1:1")
+    with pytest.raises(ConfigError, match=r"endpoint: 127.0.0.1:1; write http:// or https:// bef"):
+        call(open_store(URL))
+    assert pauses == []
+
+
+@every_client
+@pytest.mark.parametrize("host", ["127.0.0.1:1", "host.invalid"])
+def test_an_address_where_nothing_answers_is_named(settings, call, pauses, host):
+    settings.setenv("AWS_ENDPOINT_URL", f"http://{host}")
+    with pytest.raises(StorageError, match=r"failed 5 times.*; check AWS_ENDPOINT_URL$"):
+        retry(URL, lambda: call(open_store(URL)))
+
+
 @pytest.mark.parametrize("path", ["", "/", "/sub/path", "/sub/path/"])
 def test_an_endpoint_may_have_a_path(server, settings, path):
     settings.setenv("AWS_ENDPOINT_URL", server.url + path)
@@ -236,16 +301,9 @@ def test_another_range_than_the_one_asked_for_is_asked_for_again(server, pauses,
     ("prefix", "name"), [("s3://bucket", "/a"), ("s3://bucket//p", "a"), ("s3://bucket/p", "x//y")]
 )
 def test_every_request_has_the_same_key_where_slashes_meet(server, prefix, name):
-    async def read_by_the_reader(store):
-        client = range_client(store)
-        stream = await client.open(name, 0, 4)
-        data = b"".join([piece async for piece in stream])
-        await client.close()
-        return data
-
     store = open_store(prefix)
     store.write(name, b"data")
     assert store.stat(name).size == 4
-    assert store.read_range(name, 0, 4) == asyncio.run(read_by_the_reader(store)) == b"data"
+    assert store.read_range(name, 0, 4) == read_by_the_reader(store, name, 0, 4) == b"data"
     paths = {request.split(" ")[1].partition("?")[0] for request in server.requests}
     assert paths == {f"/{prefix.removeprefix('s3://')}/{name}"}

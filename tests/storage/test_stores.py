@@ -294,7 +294,9 @@ def test_a_pickled_memory_store_brings_its_objects_and_replaces_none(memory_url)
     assert not open_store(f"{memory_url}-beside").exists("other")
 
 
-@pytest.mark.parametrize("url", ["", "file://", "s3://", "s3:///", "memory://"])
+@pytest.mark.parametrize(
+    "url", ["", "file://", "s3://", "s3:///", "s3:///corpus", "gs:///x", "memory://"]
+)
 def test_open_store_refuses_a_name_without_a_place(url):
     with pytest.raises(ConfigError):
         open_store(url)

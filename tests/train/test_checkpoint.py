@@ -12,17 +12,20 @@ from typing import Any
 import pytest
 import torch
 
-from mmstream.errors import StateError
+from mmstream.errors import StateError, StorageError
 from mmstream.storage import LocalStore, open_store
 from mmstream.train.checkpoint import (
     Checkpoint,
     list_checkpoints,
     load_checkpoint,
     load_newest,
+    require_writable,
     resume_training,
     save_checkpoint,
 )
 from mmstream.train.distributed import TrainProcess
+from tests.helpers.stub_server import refused
+from tests.helpers.web_stubs import S3Stub, running
 
 
 def content(value: float) -> dict[str, object]:
@@ -134,6 +137,28 @@ def test_code_in_a_checkpoint_is_not_run(tmp_path: Path) -> None:
     with pytest.raises(StateError, match="damaged checkpoint"):
         load_checkpoint(open_store(tmp_path), 5)
     assert not (tmp_path / "owned").exists()
+
+
+@pytest.mark.parametrize("method", ["PUT", "DELETE"])
+def test_a_run_that_may_not_write_is_refused_before_its_first_step(
+    monkeypatch: pytest.MonkeyPatch, method: str
+) -> None:
+    right = {"PUT": "s3:PutObject", "DELETE": "s3:DeleteObject"}[method]
+    denied = refused("403 Forbidden", "AccessDenied", "not yours")
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY"):
+        monkeypatch.setenv(name, "key")
+    with running(S3Stub, {}) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        server.handler.refuse = lambda request: denied if request.command == method else None
+        with pytest.raises(StorageError, match=rf"may lack the right to write there \({right}\)$"):
+            require_writable(open_store("s3://bucket/run/checkpoints"))
+
+
+@pytest.mark.s3
+def test_a_store_that_may_be_written_is_left_as_it_was(s3: str) -> None:
+    require_writable(open_store(f"{s3}/checkpoints"))
+    assert open_store(f"{s3}/checkpoints").list() == {}
+    assert not open_store(f"{s3}/checkpoints").exists(".write-test")
 
 
 def test_only_the_newest_are_kept(tmp_path: Path) -> None:

@@ -83,6 +83,23 @@ def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
     assert len(metrics(tmp_path)) == 8
 
 
+@pytest.mark.parametrize("has_log_dir", [False, True])
+def test_a_run_without_a_folder_for_metrics_says_so_once(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, has_log_dir: bool
+) -> None:
+    log_dir = str(tmp_path) if has_log_dir else None
+    out = f"memory://{tmp_path.name}"
+    fit_here(dataclasses.replace(config(tmp_path), out=out, log_dir=log_dir, log_keys=False))
+    assert caplog.text.count("no metrics are written") == (not has_log_dir)
+
+
+def test_an_out_that_cannot_be_written_ends_a_run_before_its_first_step(tmp_path: Path) -> None:
+    settings = config(tmp_path, log_dir=str(tmp_path))
+    with pytest.raises(ConfigError, match=r"https:// can only be read"):
+        fit_here(dataclasses.replace(settings, out="https://host.invalid/run"))
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize("stop", [1, 3, 4, 5, 7])
 def test_stopped_anywhere_and_resumed_gives_the_undisturbed_losses(
     tmp_path: Path, stop: int
