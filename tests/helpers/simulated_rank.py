@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from functools import cache
 from itertools import count
 from mmap import mmap
+from types import MappingProxyType
 from typing import Any
 from unittest import mock
 
@@ -85,6 +86,7 @@ class _Dataset:
 
     store = mock.Mock(access=Access(64 << 10, 8 << 20, 1, 1, concurrent=True))
     num_shards = len(COUNTS)
+    known = MappingProxyType[str, Any]({})
     has_checksums = False
 
     def locate(self, shard: int) -> ShardLocation:
