@@ -48,8 +48,9 @@ USAGE = 2
 UNFINISHED = 75
 """Exit code: stopped before the end because some ranks were told to; the same command goes on."""
 INTERRUPTED = 130
-TERMINATED = 143
 """Exit code: Ctrl-C, as of a shell (128 + SIGINT)."""
+TERMINATED = 143
+"""Exit code: SIGTERM, as of a shell (128 + SIGTERM)."""
 
 AT_LEAST_0 = click.IntRange(min=0)
 AT_LEAST_1 = click.IntRange(min=1)

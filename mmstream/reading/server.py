@@ -144,6 +144,8 @@ class Server:
                 self._send(connection, Answer(Verdict.DROPPED))
             requests.clear()
         self._answers.clear()
+        for client in self._clients.values():
+            client.num_told = 0  # answers that are dropped have told of shards, too
         self._reader.begin(epoch, step, rows, single_samples=single_samples)
         early, self._early = self._early, []
         for connection, request in early:

@@ -143,6 +143,7 @@ class StepReader:
                 errors=header.errors | errors,
                 counts=header.counts + again.counts,
                 num_wrong_reads=header.num_wrong_reads + again.num_wrong_reads,
+                read_shards=[*header.read_shards, *again.read_shards],
             )
         return header, data
 

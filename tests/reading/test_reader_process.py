@@ -253,6 +253,15 @@ def test_an_error_that_cannot_be_pickled_crosses_in_its_words(
             reader.connections[0].ask(request)
 
 
+def test_each_iteration_is_told_which_versions_were_read(corpus: str) -> None:
+    pipeline = make_pipeline(corpus)
+    with reader_thread(pipeline) as reader:
+        for _ in range(2):  # an answer of the first iteration may be dropped, with what it told
+            request = StepRequest(reader.begin(0, 0, (0, 8)), 0, 0)
+            header, _ = reader.connections[0].ask(request)
+            assert header.read_shards
+
+
 def test_later_steps_come_while_a_step_is_in_use_and_are_dropped_by_a_jump(corpus: str) -> None:
     pipeline = make_pipeline(corpus)
     with (
