@@ -39,7 +39,6 @@ def main() -> None:
             "global_batch_size": 16,
             "num_workers": 1,  # loader processes in each of Ray's workers
             "log_keys": True,  # for `mmstream replay --check`
-            "progress": False,
         },
         scaling_config=ScalingConfig(
             num_workers=(int(least), int(most)) if most else int(least),

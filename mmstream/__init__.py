@@ -87,7 +87,7 @@ if TYPE_CHECKING:
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
     from mmstream.device.normalize import Normalize as Normalize
     from mmstream.device.to_device import to_device as to_device
-    from mmstream.display import show as show
+    from mmstream.display.notebook import show as show
     from mmstream.errors import BadSampleLimitError as BadSampleLimitError
     from mmstream.errors import ChecksumError as ChecksumError
     from mmstream.errors import ConfigError as ConfigError
@@ -101,14 +101,12 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.errors import TimeoutError as TimeoutError
-    from mmstream.forecast.bench import bench as bench
     from mmstream.integrations.check_packing import check_packing as check_packing
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
-    from mmstream.measuring.measure import measure as measure
+    from mmstream.measuring.plan import plan as plan
     from mmstream.order import Order as Order
     from mmstream.packing.cost import Cost as Cost
-    from mmstream.packing.plan_packs import plan_packs as plan_packs
     from mmstream.packing.settings import PackLimits as PackLimits
     from mmstream.pipeline import Pipeline as Pipeline
     from mmstream.world import World as World
@@ -164,7 +162,7 @@ _NAMES_OF = {
     "decoding.times": ("Times",),
     "device.normalize": ("Normalize",),
     "device.to_device": ("to_device",),
-    "display": ("show",),
+    "display.notebook": ("show",),
     "errors": (
         "ConfigError",
         "DecodeError",
@@ -180,12 +178,10 @@ _NAMES_OF = {
         "ChecksumError",
         "TimeoutError",
     ),
-    "forecast.bench": ("bench",),
     "integrations.check_packing": ("check_packing",),
     "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),
-    "measuring.measure": ("measure",),
-    "packing.plan_packs": ("plan_packs",),
+    "measuring.plan": ("plan",),
     "packing.settings": ("PackLimits",),
     "order": ("Order",),
     "packing.cost": ("Cost",),
@@ -207,6 +203,8 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and reports oth
 
     def __getattr__(name: str) -> Any:
         if name not in _MODULE_OF:
+            if reason := import_module("mmstream.gone").instead_of(f"mm.{name}"):
+                raise AttributeError(reason)
             module = sys.modules[__name__]  # Python suggests the nearest of its names
             raise AttributeError(
                 f"module 'mmstream' has no attribute {name!r}", name=name, obj=module

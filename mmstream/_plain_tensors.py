@@ -11,8 +11,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-__all__ = ["plain_tensors"]
-
 
 @contextmanager
 def plain_tensors() -> Iterator[None]:

@@ -17,8 +17,6 @@ import importlib
 import sys
 from types import ModuleType
 
-__all__ = ["import_torchvision"]
-
 _SCHEMAS = ("nms", "qnms")
 _SIGNATURE = "(Tensor dets, Tensor scores, float iou_threshold) -> Tensor"
 

@@ -16,8 +16,6 @@ from __future__ import annotations
 
 from functools import cache
 
-__all__ = ["resolve_vector_math"]
-
 _FUNCTIONS = (
     *("acos", "asin", "atan", "cos", "sin", "tan", "tanh"),
     *("exp", "expm1", "log", "log10", "log1p", "log2", "sqrt"),

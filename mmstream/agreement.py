@@ -30,8 +30,6 @@ from typing import Any
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.world import World
 
-__all__ = ["agree"]
-
 logger = logging.getLogger(__name__)
 
 WARNING_S = 30.0

@@ -22,25 +22,6 @@ every message of these classes as a whole: it is one line, and a terminal shows 
 
 from __future__ import annotations
 
-__all__ = [
-    "BUGS",
-    "BadSampleLimitError",
-    "ChecksumError",
-    "ConfigError",
-    "DecodeError",
-    "LengthError",
-    "MMStreamError",
-    "ManifestError",
-    "SampleError",
-    "ShardError",
-    "SkipSample",
-    "StateError",
-    "StorageError",
-    "TimeoutError",
-    "escaped",
-    "where",
-]
-
 BUGS = (NameError, ImportError, AttributeError, AssertionError, MemoryError)
 """What a user's function raises because of its code, not its data. These errors stop the run."""
 
@@ -190,7 +171,10 @@ def escaped(text: object, limit: int | None = MAX_DATA_CHARACTERS) -> str:
         >>> escaped("abcdefghij" * 10, limit=60)
         'abcdefghijabcde[80 characters left out]fghij'
     """
-    shown = str(text)
+    try:
+        shown = str(text)
+    except Exception as error:  # a stranger's class may do anything
+        shown = f"{type(text).__name__} without a text ({type(error).__name__})"
     if not shown.isprintable():
         shown = "".join(
             char if char.isprintable() else char.encode("unicode_escape").decode("ascii")

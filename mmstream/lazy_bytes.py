@@ -25,8 +25,6 @@ from typing import Any, NamedTuple, TypeAlias
 
 from crc32c import crc32c
 
-__all__ = ["LazyBytes", "LazyFile", "ReadRanges"]
-
 ReadRanges: TypeAlias = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 """Returns exactly the bytes of each range [start, stop), which are requested side by side."""
 

@@ -7,15 +7,6 @@ from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = [
-    "cpu_limit",
-    "default_threads",
-    "machine_cpu_seconds",
-    "memory_bytes",
-    "num_cores",
-    "num_local_ranks",
-]
-
 
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
@@ -84,16 +75,3 @@ def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
         folder = root / "sys/fs/cgroup" / (controller if controllers else "") / group.lstrip("/")
         for above in (folder, *folder.parents):
             yield above, bool(controllers)
-
-
-def machine_cpu_seconds() -> float:
-    """Return the CPU seconds that all programs of this machine have used since it started.
-
-    0.0 on a system without ``/proc``.
-    """
-    try:
-        line = Path("/proc/stat").read_text().partition("\n")[0]
-    except OSError:
-        return 0.0
-    user, nice, system, _idle, _waiting, *others = map(int, line.split()[1:9])
-    return (user + nice + system + sum(others)) / os.sysconf("SC_CLK_TCK")

@@ -1,19 +1,22 @@
 """The whole path on one page: order -> read -> decode -> batch.
 
 `Pipeline` describes what a batch is. It is one frozen value that pickles, and knows nothing of
-ranks, workers or positions. It does no IO, except to find the plan of `mm.Pack`. `PipelineRunner`
-runs it in one process, a step at a time. A `Loader` has one runner per worker.
+ranks, workers or positions. It does no IO: the plan of `mm.Pack` is opened when a `Loader`, or
+whatever else, first asks for `Pipeline.order`. `PipelineRunner` runs it in one process, a step at a
+time. A `Loader` has one runner per worker.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import closing
+from contextlib import AbstractContextManager, closing, nullcontext
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, islice
+from threading import current_thread, main_thread
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
@@ -22,10 +25,9 @@ from mmstream._plain_tensors import plain_tensors
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.batching import Flat, Pack
 from mmstream.batching.collate import Collate, collate, make_batch
-from mmstream.batching.flat import flatten, make_flat_batch
+from mmstream.batching.flat import flatten, make_flat_batch, own_names
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.source import ShardSource
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
@@ -33,10 +35,10 @@ from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.stage import DecodedStep, DecodeStage, PreparedStep
 from mmstream.decoding.substitute import Transform
 from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.decoding.user_functions import is_user_function, kept_generators, seed_draws
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
-from mmstream.measuring.automatic import find_plan
-from mmstream.measuring.automatic_mixture import packs_of_mixture
+from mmstream.measuring.find_plan import find_plan, packs_of_mixture
 from mmstream.order import AnyOrder
 from mmstream.order.checks import reshuffle_of
 from mmstream.packing.order import PackOrder
@@ -49,14 +51,13 @@ from mmstream.reading.step import Job, RawStep
 from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World
-from mmstream.wrong_arguments import advise, require_numbers
+from mmstream.wrong_arguments import AnyInt, NonEmptyStr, NonNegativeInt, PositiveInt, checked
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
 
-__all__ = ["Pipeline", "PipelineRunner", "collate_settings", "large_files_of"]
-
+logger = logging.getLogger(__name__)
 
 _ADVICE = {
     "batch_size": "write global_batch_size=, the samples of a step over all ranks together: "
@@ -67,11 +68,18 @@ _ADVICE = {
     "image": "write decode=mm.Decode(image=...)",
     "text": "write decode=mm.Decode(text=...)",
     "sampler": "the order is the pipeline's own; leave it out",
+    "dataset": "pass mm.open_dataset(...), or an mm.Mixture",
+    "before": "pass a tuple of functions, (fn,)",
+    "transforms": "pass a tuple of functions, (fn,)",
+    "cache_dir": "give the path of a local folder",
+    "batching": "pass mm.Flat(), mm.Pack(max_tokens), or None",
+    "collate": "pass a function, or leave it out",
+    "bad_samples": "pass mm.BadSamplePolicy(action=...)",
 }
-"""Arguments of other libraries."""
+"""What to write in place of wrong arguments, and of those of other libraries."""
 
 
-@advise(_ADVICE)
+@checked(_ADVICE, own=("decode",))
 @dataclass(frozen=True, eq=False)
 class Pipeline:
     """What a training run sees, step by step: the same batches on every topology.
@@ -97,13 +105,13 @@ class Pipeline:
             and ``json`` is parsed.
         before: Functions from raw sample to raw sample, run before decoding and tokenizing:
             filters, prompts, choices, other names. Fields are bytes, and ``json`` is parsed. A
-            filter here costs no decoding. Random draws: `mm.sample_rng`. With several decode
-            threads they run in a thread of their own, beside those.
+            filter here costs no decoding. Random draws: of torch, numpy and random, or from
+            `mm.sample_rng` (docs: augmentations).
         zero_copy: True: fields are memoryviews of mapped shards. Nothing is copied and ``json`` is
             not parsed. For local shards that nobody truncates meanwhile, without decoders and
             without workers.
-        transforms: Functions from sample to sample, run after decoding. Random draws:
-            `mm.sample_rng`.
+        transforms: Functions from sample to sample, run after decoding, in the thread that asks for
+            a batch or the main thread of a worker, in the order of rows. Random draws as above.
         collate: Function from the samples of a rank to a batch.
         batching: `mm.Flat`: documents without padding, one behind the other. `mm.Pack`: rows of
             several samples, as a plan says. None: what `collate` makes.
@@ -113,8 +121,8 @@ class Pipeline:
         bad_samples: What happens to the row of a bad sample, and how many a run tolerates.
 
     Raises:
-        ConfigError: impossible settings, before any shard is opened. With `mm.Pack`, also a plan
-            that is missing or does not fit.
+        ConfigError: impossible settings, before any shard is opened. With `mm.Pack`, settings of
+            the order, and a plan that is missing or does not fit, when a `Loader` is made.
 
     Examples:
         >>> pipeline = mm.Pipeline(
@@ -127,14 +135,14 @@ class Pipeline:
 
     dataset: Dataset | Mixture
     _: KW_ONLY
-    global_batch_size: int
-    seed: int = 0
-    grid: tuple[int, int] | None = None
-    window: int | None = None
-    window_bytes: int | None = None
+    global_batch_size: PositiveInt
+    seed: AnyInt = 0
+    grid: tuple[PositiveInt, PositiveInt] | None = None
+    window: PositiveInt | None = None
+    window_bytes: PositiveInt | None = None
     reshuffle: Literal["global", "lanes"] | None = None
-    cache_dir: str | None = None
-    max_cache_bytes: int | None = None
+    cache_dir: NonEmptyStr | None = None
+    max_cache_bytes: PositiveInt | None = None
     decode: Decode | None = None
     before: tuple[Transform, ...] = ()
     zero_copy: bool = False
@@ -146,8 +154,6 @@ class Pipeline:
     bad_samples: BadSamplePolicy = field(default_factory=BadSamplePolicy)
 
     def __post_init__(self) -> None:
-        if not isinstance(self.dataset, ShardSource):
-            raise ConfigError(f"dataset: got {self.dataset!r}; pass mm.open_dataset(...)")
         _check_decode(self.decode)
         if self.decode is not None:
             # `collate` copies what it joins; a function of the user may write to what it gets.
@@ -156,20 +162,10 @@ class Pipeline:
             object.__setattr__(self, "decode", decode)
         if self.zero_copy and self.decode is not None:
             raise ConfigError("zero_copy=True: decoders take bytes; leave out one of the two")
-        if type(self.global_batch_size) is not int:
-            raise ConfigError(f"global_batch_size {self.global_batch_size!r}: needs an integer")
-        for name in ("before", "transforms"):
-            functions = getattr(self, name)
-            if callable(functions):
-                raise ConfigError(f"{name}: pass a tuple of functions, (fn,)")
-            object.__setattr__(self, name, tuple(functions))
-            for function in getattr(self, name):
-                if not callable(function):
-                    raise ConfigError(f"{name}: {function!r} is not a function")
-        _check_types(self)
         _check_cache(self)
         _check_batching(self)
-        _ = self.order  # refuses impossible settings here, not in a worker
+        if not isinstance(self.batching, Pack):  # whose plan may be made by `mm.plan(self)`
+            _ = self.order  # refuses impossible settings here, not in a worker
 
     @cached_property
     def order(self) -> AnyOrder:
@@ -212,16 +208,22 @@ class Pipeline:
         )
 
     def __repr__(self) -> str:
+        if isinstance(self.batching, Pack) and "order" not in self.__dict__:  # nothing is opened
+            return f"<Pipeline: packs of {self.batching.max_tokens:,} tokens, of {self.dataset!r}>"
         rows = f"{self.global_batch_size} packs" if self.order.is_packed else self.global_batch_size
         steps = f"{self.order.steps_per_epoch:,} steps of {rows} per epoch"
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
-    def _repr_html_(self) -> str:
-        from mmstream.display import pipeline_html
+    def _repr_html_(self) -> str | None:
+        from mmstream.display.pipelines import pipeline_html
 
-        return pipeline_html(self)
+        try:
+            return pipeline_html(self)
+        except (ConfigError, FileNotFoundError):  # packs without a plan
+            return None
 
-    def take(self, num_samples: int) -> list[Sample]:
+    @checked()
+    def take(self, num_samples: NonNegativeInt) -> list[Sample]:
         """Return the first samples of epoch 0 as they would enter a batch, without a Loader.
 
         Padding and other rows that are not valid are left out.
@@ -229,9 +231,6 @@ class Pipeline:
         Raises:
             ConfigError: `num_samples` is negative.
         """
-        require_numbers(num_samples=num_samples)
-        if num_samples < 0:
-            raise ConfigError(f"take: num_samples is {num_samples}; it must be 0 or more")
 
         def samples() -> Iterator[Sample]:
             num_rows = min(num_samples, self.global_batch_size)
@@ -244,14 +243,14 @@ class Pipeline:
         with plain_tensors():
             return list(map(SampleDict, islice(samples(), num_samples)))
 
-    def as_webdataset(self, epoch: int = 0, world: World | None = None) -> Any:
+    @checked()
+    def as_webdataset(self, epoch: NonNegativeInt = 0, world: World | None = None) -> Any:
         """Return the raw samples of one epoch as a stock `wds.DataPipeline`, for existing stages.
 
         Add stages with ``.compose(wds.decode("pil"), ...)``. It runs in any DataLoader with
         ``batch_size=None``. Decoders and functions of this pipeline are not applied, bad samples
         are not substituted, and there is no state.
         """
-        require_numbers(epoch=epoch)
         if self.order.is_packed:
             raise ConfigError(
                 "as_webdataset: its stages take single samples, and batching=mm.Pack(...) has rows "
@@ -312,6 +311,7 @@ class PipelineRunner:
                 asks_ahead=not memory.shared,  # workers work side by side
             )
         )
+        settings = {} if pipeline.decode is None else collate_settings(pipeline.decode, memory)
         self._decode = DecodeStage(
             self._reader.lookup,
             pipeline.decode,
@@ -322,10 +322,20 @@ class PipelineRunner:
             memory=memory,
             progress=self._progress,
             limits=order.plan.settings if isinstance(order, PackOrder) else None,
+            own_names=own_names(
+                pipeline.batching,
+                settings.get("video_fields", ()),
+                settings.get("audio_fields", ()),
+            ),
         )
-        self._make_batch = _make_batch_of(pipeline, memory)
+        self._make_batch = _make_batch_of(pipeline, settings)
+        self._has_warned = False
         self._steps_per_epoch = order.steps_per_epoch
         self._next: tuple[Job, Future[tuple[RawStep, PreparedStep | None]]] | None = None
+        self._seed = pipeline.seed
+        self._has_functions = _has_user_functions(pipeline)
+        # A worker has no other draws to keep.
+        self._keeps = self._has_functions and not memory.shared
         # A reader process reads ahead itself, and the threads that decode also plan videos.
         has_media = pipeline.decode is not None and pipeline.decode.has_media
         # `memory` has no lock. The thread that prepares takes it alone: batches take some for
@@ -342,14 +352,39 @@ class PipelineRunner:
             BadSampleLimitError: no row of the step has a good sample or substitute.
             ConfigError: a transform or `collate` returned something of the wrong type.
         """
-        decoded = self.decoded(job)
-        self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
-        return self._make_batch(decoded)
+        step = self._read(job)
+        with self._drawing():
+            decoded = self._decoded(step)
+            self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
+            if self._has_functions:
+                seed_draws("collate", self._seed, job.epoch, job.step, decoded.lineage.start)
+            return self._make_batch(decoded)
 
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""
+        step = self._read(job)
+        with self._drawing():
+            return self._decoded(step)
+
+    def _drawing(self) -> AbstractContextManager[None]:
+        """Keep the random generators of the process, where functions of the user may draw."""
+        if not self._keeps:
+            return nullcontext()
+        if not self._has_warned and current_thread() is not main_thread():
+            self._has_warned = True
+            logger.warning(
+                "functions of yours run in a thread beside the main one, and seed the random "
+                "generators of the whole process: what the main thread draws meanwhile, such as "
+                "dropout, does not repeat; mm.Loader(num_workers=1) runs them in a process apart"
+            )
+        return kept_generators()
+
+    def _read(self, job: Job) -> tuple[RawStep, PreparedStep | None]:
         self._progress.begin_stage(Stage.READ, job.epoch, job.step)
-        decoded = self._decode(*self._prepared(job))
+        return self._prepared(job)
+
+    def _decoded(self, step: tuple[RawStep, PreparedStep | None]) -> DecodedStep:
+        decoded = self._decode(*step)
         num_wrong_reads = self._reader.pop_wrong_reads()  # of the reads that decoding asked for too
         num_bytes, num_requests = self._reader.pop_counts()
         if not (num_wrong_reads or num_requests):
@@ -391,6 +426,14 @@ class PipelineRunner:
             self._pool.shutdown(wait=False, cancel_futures=True)
         self._decode.close()  # its threads may look at what was read
         self._reader.close()
+
+
+def _has_user_functions(pipeline: Pipeline) -> bool:
+    """Tell whether functions of the user make something of samples or batches."""
+    functions: list[Any] = [*pipeline.before, *pipeline.transforms, pipeline.collate]
+    functions += [] if pipeline.batching is None else [pipeline.batching.positions]
+    is_in_decoders = pipeline.decode is not None and pipeline.decode.has_user_functions
+    return is_in_decoders or any(is_user_function(each) for each in functions if each)
 
 
 def needs_no_worker(pipeline: Pipeline) -> bool:
@@ -455,10 +498,9 @@ def _is_never_ranged(_field: str) -> bool:
     return False
 
 
-def _make_batch_of(pipeline: Pipeline, memory: BatchMemory) -> Callable[[DecodedStep], Batch]:
+def _make_batch_of(pipeline: Pipeline, settings: dict[str, Any]) -> Callable[[DecodedStep], Batch]:
     """Return the function that makes batches: with what it must know of the decoders."""
     decode, batching = pipeline.decode, pipeline.batching
-    settings = {} if decode is None else collate_settings(decode, memory)
     if batching is not None:
         settings.pop("pad_to", None)
         settings.pop("padding_side", None)
@@ -538,28 +580,9 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
     return name, torch.empty((0, *channels, 0), dtype=dtype)
 
 
-def _check_types(pipeline: Pipeline) -> None:
-    """Refuse what Python would take, or refuse only at the first batch."""
-    if not callable(pipeline.collate):
-        raise ConfigError(f"collate: {pipeline.collate!r} is not a function; leave it out")
-    if not isinstance(pipeline.bad_samples, BadSamplePolicy):
-        raise ConfigError(
-            f"bad_samples: got {pipeline.bad_samples!r}: pass mm.BadSamplePolicy(action=...)"
-        )
-    for name in ("shuffle", "drop_last", "zero_copy"):
-        value = getattr(pipeline, name)
-        if not isinstance(value, bool):
-            raise ConfigError(f"{name}={value!r}: give True or False")
-
-
 def _check_cache(pipeline: Pipeline) -> None:
     """Refuse settings of the node cache that say nothing."""
     folder, most = pipeline.cache_dir, pipeline.max_cache_bytes
-    require_numbers(max_cache_bytes=most)
-    if folder is not None and (not isinstance(folder, str) or not folder):
-        raise ConfigError(f"cache_dir {folder!r}: give the path of a local folder")
-    if most is not None and (type(most) is not int or most < 1):
-        raise ConfigError(f"max_cache_bytes {most!r}: give a number of bytes, 1 or more")
     if most is not None and folder is None:
         raise ConfigError("max_cache_bytes without cache_dir: say where to keep them")
 
@@ -575,10 +598,6 @@ def _check_batching(pipeline: Pipeline) -> None:
                 "have one text a row: pass batching=mm.Flat()"
             )
         return
-    if not isinstance(batching, Flat):
-        raise ConfigError(
-            f"batching: got {batching!r}: pass mm.Flat(), mm.Pack(max_tokens), or None"
-        )
     if pipeline.collate is not collate:
         raise ConfigError(
             "batching= makes the batches, so collate= would do nothing: leave out one of the two, "
@@ -601,22 +620,6 @@ def _check_batching(pipeline: Pipeline) -> None:
         )
     if isinstance(batching, Pack):
         _check_mixture_of_packs(pipeline, batching)
-    if isinstance(batching, Pack) and pipeline.decode is not None:
-        _check_devices_of_packs(pipeline.decode)
-
-
-def _check_devices_of_packs(decode: Decode) -> None:
-    """Refuse to leave pictures and videos of packs to the GPU, which finds damage too late."""
-    if isinstance(decode.image, ImageDecoder) and decode.image.device != "cpu":
-        raise ConfigError(
-            "batching=mm.Pack(...): a picture that the GPU refuses would empty its whole row: "
-            'use ImageDecoder(device="cpu")'
-        )
-    if any(getattr(video, "device", "cpu") != "cpu" for video in video_decoders(decode).values()):
-        raise ConfigError(
-            "batching=mm.Pack(...): a video that is found damaged on the GPU would empty its whole "
-            'row: use VideoDecoder(device="cpu")'
-        )
 
 
 def _check_mixture_of_packs(pipeline: Pipeline, batching: Pack) -> None:

@@ -19,8 +19,6 @@ from typing import Any, TypeVar
 from mmstream.errors import MMStreamError
 from mmstream.processes import join_parent, start_fork_server, words_of_exit
 
-__all__ = ["run_in_processes"]
-
 Job = TypeVar("Job")
 Result = TypeVar("Result")
 

@@ -35,27 +35,6 @@ from typing import Any
 
 from mmstream.errors import ConfigError
 
-__all__ = [
-    "JOB_SIGNALS",
-    "cpu_seconds",
-    "end_fork_server",
-    "follow_main_process",
-    "follow_while_starting",
-    "is_main_process_alive",
-    "is_running",
-    "job_signals_blocked",
-    "join_parent",
-    "keep_freed_memory",
-    "marked_as_main_process",
-    "process_state",
-    "pss_bytes",
-    "safe_environment",
-    "start_fork_server",
-    "take_over_from_parent",
-    "without_current_folder",
-    "words_of_exit",
-]
-
 MAIN_PROCESS = "MMSTREAM_MAIN_PROCESS"
 """Environment variable of processes that start: ``pid start`` of the main process."""
 

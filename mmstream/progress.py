@@ -16,8 +16,6 @@ from typing import Any
 
 from mmstream.errors import escaped, where
 
-__all__ = ["Progress", "Stage", "Work"]
-
 
 class Stage(IntEnum):
     """What a process does, in the order of the flow."""

@@ -4,7 +4,7 @@ A resume starts at `step`. Nothing is replayed, whatever the ranks and workers a
 nothing about where shards lie or who reads them.
 
 A state ends with a checksum of its own, ``crc32c``. Settings that nobody gave are taken from it, so
-a damaged one could begin another order in mid-epoch. States of 0.1 have none, and are accepted.
+a damaged one could begin another order in mid-epoch. Who edits a state removes it.
 """
 
 from __future__ import annotations
@@ -27,17 +27,6 @@ from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import PackPlan
 
-__all__ = [
-    "STATE_VERSION",
-    "OnChange",
-    "load_state",
-    "make_state",
-    "order_of_state",
-    "position_after",
-    "resume",
-    "state_at",
-]
-
 logger = logging.getLogger(__name__)
 
 STATE_VERSION = 1
@@ -53,6 +42,14 @@ _IF_ABSENT = {"reshuffle": "global"}
 
 OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
 """What to do with a state of mid-epoch that does not fit the present order."""
+
+
+def stands_before(step: int) -> str:
+    """Return the end of an error's message: where the state stands, and how a run goes on there."""
+    return (
+        f"the state stands before step {step}: loader.load_state_dict(loader.state_dict()) and a "
+        "new loop go on there"
+    )
 
 
 def make_state(order: AnyOrder, epoch: int, step: int) -> dict[str, Any]:
@@ -179,8 +176,7 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     order. In a mixture, sources already in use stay fixed even at step 0 (see
     ``order/mixture/recipe.py``).
 
-    Sizes and checksums of the shards are compared where both sides know them. States of 0.1 do not:
-    a warning says so.
+    Sizes and checksums of the shards are compared where both sides know them.
 
     Raises:
         StateError: malformed, damaged, of another version, or of another order. Names what differs,
@@ -230,7 +226,7 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
         )
     if step >= order.steps_per_epoch:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
-    _warn_of_unknown_content(saved, saved_binding)
+    _require_content(saved)
     return epoch, step
 
 
@@ -283,23 +279,14 @@ def _refuse_other_kind(
         )
 
 
-def _warn_of_unknown_content(saved: Mapping[str, Any], binding: Mapping[str, Any]) -> None:
-    """Log which datasets of a state have neither sizes nor checksums: mmstream 0.1 saved none."""
-    names = binding.get("sources", ())
-    unknown = [
-        f"source {escaped(str(source['name']))}"
-        for source in saved.get("sources", ())
-        if source["name"] in names and not source.keys() & set(CONTENT_KEYS)
-    ]
-    if "sources" not in saved and not dataset_identity(saved).keys() & set(CONTENT_KEYS):
-        unknown = ["the dataset"]
-    if unknown:
-        logger.warning(
-            "this state was saved by mmstream 0.1, without the sizes and checksums of shards: for "
-            "%s, only names and sample counts were compared, so shards of the same shape with "
-            "other bytes would not be noticed; the next state has them",
-            ", ".join(unknown),
-        )
+def _require_content(saved: Mapping[str, Any]) -> None:
+    """Raise StateError where a state lacks what it says of the shards, known or not."""
+    for identity in saved.get("sources", (saved,)):
+        if missing := [key for key in CONTENT_KEYS if key not in dataset_identity(identity)]:
+            raise StateError(
+                f"the state has no {missing[0]!r}, so it does not tell which shards it is of: an "
+                "early version of mmstream saved it; start anew"
+            )
 
 
 def _shown(value: Any) -> str:
@@ -360,7 +347,8 @@ def _advice(differences: Mapping[str, str], step: int, *, is_packed: bool) -> st
         return (
             "The list of bad samples has changed: put back the one that this epoch began with "
             "(mmstream.bad.previous.json is the one before the last change); where it began with "
-            f"none, {finish}."
+            f"none, {finish}. Either way the rest of this epoch still shows samples that only the "
+            "new list names: to show none of them, resume from a state of step 0, or start anew."
         )
     if step:
         return f"Resume with the saved values; they may change where an epoch begins: {finish}."
@@ -387,6 +375,22 @@ def _mixture_advice(differences: Mapping[str, str]) -> str:
     if any(" bad was " in text for text in differences.values()):
         advice += (
             " Bad lists that came later are for new runs: put back mmstream.bad.previous.json, "
-            "or move mmstream.bad.json away where there was none."
+            "or move mmstream.bad.json away where there was none. This run then still shows "
+            "samples that only the new lists name."
         )
     return advice
+
+
+def parse_state(text: str | bytes, source: str) -> dict[str, Any]:
+    """Return the state that is saved as JSON in `text`.
+
+    Raises:
+        StateError: it is not a state. The message begins with `source`.
+    """
+    try:
+        state = json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise StateError(f"{source}: not the JSON of a state: {escaped(error)}") from None
+    if not isinstance(state, dict):
+        raise StateError(f"{source}: not a state of a Loader")
+    return state

@@ -12,8 +12,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["IGNORED_LABEL", "Batch", "IntArray", "Sample", "SampleLineage", "SampleRef"]
-
 IntArray: TypeAlias = npt.NDArray[np.int64]
 
 Sample: TypeAlias = dict[str, Any]

@@ -10,22 +10,25 @@ The order of the samples does not depend on it. Other ranks only get other rows 
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Literal, TypeAlias
 
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import require_numbers
+from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked
 
-__all__ = ["RowsPerRank", "World", "resolve_world", "rows_of_rank"]
+logger = logging.getLogger(__name__)
 
-RowsPerRank: TypeAlias = Literal["balanced"] | Sequence[int] | None
+RowsPerRank: TypeAlias = Literal["balanced"] | Sequence[PositiveInt] | None
 """None: all ranks get equally many rows. "balanced": the numbers differ by at most one. A list: the
 number of rows of each rank."""
 
 
+@checked()
 @dataclass(frozen=True)
 class World:
     """The data-parallel rank of this process, and the number of data-parallel ranks.
@@ -48,12 +51,11 @@ class World:
         World(rank=2, world_size=4)
     """
 
-    rank: int = 0
-    world_size: int = 1
+    rank: NonNegativeInt = 0
+    world_size: PositiveInt = 1
 
     def __post_init__(self) -> None:
-        require_numbers(rank=self.rank, world_size=self.world_size)
-        if self.world_size < 1 or not 0 <= self.rank < self.world_size:
+        if self.rank >= self.world_size:
             raise ConfigError(
                 f"World: rank {self.rank} of world_size {self.world_size} does not exist; "
                 "ranks count from 0 to world_size - 1"
@@ -78,8 +80,9 @@ def resolve_world(world: World | None) -> World:
             return World(dist.get_rank(), dist.get_world_size())
     rank, size = os.environ.get("RANK"), os.environ.get("WORLD_SIZE")
     if rank is None and size is None:
+        _warn_of_tasks_without_rank()
         return World()
-    if rank is None or size is None or not (rank.isdigit() and size.isdigit()):
+    if rank is None or size is None or not (rank.isdecimal() and size.isdecimal()):
         raise ConfigError(
             f"RANK={rank} and WORLD_SIZE={size}: set both (torchrun does) or neither, "
             "or pass Loader(world=mm.World(rank=, world_size=))"
@@ -87,8 +90,40 @@ def resolve_world(world: World | None) -> World:
     return World(int(rank), int(size))
 
 
+_TASKS = {
+    "SLURM_STEP_NUM_TASKS": "SLURM_PROCID",
+    "OMPI_COMM_WORLD_SIZE": "OMPI_COMM_WORLD_RANK",
+    "MV2_COMM_WORLD_SIZE": "MV2_COMM_WORLD_RANK",
+    "PMI_SIZE": "PMI_RANK",
+}
+"""Variables of srun and mpirun: the number of tasks, and which one this is.
+
+They are never used by themselves: a batch script of Slurm has SLURM_PROCID=0 and SLURM_NTASKS=4
+too, and runs once.
+"""
+
+
+@cache  # once in a process
+def _warn_of_tasks_without_rank() -> None:
+    """Warn if this is one of several tasks of srun or mpirun: each of them would read all rows."""
+    for size, rank in _TASKS.items():
+        number, count = os.environ.get(rank, ""), os.environ.get(size, "")
+        if number.isdecimal() and (int(number) > 0 or (count.isdecimal() and int(count) > 1)):
+            logger.warning(
+                "%s=%s, and neither RANK nor torch.distributed: this task reads all rows, as every "
+                "other one does; export RANK=$%s WORLD_SIZE=$%s in each task, start the tasks with "
+                "torchrun, or pass Loader(world=mm.World(rank=, world_size=))",
+                rank,
+                number,
+                rank,
+                "SLURM_NTASKS" if rank == "SLURM_PROCID" else size,
+            )
+            return
+
+
+@checked()
 def rows_of_rank(
-    global_batch_size: int, world: World, rows_per_rank: RowsPerRank = None
+    global_batch_size: PositiveInt, world: World, rows_per_rank: RowsPerRank = None
 ) -> tuple[int, int]:
     """Return [start, stop), the rows of every global batch that `world.rank` delivers.
 
@@ -104,8 +139,7 @@ def rows_of_rank(
         >>> [rows_of_rank(8, World(rank, 3), "balanced") for rank in range(3)]
         [(0, 2), (2, 5), (5, 8)]
     """
-    size, rank = int(world.world_size), int(world.rank)
-    global_batch_size = int(global_batch_size)
+    size, rank = world.world_size, world.rank
     if rows_per_rank is None and global_batch_size % size:
         raise ConfigError(
             f"global_batch_size {global_batch_size} is not a multiple of {size} ranks: pass "
@@ -119,10 +153,8 @@ def rows_of_rank(
             )
         start = rank * global_batch_size // size
         return start, (rank + 1) * global_batch_size // size
-    if isinstance(rows_per_rank, str):
-        raise ConfigError(f'rows_per_rank {rows_per_rank!r}: pass None, "balanced" or a list')
-    rows = [int(number) for number in rows_per_rank]
-    if len(rows) != size or sum(rows) != global_batch_size or min(rows) < 1:
+    rows = list(rows_per_rank)
+    if len(rows) != size or sum(rows) != global_batch_size:
         raise ConfigError(
             f"rows_per_rank {rows}: pass {size} positive numbers (one per rank) that sum to "
             f"global_batch_size {global_batch_size}"

@@ -6,6 +6,7 @@ import faulthandler
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Callable, Generator, Iterator
 from itertools import groupby
@@ -20,6 +21,7 @@ from mmstream._vector_math import resolve_vector_math
 from mmstream.cli import main
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
+from tests.helpers.default_signals import reset_ignored_signals
 from tests.helpers.orders import COUNTS
 from tools import s3_server
 
@@ -29,6 +31,19 @@ settings.load_profile("untimed")
 
 STDERR = pytest.StashKey[int]()
 """The file descriptor of standard error, whatever a test does with it."""
+
+START_S = pytest.StashKey[float]()
+"""Processor time that the start of this process took: mostly the import of torch."""
+
+LEAST_START_S = 2.0
+"""What counts as a start where torch was imported already, or the machine is fast."""
+
+MAX_STARTS = 20
+"""A test of the default lane takes at most so many starts.
+
+Tests that take one or two are marked slow. The rest is room for a busy machine: threads that spin
+while they wait for each other, and two programs on one core, tripled the time of a test.
+"""
 
 TESTS = Path(__file__).parent
 COVERING = (
@@ -40,10 +55,13 @@ what uses them most."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """Let no forked child hold the pipes to the process that deals out the tests.
+    """Start children of tests with default signals, and without the pipes of pytest-xdist.
 
-    Such a child would hide a crash from that process, which would wait for ever.
+    A forked child that held such a pipe would hide a crash from the process that deals out the
+    tests, and that process would wait for ever.
     """
+    reset_ignored_signals()
+    config.stash[START_S] = time.process_time()
     config.stash[STDERR] = os.dup(2)  # before output is captured
     pipes: list[int] = []
     for plugin in config.pluginmanager.get_plugins():
@@ -56,6 +74,23 @@ def pytest_configure(config: pytest.Config) -> None:
             os.close(pipes.pop())
 
     os.register_at_fork(after_in_child=close_pipes)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
+    """Let no test of the default lane be slow, on any machine.
+
+    The processor time of this process is compared with what its start took. So neither a slow
+    machine nor other programs make a test fail. Child processes are not counted: the system tells
+    their time only when they end, which may be in a later test.
+    """
+    before = time.process_time()
+    result = yield
+    spent = time.process_time() - before
+    limit = MAX_STARTS * max(LEAST_START_S, item.config.stash[START_S])
+    if spent > limit and item.get_closest_marker("slow") is None:
+        pytest.fail(f"took {spent:.0f} s of processor time, more than {limit:.0f}: mark it slow")
+    return result
 
 
 @pytest.hookimpl(tryfirst=True)

@@ -38,7 +38,6 @@ COUNTS = [30, 20, 14]
 
 class Outcome(NamedTuple):
     text: str
-    seconds: float
     logged: list[str]
 
 
@@ -54,7 +53,7 @@ def second(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 def pipeline(corpus: str, **changes: Any) -> mm.Pipeline:
-    text = mm.TextDecoder(changes.pop("tokenizer", None) or byte_tokenizer(), max_length=16)
+    text = mm.TextDecoder(changes.pop("tokenizer", byte_tokenizer)(), max_length=16)
     image = mm.ImageDecoder(size=changes.pop("size", 16))
     settings = {
         "global_batch_size": 8,
@@ -62,7 +61,8 @@ def pipeline(corpus: str, **changes: Any) -> mm.Pipeline:
         "transforms": (first,),
         "bad_samples": BadSamplePolicy(quarantine=None),
     }
-    return mm.Pipeline(mm.open_dataset(corpus), **{**settings, **changes})
+    dataset = mm.open_dataset(corpus, checksums=changes.pop("checksums", True))
+    return mm.Pipeline(dataset, **{**settings, **changes})
 
 
 def other_tokenizer() -> Any:
@@ -71,151 +71,137 @@ def other_tokenizer() -> Any:
     return tokenizer
 
 
-def same(folder: Path, rank: int) -> mm.Loader:
-    return mm.Loader(pipeline(str(folder / "a")), num_threads=1)
+def loader_of(
+    folder: Path, corpus: str = "a", options: dict[str, Any] | None = None, **changes: Any
+) -> mm.Loader:
+    """A loader with options of its own, of a pipeline with these changes."""
+    return mm.Loader(
+        pipeline(str(folder / corpus), **changes), **{"num_threads": 1, **(options or {})}
+    )
 
 
-def differing(changes: Callable[[], dict[str, Any]], folder: Path, rank: int) -> mm.Loader:
-    given = changes() if rank == 2 else {}
-    return mm.Loader(pipeline(str(folder / given.pop("corpus", "a")), **given), num_threads=1)
+Case = Callable[[Path, int], "mm.Loader | None"]
+"""What a rank does: from a folder and its number to its loader; None: it begins no loop."""
+
+
+def on_rank_2(**given: Any) -> Case:
+    """Rank 2 is told something that the others are not."""
+    return lambda folder, rank: loader_of(folder, **(given if rank == 2 else {}))
+
+
+def without(absent: int) -> Case:
+    return lambda folder, rank: None if rank == absent else loader_of(folder)
+
+
+def in_world(world_of: Callable[[int], mm.World], **given: Any) -> Case:
+    return lambda folder, rank: loader_of(folder, options={"world": world_of(rank)}, **given)
 
 
 def further_state(folder: Path, rank: int) -> mm.Loader:
-    loader = same(folder, rank)
-    state = loader.state_dict()
-    loader.load_state_dict(edited(state, step=3 if rank == 2 else 2))
+    loader = loader_of(folder)
+    loader.load_state_dict(edited(loader.state_dict(), step=3 if rank == 2 else 2))
     return loader
-
-
-def uneven(folder: Path, rank: int) -> mm.Loader:
-    rows = [3, 1, 2, 2] if rank == 2 else [2, 2, 2, 2]
-    return mm.Loader(pipeline(str(folder / "a")), rows_per_rank=rows, num_threads=1)
-
-
-def without_checksums(folder: Path, rank: int) -> mm.Loader:
-    made = pipeline(str(folder / "checked"))
-    if rank == 2:
-        made = replace(made, dataset=mm.open_dataset(str(folder / "checked"), checksums=False))
-    return mm.Loader(made, num_threads=1)
-
-
-def other_on_change(folder: Path, rank: int) -> mm.Loader:
-    on_change: Any = "finish_epoch" if rank == 2 else "refuse"
-    return mm.Loader(pipeline(str(folder / "a")), on_change=on_change, num_threads=1)
-
-
-def other_folder_for_bad_samples(folder: Path, rank: int) -> mm.Loader:
-    policy = BadSamplePolicy(quarantine=str(folder / f"rank{rank}"))
-    return mm.Loader(pipeline(str(folder / "a"), bad_samples=policy), num_threads=1 + rank)
 
 
 def other_version(folder: Path, rank: int) -> mm.Loader:
     if rank == 2:
         real = loader_settings.version
         loader_settings.version = lambda name: "0.0.1" if name == "pillow" else real(name)
-    return same(folder, rank)
+    return loader_of(folder)
 
 
-def own_seed_for_each(folder: Path, rank: int) -> mm.Loader:
-    return mm.Loader(pipeline(str(folder / "a"), seed=rank), num_threads=1)
-
-
-def two_sides(folder: Path, rank: int) -> mm.Loader:
-    return mm.Loader(pipeline(str(folder / "a"), seed=7 * (rank % 2)), num_threads=1)
-
-
-def two_with_the_same_rows(folder: Path, rank: int) -> mm.Loader:
-    world = mm.World(1 if rank == 3 else rank, WORLD_SIZE)
-    return mm.Loader(pipeline(str(folder / "a")), world=world, num_threads=1)
-
-
-def permuted_worlds(folder: Path, rank: int) -> mm.Loader:
-    world = mm.World((rank + 1) % WORLD_SIZE, WORLD_SIZE)
-    return mm.Loader(pipeline(str(folder / "a")), world=world, num_threads=1)
-
-
-def smaller_worlds(folder: Path, rank: int) -> mm.Loader:
-    world = mm.World(rank // 2, 2)
-    return mm.Loader(pipeline(str(folder / "a"), seed=rank // 2), world=world, num_threads=1)
-
-
-def alone(folder: Path, rank: int) -> mm.Loader | None:
-    if rank:
-        return None
-    return mm.Loader(pipeline(str(folder / "a")), world=mm.World(0, 1), num_threads=1)
-
-
-def missing(folder: Path, rank: int) -> mm.Loader | None:
-    return None if rank == 2 else same(folder, rank)
-
-
-def without_rank_0(folder: Path, rank: int) -> mm.Loader | None:
-    return same(folder, rank) if rank else None
-
-
-EQUAL = [same, other_folder_for_bad_samples, permuted_worlds, smaller_worlds, alone]
+EQUAL: dict[str, tuple[Case, list[str]]] = {
+    "same": (on_rank_2(), ["2"] * WORLD_SIZE),
+    "folder for bad samples, threads": (
+        lambda folder, rank: loader_of(
+            folder,
+            bad_samples=BadSamplePolicy(quarantine=str(folder / f"rank{rank}")),
+            options={"num_threads": 1 + rank},
+        ),
+        ["2"] * WORLD_SIZE,
+    ),
+    "permuted worlds": (
+        in_world(lambda rank: mm.World((rank + 1) % WORLD_SIZE, WORLD_SIZE)),
+        ["2"] * WORLD_SIZE,
+    ),
+    # A world of another size is not compared.
+    "smaller worlds": (
+        lambda folder, rank: loader_of(
+            folder, seed=rank // 2, options={"world": mm.World(rank // 2, 2)}
+        ),
+        ["4"] * WORLD_SIZE,
+    ),
+    "alone": (
+        lambda folder, rank: None if rank else loader_of(folder, options={"world": mm.World(0, 1)}),
+        ["8", *["not begun"] * 3],
+    ),
+}
+"""What is no difference, and how many rows each rank has in its first batch."""
 
 THERE = "rank 2 differs from the other ranks: "
-DIFFERENT: dict[str, tuple[Any, str]] = {
-    "seed": (partial(differing, lambda: {"seed": 1}), THERE + "seed is 1 there and 0 elsewhere;"),
-    "batch size": (
-        partial(differing, lambda: {"global_batch_size": 7}),
-        "global_batch_size is 7 there and 8 elsewhere",
-    ),
-    "window": (partial(differing, lambda: {"window": 5}), THERE + "window is 5 there and "),
+DIFFERENT: dict[str, tuple[Case, str]] = {
+    "seed": (on_rank_2(seed=1), THERE + "seed is 1 there and 0 elsewhere;"),
+    "batch size": (on_rank_2(global_batch_size=7), "global_batch_size is 7 there and 8 elsewhere"),
+    "window": (on_rank_2(window=5), THERE + "window is 5 there and "),
     "decode size": (
-        partial(differing, lambda: {"size": 32}),
+        on_rank_2(size=32),
         THERE + "ImageDecoder.size is 32 there and 16 elsewhere;",
     ),
     "tokenizer": (
-        partial(differing, lambda: {"tokenizer": other_tokenizer()}),
+        on_rank_2(tokenizer=other_tokenizer),
         THERE + "TextDecoder.tokenizer is 'hash ",
     ),
     "no decoder": (
-        partial(differing, lambda: {"decode": None}),
+        on_rank_2(decode=None),
         "image decoder is None there and mmstream.decoding.image.decoder.ImageDecoder elsewhere",
     ),
-    "corpus": (
-        partial(differing, lambda: {"corpus": "b"}),
-        THERE + "bytes of the shards (hash of their sha256) is '",
-    ),
-    "grown corpus": (
-        partial(differing, lambda: {"corpus": "grown"}),
-        "number of shards is 4 there and 3 elsewhere",
-    ),
-    "bad list": (partial(differing, lambda: {"corpus": "listed"}), "bad list (hash) is '"),
+    "corpus": (on_rank_2(corpus="b"), THERE + "bytes of the shards (hash of their sha256) is '"),
+    "grown corpus": (on_rank_2(corpus="grown"), "number of shards is 4 there and 3 elsewhere"),
+    "bad list": (on_rank_2(corpus="listed"), "bad list (hash) is '"),
     "transforms": (
-        partial(differing, lambda: {"transforms": (second,)}),
+        on_rank_2(transforms=(second,)),
         THERE + "transforms is [tests.test_agreement.second] there and "
         "[tests.test_agreement.first] elsewhere;",
     ),
     "policy": (
-        partial(differing, lambda: {"bad_samples": BadSamplePolicy("mask", quarantine=None)}),
+        on_rank_2(bad_samples=BadSamplePolicy("mask", quarantine=None)),
         THERE + "BadSamplePolicy.action is 'mask' there and 'substitute' elsewhere;",
     ),
     "position": (further_state, THERE + "step is 3 there and 2 elsewhere;"),
-    "rows": (uneven, THERE + "rows_per_rank is [3, 1, 2, 2] there and [2, 2, 2, 2] elsewhere;"),
+    "rows": (
+        lambda folder, rank: loader_of(
+            folder, options={"rows_per_rank": [3, 1, 2, 2] if rank == 2 else [2, 2, 2, 2]}
+        ),
+        THERE + "rows_per_rank is [3, 1, 2, 2] there and [2, 2, 2, 2] elsewhere;",
+    ),
     "checksums": (
-        without_checksums,
+        lambda folder, rank: loader_of(folder, "checked", checksums=rank != 2),
         THERE + "bytes are compared with checksums is False there and True elsewhere;",
     ),
     "on_change": (
-        other_on_change,
+        on_rank_2(options={"on_change": "finish_epoch"}),
         THERE + "on_change is 'finish_epoch' there and 'refuse' elsewhere;",
     ),
     "version": (other_version, THERE + "version of pillow is '0.0.1' there and '"),
     "each its own": (
-        own_seed_for_each,
+        lambda folder, rank: loader_of(folder, seed=rank),
         "rank 1 differs from the other ranks: seed is 1 there and 0 elsewhere; "
         "rank 2 differs from the other ranks: seed is 2 there and 0 elsewhere; rank 3 ",
     ),
     "two sides": (
-        two_sides,
+        lambda folder, rank: loader_of(folder, seed=7 * (rank % 2)),
         "ranks 1 and 3 differ from the other ranks: seed is 7 there and 0 elsewhere;",
     ),
-    "world": (two_with_the_same_rows, "ranks 1 and 3 all have World(rank=1), and so the same "),
+    "world": (
+        in_world(lambda rank: mm.World(1 if rank == 3 else rank, WORLD_SIZE)),
+        "ranks 1 and 3 all have World(rank=1), and so the same ",
+    ),
 }
-ABSENT = {missing: "rank 2 has", without_rank_0: "rank 0 has"}
+"""What is a difference, and what every rank says about it."""
+
+ABSENT = {"rank 2 is missing": 2, "rank 0 is missing": 0}
+ABSENT_S = 15
+"""Seconds until a missing rank is an error: enough for the others on a busy machine."""
 
 
 class Noted(logging.Handler):
@@ -230,19 +216,18 @@ class Noted(logging.Handler):
 def outcome_of(loader: mm.Loader | None) -> Outcome:
     noted = Noted()
     logging.getLogger("mmstream.agreement").addHandler(noted)
-    started = time.monotonic()
     try:
         text = "not begun" if loader is None else str(len(next(iter(loader))["__key__"]))
     except mm.MMStreamError as error:
         text = f"{type(error).__name__}: {error}"
     logging.getLogger("mmstream.agreement").removeHandler(noted)
-    return Outcome(text, time.monotonic() - started, noted.messages)
+    return Outcome(text, noted.messages)
 
 
 def in_a_thread_beside_collectives(folder: Path, rank: int) -> str:
     """As a prefetch thread does: the main thread is in collectives meanwhile."""
     outcomes: list[Outcome] = []
-    thread = threading.Thread(target=lambda: outcomes.append(outcome_of(same(folder, rank))))
+    thread = threading.Thread(target=lambda: outcomes.append(outcome_of(loader_of(folder))))
     time.sleep(0.3 * rank)
     thread.start()
     total = torch.ones(())
@@ -257,22 +242,18 @@ def play(rank: int, folder_name: str) -> None:
     folder, outcomes = Path(folder_name), {}
     real_version = loader_settings.version
     join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=300)
-    for case in EQUAL:
-        outcomes[case.__name__] = outcome_of(case(folder, rank))
-    for name, (case, _) in DIFFERENT.items():
+    for name, (case, _) in {**EQUAL, **DIFFERENT, "same again": EQUAL["same"]}.items():
         outcomes[name] = outcome_of(case(folder, rank))
         loader_settings.version = real_version
-    outcomes["same again"] = outcome_of(same(folder, rank))
-    threaded = in_a_thread_beside_collectives(folder, rank)
-    outcomes["in a thread"] = Outcome(threaded, 0.0, [])
+    outcomes["in a thread"] = Outcome(in_a_thread_beside_collectives(folder, rank), [])
     store = agreement._default_store()
     dist.barrier()
-    store.set_timeout(timedelta(seconds=5))
+    store.set_timeout(timedelta(seconds=ABSENT_S))
     agreement.WARNING_S = 0.5
-    for case in ABSENT:
-        loader = case(folder, rank)
-        dist.barrier()  # a busy machine takes long to make a loader: it is no part of the 5 s
-        outcomes[case.__name__] = outcome_of(loader)
+    for name, absent in ABSENT.items():
+        loader = without(absent)(folder, rank)
+        dist.barrier()  # a busy machine takes long to make a loader: it is no part of ABSENT_S
+        outcomes[name] = outcome_of(loader)
         if loader is None:
             store.add(f"mmstream/begun/{rank}", 1)  # else this rank stays behind in the next case
         dist.barrier()
@@ -302,26 +283,13 @@ def test_a_rank_that_differs_is_named_on_every_rank_and_nobody_trains(played, na
         assert outcome.text.startswith("ConfigError: ")
         assert outcome.text.endswith("; nobody trains")
         assert expected in outcome.text
-        assert outcome.seconds < 150  # a rank that hung would wait for 300
     assert len({outcome.text for outcome in played[name]}) == 1
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", [case.__name__ for case in (same, permuted_worlds)])
+@pytest.mark.parametrize("name", EQUAL)
 def test_ranks_with_the_same_settings_begin(played, name):
-    assert [outcome.text for outcome in played[name]] == ["2"] * WORLD_SIZE
-
-
-@pytest.mark.slow
-def test_folders_and_threads_may_differ_between_ranks(played):
-    name = other_folder_for_bad_samples.__name__
-    assert [outcome.text for outcome in played[name]] == ["2"] * WORLD_SIZE
-
-
-@pytest.mark.slow
-def test_a_world_of_another_size_is_not_compared(played):
-    assert [outcome.text for outcome in played["smaller_worlds"]] == ["4"] * WORLD_SIZE
-    assert [outcome.text for outcome in played["alone"]] == ["8", *["not begun"] * 3]
+    assert [outcome.text for outcome in played[name]] == EQUAL[name][1]
 
 
 @pytest.mark.slow
@@ -336,18 +304,17 @@ def test_a_thread_compares_beside_the_collectives_of_the_main_thread(played):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("case", ABSENT)
-def test_a_rank_that_never_iterates_is_named_first_in_a_warning_then_in_an_error(played, case):
-    absent = 2 if case is missing else 0
-    outcomes = played[case.__name__]
-    assert outcomes[absent].text == "not begun"
-    for rank, outcome in enumerate(outcomes):
-        if rank != absent:
-            assert outcome.text == (
-                f"ConfigError: within 5 s {ABSENT[case]} not begun this iteration: every rank must "
-                "iterate its Loader; for one rank alone pass world=mm.World(0, 1); nobody trains"
-            )
-    warnings = outcomes[0 if absent else 1].logged
+@pytest.mark.parametrize(("name", "absent"), ABSENT.items())
+def test_a_rank_that_never_iterates_is_named_first_in_a_warning_then_in_an_error(
+    played, name, absent
+):
+    refused = (
+        f"ConfigError: within {ABSENT_S} s rank {absent} has not begun this iteration: every rank "
+        "must iterate its Loader; for one rank alone pass world=mm.World(0, 1); nobody trains"
+    )
+    texts = ["not begun" if rank == absent else refused for rank in range(WORLD_SIZE)]
+    assert [outcome.text for outcome in played[name]] == texts
+    warnings = played[name][0 if absent else 1].logged
     assert warnings
     assert all(text.startswith(f"waiting for rank {absent} since ") for text in warnings)
 
@@ -367,13 +334,10 @@ def compared(*settings: dict[str, str]) -> str:
 def test_the_settings_of_most_ranks_are_taken_for_the_right_ones():
     zero, one = {"seed": "0"}, {"seed": "1"}
     assert compared(zero, zero) == "same"
+    assert compared({"a": "1", "b": "2"}, {"b": "2", "a": "1"}) == "same"  # in any order
     assert compared(zero, one, one).startswith("rank 0 differs from the other ranks: seed is 0 ")
     assert compared(zero, one).startswith("rank 1 differs from the other ranks: seed is 1 there")
     assert compared(one, zero, zero, one).startswith("ranks 1 and 2 differ from the other ranks:")
-
-
-def test_the_order_of_settings_does_not_matter():
-    assert compared({"a": "1", "b": "2"}, {"b": "2", "a": "1"}) == "same"
 
 
 def test_a_setting_that_a_rank_does_not_have_is_named():
@@ -400,7 +364,7 @@ class CountedStore:
 
     def __init__(self) -> None:
         self.store = dist.HashStore()
-        self.timeout = timedelta(seconds=60)
+        self.timeout = timedelta(seconds=500)
         self.num_requests = 0
 
     def __getattr__(self, name: str) -> Any:
@@ -499,10 +463,9 @@ def test_without_a_process_group_nothing_is_compared():
 
 
 def test_texts_of_settings_are_the_same_in_every_process(corpus):
-    made = pipeline(corpus, tokenizer=byte_tokenizer())
-    again = pipeline(corpus, tokenizer=byte_tokenizer())
-    assert rank_settings(made, None) == rank_settings(again, None)
-    text = json.dumps(rank_settings(made, None))
+    made, again = (rank_settings(pipeline(corpus), None) for _ in range(2))
+    assert made == again
+    text = json.dumps(made)
     assert " at 0x" not in text
     assert len(text) < 4000
 
@@ -545,13 +508,11 @@ def test_decoders_of_videos_and_recordings_are_compared(corpus):
     assert settings(**times) == settings(**times)
     assert settings(**times) != settings(**(times | {"fields": points}))
     one = settings(video=mm.VideoDecoder(fps=2, audio=audio), audio=audio)
-    assert one["VideoDecoder.fps"] == "2"
-    assert one["AudioDecoder.sample_rate"] == "8000"
+    assert (one["VideoDecoder.fps"], one["AudioDecoder.sample_rate"]) == ("2", "8000")
     assert "sample_rate=8000" in settings(video=mm.VideoDecoder(audio=audio))["VideoDecoder.audio"]
     assert {"version of av", "version of soxr", "version of torch"} <= one.keys()
     assert "version of soxr" not in settings(video=mm.VideoDecoder(fps=2))
     assert "version of av" not in settings()
-    assert json.dumps(one)
 
 
 def test_a_rank_with_another_reshuffle_is_told_that_cache_dir_may_be_why(corpus):
@@ -565,7 +526,7 @@ def test_a_rank_with_another_reshuffle_is_told_that_cache_dir_may_be_why(corpus)
 
 def test_a_tokenizer_that_was_used_is_still_the_same(corpus):
     tokenizer = byte_tokenizer()
-    made = pipeline(corpus, tokenizer=tokenizer)
+    made = pipeline(corpus, tokenizer=lambda: tokenizer)
     before = rank_settings(made, None)
     tokenizer(["a", "longer text"], truncation=True, max_length=3, padding=True)
     assert rank_settings(made, None) == before

@@ -75,19 +75,13 @@ def test_any_reads_give_what_bytes_give(data: st.DataObject) -> None:
     assert bytes(value) == content
 
 
-def test_bytes_that_were_read_are_not_fetched_again() -> None:
+def test_bytes_of_the_head_and_those_that_were_read_are_not_fetched_again() -> None:
     file = RangedFile(CONTENT)
-    value = file.value()
-    value.read(1000, 2000)
-    value.read(1500, 60_000)
+    value = file.value(head=CONTENT[:1000])
+    for start, stop in [(0, 1000), (1000, 2000), (1500, 60_000)]:
+        assert value.read(start, stop) == CONTENT[start:stop]
     value.within(500, 5000).read(1000, 1500)
     assert file.calls == [[(1000, 1000 + lazy_bytes.LEAST_FETCH_BYTES)]]
-
-
-def test_the_head_is_not_fetched() -> None:
-    file = RangedFile(CONTENT)
-    assert file.value(CONTENT[:5000]).read(0, 5000) == CONTENT[:5000]
-    assert not file.calls
 
 
 def test_reads_in_a_row_fetch_at_most_a_quarter_too_much() -> None:
@@ -172,8 +166,3 @@ def test_a_check_ends_a_read_before_it_begins() -> None:
     with pytest.raises(TimeoutError, match="too late"):
         reads.read(10)
     assert not file.calls
-
-
-def test_a_single_byte_is_no_slice() -> None:
-    with pytest.raises(TypeError, match="take a slice"):
-        RangedFile(CONTENT).value()[0]  # type: ignore[index]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import json
-from functools import partial
 from itertools import islice
 from pathlib import Path
 
@@ -60,6 +59,8 @@ def test_a_loader_refuses_the_state_of_a_corpus_that_differs_in_one_byte(
     loader = mm.Loader(pipeline(one_byte_changed(tmp_path / "b")), on_change=on_change)
     with pytest.raises(mm.StateError, match=r"bytes \(sha256\) of the .*are not those of the stat"):
         loader.load_state_dict(state)
+    with pytest.raises(mm.StateError, match=r"the bytes \(sha256\) of the first 3 shards are not"):
+        order_of_state(state, mm.open_dataset(tmp_path / "b"))
     same = mm.Loader(pipeline(write(tmp_path / "c")), on_change=on_change)
     same.load_state_dict(state)
     assert same.state_dict() == state
@@ -94,12 +95,6 @@ def test_a_corpus_that_has_grown_is_the_old_one_if_its_first_shards_are(tmp_path
         mm.Loader(other, on_change="finish_epoch").load_state_dict(state)
 
 
-def test_the_order_of_a_state_is_not_that_of_another_corpus(tmp_path):
-    state = stopped_at(pipeline(write(tmp_path / "a")), 3)
-    with pytest.raises(mm.StateError, match=r"the bytes \(sha256\) of the first 3 shards are not"):
-        order_of_state(state, mm.open_dataset(one_byte_changed(tmp_path / "b")))
-
-
 @pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
 def test_a_mixture_names_the_source_that_is_another_one(tmp_path, on_change):
     texts = mm.open_dataset(write(tmp_path / "texts", [40]))
@@ -118,7 +113,7 @@ def test_a_mixture_names_the_source_that_is_another_one(tmp_path, on_change):
 
 
 def test_a_resumed_training_run_refuses_another_corpus(tmp_path):
-    settings = {"num_workers": 0, "image_size": 16, "global_batch_size": 8, "progress": False}
+    settings = {"num_workers": 0, "image_size": 16, "global_batch_size": 8}
     settings["out"] = str(tmp_path / "run")
     train(TrainConfig(url=write(tmp_path / "a"), max_steps=2, **settings))
     other = one_byte_changed(tmp_path / "b")
@@ -128,8 +123,15 @@ def test_a_resumed_training_run_refuses_another_corpus(tmp_path):
 
 
 @pytest.fixture
-def replay(mmstream):
-    return partial(mmstream, "replay")
+def replay(mmstream, tmp_path):
+    """Compare logs of a folder of the test with a state, as `mmstream replay` does."""
+
+    def run(corpus, state):
+        path = tmp_path / "state.json"
+        path.write_text(json.dumps(state))
+        return mmstream("replay", corpus, "--state", path, "--check", tmp_path / "logs")
+
+    return run
 
 
 def write_log(run: mm.Pipeline, folder: Path) -> None:
@@ -144,11 +146,9 @@ def write_log(run: mm.Pipeline, folder: Path) -> None:
 
 def test_replay_refuses_the_state_of_another_corpus(tmp_path, replay):
     write_log(pipeline(write(tmp_path / "a")), tmp_path / "logs")
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(stopped_at(pipeline(str(tmp_path / "a")), 3)))
-    words = ["--state", state, "--check", tmp_path / "logs"]
-    assert replay(tmp_path / "a", *words)[0] == 0
-    code, out, err = replay(one_byte_changed(tmp_path / "b"), *words)
+    state = stopped_at(pipeline(str(tmp_path / "a")), 3)
+    assert replay(tmp_path / "a", state)[0] == 0
+    code, out, err = replay(one_byte_changed(tmp_path / "b"), state)
     assert (code, out) == (1, "")
     assert "the bytes (sha256) of the first 3 shards are not those of the state" in err
     assert err.count("\n") == 1
@@ -157,9 +157,7 @@ def test_replay_refuses_the_state_of_another_corpus(tmp_path, replay):
 def test_replay_refuses_logs_of_another_corpus_with_any_state(tmp_path, replay):
     write_log(pipeline(write(tmp_path / "a")), tmp_path / "logs")
     other = one_byte_changed(tmp_path / "b")
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(stopped_at(pipeline(other), 0)))
-    code, out, err = replay(other, "--state", state, "--check", tmp_path / "logs")
+    code, out, err = replay(other, stopped_at(pipeline(other), 0))
     assert (code, out) == (1, "")
     assert "the dataset is not the one of these logs: names and sample counts are the same" in err
 
@@ -167,9 +165,7 @@ def test_replay_refuses_logs_of_another_corpus_with_any_state(tmp_path, replay):
 def test_replay_checks_logs_that_were_written_before_there_were_checksums(tmp_path, replay):
     corpus = write_corpus(tmp_path / "a", COUNTS)
     write_log(pipeline(corpus), tmp_path / "logs")
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(stopped_at(pipeline(write_checksums(corpus)), 3)))
-    assert replay(corpus, "--state", state, "--check", tmp_path / "logs")[0] == 0
+    assert replay(corpus, stopped_at(pipeline(write_checksums(corpus)), 3))[0] == 0
 
 
 def test_logs_with_something_else_for_an_order_are_refused_in_one_line(tmp_path, replay):
@@ -177,12 +173,10 @@ def test_logs_with_something_else_for_an_order_are_refused_in_one_line(tmp_path,
     write_log(pipeline(corpus), tmp_path / "logs")
     path = tmp_path / "logs" / "metrics-rank0.jsonl"
     line = json.loads(path.read_text())
-    state = tmp_path / "state.json"
-    state.write_text(json.dumps(stopped_at(pipeline(corpus), 3)))
     for order in ([1], {"sources": 5}, {"sources": [1]}):
         line["lineage"][0]["order"] = order
         path.write_text(json.dumps(line) + "\n")
-        code, _, err = replay(corpus, "--state", state, "--check", tmp_path / "logs")
+        code, _, err = replay(corpus, stopped_at(pipeline(corpus), 3))
         assert (code, err.count("\n")) == (2, 1)
         assert "not an order in these logs" in err
 

@@ -85,7 +85,7 @@ def script(tmp_path: Path) -> str:
     return str(folder / "script.py")
 
 
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
+@pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_script_run_no_module_of_the_current_folder(tmp_path, planted, context):
     text = run(planted, script(tmp_path), str(planted), context)
     in_worker, in_parent, num_preloaded = json.loads(text)

@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import ast
 import importlib
-import inspect
 import re
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
 from dataclasses import fields, is_dataclass
-from functools import cached_property
 from pathlib import Path
 
 import pytest
 
 import mmstream as mm
-from tests.helpers.paths import DATA, ROOT
+from tests.helpers.paths import ROOT
 
 ERRORS = [
     "ConfigError",
@@ -32,79 +29,16 @@ ERRORS = [
 ]
 
 
-def signature_text(function: Callable[..., object]) -> str:
-    """Return the parameters of a function and their defaults.
-
-    Types are left out: `tests/typing_api.py` holds them.
-    """
-    signature = inspect.signature(function)
-    parameters = [
-        parameter.replace(
-            annotation=parameter.empty,
-            default=Words(parameter.default.__qualname__)
-            if inspect.isfunction(parameter.default)
-            else parameter.default,
-        )
-        for parameter in signature.parameters.values()
-        if parameter.name not in ("self", "cls")
-    ]
-    return str(signature.replace(parameters=parameters, return_annotation=signature.empty))
-
-
-class Words(str):
-    """A string whose repr is itself."""
-
-    __slots__ = ()
-
-    def __repr__(self) -> str:
-        return str(self)
-
-
-def class_lines(name: str, kind: type) -> Iterator[str]:
-    """Return a line for the class, and one for each of its own public methods and properties."""
-    if issubclass(kind, Exception):
-        yield f"{name} is a {', '.join(base.__name__ for base in kind.__bases__)}"
-        return
-    yield name + signature_text(kind)
-    for member, value in sorted(vars(kind).items()):
-        if member.startswith("_"):
-            continue
-        if isinstance(value, classmethod | staticmethod):
-            value = value.__func__
-        if isinstance(value, property | cached_property):
-            yield f"{name}.{member}"
-        elif inspect.isfunction(value) and value.__qualname__.startswith(kind.__name__):
-            yield f"{name}.{member}{signature_text(value)}"
-
-
-def public_api() -> list[str]:
-    """Return a line for each public name, with its parameters and defaults."""
-    lines: list[str] = []
-    for name in sorted(mm.__all__):
-        value = getattr(mm, name)
-        if isinstance(value, type):
-            lines += class_lines(name, value)
-        else:
-            lines.append(name + signature_text(value))
-    return lines
-
-
-def test_names_parameters_and_defaults_are_those_written_down():
-    """A change that is meant: ``python -m tests.test_public_api > tests/data/public_api.txt``."""
-    assert public_api() == (DATA / "public_api.txt").read_text().splitlines()
-
-
-def test_all_is_sorted_and_every_name_of_it_can_be_used():
-    assert list(mm.__all__) == sorted(set(mm.__all__))
-    for name in mm.__all__:
-        assert callable(getattr(mm, name)) or name[0] == "_"
-        assert name in dir(mm)
-
-
-def test_star_import_brings_what_all_says():
+def test_every_name_can_be_used_is_documented_and_public_where_it_lives():
     names: dict[str, object] = {}
     exec("from mmstream import *", names)
-    assert set(mm.__all__) == set(names) - {"__builtins__"}
+    assert mm.__all__ == sorted(names.keys() - {"__builtins__"})
+    homes = {name: module for module, names in mm._NAMES_OF.items() for name in names}
+    for name in mm.__all__:
+        assert name in dir(mm)
+        assert getattr(mm, name).__doc__, name
+        home = importlib.import_module(f"mmstream.{homes[name]}")
+        assert name in vars(home)
 
 
 def test_a_name_that_is_not_there_is_an_attribute_error():
@@ -130,22 +64,17 @@ def test_what_type_checkers_see_is_what_is_imported():
     assert seen == homes
 
 
-@pytest.mark.parametrize("name", sorted(mm.__all__))
-def test_every_name_is_documented_and_public_where_it_lives(name):
-    value = getattr(mm, name)
-    assert value.__doc__
-    home = next(module for module, names in mm._NAMES_OF.items() if name in names)
-    assert name in importlib.import_module(f"mmstream.{home}").__all__
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in sorted(mm.__all__) if is_dataclass(getattr(mm, name))]
-)
-def test_help_explains_each_setting(name):
-    kind = getattr(mm, name)
+def settings_without_help(kind: type) -> list[str]:
     text = "\n".join(base.__doc__ or "" for base in kind.__mro__)
     settings = [field.name for field in fields(kind) if field.init]
-    assert [word for word in settings if not re.search(rf"^ +{word}: \S", text, re.M)] == []
+    return [word for word in settings if not re.search(rf"^ +{word}: \S", text, re.M)]
+
+
+def test_help_explains_each_setting():
+    kinds = [kind for name in mm.__all__ if is_dataclass(kind := getattr(mm, name))]
+    assert {kind.__name__: settings_without_help(kind) for kind in kinds} == {
+        kind.__name__: [] for kind in kinds
+    }
 
 
 def test_the_modules_do_not_hide_the_functions_of_nearly_the_same_name():
@@ -229,7 +158,3 @@ def test_a_wrong_use_of_the_public_surface_does_not_type_check(tmp_path):
     errors = "\n".join(type_errors(wrong))
     for line in (2, 3, 4):
         assert f"wrong.py:{line}: error" in errors
-
-
-if __name__ == "__main__":
-    print("\n".join(public_api()))  # noqa: T201

@@ -52,3 +52,11 @@ def test_a_sample_that_cannot_be_read_is_raised(tmp_path):
     pipeline = make_pipeline(corpus, global_batch_size=4)
     with pytest.raises(SampleError, match=r"damaged|twice"):
         list(pipeline.as_webdataset())
+
+
+@pytest.mark.parametrize("splitter", [wds.split_by_node, wds.split_by_worker])
+def test_a_stage_that_would_split_the_samples_again_is_refused(corpus, splitter):
+    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=8)
+    stages = wds.DataPipeline(pipeline.as_webdataset(), wds.shuffle(10), splitter, list)
+    with pytest.raises(mm.ConfigError, match=f"wds.{splitter.__name__} behind it would split"):
+        next(iter(stages))

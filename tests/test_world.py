@@ -4,6 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from mmstream import world
 from mmstream.errors import ConfigError
 from mmstream.world import World, resolve_world, rows_of_rank
 
@@ -44,3 +45,28 @@ def test_rank_and_world_size_of_the_environment_must_both_be_set(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     assert resolve_world(None) == World(1, 2)
     assert resolve_world(World(0, 4)) == World(0, 4)
+
+
+@pytest.mark.parametrize(
+    ("tasks", "warned"),
+    [
+        ({"SLURM_PROCID": "1", "SLURM_NTASKS": "4"}, "WORLD_SIZE=$SLURM_NTASKS"),
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "4"}, "RANK=$SLURM_PROCID"),
+        ({"SLURM_PROCID": "0", "SLURM_NTASKS": "4"}, ""),  # a batch script runs once
+        ({"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "1"}, ""),
+        ({"OMPI_COMM_WORLD_RANK": "0", "OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2"}, "RANK=$PMI_RANK"),
+        ({"PMI_RANK": "1", "PMI_SIZE": "2", "RANK": "1", "WORLD_SIZE": "2"}, ""),
+    ],
+)
+def test_tasks_of_srun_and_mpirun_without_a_rank_are_warned_of_once(
+    monkeypatch, caplog, tasks, warned
+):
+    world._warn_of_tasks_without_rank.cache_clear()
+    for name in ("RANK", "WORLD_SIZE", *(n for pair in world._TASKS.items() for n in pair)):
+        monkeypatch.delenv(name, raising=False)
+    for name, value in tasks.items():
+        monkeypatch.setenv(name, value)
+    for _ in range(2):
+        resolve_world(None)
+    assert [warned in record.message for record in caplog.records] == [True] * bool(warned)

@@ -29,18 +29,34 @@ def to_device(dataset: mm.Dataset, *arguments: Any, **settings: Any) -> object:
 
 
 CALLS: dict[str, Callable[[Any], object]] = {
-    "open_dataset: got int: pass a folder, a URL": lambda _: mm.open_dataset(3),  # type: ignore[arg-type]
-    "open_dataset: got list: pass a folder, a URL": lambda _: mm.open_dataset([None]),  # type: ignore[list-item]
-    "open_dataset: got Dataset: pass": lambda dataset: mm.open_dataset(dataset),
+    "source=3: pass a folder, a URL": lambda _: mm.open_dataset(3),  # type: ignore[arg-type]
+    r"source=\[None\]: pass a folder, a URL": lambda _: mm.open_dataset([None]),  # type: ignore[list-item]
+    "source=<Dataset .*>: pass a folder": lambda dataset: mm.open_dataset(dataset),
     "no-such-store://: .*; give a local folder, or a URL of s3": lambda _: mm.open_dataset(
         "no-such-store://a/b"
     ),
-    "statistics: got 'corpus/': pass mm.open_dataset": lambda _: mm.statistics("corpus/"),  # type: ignore[arg-type]
-    "bad_samples: got 'mask': pass mm.BadSamplePolicy": lambda dataset: pipeline(
+    r"dataset='corpus/': give mm.open_dataset\(...\)": lambda _: mm.statistics("corpus/"),  # type: ignore[arg-type]
+    "bad_samples='mask': pass mm.BadSamplePolicy": lambda dataset: pipeline(
         dataset, bad_samples="mask"
     ),
     "Pipeline has no batch_size=: write global_batch_size=": lambda dataset: pipeline(
         dataset, batch_size=2
+    ),
+    "ImageDecoder has no device=: the CPU decodes; leave it out, and": lambda _: mm.ImageDecoder(
+        device="cuda"  # type: ignore[call-arg]
+    ),
+    "VideoDecoder has no device=: the CPU decodes; leave it out, and": lambda _: mm.VideoDecoder(
+        device="cuda"  # type: ignore[call-arg]
+    ),
+    "to_device has no decode_jpegs=: the loader's workers decode": lambda dataset: to_device(
+        dataset,
+        "cpu",
+        decode_jpegs=len,  # type: ignore[call-arg]
+    ),
+    "to_device has no decode_clip=: the loader's workers decode": lambda dataset: to_device(
+        dataset,
+        "cpu",
+        decode_clip=len,  # type: ignore[call-arg]
     ),
     "Decode has no images=: write image=mm.ImageDecoder": lambda _: mm.Decode(images=224),  # type: ignore[call-arg]
     r"convert has no format=: write reading=mm.RowReading\(format=": lambda _: mm.convert(
@@ -53,7 +69,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
         "corpus/",
         check=True,  # type: ignore[call-arg]
     ),
-    r"convert\(reading=\): got str: pass mm.RowReading": lambda _: mm.convert(
+    r"reading='llava': pass mm.RowReading": lambda _: mm.convert(
         "rows.jsonl",
         "corpus/",
         reading="llava",  # type: ignore[arg-type]
@@ -61,37 +77,53 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "tokenizer: str is not a fast tokenizer .*; pass what AutoTokenizer": lambda _: mm.TextDecoder(
         "gpt2"
     ),
-    "no device 'gpu': give": lambda dataset: to_device(dataset, "gpu"),
-    "dtype must be floating, such as torch.bfloat16, not bf16": lambda dataset: to_device(
+    "device='gpu': give": lambda dataset: to_device(dataset, "gpu"),
+    "dtype='bf16': give a floating type, such as torch.bfloat16": lambda dataset: to_device(
         dataset, "cpu", dtype="bf16"
     ),
-    "dtype must be floating, such as torch.bfloat16, not torch.int8": lambda dataset: to_device(
+    "dtype=torch.int8: give a floating type, such as torch.bfloat16": lambda dataset: to_device(
         dataset, "cpu", dtype=torch.int8
     ),
-    "num_workers='2': give a number, not text": lambda dataset: mm.Loader(
+    "num_workers='2': give a whole number from 0 up": lambda dataset: mm.Loader(
         pipeline(dataset),
         num_workers="2",  # type: ignore[arg-type]
     ),
-    "num_samples='2': give a number, not text": lambda dataset: pipeline(dataset).take("2"),  # type: ignore[arg-type]
-    "rank='0': give a number, not text": lambda _: mm.World("0", 2),  # type: ignore[arg-type]
-    "samples_per_shard='9': give a number, not text": lambda _: mm.convert(
+    "num_samples='2': give a whole number from 0 up": lambda dataset: pipeline(dataset).take("2"),  # type: ignore[arg-type]
+    "rank='0': give a whole number from 0 up": lambda _: mm.World("0", 2),  # type: ignore[arg-type]
+    "samples_per_shard='9': give a whole number from 1 up": lambda _: mm.convert(
         [],
         "corpus/",
         samples_per_shard="9",  # type: ignore[arg-type]
     ),
-    "max_fraction='1%': give a number, not text": lambda _: mm.BadSamplePolicy(
+    "max_fraction='1%': give a number from 0 to 1": lambda _: mm.BadSamplePolicy(
         max_fraction="1%"  # type: ignore[arg-type]
     ),
-    "collate: None is not a function": lambda dataset: pipeline(dataset, collate=None),
+    "global_batch_size=True: give a whole number from 1 up": lambda dataset: pipeline(
+        dataset, global_batch_size=True
+    ),
+    "num_workers=True: give a whole number from 0 up": lambda dataset: mm.Loader(
+        pipeline(dataset), num_workers=True
+    ),
+    r"grid=\(True, 1\): give \(a whole number from 1 up, a whole": lambda dataset: pipeline(
+        dataset, grid=(True, 1)
+    ),
+    "splits={'train': True}: give {name: fraction}": lambda _: mm.Splitting({"train": True}),
+    "splits={'val': '0.1'}: give {name: fraction}": lambda _: mm.Splitting(
+        {"val": "0.1"}  # type: ignore[dict-item]
+    ),
+    "flip=True: give a probability, such as flip=0.5": lambda _: mm.ImageDecoder(
+        size=32, flip=True
+    ),
+    'scale=.*: goes with crop="random" only': lambda _: mm.ImageDecoder(size=32, scale=(0.5, 1.0)),
+    "collate=None: pass a function": lambda dataset: pipeline(dataset, collate=None),
     "shuffle='no': give True or False": lambda dataset: pipeline(dataset, shuffle="no"),
     r"Decode\(image=\): got .*: write image=mm.ImageDecoder\(size=224": lambda _: mm.Decode(
         image=mm.ImageDecoder  # type: ignore[arg-type]
     ),
-    "normalize: got tuple: pass mm.Normalize": lambda dataset: to_device(
+    r"normalize=\(0.5, 0.5\): pass mm.Normalize": lambda dataset: to_device(
         dataset, "cpu", normalize=(0.5, 0.5)
     ),
-    "bench: got str; pass an mm.Pipeline": lambda _: mm.bench("corpus/"),  # type: ignore[arg-type]
-    r"convert\(row=\): 'f' is not a function": lambda _: mm.convert(
+    r"row='f': give a function": lambda _: mm.convert(
         [],
         "corpus/",
         row="f",  # type: ignore[arg-type]

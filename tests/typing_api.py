@@ -48,17 +48,6 @@ def look(folder: Path) -> None:
         assert_type(sample, dict[str, Any])
 
 
-def pixels(shape: mm.ImageShape) -> int:
-    return shape.height * shape.width * shape.num_tiles
-
-
-def pictures_of_every_size(tokenizer: Any) -> None:
-    image = mm.ImageDecoder(resize="max_pixels", multiple_of=28)
-    for length in (256, mm.qwen_vl_length(), mm.internvl_length(), pixels):
-        mm.Decode(image=image, text=mm.TextDecoder(tokenizer, image_length=length))
-    assert_type(image.prepared_shape(b""), mm.ImageShape | None)
-
-
 def recordings(data: bytes, processor: Any) -> None:
     features = mm.WhisperFeatures(num_mels=128, padding="max")
     assert_type(mm.AudioDecoder.from_processor(processor), mm.AudioDecoder)
@@ -69,31 +58,6 @@ def recordings(data: bytes, processor: Any) -> None:
     samples = mm.AudioDecoder(sample_rate=None, channels=None, dtype="int16", span=(0.0, 1.5))
     samples(data, span=(0, 1))
     assert_type(features(torch.zeros(2, 16_000), torch.tensor([9, 16_000])), torch.Tensor)
-
-
-def size_of(data: bytes) -> int:
-    return len(data)
-
-
-def by_field(tokenizer: Any) -> None:
-    decode = mm.Decode(
-        {
-            "jpg;png": mm.ImageDecoder(size=224, crop="random"),
-            "mask.png": mm.ImageDecoder(mask=True, interpolation="nearest"),
-            "boxes": mm.Boxes("json.boxes", format="xywh", to_units="0-1000"),
-            "points": mm.Points("json.points"),
-            "events": mm.Times("json.segments", follows="clip.mp4", origin="file"),
-            "clip.mp4": mm.VideoDecoder(clip_s=4.0),
-            "cls": int,
-            "npy": ...,
-            "raw": size_of,
-            "caption.txt": mm.TextDecoder(tokenizer),
-        },
-        same_geometry=("jpg", "mask.png", "boxes", "points"),
-    )
-    mm.Decode({"jpg": ..., "a.png": ...}, same_geometry=(("jpg",), ("a.png",)))
-    mm.TextDecoder(tokenizer, field=lambda sample: str(sample["json"]["caption"]))
-    mm.Pipeline(mm.open_dataset("corpus"), global_batch_size=8, decode=decode, before=(transform,))
 
 
 def stream(tokenizer: Any, world: mm.World | None) -> None:
@@ -147,10 +111,6 @@ def plan() -> None:
     shard: np.ndarray[Any, np.dtype[np.int64]] = refs.shard
     assert len(shard) == len(refs.index) == len(refs.valid)
     mm.World(rank=0, world_size=2)
-
-
-def draw(sample: dict[str, Any]) -> float:
-    return float(mm.sample_rng(sample).random())
 
 
 def errors() -> None:

@@ -10,8 +10,9 @@ server and its data are removed, and the exit code is that of the command. In Py
     with s3_server() as server:
         os.environ.update(server.env)
 
-A second process of this file watches the server and holds one end of a pipe. If the process that
-started it dies, also by kill -9, the pipe breaks, and the watcher removes the server and its data.
+A second process of this file watches the server. If the process that started it dies, also by
+kill -9, the watcher removes the server and its data. If the server dies, the watcher starts it
+again with its data, and a warning says so.
 """
 
 from __future__ import annotations
@@ -19,14 +20,15 @@ from __future__ import annotations
 import os
 import random
 import secrets
-import select
 import shutil
 import signal
 import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
+import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -38,6 +40,8 @@ REGION = "us-east-1"
 START_TIMEOUT_S = 40.0
 NUM_STARTS = 3
 """Another program may take a port before the server does. Then other ports are tried."""
+MAX_RESTARTS = 3
+RESTARTED = "SeaweedFS ended by itself and was started again"
 
 PORTS = range(12_000, 22_000)
 """The server also uses each port + 10,000. Both are below Linux's range of client ports."""
@@ -101,6 +105,10 @@ def s3_server() -> Iterator[Server]:
             problem = _wait_until_ready(server, watcher)
             if problem is None:
                 yield server
+                before, *rest = _text(log).split(RESTARTED)
+                if rest:
+                    why = before[-4000:] + RESTARTED + rest[0][:40]
+                    warnings.warn(f"{RESTARTED}; its log:\n{why}", stacklevel=3)
                 return
             if attempt == NUM_STARTS or watcher.poll() is None:
                 raise RuntimeError(f"SeaweedFS {problem}; the end of its log:\n{_tail(log)}")
@@ -118,8 +126,8 @@ def _running(
     """Run the watcher and its server, in a new session so that Ctrl-C does not reach them."""
     folder = tempfile.mkdtemp(prefix="mmstream-s3-")
     watcher = subprocess.Popen(
-        [sys.executable, __file__, "--watch", weed, folder, *map(str, ports)],
-        stdin=subprocess.PIPE,
+        [sys.executable, __file__, "--watch", str(os.getpid()), weed, folder, *map(str, ports)],
+        stdin=subprocess.DEVNULL,
         stdout=log,
         stderr=log,
         cwd=folder,
@@ -129,13 +137,14 @@ def _running(
     try:
         yield watcher
     finally:
-        with suppress(BrokenPipeError):  # closing is not enough: forked processes hold the pipe
-            watcher.communicate(b"x")
+        watcher.terminate()
         watcher.wait()
 
 
-def _watch(weed: str, folder: str, *ports: str) -> int:
-    """Run the server until it ends, or until standard input has data or breaks."""
+def _watch(parent: str, weed: str, folder: str, *ports: str) -> int:
+    """Run the server until its parent ends or sends SIGTERM."""
+    is_told = threading.Event()
+    signal.signal(signal.SIGTERM, lambda _number, _frame: is_told.set())
     s3, master, volume, filer, admin = ports
     arguments = [
         f"-dir={folder}",
@@ -154,12 +163,18 @@ def _watch(weed: str, folder: str, *ports: str) -> int:
         "-admin.ui=false",
         "-master.telemetry=false",  # on by default
     ]
-    server = subprocess.Popen([weed, "-logtostderr", "mini", *arguments], stdin=subprocess.DEVNULL)
+    command = [weed, "-logtostderr", "mini", *arguments]
+    server, num_restarts = subprocess.Popen(command, stdin=subprocess.DEVNULL), 0
     try:
-        while server.poll() is None:
-            if select.select([sys.stdin], [], [], 0.3)[0]:
-                return 0
-        return 1
+        while os.getppid() == int(parent) and not is_told.is_set():
+            with suppress(subprocess.TimeoutExpired):
+                code = server.wait(0.3)
+                if num_restarts == MAX_RESTARTS:
+                    return 1
+                num_restarts += 1
+                print(f"{RESTARTED} (exit code {code})", file=sys.stderr, flush=True)
+                server = subprocess.Popen(command, stdin=subprocess.DEVNULL)
+        return 0
     finally:
         server.kill()  # SIGTERM takes up to 10 s
         server.wait()
@@ -209,8 +224,12 @@ def _wait_until_ready(server: Server, watcher: subprocess.Popen[bytes]) -> str |
 
 def _tail(log: BinaryIO) -> str:
     """Return the last 20 lines of a log."""
+    return "\n".join(_text(log).splitlines()[-20:])
+
+
+def _text(log: BinaryIO) -> str:
     log.seek(0)
-    return "\n".join(log.read().decode(errors="replace").splitlines()[-20:])
+    return log.read().decode(errors="replace")
 
 
 def _free_ports(count: int) -> list[int]:

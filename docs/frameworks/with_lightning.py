@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from shared import PROCESSOR, make_model, make_optimizer, make_pipeline
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
+from mmstream.integrations import LightningLoaderState, model_inputs
 
 
 class Captions(lightning.LightningModule):
@@ -36,7 +36,8 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         max_epochs=2,
         use_distributed_sampler=False,  # the loader finds its rank
         callbacks=[
-            ModelCheckpoint(out, filename="{step:08d}", every_n_train_steps=2, save_top_k=-1)
+            LightningLoaderState(),
+            ModelCheckpoint(out, filename="{step:08d}", every_n_train_steps=2, save_top_k=-1),
         ],
         accelerator="cpu",
         devices=int(os.environ.get("LOCAL_WORLD_SIZE", 1)),

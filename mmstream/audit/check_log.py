@@ -24,8 +24,6 @@ from mmstream.packing.order import PackOrder
 from mmstream.state import STATE_VERSION, order_of_state
 from mmstream.types import IntArray
 
-__all__ = ["Check", "check_logs", "orders_logged", "steps_logged"]
-
 MAX_FAULTS = 10
 """Steps that are told in words."""
 

@@ -22,8 +22,6 @@ from mmstream.audit.training_log import (
 )
 from mmstream.order import Order
 
-__all__ = ["History", "MetricsLines", "Proof", "prove", "read_history"]
-
 MetricsLines: TypeAlias = dict[StepId, dict[str, Any]]
 
 

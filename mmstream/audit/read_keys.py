@@ -9,8 +9,6 @@ from mmstream.dataset import keys
 from mmstream.dataset.source import ShardSource
 from mmstream.types import SampleRef
 
-__all__ = ["read_keys"]
-
 
 def read_keys(source: ShardSource, refs: Sequence[SampleRef]) -> list[str | None]:
     """Return the keys of samples, from their first tar headers alone.

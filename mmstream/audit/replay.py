@@ -17,8 +17,6 @@ from mmstream.audit.read_keys import read_keys
 from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
 
-__all__ = ["PlannedRow", "replay"]
-
 
 class PlannedRow(NamedTuple):
     """One row of a step, as the order says."""

@@ -26,16 +26,6 @@ from mmstream.errors import ConfigError, escaped
 from mmstream.reading.step import BatchLineage
 from mmstream.types import IntArray, SampleRef
 
-__all__ = [
-    "UNFILLED",
-    "LoggedRows",
-    "SampleLog",
-    "StepId",
-    "log_files",
-    "read_lineage",
-    "read_lines",
-]
-
 StepId: TypeAlias = tuple[int, int]
 """(epoch, step)."""
 

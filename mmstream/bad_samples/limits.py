@@ -12,11 +12,18 @@ from pathlib import Path
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import FILTERED, TOO_LONG, BadSample, append_records
 from mmstream.bad_samples.stats import MAX_DAMAGED, Stats
-from mmstream.errors import BadSampleLimitError, ChecksumError, DecodeError
-
-__all__ = ["count_samples"]
+from mmstream.errors import (
+    BadSampleLimitError,
+    ChecksumError,
+    DecodeError,
+    ShardError,
+    escaped,
+)
 
 logger = logging.getLogger(__name__)
+
+_MAY_BE_DAMAGED = {kind.__name__ for kind in (ChecksumError, DecodeError, ShardError)}
+"""Kinds of bad samples whose bytes may be the reason, and not a function of the user."""
 
 MAX_WARNINGS = 10
 """Bad samples that are logged as warnings; later ones go to the quarantine file only."""
@@ -32,6 +39,7 @@ def count_samples(
     start: int,
     rank: int,
     numbers: Sequence[int] | None = None,
+    urls: Sequence[str] = (),
 ) -> None:
     """Count the planned samples of a batch, write its records, and apply the limits.
 
@@ -47,32 +55,35 @@ def count_samples(
         rank: names the quarantine file.
         numbers: of the record's samples among the planned ones, where rows are packs. None: they
             are the rows of the records, from `start` on.
+        urls: of the dataset of each planned sample, for the log. Empty: it does not say them.
 
     Raises:
         BadSampleLimitError: a limit is exceeded. Rows are counted and records written before.
-        DecodeError: the GPU refused a sample, and the policy is to raise.
     """
     bad = [record for record in records if record.kind != FILTERED]
-    if bad and policy.action == "raise":  # found on the device; workers raise by themselves
-        raise DecodeError(bad[0].reason)
     if numbers is None:
         numbers = [record.row - start for record in records]
     bad_numbers = set(numbers)
     stats.num_samples += sum(
         is_valid or number in bad_numbers for number, is_valid in enumerate(valid)
     )
+    num_logged = stats.num_bad
     stats.num_bad += len(bad)
     stats.num_skipped += len(records) - len(bad)
     stats.bad.update(record.kind for record in records)
-    for number, record in enumerate(bad, start=stats.num_bad - len(bad)):
+    for number, record in zip(numbers, records, strict=True):
+        if record.kind == FILTERED:
+            continue
+        num_logged += 1
         logger.log(
-            logging.WARNING if number < MAX_WARNINGS else logging.DEBUG,
-            "%s: %s (epoch %d step %d row %d)",
+            logging.WARNING if num_logged <= MAX_WARNINGS else logging.DEBUG,
+            "%s: %s (epoch %d step %d row %d%s)",
             record.kind,
             record.reason,
             record.epoch,
             record.step,
             record.row,
+            f" of {escaped(urls[number])}" if urls else "",
         )
     _warn_of_damaged_shards(stats, bad)
     path = None
@@ -90,7 +101,7 @@ def count_samples(
     if limit is not None:
         raise BadSampleLimitError(
             f"{stats.num_bad} of {stats.num_samples} samples are bad ({limit}), "
-            f"by kind: {dict(stats.bad)}; {_advice(path, is_mixture=any(sources))}"
+            f"by kind: {dict(stats.bad)}; {_advice(path, stats)}"
         )
 
 
@@ -112,13 +123,15 @@ def _warn_of_damaged_shards(stats: Stats, bad: Sequence[BadSample]) -> None:
             )
 
 
-def _advice(path: Path | None, *, is_mixture: bool) -> str:
-    if path is None:
-        return "see the log"
-    command = f"mmstream verify URL --quarantine {path}"
-    if is_mixture:
-        return f"see {path}; `{command} --source NAME` leaves them out of new runs"
-    return f"see {path}; `{command}` leaves them out"
+def _advice(path: Path | None, stats: Stats) -> str:
+    """Say what to do. Only damaged bytes are bad for everybody, and so for a bad list."""
+    advice = "where functions, decoders or limits of this run refuse good bytes, mend those"
+    if _MAY_BE_DAMAGED & stats.bad.keys():
+        advice = (
+            "`mmstream verify URL --decode --write-bad` leaves out those whose bytes are damaged; "
+            + advice
+        )
+    return f"see {path or 'the log'}; {advice}"
 
 
 def _exceeded_limit(stats: Stats, policy: BadSamplePolicy) -> str | None:

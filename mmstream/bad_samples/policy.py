@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import require_numbers
-
-__all__ = ["Action", "BadSamplePolicy"]
+from mmstream.wrong_arguments import Fraction, NonNegativeInt, checked
 
 Action: TypeAlias = Literal["substitute", "mask", "raise"]
 
 
+@checked()
 @dataclass(frozen=True)
 class BadSamplePolicy:
     """How bad samples are handled, and how many a run tolerates before it stops.
@@ -52,30 +50,10 @@ class BadSamplePolicy:
     """
 
     action: Action = "substitute"
-    max_fraction: float = 0.01
-    min_samples: int = 1000
-    max_consecutive: int = 100
-    max_length_error_fraction: float = 0.001
-    max_samples: int | None = None
+    max_fraction: Fraction = 0.01
+    min_samples: NonNegativeInt = 1000
+    max_consecutive: NonNegativeInt = 100
+    max_length_error_fraction: Fraction = 0.001
+    max_samples: NonNegativeInt | None = None
     shards: bool = False
     quarantine: str | None = "."
-
-    def __post_init__(self) -> None:
-        if self.action not in get_args(Action):
-            raise ConfigError(f"action {self.action!r}: substitute, mask or raise")
-        require_numbers(
-            max_fraction=self.max_fraction,
-            min_samples=self.min_samples,
-            max_consecutive=self.max_consecutive,
-            max_samples=self.max_samples,
-            max_length_error_fraction=self.max_length_error_fraction,
-        )
-        if not 0 <= self.max_fraction <= 1:
-            raise ConfigError(f"max_fraction {self.max_fraction}: must lie between 0 and 1")
-        if not 0 <= self.max_length_error_fraction <= 1:
-            raise ConfigError(
-                f"max_length_error_fraction {self.max_length_error_fraction}: must lie between "
-                "0 and 1"
-            )
-        if min(self.min_samples, self.max_consecutive, self.max_samples or 0) < 0:
-            raise ConfigError("min_samples, max_consecutive and max_samples: must be 0 or more")

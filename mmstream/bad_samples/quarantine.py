@@ -16,20 +16,10 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
+from mmstream.dataset.addresses import shard_stamp, stamps_agree
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, where
 from mmstream.types import IntArray
-
-__all__ = [
-    "FILTERED",
-    "KINDS",
-    "TOO_LONG",
-    "BadSample",
-    "append_records",
-    "quarantined_refs",
-    "shard_stamp",
-]
 
 FILTERED = "SkipSample"
 """The kind of samples that a user's filter leaves out."""
@@ -80,11 +70,6 @@ class _Line(msgspec.Struct):
     stamp: str | None = None
 
 
-def shard_stamp(info: ShardInfo) -> str:
-    """Return what tells a shard from one of the same name in another dataset."""
-    return f"{info.num_samples}-{info.num_bytes}-{(info.sha256 or '')[:16]}"
-
-
 def append_records(path: Path, records: Sequence[BadSample]) -> None:
     """Append records to a quarantine file; its folder is made where it is missing.
 
@@ -103,7 +88,7 @@ def append_records(path: Path, records: Sequence[BadSample]) -> None:
 
 
 def _line_of(record: BadSample) -> dict[str, Any]:
-    """Return the fields of a line. Without packs they are those of earlier versions."""
+    """Return the fields of a line."""
     line = asdict(record)
     if record.document is None:
         del line["document"]
@@ -152,7 +137,7 @@ def quarantined_refs(
                     "mixture say which source this is)"
                 )
             stamp = shard_stamp(dataset.manifest.shards[shard])
-            if record.stamp is not None and not _stamps_agree(record.stamp, stamp):
+            if record.stamp is not None and not stamps_agree(record.stamp, stamp):
                 raise ConfigError(
                     f"{path}:{line_number}: belongs to another dataset: its {record.shard} is not "
                     f"the one of {dataset!r} (samples-bytes-checksum {record.stamp}, here {stamp})"
@@ -179,11 +164,3 @@ def _read_records(path: str | os.PathLike[str]) -> Iterator[tuple[int, _Line]]:
             yield number, msgspec.json.decode(line, type=_Line)
         except (msgspec.MsgspecError, UnicodeError) as error:
             raise ConfigError(f"{path}:{number}: not a quarantine record: {error}") from None
-
-
-def _stamps_agree(stamp: str, other: str) -> bool:
-    """Tell whether two stamps can be of one shard; an unknown checksum agrees with any."""
-    (*counts, checksum), (*other_counts, other_checksum) = stamp.split("-"), other.split("-")
-    return counts == other_counts and (
-        checksum == other_checksum or not (checksum and other_checksum)
-    )

@@ -11,8 +11,6 @@ from dataclasses import dataclass, field, fields
 
 from mmstream.storage.transfer_counts import TransferCounts
 
-__all__ = ["MAX_DAMAGED", "Stats"]
-
 MAX_DAMAGED = 3
 """So many samples of one shard that do not fit their checksums are more than a chance: a warning
 names the shard."""
@@ -41,10 +39,6 @@ class Stats:
     num_dropped_parts: int = 0
     """Parts of delivered conversations that their texts lack, with ``undecoded_parts="drop"`` or
     "keep"."""
-    num_gpu_videos: int = 0
-    """Videos that the GPU has decoded, with ``VideoDecoder(device="cuda")``."""
-    cpu_videos: Counter[str] = field(default_factory=Counter)
-    """Videos that the CPU has decoded in its place, by reason."""
     num_longer: int = 0
     """Samples of packs that have more tokens than were measured. Those that did not fit count as
     bad, too."""
@@ -73,7 +67,7 @@ class Stats:
     """Samples and indexes that came with bytes unlike their checksums. Each was read again, and
     each of its reads counts."""
     transfers: TransferCounts = field(default_factory=TransferCounts)
-    """What the reader process of a rank has counted on remote storage: requests, retries, hedges,
+    """What the reader process of a rank has counted on remote storage: requests, retries,
     stalls and more."""
     wait_s: float = 0.0
     """Seconds that the consumer has waited for batches."""

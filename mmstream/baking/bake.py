@@ -38,7 +38,6 @@ from mmstream.baking.shard import (
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import Manifest
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.stored import (
     MAX_PADDED_LENGTH,
@@ -52,9 +51,7 @@ from mmstream.pipeline import Pipeline, collate_settings
 from mmstream.process_pool import run_in_processes
 from mmstream.storage import Store
 from mmstream.storage.write_lock import write_lock
-from mmstream.wrong_arguments import require_numbers
-
-__all__ = ["bake", "bake_into", "baker_of"]
+from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked, shown
 
 logger = logging.getLogger(__name__)
 
@@ -62,15 +59,16 @@ TRIED_SAMPLES = 16
 """Samples that tell how large the result will be."""
 
 
+@checked()
 def bake(
     pipeline: Pipeline,
     dest: str | os.PathLike[str],
     *,
     batch_function: BatchFunction | None = None,
-    batch_size: int = 64,
+    batch_size: PositiveInt = 64,
     device: str = "cpu",
-    epoch_of_draws: int | None = None,
-    num_workers: int = 1,
+    epoch_of_draws: NonNegativeInt | None = None,
+    num_workers: NonNegativeInt = 1,
     progress: bool = True,
 ) -> BakeReport:
     """Write what a pipeline makes of its dataset, as a dataset that is decoded once and for all.
@@ -129,7 +127,6 @@ def bake(
         ... ]
         True
     """
-    require_numbers(num_workers=num_workers)
     baker = baker_of(pipeline, batch_function, batch_size, device, epoch_of_draws)
     command = "mm.bake(pipeline, dest) with the same pipeline"
     return bake_into(baker, os.fspath(dest), num_workers, progress, command)
@@ -143,19 +140,12 @@ def baker_of(
     epoch_of_draws: int | None = None,
 ) -> Baker:
     """Return what makes the samples of a baked dataset. Reads nothing; raises as `bake`."""
-    require_numbers(batch_size=batch_size, epoch_of_draws=epoch_of_draws)
-    if not isinstance(pipeline, Pipeline):
-        raise ConfigError(f"bake: got {type(pipeline).__name__}; pass an mm.Pipeline")
     if not isinstance(pipeline.dataset, Dataset):
         raise ConfigError("bake: a mixture is several datasets; bake each of them, and mix these")
-    if batch_size < 1:
-        raise ConfigError(f"batch_size={batch_size}: give a number from 1 up")
-    if epoch_of_draws is not None and epoch_of_draws < 0:
-        raise ConfigError(f"epoch_of_draws={epoch_of_draws}: give a number from 0 up")
     try:
         torch.device(device)
     except RuntimeError:
-        raise ConfigError(f"device={device!r}: give cpu, cuda or cuda:1") from None
+        raise ConfigError(f"device={shown(device)}: give cpu, cuda or cuda:1") from None
     if batch_function is not None and device.startswith("cuda") and not torch.cuda.is_available():
         raise ConfigError(f"device={device!r}: torch finds no CUDA device here; give cpu")
     if pipeline.zero_copy:
@@ -168,21 +158,16 @@ def baker_of(
 
 
 def _check_decoders(decode: Decode | None, epoch_of_draws: int | None) -> None:
-    """Refuse decoders of the GPU, random ones unless their draws are kept, and absurd lengths."""
+    """Refuse random decoders unless their draws are kept, and absurd lengths."""
     if decode is None:
         return
-    if isinstance(decode.image, ImageDecoder) and decode.image.device != "cpu":
-        raise ConfigError('bake: pictures are stored decoded: use ImageDecoder(device="cpu")')
     if decode.text is not None and (decode.text.pad_to or 0) > MAX_PADDED_LENGTH:
         raise ConfigError(
             f"bake: texts are padded to max_length={decode.text.max_length}, and a manifest may "
             f'say {MAX_PADDED_LENGTH} at most: lower max_length, or leave out padding="max_length"'
         )
     decoders = {"image": decode.image, **decode.plan.pictures}
-    videos = video_decoders(decode)
-    if any(getattr(decoder, "device", "cpu") != "cpu" for decoder in videos.values()):
-        raise ConfigError('bake: videos are stored decoded: use VideoDecoder(device="cpu")')
-    decoders |= videos
+    decoders |= video_decoders(decode)
     decoders |= audio_decoders(decode)
     for name, decoder in decoders.items():
         if epoch_of_draws is None and getattr(decoder, "is_random", False):

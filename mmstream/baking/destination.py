@@ -20,7 +20,7 @@ import msgspec
 
 from mmstream.baking.fingerprint import FINGERPRINT_NAME, fingerprint_of, first_difference
 from mmstream.baking.shard import ShardReport
-from mmstream.converting.rejects import REPORTS, report_name
+from mmstream.converting.report import REPORTS, report_name
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.checksums import checksums_name
 from mmstream.dataset.dataset import Dataset
@@ -29,6 +29,7 @@ from mmstream.dataset.index import index_name
 from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.json_file import json_lines, read_json
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.readme import README_NAME, write_readme
 from mmstream.decoding.stored import BakedContent
 from mmstream.errors import ConfigError, escaped
 from mmstream.storage import RemoteStore, Store, open_store
@@ -36,8 +37,6 @@ from mmstream.storage.new_file import remove_temporaries
 from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.samples import REFUSED_FIELD
-
-__all__ = ["begin", "finish", "is_finished", "open_destination"]
 
 
 def open_destination(dest: str, source: Dataset) -> Store:
@@ -119,7 +118,7 @@ def _remove_temporary_files(store: Store, dataset: Dataset) -> None:
     names = [
         *(name for shard in shards for name in (shard, index_name(shard), checksums_name(shard))),
         *map(report_name, shards),
-        *(MARKER_NAME, MANIFEST_NAME, FINGERPRINT_NAME, BAD_NAME),
+        *(MARKER_NAME, MANIFEST_NAME, FINGERPRINT_NAME, BAD_NAME, README_NAME),
     ]
     folder = store.local_path("")
     if folder is not None:
@@ -155,6 +154,7 @@ def finish(
     write_bad(Dataset(manifest, store), source.bad)
     part = write_part(store, manifest, 0, len(reports) - 1) if reports else None
     manifest = replace(manifest, index_parts=(part,) if part else ())
+    write_readme(store)
     store.write(MANIFEST_NAME, manifest.to_bytes())
     _clean_up(store)
 

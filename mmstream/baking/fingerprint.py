@@ -7,6 +7,7 @@ finds another one there is refused, with the first difference.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
@@ -17,15 +18,13 @@ import msgspec
 import numpy as np
 import torch
 
-from mmstream.converting.formats.function import source_sha256
+from mmstream.converting.formats.row_format import source_sha256
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import tensor_bytes
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.measuring.settings import core_without_limits
 from mmstream.pipeline import Pipeline
-
-__all__ = ["FINGERPRINT_NAME", "fingerprint_of", "first_difference", "settings_of"]
 
 FINGERPRINT_NAME = "mmstream.bake.json"
 
@@ -230,6 +229,8 @@ def _tokenizer(tokenizer: Any) -> dict[str, Any]:
 
 def _plain_function(value: Any) -> Any:
     """Return the name and the source of a function, or of the class of an object."""
+    if isinstance(value, datetime.date):
+        return value.isoformat()
     owner = value if hasattr(value, "__qualname__") else type(value)
     if owner.__module__.startswith("mmstream."):  # its version is among those of libraries
         described: dict[str, Any] = {"name": _name(owner)}

@@ -16,8 +16,6 @@ from mmstream.decoding.stored import StoredFile
 from mmstream.display.markup import count_text, time_text
 from mmstream.tar.header import BLOCK, padded
 
-__all__ = ["BakeEstimate", "BakeReport", "estimate"]
-
 MAX_REASONS = 5
 """Reasons of bad samples that an estimate shows."""
 

@@ -22,6 +22,7 @@ from mmstream.dataset.shard_samples import shard_samples
 from mmstream.decoding.sample import RowMemory
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
 from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder, one_by_one
+from mmstream.decoding.user_functions import kept_generators, seed_draws
 from mmstream.errors import (
     BUGS,
     ConfigError,
@@ -33,11 +34,10 @@ from mmstream.errors import (
 from mmstream.pipeline import Pipeline
 from mmstream.progress import Progress
 from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.lookup import FixedDraws, SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.tar.samples import REFUSED_FIELD, encode_refusal
-from mmstream.types import Sample, SampleRef
-
-__all__ = ["BakedSample", "Baker", "BatchFunction"]
+from mmstream.types import Sample
 
 BatchFunction: TypeAlias = Callable[[list[Sample], torch.device], list[Sample]]
 """From decoded samples to as many samples, on a device."""
@@ -163,9 +163,10 @@ class Baker:
         refs = [(shard, start + number) for number in range(len(chunk))]
         read = [number for number, (_, index) in enumerate(refs) if index not in is_listed]
         epoch = (self.epoch_of_draws or 0) + shift
-        lookup = _Lookup(self.dataset, self._fetcher, self.pipeline.seed + shift, epoch)
+        # In place of an order.
+        draws: Any = FixedDraws(self.pipeline.seed + shift, epoch, self.dataset.name_of)
         rows = RowDecoder(
-            lookup,  # type: ignore[arg-type]  # substitutes are never asked for
+            SampleLookup(self.dataset, draws, self._fetcher),
             self.pipeline.decode,
             self.pipeline.before,
             self.pipeline.transforms,
@@ -175,12 +176,13 @@ class Baker:
         planned = [refs[number] for number in read]
         lineage = BatchLineage(epoch, shift, 0, planned, [True] * len(read), planned)
         step = RawStep(lineage, [chunk[number] for number in read])
-        prepared = rows.prepare(step, one_by_one)
         decoded = {}
-        for position, number in enumerate(read):
-            document = rows.planned(step, position, prepared[position], RowMemory({}, {}))
-            prepared[position] = None
-            decoded[number] = document
+        with kept_generators():
+            prepared = rows.prepare(step, one_by_one)
+            for position, number in enumerate(read):
+                document = rows.planned(step, position, prepared[position], RowMemory({}, {}))
+                prepared[position] = None
+                decoded[number] = document
         entries = []
         for number, (_, index) in enumerate(refs):
             outcome, document_of = chunk[number], decoded.get(number)
@@ -214,8 +216,8 @@ class Baker:
             if name := _differing_name(entry, other):
                 raise ConfigError(
                     f"{self._where(shard, entry)}{name}: differs from call to call: a function "
-                    "draws from random, numpy or torch, or counts its calls; draw with "
-                    "mm.sample_rng(sample)"
+                    "draws from a generator of its own, or counts its calls; "
+                    "mmstream.audit.check_functions(pipeline) names it and says what to write"
                 )
         if self.epoch_of_draws is not None:
             return
@@ -259,7 +261,9 @@ class Baker:
         address = f"{self.dataset.name_of(shard)}[{entries[0].index}..{entries[-1].index}]"
         num_samples = len(samples)
         try:
-            with torch.no_grad():
+            with torch.no_grad(), kept_generators():
+                epoch = self.epoch_of_draws or 0
+                seed_draws("batch function", self.pipeline.seed, epoch, shard, entries[0].index)
                 results = function(samples, torch.device(self.device))
         except (MMStreamError, *BUGS) as error:
             if not isinstance(error, SampleError):
@@ -290,31 +294,6 @@ _NO_SINGLE = (
     "an error in a batch is of no single sample, so it ends the call; samples that do not fit are "
     "left out before, in transforms="
 )
-
-
-class _Lookup(NamedTuple):
-    """What `RowDecoder` asks about planned samples."""
-
-    dataset: Dataset
-    fetcher: Fetcher
-    seed: int
-    epoch: int
-
-    def stream(self, *_: int) -> tuple[int, int]:
-        """Return the key of the random draws."""
-        return self.seed, self.epoch
-
-    def read_again(self, ref: SampleRef) -> Outcome:
-        """Read one sample once more, past what this machine holds of its shard."""
-        return self.fetcher.fetch([ref], past_caches=True).take(0)
-
-    def forget_index(self, shard: int) -> None:
-        """Read the index of a shard again at its next use."""
-        self.dataset.forget_index(shard)
-
-    def shard_name(self, shard: int) -> str:
-        """Return the name of a shard."""
-        return self.dataset.name_of(shard)
 
 
 def _chunks(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:

@@ -15,8 +15,8 @@ import msgspec
 
 from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.baking.samples import Baker
-from mmstream.converting.hashed_file import HashedFile
-from mmstream.converting.rejects import report_name
+from mmstream.converting.report import report_name
+from mmstream.converting.shard import HashedFile
 from mmstream.dataset.checksums import checksums_name, checksums_size, encode_checksums
 from mmstream.dataset.index import encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
@@ -26,14 +26,6 @@ from mmstream.storage import Store
 from mmstream.storage.side_by_side import sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
-
-__all__ = [
-    "BakeJob",
-    "ShardReport",
-    "begin_worker",
-    "joined_files",
-    "write_shard",
-]
 
 
 class ShardReport(msgspec.Struct, frozen=True):

@@ -7,15 +7,13 @@ None is what `collate` makes: one row per sample, padded to the longest.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
 
 from mmstream.errors import ConfigError
 from mmstream.packing.cost import Cost
 from mmstream.packing.settings import PackLimits
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["DocumentMedia", "Flat", "Pack", "Positions"]
+from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked
 
 
 class DocumentMedia(NamedTuple):
@@ -29,6 +27,7 @@ class DocumentMedia(NamedTuple):
     """Frames per second of each video."""
 
 
+@runtime_checkable
 class Positions(Protocol):
     """A rule for positions of more than one dimension: those of text, time, height and width."""
 
@@ -36,6 +35,13 @@ class Positions(Protocol):
         """Return the positions of a document of L tokens, int64 [3, L]: time, height, width."""
 
 
+_ADVICE = {
+    "positions": "give a rule, such as mm.QwenVLPositions.from_config(model.config)",
+    "cost": "give an mm.Cost, such as mm.Cost.from_config(model.config)",
+}
+
+
+@checked({"positions": _ADVICE["positions"]})
 @dataclass(frozen=True)
 class Flat:
     """Batches without padding: the documents of a rank one behind the other.
@@ -76,27 +82,14 @@ class Flat:
 
     _: KW_ONLY
     layout: Literal["flat", "rows"] = "flat"
-    pad_to_multiple_of: int = 1
-    document_multiple_of: int = 1
-    pad_documents_to: int | None = None
+    pad_to_multiple_of: PositiveInt = 1
+    document_multiple_of: PositiveInt = 1
+    pad_documents_to: PositiveInt | None = None
     positions: Positions | None = None
-    first_position: int = 0
-
-    def __post_init__(self) -> None:
-        if self.layout not in ("flat", "rows"):
-            raise ConfigError(f'layout={self.layout!r}: "flat" or "rows"')
-        for name in ("pad_to_multiple_of", "document_multiple_of", "pad_documents_to"):
-            _check_number(name, getattr(self, name), is_optional=name == "pad_documents_to")
-        refuse_bools(first_position=self.first_position)
-        if not isinstance(self.first_position, int) or self.first_position < 0:
-            raise ConfigError(f"first_position={self.first_position!r}: give a number from 0 up")
-        if self.positions is not None and not callable(self.positions):
-            raise ConfigError(
-                f"positions={self.positions!r}: give a rule, such as "
-                "mm.QwenVLPositions.from_config(model.config)"
-            )
+    first_position: NonNegativeInt = 0
 
 
+@checked(_ADVICE)
 @dataclass(frozen=True)
 class Pack(Flat):
     """Rows of several samples, packed by a plan. The other settings are those of `Flat`.
@@ -123,7 +116,7 @@ class Pack(Flat):
         8192
     """
 
-    max_tokens: int
+    max_tokens: PositiveInt
     _: KW_ONLY
     plan: Any = None
     weights_of: Literal["samples", "tokens"] | None = None
@@ -132,33 +125,13 @@ class Pack(Flat):
     deal: Literal["auto", "all", "off"] = "auto"
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        _check_number("max_tokens", self.max_tokens)
-        if self.cost is not None and not isinstance(self.cost, Cost):
-            raise ConfigError(
-                f"cost={self.cost!r}: give an mm.Cost, such as mm.Cost.from_config(model.config)"
-            )
-        if self.deal not in ("auto", "all", "off"):
-            raise ConfigError(f'deal={self.deal!r}: "auto", "all" or "off"')
-        if self.limits is not None and not isinstance(self.limits, PackLimits):
-            raise ConfigError(f"limits={self.limits!r}: give an mm.PackLimits, or leave it out")
         if self.limits is not None and self.limits.max_tokens != self.max_tokens:
             raise ConfigError(
                 f"mm.Pack({self.max_tokens}, limits=mm.PackLimits({self.limits.max_tokens})): rows "
                 "have one length: give the same number to both"
             )
-        if self.weights_of not in (None, "samples", "tokens"):
-            raise ConfigError(f'weights_of={self.weights_of!r}: "samples" or "tokens"')
         if self.layout == "rows" and self.max_tokens % self.pad_to_multiple_of:
             raise ConfigError(
                 f"max_tokens={self.max_tokens} is no multiple of "
                 f"pad_to_multiple_of={self.pad_to_multiple_of}: rows are as long as max_tokens"
             )
-
-
-def _check_number(name: str, value: object, *, is_optional: bool = False) -> None:
-    if is_optional and value is None:
-        return
-    refuse_bools(**{name: value})
-    if not isinstance(value, int) or value < 1:
-        raise ConfigError(f"{name}={value!r}: give a number from 1 up")

@@ -16,15 +16,13 @@ import torch
 from mmstream.batching.media import join_audio, join_videos
 from mmstream.batching.pictures import are_pictures, join_pictures, stack_pictures
 from mmstream.batching.tokens import are_tokens, is_ids, pad_tokens, pad_weights
-from mmstream.batching.valid import mask_labels
+from mmstream.batching.valid import is_flat, mask_labels
 from mmstream.batching.values import TakeMemory, as_tensor, join_values, stack_values
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.types import IGNORED_LABEL, Batch, Sample
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["Collate", "collate", "make_batch", "with_lineage"]
+from mmstream.wrong_arguments import checked
 
 Collate = Callable[[list[Sample]], Batch]
 """A function from the samples of a batch to the batch."""
@@ -50,13 +48,17 @@ def make_batch(step: DecodedStep, collate: Collate) -> Batch:
         leaves them out.
 
     Raises:
-        ConfigError: `collate` returned something else than a dict.
+        ConfigError: `collate` returned something else than a dict, or ``document_row``.
     """
     lineage, samples = step
     collated = collate(samples)
     if not isinstance(collated, Mapping):  # transformers' BatchEncoding is a Mapping, not a dict
         raise ConfigError(f"collate returned {type(collated).__name__}: it must return a dict")
     batch = dict(collated)
+    if is_flat(batch):
+        raise ConfigError(
+            "collate returned document_row, the mark of batches of mm.Flat: rename it"
+        )
     batch["__key__"] = [sample["__key__"] for sample in samples]
     batch["__url__"] = [sample["__url__"] for sample in samples]
     if "__source__" in samples[0]:
@@ -76,6 +78,7 @@ def with_lineage(batch: Batch, lineage: BatchLineage) -> Batch:
     return batch
 
 
+@checked(late=True)
 def collate(
     samples: list[Sample],
     *,
@@ -119,8 +122,7 @@ def collate(
         ``image`` is uint8 [B, 3, H, W], channels_last, if every sample has exactly one image and
         all have one shape. Else it holds all images of the batch in the order of rows: uint8
         [num_images, 3, H, W], or a list where shapes differ. Then ``image_row``, int64
-        [num_images], is the row of each image. Where the GPU will decode some images, ``image`` is
-        `EncodedImages`.
+        [num_images], is the row of each image.
 
         ``video`` holds the frames of all videos of the batch in the order of rows. It is uint8
         [num_frames, 3, H, W], channels_last, where the settings of the decoder fix their size. Else
@@ -142,7 +144,8 @@ def collate(
         padded with 0. Labels of a row without them have 1.
 
         Other fields are stacked to a tensor of B rows if all values are numbers, or are arrays of
-        one shape and type. Otherwise, or if a sample lacks the field, a field is a list of B, with
+        one shape and type. Floats become float64, whole numbers int64, and numpy scalars of one
+        type keep it. Otherwise, or if a sample lacks the field, a field is a list of B, with
         None where it is missing. The same holds for fields of the names above with other content,
         such as class numbers in ``labels``.
 
@@ -152,7 +155,6 @@ def collate(
         >>> batch["input_ids"].tolist()
         [[5, 6, 7], [8, 0, 0]]
     """
-    refuse_bools(pad_token_id=pad_token_id, pad_to=pad_to)
     batch: Batch = {}
     names = dict.fromkeys(chain.from_iterable(samples))
     fills = {"input_ids": pad_token_id, "attention_mask": 0, "labels": IGNORED_LABEL}

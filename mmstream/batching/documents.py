@@ -17,8 +17,6 @@ from numpy.typing import NDArray
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, IntArray, Sample
 
-__all__ = ["DocumentTokens", "as_array", "documents_of", "filled_up"]
-
 
 class DocumentTokens(NamedTuple):
     """The tokens of a document."""
@@ -107,6 +105,8 @@ def _is_several(value: Any) -> bool:
 
 def _checked(sample: Sample, ids: Any, labels: Any, weights: Any) -> DocumentTokens:
     ids = as_array(ids, np.int64)
+    if ids.ndim != 1 or not len(ids):
+        raise ConfigError(f"{_key(sample)}: input_ids of shape {ids.shape}: a document is [L]")
     if labels is not None:
         labels = as_array(labels, np.int64)
     if weights is not None:
@@ -117,8 +117,6 @@ def _checked(sample: Sample, ids: Any, labels: Any, weights: Any) -> DocumentTok
                 f"{_key(sample)}: {len(ids)} input_ids and {name} of shape {values.shape}: a "
                 "document has one for each token"
             )
-    if ids.ndim != 1 or not len(ids):
-        raise ConfigError(f"{_key(sample)}: input_ids of shape {ids.shape}: a document is [L]")
     return DocumentTokens(ids, labels, weights)
 
 

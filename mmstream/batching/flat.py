@@ -10,8 +10,7 @@ Padding is made of documents too, so that no token of it sees a token of a sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
-from itertools import pairwise
+from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -23,18 +22,26 @@ from mmstream.batching.collate import collate, with_lineage
 from mmstream.batching.documents import DocumentTokens, as_array, documents_of, filled_up
 from mmstream.batching.media import FEATURES, mean_rate
 from mmstream.batching.values import as_list
-from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.decoding.stage import DecodedStep
+from mmstream.decoding.substitute import OwnNames
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch, IntArray, Sample
-
-__all__ = ["PADDING_DOCUMENT_TOKENS", "FlattenStep", "flatten", "make_flat_batch"]
 
 FlattenStep = Callable[[list[Sample], Sequence[int], int], Batch]
 """`flatten` with its settings: from samples, their rows and the number of rows to a batch."""
 
 _TOKEN_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
 """Fields of a sample with one entry per token."""
+
+_BATCH_FIELDS = (
+    *("document_ids", "document_row", "document_sample", "position_ids"),
+    *("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k"),
+    *("num_tokens", "num_label_tokens"),
+)
+"""Fields that only a flat batch has, and no sample."""
+
+_MARKS = ("document_row", "cu_seq_lens_q")
+"""Those by which a flat batch is told from a padded one."""
 
 PADDING_DOCUMENT_TOKENS = 1024
 """The most tokens of a padding document: attention over it costs no more than over a sample."""
@@ -102,7 +109,7 @@ def flatten(
 
     Raises:
         ConfigError: A sample has no ``input_ids``. Or its labels or their weights are not as many
-            as its tokens. Or rows fall. Or there are more documents than ``pad_documents_to``.
+            as its tokens. Or there are more documents than ``pad_documents_to``.
 
     Examples:
         >>> samples = [{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}]
@@ -110,7 +117,6 @@ def flatten(
         >>> batch["input_ids"].tolist(), batch["cu_seq_lens_q"].tolist()
         ([[5, 6, 7, 8]], [0, 3, 4])
     """
-    _check_rows(rows, num_rows)
     tokens, owners = documents_of(samples)
     num_tokens = sum(len(document.ids) for document in tokens)
     if settings.document_multiple_of > 1:
@@ -129,6 +135,31 @@ def flatten(
     return batch
 
 
+def own_names(
+    batching: Flat | None, video_fields: Iterable[str] = (), audio_fields: Iterable[str] = ()
+) -> OwnNames:
+    """Return the names that batches have for fields of their own.
+
+    Args:
+        batching: How batches without padding are laid out. None: they are padded.
+        video_fields: As for `collate`.
+        audio_fields: The same.
+
+    Examples:
+        >>> sorted(own_names(None, ["video"]).reserved)
+        ['audio_row', 'cu_seq_lens_q', 'document_row', 'image_row', 'video_frames', 'video_row']
+    """
+    stems = _stems({"video_fields": video_fields, "audio_fields": audio_fields})
+    names = {f"{stem}_row" for stem in stems} | {f"{name}_frames" for name in video_fields}
+    # A sample says the lengths of its features.
+    names |= {f"{name}_length" for name in audio_fields if not name.endswith(FEATURES)}
+    if batching is None:
+        return OwnNames(frozenset(names).union(_MARKS))
+    names |= {f"{stem}_document" for stem in stems}
+    measured = () if batching.positions is None else ("image", "video")
+    return OwnNames(frozenset(names).union(_BATCH_FIELDS), (*_TOKEN_FIELDS, *measured))
+
+
 def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:
     """Return the flat batch of a step: the fields of `flatten`, and where the rows come from.
 
@@ -145,13 +176,6 @@ def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:
     lineage, samples = step
     rows = range(len(samples)) if lineage.rows is None else lineage.rows
     return with_lineage(flatten_step(samples, rows, lineage.num_rows), lineage)
-
-
-def _check_rows(rows: Sequence[int], num_rows: int) -> None:
-    if any(later < row for row, later in pairwise(rows)) or (
-        len(rows) and not 0 <= rows[0] <= rows[-1] < num_rows
-    ):
-        raise ConfigError(f"flatten: rows of samples must rise within the {num_rows} of the batch")
 
 
 # -- tokens -----------------------------------------------------------------------------------
@@ -223,11 +247,6 @@ def _layout(lengths: IntArray, document_rows: IntArray, num_rows: int, settings:
     row_tokens = np.bincount(document_rows, weights=lengths, minlength=num_rows).astype(np.int64)
     width = settings.max_tokens if isinstance(settings, Pack) else max(1, int(row_tokens.max()))
     width = _rounded_up(width, multiple)
-    if row_tokens.max() > width:
-        raise ConfigError(
-            f"flatten: row {row_tokens.argmax()} has {row_tokens.max()} tokens, and "
-            f"max_tokens={width}"
-        )
     cuts = np.searchsorted(document_rows, np.arange(num_rows + 1))
     all_lengths, entries, rows = [], [], []
     for row in range(num_rows):
@@ -320,17 +339,17 @@ def _media_of(sample: Sample, counted_media: Collection[str]) -> DocumentMedia:
         images = [_size_of(image) for image in as_list(sample.get("image"))]
     if "video" in counted_media:
         videos = [(len(video), *_size_of(video)) for video in as_list(sample.get("video"))]
-    rates = sample.get("video_fps")
+    rates = sample.get("video_fps") if videos else None
     if rates is not None:
         fps = np.atleast_1d(as_array(rates, np.float64)).tolist()
     else:
-        times = as_list(sample.get("video_pts_s"))
+        times = as_list(sample.get("video_pts_s")) if videos else ()
         fps = [mean_rate(as_array(video, np.float64).tolist()) for video in times]
     return DocumentMedia(images, videos, fps)
 
 
 def _size_of(image: Any) -> tuple[int, int]:
-    height, width = image.plan.view.shape if isinstance(image, EncodedImage) else image.shape[-2:]
+    height, width = image.shape[-2:]
     return int(height), int(width)
 
 
@@ -388,6 +407,4 @@ def _belongs_to(name: str, stems: Collection[str]) -> bool:
 
 
 def _is_joined(images: Any) -> bool:
-    return isinstance(images, EncodedImages) or (
-        isinstance(images, torch.Tensor) and images.ndim == 4
-    )
+    return isinstance(images, torch.Tensor) and images.ndim == 4

@@ -6,8 +6,7 @@ A row may have none, one or several of them. So a batch holds all of them one af
 order of rows, and companions say what belongs to which:
 
     video        frames of all videos    video_row, video_frames, video_pts_s, video_fps,
-                 (or `EncodedVideos`,    video_requested_fps
-                 which the GPU will decode)
+                                         video_requested_fps
     audio        padded to the longest   audio_row, audio_length, audio_video
 """
 
@@ -22,22 +21,17 @@ import numpy as np
 import torch
 
 from mmstream.batching.values import TakeMemory, as_list
-from mmstream.decoding.video.encoded import EncodedVideo, EncodedVideos
 from mmstream.errors import ConfigError
 from mmstream.types import Batch, Sample
-
-__all__ = ["FEATURES", "join_audio", "join_videos", "mean_rate"]
 
 FEATURES = "_features"
 """How the name of a field ends that holds features of recordings in place of their samples."""
 
 Tensors: TypeAlias = list[torch.Tensor]
-Videos: TypeAlias = Sequence[torch.Tensor | EncodedVideo]
-"""The frames of videos, or what the GPU will make them of."""
 
 
 def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None) -> Batch | None:
-    """Join a field of videos, each [F, C, H, W] or encoded, with as many times in seconds.
+    """Join a field of videos, each [F, C, H, W], with as many times in seconds.
 
     Args:
         name: The field. A sample has one video, a list of them, or none.
@@ -61,7 +55,7 @@ def join_videos(name: str, samples: Sequence[Sample], empty: torch.Tensor | None
     _check_times(name, samples, of_rows, times_of_rows)
     videos = [video for row in of_rows for video in row]
     batch: Batch = {
-        name: _joined_videos(videos, empty),
+        name: videos if empty is None else _frames(videos, empty),
         f"{name}_row": _rows(of_rows),
         f"{name}_frames": torch.tensor([len(video) for video in videos], dtype=torch.int64),
         times: torch.cat([torch.empty(0, dtype=torch.float64), *_flat(times_of_rows)]),
@@ -123,21 +117,21 @@ def mean_rate(times_s: Sequence[float]) -> float:
 def _entries_of_rows(
     samples: Sequence[Sample], name: str, num_dims: Collection[int]
 ) -> list[list[Any]] | None:
-    """Return the tensors of a field for each row, and encoded videos, which have four dimensions.
+    """Return the tensors of a field for each row.
 
     None: some value is something else, or has another number of dimensions.
     """
-    rows = [[_as_entry(value) for value in as_list(sample.get(name))] for sample in samples]
+    rows = [[_as_tensor(value) for value in as_list(sample.get(name))] for sample in samples]
     are_fit = (entry is not None and len(entry.shape) in num_dims for row in rows for entry in row)
     return rows if all(are_fit) else None
 
 
-def _as_entry(value: Any) -> torch.Tensor | EncodedVideo | None:
+def _as_tensor(value: Any) -> torch.Tensor | None:
     """Return a tensor of numbers, without a copy where that is possible; None: there is none."""
     if isinstance(value, np.ndarray) and value.dtype.kind in "iuf":
         # torch refuses reversed views, and warns about read-only arrays.
         return torch.from_numpy(np.require(value, requirements=("C", "W")))
-    return value if isinstance(value, torch.Tensor | EncodedVideo) else None
+    return value if isinstance(value, torch.Tensor) else None
 
 
 def _check_times(
@@ -159,18 +153,6 @@ def _flat(of_rows: Sequence[Tensors]) -> Tensors:
 def _rows(of_rows: Sequence[Sequence[Any]]) -> torch.Tensor:
     """Return the row of each entry: rows with 2, 0 and 1 entries give [0, 0, 2]."""
     return torch.repeat_interleave(torch.tensor([len(row) for row in of_rows], dtype=torch.int64))
-
-
-def _joined_videos(
-    videos: list[torch.Tensor | EncodedVideo], empty: torch.Tensor | None
-) -> torch.Tensor | Tensors | EncodedVideos:
-    """Return all videos as a batch has them; `empty` as in `join_videos`."""
-    tensors = [video for video in videos if isinstance(video, torch.Tensor)]
-    if len(tensors) < len(videos):
-        has_one_size = len({tuple(video.shape[1:]) for video in videos}) == 1
-        are_alike = has_one_size and all(video.dtype == torch.uint8 for video in tensors)
-        return EncodedVideos.join(videos, is_joined=empty is not None and are_alike)
-    return tensors if empty is None else _frames(tensors, empty)
 
 
 def _frames(videos: Tensors, empty: torch.Tensor) -> torch.Tensor | Tensors:

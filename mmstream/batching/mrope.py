@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -19,9 +19,7 @@ import numpy as np
 from mmstream.batching.batching import DocumentMedia
 from mmstream.errors import ConfigError
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["QwenVLPositions"]
+from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked
 
 _FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe")
 
@@ -40,6 +38,7 @@ class _Grid(NamedTuple):
         return self.num_groups * self.height * self.width
 
 
+@checked()
 @dataclass(frozen=True)
 class QwenVLPositions:
     """The rule of the positions of Qwen2-VL, Qwen2.5-VL and Qwen3-VL, for ``mm.Flat(positions=)``.
@@ -67,18 +66,13 @@ class QwenVLPositions:
         14
     """
 
-    image_token_id: int
-    video_token_id: int
-    patch_size: int
-    merge_size: int = 2
-    temporal_patch_size: int = 2
-    tokens_per_second: int | None = None
+    image_token_id: NonNegativeInt
+    video_token_id: NonNegativeInt
+    patch_size: PositiveInt
+    merge_size: PositiveInt = 2
+    temporal_patch_size: PositiveInt = 2
+    tokens_per_second: PositiveInt | None = None
     has_split_videos: bool = False
-
-    def __post_init__(self) -> None:
-        for setting in fields(self):
-            if setting.name != "has_split_videos":
-                refuse_bools(**{setting.name: getattr(self, setting.name)})
 
     @classmethod
     def from_config(cls, config: Any) -> QwenVLPositions:

@@ -11,29 +11,20 @@ from typing import Any
 import torch
 
 from mmstream.batching.values import as_list, is_alike, join_rows
-from mmstream.decoding.image.encoded import EncodedImage, EncodedImages
 from mmstream.types import Batch
-
-__all__ = ["are_pictures", "join_pictures", "stack_pictures"]
 
 
 def are_pictures(value: Any) -> bool:
     """Tell whether a value is what ``image`` may be: a picture, several, or none."""
-    return all(isinstance(image, torch.Tensor | EncodedImage) for image in as_list(value))
+    return all(isinstance(image, torch.Tensor) for image in as_list(value))
 
 
 def join_pictures(values: Sequence[Any]) -> Batch:
     """Return ``image``, and ``image_row`` where not every row has one image of one shape."""
     images_of_rows = list(map(as_list, values))
     images = [image for row in images_of_rows for image in row]
-    joined: torch.Tensor | list[torch.Tensor] | EncodedImages
-    if any(isinstance(image, EncodedImage) for image in images):
-        joined = EncodedImages.join(images)
-        have_one_shape = len(set(joined.shapes)) == 1
-    else:
-        joined = stack_pictures(images)
-        have_one_shape = isinstance(joined, torch.Tensor)
-    if have_one_shape and all(len(row) == 1 for row in images_of_rows):
+    joined = stack_pictures(images)
+    if isinstance(joined, torch.Tensor) and all(len(row) == 1 for row in images_of_rows):
         return {"image": joined}
     counts = torch.tensor([len(row) for row in images_of_rows])
     # Example: rows with 2, 0 and 1 images give [0, 0, 2].

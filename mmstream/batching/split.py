@@ -16,18 +16,16 @@ import torch
 
 from mmstream.batching.split_flat import FIELDS_OF_ROWS, FlatCuts, cuts_by_tokens, from_zero
 from mmstream.batching.valid import is_flat
-from mmstream.decoding.image.encoded import EncodedImages
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import Batch, SampleRef
-from mmstream.wrong_arguments import require_numbers
-
-__all__ = ["split_rows"]
+from mmstream.wrong_arguments import PositiveInt, checked
 
 
+@checked()
 def split_rows(
-    batch: Batch, num_parts: int | None = None, *, max_tokens: int | None = None
+    batch: Batch, num_parts: PositiveInt | None = None, *, max_tokens: PositiveInt | None = None
 ) -> list[Batch]:
     """Cut a batch by rows into micro-batches of equal size, plus or minus one row.
 
@@ -70,12 +68,10 @@ def split_rows(
         >>> [micro_batch["input_ids"].tolist() for micro_batch in split_rows(batch, 2)]
         [[0, 1], [2, 3, 4]]
     """
-    require_numbers(num_parts=num_parts, max_tokens=max_tokens)
+    if "__valid__" not in batch:
+        raise ConfigError("split_rows: the batch has no __valid__: pass a batch of a loader")
     if num_parts is None and max_tokens is None:
         raise ConfigError("split_rows: give num_parts, or max_tokens= for batches of documents")
-    for name, number in (("num_parts", num_parts), ("max_tokens", max_tokens)):
-        if number is not None and number < 1:
-            raise ConfigError(f"split_rows: {name} is {number}; it must be 1 or more")
     if max_tokens is not None:
         if not is_flat(batch):
             raise ConfigError(
@@ -181,9 +177,7 @@ def _slices_by_row(name: str, value: Any, cuts: list[int]) -> list[Any]:
         return [_lineage_of_rows(value, start, stop) for start, stop in pairwise(cuts)]
     if isinstance(value, dict):
         return _split_fields(value, cuts, cuts)
-    has_rows = isinstance(value, list | EncodedImages) or (
-        isinstance(value, torch.Tensor) and value.ndim > 0
-    )
+    has_rows = isinstance(value, list) or (isinstance(value, torch.Tensor) and value.ndim > 0)
     if not has_rows:
         return [value] * (len(cuts) - 1)
     if len(value) != cuts[-1]:
@@ -227,8 +221,6 @@ def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLinea
         num_dropped_parts=0 if start else lineage.num_dropped_parts,
         text_losses=() if start else lineage.text_losses,
         no_picture="" if start else lineage.no_picture,
-        num_gpu_videos=0 if start else lineage.num_gpu_videos,
-        cpu_videos=() if start else lineage.cpu_videos,
         num_bytes=0 if start else lineage.num_bytes,
         num_requests=0 if start else lineage.num_requests,
         transfers=TransferCounts() if start else lineage.transfers,

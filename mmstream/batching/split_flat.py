@@ -24,8 +24,6 @@ import torch
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["FIELDS_OF_ROWS", "FlatCuts", "cuts_by_tokens", "from_zero"]
-
 FIELDS_OF_ROWS = ("__valid__", "__lineage__")
 """Fields of a flat batch with one entry per row. Those of padded batches are cut by rows all."""
 

@@ -14,8 +14,6 @@ from numpy.typing import DTypeLike, NDArray
 
 from mmstream.types import IGNORED_LABEL, Batch, Sample
 
-__all__ = ["are_tokens", "is_ids", "pad_tokens", "pad_weights"]
-
 
 def is_ids(value: Any) -> bool:
     """Tell whether a value is an array as `TextDecoder` makes it. Then no tensor is needed."""

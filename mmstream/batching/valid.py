@@ -10,15 +10,6 @@ import torch
 
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = [
-    "invalid_tokens",
-    "is_flat",
-    "mask_labels",
-    "next_tokens",
-    "target_weights",
-    "valid_labels",
-]
-
 
 def is_flat(batch: Batch) -> bool:
     """Tell whether a batch is one of documents, as `mm.Flat` and `mm.Pack` make it."""

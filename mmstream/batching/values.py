@@ -11,16 +11,6 @@ from typing import Any, TypeAlias
 import numpy as np
 import torch
 
-__all__ = [
-    "TakeMemory",
-    "as_list",
-    "as_tensor",
-    "is_alike",
-    "join_rows",
-    "join_values",
-    "stack_values",
-]
-
 TakeMemory: TypeAlias = Callable[[int], torch.Tensor]
 """Returns memory of so many bytes, uint8 [num_bytes]."""
 
@@ -45,9 +35,7 @@ def join_values(values: Sequence[Any], are_rows: bool, take_memory: TakeMemory |
 
 
 def as_tensor(value: Any) -> Any:
-    """Return an array as a tensor where torch has its type, and a numpy scalar as a Python one."""
-    if isinstance(value, np.generic):
-        return value.item()
+    """Return an array as a tensor where torch has its type."""
     if not isinstance(value, np.ndarray):
         return value
     try:  # a plain copy, because torch refuses reversed views and warns about read-only arrays
@@ -57,12 +45,28 @@ def as_tensor(value: Any) -> Any:
 
 
 def stack_values(values: list[Any]) -> Any:
-    """Return the values as one tensor, or as they are where they do not make one."""
-    if all(type(value) in (int, float, bool) for value in values):
+    """Return the values as one tensor, or as they are where they do not make one.
+
+    Numbers keep their type, as torch's ``default_collate`` keeps it: floats are float64, whole
+    numbers int64, and numpy scalars of one type have that.
+    """
+    kinds = set(map(type, values))
+    if any(issubclass(kind, np.generic) for kind in kinds):
+        numbers = as_tensor(np.array(values)) if len(kinds) == 1 else None
+        if isinstance(numbers, torch.Tensor):
+            return numbers
+        values = [value.item() if isinstance(value, np.generic) else value for value in values]
+        kinds = set(map(type, values))
+    if kinds <= {int, float, bool}:
         try:
-            return torch.tensor(values)
+            joined = torch.tensor(values, dtype=torch.float64 if float in kinds else None)
         except (RuntimeError, OverflowError, ValueError):  # an integer beyond 64 bits
             return values
+        is_exact = len(kinds) == 1 or all(
+            type(number) is float or number == kept
+            for number, kept in zip(values, joined.tolist(), strict=True)
+        )  # whole numbers beyond 2^53 among floats are not
+        return joined if is_exact else values
     if all(isinstance(value, torch.Tensor) for value in values) and (
         len({(value.shape, value.dtype, value.device) for value in values}) == 1
     ):

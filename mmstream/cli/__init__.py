@@ -5,12 +5,11 @@
     convert.py   convert; convert_report.py: what it prints in the end
     finalize.py  finalize
     data.py      index, verify
-    measure.py   measure
     plan.py      plan
     bench.py     bench
     reshard.py   reshard
     bake.py      bake
-    info.py      info; forecast.py: info --plan, with forecast_options.py, forecast_text.py
+    info.py      info
     show.py      show
     duplicates.py  duplicates, leakcheck
     training.py  train, demo
@@ -18,7 +17,7 @@
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
 interrupted, 143 ended by SIGTERM; train also has 75 (docs: command line). Only this package prints;
-the others log. Only train, demo, measure, bake, bench and what decodes import torch.
+the others log. Only train, demo, plan, bake, bench and what decodes import torch.
 """
 
 from __future__ import annotations
@@ -40,7 +39,6 @@ from mmstream.cli import (
     duplicates,
     finalize,
     info,
-    measure,
     plan,
     replay,
     reshard,
@@ -49,16 +47,29 @@ from mmstream.cli import (
 )
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, TERMINATED, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.gone import instead_of
 
 __all__ = ["cli", "main"]
 
 
+class _Commands(click.Group):
+    """All commands. One that is gone is an error that says what to use."""
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that the first argument names."""
+        if reason := instead_of(f"mmstream {args[0]}"):
+            ctx.fail(reason)
+        return super().resolve_command(ctx, args)
+
+
 @click.group(
+    cls=_Commands,
     commands=[
         convert.convert,
         finalize.finalize,
         data.index,
-        measure.measure,
         plan.plan,
         reshard.reshard,
         bake.bake,

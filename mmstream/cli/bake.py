@@ -18,8 +18,6 @@ from mmstream.cli.shared import (
     shows_infos_of,
 )
 
-__all__ = ["bake"]
-
 
 @command("mmstream bake s3://bucket/corpus s3://bucket/baked --pipeline train:pipeline")
 @click.argument("source")
@@ -88,7 +86,7 @@ def bake(
         refuse_given(["batch_size", "device"], "with --batch-function")
     from mmstream.baking.bake import bake_into, baker_of
     from mmstream.baking.report import estimate
-    from mmstream.converting.formats.function import load_function
+    from mmstream.converting.formats.row_format import load_function
     from mmstream.dataset.open import open_dataset
 
     dataset = open_dataset(source, allow_foreign_urls=allow_foreign_urls)

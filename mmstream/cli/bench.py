@@ -1,48 +1,48 @@
-"""``mmstream bench``: how fast storage, decoding and loader are here. It imports torch."""
+"""``mmstream bench``: how fast data becomes batches on this machine. It imports torch."""
 
 from __future__ import annotations
 
-import json
-import os
-from collections.abc import Iterator, Mapping
-from contextlib import suppress
-from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+import time
+from collections.abc import Generator, Iterator, Mapping
+from contextlib import closing, suppress
+from dataclasses import replace
+from typing import Any, NamedTuple
 
 import click
 
-from mmstream.cli.shared import (
-    AT_LEAST_1,
-    allow_foreign_urls,
-    command,
-    load_pipeline,
-    say,
-)
+from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, load_pipeline, say
 from mmstream.decoding.fields import image_fields, undecoded_media
-from mmstream.display.markup import count_text, size_text, time_text
+from mmstream.display.markup import count_text, size_text
 from mmstream.errors import SampleError, escaped
 
-if TYPE_CHECKING:
-    from mmstream.forecast.speed import SpeedForecast
-
-__all__ = ["bench"]
-
 IMAGE_SIZE, BATCH_SIZE = 224, 64
-
-BUSY_SHARE = 0.1
-"""Share of the cores that other programs take, from which the report says so."""
 
 NUM_TRIES = 10
 """Samples that are read, at most, to see which fields a dataset has."""
 
-_LIMITS = {
-    "storage": "storage: it gives no more bytes a second",
-    "cpu": "the cores of this machine",
-    "workers": "the workers, and cores are free: more of them are faster",
-    "main process": "the main process, which runs on one core",
-    "reader process": "the reader process, which runs on one core",
-    "none": "waiting: neither storage nor the cores are full",
-}
+WARM_UP_SHARE = 0.3
+"""Share of the seconds before the count begins. Workers and reader process read ahead meanwhile."""
+
+MAX_WINDOW_BYTES = 128 << 20
+"""Most bytes of the windows of a measurement: larger ones would take most of the time to fill."""
+
+ABOUT_EQUAL = 0.9
+"""Share of the highest speed from which a setting counts as equally fast."""
+
+
+class _Speed(NamedTuple):
+    """How fast a loader was with one setting."""
+
+    num_workers: int
+    num_threads: int
+    samples_per_s: float
+    batch_s: float
+    """Seconds that a batch takes."""
+    mb_per_s: float
+    """10^6 bytes a second that were read from storage."""
+    cores: float
+    """CPU seconds a second of all its processes."""
+    memory_bytes: int
 
 
 @command("mmstream bench s3://bucket/corpus --image-size 224 --global-batch-size 256")
@@ -63,16 +63,8 @@ _LIMITS = {
 @click.option(
     "--global-batch-size",
     type=AT_LEAST_1,
-    help="Without --pipeline: samples of a step, over all ranks.  "
+    help="Without --pipeline: samples of a step.  "
     f"[default: {BATCH_SIZE}, or those of a small dataset]",
-)
-@click.option(
-    "--ranks",
-    "num_ranks",
-    type=AT_LEAST_1,
-    default=1,
-    show_default=True,
-    help="Ranks of the run. Rank 0 is measured, alone.",
 )
 @click.option(
     "--seconds",
@@ -81,53 +73,59 @@ _LIMITS = {
     show_default=True,
     help="Of all measurements together. The starts of processes come on top.",
 )
-@click.option(
-    "--cold",
-    is_flag=True,
-    help="Have a local disk read everything again, in place of the page cache.",
-)
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @allow_foreign_urls
 def bench(
     url: str,
     pipeline_name: str | None,
     image_size: int | None,
     global_batch_size: int | None,
-    as_json: bool,
+    seconds: float,
     allow_foreign_urls: bool,
-    **options: Any,
 ) -> None:
-    """Measure how fast the data at URL becomes batches here, and predict the speed of a run.
+    """Measure how fast the data at URL becomes batches here, and say which settings to use.
 
-    Storage alone is read with 1 to 64 connections. Then the loader runs with a few numbers of
-    workers and threads. The report says what limits it, which settings to use, and how many samples
-    a second a run will get with them.
+    The loader runs with a few numbers of workers and threads, on one rank with all rows. The best
+    one runs once more without decoding, which is the speed of reading alone.
 
     URL may also be the JSON file of a mixture.
     """
+    from mmstream.batching.collate import collate
     from mmstream.dataset.mixture_file import open_data
-    from mmstream.forecast.bench import bench as run
 
     if pipeline_name is not None and (image_size, global_batch_size) != (None, None):
         raise click.UsageError("--image-size and --global-batch-size go without --pipeline")
     data = open_data(url, allow_foreign_urls=allow_foreign_urls)
-    notes: list[str] = []
+    note = "--pipeline was measured"
     if pipeline_name is not None:
         pipeline = load_pipeline(pipeline_name, data)
     else:
-        pipeline = _pipeline(data, image_size, global_batch_size, notes)
-    forecast = run(pipeline, progress=True, **options)
-    if as_json:
-        say(json.dumps(_as_json(forecast)))
-        return
-    for line in _lines(forecast, cold=options["cold"]):
-        say(line)
-    for note in notes:
-        say(note)
+        pipeline, note = _pipeline(data, image_size, global_batch_size)
+    pipeline = _without_traces(pipeline)
+    say(
+        f"{escaped(url)}: {count_text(pipeline.order.steps_per_epoch, 'step')} of "
+        f"{pipeline.global_batch_size:,} rows an epoch; {note}"
+    )
+    say("workers x threads  samples/s      MB/s  cores    memory")
+    settings = _settings(pipeline)
+    speeds = []
+    for setting in settings:
+        speeds.append(_measure(pipeline, *setting, seconds / (len(settings) + 1)))
+        say(_line(f"{setting[0]} x {setting[1]}", speeds[-1]))
+    best = _recommended(speeds)
+    undecoded = replace(
+        pipeline, decode=None, before=(), transforms=(), batching=None, collate=collate
+    )
+    reading = _measure(undecoded, *best[:2], seconds / (len(settings) + 1))
+    say(_line("reading alone", reading))
+    say(f"limit: {_limit(best, reading)}")
+    say(
+        f"use: num_workers={best.num_workers}, num_threads={best.num_threads}; a training step "
+        f"that takes {1000 * best.batch_s:,.1f} ms or longer does not wait"
+    )
 
 
-def _pipeline(data: Any, image_size: int | None, batch_size: int | None, notes: list[str]) -> Any:
-    """Return a pipeline that decodes pictures, if there are any. Note what it leaves out."""
+def _pipeline(data: Any, image_size: int | None, batch_size: int | None) -> tuple[Any, str]:
+    """Return a pipeline that decodes pictures, if there are any, and a note of what it does."""
     from mmstream.dataset.source import datasets_of
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
@@ -137,31 +135,23 @@ def _pipeline(data: Any, image_size: int | None, batch_size: int | None, notes: 
     fields: dict[str, int | None] = {}
     for dataset in datasets_of(data):
         fields |= dataset.manifest.fields or dict.fromkeys(_first_good_sample(dataset))
-    decode = None
+    decode, note = None, "nothing was decoded"
     if all(baked_content(dataset) is not None for dataset in datasets_of(data)):
-        decode = Decode.baked()
-        notes.append("fields were read as they were baked")
+        decode, note = Decode.baked(), "fields were read as they were baked"
     elif image_fields(fields):
         size = image_size or IMAGE_SIZE
-        decode = Decode(image=ImageDecoder(size=size))
-        notes.append(f"pictures were decoded to {size}x{size}")
+        decode, note = (
+            Decode(image=ImageDecoder(size=size)),
+            f"pictures were decoded to {size}x{size}",
+        )
     elif image_size is not None:
         raise click.UsageError("--image-size: the samples have no pictures")
-    else:
-        notes.append("nothing was decoded")
     if media := undecoded_media(fields):
-        notes.append(f"videos and recordings stayed as they are: {media}")
-    if decode is None or not decode.is_baked:
-        notes[-1] += ". Texts were not tokenized"
-    notes[:] = [f"{'; '.join(notes)}. --pipeline measures your own."]
+        note += f"; videos and recordings stayed as they are: {media}"
     if batch_size is None:
         batch_size = max(1, min(BATCH_SIZE, len(data)))
-        if batch_size < BATCH_SIZE:
-            notes.append(
-                f"the dataset has fewer than {BATCH_SIZE} samples, so a step has {batch_size}: "
-                "figures of a larger dataset differ"
-            )
-    return Pipeline(data, global_batch_size=batch_size, decode=decode)
+    pipeline = Pipeline(data, global_batch_size=batch_size, decode=decode)
+    return pipeline, f"{note}; --pipeline measures your own"
 
 
 def _first_good_sample(dataset: Any) -> Mapping[str, Any]:
@@ -173,101 +163,104 @@ def _first_good_sample(dataset: Any) -> Mapping[str, Any]:
     return {}
 
 
-def _as_json(forecast: SpeedForecast) -> dict[str, Any]:
-    predicted = {"samples_per_s": forecast.samples_per_s, "epoch_s": forecast.epoch_s}
-    return asdict(forecast) | predicted
+def _without_traces(pipeline: Any) -> Any:
+    """Return a pipeline that writes nothing, with windows that fill in time."""
+    from mmstream.reading.process import needs_reader_process
+    from mmstream.reading.window_memory import window_bytes
 
-
-def _lines(forecast: SpeedForecast, *, cold: bool) -> Iterator[str]:
-    """Yield the lines of the report."""
-    load = os.getloadavg()[0]
-    yield (
-        f"{escaped(forecast.url)}: {forecast.num_samples:,} samples an epoch, "
-        f"{size_text(forecast.mean_sample_bytes)} each; "
-        f"{count_text(forecast.num_steps, 'step')}; {forecast.cpu_limit:g} cores, load {load:.1f}"
+    policy = replace(pipeline.bad_samples, quarantine=None)
+    pipeline = replace(pipeline, bad_samples=policy, cache_dir=None, max_cache_bytes=None)
+    if pipeline.window or pipeline.grid or not needs_reader_process(pipeline.dataset):
+        return pipeline
+    num_bytes = window_bytes(pipeline.dataset, pipeline.order, pipeline.global_batch_size)
+    return (
+        replace(pipeline, window_bytes=MAX_WINDOW_BYTES)
+        if num_bytes > MAX_WINDOW_BYTES
+        else pipeline
     )
-    if forecast.cached_share is not None:
-        words = "the disk was read, as --cold asks" if cold else "--cold measures the disk"
-        yield f"page cache: it had {forecast.cached_share:.0%} of the bytes; {words}"
-    yield ""
-    yield from _connection_lines(forecast)
-    yield ""
-    yield from _loader_lines(forecast)
-    yield ""
-    yield from _stage_lines(forecast)
-    yield from _advice_lines(forecast)
 
 
-def _connection_lines(forecast: SpeedForecast) -> Iterator[str]:
-    yield f"storage alone, in ranges of {size_text(forecast.mean_range_bytes)}:"
-    yield "  connections      MB/s   first byte: p50      p95      p99 ms"
-    for speed in forecast.connections:
-        times = (speed.first_byte_p50_s, speed.first_byte_p95_s, speed.first_byte_p99_s)
-        words = "".join(f"{1000 * one_time:9.2f}" for one_time in times)
-        troubles = [
-            f"{speed.num_throttled} answers asked for fewer requests" * bool(speed.num_throttled),
-            f"{speed.num_failed} requests failed" * bool(speed.num_failed),
-        ]
-        line = f"  {speed.num_connections:11} {speed.mb_per_s:9,.0f}      {words}"
-        yield "  ".join(filter(None, [line, *troubles]))
+def _settings(pipeline: Any) -> list[tuple[int, int]]:
+    """Return the (num_workers, num_threads) to try on the cores of this process."""
+    from mmstream.machine import cpu_limit
+    from mmstream.pipeline import needs_no_worker, needs_one_thread
+
+    if pipeline.zero_copy or needs_no_worker(pipeline):
+        return [(0, 1)]
+    cores = max(1, int(cpu_limit()))
+    settings = [(cores, 1), (max(1, cores // 2), 2), (0, min(4, cores))]
+    if needs_one_thread(pipeline):
+        settings = [(num_workers, 1) for num_workers, _ in settings]
+    return list(dict.fromkeys(settings))
 
 
-def _loader_lines(forecast: SpeedForecast) -> Iterator[str]:
-    yield "loader, workers x threads:"
-    yield "                samples/s       of 8 in 10 rounds   MB/s  cores    memory  limited by"
-    rows = [
-        *((f"{speed.num_workers} x {speed.num_threads}", speed) for speed in forecast.settings),
-        ("undecoded", forecast.raw),
-        ("once more", forecast.chosen),
-    ]
-    for name, speed in rows:
-        spread = f"{speed.low_samples_per_s:,.0f} to {speed.high_samples_per_s:,.0f}"
-        yield (
-            f"  {name:12} {speed.samples_per_s:10,.0f} {spread:>23} {speed.mb_per_s:6,.0f} "
-            f"{speed.cores:6.1f} {size_text(speed.memory_bytes):>9}  {speed.limit}"
-        )
+def _measure(pipeline: Any, num_workers: int, num_threads: int, seconds: float) -> _Speed:
+    """Run a loader for some seconds, and return its speed after the first part of them."""
+    from mmstream.loader.loader import Loader
+    from mmstream.world import World
+
+    loader = Loader(pipeline, num_workers=num_workers, num_threads=num_threads, world=World(0, 1))
+    try:
+        with closing(_endless(loader)) as batches:
+            next(batches)
+            _take(batches, WARM_UP_SHARE * seconds)
+            stats = loader.stats
+            num_steps, num_samples, num_bytes = stats.num_steps, stats.num_samples, stats.num_bytes
+            cpu_s = sum(loader.cpu_seconds().values())
+            took_s = _take(batches, (1 - WARM_UP_SHARE) * seconds)
+            return _Speed(
+                num_workers,
+                num_threads,
+                (stats.num_samples - num_samples) / took_s,
+                took_s / (stats.num_steps - num_steps),
+                (stats.num_bytes - num_bytes) / 1e6 / took_s,
+                (sum(loader.cpu_seconds().values()) - cpu_s) / took_s,
+                loader.memory_bytes(),
+            )
+    finally:
+        loader.close()
 
 
-def _stage_lines(forecast: SpeedForecast) -> Iterator[str]:
-    """Yield the CPU time of a sample, and what limits the loader."""
-    parts = ", ".join(
-        f"{stage} {1e6 * seconds:,.0f}"
-        for stage, seconds in forecast.stage_s.items()
-        if seconds >= 0.5e-6
+def _endless(loader: Any) -> Generator[Any, None, None]:
+    """Yield the batches of one epoch after the other."""
+    while True:
+        yield from loader
+
+
+def _take(batches: Iterator[Any], seconds: float) -> float:
+    """Take batches for some seconds, one at least. Return the seconds that it took."""
+    began = time.perf_counter()
+    for _ in batches:
+        if time.perf_counter() - began >= seconds:
+            break
+    return time.perf_counter() - began
+
+
+def _recommended(speeds: list[_Speed]) -> _Speed:
+    """Return the setting to use: of about the fastest ones, the one with the fewest processes.
+
+    One without workers is left out where another is about as fast: it makes batches in the time of
+    the training loop, and not beside it.
+    """
+    fastest = max(speed.samples_per_s for speed in speeds)
+    equal = [speed for speed in speeds if speed.samples_per_s >= ABOUT_EQUAL * fastest]
+    beside = [speed for speed in equal if speed.num_workers]
+    return min(beside or equal, key=lambda speed: speed.num_workers)
+
+
+def _limit(best: _Speed, reading: _Speed) -> str:
+    """Say in words what a loader waits for."""
+    from mmstream.machine import cpu_limit
+
+    if best.samples_per_s >= ABOUT_EQUAL * reading.samples_per_s:
+        return "reading: batches come about as fast without decoding"
+    if best.cores >= ABOUT_EQUAL * cpu_limit():
+        return f"the {cpu_limit():g} cores of this machine"
+    return "waiting: neither reading nor the cores are full"
+
+
+def _line(name: str, speed: _Speed) -> str:
+    return (
+        f"{name:17} {speed.samples_per_s:10,.0f} {speed.mb_per_s:9,.1f} {speed.cores:6.1f} "
+        f"{size_text(speed.memory_bytes):>9}"
     )
-    yield f"CPU time of a sample, in microseconds: {parts}"
-    chosen = forecast.chosen
-    words = _LIMITS[chosen.limit]
-    if chosen.limit == "cpu":
-        words += f", most of it in {max(forecast.stage_s, key=forecast.stage_s.__getitem__)}"
-    yield f"limit: {words}"
-
-
-def _advice_lines(forecast: SpeedForecast) -> Iterator[str]:
-    """Yield the settings to use, and the prediction."""
-    chosen = forecast.chosen
-    yield f"use: num_workers={chosen.num_workers}, num_threads={chosen.num_threads}"
-    if chosen.mean_in_flight:
-        yield (
-            f"connections: the reader process finds their number by itself; it had "
-            f"{chosen.mean_in_flight:.0f} requests in flight"
-        )
-        size = size_text(forecast.full_window_bytes)
-        yield (
-            f"windows: {size} on this rank when they are full, which fits in memory"
-            if forecast.window_bytes is None
-            else f"windows: {size} on this rank are more than a quarter of the memory; "
-            f"window_bytes={forecast.window_bytes} is not"
-        )
-    if chosen.num_throttled:
-        yield f"the storage asked {chosen.num_throttled} times for fewer requests"
-    yield (
-        f"prediction: {forecast.samples_per_s:,.0f} samples/s on this rank, an epoch in "
-        f"{time_text(forecast.epoch_s)}; a training step of {forecast.batch_size} rows that takes "
-        f"{1000 * forecast.batch_s:,.1f} ms or longer does not wait"
-    )
-    if chosen.other_cores > BUSY_SHARE * forecast.cpu_limit:
-        yield (
-            f"other programs took {chosen.other_cores:.1f} cores meanwhile: a run without them is "
-            "faster"
-        )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import fields
 from typing import Any
 
@@ -18,8 +19,6 @@ from mmstream.cli.convert_report import (
 from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, command, save_page, say, usage
 from mmstream.display.markup import count_text
 
-__all__ = ["convert"]
-
 GROUPS = {
     "Most conversions need no others": (
         "--media-root",
@@ -31,6 +30,7 @@ GROUPS = {
     ),
     "Rows": (
         "--rows-as",
+        "--encoding",
         "--limit",
         "--map",
         "--dataset-info",
@@ -42,6 +42,7 @@ GROUPS = {
         "--shuffle-seed",
         "--split",
         "--split-by",
+        "--split-by-media",
         "--sidecar",
         "--facts",
     ),
@@ -317,13 +318,22 @@ GROUPS = {
 @click.option(
     "--facts",
     is_flag=True,
-    help="Also write the texts and the sizes of pictures beside each index, for `mmstream "
-    "measure`.",
+    help="Also write the texts and the sizes of pictures beside each index, for `mmstream plan`.",
 )
 @click.option(
     "--split-by",
     metavar="KEY",
     help="Rows with the same value of KEY, such as speaker, go to one split.",
+)
+@click.option(
+    "--split-by-media",
+    is_flag=True,
+    help="Rows that name the same image, audio or video go to one split.",
+)
+@click.option(
+    "--encoding",
+    metavar="NAME",
+    help="Encoding of ROWS of text, such as gb18030, shift_jis or utf-16.  [default: UTF-8]",
 )
 @click.option("--limit", type=AT_LEAST_1, help="Convert the first so many rows only.")
 @click.option(
@@ -391,10 +401,14 @@ def convert(
         raise click.UsageError("name ROWS and DEST")
     if html is not None and dry_run is None:
         raise click.UsageError("--html shows a dry run; give --dry-run too")
-    split_by = options.pop("split_by")
-    if split_by is not None and not split:
-        raise click.UsageError(f"--split-by {split_by}: needs --split, such as train=0.98,val=0.02")
-    options["splitting"] = Splitting(_splits(split), split_by) if split else None
+    split_by, by_media = options.pop("split_by"), options.pop("split_by_media")
+    if (split_by is not None or by_media) and not split:
+        flag = "--split-by-media" if by_media else f"--split-by {split_by}"
+        raise click.UsageError(f"{flag}: needs --split, such as train=0.98,val=0.02")
+    options["splitting"] = None
+    if split:
+        splits = _pairs((split,), "--split {}: write NAME=FRACTION,NAME=FRACTION", float)
+        options["splitting"] = Splitting(splits, split_by, by_media)
     options["duplicates"] = Duplicates(options["duplicates"], options.pop("near_duplicates"))
     options["rerun"] = rerun = Rerun(**_taken(options, Rerun))
     options["shard_range"] = _shard_range(shard_range) if shard_range else None
@@ -408,7 +422,9 @@ def convert(
     max_rejects_of(max_rejects)  # a wrong one is an error before the first shard
     source: Any = list(rows) if len(rows) > 1 else (*rows, dest)[0]
     reading = RowReading(
-        format=row_format, columns=_columns(columns), **_taken(options, RowReading)
+        format=row_format,
+        columns=_pairs(columns, "--map {}: write NAME=COLUMN, such as image=photo"),
+        **_taken(options, RowReading),
     )
     options |= {"reading": reading, "media": media, "downloads": downloads}
     if dry_run is not None:
@@ -432,7 +448,7 @@ def convert(
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:
     """Show what the first rows become, in the terminal or on a page."""
     from mmstream.converting.dry_run import dry_run
-    from mmstream.display import Card, card_lines, cards_html
+    from mmstream.display.cards import Card, card_lines, cards_html
 
     cards: list[Card] = []
     dry_rows = dry_run(rows, num_rows, **options)
@@ -469,29 +485,19 @@ def _taken(options: dict[str, Any], group: type) -> dict[str, Any]:
     return {name: options.pop(name) for name in names}
 
 
-def _columns(pairs: tuple[str, ...]) -> dict[str, str]:
-    columns: dict[str, str] = {}
-    for pair in (word for words in pairs for word in words.split(",")):
-        name, equals, column = pair.partition("=")
-        with usage(f"--map {pair!r}: write NAME=COLUMN, such as image=photo"):
-            if not equals or not name or not column or name in columns:
+def _pairs(texts: tuple[str, ...], advice: str, value_of: Callable[[str], Any] = str) -> Any:
+    """Return {name: value} of texts such as ``image=photo,text=alt``."""
+    pairs: dict[str, Any] = {}
+    for pair in (word for words in texts for word in words.split(",")):
+        name, value = pair.partition("=")[0].strip(), pair.partition("=")[2]
+        with usage(advice.format(repr(pair))):
+            if not name or not value or name in pairs:
                 raise ValueError(pair)
-        columns[name] = column
-    return columns
+            pairs[name] = value_of(value)
+    return pairs
 
 
 def _shard_range(text: str) -> tuple[int, int]:
     start, _, stop = text.partition(":")
     with usage(f"--shard-range {text!r}: write A:B, such as 0:100"):
         return int(start), int(stop)
-
-
-def _splits(text: str) -> dict[str, float]:
-    splits: dict[str, float] = {}
-    for split in text.split(","):
-        name, equals, fraction = (word.strip() for word in split.partition("="))
-        with usage(f"--split {text!r}: write NAME=FRACTION,NAME=FRACTION"):
-            if not equals or not name or name in splits:
-                raise ValueError(split)
-            splits[name] = float(fraction)
-    return splits

@@ -18,14 +18,6 @@ from mmstream.errors import escaped
 if TYPE_CHECKING:
     from mmstream.converting.convert import ConvertReport
 
-__all__ = [
-    "max_rejects_of",
-    "max_rejects_option",
-    "show_end",
-    "show_retry",
-    "show_summary",
-]
-
 MAX_REASONS = 20
 """Reasons of rejects that are printed, the most frequent first."""
 
@@ -124,8 +116,7 @@ def _show_unread(report: ConvertReport) -> None:
 
 def _show_rejects(report: ConvertReport, dest: str) -> None:
     """Print where a conversion lists its rejects, and their reasons with one example each."""
-    from mmstream.converting.rejects import REJECTS_NAME
-    from mmstream.converting.report import REPORT_NAME
+    from mmstream.converting.report import REJECTS_NAME, REPORT_NAME
 
     groups = report.reject_kinds
     if not groups:

@@ -21,8 +21,6 @@ from mmstream.cli.shared import (
 from mmstream.display.markup import count_text
 from mmstream.errors import escaped
 
-__all__ = ["index", "verify"]
-
 
 @command("mmstream index s3://bucket/tars --output indexes/")
 @click.argument("url")
@@ -31,7 +29,6 @@ __all__ = ["index", "verify"]
     metavar="FOLDER",
     help="Folder or URL prefix for the indexes and the manifest.  [default: beside the tars]",
 )
-@click.option("--repack", is_flag=True, help="Also unpack gzipped tars to plain tars.")
 @click.option(
     "--checksums",
     is_flag=True,
@@ -41,7 +38,7 @@ __all__ = ["index", "verify"]
     "--facts",
     is_flag=True,
     help="Also write the texts and the sizes of pictures beside each index, for `mmstream "
-    "measure`. This reads all bytes of the tars.",
+    "plan`. This reads all bytes of the tars.",
 )
 @click.option(
     "--overwrite", is_flag=True, help="Build existing indexes, checksums and facts again."
@@ -65,15 +62,14 @@ def index(url: str, facts: bool, **options: Any) -> None:
         report = index_tars(url, **options)
     say(
         f"{count_text(report.num_shards, 'tar')}, {count_text(report.num_samples, 'sample')}; "
-        f"{count_text(report.num_built, 'tar')} indexed, "
-        f"{count_text(report.num_repacked, 'tar')} repacked"
+        f"{count_text(report.num_built, 'tar')} indexed"
         + f", checksums of {count_text(report.num_summed, 'tar')} written"
         * options["checksums"]
     )
     if facts:
         _write_facts(options["output"] or url, options["overwrite"])
     is_elsewhere = (options["output"] or url).rstrip("/") != url.rstrip("/")
-    if is_elsewhere and not report.num_repacked:
+    if is_elsewhere:
         say(
             f"the tars stay in {url}; to open {options['output']}, use --allow-foreign-urls, or in "
             "Python mm.open_dataset(..., allow_foreign_urls=True)"

@@ -17,9 +17,7 @@ if TYPE_CHECKING:
     from mmstream.converting.quality.corpus import SampleName
     from mmstream.converting.quality.duplicates import Duplicates
     from mmstream.dataset.dataset import Dataset
-    from mmstream.display import Card
-
-__all__ = ["duplicates", "leakcheck"]
+    from mmstream.display.cards import Card
 
 _num_threads = click.option(
     "--num-threads",
@@ -185,7 +183,7 @@ def _write(
     import msgspec
 
     from mmstream.converting.quality.duplicates import pair_of
-    from mmstream.display import pairs_html
+    from mmstream.display.pairs import pairs_html
     from mmstream.storage import open_store
     from mmstream.storage.urls import split_url
 
@@ -209,7 +207,7 @@ def _shown_pairs(report: Duplicates, max_pairs: int) -> Iterator[tuple[str, Card
 
 
 def _card(dataset: Dataset, name: SampleName) -> Card:
-    from mmstream.display import Card
+    from mmstream.display.cards import Card
 
     address = where(name.shard, name.index)
     try:

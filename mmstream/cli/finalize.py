@@ -7,8 +7,6 @@ import click
 from mmstream.cli.convert_report import max_rejects_of, max_rejects_option, show_end
 from mmstream.cli.shared import command
 
-__all__ = ["finalize"]
-
 
 @command("mmstream finalize s3://bucket/corpus", splits="--split", shard_range="--shard-range")
 @click.argument("dest")

@@ -8,34 +8,26 @@ from typing import Any
 
 import click
 
-from mmstream.cli.forecast import show_forecast
-from mmstream.cli.forecast_options import OPTIONS, PlannedRun, forecast_options
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
     allow_foreign_urls,
     command,
-    open_tokenizer,
     refuse_given,
     save_page,
     say,
+    text_counter,
 )
 from mmstream.decoding.fields import undecoded_media
-from mmstream.display.markup import count_text
+from mmstream.display.markup import count_text, size_text
 from mmstream.errors import SampleError, escaped
-
-__all__ = ["info"]
 
 MOST_INDENT = 8
 """Deeper levels of what a manifest says of its source are one line."""
 
 
-@command(
-    "mmstream info s3://bucket/corpus",
-    groups={"Cost of a run": OPTIONS},
-    global_batch_size="--plan",
-)
-@click.argument("url", required=False)
+@command("mmstream info s3://bucket/corpus", global_batch_size="--plan")
+@click.argument("url")
 @click.option(
     "--keys",
     "num_keys",
@@ -55,27 +47,35 @@ MOST_INDENT = 8
     "--samples",
     "num_samples",
     type=AT_LEAST_1,
-    help="With --stats: samples to read, spread over the dataset.  [default: 1000]  With --plan "
-    "and no URL: samples of the corpus.",
+    help="With --stats: samples to read, spread over the dataset.  [default: 1000]",
 )
 @click.option(
     "--seed",
     type=int,
     default=0,
     show_default=True,
-    help="With --stats: draws these samples. With --plan: seed of the order.",
+    help="With --stats: draws these samples.",
 )
 @click.option(
     "--tokenizer",
     metavar="FOLDER",
-    help="With --stats: also count tokens, an image as one. `bytes` is a tokenizer of one token "
-    "per byte.",
+    help="With --stats: also count tokens. Those of media count where it is the folder of a whole "
+    "Qwen-VL model. `bytes` is a tokenizer of one token per byte.",
 )
 @click.option("--html", metavar="FILE", help="With --stats: also write a page with the numbers.")
-@forecast_options
+@click.option(
+    "--plan",
+    type=AT_LEAST_1,
+    metavar="G",
+    help="Instead, say about what a run with batches of G rows over all ranks asks of object "
+    "storage.",
+)
+@click.option(
+    "--ranks", type=AT_LEAST_1, default=1, show_default=True, help="With --plan: ranks of the run."
+)
 @allow_foreign_urls
 def info(
-    url: str | None,
+    url: str,
     num_keys: int,
     as_json: bool,
     stats: bool,
@@ -85,37 +85,27 @@ def info(
     html: str | None,
     allow_foreign_urls: bool,
     plan: int | None,
-    **run_options: Any,
+    ranks: int,
 ) -> None:
     """Show what the dataset at URL holds: shards, samples, fields, bytes, some keys.
 
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
-    source. With --plan: what a run over it asks of object storage.
+    source.
     """
     from mmstream.dataset.mixture_file import open_data
 
     if plan is not None:
-        refuse_given(["num_keys", "stats", "tokenizer", "html"], "without --plan")
-        run = PlannedRun(plan, **run_options)
-        show_forecast(
-            url,
-            run,
-            num_samples=num_samples,
-            seed=seed,
-            allow_foreign_urls=allow_foreign_urls,
-            as_json=as_json,
-        )
+        refuse_given(["num_keys", "as_json", "stats"], "without --plan")
+        refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
+        _show_reads(open_data(url, allow_foreign_urls=allow_foreign_urls), plan, ranks)
         return
-    refuse_given(run_options, "with --plan")
-    if url is None:
-        raise click.UsageError("give the URL of a dataset")
+    refuse_given(["ranks"], "with --plan")
     if stats:
         refuse_given(["num_keys"], "without --stats")
         data = open_data(url, allow_foreign_urls=allow_foreign_urls)
         _show_statistics(data, url, num_samples or 1000, seed, tokenizer, html, as_json)
         return
-    refuse_given(["tokenizer", "html"], "with --stats")
-    refuse_given(["num_samples", "seed"], "with --stats or --plan")
+    refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
     _show(open_data(url, allow_foreign_urls=allow_foreign_urls), num_keys, as_json)
 
 
@@ -146,6 +136,35 @@ def _show(data: Any, num_keys: int, as_json: bool) -> None:
         _print_dataset(dataset, sources[name])
 
 
+def _show_reads(data: Any, num_rows: int, num_ranks: int) -> None:
+    """Print about what an epoch over a dataset asks of object storage."""
+    from mmstream.dataset.mixture import Mixture
+    from mmstream.reading.plan import epoch_reads
+    from mmstream.reading.window_memory import window_bytes
+    from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
+    from mmstream.world import World, rows_of_rank
+
+    if isinstance(data, Mixture):
+        raise click.UsageError("--plan is for one dataset: ask it for each source of a mixture")
+    order = data.plan_order(global_batch_size=num_rows)
+    ranks = (World(rank, num_ranks) for rank in range(num_ranks))
+    row_bounds = [*(rows_of_rank(num_rows, rank, "balanced")[0] for rank in ranks), num_rows]
+    reads = epoch_reads(data, order, row_bounds)
+    assert reads is not None  # an order has samples, and these rows are no packs
+    held = size_text(window_bytes(data, order, -(-num_rows // num_ranks)))
+    say(
+        f"plan: {count_text(order.steps_per_epoch, 'step')} of {count_text(num_rows, 'row')} per "
+        f"epoch; grid {order.grid}, {count_text(num_ranks, 'rank')}"
+    )
+    say(f"bytes: {size_text(reads.num_bytes)} an epoch")
+    say(f"requests: about {reads.num_requests:,.0f} an epoch, {reads.requests_per_gb:,.0f} a GB")
+    say(f"memory: up to {held} of windows on a rank, beside what is read ahead")
+    say(
+        f"S3: a prefix answers {MAX_PREFIX_RATE:,} requests/s, which is about "
+        f"{MAX_PREFIX_RATE * reads.num_samples / reads.num_requests:,.0f} samples/s"
+    )
+
+
 def _show_statistics(
     data: Any,
     url: str,
@@ -157,17 +176,9 @@ def _show_statistics(
 ) -> None:
     """Measure some samples. Print a table and bars, and write a page if one is wanted."""
     from mmstream.dataset.statistics import statistics
-    from mmstream.decoding.text.decoder import TextDecoder
     from mmstream.display.statistics import statistics_html, statistics_lines
 
-    text = None
-    if tokenizer is not None:
-        text = TextDecoder(
-            open_tokenizer(tokenizer),
-            max_length=1 << 30,
-            undecoded_parts="keep",
-            unlabeled_texts="keep",
-        )
+    text = None if tokenizer is None else text_counter(tokenizer, 1 << 30)
     stats = statistics(data, num_samples, seed=seed, text=text, progress=True)
     if as_json:
         say(json.dumps({"url": url, **stats.summary()}))

@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-__all__ = ["GroupedCommand"]
+from mmstream.gone import instead_of
 
 
 class GroupedCommand(click.Command):
@@ -23,6 +23,15 @@ class GroupedCommand(click.Command):
     ) -> None:
         super().__init__(*args, **attributes)
         self.groups: Mapping[str, Sequence[str]] = groups or {}
+
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Parse the command line. An option that is gone is an error that says what to use."""
+        try:
+            return super().parse_args(ctx, args)
+        except click.NoSuchOption as error:
+            if reason := instead_of(f"mmstream {ctx.info_name} {error.option_name}"):
+                raise click.UsageError(reason, ctx) from None
+            raise
 
     def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the options, a section for each group."""

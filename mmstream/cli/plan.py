@@ -1,35 +1,76 @@
-"""``mmstream plan``: which samples form packs, and how full these are."""
+"""``mmstream plan``: lengths of all samples, which form packs, and how full these are.
+
+It imports torch.
+"""
 
 from __future__ import annotations
 
 import json
 from dataclasses import asdict
-from typing import Any, get_args
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, get_args
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, allow_foreign_urls, command, say
-from mmstream.packing.settings import Overlong
+from mmstream.cli.shared import (
+    AT_LEAST_0,
+    AT_LEAST_1,
+    allow_foreign_urls,
+    command,
+    load_pipeline,
+    open_tokenizer,
+    say,
+    shows_infos_of,
+)
+from mmstream.errors import ConfigError
+from mmstream.packing.settings import Overlong, PackLimits
 
-__all__ = ["plan"]
+if TYPE_CHECKING:
+    from mmstream.decoding.decode import Decode
+
+PACK_LIMITS = (
+    "max_documents",
+    "max_images",
+    "max_patches",
+    "max_seconds",
+    "document_multiple_of",
+    "where",
+    "overlong",
+)
+"""Options that are settings of `PackLimits`."""
 
 
-@command("mmstream plan s3://bucket/corpus --max-tokens 8192")
+@command("mmstream plan s3://bucket/corpus --max-tokens 8192 --pipeline train:pipeline")
 @click.argument("url")
 @click.option("--max-tokens", type=AT_LEAST_1, required=True, help="Tokens of a pack.")
 @click.option(
-    "--measure",
-    metavar="NAME",
-    default="default",
-    show_default=True,
-    help="Name of the measure, or its folder or URL.",
+    "--pipeline",
+    "pipeline_name",
+    metavar="MODULE:OBJECT",
+    help="The pipeline of training: a Pipeline, or a function from a dataset to one. Its decoders, "
+    "functions before decoding and seed count.",
 )
-@click.option("--name", metavar="NAME", help="Name of the plan.  [default: measure and max-tokens]")
+@click.option(
+    "--processor",
+    metavar="FOLDER",
+    help="Instead: the folder of a Qwen-VL model with its tokenizer and processor.",
+)
+@click.option(
+    "--tokenizer",
+    metavar="FOLDER",
+    help="Instead, for text alone: the folder of a tokenizer. `bytes` is one of one token per "
+    "byte.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Name of the plan.  [default: a digest, which mm.Pack finds by itself]",
+)
 @click.option(
     "--output",
     "folder",
     metavar="FOLDER",
-    help="Folder or URL of the plan.  [default: mmstream.plan.NAME beside the index]",
+    help="Folder or URL that gets the folders of lengths and plan.  [default: beside the index]",
 )
 @click.option("--max-documents", type=AT_LEAST_1, help="Documents of a pack.")
 @click.option("--max-images", type=AT_LEAST_1, help="Images of a pack.")
@@ -48,8 +89,7 @@ __all__ = ["plan"]
     "--where",
     metavar="CONDITION",
     default="",
-    help='Pack only these samples: "width >= 200 and num_label_tokens > 8". Names are columns of '
-    "the measure.",
+    help='Pack only these samples: "num_tokens >= 16 and num_label_tokens > 8".',
 )
 @click.option(
     "--overlong",
@@ -59,37 +99,116 @@ __all__ = ["plan"]
     help="Leave out samples that are longer than a pack, or cut plain text.",
 )
 @click.option(
+    "--epochs",
+    metavar="A-B",
+    help="Where lengths depend on random draws: the epochs that are measured, such as 0-2. The "
+    "longest length counts.",
+)
+@click.option(
+    "--room",
+    type=AT_LEAST_0,
+    default=0,
+    show_default=True,
+    help="Tokens that each sample gets more, in place of --epochs.",
+)
+@click.option(
+    "--patch-size",
+    type=AT_LEAST_1,
+    default=14,
+    show_default=True,
+    metavar="PIXELS",
+    help="Side of a patch of the vision tower.",
+)
+@click.option(
     "--overwrite",
     is_flag=True,
-    help="Plan all shards anew. Without it, packs of an earlier plan stay, and appended shards "
-    "form new ones.",
+    help="Plan all shards anew, and measure them anew where lengths have changed. Without it, "
+    "packs of an earlier plan stay, and appended shards form new ones.",
 )
 @click.option(
     "--num-workers",
     type=AT_LEAST_0,
-    help="Processes.  [default: one for each million samples, at most one for each core]",
+    help="Processes. The plan is the same for any number.  [default: one per core, or one for "
+    "little work]",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @allow_foreign_urls
 def plan(
-    url: str, max_tokens: int, as_json: bool, allow_foreign_urls: bool, **options: Any
+    url: str,
+    max_tokens: int,
+    pipeline_name: str | None,
+    processor: str | None,
+    tokenizer: str | None,
+    epochs: str | None,
+    as_json: bool,
+    allow_foreign_urls: bool,
+    **options: Any,
 ) -> None:
-    """Decide which samples of the dataset at URL form packs of at most --max-tokens tokens.
+    """Measure all samples of the dataset at URL, and plan packs of at most --max-tokens tokens.
 
-    `mmstream measure` must have counted the lengths of all samples before. The plan is written
-    beside the index. The lines say how full the packs are, how full they could be, what is left
-    out, and what other lengths of packs would give.
+    URL may be a mixture's file: each source is planned by itself.
+
+    The samples go through the decoders of training up to the tokenizer. No pixel is decoded. Where
+    `mmstream index --facts` has written facts, no picture is read. To continue an interrupted call,
+    run the same command again. Samples are not measured again for other limits.
+
+    The lines say how full the packs are, how full they could be, what is left out, and what other
+    lengths of packs would give.
     """
-    from mmstream.dataset.open import open_dataset
-    from mmstream.packing.plan_packs import measure_of, plan_packs
+    from mmstream.dataset.mixture_file import open_data
+    from mmstream.measuring.plan import plan_sources
     from mmstream.packing.plan_report import plan_report
+    from mmstream.pipeline import Pipeline
 
-    dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
-    packs = plan_packs(dataset, max_tokens, **options)
-    report = plan_report(packs, measure_of(dataset, options["measure"]), dataset.bad)
-    if as_json:
-        say(json.dumps({"folder": packs.url, **asdict(report)}))
-        return
-    for line in report.lines(max_tokens):
-        say(line)
-    say(f"plan: {packs.url}")
+    if sum(given is not None for given in (pipeline_name, processor, tokenizer)) != 1:
+        raise click.UsageError("give one of --pipeline, --processor and --tokenizer")
+    limits = PackLimits(max_tokens, **{limit: options.pop(limit) for limit in PACK_LIMITS})
+    measured_epochs = None if epochs is None else _epochs(epochs)
+    data = open_data(url, allow_foreign_urls=allow_foreign_urls)
+    if pipeline_name is not None:
+        pipeline = load_pipeline(pipeline_name, data)
+    else:
+        decode = _of_tokenizer(str(tokenizer)) if processor is None else _of_processor(processor)
+        pipeline = Pipeline(data, global_batch_size=1, decode=decode)
+    with shows_infos_of("mmstream.measuring.measure"):  # how much is read
+        for source in plan_sources(pipeline, limits, epochs=measured_epochs, **options):
+            assert source.plan is not None
+            report = plan_report(source.plan, source.measure, source.dataset.bad)
+            if as_json:
+                name = {"source": source.name} if source.name else {}
+                say(json.dumps({**name, "folder": source.plan.url, **asdict(report)}))
+                continue
+            for line in report.lines(limits.max_tokens):
+                say(line)
+            say(f"plan: {source.plan.url}")
+
+
+def _of_processor(folder: str) -> Decode:
+    """Return the decoders of a model's folder."""
+    from mmstream.train import tokenizer
+    from mmstream.train.chat import CHAT_FAMILIES, chat_decode
+    from mmstream.train.pretrained import read_json
+
+    family = read_json(Path(folder, "config.json")).get("model_type")
+    if family not in CHAT_FAMILIES:
+        raise ConfigError(
+            f"{folder}: is a model of {family}, and --processor knows {', '.join(CHAT_FAMILIES)}: "
+            "give --pipeline module:object"
+        )
+    return chat_decode(tokenizer.open_tokenizer(folder, chat=True), folder, 1 << 20)
+
+
+def _of_tokenizer(folder: str) -> Decode:
+    """Return the decoders of a tokenizer."""
+    from mmstream.decoding.decode import Decode
+    from mmstream.decoding.text.decoder import TextDecoder
+
+    return Decode(text=TextDecoder(open_tokenizer(folder)))
+
+
+def _epochs(text: str) -> list[int]:
+    """Return the epochs of ``A-B``, both included, or of one number."""
+    first, _, last = text.partition("-")
+    if not first.isdecimal() or not (last or first).isdecimal() or int(last or first) < int(first):
+        raise click.UsageError(f"--epochs {text}: give numbers such as 0-2, or one such as 0")
+    return list(range(int(first), int(last or first) + 1))

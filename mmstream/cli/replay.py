@@ -25,8 +25,6 @@ from mmstream.cli.shared import (
     usage,
 )
 
-__all__ = ["replay"]
-
 
 @command("mmstream replay s3://bucket/corpus --state run/ --step 120")
 @click.argument("url")
@@ -93,9 +91,8 @@ def replay(
     """
     from mmstream.audit.replay import replay as run
     from mmstream.dataset.mixture_file import open_data
-    from mmstream.state import order_of_state
+    from mmstream.state import order_of_state, parse_state
     from mmstream.train.saved_state import read_state
-    from mmstream.train.state_json import parse_state
 
     if more_logs and not logs:
         raise click.UsageError(

@@ -8,20 +8,11 @@ import click
 
 from mmstream.cli.shared import AT_LEAST_0, AT_LEAST_1, allow_foreign_urls, command, say
 
-__all__ = ["reshard"]
 
-
-@command("mmstream reshard s3://bucket/corpus s3://bucket/packs --plan default-8192")
+@command("mmstream reshard s3://bucket/corpus s3://bucket/packs --plan 8192-3f0a9c51e2b7")
 @click.argument("source")
 @click.argument("dest")
 @click.option("--plan", metavar="NAME", required=True, help="Name of the plan, or its folder.")
-@click.option(
-    "--measure",
-    metavar="NAME",
-    default="default",
-    show_default=True,
-    help="Name of the measure of the plan, or its folder.",
-)
 @click.option(
     "--shuffle-seed",
     type=int,
@@ -49,7 +40,7 @@ def reshard(
 ) -> None:
     """Write the dataset SOURCE anew to DEST, so that each pack is one range of a shard.
 
-    The bytes of samples stay as they are. The measure and the plan are written too. Samples that
+    The bytes of samples stay as they are. The lengths and the plan are written too. Samples that
     the plan leaves out are not written. A call that was killed goes on when it is made again.
     """
     from mmstream.converting.reshard import reshard as run

@@ -6,40 +6,23 @@ instead, ``--overwrite``.
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import logging
 import re
+import traceback
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
+from itertools import dropwhile
+from pathlib import Path
 from typing import Any
 
 import click
 
 from mmstream.cli.option_groups import GroupedCommand
 from mmstream.errors import ConfigError, MMStreamError, escaped
-
-__all__ = [
-    "AT_LEAST_0",
-    "AT_LEAST_1",
-    "INTERRUPTED",
-    "PROBLEM",
-    "UNFINISHED",
-    "USAGE",
-    "allow_foreign_urls",
-    "command",
-    "in_options",
-    "load_pipeline",
-    "open_tokenizer",
-    "parse_rows_per_rank",
-    "plan_beside",
-    "refuse_given",
-    "save_page",
-    "say",
-    "shows_infos_of",
-    "usage",
-]
 
 PROBLEM = 1
 """Exit code: a problem with the data or the storage."""
@@ -169,27 +152,68 @@ def open_tokenizer(folder: str) -> Any:
         return tokenizer.open_tokenizer(folder)
 
 
+def text_counter(folder: str, max_length: int) -> Any:
+    """Return a `WholeText`, which keeps what nothing decodes.
+
+    Args:
+        folder: Of a tokenizer, or of a whole model whose processor says what media take.
+        max_length: Of texts, in tokens.
+    """
+    from mmstream.decoding.decode import Decode
+    from mmstream.decoding.sample import WholeText
+    from mmstream.decoding.text.decoder import TextDecoder
+    from mmstream.train.chat import CHAT_FAMILIES, chat_decode
+    from mmstream.train.pretrained import image_settings, read_json
+
+    tokenizer = open_tokenizer(folder)
+    config = Path(folder, "config.json")
+    family = read_json(config).get("model_type") if config.exists() else None
+    decode: Any = Decode(text=TextDecoder(tokenizer))
+    if family in CHAT_FAMILIES and image_settings(Path(folder))[0] is not None:
+        decode = chat_decode(tokenizer, folder, max_length)
+    settings: Any = {"undecoded_parts": "keep", "unlabeled_texts": "keep"}
+    text = replace(decode.text, max_length=max_length, **settings)
+    return WholeText(replace(decode, text=text))
+
+
 def load_pipeline(name: str, data: Any) -> Any:
     """Return the pipeline that ``module:object`` names, with other data.
 
     Args:
         name: Of a `mm.Pipeline`, or of a function that takes the data and returns one.
         data: A Dataset or a Mixture.
+
+    Raises:
+        ConfigError: There is no such module or name, it is something else, or it raised an error,
+            whose traceback is printed before.
     """
-    from mmstream.converting.formats.function import load_object
+    from mmstream.converting.formats.row_format import load_object
     from mmstream.pipeline import Pipeline
 
-    value = load_object(name)
-    if isinstance(value, Pipeline):
-        return replace(value, dataset=data)
-    if callable(value):
-        value = value(data)
+    try:
+        value = load_object(name)
+        if not isinstance(value, Pipeline) and callable(value):
+            value = value(data)
+    except MMStreamError:
+        raise
+    except Exception as error:
+        for line in "".join(_of_user(error)).splitlines():
+            say(line, err=True)
+        raise ConfigError(f"{name}: raised {type(error).__name__}: {escaped(error)}") from error
     if not isinstance(value, Pipeline):
         raise ConfigError(
             f"{name}: is {type(value).__name__}, and no mm.Pipeline or function from a dataset to "
             "one"
         )
-    return value
+    return value if value.dataset is data else replace(value, dataset=data)
+
+
+def _of_user(error: Exception) -> list[str]:
+    """Return the traceback of an error, from the first line of code that is not ours."""
+    ours = (str(Path(__file__).parents[1]), str(Path(importlib.__file__).parent), "<frozen ")
+    frames = traceback.extract_tb(error.__traceback__)
+    of_user = dropwhile(lambda frame: frame.filename.startswith(ours), frames)
+    return [*traceback.format_list(of_user), *traceback.format_exception_only(error)]
 
 
 @contextmanager
@@ -221,20 +245,20 @@ def shows_infos_of(name: str) -> Iterator[None]:
 
 def save_page(body: str, title: str, path: str) -> str:
     """Write a page for a browser, and return where it is and its size, in words."""
-    from mmstream.display import Shown
+    from mmstream.display.notebook import Shown
 
     written = Shown(body, title).save(path)
     return f"written to {written} ({written.stat().st_size / 1e6:,.1f} MB)"
 
 
 def plan_beside(data: Any, state: Any) -> Any:
-    """Return the plan of a saved state of packs, from beside the index or from the cache.
+    """Return the plan of a saved state of packs, from beside the index.
 
     None: there is none, or the state is not of packs. Without packs, torch is not imported.
     """
     order = state.get("order") if isinstance(state, Mapping) else None
     if not isinstance(order, Mapping) or "plan" not in order:
         return None
-    from mmstream.measuring.automatic_mixture import plan_or_plans_of_state
+    from mmstream.measuring.find_plan import plan_or_plans_of_state
 
     return plan_or_plans_of_state(data, state)

@@ -5,6 +5,12 @@
 All destinations are checked before anything is written. The shards of all splits are one list of
 jobs, so the splits share the worker processes. A dataset gets its manifest when all of its shards
 are written.
+
+Columns that the caller maps: some row must have them. A check before the first shard.
+
+    rows -> COLUMNS -> plan
+
+A misspelled name would otherwise lose a column of all rows in silence.
 """
 
 from __future__ import annotations
@@ -13,19 +19,17 @@ import logging
 import os
 import shlex
 import time
-from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field, fields, replace
 from pathlib import Path
 from typing import Any
 
-from mmstream.converting.columns import require_columns
 from mmstream.converting.destination import give_up
-from mmstream.converting.engines.engine import Engine, engine_of, require_engine
-from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
+from mmstream.converting.engines.engine import Engine, EngineName, engine_of, require_engine
 from mmstream.converting.media.download_options import DownloadOptions
 from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
+from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.options import Duplicates, Options, Rerun, RowReading, Splitting
 from mmstream.converting.outputs import (
     Output,
@@ -33,38 +37,33 @@ from mmstream.converting.outputs import (
     begin_output,
     finish_output,
     jobs_of,
-    locked,
+    locked_outputs,
+    num_ranks,
     num_rows_of_jobs,
-    plan_outputs,
 )
 from mmstream.converting.progress import Progress
-from mmstream.converting.quality.after import mark_duplicates
-from mmstream.converting.rejects import REJECTS_NAME, RejectGroup, first_rejects
-from mmstream.converting.report import CorpusReport, MediaCount, read_report, total_report
-from mmstream.converting.rows.inputs import Rows, file_names, input_urls, media_folder
-from mmstream.converting.rows.open import open_rows
+from mmstream.converting.quality.after import mark_duplicates, warn_of_leaks
+from mmstream.converting.report import (
+    REJECTS_NAME,
+    CorpusReport,
+    MediaCount,
+    RejectGroup,
+    first_rejects,
+    read_report,
+    total_report,
+)
+from mmstream.converting.rows.open import Rows, file_names, input_urls, media_folder, open_rows
+from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
-from mmstream.converting.rows.source import RowSource
 from mmstream.converting.shard import ShardReport
 from mmstream.dataset.facts import write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.open import open_dataset
-from mmstream.decoding.fields import undecoded_media
 from mmstream.display.markup import count_text
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.storage import is_remote, open_store
-from mmstream.storage.urls import require_no_secret, require_two_slashes
-from mmstream.wrong_arguments import advise, require_numbers
-
-__all__ = [
-    "ConvertReport",
-    "check_max_rejects",
-    "convert",
-    "report_of",
-    "require_samples",
-    "total_of",
-    "warn_of_rejects",
-]
+from mmstream.storage.urls import local_path, require_no_secret, require_two_slashes
+from mmstream.wrong_arguments import AnyInt, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 
 logger = logging.getLogger(__name__)
 
@@ -165,20 +164,22 @@ _ADVICE = {
     for argument, group in _GROUPS.items()
     for field in fields(group)
 }
-"""Settings that are flags of the command line, or were arguments in 0.1."""
+"""Settings that are flags of the command line."""
+_ADVICE |= {argument: f"pass mm.{group.__name__}(...)" for argument, group in _GROUPS.items()}
+_ADVICE["shard_range"] = "give the first shard, from 0, and the one behind the last"
 
 
-@advise(_ADVICE)
+@checked(_ADVICE, own=("rows",))
 def convert(
     rows: Rows,
     dest: str | os.PathLike[str],
     *,
     media_root: str | os.PathLike[str] | None = None,
-    samples_per_shard: int = 5000,
-    num_workers: int | None = None,
+    samples_per_shard: PositiveInt = 5000,
+    num_workers: NonNegativeInt | None = None,
     row: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None,
     reading: RowReading | None = None,
-    shuffle_seed: int | None = None,
+    shuffle_seed: AnyInt | None = None,
     splitting: Splitting | None = None,
     media: MediaOptions | None = None,
     downloads: DownloadOptions | None = None,
@@ -186,10 +187,10 @@ def convert(
     duplicates: Duplicates | None = None,
     sidecar: bool = True,
     facts: bool = False,
-    engine: str = "processes",
-    shard_range: tuple[int, int] | None = None,
+    engine: EngineName = "processes",
+    shard_range: tuple[NonNegativeInt, PositiveInt] | None = None,
     rerun: Rerun | None = None,
-    max_rejects: float = 0.01,
+    max_rejects: NonNegativeFloat = 0.01,
     progress: bool = True,
 ) -> ConvertReport:
     """Convert a file of rows and its media files to tar shards.
@@ -237,7 +238,7 @@ def convert(
         sidecar: Write a Parquet file beside each shard, ``shard-000000.parquet``, that says what
             the shard holds: keys, rows, sizes, hashes, rejects.
         facts: Write the texts and the sizes of pictures of each shard beside its index, for
-            `measure`.
+            `plan`.
         engine: "processes" of this machine, or "ray": tasks of a Ray cluster, one for each shard.
         shard_range: Write only the shards from the first number up to the second, without it. They
             are counted from 0 over all splits in order. Other machines may write other ranges at
@@ -248,6 +249,10 @@ def convert(
             to 1), or a number of rows (an int). With more of them a warning is logged, and the
             dataset is complete all the same. `ConvertReport.has_more_rejects_than` asks for it.
         progress: Show a progress bar (on a terminal only).
+
+    Several ranks of one job (``WORLD_SIZE`` above 1) may call it with the same arguments. The first
+    one writes. The others wait, with a line of the log each minute, and return the report of the
+    finished dataset, without counts of duplicates. If the first one fails, one of them goes on.
 
     Returns:
         Counts, bytes and time of the conversion.
@@ -270,15 +275,6 @@ def convert(
         480
     """
     started = time.monotonic()
-    _require_types(
-        row,
-        reading=reading,
-        splitting=splitting,
-        media=media,
-        downloads=downloads,
-        duplicates=duplicates,
-        rerun=rerun,
-    )
     options = Options(
         samples_per_shard=samples_per_shard,
         reading=RowReading() if reading is None else reading,
@@ -299,12 +295,14 @@ def convert(
         raise ConfigError(
             "shard_range: each range reads the rows again; write them to a file for it"
         )
+    rerun = Rerun() if rerun is None else rerun
+    _require_one_process(rerun)
     store, root = open_store(dest), _media_folder(rows, media_root)
     require_engine(engine, num_workers, store.url)
     if engine == "ray" or (num_workers or 0) > 1:
         options.format.require_portable()
     run_jobs = engine_of(engine, num_workers)
-    work = Work(Rerun() if rerun is None else rerun, shard_range, facts)
+    work = Work(rerun, shard_range, facts)
     access = MediaAccess(
         root,
         require_prefixes(allow_urls),
@@ -323,10 +321,7 @@ def convert(
                     "%s: %d samples on its bad list are left out", source.name, source.num_left_out
                 )
         require_columns(source, options.format.columns)
-        outputs = [
-            locked(output, locks, root)
-            for output in plan_outputs(store, input_urls(rows), source, options, root, work, locks)
-        ]
+        outputs = locked_outputs(store, input_urls(rows), source, options, root, work, locks)
         for output in outputs:
             begin_output(output, root, command)
         shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
@@ -340,11 +335,11 @@ def convert(
             seconds = time.monotonic() - started
             reports[output.split] = report_of(output, shard_reports[output.split], seconds)
         _write_missing_facts(outputs, work, progress)
+    warn_of_leaks(outputs, progress)
     report = reports[None] if None in reports else total_of(reports, started)
     report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
     if work.shard_range is None:
         warn_of_rejects(report, max_rejects, dest)
-    _warn_of_media(outputs)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
         dest,
@@ -355,6 +350,16 @@ def convert(
         report.mb_per_s,
     )
     return report
+
+
+def _require_one_process(rerun: Rerun) -> None:
+    """Refuse to replace a dataset in a job of several ranks."""
+    if num_ranks() > 1 and (rerun.overwrite or rerun.retry_rejects):
+        name = "overwrite" if rerun.overwrite else "retry_rejects"
+        raise ConfigError(
+            f"{name}=True in a job of {num_ranks()} ranks (WORLD_SIZE): a later rank would replace "
+            "what others read already; convert before torchrun"
+        )
 
 
 def _write_missing_facts(outputs: list[Output], work: Work, progress: bool) -> None:
@@ -368,6 +373,7 @@ def _refuse_options_of_rows(options: Options) -> None:
     """Refuse options that say how a row becomes a sample, where the rows are samples already."""
     row_format, reading = options.format, options.reading
     given = {
+        f"encoding={reading.encoding!r}": reading.encoding,
         f"captions={reading.captions!r}": reading.captions != "all",
         "columns": row_format.columns,
         f"format={row_format.name!r}": row_format.name,
@@ -383,18 +389,6 @@ def _refuse_options_of_rows(options: Options) -> None:
             )
 
 
-def _require_types(row: object, **groups: object) -> None:
-    """Refuse what is not of the type of its argument, such as ``reading="llava"``."""
-    if not (row is None or callable(row)):
-        raise ConfigError(f"convert(row=): {row!r} is not a function")
-    for argument, value in groups.items():
-        group = _GROUPS[argument]
-        if not (value is None or isinstance(value, group)):
-            raise ConfigError(
-                f"convert({argument}=): got {type(value).__name__}: pass mm.{group.__name__}(...)"
-            )
-
-
 def _media_folder(rows: Rows, media_root: str | None) -> str | None:
     """Return the real path of the media's folder, or its URL prefix.
 
@@ -406,13 +400,9 @@ def _media_folder(rows: Rows, media_root: str | None) -> str | None:
         if "::" in media_root or not media_root.partition("://")[2].strip("/"):
             raise ConfigError(f"media_root={media_root}: not the URL of a bucket or a folder in it")
         return media_root.rstrip("/")
-    if not Path(_local_path(media_root)).is_dir():
+    if not Path(local_path(media_root)).is_dir():
         raise ConfigError(f"media_root={media_root}: no such folder")
-    return os.path.realpath(_local_path(media_root))
-
-
-def _local_path(path: str) -> str:
-    return path.removeprefix("file://")
+    return os.path.realpath(local_path(media_root))
 
 
 def _write_shards(
@@ -512,7 +502,6 @@ def _facts(corpus: CorpusReport | None) -> dict[str, Any]:
 
 def check_max_rejects(max_rejects: float) -> None:
     """Raise a ConfigError if it is neither a fraction nor a number of rows."""
-    require_numbers(max_rejects=max_rejects)
     if not 0 <= max_rejects <= (1 if isinstance(max_rejects, float) else max_rejects):
         raise ConfigError(
             f"max_rejects={max_rejects}: must be a fraction from 0.0 to 1.0, or a number of rows"
@@ -527,20 +516,6 @@ def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> Non
             "max_rejects=%s allows; see %s",
             *(dest, report.num_rejects - report.num_left_out, report.num_rows),
             *(max_rejects, REJECTS_NAME),
-        )
-
-
-def _warn_of_media(outputs: list[Output]) -> None:
-    """Say once how videos and audios are decoded: without that, their texts are bad samples."""
-    counts: Counter[str] = Counter()
-    for output in outputs:
-        if output.store.exists(MANIFEST_NAME):  # a range of shards leaves none
-            counts.update(Manifest.from_bytes(output.store.read(MANIFEST_NAME)).fields)
-    if media := undecoded_media(counts):
-        logger.warning(
-            "stored: %s; in training, mm.Decode(video=, audio=) decodes them: without it, batches "
-            "do not have them, and a conversation about them is a bad sample",
-            media,
         )
 
 
@@ -576,34 +551,68 @@ def _command(
     if names is None:
         return f"mm.convert(rows, {dest!r}, ...) with the same rows and options"
     reading, splitting = options.reading, options.splitting
-    words = ["mmstream", "convert", *names, dest]
-    words += ["--rows-as", reading.rows_as] if reading.rows_as else []
-    words += ["--limit", str(reading.limit)] if reading.limit is not None else []
-    words += ["--group-spans"] if reading.group_spans else []
-    words += ["--media-root", media_root] if media_root is not None else []
-    words += [word for prefix in access.allow_urls for word in ("--allow-url", prefix)]
-    words += access.downloads.words()
-    words += ["--samples-per-shard", str(options.samples_per_shard)]
-    words += ["--format", options.format.name] if options.format.name else []
-    if options.format.dataset_info:
-        words += ["--dataset-info", options.format.dataset_info]
-    for column in options.format.columns:
-        words += ["--map", "=".join(column)]
-    words += ["--captions", reading.captions] if reading.captions != "all" else []
-    words += (
-        ["--shuffle-seed", str(options.shuffle_seed)] if options.shuffle_seed is not None else []
-    )
-    words += ["--no-sidecar"] if not options.sidecar else []
-    for flag, action in (
+    split = splitting and ",".join(f"{n}={f!r}" for n, f in splitting.splits.items())
+    values: list[tuple[str, Any]] = [
+        ("--rows-as", reading.rows_as),
+        ("--encoding", reading.encoding),
+        ("--limit", reading.limit),
+        ("--media-root", media_root),
+        *(("--allow-url", prefix) for prefix in access.allow_urls),
+        ("--samples-per-shard", options.samples_per_shard),
+        ("--format", options.format.name),
+        ("--dataset-info", options.format.dataset_info),
+        *(("--map", "=".join(column)) for column in options.format.columns),
+        ("--captions", None if reading.captions == "all" else reading.captions),
+        ("--shuffle-seed", options.shuffle_seed),
         ("--duplicates", options.duplicates.exact),
         ("--near-duplicates", options.duplicates.near),
-    ):
-        words += [flag, action] if action is not None else []
-    if splitting is not None:
-        fractions = (f"{name}={fraction!r}" for name, fraction in splitting.splits.items())
-        words += ["--split", ",".join(fractions)]
-    for name, value in options.media.settings().items():
-        words += [MEDIA_FLAGS[name], str(value)]
-    if splitting is not None and splitting.split_by is not None:
-        words += ["--split-by", splitting.split_by]
+        ("--split", split),
+        ("--split-by", splitting and splitting.split_by),
+        *((MEDIA_FLAGS[name], value) for name, value in options.media.settings().items()),
+    ]
+    switches = {
+        "--group-spans": reading.group_spans,
+        "--no-sidecar": not options.sidecar,
+        "--split-by-media": splitting and splitting.by_media,
+    }
+    words = ["mmstream", "convert", *names, dest, *access.downloads.words()]
+    words += [word for flag, value in values if value is not None for word in (flag, str(value))]
+    words += [flag for flag, is_on in switches.items() if is_on]
     return shlex.join(words)
+
+
+MAX_ROWS = 10_000
+"""Rows that are looked through. Usually the first one has all columns."""
+_MAX_NAMED = 20
+
+
+def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> None:
+    """Raise ConfigError if a mapped column is in none of the first 10,000 rows.
+
+    A single row may lack it: an empty cell of a table is an absent key.
+
+    Args:
+        source: The rows.
+        columns: Pairs (name that the formats know, name in the rows).
+    """
+    absent = {theirs: ours for ours, theirs in columns}
+    first: tuple[int, list[str]] | None = None
+    if not absent or not source.num_rows:
+        return
+    for row in source.select(range(min(source.num_rows, MAX_ROWS))).read():
+        if isinstance(row.value, dict):
+            first = first or (row.number, list(row.value))
+            absent = {theirs: ours for theirs, ours in absent.items() if theirs not in row.value}
+        if not absent:
+            return
+    if first is None:
+        return  # each row is a reject that says why, or a sample already
+    number, names = first
+    shown = ", ".join(escaped(name, 60) for name in names[:_MAX_NAMED])
+    more = f" and {len(names) - _MAX_NAMED:,} others" if len(names) > _MAX_NAMED else ""
+    of_first = f" of the first {MAX_ROWS:,}" if source.num_rows > MAX_ROWS else ""
+    missing = ", ".join(f"{theirs} (as {ours})" for theirs, ours in absent.items())
+    raise ConfigError(
+        f"columns: no row{of_first} has the column {escaped(missing, 200)}; row {number:,} has "
+        f"{shown}{more}"
+    )

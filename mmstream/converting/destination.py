@@ -12,6 +12,7 @@ A conversion writes these, in this order:
     rejects.jsonl              one line per rejected row: file, row number from 1, reason
     duplicates.jsonl           pairs of samples that hold the same, if they were asked for
     report.json                counts: rejects by kind, formats, keys that nothing read, media
+    README.md                  what the files are, for datasets.load_dataset; never replaced
     mmstream.index.HEX         the index of all shards, named by its content
     mmstream.json              the manifest; then the marker is removed
 
@@ -34,11 +35,16 @@ from typing import Any, Literal, TypeAlias
 import msgspec
 
 from mmstream.converting.locks import marker_lock
-from mmstream.converting.plan import num_shards, shard_name
+from mmstream.converting.plan import RETRIED_SHARDS, num_shards, shard_name
 from mmstream.converting.quality.duplicates import DUPLICATES_NAME
-from mmstream.converting.rejects import REJECTS_NAME, REPORTS, report_name, write_rejects
-from mmstream.converting.report import REPORT_NAME, write_report
-from mmstream.converting.retry import RETRIED_SHARDS
+from mmstream.converting.report import (
+    REJECTS_NAME,
+    REPORT_NAME,
+    REPORTS,
+    report_name,
+    write_rejects,
+    write_report,
+)
 from mmstream.converting.shard import ShardReport
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
@@ -53,25 +59,13 @@ from mmstream.dataset.manifest import (
     Manifest,
     ShardInfo,
 )
+from mmstream.dataset.readme import README_NAME, write_readme
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import RemoteStore, Store, is_remote, open_store
 from mmstream.storage.new_file import remove_temporaries
 from mmstream.storage.side_by_side import map_requests
+from mmstream.storage.urls import local_path
 from mmstream.storage.write_lock import LOCK_NAME
-
-__all__ = [
-    "State",
-    "begin",
-    "begin_range",
-    "finish",
-    "finish_retry",
-    "give_up",
-    "inspect",
-    "manifest_of",
-    "read_marker",
-    "remove_temporary_files",
-    "require_foreign",
-]
 
 State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 """What a destination holds.
@@ -102,6 +96,7 @@ _OWNED_FILE = "|".join(
     [_SHARD_FILE.pattern, INDEX_PART_NAME.pattern, *map(re.escape, _SINGLE_FILES)]
 )
 """The names of all files that a conversion writes into a dataset's folder, or removes there."""
+_WRITTEN_FILE = rf"{_OWNED_FILE}|{re.escape(README_NAME)}"
 _MAY_LIE_HERE = re.compile(
     rf"{_OWNED_FILE}|(README|LICENSE|LICENCE|NOTICE|CITATION|CHANGELOG)(\.\w+)?", re.IGNORECASE
 )
@@ -167,7 +162,7 @@ def _same_file(paths: Sequence[str], folder: str, owned: str) -> str | None:
 
 
 def _status(path: str) -> os.stat_result:
-    return Path(path.removeprefix("file://")).expanduser().stat()
+    return Path(local_path(path)).stat()
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
@@ -275,6 +270,7 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
     _write_report(store, manifest, reports)
     part = write_part(store, manifest, 0, len(manifest.shards) - 1)
     manifest = replace(manifest, index_parts=(part,) if part else ())
+    write_readme(store)
     store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
 
@@ -416,7 +412,7 @@ def _clear(store: Store) -> None:
 
 
 def remove_temporary_files(
-    store: Store, files: str = _OWNED_FILE, reports: str = _REPORT_FILE
+    store: Store, files: str = _WRITTEN_FILE, reports: str = _REPORT_FILE
 ) -> None:
     """Remove what killed conversions left of files that they were writing.
 
@@ -434,9 +430,12 @@ def remove_temporary_files(
 
 
 _FOLLOWS_FROM = {
-    "rows_sha256": {"limit", "group_spans"},
-    "rows_total": {"limit", "group_spans"},
-    "num_rows": {"limit", "group_spans", "rows_total", "splits", "split_by"},
+    "rows_sha256": {"encoding", "limit", "group_spans"},
+    "rows_total": {"encoding", "limit", "group_spans"},
+    "num_rows": {
+        *("encoding", "limit", "group_spans", "rows_total"),
+        *("splits", "split_by", "split_by_media"),
+    },
 }
 """{key of a plan: keys whose change explains its own}."""
 

@@ -10,27 +10,13 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain, count
-from typing import Any, Literal, TypeAlias
+from typing import Any
 
 import msgspec
 
-from mmstream.errors import MMStreamError
-
-__all__ = [
-    "DIALOGUE_KEYS",
-    "KINDS",
-    "Draft",
-    "FrameSpan",
-    "Kind",
-    "LeftOutError",
-    "Media",
-    "MediaRef",
-    "RowError",
-    "StoredSample",
-    "samples_of",
-]
-
-Kind: TypeAlias = Literal["image", "video", "audio"]
+from mmstream.decoding.fields import json_object
+from mmstream.errors import MMStreamError, escaped
+from mmstream.media_types import Kind
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 
@@ -45,17 +31,13 @@ class RowError(MMStreamError):
     """One row cannot become a sample. ``rejects.jsonl`` gives the message as the reason."""
 
 
+def unreadable(name: str, error: Exception) -> RowError:
+    """Return the reason of a row whose value raised an error when it was read, whatever it is."""
+    return RowError(f"{name}: cannot be read: {type(error).__name__}: {escaped(error)}")
+
+
 class LeftOutError(RowError):
     """A blank line, or a row that the caller's function left out: a reject, but no fault."""
-
-
-class FrameSpan(msgspec.Struct, frozen=True):
-    """Frames of a video that follow each other. The tar holds these and no others."""
-
-    start_s: float | None
-    """Time of the first one. None: the video must have these frames and no others."""
-    num_frames: int
-    fps: float
 
 
 class MediaRef(msgspec.Struct, frozen=True):
@@ -69,10 +51,8 @@ class MediaRef(msgspec.Struct, frozen=True):
     sha256: str | None = None
     """Checksum of the file that the row expects, in lower-case hex. Other bytes are a reject."""
     field: str | None = None
-    """Name of its member of the tar where the row gives one, such as ``left.png``: for re-sharding
-    and cameras. None: it is named by its number and type."""
-    frames: FrameSpan | None = None
-    """Which frames of a video are meant. None: the whole file."""
+    """Name of its member of the tar where the row gives one, such as ``left.png``: for
+    re-sharding. None: it is named by its number and type."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,10 +176,7 @@ def _further_fields(draft: Draft, names: list[str], media: Sequence[Media]) -> M
     }
     if not changed or "json" not in draft.fields:
         return draft.fields
-    try:
-        content = msgspec.json.decode(draft.fields["json"])
-    except (ValueError, RecursionError):  # it stays as bad as it is
-        return draft.fields
+    content = json_object(draft.fields["json"])
     parts = [part for part in _media_parts(content) if part["field"] in changed]
     if not parts:
         return draft.fields

@@ -18,13 +18,11 @@ import msgspec
 from mmstream.converting.convert import convert
 from mmstream.converting.options import RowReading
 from mmstream.converting.plan import shard_name
-from mmstream.converting.rejects import REJECTS_NAME, REPORTS, Reject, report_name
+from mmstream.converting.report import REJECTS_NAME, REPORTS, Reject, report_name
 from mmstream.converting.shard import ShardReport
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import MMStreamError
 from mmstream.storage import Store, open_store
-
-__all__ = ["DryRow", "dry_run"]
 
 WHOLE_ONLY = (
     *("splitting", "shuffle_seed", "samples_per_shard", "sidecar", "duplicates", "rerun"),

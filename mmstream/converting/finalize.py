@@ -28,26 +28,26 @@ from mmstream.converting.destination import read_marker
 from mmstream.converting.locks import lock_all
 from mmstream.converting.outputs import Output, Work, finish_output
 from mmstream.converting.plan import num_shards, shard_name
-from mmstream.converting.quality.after import mark_duplicates
-from mmstream.converting.rejects import REPORTS, report_name
+from mmstream.converting.quality.after import mark_duplicates, warn_of_leaks
+from mmstream.converting.report import REPORTS, report_name
 from mmstream.converting.shard import ShardReport, files_of
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, join_url, open_store
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.urls import require_no_secret
-
-__all__ = ["finalize"]
+from mmstream.wrong_arguments import NonNegativeFloat, checked
 
 MAX_NAMED = 20
 """Ranges of missing shards that a message names."""
 
 
+@checked()
 def finalize(
     dest: str | os.PathLike[str],
     *,
     splits: Sequence[str] | None = None,
-    max_rejects: float = 0.01,
+    max_rejects: NonNegativeFloat = 0.01,
 ) -> ConvertReport:
     """Make a dataset of the shards that `convert` wrote with ``shard_range=``.
 
@@ -85,7 +85,7 @@ def finalize(
     dest = os.fspath(dest)
     require_no_secret(dest)
     check_max_rejects(max_rejects)
-    if splits is not None and (isinstance(splits, str) or not splits or _has_twins(splits)):
+    if splits is not None and (not splits or _has_twins(splits)):
         raise ConfigError(f"splits={splits!r}: name all of them with splits=, each once")
     store = open_store(dest)
     with ExitStack() as locks:
@@ -108,6 +108,7 @@ def finalize(
             finish_output(output, written[output.split])
             seconds = time.monotonic() - started
             results[output.split] = report_of(output, [], seconds)
+    warn_of_leaks(outputs, progress=False)
     report = results[None] if splits is None else total_of(results, started)
     report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
     warn_of_rejects(report, max_rejects, dest)

@@ -14,12 +14,10 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 
-from mmstream.converting.rejects import REPORTS
+from mmstream.converting.report import REPORTS
 from mmstream.storage import Store, open_store
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.write_lock import LockedError, WriteLock, require_unlocked, write_lock
-
-__all__ = ["lock_all", "lock_shards", "marker_lock"]
 
 RANGE_COMMAND = "convert --shard-range"
 MARKER_LOCK = "marker.lock"

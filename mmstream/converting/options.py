@@ -12,24 +12,28 @@ import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.rows.detect import ROW_KINDS, RowKind
-from mmstream.converting.rows.options import RowOptions
+from mmstream.converting.rows.detect import RowKind, RowOptions
+from mmstream.converting.rows.encodings import encoding_name
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import require_numbers
+from mmstream.wrong_arguments import Fraction, NonEmptyStr, PositiveInt, checked
 
-__all__ = ["Duplicates", "Options", "Rerun", "RowReading", "Splitting"]
+Action: TypeAlias = Literal["report", "drop"]
+"""What becomes of duplicates."""
 
 
+@checked(own=("encoding",))
 @dataclass(frozen=True)
 class RowReading:
     """How rows are read, and what they mean. By default their content says it.
 
     Attributes:
         rows_as: What the rows lie in, such as "csv". Default: their content says it.
+        encoding: Encoding of files of text that are not UTF-8, such as "gb18030", "shift_jis" or
+            "utf-16". A guess is never made; the log says what such a file may be.
         limit: Convert the first so many rows only.
         format: The format of all rows, such as "captions" or "llava": the page on formats of rows
             lists them. Or a function as "module:function". Default: each row is recognised by its
@@ -52,23 +56,20 @@ class RowReading:
     """
 
     rows_as: RowKind | None = None
-    limit: int | None = None
+    encoding: str | None = None
+    limit: PositiveInt | None = None
     format: str | None = None
     columns: Mapping[str, str] | None = None
     dataset_info: str | os.PathLike[str] | None = None
-    captions: str = "all"
+    captions: Literal["all", "each"] = "all"
     group_spans: bool = False
 
     def __post_init__(self) -> None:
-        require_numbers(limit=self.limit)
-        if self.rows_as is not None and self.rows_as not in ROW_KINDS:
-            raise ConfigError(f"rows_as={self.rows_as!r}: must be one of {', '.join(ROW_KINDS)}")
-        if self.limit is not None and self.limit < 1:
-            raise ConfigError(f"limit={self.limit}: must be 1 or more")
-        if self.captions not in ("all", "each"):
-            raise ConfigError(f"captions={self.captions!r}: must be 'all' or 'each'")
+        if self.encoding is not None:
+            object.__setattr__(self, "encoding", encoding_name(self.encoding))
 
 
+@checked({"splits": "give {name: fraction}, with fractions that sum to 1"})
 @dataclass(frozen=True)
 class Splitting:
     """Which rows go to which split. Each split becomes a dataset of its own at ``DEST/NAME``.
@@ -78,6 +79,8 @@ class Splitting:
     Attributes:
         splits: {name: fraction}, with fractions that sum to 1.
         split_by: Key of a group, such as "speaker". All rows of a group go to one split.
+        by_media: Rows that name the same image, audio or video go to one split, also where other
+            rows connect them. The page on conversion says how.
 
     Raises:
         ConfigError: A name cannot be a folder, or the fractions do not sum to 1.
@@ -86,17 +89,17 @@ class Splitting:
         >>> splitting = mm.Splitting({"train": 0.98, "val": 0.02}, split_by="speaker")
     """
 
-    splits: Mapping[str, float]
-    split_by: str | None = None
+    splits: Mapping[str, Fraction]
+    split_by: NonEmptyStr | None = None
+    by_media: bool = False
 
     def __post_init__(self) -> None:
-        require_numbers(splits=self.splits)
         for name, fraction in self.splits.items():
             if not re.fullmatch(r"[A-Za-z0-9_][A-Za-z0-9_-]*", name) or name == "reports":
                 raise ConfigError(
                     f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
                 )
-            if not 0 < fraction <= 1:
+            if not fraction:
                 raise ConfigError(
                     f"splits: {name}={fraction} is not a fraction above 0 and up to 1"
                 )
@@ -109,6 +112,7 @@ class Splitting:
             raise ConfigError(f"splits: the fractions sum to {total:g}; they must sum to 1")
 
 
+@checked()
 @dataclass(frozen=True)
 class Duplicates:
     """Which duplicates are looked for in the end, and what becomes of them. By default none.
@@ -128,15 +132,11 @@ class Duplicates:
         >>> duplicates = mm.Duplicates(exact="drop", near="report")
     """
 
-    exact: str | None = None
-    near: str | None = None
-
-    def __post_init__(self) -> None:
-        for name, action in (("exact", self.exact), ("near", self.near)):
-            if action not in (None, "report", "drop"):
-                raise ConfigError(f"{name}={action!r}: must be 'report' or 'drop'")
+    exact: Action | None = None
+    near: Action | None = None
 
 
+@checked()
 @dataclass(frozen=True)
 class Rerun:
     """What a conversion does with what an earlier one wrote. By default it goes on from there.
@@ -187,9 +187,6 @@ class Options:
         info = None if reading.dataset_info is None else os.fspath(reading.dataset_info)
         row_format = RowFormat(reading.format, columns, self.row, info)
         object.__setattr__(self, "format", row_format)
-        require_numbers(samples_per_shard=self.samples_per_shard, shuffle_seed=self.shuffle_seed)
-        if self.samples_per_shard < 1:
-            raise ConfigError(f"samples_per_shard={self.samples_per_shard}: must be 1 or more")
         for name in ("exact", "near"):
             action = getattr(self.duplicates, name)
             if action is not None and not self.sidecar:
@@ -200,6 +197,7 @@ class Options:
         """How rows are read: the part of `reading` that the source of the rows needs."""
         return RowOptions(
             rows_as=self.reading.rows_as,
+            encoding=self.reading.encoding,
             limit=self.reading.limit,
             group_spans=self.reading.group_spans,
             run_length=self.samples_per_shard if self.shuffle_seed is None else 1,

@@ -8,6 +8,9 @@ All of them are checked before anything is written.
 from __future__ import annotations
 
 import logging
+import math
+import os
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -26,34 +29,35 @@ from mmstream.converting.destination import (
     require_foreign,
 )
 from mmstream.converting.locks import lock_all, lock_shards
-from mmstream.converting.media.access import MediaAccess
+from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import Options, Rerun
-from mmstream.converting.plan import num_shards, plan_of, select, shard_name
-from mmstream.converting.retry import RETRIED_SHARDS, next_round, rounds
-from mmstream.converting.rows.source import RowSource
+from mmstream.converting.plan import (
+    RETRIED_SHARDS,
+    next_round,
+    num_shards,
+    plan_of,
+    rounds,
+    select,
+    shard_name,
+)
+from mmstream.converting.rows.records import RowSource
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.checksums import object_sha256
 from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from mmstream.storage import Store, join_url, open_store
-from mmstream.storage.write_lock import LOCK_NAME, WriteLock, require_unlocked
+from mmstream.storage.write_lock import LOCK_NAME, LockedError, WriteLock, require_unlocked
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = [
-    "Output",
-    "Work",
-    "begin_output",
-    "finish_output",
-    "jobs_of",
-    "locked",
-    "num_rows_of_jobs",
-    "plan_outputs",
-]
 
 logger = logging.getLogger(__name__)
+
+LOOK_S = 1.0
+"""Seconds between two looks at a destination to which another rank converts."""
+
+SAY_S = 60.0
+"""Seconds between two lines of the log that say so."""
 
 
 @dataclass(frozen=True)
@@ -64,7 +68,7 @@ class Work:
     shard_range: tuple[int, int] | None = None
     """First shard and the one behind the last, counted over all splits. None: all shards."""
     facts: bool = False
-    """Whether the facts of shards are written beside their indexes, for `mmstream measure`."""
+    """Whether the facts of shards are written beside their indexes, for `mmstream plan`."""
 
     def __post_init__(self) -> None:
         if self.shard_range is None:
@@ -73,8 +77,7 @@ class Work:
             raise ConfigError(
                 "retry_rejects=True adds shards to a finished dataset; leave out shard_range"
             )
-        refuse_bools(shard_range=self.shard_range)
-        if not 0 <= self.shard_range[0] < self.shard_range[1]:
+        if self.shard_range[0] >= self.shard_range[1]:
             raise ConfigError(
                 f"shard_range={self.shard_range}: must be the first shard, from 0, and the one "
                 "behind the last"
@@ -105,8 +108,6 @@ class Output(NamedTuple):
     those of this one."""
     expected: Mapping[str, ShardInfo] = MappingProxyType({})
     """Shards of a finished dataset that are looked at or written again."""
-    has_checksums: bool = True
-    """False: a finished dataset of 0.1, without checksums of samples."""
     lost_parts: tuple[IndexPart, ...] = ()
     """Parts of a finished dataset's index that are missing or damaged."""
 
@@ -124,6 +125,7 @@ def plan_outputs(
     store: Store,
     rows_urls: Sequence[str],
     source: RowSource,
+    rows_of_splits: Mapping[str | None, IntArray | range],
     options: Options,
     root: str | None,
     work: Work,
@@ -138,7 +140,6 @@ def plan_outputs(
         ConfigError: a destination holds something else, such as a dataset without splits above
             the folders of splits. Who opens it would get that one.
     """
-    rows_of_splits = select(source, options)
     if None not in rows_of_splits and store.exists(MANIFEST_NAME):
         raise ConfigError(
             f"{store.url}: holds a dataset without splits, so splits cannot lie there; name "
@@ -159,6 +160,47 @@ def plan_outputs(
         first_shard = sum(num_shards(output.plan) for output in outputs)
         outputs.append(Output(split, split_store, rows, plan, state, work, first_shard, lock))
     return outputs
+
+
+def locked_outputs(
+    store: Store,
+    rows_urls: Sequence[str],
+    source: RowSource,
+    options: Options,
+    root: str | None,
+    work: Work,
+    locks: ExitStack,
+) -> list[Output]:
+    """Plan and lock every dataset. Of several ranks of one job, one writes and the others wait.
+
+    Raises:
+        LockedError: another process writes there, and this one is no rank of several.
+        ConfigError: a destination holds something else.
+    """
+    rows_of_splits = select(source, options, root)
+    said_at = -math.inf
+    while True:
+        try:
+            outputs = plan_outputs(
+                store, rows_urls, source, rows_of_splits, options, root, work, locks
+            )
+            return [locked(output, locks, root) for output in outputs]
+        except LockedError:
+            locks.close()
+            if work.shard_range is not None or num_ranks() == 1:
+                raise
+            if time.monotonic() - said_at >= SAY_S:
+                said_at = time.monotonic()
+                logger.warning(
+                    "%s: another process writes there, this rank waits for it", store.url
+                )
+            time.sleep(LOOK_S)
+
+
+def num_ranks() -> int:
+    """Return the number of ranks of this job, as launchers such as torchrun say it."""
+    size = os.environ.get("WORLD_SIZE", "")
+    return int(size) if size.isdigit() else 1
 
 
 def locked(output: Output, locks: ExitStack, root: str | None) -> Output:
@@ -214,13 +256,18 @@ def _with_damage(output: Output) -> Output:
     if output.state != "finished":
         return output._replace(expected={}, lost_parts=(), extra={})
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
-    check, has_checksums = output.work.rerun.check, manifest.checksums is not None
+    if manifest.checksums is None:
+        raise ManifestError(
+            f"{output.store.url}: has no checksums of samples, so an early version of mmstream "
+            "wrote it; convert into another folder, or write it anew with "
+            "rerun=mm.Rerun(overwrite=True)"
+        )
     files = output.store.list()
     sizes = {name: file.size for name, file in files.items()}
     expected = {
         shard.name: shard
         for shard in manifest.shards
-        if check or not shard_sizes(shard, has_checksums).items() <= sizes.items()
+        if output.work.rerun.check or not shard_sizes(shard).items() <= sizes.items()
     }
     lost_parts = tuple(
         part
@@ -241,9 +288,7 @@ def _with_damage(output: Output) -> Output:
     if expected:
         for shards_of_retry in rounds(output.store, manifest.source):
             extra |= {name: rows for name, rows in shards_of_retry.items() if name in expected}
-    return output._replace(
-        expected=expected, has_checksums=has_checksums, lost_parts=lost_parts, extra=extra
-    )
+    return output._replace(expected=expected, lost_parts=lost_parts, extra=extra)
 
 
 def begin_output(output: Output, root: str | None, command: str) -> None:
@@ -311,7 +356,6 @@ def jobs_of(
             output.lock,
             output.work.rerun.check,
             output.expected.get(name),
-            output.has_checksums,
             facts=output.work.facts,
         )
 

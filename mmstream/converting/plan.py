@@ -9,25 +9,62 @@ It is made once, after the file of rows was scanned. It depends only on the rows
 With R = 2, rows 0 to 4 make the shards (0, 1), (2, 3), (4). If row 1 is rejected, shard 0 has one
 sample, and shard 1 still starts at row 2. So any process can write any shard, and an interrupted
 conversion knows which shards are missing.
+
+Rows that share media stay in one split: `Splitting(by_media=True)`.
+
+    rows -> drafts -> references of media -> BY MEDIA: groups of rows -> plan
+
+Two rows belong together if they name the same medium, or if a chain of other rows connects them. No
+media file is opened. So two names of equal bytes are two media here.
+
+Rejected rows that are tried again: extra shards behind the last one.
+
+    a finished dataset -> rows of its rejects -> RETRY -> jobs -> engines -> destination
+
+The shards of a dataset come in rounds. Round 0 holds the shards of the plan. Each retry adds a
+round: the rows that the round before rejected, in their order, cut into shards as in the plan. The
+manifest's ``retried_shards`` gives the number of shards of each retry. Nothing else is stored: the
+rejects of a round's shards (``reports/``) never change, so they name the rows of the next round.
+
+Example: 10 rows in shards of 4 are shards 0 to 2. Rows 1, 5 and 8 were rejected. The first retry
+writes shard 3 with these rows. If row 5 is rejected again, the second retry writes it to shard 4.
+
+The dataset stays open for readers meanwhile. The new manifest is the only commit: a killed retry
+leaves files that the next one takes over.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import logging
+import os
+import re
+from array import array
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+from urllib.parse import unquote
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 
+from mmstream.converting.draft import MediaRef, RowError
+from mmstream.converting.media.files import plain_path
+from mmstream.converting.media.references import MediaAccess, inline_bytes, parse_reference
 from mmstream.converting.options import Options
+from mmstream.converting.quality.corpus import Hashes, equal_to_first, read_contents
+from mmstream.converting.quality.hashes import content_hash
+from mmstream.converting.report import REPORTS, rejects_name
+from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
-from mmstream.converting.rows.source import RowSource
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, ManifestError
 from mmstream.order.permute import permutation
+from mmstream.storage import Store, open_store
+from mmstream.storage.side_by_side import map_requests
 from mmstream.types import IntArray
 
-__all__ = ["num_shards", "plan_of", "select", "shard_name"]
+logger = logging.getLogger(__name__)
 
-CONVERTER_VERSION = 4
+CONVERTER_VERSION = 5
 """Saved in every plan. It must be raised when any byte of the output changes."""
 
 
@@ -37,7 +74,7 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
     Paths and the number of workers are not part of it. The manifest saves it as its ``source``.
     """
     reading = options.reading
-    split_by = None if options.splitting is None else options.splitting.split_by
+    splitting = options.splitting
     return {
         "converter": CONVERTER_VERSION,
         "rows": rows.name,
@@ -50,8 +87,12 @@ def plan_of(rows: RowSource, options: Options, split: str | None, num_rows: int)
         "shuffle_seed": options.shuffle_seed,
         "media": options.media.plan(),
         "splits": _splits(rows, options),
-        **({"split_by": split_by} if split_by is not None else {}),
+        **(
+            {"split_by": splitting.split_by} if splitting and splitting.split_by is not None else {}
+        ),
+        **({"split_by_media": True} if splitting and splitting.by_media else {}),
         **({"keys": "kept"} if isinstance(rows, SampleSource) else {}),
+        **({"encoding": reading.encoding} if reading.encoding is not None else {}),
         **({"limit": reading.limit} if reading.limit is not None else {}),
         **({"group_spans": True} if reading.group_spans else {}),
         "split": split,
@@ -69,7 +110,9 @@ def _splits(rows: RowSource, options: Options) -> list[list[Any]] | None:
     return [[name, None] for name in rows.splits] if rows.splits else None
 
 
-def select(rows: RowSource, options: Options) -> dict[str | None, IntArray | range]:
+def select(
+    rows: RowSource, options: Options, root: str | None
+) -> dict[str | None, IntArray | range]:
     """Return {split: 0-based row numbers, in the order of the shards}.
 
     They are int64 [n], or a range where nothing is shuffled and there are no splits.
@@ -91,10 +134,13 @@ def select(rows: RowSource, options: Options) -> dict[str | None, IntArray | ran
         return {None: order}
     splits = options.splitting.splits
     order = np.asarray(order)
-    hashes = rows.id_hashes(options.splitting.split_by)[order]
     ends = np.cumsum(list(splits.values()))[:-1]
     bounds = np.array([round(float(end) * 2**64) for end in ends], dtype=np.uint64)
-    split_of_row = np.searchsorted(bounds, hashes, side="right")
+    if options.splitting.by_media:
+        split_of_row = split_by_media(rows, options, root, bounds)[order]
+    else:
+        hashes = rows.id_hashes(options.splitting.split_by)[order]
+        split_of_row = np.searchsorted(bounds, hashes, side="right")
     return {name: order[split_of_row == i] for i, name in enumerate(splits)}
 
 
@@ -124,3 +170,229 @@ def shard_name(index: int) -> str:
 def num_shards(plan: Mapping[str, Any]) -> int:
     """Return the number of shards of a plan, those included whose rows will all be rejected."""
     return -(-int(plan["num_rows"]) // int(plan["samples_per_shard"]))
+
+
+NAME_BYTES = 16
+"""Bytes of the hash of a medium, or of what else a row is known by."""
+
+ROWS_AT_ONCE = 1 << 20
+"""Rows that are selected together. A row group of Parquet is begun anew for each selection."""
+
+NUM_DEVIATIONS = 3
+"""Standard deviations of a split of single rows. Groups move where a split is further off."""
+
+_SIGNATURE = re.compile(
+    r"(?i)(?<=[?&])(?:x-(?:amz|goog)-[^=&]*|awsaccesskeyid|googleaccessid|signature|expires)=[^&]*&?"
+)
+"""What differs between two signed URLs of one object."""
+
+
+def split_by_media(
+    rows: RowSource, options: Options, root: str | None, bounds: npt.NDArray[np.uint64]
+) -> IntArray:
+    """Return the position of the split of each row: int64 [num_rows].
+
+    The first medium of a group's first row decides, by its hash: rows that are added later change
+    nothing, unless they connect two groups or groups move. These move only where large ones leave a
+    split further from its fraction than chance would. Rows without media are where they would be
+    anyway.
+
+    Args:
+        rows: All rows.
+        options: With `Splitting.splits`.
+        root: The folder or URL prefix of the media.
+        bounds: uint64 [number of splits - 1]: see `plan.select`.
+    """
+    assert options.splitting is not None
+    split_by, fractions = options.splitting.split_by, options.splitting.splits.values()
+    names, counts, has_media = bytearray(), array("q"), bytearray()
+    media_of_rows = _media_of_rows(rows, options, MediaAccess(root))
+    for own, media in zip(rows.id_hashes(split_by), media_of_rows, strict=True):
+        of_row = media if media and split_by is None else 2 * own.tobytes() + media
+        names += of_row
+        counts.append(len(of_row) // NAME_BYTES)
+        has_media.append(bool(media))
+    sizes = np.frombuffer(counts, np.int64)
+    hashes = np.frombuffer(names, "<u8").reshape(-1, 2).astype(np.uint64, copy=False)
+    root_of_row = _connected(sizes, hashes)
+    is_root = root_of_row == np.arange(len(sizes))
+    first, group = np.flatnonzero(is_root), (np.cumsum(is_root) - 1)[root_of_row]
+    hash_of_group = hashes[(np.cumsum(sizes) - sizes)[first], 0]
+    split = np.searchsorted(bounds, hash_of_group, side="right").astype(np.int64)
+    of_media = np.flatnonzero(np.bincount(group, np.frombuffer(has_media, np.uint8)))
+    split[of_media] = _nearer(
+        split[of_media], np.bincount(group)[of_media], hash_of_group[of_media], [*fractions]
+    )
+    return np.asarray(split[group], dtype=np.int64)
+
+
+def _connected(sizes: IntArray, names: Hashes) -> IntArray:
+    """Return the first row that each row is connected with: int64 [num_rows].
+
+    Args:
+        sizes: int64 [num_rows]: how many names a row has, at least one.
+        names: uint64 [n, 2]: the names of all rows, in order.
+    """
+    root, row = np.arange(len(sizes)), np.repeat(np.arange(len(sizes)), sizes)
+    a, b = (row[numbers] for numbers in equal_to_first([names]))  # pairs of rows with one name
+    while (root[a] != root[b]).any():
+        lower = np.minimum(root[a], root[b])
+        for end in (a, b):
+            np.minimum.at(root, root[end], lower)
+        while (root[root] != root).any():
+            root = root[root]
+    return root
+
+
+def _nearer(
+    split: IntArray, sizes: IntArray, hashes: npt.NDArray[np.uint64], fractions: Sequence[float]
+) -> IntArray:
+    """Return the splits of groups, after some have moved to where the fractions are kept.
+
+    Args:
+        split: int64 [n]
+        sizes: int64 [n]: rows of each group.
+        hashes: uint64 [n]: of two groups of one size, the one with the smaller hash moves first.
+        fractions: Of all splits.
+    """
+    wanted = np.array(fractions) * sizes.sum()
+    chance = NUM_DEVIATIONS * np.sqrt(wanted * (1 - np.array(fractions))) + 1
+    excess = np.bincount(split, sizes, len(fractions)) - wanted
+    for number in np.lexsort((hashes, -sizes)).tolist():  # the largest first
+        if (np.abs(excess) <= chance).all():
+            return split
+        here, there, size = split[number], excess.argmin(), sizes[number]
+        if abs(excess[here] - size) + abs(excess[there] + size) < abs(excess[[here, there]]).sum():
+            excess[[here, there]] += -size, size
+            split[number] = there
+    if (np.abs(excess) > chance).any():
+        logger.warning(
+            "split_by_media: rows that share media cannot be divided as %s: the largest group has "
+            "%s of %s rows with media; a picture that many rows share, such as a placeholder, "
+            "joins them",
+            ", ".join(f"{fraction:g}" for fraction in fractions),
+            f"{sizes.max():,}",
+            f"{sizes.sum():,}",
+        )
+    return split
+
+
+def _media_of_rows(rows: RowSource, options: Options, access: MediaAccess) -> Iterator[bytes]:
+    """Yield the hashes of the media of each row, in order."""
+    if isinstance(rows, SampleSource):
+        yield from _media_of_samples(rows)
+        return
+    for start in range(0, rows.num_rows, ROWS_AT_ONCE):
+        for row in rows.select(range(start, min(rows.num_rows, start + ROWS_AT_ONCE))).read():
+            try:
+                draft = options.format.draft(row.value, row.file)
+            except RowError:  # it will be a reject
+                yield b""
+            else:
+                yield b"".join(_hash_of(ref, access) for ref in draft.media)
+
+
+def _media_of_samples(rows: SampleSource) -> Iterator[bytes]:
+    """Yield the same for samples of tars, by the hashes of their sidecars where they have some."""
+    refs = rows.select(range(rows.num_rows))
+    for shard in range(rows.dataset.num_shards):
+        first, last = np.searchsorted(refs.shards, [shard, shard + 1])
+        contents = read_contents(rows.dataset, shard)
+        media = np.split(contents.media, np.cumsum(contents.num_media)[:-1])
+        yield from (media[position].tobytes() for position in refs.positions[first:last].tolist())
+
+
+def _hash_of(ref: MediaRef, access: MediaAccess) -> bytes:
+    """Return the hash of what tells a medium from others: its bytes, or where they lie.
+
+    Examples:
+        >>> access = MediaAccess("/data")
+        >>> len({_hash_of(MediaRef("image", path), access) for path in ("./a", "file:///data/a")})
+        1
+    """
+    try:
+        data = inline_bytes(ref.path) if ref.data is None else ref.data
+        name = data or _spelled(ref, access).encode("utf-8", "surrogatepass")
+    except RowError:  # it will be a reject, or the loader may read more than is known here
+        name = ref.path.encode("utf-8", "surrogatepass")
+    return content_hash(name)
+
+
+def _spelled(ref: MediaRef, access: MediaAccess) -> str:
+    """Return where a medium lies, in one of the spellings that mean the same."""
+    reference = parse_reference(ref.path, access)
+    location, root = reference.location, (access.root or "").rstrip("/")
+    if reference.source == "file":
+        location = os.path.normpath(os.path.join(root, plain_path(location)))  # noqa: PTH118
+        location = location.removeprefix(f"{root}/")
+    elif reference.source == "web":  # without scheme, fragment and signature
+        url = _SIGNATURE.sub("", location.partition("://")[2].partition("#")[0])
+        host, slash, path = url.rstrip("?&").partition("/")
+        location = unquote(f"{host.lower()}{slash}{path}")
+    return f"{reference._replace(location=location)}None"  # an older end: splits stay as they are
+
+
+RETRIED_SHARDS = "retried_shards"
+"""Key of the manifest's ``source``: the number of shards of each retry."""
+
+
+_CURE = f"bring {REPORTS}/ back, or convert again with rerun=mm.Rerun(overwrite=True)"
+
+
+class _Rejected(msgspec.Struct):
+    key: str
+
+
+def rounds(store: Store, source: Mapping[str, Any]) -> Iterator[dict[str, IntArray]]:
+    """Yield {name of a shard: 0-based rows} of each retry of a finished dataset.
+
+    Args:
+        store: The dataset.
+        source: What its manifest says of the conversion: the plan and the retries.
+
+    Raises:
+        ManifestError: The rejects that name the rows are lost or damaged.
+    """
+    first, count = 0, num_shards(source)
+    for next_count in source.get(RETRIED_SHARDS, []):
+        rows = _rejected_rows(store, range(first, first + count), source)
+        first, count = first + count, next_count
+        yield _cut(rows, first, count, source)
+
+
+def next_round(store: Store, source: Mapping[str, Any]) -> dict[str, IntArray]:
+    """Return {name of a shard: 0-based rows} of the next retry. Arguments as `rounds`."""
+    counts = [num_shards(source), *source.get(RETRIED_SHARDS, [])]
+    rows = _rejected_rows(store, range(sum(counts[:-1]), sum(counts)), source)
+    count = -(-len(rows) // source["samples_per_shard"])
+    return _cut(rows, sum(counts), count, source)
+
+
+def _cut(rows: IntArray, first: int, count: int, source: Mapping[str, Any]) -> dict[str, IntArray]:
+    """Cut rows into shards. Shard `first` gets the first of them."""
+    num_rows = source["samples_per_shard"]
+    if count != -(-len(rows) // num_rows):
+        raise ManifestError(
+            f"{len(rows)} rejected rows in {REPORTS}/ are not those that the manifest's retry had; "
+            f"{_CURE}"
+        )
+    return {shard_name(first + i): rows[i * num_rows : (i + 1) * num_rows] for i in range(count)}
+
+
+def _rejected_rows(store: Store, shards: range, source: Mapping[str, Any]) -> IntArray:
+    """Return int64 [n]: the 0-based rows that some shards rejected, in the order of the shards."""
+    reports = open_store(store.url_of(REPORTS))
+    present = reports.list()
+    every_name = (rejects_name(shard_name(i)).rpartition("/")[2] for i in shards)
+    names = [name for name in every_name if name in present]
+    decoder = msgspec.json.Decoder(_Rejected)
+    rows: list[int] = []
+    for name, data in zip(names, map_requests(reports, reports.read, names), strict=True):
+        try:
+            keys = [reject.key for reject in decoder.decode_lines(data)]
+            rows += [int(key) - 1 for key in keys]
+        except ValueError as error:  # also msgspec's
+            raise ManifestError(f"{reports.url_of(name)}: {error}; {_CURE}") from None
+    if rows and not 0 <= min(rows) <= max(rows) < source["rows_total"]:
+        raise ManifestError(f"{reports.url}: names rows that the plan does not have; {_CURE}")
+    return np.array(rows, np.int64)

@@ -21,8 +21,6 @@ from tqdm import tqdm
 
 from mmstream.converting.shard import ShardReport
 
-__all__ = ["Progress"]
-
 INTERVAL_S = 0.25
 
 

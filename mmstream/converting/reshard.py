@@ -9,6 +9,7 @@ committed by its report, as in a conversion, so a call that was killed goes on w
 from __future__ import annotations
 
 import hashlib
+import io
 import os
 import shlex
 from collections.abc import Iterator
@@ -22,8 +23,8 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.converting.hashed_file import HashedFile
-from mmstream.converting.rejects import REPORTS, report_name
+from mmstream.converting.report import REPORTS, report_name
+from mmstream.converting.shard import HashedFile
 from mmstream.dataset.checksums import checksums_name, encode_checksums, sample_checksum
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import FactsWriter, facts_name
@@ -31,21 +32,34 @@ from mmstream.dataset.index import encode_index, index_name
 from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.readme import write_readme
 from mmstream.errors import ConfigError, ShardError, where
+from mmstream.gone import arguments_gone
 from mmstream.order.permute import permutation
-from mmstream.packing.measure_file import Measure, measure_folder, write_measure
+from mmstream.packing.measure_file import (
+    Measure,
+    measure_folder,
+    measure_of_shards,
+    read_lengths,
+    write_measure,
+)
 from mmstream.packing.plan import PackPlan
-from mmstream.packing.plan_file import open_plan, plan_folder, write_plan
-from mmstream.packing.plan_packs import measure_of
-from mmstream.packing.planner import make_plan, plan_digest, plan_in_order
+from mmstream.packing.plan_file import (
+    PLAN_PREFIX,
+    open_plan,
+    plan_folder,
+    require_plan_of,
+    write_plan,
+)
+from mmstream.packing.planner import make_plan, plan_in_order
 from mmstream.process_pool import run_in_processes
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK
+from mmstream.tar.samples import iter_members
+from mmstream.tar.writer import TarWriter
 from mmstream.types import IntArray, Sample
-from mmstream.wrong_arguments import require_numbers
-
-__all__ = ["reshard"]
+from mmstream.wrong_arguments import AnyInt, NonNegativeInt, PositiveInt, checked
 
 BATCH_BYTES = 64 << 20
 """Bytes of samples that a process reads at once, side by side, and holds."""
@@ -68,22 +82,22 @@ class _Job:
     """Whether to write facts beside the shard, as the dataset has them."""
 
 
+@checked(arguments_gone("reshard"))
 def reshard(
     source: str | os.PathLike[str] | Dataset,
     dest: str | os.PathLike[str],
     *,
     plan: str,
-    measure: str = "default",
-    shuffle_seed: int | None = 0,
-    samples_per_shard: int | None = None,
-    num_workers: int = 1,
+    shuffle_seed: AnyInt | None = 0,
+    samples_per_shard: PositiveInt | None = None,
+    num_workers: NonNegativeInt = 1,
     progress: bool = True,
 ) -> PackPlan:
     """Write a dataset anew in the order of packs, so that each pack is one range of bytes.
 
     Samples are shuffled first and then packed by the settings of the plan. So neighbouring packs
-    are not alike, and packs are a little fuller than those of `plan_packs`. Samples that the plan
-    leaves out are not written. The measure and the plan are written too, under their names.
+    are not alike, and packs are a little fuller than those of `plan`. Samples that the plan
+    leaves out are not written. The lengths and the plan are written too, under their names.
 
     A call that was killed goes on where it was, when it is made again.
 
@@ -91,7 +105,6 @@ def reshard(
         source: A dataset, or what `open_dataset` takes.
         dest: Folder or URL of the new dataset. It must be empty.
         plan: Name of the plan, or its folder or URL.
-        measure: Name of the measure that the plan was made of, or its folder or URL.
         shuffle_seed: Seed of the shuffle. None: the packs of the plan, in its order.
         samples_per_shard: Samples of a shard, or some more: a pack is not cut. None: as many as the
             shards of the dataset have on average.
@@ -102,34 +115,33 @@ def reshard(
         The plan of the new dataset.
 
     Raises:
-        ConfigError: The plan is not of this dataset and measure, or `dest` holds something else.
-        FileNotFoundError: There is no such plan or measure.
+        ConfigError: The plan is not of this dataset, or `dest` holds something else.
+        FileNotFoundError: There is no such plan, or its lengths are not beside it.
         ShardError: Two neighbours in a shard would have one key.
         LockedError: Another process writes there.
         ChecksumError, StorageError: A sample cannot be read.
 
     Examples:
         >>> from mmstream.train.tokenizer import byte_tokenizer
-        >>> decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer()))
-        >>> measure = mm.measure("shards/", decode=decode, name="bytes")
-        >>> plan = mm.plan_packs("shards/", 2048, measure="bytes", name="2k")
-        >>> packs = mm.reshard("shards/", "packs/", plan="2k", measure="bytes")
+        >>> pipeline = mm.Pipeline(
+        ...     mm.open_dataset("shards/"),
+        ...     global_batch_size=2,
+        ...     decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=2048)),
+        ...     batching=mm.Pack(2048),
+        ... )
+        >>> plan = mm.plan(pipeline, name="2k")
+        >>> packs = mm.reshard("shards/", "packs/", plan="2k")
         >>> len(mm.open_dataset("packs/")) == packs.members.size
         True
     """
-    require_numbers(
-        shuffle_seed=shuffle_seed, samples_per_shard=samples_per_shard, num_workers=num_workers
-    )
     dataset = source if isinstance(source, Dataset) else open_dataset(source)
     if not isinstance(dataset, Dataset):
         raise ConfigError("reshard: a mixture is several datasets; write each of them anew")
-    if samples_per_shard is not None and samples_per_shard < 1:
-        raise ConfigError(f"samples_per_shard={samples_per_shard}: give a number from 1 up")
-    measured, packs = measure_of(dataset, measure), _plan_of(dataset, plan)
-    if packs.digest != plan_digest(packs.settings, measured.digest):
-        raise ConfigError(f"{packs.url}: the plan is not of the measure {measure}; name the other")
-    if packs.shards != measured.shards:
-        raise ConfigError(f"{packs.url}: the plan is of other shards; run `mmstream plan` again")
+    packs = _plan_of(dataset, plan)
+    require_plan_of(dataset, packs)
+    if len(packs.shards) < dataset.num_shards:
+        raise ConfigError(f"{packs.url}: the plan is of fewer shards; run `mmstream plan` again")
+    measured = _measure_of(packs)
     mean_samples = -(-len(dataset) // max(1, dataset.num_shards))
     per_shard = samples_per_shard or mean_samples
     positions, counts, group_units = _order(measured, packs, dataset, shuffle_seed, per_shard)
@@ -145,19 +157,19 @@ def reshard(
         "samples_per_shard": per_shard,
     }
     store = open_store(dest)
-    names = (_name_of(plan, "mmstream.plan."), _name_of(measure, "mmstream.measure."))
+    target = plan_folder(store.url, plan.rstrip("/").rpartition("/")[2].removeprefix(PLAN_PREFIX))
     bounds, group_stops = _shard_bounds(counts, group_units, per_shard)
     with write_lock(store, "reshard") as lock:
         command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
         if _is_finished(store, recipe):
-            return open_plan(plan_folder(store.url, names[0]))
-        _begin(store, recipe, shlex.join([*command, *_options(measure, shuffle_seed, per_shard)]))
+            return open_plan(target)
+        _begin(store, recipe, shlex.join([*command, *_options(shuffle_seed, per_shard)]))
         shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
         columns = {name: column[positions] for name, column in measured.columns.items()}
-        moved = Measure(shards, columns, measured.settings, measured.details)
+        moved = Measure(shards, columns, measured.settings)
         planned = plan_in_order(moved, packs.settings, counts, group_stops)
-        write_measure(moved, measure_folder(store.url, names[1]))
-        opened = write_plan(planned, plan_folder(store.url, names[0]))
+        write_measure(moved, store.url)
+        opened = write_plan(planned, target)
         _finish(store, dataset, shards, recipe)
     return opened
 
@@ -170,13 +182,21 @@ def _plan_of(dataset: Dataset, plan: str) -> PackPlan:
         raise FileNotFoundError(f"{folder}: no plan; run `mmstream plan` first") from None
 
 
-def _name_of(name: str, prefix: str) -> str:
-    return name.rstrip("/").rpartition("/")[2].removeprefix(prefix)
+def _measure_of(plan: PackPlan) -> Measure:
+    """Return the lengths that a plan was made of. They lie beside it."""
+    root = str(plan.url).rpartition("/")[0]
+    store = open_store(measure_folder(root, plan.lengths))
+    lengths = [each for each in read_lengths(store, plan.shards) if each is not None]
+    if len(lengths) < len(plan.shards):
+        raise FileNotFoundError(
+            f"{store.url}: the lengths of {plan.url} are not there; run `mmstream plan` again"
+        )
+    return measure_of_shards(plan.shards, lengths, plan.lengths)
 
 
-def _options(measure: str, shuffle_seed: int | None, per_shard: int) -> list[str]:
+def _options(shuffle_seed: int | None, per_shard: int) -> list[str]:
     seed = ["--no-shuffle"] if shuffle_seed is None else ["--shuffle-seed", str(shuffle_seed)]
-    return ["--measure", measure, *seed, "--samples-per-shard", str(per_shard)]
+    return [*seed, "--samples-per-shard", str(per_shard)]
 
 
 def _order(
@@ -332,7 +352,18 @@ def _samples(job: _Job) -> Iterator[tuple[Sample, bytes]]:
                     "before it in the new shard; give another shuffle_seed"
                 )
             last_key = key
-            yield sample, data
+            yield sample, _bytes_alone(sample, data)
+
+
+def _bytes_alone(sample: Sample, data: bytes) -> bytes:
+    """Return the bytes of a sample for another tar: without links, or zeros of joined tars."""
+    members = list(iter_members(lambda start, stop: data[start:stop], len(data)))
+    if members[-1].end == len(data) and all(member.link is None for member in members):
+        return data
+    file = io.BytesIO()
+    fields = {name: value for name, value in sample.items() if name[:2] != "__"}
+    TarWriter(file).add(sample["__key__"], fields)
+    return file.getvalue()
 
 
 def _finish(
@@ -349,6 +380,7 @@ def _finish(
     )
     part = write_part(store, manifest, 0, len(shards) - 1) if shards else None
     manifest = replace(manifest, index_parts=(part,) if part else ())
+    write_readme(store)
     store.write(MANIFEST_NAME, manifest.to_bytes())
     store.remove(MARKER_NAME)
     for shard in shards:

@@ -6,40 +6,69 @@
 the tar, its index, the checksums of its samples, its facts where they are asked for, its sidecar,
 its rejects and its report, in this order, each of them whole or not at all. The report commits the
 shard: with a report, and the others of the right size, the shard is finished.
+
+A file that is written and hashed by a thread of its own, a block at a time.
+
+    tar writer -> HASHED FILE -> storage
+
+To hash a tar takes about as long as to read its media. Both release Python's lock, so the thread
+does it while the next media are read. At most `MAX_WAITING` blocks are in memory.
+
+Counts of the rows that a process has converted so far, for the progress bar of another one.
+
+shard -> LIVE COUNTS -> progress
+
+Samples of another dataset on their way into a new one.
+
+tars -> STORED SAMPLES -> drafts -> media -> shard
+
+By default all of their fields are taken byte for byte. Where media are checked or changed, their
+images, audios and videos are media of a `Draft`, as those of a row are.
 """
 
 from __future__ import annotations
 
 import hashlib
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+import mmap
+import os
+from collections import Counter, deque
+from collections.abc import Iterator, Mapping, MutableSequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
+from pathlib import Path
+from types import TracebackType
 from typing import BinaryIO, cast
 
 import msgspec
 
-from mmstream.converting.draft import Draft, LeftOutError, RowError, StoredSample, samples_of
+from mmstream.converting.draft import (
+    Draft,
+    LeftOutError,
+    Media,
+    MediaRef,
+    RowError,
+    StoredSample,
+    samples_of,
+)
 from mmstream.converting.formats.row_format import RowFormat
-from mmstream.converting.hashed_file import HashedFile
-from mmstream.converting.live_counts import live_counts
-from mmstream.converting.media.access import MediaAccess
-from mmstream.converting.media.check_rows import IdleCpus
+from mmstream.converting.media.check import IdleCpus
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.quality.perceptual_hash import perceptual_hash
-from mmstream.converting.rejects import (
+from mmstream.converting.media.references import MediaAccess
+from mmstream.converting.quality.hashes import perceptual_hash
+from mmstream.converting.report import (
     Reject,
+    RowCounter,
+    RowCounts,
     ShardRejects,
     rejects_name,
     rejects_of,
     report_name,
 )
-from mmstream.converting.report import RowCounter, RowCounts
-from mmstream.converting.rows.source import Row, RowRange
+from mmstream.converting.rows.records import Row, RowRange
 from mmstream.converting.sidecar import SidecarWriter, sidecar_name
-from mmstream.converting.stored_samples import draft_of, media_of
 from mmstream.dataset.checksums import (
     checksums_name,
     checksums_size,
@@ -52,19 +81,11 @@ from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
+from mmstream.media_types import kind_of
 from mmstream.storage import Store
 from mmstream.storage.side_by_side import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
-
-__all__ = [
-    "ShardJob",
-    "ShardReport",
-    "files_of",
-    "missing_file",
-    "shard_sizes",
-    "write_shard",
-]
 
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
@@ -125,8 +146,6 @@ class ShardJob:
     """Read a shard that an earlier call wrote, and compare its checksums."""
     expected: ShardInfo | None = None
     """The shard as the manifest of a finished dataset has it."""
-    has_checksums: bool = True
-    """Whether the finished dataset has checksums of samples. Those of 0.1 have none."""
     progress_folder: str | None = None
     """Where the process counts its rows for `Progress`."""
     facts: bool = False
@@ -179,20 +198,21 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
     return replace(report, repaired=committed is not None)
 
 
-def shard_sizes(shard: ShardInfo, has_checksums: bool) -> dict[str, int]:
+def shard_sizes(shard: ShardInfo) -> dict[str, int]:
     """Return {name: bytes} of the files of a shard. A shard without samples has none."""
     if not shard.num_samples:
         return {}
-    sizes = {shard.name: shard.num_bytes, index_name(shard.name): index_size(shard.num_samples)}
-    if has_checksums:
-        sizes[checksums_name(shard.name)] = checksums_size(shard.num_samples)
-    return sizes
+    return {
+        shard.name: shard.num_bytes,
+        index_name(shard.name): index_size(shard.num_samples),
+        checksums_name(shard.name): checksums_size(shard.num_samples),
+    }
 
 
-def files_of(report: ShardReport, has_checksums: bool = True) -> dict[str, int]:
+def files_of(report: ShardReport) -> dict[str, int]:
     """Return {name: bytes} of all files of a written shard but its report."""
     shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    sizes = shard_sizes(shard, has_checksums)
+    sizes = shard_sizes(shard)
     if report.rejects_bytes:
         sizes[rejects_name(report.name)] = report.rejects_bytes
     if report.sidecar_bytes:
@@ -202,7 +222,7 @@ def files_of(report: ShardReport, has_checksums: bool = True) -> dict[str, int]:
 
 def missing_file(job: ShardJob, report: ShardReport) -> str | None:
     """Return the first file of a written shard that is missing or has another size, or None."""
-    sizes = files_of(report, job.has_checksums)
+    sizes = files_of(report)
     if job.sidecar:
         sizes.setdefault(sidecar_name(job.name), report.sidecar_bytes)
     return _wrong_size(job.store, sizes)
@@ -232,7 +252,7 @@ def _stored_report(job: ShardJob) -> ShardReport | None:
         return msgspec.json.decode(job.store.read(report_name(job.name)), type=ShardReport)
     except FileNotFoundError:
         return None
-    except msgspec.MsgspecError:  # damaged, or of version 0.1: the shard is written again
+    except msgspec.MsgspecError:  # damaged: the shard is written again
         return None
 
 
@@ -262,9 +282,8 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
     digest = hashlib.sha256()
     samples = read_samples(job.store, job.name, shard.num_bytes, offsets, digest.update)
     column = encode_checksums([sample_checksum(sample) for sample in samples], index)
-    return digest.hexdigest() == shard.sha256 and (
-        not job.has_checksums or job.store.read(checksums_name(job.name)) == column
-    )
+    is_same = digest.hexdigest() == shard.sha256
+    return is_same and job.store.read(checksums_name(job.name)) == column
 
 
 def _wrong_size(store: Store, sizes: Mapping[str, int]) -> str | None:
@@ -316,11 +335,12 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
         small_files.append((facts_name(job.name), data))
     map_requests(job.store, lambda file: job.store.write(*file), small_files)
     written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    name = _wrong_size(job.store, shard_sizes(written, has_checksums=True))
+    name = _wrong_size(job.store, shard_sizes(written))
     if name is not None:
         raise StorageError(
-            f"{job.store.url_of(name)}: has another size than what was written; see which other "
-            "program changes files there, then run the same command again"
+            f"{job.store.url_of(name)}: has another size than what was written: the storage or its "
+            "client library lost bytes, or another program writes there too. Run the same command "
+            "again; if this comes again, convert to a folder and copy that"
         )
     return report
 
@@ -396,3 +416,109 @@ def _known_rejects(job: ShardJob) -> dict[str, RowError]:
 
 def _key(row: Row) -> str:
     return str(row.index + 1).zfill(KEY_DIGITS)
+
+
+BLOCK_BYTES = 1 << 20
+"""Small pieces, such as headers, are joined to blocks of this size. Larger ones stay whole."""
+MAX_WAITING = 4
+
+
+class HashedFile:
+    """Passes bytes on to a file, and computes their SHA-256.
+
+    A context manager. All bytes are written when `close` returns; an error in the file is raised by
+    `close` or by a later `write`.
+
+    Args:
+        file: Where the bytes go. It stays open.
+    """
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._digest = hashlib.sha256()
+        self._pieces: list[bytes] = []
+        self._num_bytes = 0
+        self._thread = ThreadPoolExecutor(1, "mmstream-write")
+        self._waiting: deque[Future[None]] = deque()
+
+    def __enter__(self) -> HashedFile:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._thread.shutdown(cancel_futures=True)
+
+    def write(self, data: bytes) -> int:
+        """Take bytes, and wait while too many others are not written yet."""
+        self._pieces.append(data)
+        self._num_bytes += len(data)
+        if self._num_bytes >= BLOCK_BYTES:
+            self._pass_on()
+        return len(data)
+
+    def close(self) -> str:
+        """Wait until all bytes are written, and return their SHA-256 as 64 hexadecimal digits."""
+        self._pass_on()
+        while self._waiting:
+            self._waiting.popleft().result()
+        return self._digest.hexdigest()
+
+    def _pass_on(self) -> None:
+        while len(self._waiting) >= MAX_WAITING:
+            self._waiting.popleft().result()
+        self._waiting.append(self._thread.submit(self._write, self._pieces))
+        self._pieces, self._num_bytes = [], 0
+
+    def _write(self, pieces: list[bytes]) -> None:
+        block = b"".join(pieces)
+        self._file.write(block)
+        self._digest.update(block)
+
+
+@contextmanager
+def live_counts(folder: str | None) -> Iterator[MutableSequence[int]]:
+    """Open the counts of this process: rows, rejects, bytes. The caller adds to them.
+
+    Args:
+        folder: `Progress.folder`. None, or a folder of another machine: nobody reads them.
+    """
+    try:
+        path = Path(folder, str(os.getpid())) if folder is not None else None
+        descriptor = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT)
+    except OSError:
+        descriptor = -1
+    if descriptor < 0:
+        yield [0, 0, 0]
+        return
+    try:
+        os.ftruncate(descriptor, 24)
+        with mmap.mmap(descriptor, 24) as mapped, memoryview(mapped).cast("q") as counts:
+            yield counts  # type: ignore[misc]  # a memoryview of numbers has their methods
+    finally:
+        os.close(descriptor)
+
+
+def draft_of(sample: StoredSample, options: MediaOptions) -> Draft:
+    """Return the draft of a stored sample. With no checks or changes, it has no media."""
+    if options.is_plain:
+        return Draft({}, fields=sample.fields, key=sample.key)
+    media = tuple(
+        MediaRef(kind, name, data, field=name)
+        for name, data in sample.fields.items()
+        if (kind := kind_of(name)) is not None
+    )
+    others = {name: data for name, data in sample.fields.items() if kind_of(name) is None}
+    return Draft({}, media, fields=others, key=sample.key)
+
+
+def media_of(fields: Mapping[str, bytes]) -> list[Media]:
+    """Return the media among the fields of a sample, by their names. They are not read."""
+    return [
+        Media(name.rpartition(".")[2], data)
+        for name, data in fields.items()
+        if kind_of(name) is not None
+    ]

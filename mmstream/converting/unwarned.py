@@ -6,8 +6,6 @@ import threading
 import warnings
 from types import TracebackType
 
-__all__ = ["unwarned"]
-
 
 class _Unwarned:
     """A context manager for any number of threads at once.

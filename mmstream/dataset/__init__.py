@@ -2,6 +2,7 @@
 
 open.py          a name -> a `Dataset`
 picture_hint.py  a hint for those who name a folder of pictures
+readme.py        the README.md of a folder, for readers of Hugging Face
 dataset.py       length, indexes, random access to raw samples
 keys.py          samples by key
 addresses.py     samples by shard[index], as logs name them
@@ -20,7 +21,6 @@ shard_samples.py the samples of a shard, in order, in long ranges
 checksums.py     NAME.tar.crc32c: a checksum of each sample
 crc_combine.py   the checksum of a tar from those of its samples
 index_tars.py    make indexes and a manifest for tars that others wrote
-unpack_tars.py   unpack gzipped tars for it
 facts.py         NAME.tar.facts: texts and the sizes of pictures
 bad_list.py      mmstream.bad.json: samples that no epoch shows
 mixture.py       several datasets with weights, read as one

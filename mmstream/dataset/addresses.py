@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mmstream.dataset.keys import KeySource, read_keys
+from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, escaped
 from mmstream.types import SampleRef
-
-__all__ = ["parse_address"]
 
 MAX_LINE_CHARACTERS = 20_000
 """Longest line that is searched. Messages are shorter."""
@@ -21,12 +22,16 @@ _INDEX = re.compile(r"\[(\d{1,12})\]", re.ASCII)
 _STARTS = re.compile(r"^|(?<=[\s/'\"`(=:,])")
 """Where a name may begin: after a space, a slash, a quote, and the like."""
 
+_URL = re.compile(r"\((?:epoch \d+ step \d+ row \d+ )?of (.+?)\)(?:; the next errors|\s*$)")
+"""What the line of a bad sample says of its dataset."""
+
 
 class _Record(msgspec.Struct):
     """The fields of a quarantine record that name its sample."""
 
     shard: str
     index: int
+    stamp: str | None = None
 
 
 def parse_address(text: str, shards: Mapping[str, int], counts: Sequence[int] | Any) -> SampleRef:
@@ -75,13 +80,60 @@ def parse_address(text: str, shards: Mapping[str, int], counts: Sequence[int] | 
 
 def _named(text: str) -> Iterator[tuple[str, int]]:
     """Yield (the text up to an index, the index) of all that looks like an address."""
-    if text.lstrip().startswith("{"):
-        try:
-            record = msgspec.json.decode(text, type=_Record)
-        except (msgspec.MsgspecError, UnicodeError):
-            pass
-        else:
-            yield record.shard, record.index
-            return
+    if (record := _record(text)) is not None:
+        yield record.shard, record.index
+        return
     for match in _INDEX.finditer(text):
         yield text[: match.start()], int(match[1])
+
+
+def _record(text: str) -> _Record | None:
+    """Return the record of a quarantine file that a text is, or None."""
+    try:
+        return msgspec.json.decode(text, type=_Record) if text.lstrip()[:1] == "{" else None
+    except (msgspec.MsgspecError, UnicodeError):
+        return None
+
+
+def require_own(text: str, name: str, ref: SampleRef, url: str, dataset: KeySource) -> None:
+    """Raise a ConfigError if a line is of another dataset, as far as it says so.
+
+    A line of a loader names the URL, a record of a quarantine file the stamp of the shard, and most
+    lines the key of the sample. The header of the sample is read for it.
+
+    Args:
+        text: The line.
+        name: Of the shard, as lines show it.
+        ref: The sample that it would be.
+        url: Of the dataset.
+        dataset: Where to look.
+    """
+    record, line, other = _record(text), _URL.search(text), None
+    if line is not None:
+        own_folder, folder = Path(escaped(url)).resolve(), Path(line[1]).resolve()
+        other = line[1] if own_folder not in (folder, *folder.parents) else None
+    if record is not None and record.stamp is not None:
+        is_own = stamps_agree(record.stamp, shard_stamp(dataset.manifest.shards[ref[0]]))
+        other = None if is_own else "another dataset"
+    elif key := re.search(re.escape(f"{escaped(name)}[{ref[1]}] ") + r"(\S+): ", text):
+        (own,) = read_keys(dataset, [ref])  # a folder in a key may hold a dot
+        if own is not None and not f"{key[1]}.".startswith(f"{escaped(own)}."):
+            other = f"another dataset, where {escaped(name)}[{ref[1]}] is {key[1]}"
+    if other is not None:
+        raise ConfigError(
+            f"find: this line is of {other}, and not of {escaped(url)}; open the dataset of the "
+            "line; where this is a copy of it, give shard[index] alone"
+        )
+
+
+def shard_stamp(info: ShardInfo) -> str:
+    """Return what tells a shard from one of the same name in another dataset."""
+    return f"{info.num_samples}-{info.num_bytes}-{(info.sha256 or '')[:16]}"
+
+
+def stamps_agree(stamp: str, other: str) -> bool:
+    """Tell whether two stamps can be of one shard; an unknown checksum agrees with any."""
+    (*counts, checksum), (*other_counts, other_checksum) = stamp.split("-"), other.split("-")
+    return counts == other_counts and (
+        checksum == other_checksum or not (checksum and other_checksum)
+    )

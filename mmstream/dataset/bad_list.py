@@ -28,19 +28,6 @@ from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.types import IntArray
 
-__all__ = [
-    "BAD_NAME",
-    "MAX_BAD",
-    "PREVIOUS_NAME",
-    "Indexes",
-    "listed_as_bad",
-    "read_bad",
-    "read_bad_names",
-    "read_duplicates",
-    "trim_bad",
-    "write_bad",
-]
-
 logger = logging.getLogger(__name__)
 
 BAD_NAME = "mmstream.bad.json"

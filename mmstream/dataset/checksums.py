@@ -26,20 +26,6 @@ from mmstream.errors import ShardError
 from mmstream.storage import Store
 from mmstream.types import IntArray
 
-__all__ = [
-    "NO_SAMPLES",
-    "Checksums",
-    "checksums_name",
-    "checksums_size",
-    "decode_checksums",
-    "encode_checksums",
-    "object_sha256",
-    "read_checksums",
-    "read_samples",
-    "sample_checksum",
-    "wrong_samples",
-]
-
 Checksums = npt.NDArray[np.uint32]
 """CRC-32C of each sample of a shard."""
 

@@ -16,8 +16,6 @@ import numpy.typing as npt
 
 from mmstream.types import IntArray
 
-__all__ = ["combine"]
-
 UintArray: TypeAlias = npt.NDArray[np.uint32]
 
 Tables: TypeAlias = npt.NDArray[np.uint32]

@@ -10,15 +10,16 @@ import logging
 import operator
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import repeat
 from mmap import mmap
 from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 
-from mmstream.dataset.addresses import parse_address
+from mmstream.dataset.addresses import parse_address, require_own
 from mmstream.dataset.checksums import sample_checksum
+from mmstream.dataset.index import walk_tar
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.keys import KeyTable, find_key
 from mmstream.dataset.manifest import Manifest
@@ -31,6 +32,7 @@ from mmstream.errors import (
     SampleError,
     ShardError,
     StateError,
+    escaped,
     where,
 )
 from mmstream.order import Corpus, Order
@@ -42,10 +44,10 @@ from mmstream.storage import (
     map_file,
     require_known,
 )
-from mmstream.tar.samples import parse_sample, sample_of
+from mmstream.storage.store import CHANGING
+from mmstream.tar.samples import LinkError, links_of, parse_sample, sample_of
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
-
-__all__ = ["Dataset", "DatasetView", "SampleBounds", "ShardIndex", "ShardLocation"]
+from mmstream.wrong_arguments import checked
 
 logger = logging.getLogger(__name__)
 
@@ -99,11 +101,12 @@ class Dataset(Sequence[Sample]):
         self.has_checksums = checksums and manifest.checksums is not None
         self.indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self._urls: dict[int, str] = {}
+        self._links: dict[int, dict[int, tuple[int, int]]] = {}
         self._key_tables: list[KeyTable] = []
 
     def __getstate__(self) -> dict[str, Any]:
         known = {name: stat for name, stat in self.known.items() if stat.version is not None}
-        return self.__dict__ | {"_urls": {}, "_key_tables": [], "known": known}
+        return self.__dict__ | {"_urls": {}, "_links": {}, "_key_tables": [], "known": known}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -154,6 +157,7 @@ class Dataset(Sequence[Sample]):
         ((shard, index),) = refs_at(self._ends, np.array([number]))
         return SampleDict(self.read(shard, index))
 
+    @checked()
     def find(self, text: str) -> Sample:
         """Return the sample that a line of a log names.
 
@@ -176,7 +180,9 @@ class Dataset(Sequence[Sample]):
     def ref_of(self, text: str) -> SampleRef:
         """Return (shard, index) of the sample that a line of a log names; errors as `find`."""
         shards = {info.name: shard for shard, info in enumerate(self.manifest.shards)}
-        return parse_address(text, shards, self.counts)
+        ref = parse_address(text, shards, self.counts)
+        require_own(text, self.name_of(ref[0]), ref, self.store.url, self)
+        return ref
 
     def ref_of_key(self, key: str) -> SampleRef:
         """Return (shard, index) of the sample with a key; reads headers as ``dataset[key]`` does.
@@ -194,7 +200,7 @@ class Dataset(Sequence[Sample]):
         return f"<Dataset {self.store.url}: {samples}, {shards}, {size}>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display import dataset_html
+        from mmstream.display.datasets import dataset_html
 
         return dataset_html(self)
 
@@ -324,6 +330,7 @@ class Dataset(Sequence[Sample]):
     def forget_index(self, shard: int) -> None:
         """Read a shard's index again at its next use."""
         self.indexes.forget(shard)
+        self._links.pop(shard, None)
 
     def read(self, shard: int, index: int) -> Sample:
         """Return one raw sample; raises what `dataset[i]` raises."""
@@ -410,9 +417,14 @@ class Dataset(Sequence[Sample]):
             self.store.drop_cache(self.name_of(shard), start, stop)
 
     def accept(self, name: str, error: ReplacedError) -> None:
-        """Expect a replaced shard as it is now. A warning says so once."""
+        """Expect a replaced shard as it is now. A warning says so once.
+
+        If that is not the first time, its versions say nothing: only sizes are compared from then.
+        """
         self.known[name] = error.current
-        if name not in self._accepted:
+        if name in self._accepted:
+            self.known[name] = error.current._replace(version=CHANGING)
+        else:
             self._accepted.add(name)
             logger.warning(
                 "%s: %s: %s; its samples are used where they fit their checksums",
@@ -487,14 +499,9 @@ class Dataset(Sequence[Sample]):
         Raises:
             SampleError: the bytes are no sample; names its address.
         """
-        try:
-            sample = parse_sample(data, self.url_of(shard), zero_copy=zero_copy)
-        except SampleError as error:
-            if error.is_refused:  # its address stands in the reason
-                raise
-            raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
-        sample["__lineage__"] = SampleLineage(shard, index)
-        return sample
+        linked = partial(self.linked, shard, index)
+        make = partial(parse_sample, data, zero_copy=zero_copy, linked=linked)
+        return self._made(make, shard, index)
 
     def assemble(
         self,
@@ -508,14 +515,48 @@ class Dataset(Sequence[Sample]):
         Raises:
             SampleError: the files are no sample; names its address.
         """
+        return self._made(partial(sample_of, files, value_of=value_of), shard, index)
+
+    def _made(self, make: Callable[..., Sample], shard: int, index: int) -> Sample:
+        """Return what a function makes of the URL of a shard. Its errors name the sample."""
+        is_baked = isinstance(self.manifest.source.get("bake"), dict)
         try:
-            sample = sample_of(files, self.url_of(shard), value_of)
+            sample = make(self.url_of(shard), is_baked=is_baked)
         except SampleError as error:
             if error.is_refused:  # its address stands in the reason
                 raise
             raise SampleError(f"{where(self.name_of(shard), index)} {error}") from error
         sample["__lineage__"] = SampleLineage(shard, index)
         return sample
+
+    def linked(self, shard: int, index: int, field: str, offset: int) -> bytes:
+        """Return the bytes that a link of a tar stands for; all headers of the tar are read once.
+
+        Args:
+            shard: position of the shard in the manifest.
+            index: the sample with the link.
+            field: the name of the link in its sample.
+            offset: where the link starts, in bytes from the start of the sample.
+
+        Raises:
+            LinkError: they are not in the tar, or the tar is damaged.
+            StorageError: as `dataset[i]`.
+        """
+        if shard not in self._links:
+            try:
+                self._links[shard] = links_of(walk_tar(self.store, self.name_of(shard)))
+            except ShardError as error:
+                raise LinkError(f"{escaped(field)}: is a link, and its tar is {error}") from error
+        offsets = self.offsets(shard)
+        start, stop = self._links[shard].get(int(offsets[index]) + offset, (-1, -1))
+        owner = int(np.searchsorted(offsets, start, side="right")) - 1
+        if not 0 <= owner < len(offsets) - 1:
+            raise LinkError(
+                f"{escaped(field)}: is a link to what is in no sample of its tar; pack the file "
+                "itself with `tar --dereference --hard-dereference`"
+            )
+        data = self._read_bytes(shard, owner)
+        return data[start - int(offsets[owner]) : stop - int(offsets[owner])]
 
     def url_of(self, shard: int) -> str:
         """Return a shard's URL."""
@@ -616,6 +657,6 @@ class DatasetView(Sequence[Sample]):
         return f"<{len(self):,} samples of {self.dataset!r}>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display import view_html
+        from mmstream.display.datasets import view_html
 
         return view_html(self)

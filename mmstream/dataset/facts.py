@@ -31,17 +31,11 @@ from mmstream.dataset.checksums import Checksums
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import encode_index
 from mmstream.dataset.shard_samples import shard_samples
-from mmstream.decoding.fields import (
-    AUDIO_EXTENSIONS,
-    IMAGE_EXTENSIONS,
-    MAX_TEXT_BYTES,
-    VIDEO_EXTENSIONS,
-)
+from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.errors import DecodeError, ShardError
+from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.process_pool import run_in_processes
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
-
-__all__ = ["Fact", "FactsWriter", "fact_of", "facts_name", "read_facts", "write_facts"]
 
 COMPRESSION = 1
 """Level of zlib. Higher levels take longer and save little."""

@@ -9,8 +9,6 @@ from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
 
-__all__ = ["require_files"]
-
 
 def require_files(store: Store) -> None:
     """Refuse a folder where a manifest, a bad list or a marker is there but is no file.

@@ -13,16 +13,23 @@ An index is built from the headers alone: 2 % of the bytes are read of a local t
 
 from __future__ import annotations
 
+import logging
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import partial
+
 import numpy as np
 
-from mmstream.errors import ShardError
+from mmstream.errors import ShardError, escaped
 from mmstream.storage import Store
-from mmstream.tar.header import BLOCK
-from mmstream.tar.samples import iter_members, sample_offsets
+from mmstream.tar.header import BLOCK, Member
+from mmstream.tar.samples import InPiecesError, iter_members, sample_offsets, split_member
 from mmstream.types import IntArray
 
-__all__ = ["build_index", "decode_index", "encode_index", "index_name", "index_size", "num_indexed"]
+logger = logging.getLogger(__name__)
 
+_RECORD = 20 * BLOCK
+"""Most programs fill a tar with zeros up to a multiple of this (GNU tar, Python)."""
 
 _CURE = "run `mmstream index --overwrite`"
 
@@ -80,10 +87,70 @@ def build_index(store: Store, name: str, size: int | None = None) -> IntArray:
         int64 [num_samples + 1] byte offsets, ascending.
 
     Raises:
-        ShardError: The tar is gzipped (such a tar has no byte index), truncated or damaged.
+        ShardError: The tar is gzipped (such a tar has no byte index), truncated or damaged. Or the
+            files of a sample do not stand together.
         FileNotFoundError: No such tar.
         StorageError: The storage failed.
     """
+    try:
+        offsets = sample_offsets(walk_tar(store, name, size))
+    except ShardError as error:
+        raise type(error)(f"{name}: {error}") from error
+    return np.asarray(offsets, dtype=np.int64)
+
+
+def require_whole(
+    store: Store, name: str, size: int, offsets: IntArray, *, thorough: bool = True
+) -> None:
+    """Refuse an index of unknown origin that leaves out samples, or has them in pieces.
+
+    Some programs stop at the first end of a tar that was joined of several, or take each file for a
+    sample where the files of a sample do not stand together.
+
+    Args:
+        store: Where the tar lies.
+        name: Of the tar.
+        size: Of the tar in bytes.
+        offsets: Of the index.
+        thorough: Read the headers of the first and the last sample, and what follows it, and all
+            headers where these two have no files of the same type. False: nothing is read where
+            only zeros of the usual number can follow.
+
+    Raises:
+        ShardError: Names the tar, and says what to do.
+        StorageError: The storage failed.
+    """
+    end, read = int(offsets[-1]), partial(store.read_range, name)
+    is_usual = size - end <= 2 * BLOCK or (size % _RECORD == 0 and size - end <= _RECORD + BLOCK)
+    member = None
+    with suppress(ShardError):  # what is damaged is said where it is used
+        member = next(iter_members(read, size, end), None) if thorough or not is_usual else None
+    if member is not None:
+        raise ShardError(
+            f"{name}: its index ends at byte {end}, and more samples follow (tars joined by cat?); "
+            f"{_CURE}"
+        )
+    if not thorough or len(offsets) < 3:
+        return
+    try:
+        first, last = (
+            {
+                split[1]
+                for member in iter_members(read, stop, start)
+                if (split := split_member(member))
+            }
+            for start, stop in (offsets[:2].tolist(), offsets[-2:].tolist())
+        )
+        if first.isdisjoint(last):
+            build_index(store, name, size)
+    except InPiecesError:
+        raise
+    except ShardError:
+        pass
+
+
+def walk_tar(store: Store, name: str, size: int | None = None) -> Iterator[Member]:
+    """Yield the members of a tar, in few reads. Arguments and errors are those of `build_index`."""
     size = store.size(name) if size is None else size
     min_bytes = store.access.min_header_read_bytes
     max_bytes = store.access.max_header_read_bytes
@@ -104,13 +171,14 @@ def build_index(store: Store, name: str, size: int | None = None) -> IntArray:
             buffer_start = start
         return buffer[start - buffer_start : stop - buffer_start]
 
+    def warn_of_rest(offset: int) -> None:
+        logger.warning(
+            "%s: what follows byte %d, behind the end of the tar, is left out: it is no tar",
+            *(escaped(name), offset),
+        )
+
     if size >= 2 and read(0, 2) == b"\x1f\x8b":
         raise ShardError(
-            f"{name}: gzipped, so samples cannot be found by byte; "
-            "unpack it with `mmstream index --repack`"
+            "gzipped, so samples cannot be found by byte; `mmstream convert` writes a plain one"
         )
-    try:
-        offsets = sample_offsets(iter_members(read, size))
-    except ShardError as error:
-        raise ShardError(f"{name}: {error}") from error
-    return np.asarray(offsets, dtype=np.int64)
+    yield from iter_members(read, size, rest=warn_of_rest)

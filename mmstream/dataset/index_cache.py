@@ -24,15 +24,6 @@ from mmstream.errors import ShardError
 from mmstream.storage import ObjectStat, Store
 from mmstream.storage.new_file import create_file
 
-__all__ = [
-    "cache_folder",
-    "fetch_part",
-    "has_room",
-    "map_cached",
-    "part_ranges",
-    "remove_cached",
-]
-
 MAX_SMALL_BYTES = 64 << 20
 """A part of at most this size comes before it is used. A larger one comes in the background."""
 

@@ -41,23 +41,6 @@ from mmstream.storage import Store
 from mmstream.tar.header import BLOCK
 from mmstream.types import IntArray
 
-__all__ = [
-    "HAS_CHECKSUMS",
-    "HAS_TAR_CRC32C",
-    "HEADER_BYTES",
-    "ROW",
-    "PartWriter",
-    "SampleBounds",
-    "ShardColumns",
-    "Table",
-    "columns_of",
-    "columns_size",
-    "decode_columns",
-    "decode_table",
-    "table_size",
-    "tar_checksum",
-]
-
 MAGIC = b"MMINDEX1"
 
 HEADER_BYTES = 16

@@ -40,6 +40,7 @@ from mmstream.dataset.index import (
     index_name,
     index_size,
     num_indexed,
+    require_whole,
 )
 from mmstream.dataset.index_part import PartWriter, ShardColumns, columns_of, tar_checksum
 from mmstream.dataset.manifest import (
@@ -53,16 +54,15 @@ from mmstream.dataset.manifest import (
 )
 from mmstream.dataset.picture_hint import picture_hint
 from mmstream.dataset.shard_indexes import ShardIndexes
-from mmstream.dataset.unpack_tars import GZIPPED, copy_plain_tars, unpack_tars
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
 from mmstream.tar.header import BLOCK
 from mmstream.types import IntArray
 
-__all__ = ["IndexReport", "index_tars"]
-
 logger = logging.getLogger(__name__)
+
+GZIPPED = (".tar.gz", ".tgz")
 
 MAX_PARTS = 64
 """Most parts of an index. Appended tars are one more part; then all become one part again."""
@@ -76,7 +76,6 @@ class IndexReport:
     num_samples: int
     num_built: int
     """Indexes that this call built. The others existed already."""
-    num_repacked: int
     num_summed: int = 0
     """Tars that this call read whole for the checksums of their samples."""
 
@@ -85,7 +84,6 @@ def index_tars(
     url: str | os.PathLike[str],
     *,
     output: str | os.PathLike[str] | None = None,
-    repack: bool = False,
     overwrite: bool = False,
     checksums: bool = False,
     num_threads: int | None = None,
@@ -96,9 +94,6 @@ def index_tars(
     Args:
         url: The folder or prefix of the tars.
         output: Folder for the indexes and the manifest. Default: beside the tars.
-        repack: Unpack gzipped tars to plain ones first, into `output` or beside them. A gzipped
-            tar has no byte index. Gzipped tars end in ``.tar.gz`` or ``.tgz``; a ``.tar`` that is
-            gzipped counts too.
         overwrite: Build indexes again that exist already, with `checksums` those too.
         checksums: Also write a checksum of every sample, and a sha256 of every tar into the
             manifest. All bytes are read, other than of tars that have both. The checksums prove
@@ -119,7 +114,7 @@ def index_tars(
     target = store if output is None else open_store(output)
     for each in (store, target):
         require_files(each)
-    settings = (repack, overwrite, checksums, num_threads, progress)
+    settings = (overwrite, checksums, num_threads, progress)
     if not any(name.endswith((".tar", *GZIPPED)) for name in store.list()):
         return _index_tars(store, target, *settings)  # an error; a lock would make the folder
     with write_lock(target, "index"):
@@ -129,23 +124,15 @@ def index_tars(
 def _index_tars(
     store: Store,
     target: Store,
-    repack: bool,
     overwrite: bool,
     checksums: bool,
     num_threads: int | None,
     progress: bool,
 ) -> IndexReport:
-    sizes, num_unpacked = _sizes(store), 0
+    sizes = _sizes(store)
     if MARKER_NAME in sizes:
         raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
-    if repack:
-        plain_names, num_unpacked = unpack_tars(store, target, sizes, overwrite)
-        if plain_names and target != store:
-            copy_plain_tars(store, target, sizes)
-            store = target
-        if plain_names:
-            sizes = _sizes(store)
-    names = _tar_names(store, sizes, repack)
+    names = _tar_names(store, sizes)
     old = _old_index(target, {name: sizes[name] for name in names}, overwrite)
     trim_bad(target, set() if overwrite else set(names) - old.replaced)
     if checksums:
@@ -168,7 +155,6 @@ def _index_tars(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
         num_built=sum(tar.is_new for tar in tars),
-        num_repacked=num_unpacked,
         num_summed=sum(tar.was_summed for tar in tars),
     )
 
@@ -229,7 +215,7 @@ def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _Old
     )
 
 
-def _tar_names(store: Store, sizes: Mapping[str, int], repack: bool) -> list[str]:
+def _tar_names(store: Store, sizes: Mapping[str, int]) -> list[str]:
     """Return the names of the tars of a folder, which are not gzipped by their names."""
     names = [name for name in sizes if name.endswith(".tar")]
     if not names:
@@ -238,8 +224,12 @@ def _tar_names(store: Store, sizes: Mapping[str, int], repack: bool) -> list[str
         if fault := name_fault(name):
             raise ConfigError(f"{store.url}: {escaped(name)} {fault}; rename it")
     gzipped = [name for name in sizes if name.endswith(GZIPPED)]
-    if gzipped and not repack:
-        logger.warning("%s: %d gzipped tars are left out; pass --repack", store.url, len(gzipped))
+    if gzipped:
+        logger.warning(
+            "%s: %d gzipped tars are left out; `mmstream convert` writes plain ones of them",
+            store.url,
+            len(gzipped),
+        )
     return names
 
 
@@ -346,6 +336,8 @@ class _Indexer:
         else:
             index = self._read_index(name, index_size(size // BLOCK))
         offsets = decode_index(index, index_name(name))
+        if not is_new and name not in self.old.shards:
+            require_whole(self.store, name, size, offsets)
         info = ShardInfo(name, len(offsets) - 1, size)
         column = self._read_column(name, index)
         if not self.checksums:
@@ -508,4 +500,6 @@ def _hint(store: Store, sizes: Mapping[str, int]) -> str:
     if folder is not None and not Path(folder).is_dir():
         return "; name their folder" if Path(folder).is_file() else ": no such folder"
     num_gzipped = sum(name.endswith(GZIPPED) for name in sizes)
-    return f" ({num_gzipped} gzipped ones: pass --repack)" if num_gzipped else picture_hint(folder)
+    if num_gzipped:
+        return f"; `mmstream convert` writes plain ones of the {num_gzipped} that are gzipped"
+    return picture_hint(folder)

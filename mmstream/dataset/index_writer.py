@@ -10,8 +10,6 @@ from mmstream.dataset.manifest import IndexPart, Manifest
 from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.storage import Store
 
-__all__ = ["write_part"]
-
 MAX_SHARDS_AT_ONCE = 128
 """Shards whose files are read side by side: 4 MB where shards have 5,000 samples."""
 

@@ -9,8 +9,6 @@ import msgspec
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 
-__all__ = ["json_lines", "read_json"]
-
 
 def read_json(store: Store, name: str) -> dict[str, Any]:
     """Return the object that a file holds.

@@ -21,10 +21,8 @@ from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.positions import refs_at
 from mmstream.errors import ShardError, escaped, where
 from mmstream.tar.header import BLOCK
-from mmstream.tar.samples import iter_members, split_name
+from mmstream.tar.samples import iter_members, split_member
 from mmstream.types import IntArray, SampleRef
-
-__all__ = ["KeySource", "KeyTable", "find_key", "read_keys"]
 
 logger = logging.getLogger(__name__)
 
@@ -281,7 +279,6 @@ def _first_key(head: bytes, size: int) -> str:
         return head[start:stop]
 
     for member in iter_members(read, size):
-        name = split_name(member.name) if member.is_file else None
-        if name is not None:
+        if (name := split_member(member)) is not None:
             return name[0]
     raise ShardError("no file of a sample in this range of the tar")

@@ -21,17 +21,6 @@ from mmstream.errors import ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.tar.header import BLOCK
 
-__all__ = [
-    "INDEX_PART_NAME",
-    "MANIFEST_NAME",
-    "MARKER_NAME",
-    "IndexPart",
-    "Manifest",
-    "ShardInfo",
-    "index_part_name",
-    "name_fault",
-]
-
 MANIFEST_NAME = "mmstream.json"
 INDEX_PART_NAME = re.compile(r"mmstream\.index\.[0-9a-f]{12}")
 """Names of the parts of an index."""

@@ -7,21 +7,25 @@ sample comes when. The stages that read see one long list of shards, all sources
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 
-from mmstream.dataset.addresses import parse_address
+from mmstream.dataset.addresses import parse_address, require_own
 from mmstream.dataset.dataset import Dataset, ShardLocation
 from mmstream.dataset.source import read_sample
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
-from mmstream.order.checks import integer
 from mmstream.types import Sample, SampleRef
+from mmstream.wrong_arguments import NonEmptyStr, NonNegativeFloat, PositiveInt, checked
 
-__all__ = ["Mixture"]
 
-
+@checked(
+    {
+        "sources": "give {name: (mm.open_dataset(...), weight)}",
+        "changes": "give {step: {name: weight}}, with steps from 1 up",
+    }
+)
 class Mixture:
     """Several datasets as one, in the proportions that weights give.
 
@@ -45,11 +49,11 @@ class Mixture:
 
     def __init__(
         self,
-        sources: Mapping[str, tuple[Dataset, float]],
+        sources: Mapping[NonEmptyStr, tuple[Dataset, NonNegativeFloat]],
         *,
         stop: Stop | None = None,
-        epoch_steps: int | None = None,
-        changes: Mapping[int, Mapping[str, float]] | None = None,
+        epoch_steps: PositiveInt | None = None,
+        changes: Mapping[PositiveInt, Mapping[str, NonNegativeFloat]] | None = None,
     ) -> None:
         _check(sources, stop, epoch_steps)
         if changes and epoch_steps is None:
@@ -58,8 +62,6 @@ class Mixture:
         self.epoch_steps: int | Stop = stop or epoch_steps or 0
         self.weights = {0: {name: weight for name, (_, weight) in sources.items()}}
         for step, weights in (changes or {}).items():
-            if type(step) is not int or step < 1:
-                raise ConfigError(f"Mixture: changes at step {step!r}; steps count from 1")
             if weights.keys() != self.datasets.keys():
                 raise ConfigError(
                     f"Mixture: changes at step {step} name {sorted(weights)}, the sources are "
@@ -124,6 +126,7 @@ class Mixture:
         name, dataset, local_shard = self.locate(shard)
         return f"{name}/{dataset.name_of(local_shard)}"
 
+    @checked()
     def find(self, text: str) -> Sample:
         """Return the sample that a line of a log names, as ``source/shard[index]``.
 
@@ -137,7 +140,10 @@ class Mixture:
         """Return (shard, index) of the sample that a line of a log names; errors as `find`."""
         shards = {self.name_of(shard): shard for shard in range(self.num_shards)}
         counts = np.concatenate([dataset.counts for dataset in self.datasets.values()])
-        return parse_address(text, shards, counts)
+        shard, index = parse_address(text, shards, counts)
+        _, dataset, own = self.locate(shard)
+        require_own(text, self.name_of(shard), (own, index), dataset.store.url, dataset)
+        return shard, index
 
     def plan_order(self, *, drop_last: bool = True, **settings: Any) -> MixtureOrder:
         """Return the order of the mixture. No step of it is partial, so `drop_last` has no effect.
@@ -173,18 +179,9 @@ class Mixture:
 def _check(
     sources: Mapping[str, tuple[Dataset, float]], stop: Stop | None, epoch_steps: int | None
 ) -> None:
-    if not (isinstance(sources, Mapping) and sources):
+    if not sources:
         raise ConfigError("Mixture: name at least one source, {name: (dataset, weight)}")
-    for name, value in sources.items():
-        if not isinstance(name, str) or not name:
-            raise ConfigError(f"Mixture: {name!r} is no name")
-        if not (isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], Dataset)):
-            raise ConfigError(f"Mixture: source {name!r} needs (mm.open_dataset(...), weight)")
-    if stop not in (None, *get_args(Stop)):
-        raise ConfigError(f"Mixture: stop is {stop!r}; first or all")
     if (stop is None) == (epoch_steps is None):
         raise ConfigError(
             'Mixture: say when an epoch ends: stop="first", stop="all" or epoch_steps=n'
         )
-    if epoch_steps is not None:
-        integer("Mixture: epoch_steps", epoch_steps)  # a word would be taken for `stop`

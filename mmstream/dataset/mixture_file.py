@@ -33,8 +33,7 @@ from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.order import Stop
 from mmstream.order.mixture.schedule import whole_shares
 from mmstream.storage import NotAFileError, is_remote, join_url, open_store, split_url
-
-__all__ = ["open_data", "open_mixture"]
+from mmstream.wrong_arguments import checked
 
 Weight: TypeAlias = Annotated[int, msgspec.Meta(ge=0)] | Annotated[float, msgspec.Meta(ge=0)]
 
@@ -67,6 +66,7 @@ def open_data(
     return open_it(name, allow_foreign_urls=allow_foreign_urls)
 
 
+@checked()
 def open_mixture(path: str | os.PathLike[str], *, allow_foreign_urls: bool = False) -> Mixture:
     """Open the mixture that a file describes.
 

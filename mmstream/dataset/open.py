@@ -15,7 +15,7 @@ from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import islice
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
 import braceexpand
 import msgspec
@@ -37,13 +37,14 @@ from mmstream.storage import (
     open_store,
     split_url,
 )
-from mmstream.storage.urls import require_no_secret
+from mmstream.storage.urls import MAX_FILE_NAME_BYTES, local_path, require_no_secret
 from mmstream.tar.header import BLOCK
-
-__all__ = ["expand_braces", "open_dataset"]
+from mmstream.wrong_arguments import checked
 
 StorageKind: TypeAlias = Literal["local", "shared"]
 """How a folder is read."""
+
+TAR_ENDINGS = (".tar", ".tgz", ".tar.gz")
 
 MAX_TARS = 1_000_000
 """Most names that a pattern in braces stands for."""
@@ -51,12 +52,10 @@ MAX_TARS = 1_000_000
 MAX_MARKER_BYTES = 1 << 20
 """Largest marker of an unfinished conversion that is read."""
 
-MAX_FILE_NAME_BYTES = 255
-"""Longest name of a file or folder, in the file systems of Linux and macOS."""
-
 logger = logging.getLogger(__name__)
 
 
+@checked({"source": "pass a folder, a URL, a tar, or a list of tars"})
 def open_dataset(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
@@ -105,29 +104,42 @@ def open_dataset(
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         require_no_secret(name)
-        if "{" not in name and not name.endswith((".tar", ".tgz", ".tar.gz")):
+        if _is_folder(name):
             return _open_folder(
                 open_store(name), bad_list, checksums, allow_foreign_urls, storage_kind
             )
         urls = expand_braces(name)
     else:
         urls = _names_of(source)
-        for url in urls:
-            require_no_secret(url)
     if not urls:
         raise ConfigError("open_dataset: the list of tars is empty")
     return _open_tars(urls, bad_list, storage_kind)
 
 
-def _names_of(source: object) -> list[str]:
-    """Return the names in a list of tars; ConfigError for anything else."""
-    if isinstance(source, list | tuple) and all(
-        isinstance(item, str | os.PathLike) for item in source
-    ):
-        return [os.fspath(item) for item in source]
-    raise ConfigError(
-        f"open_dataset: got {type(source).__name__}: pass a folder, a URL, a tar, or a list of tars"
-    )
+def _is_folder(name: str) -> bool:
+    """Tell whether a name is that of a folder or prefix, rather than of tars.
+
+    A folder that exists is one, whatever its name. So is a URL that ends with a slash.
+    """
+    return _is_surely_folder(name) or not ("{" in name or name.endswith(TAR_ENDINGS))
+
+
+def _is_surely_folder(name: str) -> bool:
+    """As `_is_folder`, for a name in a list, which may be of any form."""
+    return name.endswith("/") or (not is_remote(name) and Path(local_path(name)).is_dir())
+
+
+def _names_of(source: Sequence[str | os.PathLike[str]]) -> list[str]:
+    """Return the names in a list of tars; ConfigError where one is that of a folder."""
+    names = [os.fspath(item) for item in source]
+    for name in names:
+        require_no_secret(name)
+    if folder := next(filter(_is_surely_folder, names), None):
+        raise ConfigError(
+            f"open_dataset: {escaped(folder)} is a folder, and a list names tars; open each "
+            'folder by itself, and read several as one with mm.Mixture({"a": (one, 1), ...})'
+        )
+    return names
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -186,7 +198,7 @@ def _open_folder(
     names = [name for name in stats if name.endswith(".tar")]
     if gzipped := [name for name in stats if name.endswith((".tgz", ".tar.gz"))]:
         logger.warning(
-            "%s: gzipped tars are left out (%d); see mmstream index --repack",
+            "%s: gzipped tars are left out (%d); `mmstream convert` writes plain ones of them",
             store.url,
             len(gzipped),
         )
@@ -201,8 +213,6 @@ def _store_to_read(store: Store, storage_kind: StorageKind | None) -> Store:
     Raises:
         ConfigError: A kind for what is no folder, or one that does not exist.
     """
-    if storage_kind is not None and storage_kind not in get_args(StorageKind):
-        raise ConfigError(f"storage_kind {storage_kind!r}: local or shared")
     if not isinstance(store, LocalStore):
         if storage_kind is not None:
             raise ConfigError(f"{store.url}: storage_kind is for folders; leave it out")

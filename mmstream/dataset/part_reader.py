@@ -40,8 +40,6 @@ from mmstream.errors import MMStreamError, ShardError, StorageError, escaped
 from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store, map_file
 from mmstream.types import IntArray
 
-__all__ = ["PartReader"]
-
 logger = logging.getLogger(__name__)
 
 WAIT_S = 2.0

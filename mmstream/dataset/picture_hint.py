@@ -10,9 +10,7 @@ from collections.abc import Iterator
 from itertools import islice
 from pathlib import Path
 
-from mmstream.decoding.fields import IMAGE_EXTENSIONS
-
-__all__ = ["picture_hint"]
+from mmstream.media_types import IMAGE_EXTENSIONS
 
 MAX_ENTRIES = 1000
 """Entries of a folder that are looked at."""

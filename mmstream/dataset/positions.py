@@ -6,8 +6,6 @@ import numpy as np
 
 from mmstream.types import IntArray, SampleRef
 
-__all__ = ["refs_at"]
-
 
 def refs_at(ends: IntArray, positions: IntArray) -> list[SampleRef]:
     """Return (shard, index) of the samples at these positions.

@@ -23,7 +23,7 @@ from mmstream.dataset.checksums import (
     checksums_size,
     decode_checksums,
 )
-from mmstream.dataset.index import decode_index, index_name, index_size
+from mmstream.dataset.index import decode_index, index_name, index_size, require_whole
 from mmstream.dataset.index_part import ShardColumns, columns_of
 from mmstream.dataset.manifest import IndexPart, Manifest, ShardInfo
 from mmstream.dataset.part_reader import PartReader
@@ -31,8 +31,6 @@ from mmstream.errors import MMStreamError, ShardError, escaped
 from mmstream.storage import NotAFileError, ObjectStat, Store
 from mmstream.tar.header import BLOCK
 from mmstream.types import IntArray
-
-__all__ = ["MAX_INDEX_READS", "ShardIndex", "ShardIndexes"]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +57,8 @@ class ShardIndexes:
         store: Where the index lies.
         manifest: Names the shards, and the parts of the index.
         has_checksums: Checksums are wanted, and there are some.
-        built: Indexes that were built at opening, of tars without one.
+        built: Indexes that were built at opening, of tars without one. None: a manifest has named
+            the tars, so whoever wrote it has checked the others.
     """
 
     def __init__(
@@ -70,6 +69,7 @@ class ShardIndexes:
         built: Mapping[str, IntArray] | None = None,
     ) -> None:
         self.store, self.manifest, self.has_checksums = store, manifest, has_checksums
+        self._has_manifest = built is None
         self._built = {name: columns_of(offsets, None) for name, offsets in (built or {}).items()}
         self._readers = [self._reader(part) for part in manifest.index_parts]
         first_shards = [part.first_shard for part in manifest.index_parts]
@@ -321,6 +321,9 @@ class ShardIndexes:
                 f"{info.name}: {info.num_bytes} bytes, its index goes to {offsets[-1]}: truncated, "
                 "or the index is not this tar's"
             )
+        if not self._has_manifest:
+            is_near = not self.store.access.concurrent  # elsewhere each header is a request
+            require_whole(self.store, info.name, info.num_bytes, offsets, thorough=is_near)
         checksums = None
         if has_checksums:
             checksums = decode_checksums(data[column_name], data[name], column_name)

@@ -15,8 +15,6 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.errors import SampleError
 from mmstream.types import IntArray, Sample
 
-__all__ = ["shard_samples"]
-
 BLOCK_BYTES = 32 << 20
 """Bytes of a shard that are read together."""
 

@@ -19,18 +19,6 @@ from mmstream.order import AnyOrder
 from mmstream.storage import SharedStore, is_remote
 from mmstream.types import IntArray, Sample, SampleRef
 
-__all__ = [
-    "ShardRange",
-    "ShardSource",
-    "datasets_of",
-    "is_behind_network",
-    "load_indexes",
-    "numbered_datasets",
-    "read_ranges",
-    "read_sample",
-    "refs_of",
-]
-
 ShardRange: TypeAlias = tuple[int, int, int]
 """(shard, start, stop): bytes [start, stop) of one shard."""
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -20,29 +20,17 @@ from tqdm import tqdm
 
 from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs_of
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.fields import (
-    AUDIO_EXTENSIONS,
-    IMAGE_EXTENSIONS,
-    MAX_TEXT_BYTES,
-    VIDEO_EXTENSIONS,
-    decode_text,
-    image_fields,
-    parse_json,
-)
+from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
 from mmstream.display.contents import messages_of, row_json, text_of
 from mmstream.display.spread import spread
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
+from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL, Sample, SampleRef
-from mmstream.wrong_arguments import require_numbers
+from mmstream.wrong_arguments import AnyInt, PositiveInt, checked, shown
 
 if TYPE_CHECKING:
     from mmstream.decoding.ffmpeg.open import MediaKind
     from mmstream.decoding.text.decoder import TextDecoder
-
-__all__ = ["Statistics", "statistics"]
-
-TEXTS_AT_ONCE = 256
-"""Texts that are tokenized together."""
 
 MAX_REASONS = 5
 """Bad samples whose reasons are kept."""
@@ -74,6 +62,7 @@ class Statistics:
             ``cls``, or a label in ``json``.
         fields: How many of the samples measured have each field, the most frequent first. A number
             below `num_measured` says that some samples lack it.
+        uncounted_media: Kinds of media in the samples whose tokens "tokens" does not count.
     """
 
     num_samples: int
@@ -83,6 +72,7 @@ class Statistics:
     values: dict[str, Values]
     classes: dict[str, int]
     fields: dict[str, int] = field(default_factory=dict)
+    uncounted_media: tuple[str, ...] = ()
 
     @property
     def hours(self) -> dict[str, float]:
@@ -103,6 +93,7 @@ class Statistics:
             "reasons": list(self.reasons),
             "hours": self.hours,
             "fields": dict(islice(self.fields.items(), 100)),
+            "uncounted_media": list(self.uncounted_media),
             "values": {name: _summary(values) for name, values in self.values.items()},
             "num_classes": len(self.classes),
             "classes": dict(islice(self.classes.items(), 100)),
@@ -141,9 +132,6 @@ class _Record:
     values: dict[str, list[float]] = field(default_factory=dict)
     fields: tuple[str, ...] = ()
     class_name: str | None = None
-    text_sample: Sample = field(default_factory=dict)
-    """The sample without the bytes of its media, for the tokenizer."""
-    address: str = ""
     problem: str = ""
 
 
@@ -170,18 +158,14 @@ class _Total:
             self.classes[record.class_name] += 1
 
 
-class _Address(NamedTuple):
-    ref: SampleRef
-    text: str
-
-
+@checked({"dataset": "give mm.open_dataset(...)"}, own=("text",))
 def statistics(
     dataset: ShardSource,
-    num_samples: int = 1000,
+    num_samples: PositiveInt = 1000,
     *,
-    seed: int = 0,
+    seed: AnyInt = 0,
     text: TextDecoder | None = None,
-    num_threads: int = 16,
+    num_threads: PositiveInt = 16,
     progress: bool = False,
 ) -> Statistics:
     """Measure some samples of a dataset: bytes, sizes of pictures, words, turns, classes, tokens.
@@ -195,8 +179,8 @@ def statistics(
         dataset: A Dataset or a Mixture, local or remote.
         num_samples: Samples to read; all, if the dataset has fewer.
         seed: Draws the samples.
-        text: Also counts the tokens of each sample, and those that are learned. An image counts
-            as many as `TextDecoder.image_length` says, if that is a number, and else one.
+        text: Also counts the tokens of each sample, and those that are learned. A medium counts
+            as many as the `TextDecoder` says, if that is a number, and else one.
         num_threads: Samples to read at the same time.
         progress: Show a progress bar (on a terminal only).
 
@@ -211,31 +195,26 @@ def statistics(
         >>> stats.num_measured, float(stats.values["image width"].max())
         (100, 288.0)
     """
-    require_numbers(num_samples=num_samples, seed=seed, num_threads=num_threads)
-    for name, number in (("num_samples", num_samples), ("num_threads", num_threads)):
-        if number < 1:
-            raise ConfigError(f"statistics: {name} is {number}; give 1 or more")
-    if not isinstance(dataset, ShardSource):
-        raise ConfigError(f"statistics: got {dataset!r}: pass mm.open_dataset(...)")
-    for kind in sorted(text.needs_shapes) if text is not None else ():
+    if text is not None and not hasattr(text, "counted_media"):
+        raise ConfigError(f"text={shown(text)}: give mm.TextDecoder(tokenizer)")
+    for kind in sorted(getattr(text, "needs_shapes", ())):
         raise ConfigError(f"statistics: {kind}_length is a function; give a TextDecoder without it")
-    addresses = _addresses(dataset, num_samples, seed)
-    load_indexes(dataset, [shard for (shard, _), _ in addresses])
-    records = _records(dataset, addresses, num_threads, progress)
+    positions = np.array(spread(len(dataset), num_samples, seed), dtype=np.int64)
+    refs = refs_of(dataset, positions)
+    load_indexes(dataset, [shard for shard, _ in refs])
     total = _Total()
-    while batch := list(islice(records, TEXTS_AT_ONCE)):
-        if text is not None:
-            _count_tokens(batch, text)
-        for record in batch:
-            total.add(record)
+    for record in _records(dataset, refs, num_threads, progress, text):
+        total.add(record)
+    media = [kind for kind in ("image", "video", "audio") if f"{kind} bytes" in total.values]
     return Statistics(
         len(dataset),
-        len(addresses) - total.num_bad,
+        len(refs) - total.num_bad,
         total.num_bad,
         tuple(total.reasons),
         {name: np.array(total.values[name]) for name in _ORDER if name in total.values},
         _by_count(total.classes),
         _by_count(total.fields),
+        tuple(kind for kind in media if text is not None and kind not in text.counted_media),
     )
 
 
@@ -279,24 +258,19 @@ _ORDER = (
 )
 
 
-def _addresses(dataset: ShardSource, num_samples: int, seed: int) -> list[_Address]:
-    """Return the samples to read, in the order of the dataset."""
-    positions = np.array(spread(len(dataset), num_samples, seed), dtype=np.int64)
-    return [
-        _Address((shard, index), where(dataset.name_of(shard), index))
-        for shard, index in refs_of(dataset, positions)
-    ]
-
-
 def _records(
-    dataset: ShardSource, addresses: Sequence[_Address], num_threads: int, progress: bool
+    dataset: ShardSource,
+    refs: Sequence[SampleRef],
+    num_threads: int,
+    progress: bool,
+    text: TextDecoder | Any | None,
 ) -> Iterator[_Record]:
     """Yield what is measured of each sample, in order."""
     pool = ThreadPoolExecutor(num_threads, thread_name_prefix="mmstream-statistics")
     try:
         yield from tqdm(
-            pool.map(lambda address: _record(dataset, address), list(addresses)),
-            total=len(addresses),
+            pool.map(lambda ref: _record(dataset, ref, text), refs),
+            total=len(refs),
             unit="sample",
             disable=None if progress else True,
         )
@@ -304,23 +278,23 @@ def _records(
         pool.shutdown(cancel_futures=True)
 
 
-def _record(dataset: ShardSource, address: _Address) -> _Record:
+def _record(dataset: ShardSource, ref: SampleRef, text: TextDecoder | Any | None) -> _Record:
     try:
-        sample = read_sample(dataset, *address.ref)
+        sample = read_sample(dataset, *ref)
     except (SampleError, ShardError) as error:
         return _Record(problem=str(error))
     name = escaped(sample["__key__"])
     record = _Record(
         {"sample bytes": [float(sum(map(_num_bytes, sample.values())))]},
         tuple(name for name in sample if name[:2] != "__"),
-        address=f"{address.text} {name}",
     )
+    address = f"{where(dataset.name_of(ref[0]), ref[1])} {name}"
     try:
         for field_name in sample:
             name = field_name
             _measure_field(sample, name, record.values)
     except DecodeError as error:
-        return _Record(problem=f"{record.address}.{escaped(name)}: {error}")
+        return _Record(problem=f"{address}.{escaped(name)}: {error}")
     images = image_fields(sample)
     if images:
         record.values["images"] = [float(len(images))]
@@ -331,8 +305,29 @@ def _record(dataset: ShardSource, address: _Address) -> _Record:
     if messages:
         record.values["turns"] = [float(len(messages))]
     record.class_name = _class_of(sample)
-    record.text_sample = {n: b"" if isinstance(v, bytes) else v for n, v in sample.items()}
+    if text is not None:
+        try:
+            decoded = _decoded_text(sample, text, address)
+        except SampleError as error:
+            return _Record(problem=str(error))
+        num_learned = int(np.count_nonzero(decoded.tokens["labels"] != IGNORED_LABEL))
+        record.values["tokens"] = [float(decoded.num_tokens)]
+        record.values["learned tokens"] = [float(num_learned)]
     return record
+
+
+def _decoded_text(sample: Sample, text: Any, address: str) -> Any:
+    """Return the `DecodedText` of a sample.
+
+    Raises:
+        SampleError: The text cannot be tokenized, or a medium of it is damaged.
+    """
+    if hasattr(text, "tokens_of"):
+        return text.tokens_of(sample)
+    (decoded,) = text.decode_all([sample])
+    if isinstance(decoded, SampleError):
+        raise SampleError(f"{address}.{escaped(text.source(sample))}: {decoded}")
+    return decoded
 
 
 def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) -> None:
@@ -367,7 +362,7 @@ def _recording_numbers(data: bytes, kind: MediaKind) -> dict[str, float]:
     Raises:
         DecodeError: It cannot be opened, or has no stream of its kind.
     """
-    from mmstream.decoding.ffmpeg.facts import media_facts
+    from mmstream.decoding.facts import media_facts
 
     facts = media_facts(data, kind, Deadline.start(MEDIA_TIMEOUT_S))
     return {
@@ -415,18 +410,3 @@ def _class_of(sample: Sample) -> str | None:
     if isinstance(value, bytes):
         value = value.decode("utf-8", "replace").strip()
     return escaped(value, MAX_CLASS_CHARACTERS) if isinstance(value, str | int) else None
-
-
-def _count_tokens(records: Sequence[_Record], text: TextDecoder) -> None:
-    """Add the tokens of good samples. Those whose text cannot be tokenized are bad."""
-    good = [record for record in records if not record.problem]
-    for record, decoded in zip(
-        good, text.decode_all([record.text_sample for record in good]), strict=True
-    ):
-        if isinstance(decoded, SampleError):
-            name = text.source(record.text_sample)
-            record.problem = f"{record.address}.{escaped(name)}: {decoded}"
-            continue
-        num_learned = int(np.count_nonzero(decoded.tokens["labels"] != IGNORED_LABEL))
-        record.values["tokens"] = [float(decoded.num_tokens)]
-        record.values["learned tokens"] = [float(num_learned)]

@@ -35,8 +35,6 @@ from mmstream.errors import ChecksumError, SampleError, ShardError
 from mmstream.storage import RemoteStore
 from mmstream.types import IntArray
 
-__all__ = ["Problem", "bad_samples", "verify"]
-
 Check: TypeAlias = Callable[[dict[str, object]], object]
 """Called with a raw sample; raises SampleError when something is wrong with it."""
 

@@ -12,12 +12,14 @@ image/           bytes of an image -> pixels
 video/           bytes of a video -> frames and their times
 audio/           bytes of a recording -> samples or log-mel features
 ffmpeg/          files of both, opened with limits
+facts.py         duration, size and rate of both, without decoding
 pictures.py      pictures of one shape: planned, then decoded, before their samples
 media.py         the videos and recordings of a sample: planned, then decoded
 media_shapes.py  what their shapes will be
 spans.py         spans of time in settings and rows
 times.py         `Times`: they follow the span of their file
 threaded_calls.py  one function called by several threads, which may begin early
+user_functions.py  seeds the generators that functions of the user draw from, and puts them back
 segments.py      one piece of a long file
 packs.py         decoded samples -> rows of packs
 stored.py        decoded samples -> files of a tar, and back

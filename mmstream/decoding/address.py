@@ -12,8 +12,6 @@ from typing import TypeVar
 from mmstream.errors import DecodeError, SampleError, SkipSample, TimeoutError, where
 from mmstream.types import Sample
 
-__all__ = ["address", "addressed", "with_address"]
-
 T = TypeVar("T")
 
 _KINDS = (TimeoutError, DecodeError, SkipSample, SampleError)
@@ -24,7 +22,7 @@ def with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
     try:
         return decode()
     except SampleError as error:
-        raise addressed(sample, name, error) from None
+        raise addressed(sample, name, error) from error.__cause__  # a user's function has one
 
 
 def addressed(sample: Sample, name: str, error: SampleError) -> SampleError:

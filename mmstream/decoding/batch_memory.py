@@ -17,8 +17,6 @@ from typing import Any
 import numpy as np
 import torch
 
-__all__ = ["AttachedBlock", "BatchMemory", "MemoryBlock"]
-
 HEADER_BYTES = 64
 """In front of the data of a block. Byte 0 says whether the receiving process still holds it."""
 

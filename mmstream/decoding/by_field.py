@@ -30,16 +30,16 @@ from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
+from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample
+from mmstream.wrong_arguments import shown
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
-
-__all__ = ["EarlyPictures", "FieldDecoder", "FieldPlan", "decoded_medium", "plan_fields"]
 
 FieldDecoder: TypeAlias = (
     "ImageDecoder | VideoDecoder | AudioDecoder | TextDecoder | Boxes | Points | Times "
@@ -91,6 +91,8 @@ class FieldPlan:
     named_sources: frozenset[str] = frozenset()
     """These, and the files of `values`. ``Decode(video=)`` and ``Decode(audio=)`` leave them alone.
     """
+    user_fields: frozenset[str] = frozenset()
+    """All that a function or class of the user decodes or finds."""
 
     def source(self, sample: Mapping[str, Any], name: str) -> str:
         """Return the name of the file that a field comes from.
@@ -111,7 +113,7 @@ class FieldPlan:
             image: The decoder of `IMAGE`.
         """
         decoders = dict(self.pictures)
-        if image is not None and image.device == "cpu":
+        if image is not None:
             decoders[IMAGE] = image
         shapes: dict[str, tuple[int, ...]] = {}
         for name, decoder in decoders.items():
@@ -133,6 +135,8 @@ class FieldPlan:
             source = with_address(sample, "", partial(self.source, sample, name))
             value = sample[source]
             if isinstance(value, bytes | LazyBytes):
+                if name in self.user_fields:
+                    seed_generators(sample, f"field {name}")
                 value = with_address(sample, source, partial(call_user, decode, value))
             decoded.pop(source, None)
             decoded[name] = value
@@ -168,13 +172,15 @@ class FieldPlan:
                 decoded[name] = data
                 continue
             decoder = self.pictures[name]
+            if name in self.user_fields:
+                seed_generators(sample, f"field {name}")
             memory = out.get(name)
             result = early_picture(early, name)
             if result is None:
                 plan = None
                 if name in self.leaders:
                     leader = with_address(sample, name, partial(self._leader, name, results))
-                    plan = Plan(leader.picture, None, leader.view)
+                    plan = Plan(leader.picture, leader.view)
                 rng = picture_rng(sample, name) if decoder.is_random and plan is None else None
                 pixels = None if memory is None else memory.numpy()
                 decode = partial(decoder.decode, data, pixels, rng, plan)
@@ -184,6 +190,8 @@ class FieldPlan:
             decoded[name] = tensor if decoder.mask else tensor.permute(2, 0, 1)
         for name, coordinates in self.coordinates.items():
             leader = with_address(sample, name, partial(self._leader, name, results))
+            if name in self.user_fields:
+                seed_generators(sample, f"field {name}")
             place = partial(coordinates.place, decoded, leader.picture, leader.view)
             placed, visible = with_address(sample, name, place)
             decoded[name] = torch.from_numpy(placed)
@@ -207,6 +215,8 @@ class FieldPlan:
         """
         for name, times in self.times.items():
             span = with_address(sample, name, partial(_followed_span, times, spans))
+            if name in self.user_fields:
+                seed_generators(sample, f"field {name}")
             placed, visible = with_address(sample, name, partial(times.place, decoded, *span))
             decoded[name] = torch.from_numpy(placed)
             decoded[f"{name}_visible"] = torch.from_numpy(visible)
@@ -287,6 +297,7 @@ def plan_fields(
     times: dict[str, Times] = {}
     media: dict[str, dict[str, Any]] = {"video": {}, "audio": {}}
     sources: dict[str, tuple[str, ...]] = {}
+    functions: dict[str, Any] = {}
     for key, given in fields.items():
         decoder: Any = given
         names = _checked_names(key)
@@ -298,6 +309,7 @@ def plan_fields(
             sources[name] = names
         if isinstance(decoder, EllipsisType):
             decoder = built_in(name, max_json_bytes)
+        functions[name] = decoder
         if isinstance(decoder, ImageDecoder):
             pictures[name] = _checked_picture(name, decoder)
         elif (medium := decoded_medium(decoder)) is not None:
@@ -327,6 +339,9 @@ def plan_fields(
         times=times,
         media_sources=files_of([*media["video"], *media["audio"]]),
         named_sources=files_of([*media["video"], *media["audio"], *values]),
+        user_fields=frozenset(
+            name for name, function in functions.items() if is_user_function(function)
+        ),
     )
 
 
@@ -373,10 +388,9 @@ def _checked_names(key: object) -> tuple[str, ...]:
 
 
 def _checked_picture(name: str, decoder: ImageDecoder) -> ImageDecoder:
-    if decoder.tiles is not None or decoder.device != "cpu":
-        setting = "tiles" if decoder.tiles is not None else 'device="cuda"'
+    if decoder.tiles is not None:
         raise ConfigError(
-            f"Decode: {name!r}: {setting} goes with Decode(image=mm.ImageDecoder(...)), not with a "
+            f"Decode: {name!r}: tiles goes with Decode(image=mm.ImageDecoder(...)), not with a "
             "decoder by field"
         )
     return decoder
@@ -412,8 +426,8 @@ def _leaders(
         for name in group[1:]:
             leaders[name] = first
             _check_follower(name, first, decoders)
-        if len(group) > 1 and (decoders[first].tiles or decoders[first].device != "cpu"):
-            raise ConfigError(f'same_geometry: {first!r} must have device="cpu" and no tiles')
+        if len(group) > 1 and decoders[first].tiles:
+            raise ConfigError(f"same_geometry: {first!r} must have no tiles")
     for name in coordinates:
         if name not in leaders:
             raise ConfigError(
@@ -426,7 +440,7 @@ def _leaders(
 def _groups(same_geometry: Sequence[Any]) -> Iterator[tuple[str, ...]]:
     """Yield the groups, each a tuple of names."""
     if isinstance(same_geometry, str) or not isinstance(same_geometry, Sequence):
-        raise ConfigError(f"same_geometry={same_geometry!r}: give names, ('jpg', 'mask.png')")
+        raise ConfigError(f"same_geometry={shown(same_geometry)}: give names, ('jpg', 'mask.png')")
     entries = list(same_geometry)
     if entries and all(isinstance(entry, str) for entry in entries):
         entries = [entries]
@@ -434,7 +448,7 @@ def _groups(same_geometry: Sequence[Any]) -> Iterator[tuple[str, ...]]:
         names = tuple(entry) if isinstance(entry, tuple | list) else ()
         if not names or not all(isinstance(name, str) for name in names):
             raise ConfigError(
-                f"same_geometry={escaped(repr(same_geometry))}: give the names of fields, "
+                f"same_geometry={shown(same_geometry)}: give the names of fields, "
                 "('jpg', 'mask.png', 'boxes'), or several such groups"
             )
         yield names

@@ -20,15 +20,13 @@ from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
+from mmstream.decoding.user_functions import is_user_function
 from mmstream.errors import ConfigError, escaped
-from mmstream.wrong_arguments import advise, refuse_bools
+from mmstream.wrong_arguments import PositiveInt, checked
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
-
-__all__ = ["Decode"]
-
 
 _ADVICE = {
     "images": "write image=mm.ImageDecoder(size=224)",
@@ -41,7 +39,7 @@ _ADVICE = {
 """Arguments that are called otherwise."""
 
 
-@advise(_ADVICE)
+@checked(_ADVICE, own=("fields", "image", "text", "video", "audio", "same_geometry"))
 @dataclass(frozen=True)
 class Decode:
     """Which decoders a pipeline runs: by the names of fields, or by what they decode.
@@ -110,12 +108,17 @@ class Decode:
     video: VideoDecoder | None = None
     audio: AudioDecoder | None = None
     same_geometry: Sequence[str] | Sequence[Sequence[str]] = ()
-    max_json_bytes: int = MAX_TEXT_BYTES
-    min_lazy_bytes: int | None = 8 << 20
+    max_json_bytes: PositiveInt = MAX_TEXT_BYTES
+    min_lazy_bytes: PositiveInt | None = 8 << 20
     plan: FieldPlan = field(init=False, repr=False, compare=False)
     """The decoders, sorted by what they do. For the decode stage."""
     has_media: bool = field(init=False, repr=False, compare=False)
     """Whether videos or recordings are decoded, by field or all of them."""
+    has_user_functions: bool = field(init=False, repr=False, compare=False)
+    """Whether functions or classes of the user take part."""
+    has_user_media: bool = field(init=False, repr=False, compare=False)
+    """Whether some of these run while media are planned or decoded: classes, parsers of JSON, and
+    sources of boxes or times."""
     needed_shapes: frozenset[str] = field(init=False, repr=False, compare=False)
     """The kinds of media on whose shapes the tokens of a text depend."""
     is_baked: bool = field(default=False, init=False)
@@ -124,14 +127,6 @@ class Decode:
     """The fields of the baked dataset. None: there is none, or no pipeline has one yet."""
 
     def __post_init__(self) -> None:
-        refuse_bools(max_json_bytes=self.max_json_bytes, min_lazy_bytes=self.min_lazy_bytes)
-        if not isinstance(self.max_json_bytes, int) or self.max_json_bytes < 1:
-            raise ConfigError(f"max_json_bytes={self.max_json_bytes!r}: give a number from 1 up")
-        is_size = isinstance(self.min_lazy_bytes, int) and self.min_lazy_bytes > 0
-        if self.min_lazy_bytes is not None and not is_size:
-            raise ConfigError(
-                f"min_lazy_bytes={self.min_lazy_bytes!r}: give a number from 1 up, or None"
-            )
         _check_fields(self.fields)
         _check_image(self.image)
         _check_text(self.text)
@@ -143,8 +138,13 @@ class Decode:
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "plan", plan)
-        decoders = (plan.videos, plan.recordings, self.video, self.audio)
-        object.__setattr__(self, "has_media", any(decoders))
+        has_media = any((plan.videos, plan.recordings, self.video, self.audio))
+        object.__setattr__(self, "has_media", has_media)
+        is_user = any(map(is_user_function, (self.image, self.video, self.audio)))
+        has_user_media = is_user or not plan.user_fields <= plan.values.keys()
+        has_functions = bool(plan.user_fields) or (text is not None and text.has_user_functions)
+        object.__setattr__(self, "has_user_media", has_user_media)
+        object.__setattr__(self, "has_user_functions", has_user_media or has_functions)
         needed = frozenset() if text is None else text.needs_shapes
         object.__setattr__(self, "needed_shapes", needed)
         groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
@@ -181,7 +181,9 @@ class Decode:
         if not self.is_baked:
             return self
         decode = copy(self)
-        object.__setattr__(decode, "stored", StoredFields.of_source(source, views=views))
+        stored = StoredFields.of_source(source, views=views)
+        object.__setattr__(decode, "stored", stored)
+        object.__setattr__(decode, "plan", FieldPlan(stored.parsers))
         return decode
 
     @property
@@ -272,12 +274,7 @@ class Decode:
 
 def _copies_nothing(decoder: ImageDecoder | None) -> bool:
     """Tell whether it is the built-in decoder of pictures, which also takes views."""
-    return (
-        decoder is not None
-        and decoder.device == "cpu"
-        and type(decoder).decode is ImageDecoder.decode
-        and type(decoder).prepared_shape is ImageDecoder.prepared_shape
-    )
+    return decoder is not None and not is_user_function(type(decoder))
 
 
 def _without_text(

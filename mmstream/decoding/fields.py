@@ -6,6 +6,7 @@ and one rule limits every field of text. A conversion asks how deep JSON may be 
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
 from typing import Any
@@ -13,17 +14,7 @@ from typing import Any
 import msgspec
 
 from mmstream.errors import BUGS, DecodeError, MMStreamError, escaped
-
-IMAGE_EXTENSIONS = frozenset({"jpg", "jpeg", "png", "webp", "bmp", "gif", "avif"})
-
-VIDEO_EXTENSIONS = frozenset(
-    {"mp4", "webm", "mkv", "mov", "avi", "m4v", "mpg", "mpeg", "ogv", "ts", "m2ts", "3gp"}
-    | {"flv", "wmv"}
-)
-
-AUDIO_EXTENSIONS = frozenset(
-    {"wav", "flac", "mp3", "ogg", "opus", "m4a", "m4b", "aac", "aiff", "aif", "mka", "wma"}
-)
+from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 MAX_TEXT_BYTES = 1 << 20
 """Most bytes of a text or of a ``json`` field, unless a decoder is told otherwise.
@@ -39,6 +30,62 @@ Pickle takes an object from a worker to the main process only up to a few hundre
 """
 
 
+_STRING_OR_NAN = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"?+|-?\bInfinity\b|\bNaN\b', re.DOTALL)
+_ESCAPE = re.compile(
+    rb"\\(?:u[dD][89abAB]..\\u[dD][c-fC-F]..|(u[dD][89a-fA-F][0-9a-fA-F]{2})|.)", re.DOTALL
+)
+"""An escape of JSON. Its group is half of a character outside of the first plane."""
+
+
+def decode_json(text: bytes, type: Any = Any) -> Any:
+    r"""Return the value of a JSON text, also where it is only what Python writes.
+
+    Raises:
+        msgspec.DecodeError: It is no JSON, or not of this type.
+        UnicodeDecodeError: It is not UTF-8.
+        RecursionError: It is nested too deeply.
+
+    Examples:
+        >>> decode_json(b'{"score": NaN, "text": "NaN", "half": "\\ud83d"}')
+        {'score': None, 'text': 'NaN', 'half': '\ufffd'}
+    """
+    try:
+        return msgspec.json.decode(text, type=type)
+    except msgspec.DecodeError:
+        strict = _strict(text)
+        if strict == text:
+            raise
+    return msgspec.json.decode(strict, type=type)
+
+
+def json_object(data: object) -> dict[str, Any]:
+    """Return the object that a stranger's ``json`` holds, parsed or not; empty if it holds none."""
+    try:
+        value = decode_json(data) if isinstance(data, bytes) else data
+    except (ValueError, RecursionError):
+        return {}
+    return value if isinstance(value, dict) else {}
+
+
+def is_json(text: bytes) -> bool:
+    """Tell whether a text is one JSON value, however deep."""
+    try:
+        decode_json(text, msgspec.Raw)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return False
+    except RecursionError:
+        pass
+    return True
+
+
+def _strict(text: bytes) -> bytes:
+    """Return the same JSON without a byte order mark, NaN, and halves of characters."""
+    text = text.removeprefix(b"\xef\xbb\xbf")
+    if b"NaN" in text or b"Infinity" in text:
+        text = _STRING_OR_NAN.sub(lambda m: m[0] if m[0].startswith(b'"') else b"null", text)
+    return _ESCAPE.sub(lambda m: rb"\ufffd" if m[1] else m[0], text) if b"\\u" in text else text
+
+
 def parse_json(data: bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
     """Parse a ``json`` field.
 
@@ -52,7 +99,7 @@ def parse_json(data: bytes, max_bytes: int = MAX_TEXT_BYTES) -> Any:
             "raise Decode(max_json_bytes=)"
         )
     try:
-        value = msgspec.json.decode(data)
+        value = decode_json(data)
     except ValueError as error:  # msgspec's errors and UnicodeDecodeError
         raise DecodeError(f"JSON: {error}") from None
     except RecursionError:

@@ -5,7 +5,6 @@ call and their frames have memory in the batch. Then `sample.py` decodes each ro
 
     mp4, 0.webm  -> "video", and times and rates beside it        video=VideoDecoder
                     with their tracks also "audio", "audio_video"
-                    with device="cuda" clips in place of frames
     wav, 0.flac  -> "audio", or "audio_features" and its length   audio=AudioDecoder
     clip.mp4     -> "clip.mp4", "clip.mp4_pts_s"                  {"clip.mp4": VideoDecoder}
 
@@ -23,31 +22,18 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from mmstream.decoding.address import address, with_address
+from mmstream.decoding.address import with_address
 from mmstream.decoding.fields import audio_fields, in_order, video_fields
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.media_shapes import AudioShape, MediaShapes, VideoShape
 from mmstream.decoding.sample_rng import sample_rng
-from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD, CpuVideo
+from mmstream.decoding.user_functions import seed_generators
 from mmstream.errors import ConfigError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
 if TYPE_CHECKING:
     from mmstream.decoding.decode import Decode
-    from mmstream.decoding.video.encoded import EncodedVideo
-
-__all__ = [
-    "AUDIO",
-    "VIDEO",
-    "MediaPlans",
-    "audio_decoders",
-    "decode_media",
-    "media_shapes",
-    "plan_media",
-    "video_decoders",
-    "video_files",
-]
 
 VIDEO = "video"
 """The field of the videos that ``Decode(video=)`` decodes."""
@@ -74,23 +60,16 @@ class _VideoPlans(NamedTuple):
         shape: VideoShape = self.frames.shape
         return shape
 
-    @property
-    def is_for_gpu(self) -> bool:
-        """Whether the frames are left to the GPU."""
-        return bool(getattr(self.frames, "is_for_gpu", False))
-
 
 class _Video(NamedTuple):
     """A decoded video."""
 
-    frames: torch.Tensor | EncodedVideo
-    """uint8 [F, 3, H, W], a view of [F, H, W, 3]. Or what the GPU will make them of."""
+    frames: torch.Tensor
+    """uint8 [F, 3, H, W], a view of [F, H, W, 3]."""
     times_s: torch.Tensor
     """float64 [F]."""
     track: Any
     """Its decoded sound. None: it has none, or nobody wants it."""
-    cpu_video: CpuVideo | None
-    """Why the CPU has decoded it in place of a GPU. None: it was not asked to."""
 
 
 def video_decoders(decode: Decode) -> dict[str, Any]:
@@ -142,9 +121,9 @@ def plan_media(sample: Sample, decode: Decode, *, audio: bool = True) -> MediaPl
         ShardError, StorageError: A file that is read by ranges cannot be read.
     """
     plans: MediaPlans = {}
-    _plan_videos(sample, video_files(sample, decode), video_decoders(decode), plans, audio)
+    _plan_videos(sample, video_files(sample, decode), decode, plans, audio)
     if audio:
-        _plan_recordings(sample, _audio_files(sample, decode), audio_decoders(decode), plans)
+        _plan_recordings(sample, _audio_files(sample, decode), decode, plans)
     return plans
 
 
@@ -211,9 +190,10 @@ def decode_media(
     recordings: dict[str, dict[str, Any]] = {AUDIO: {}} if AUDIO in decoders else {}
     numbers: dict[str, dict[str, int]] = {}
     videos = video_files(sample, decode)
-    _plan_videos(sample, videos, video_decoders(decode), plans, audio=False)
+    _plan_videos(sample, videos, decode, plans, audio=False)
     for field, names in videos.items():
         decoder = video_decoders(decode)[field]
+        _seed(sample, decode, f"decode {field}")
         decoded_videos = _decode_videos(sample, names, decoder, plans, memory)
         for name in names:
             del decoded[name]
@@ -223,15 +203,13 @@ def decode_media(
         decoded[f"{field}_fps"] = np.array([each.sampled_fps for each in shapes], np.float64)
         requested = np.array([each.requested_fps for each in shapes], np.float64)
         decoded[f"{field}_requested_fps"] = requested
-        cpu_videos = [v.cpu_video for v in decoded_videos.values() if v.cpu_video is not None]
-        if cpu_videos:
-            decoded[CPU_VIDEOS_FIELD] = [*decoded.get(CPU_VIDEOS_FIELD, ()), *cpu_videos]
         if decoder.audio is not None:
             tracks = {name: video.track for name, video in decoded_videos.items()}
             has_track = {name: track for name, track in tracks.items() if track is not None}
             recordings.setdefault(_track_field(field), {}).update(has_track)
             numbers[_track_field(field)] = {name: i for i, name in enumerate(names)}
     for field, names in _audio_files(sample, decode).items():
+        _seed(sample, decode, f"decode {field}")
         results = _decode_recordings(sample, field, names, decoders[field], plans)
         recordings.setdefault(field, {}).update(results)
         for name in names:
@@ -244,6 +222,12 @@ def decode_media(
         for field, of_field in recordings.items():
             spans[field] = [_audio_span(result.plan) for result in of_field.values()]
         decode.plan.place_times(sample, decoded, spans)
+
+
+def _seed(sample: Sample, decode: Decode, stage: str) -> None:
+    """Seed the generators of this process for a decoder, which may be a class of the user."""
+    if decode.has_user_media:
+        seed_generators(sample, stage)
 
 
 def _video_span(plan: _VideoPlans) -> tuple[float, float]:
@@ -287,7 +271,7 @@ def _track_field(field: str) -> str:
 def _plan_videos(
     sample: Sample,
     files: Mapping[str, list[str]],
-    decoders: Mapping[str, Any],
+    decode: Decode,
     plans: MediaPlans,
     audio: bool,
 ) -> None:
@@ -295,7 +279,8 @@ def _plan_videos(
     for field, names in files.items():
         if plans.keys() >= set(names):
             continue
-        decoder = decoders[field]
+        decoder = video_decoders(decode)[field]
+        _seed(sample, decode, f"plan {field}")
         rng = _rng(sample, VIDEO, field, decoder)
         limits = decoder.start_limits()
         track_limits = None if decoder.audio is None else decoder.audio.start_limits()
@@ -353,12 +338,13 @@ def _on_track(
 def _plan_recordings(
     sample: Sample,
     files: Mapping[str, list[str]],
-    decoders: Mapping[str, Any],
+    decode: Decode,
     plans: MediaPlans,
 ) -> None:
     """Plan recordings, those of a field in order."""
     for field, names in files.items():
-        decoder = decoders[field]
+        decoder = audio_decoders(decode)[field]
+        _seed(sample, decode, f"plan {field}")
         rng = _rng(sample, AUDIO, field, decoder)
         limits = decoder.start_limits()
         for name in names:
@@ -419,7 +405,7 @@ def _decode_videos(
     track_limits = None if decoder.audio is None else decoder.audio.start_limits()
     for name in names:
         plan: _VideoPlans = plans[name]
-        frames, times, cpu_video = _frames(sample, name, decoder, plan, memory.get(name), limits)
+        frames, times = _frames(sample, name, decoder, plan, memory.get(name), limits)
         limits = _holding(limits, plan.shape)
         track = None
         if decoder.audio is not None and (plan.track is not None or not plan.is_track_planned):
@@ -428,7 +414,7 @@ def _decode_videos(
             )
         if track is not None:
             track_limits = _holding(track_limits, track.plan.shape)
-        videos[name] = _Video(frames, times, track, cpu_video)
+        videos[name] = _Video(frames, times, track)
     return videos
 
 
@@ -439,24 +425,14 @@ def _frames(
     plan: _VideoPlans,
     out: torch.Tensor | None,
     limits: Any,
-) -> tuple[torch.Tensor | EncodedVideo, torch.Tensor, CpuVideo | None]:
-    """Return the frames of a video, their times, and why the CPU has decoded them if it has."""
-    reason = getattr(plan.frames, "cpu_reason", None)
-    if plan.is_for_gpu:
-        from mmstream.decoding.video.encoded import encode_video
-
-        encode = partial(encode_video, sample[name], name, decoder, plan.frames, limits)
-        encoded = with_address(sample, name, encode)
-        if not isinstance(encoded, str):
-            return encoded, torch.tensor(plan.shape.times_s, dtype=torch.float64), None
-        reason = encoded
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return the frames of a video, and their times."""
     shape = (plan.shape.num_frames, plan.shape.height, plan.shape.width, 3)
     if out is None or tuple(out.shape) != shape:
         out = torch.empty(shape, dtype=torch.uint8)
     decode = partial(decoder.decode, sample[name], plan=plan.frames, out=out.numpy(), limits=limits)
     times = torch.tensor(with_address(sample, name, decode).times_s, dtype=torch.float64)
-    cpu_video = CpuVideo(address(sample, name), reason) if reason else None
-    return out.permute(0, 3, 1, 2), times, cpu_video
+    return out.permute(0, 3, 1, 2), times
 
 
 def _decode_recordings(

@@ -13,8 +13,6 @@ from typing import NamedTuple
 
 from mmstream.decoding.image.image_shape import ImageShape
 
-__all__ = ["AudioShape", "MediaShapes", "VideoShape"]
-
 
 class VideoShape(NamedTuple):
     """The shape that a `VideoDecoder` gives a video. Functions of video length take it.

@@ -14,13 +14,11 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from mmstream.bad_samples.quarantine import TOO_LONG, BadSample
-from mmstream.decoding.substitute import Document, Refusal, RowAddress, RowDecoder
+from mmstream.decoding.substitute import Document, Refusal, RowAddress, RowDecoder, no_good_row
 from mmstream.errors import LengthError, where
 from mmstream.packing.settings import PackLimits
 from mmstream.reading.step import RawStep
 from mmstream.types import Sample, SampleRef
-
-__all__ = ["MAX_PACK_SUBSTITUTES", "PackedRow", "num_tokens_of", "packed_rows"]
 
 MAX_PACK_SUBSTITUTES = 4
 """Substitute packs that are tried for a row without a good sample."""
@@ -74,6 +72,35 @@ def packed_rows(
         )
         for row, of_row in enumerate(by_row)
     ]
+
+
+def require_good_row(
+    step: RawStep, rows: Sequence[PackedRow], decoder: RowDecoder, limits: PackLimits
+) -> None:
+    """Stop a run at a step of which no pack on any rank has a good sample. Masked rows may.
+
+    Args:
+        step: as it was planned.
+        rows: those of this rank.
+        decoder: reads the packs of other ranks, where those of this one are empty.
+        limits: what a pack may hold.
+
+    Raises:
+        BadSampleLimitError: there is none.
+    """
+    bad = [record for row in rows for record in row.bad]
+    if not bad or any(row.documents for row in rows) or decoder.policy.action == "mask":
+        return
+    lineage, lookup = step.lineage, decoder.lookup
+    for position in range(lookup.order.global_batch_size):
+        row, unit = lookup.planned(lineage.epoch, lineage.step, position)
+        if unit.refs and not lineage.start <= position < lineage.start + len(rows):
+            address = RowAddress(lineage.epoch, lineage.step, row)
+            documents = decoder.read_pack(address, unit.refs)
+            planned = list(map(_Measured, documents, unit.num_tokens or []))
+            if _packed_row(address, planned, decoder, limits).documents:
+                return
+    raise no_good_row(lineage, bad[0].reason)
 
 
 def num_tokens_of(sample: Sample, multiple_of: int = 1) -> int:
@@ -136,7 +163,7 @@ def _substitute(
     max_attempts = MAX_SUBSTITUTES_OF_FEW if len(planned) <= FEW_DOCUMENTS else MAX_PACK_SUBSTITUTES
     tried = set[tuple[SampleRef, ...]]()
     for attempt in range(max_attempts):
-        unit = decoder.lookup.substitute_unit(*address, attempt)
+        unit = decoder.lookup.order.substitute_unit(*address, attempt)
         if tuple(unit.refs) in tried:
             continue
         tried.add(tuple(unit.refs))

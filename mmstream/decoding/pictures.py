@@ -26,10 +26,9 @@ from mmstream.decoding.by_field import IMAGE, picture_rng
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder, PicturePlan
 from mmstream.decoding.sample import free_images
+from mmstream.decoding.user_functions import is_user_function
 from mmstream.errors import DecodeError, SampleError
 from mmstream.types import Sample
-
-__all__ = ["PlannedPicture", "decode_picture", "early_decoders", "plan_pictures"]
 
 
 class PlannedPicture(NamedTuple):
@@ -54,7 +53,7 @@ def early_decoders(decode: Decode | None) -> dict[str, ImageDecoder]:
     return {
         name: decoders[name]
         for name in decode.shapes
-        if name not in decode.plan.leaders and type(decoders[name]).decode is ImageDecoder.decode
+        if name not in decode.plan.leaders and not is_user_function(decoders[name])
     }
 
 

@@ -26,7 +26,7 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import torch
 
-from mmstream.decoding.address import address, with_address
+from mmstream.decoding.address import address, addressed, with_address
 from mmstream.decoding.by_field import IMAGE, EarlyPictures, early_picture, picture_rng
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import (
@@ -36,7 +36,6 @@ from mmstream.decoding.fields import (
     parse_json,
 )
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder
-from mmstream.decoding.image.encoded import EncodedImage, encode_or_decode
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.media import (
     MediaPlans,
@@ -47,27 +46,15 @@ from mmstream.decoding.media import (
     video_decoders,
 )
 from mmstream.decoding.media_shapes import MediaShapes
-from mmstream.decoding.text.decoder import DecodedText
+from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
+from mmstream.decoding.user_functions import seed_generators
 from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
 
-__all__ = [
-    "NO_PICTURES",
-    "MeasuredSample",
-    "RowMemory",
-    "TextTokens",
-    "decode_sample",
-    "decode_texts",
-    "free_images",
-    "measure_sample",
-    "parse_fields",
-]
-
-IMAGE_FIELDS = ("image",)
-TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
-"""Fields that a decoder makes. Its samples cannot hold files of these names. The tar's reader
-refuses ``image_tiles`` and ``image_size`` from the start."""
+IMAGE_FIELDS = ("image", "image_tiles", "image_size")
+TEXT_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
+"""Fields that a decoder makes. Its samples cannot hold files of these names."""
 
 TextTokens: TypeAlias = tuple[Sample, DecodedText | SampleError | None]
 """A sample with ``json`` parsed, and the tokens of its text. None: not tokenized yet."""
@@ -105,6 +92,16 @@ class MeasuredSample(NamedTuple):
     """The shapes of the pictures, videos and recordings that belong to its text."""
 
 
+class BegunSample(NamedTuple):
+    """A sample of which all but the media is decoded."""
+
+    sample: Sample
+    """With ``json`` parsed."""
+    decoded: Sample
+    """Its results so far."""
+    plans: MediaPlans
+
+
 def decode_sample(
     sample: Sample,
     decode: Decode | None,
@@ -128,8 +125,7 @@ def decode_sample(
 
         With ``decode.image``, ``image`` replaces the image fields. It is uint8 [3, H, W], a view of
         H, W, 3 memory (that of `out` where it was used). A sample without exactly one image has a
-        list of such tensors, which may be empty. An `EncodedImage` takes the place of a tensor
-        where the GPU will decode the picture.
+        list of such tensors, which may be empty.
 
         With tiles, ``image`` is the list of all tiles. ``image_tiles``, int64 [num_pictures], says
         how many tiles a picture has. ``image_size``, int64 [num_pictures, 2], is its own height and
@@ -155,12 +151,25 @@ def decode_sample(
         ConfigError: A random crop or flip is set and the sample has no lineage, or ``image_length``
             returned no number of tokens.
     """
+    return finish_sample(begin_sample(sample, decode, tokens, plans), decode, out, early)
+
+
+def begin_sample(
+    sample: Sample,
+    decode: Decode | None,
+    tokens: DecodedText | SampleError | None = None,
+    plans: MediaPlans | None = None,
+) -> BegunSample:
+    """Decode the text and the values of a sample, and what functions of the user take.
+
+    Arguments and errors are those of `decode_sample`.
+    """
     if decode is not None and decode.stored is not None:
-        return decode.stored.decode(sample, out.pictures)
+        return BegunSample(sample, {}, {})
     sample = parse_fields(sample, decode)
     decoded = dict(sample)
     if decode is None:
-        return decoded
+        return BegunSample(sample, decoded, {})
     _require_own_names(sample, decode)
     if decode.has_media and plans is None:
         plans = plan_media(sample, decode, audio=needs_shapes(decode, "audio"))
@@ -168,9 +177,27 @@ def decode_sample(
         decoded.update(_decode_text(sample, decode, tokens, plans))
     if decode.plan.values:
         decode.plan.decode_values(sample, decoded)
+    return BegunSample(sample, decoded, plans or {})
+
+
+def finish_sample(
+    begun: BegunSample,
+    decode: Decode | None,
+    out: RowMemory = _NO_MEMORY,
+    early: EarlyPictures = NO_PICTURES,
+) -> Sample:
+    """Decode the media of a sample. Arguments, results and errors are those of `decode_sample`.
+
+    It calls classes of the user (`Decode.has_user_media`), and no other functions of theirs.
+    """
+    sample, decoded, plans = begun
+    if decode is None:
+        return decoded
+    if decode.stored is not None:
+        return decode.stored.decode(sample, out.pictures)
     _decode_pictures(sample, decoded, decode, out.pictures, early)
     if decode.has_media:
-        decode_media(sample, decoded, decode, plans or {}, out.videos)
+        decode_media(sample, decoded, decode, plans, out.videos)
     return decoded
 
 
@@ -205,7 +232,7 @@ def measure_sample(
         if shape is not None:
             images = [ImageShape(*shape, shape)] * len(names)
         elif names:
-            images = _shapes_of(sample, decode.image, names)
+            images = _shapes_of(sample, decode, decode.image, names)
     shapes = MediaShapes(images)
     if decode.has_media:
         shapes = media_shapes(sample, decode, plans or {}, images, audio=True)
@@ -213,11 +240,40 @@ def measure_sample(
     return MeasuredSample(text, shapes)
 
 
+class WholeText(NamedTuple):
+    """Counts the tokens of texts with those of their media, without decoding a pixel."""
+
+    decode: Decode
+
+    @property
+    def decoder(self) -> TextDecoder:
+        """The decoder of texts."""
+        assert self.decode.text is not None
+        return self.decode.text
+
+    @property
+    def counted_media(self) -> frozenset[str]:
+        """The kinds of media that have tokens in the text."""
+        return self.decoder.counted_media
+
+    def tokens_of(self, sample: Sample) -> DecodedText | None:
+        """Return the tokens of a sample's text; errors as of `measure_sample`."""
+        return measure_sample(sample, self.decode).text
+
+
 def _require_own_names(sample: Sample, decode: Decode) -> None:
     """Raise a DecodeError if a sample has a field that a decoder would replace."""
-    _require_absent(sample, TEXT_FIELDS if decode.text is not None else ())
-    _require_absent(sample, IMAGE_FIELDS if decode.image is not None else ())
-    _require_absent(sample, _media_names(decode) if decode.has_media else ())
+    names = [
+        *(TEXT_FIELDS if decode.text is not None else ()),
+        *(IMAGE_FIELDS if decode.image is not None else ()),
+        *(_media_names(decode) if decode.has_media else ()),
+    ]
+    for name in names:
+        if name in sample:
+            raise DecodeError(
+                f"{address(sample, name)}: the decoder makes a field of this name; rename this "
+                "file in the tar, or what a function of Pipeline(before=) adds"
+            )
 
 
 def _decode_pictures(
@@ -233,6 +289,8 @@ def _decode_pictures(
         names = free_images(sample, decode)
         _check_own_names(sample, names)
         single = early_picture(early, IMAGE)
+        if decode.has_user_media:
+            seed_generators(sample, f"decode {IMAGE}")
         if single is None:
             images, single = _decode_images(sample, names, decode.image, out.get(IMAGE))
         else:
@@ -253,6 +311,8 @@ def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
     for name, parse in (_JSON if decode is None else decode.plan.parsers).items():
         data = sample.get(name)
         if isinstance(data, bytes):
+            if decode is not None and name in decode.plan.user_fields:
+                seed_generators(sample, f"field {name}")
             sample = {**sample, name: with_address(sample, name, partial(parse, data))}
     return sample
 
@@ -317,10 +377,7 @@ def _image_shapes_of_headers(sample: Sample, decode: Decode) -> list[ImageShape]
     """
     if decode.image is None or not needs_shapes(decode, "image"):
         return []
-    names = free_images(sample, decode)
-    decoder = decode.image.of_sample(len(names))
-    shapes = [decoder.prepared_shape(sample[name]) for name in names]
-    return None if None in shapes else [shape for shape in shapes if shape is not None]
+    return _shapes_of_headers(sample, decode, decode.image, free_images(sample, decode))
 
 
 def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
@@ -333,15 +390,28 @@ def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
     """
     if decode.image is None or not needs_shapes(decode, "image"):
         return []
-    return _shapes_of(sample, decode.image, free_images(sample, decode))
+    return _shapes_of(sample, decode, decode.image, free_images(sample, decode))
 
 
-def _shapes_of(sample: Sample, decoder: ImageDecoder, names: Sequence[str]) -> list[ImageShape]:
-    """Return the shapes of all images of a sample; as `_image_shapes`."""
+def _shapes_of_headers(
+    sample: Sample, decode: Decode, decoder: ImageDecoder, names: Sequence[str]
+) -> list[ImageShape] | None:
+    """Return the shapes of all images of a sample. None: a header does not tell."""
+    if decode.has_user_media:
+        seed_generators(sample, f"plan {IMAGE}")
     decoder = decoder.of_sample(len(names))
     shapes = [decoder.prepared_shape(sample[name]) for name in names]
-    if None not in shapes:
-        return [shape for shape in shapes if shape is not None]
+    return None if None in shapes else [shape for shape in shapes if shape is not None]
+
+
+def _shapes_of(
+    sample: Sample, decode: Decode, decoder: ImageDecoder, names: Sequence[str]
+) -> list[ImageShape]:
+    """Return the shapes of all images of a sample; as `_image_shapes`."""
+    shapes = _shapes_of_headers(sample, decode, decoder, names)
+    if shapes is not None:
+        return shapes
+    decoder = decoder.of_sample(len(names))
     rng = picture_rng(sample, IMAGE) if decoder.is_random else None
     limits = decoder.start_limits()
     return [
@@ -415,16 +485,6 @@ def _fields_of_messages(sample: Sample) -> set[str]:
     return {str(part.get("field")) for part in parts if isinstance(part, dict)}
 
 
-def _require_absent(sample: Sample, names: Sequence[str]) -> None:
-    """Raise a DecodeError if a sample has a field that a decoder would replace."""
-    for name in names:
-        if name in sample:
-            raise DecodeError(
-                f"{address(sample, name)}: the decoder makes a field of this name; rename this "
-                "file in the tar"
-            )
-
-
 def _try_parse(sample: Sample, decode: Decode | None) -> Sample:
     """Return a sample with its JSON parsed, or the same sample where that is damaged."""
     try:
@@ -485,13 +545,9 @@ def _tokens_of(
         shapes = _with_media(sample, decode, _image_shapes(sample, decode), plans or {})
         texts = [_text_sample(sample, decode)]
         tokens = decoder.decode_all(texts, [shapes], media=decode.media)[0]
-    return with_address(sample, decoder.source(sample), partial(_text_or_raise, tokens))
-
-
-def _text_or_raise(text: DecodedText | SampleError) -> DecodedText:
-    if isinstance(text, SampleError):
-        raise text
-    return text
+    if isinstance(tokens, SampleError):
+        raise addressed(sample, decoder.source(sample), tokens)
+    return tokens
 
 
 def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
@@ -523,7 +579,7 @@ def _decode_images(
         out: The row of the batch, for one image.
 
     Returns:
-        The fields, and the result of one image that the CPU has decoded.
+        The fields, and the result of one image.
     """
     decoder = decoder.of_sample(len(names))
     rng = picture_rng(sample, IMAGE) if decoder.is_random else None
@@ -536,18 +592,6 @@ def _decode_images(
     if len(names) > 1 and decoder.output_shape is not None:
         check = partial(limits.check_results, len(names), *decoder.output_shape)
         with_address(sample, "", check)
-    if decoder.device != "cpu":
-        images: list[EncodedImage | torch.Tensor] = []
-        for name in names:
-            image = with_address(
-                sample, name, partial(encode_or_decode, sample[name], name, decoder, rng, limits)
-            )
-            height, width = (
-                image.plan.view.shape if isinstance(image, EncodedImage) else image.shape[-2:]
-            )
-            limits = limits.holding(height * width * 3)
-            images.append(image)
-        return {IMAGE: images[0] if len(images) == 1 else images}, None
     results: list[Decoded] = []
     for name in names:
         decode = partial(decoder.decode, sample[name], rng=rng, limits=limits)

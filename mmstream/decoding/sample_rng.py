@@ -7,10 +7,10 @@ import numpy as np
 from mmstream.errors import ConfigError
 from mmstream.order.permute import stream_key
 from mmstream.types import Sample, SampleLineage
+from mmstream.wrong_arguments import checked
 
-__all__ = ["sample_rng"]
 
-
+@checked(late=True)
 def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator:
     """Return the random generator of a sample in this epoch, for augmentations.
 

@@ -11,10 +11,10 @@ from typing import Any
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.errors import DecodeError, SkipSample, escaped
 from mmstream.types import Sample
+from mmstream.wrong_arguments import checked
 
-__all__ = ["one_segment"]
 
-
+@checked(late=True)
 def one_segment(sample: Sample) -> Sample:
     """Make a sample of one of its segments, drawn anew in each epoch: for ``Pipeline(before=)``.
 

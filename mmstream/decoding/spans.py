@@ -11,8 +11,7 @@ from collections.abc import Mapping
 from typing import Any, TypeAlias
 
 from mmstream.errors import ConfigError, DecodeError, escaped
-
-__all__ = ["Span", "is_span", "row_of_span", "row_span"]
+from mmstream.wrong_arguments import shown
 
 Span: TypeAlias = tuple[float, float]
 """(start, end) in seconds. The end is left out. It may be infinite."""
@@ -31,6 +30,13 @@ def is_span(value: object) -> bool:
         return False
     start, end = map(_seconds, value)
     return start is not None and end is not None and 0 <= start < end
+
+
+def require_span(setting: object) -> None:
+    """Raise a ConfigError for a setting that is neither a span, "row" nor None."""
+    is_word = isinstance(setting, str) and setting == "row"
+    if not (setting is None or is_word or is_span(setting)):
+        raise ConfigError(f'span={shown(setting)}: give "row", (start_s, end_s) or None')
 
 
 def row_span(row: Mapping[str, Any] | None) -> Span | None:

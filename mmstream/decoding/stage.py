@@ -10,8 +10,9 @@ from __future__ import annotations
 
 import math
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import accumulate, chain
 from threading import Event
@@ -29,7 +30,7 @@ from mmstream.decoding.by_field import IMAGE
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import video_files
-from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows
+from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows, require_good_row
 from mmstream.decoding.pictures import (
     PlannedPicture,
     decode_picture,
@@ -39,8 +40,7 @@ from mmstream.decoding.pictures import (
 from mmstream.decoding.sample import RowMemory, decode_texts
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.substitute import (
-    Document,
-    Lookup,
+    OwnNames,
     Prepared,
     PreparedSample,
     Row,
@@ -48,16 +48,14 @@ from mmstream.decoding.substitute import (
     Transform,
 )
 from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
-from mmstream.decoding.threaded_calls import ThreadedCalls
-from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD
-from mmstream.errors import BadSampleLimitError, DecodeError, SampleError
+from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead
+from mmstream.errors import DecodeError, SampleError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
+from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import Sample, SampleLineage
-
-__all__ = ["DecodeStage", "DecodedStep", "PreparedStep"]
 
 T = TypeVar("T")
 
@@ -132,11 +130,12 @@ class DecodeStage:
         memory: for images of one size.
         progress: where it writes down what it works on.
         limits: what a row may hold, where rows are packs. None: a row is one sample.
+        own_names: names that only batches may have.
     """
 
     def __init__(
         self,
-        lookup: Lookup,
+        lookup: SampleLookup,
         decoders: Decode | None,
         transforms: Sequence[Transform],
         *,
@@ -146,13 +145,13 @@ class DecodeStage:
         memory: BatchMemory,
         progress: Progress,
         limits: PackLimits | None,
+        own_names: OwnNames,
     ) -> None:
-        self._lookup = lookup
         self._limits = limits
         self._decoders = decoders
         self._progress = progress
         self._decode_row = RowDecoder(
-            lookup, decoders, tuple(before), tuple(transforms), policy, self._progress
+            lookup, decoders, tuple(before), tuple(transforms), policy, progress, own_names
         )
         self._memory = memory
         self._shapes = decoders.shapes if decoders else {}
@@ -176,12 +175,13 @@ class DecodeStage:
         pictures when they find nothing to do there, and while the batch before is trained on.
 
         Returns:
-            What a call takes for this step. None: there is nothing to prepare.
+            What a call takes for this step. None: there is nothing to prepare, or functions of the
+            user take part, which run in the thread that asks for a batch.
 
         Raises:
             NameError, AttributeError, ...: a function of the user has a bug.
         """
-        if self._is_light:
+        if self._is_light or self._decode_row.has_early_functions:
             return None
         rows = self._prepared(step)
         # Memory that is sent is taken by the thread that sends it.
@@ -218,11 +218,8 @@ class DecodeStage:
         rows = _with_early_pictures(rows, begun)
         if self._limits is not None:
             return self._packed(step, rows, memory, self._limits)
-
-        def decode_row(position: int) -> Row:
-            return self._decode_row(step, position, rows[position], memory[position])
-
-        return _assembled(step, self._side_by_side(decode_row, step.outcomes))
+        decoded_rows = self._decode_rows(self._decode_row, step, rows, memory)
+        return _assembled(step, self._decode_row.filled(step, decoded_rows))
 
     def _prepared(self, step: RawStep) -> list[Prepared | None]:
         """Prepare a step, and plan those of its pictures that are decoded before their rows."""
@@ -268,13 +265,10 @@ class DecodeStage:
         limits: PackLimits,
     ) -> DecodedStep:
         """Return a step whose rows are packs."""
-
-        def decode(position: int) -> Document:
-            return self._decode_row.planned(step, position, prepared[position], memory[position])
-
-        documents = self._side_by_side(decode, step.outcomes)
+        documents = self._decode_rows(self._decode_row.planned, step, prepared, memory)
         rows = packed_rows(step, documents, self._decode_row, limits)
-        return _assembled_packs(step, rows, is_masked=self._decode_row.policy.action == "mask")
+        require_good_row(step, rows, self._decode_row, limits)
+        return _assembled_packs(step, rows)
 
     def close(self) -> None:
         """End the threads."""
@@ -292,11 +286,14 @@ class DecodeStage:
             return None
         stored = None if self._decoders is None else self._decoders.stored
         decoded = _parsed(samples) if stored is None else self._copied(step, samples, stored)
-        if decoded is None:
+        own_names = self._decode_row.own_names
+        if decoded is None or not own_names.reserved.isdisjoint(chain.from_iterable(decoded)):
+            return None
+        if own_names.decoded and any(map(own_names.wrong, decoded)):
             return None
         lineage = step.lineage
         for row, sample in enumerate(decoded, start=lineage.start):
-            seed, epoch = self._lookup.stream(lineage.epoch, lineage.step, row)
+            seed, epoch = self._decode_row.lookup.stream(lineage.epoch, lineage.step, row)
             shard, index = sample["__lineage__"][:2]
             # _make takes half the time of a call.
             sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
@@ -324,16 +321,58 @@ class DecodeStage:
         except DecodeError:
             return None
 
+    def _decode_rows(
+        self,
+        decode: Callable[[RawStep, int, Prepared | None, RowMemory], T],
+        step: RawStep,
+        rows: Sequence[Prepared | None],
+        memory: Sequence[RowMemory],
+    ) -> list[T]:
+        """Decode all rows of a step in threads, those with functions of the user in this one.
+
+        Such functions run in the order of rows. Other threads decode the media of the next rows.
+        """
+        decoder, decoders = self._decode_row, self._decoders
+
+        def decode_row(position: int) -> T:
+            return decode(step, position, rows[position], memory[position])
+
+        if not decoder.has_functions:
+            return self._side_by_side(decode_row, step.outcomes)
+
+        def begun() -> Iterator[tuple[tuple[int, Prepared | None], bool]]:
+            for position, entry in enumerate(rows):
+                yield (position, decoder.begin(step, position, entry)), _has_media(entry, decoders)
+
+        def decode_media(row: tuple[int, Prepared | None]) -> Prepared | None:
+            return decoder.begin(step, *row, memory[row[0]])
+
+        with self._helpers(step.outcomes) as (pool, num_helpers):
+            if pool is None or (decoders is not None and decoders.has_user_media):
+                return list(map(decode_row, range(len(rows))))
+            ahead = calls_ahead(decode_media, begun(), pool, 2 * num_helpers)
+            return [
+                decode(step, position, entry, memory[position])
+                for position, entry in enumerate(ahead)
+            ]
+
     def _side_by_side(self, function: Callable[[int], T], outcomes: Sequence[Outcome]) -> list[T]:
-        """Call a function for each row of a step, in threads.
+        """Call a function for each row of a step, in threads."""
+        with self._helpers(outcomes) as (pool, num_helpers):
+            return _all_rows(function, outcomes, pool, num_helpers)
+
+    @contextmanager
+    def _helpers(self, outcomes: Sequence[Outcome]) -> Iterator[tuple[Executor | None, int]]:
+        """Give the threads for a step, and their number.
 
         Rows whose files are read by ranges wait for storage most of the time, so they get more.
         """
         num_waiting = min(MAX_WAITING, sum(map(_has_lazy_bytes, outcomes)))
         if num_waiting <= self._num_helpers + 1:
-            return _all_rows(function, outcomes, self._pool, self._num_helpers)
+            yield self._pool, self._num_helpers
+            return
         with ThreadPoolExecutor(num_waiting - 1, thread_name_prefix="mmstream-waiting") as pool:
-            return _all_rows(function, outcomes, pool, num_waiting - 1)
+            yield pool, num_waiting - 1
 
     def _memory_of_rows(self, prepared: Sequence[Prepared | None]) -> list[RowMemory]:
         """Return memory of the batch for the pictures and videos of each row.
@@ -381,8 +420,6 @@ class DecodeStage:
                 continue
             for field, files in video_files(entry.sample, self._decoders).items():
                 for file in files:
-                    if entry.plans[file].is_for_gpu:
-                        continue
                     shape = entry.plans[file].shape
                     pixels = (shape.num_frames, shape.height, shape.width, 3)
                     videos.setdefault(field, []).append(_PlannedVideo(row, file, pixels))
@@ -406,6 +443,14 @@ def _with_early_pictures(
         entry._replace(early=results) if isinstance(entry, PreparedSample) and results else entry
         for entry, results in zip(rows, early, strict=True)
     ]
+
+
+def _has_media(entry: Prepared | None, decoders: Decode | None) -> bool:
+    """Tell whether media of a row are left to decode, and not only short Python."""
+    if not isinstance(entry, PreparedSample) or decoders is None or decoders.stored is not None:
+        return False
+    num_pictures = len(decoders.plan.pictures) + (decoders.image is not None)
+    return decoders.has_media or len(entry.early) < num_pictures
 
 
 def _parsed(samples: list[Sample]) -> list[Sample] | None:
@@ -458,33 +503,26 @@ def _num_bytes(outcome: Outcome) -> int:
 
 
 def _assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
-    """Put a step together. A row that nothing could fill repeats another one and is invalid."""
+    """Put a step together. All rows have a sample."""
     lineage = step.lineage
-    spare = next((row.sample for row in rows if row.sample is not None), None)
-    if spare is None:
-        reason = next((row.bad.reason for row in rows if row.bad), "padding only")
-        raise _no_good_row(lineage, reason)
-    spare_ref = next(row.shown for row in rows if row.sample is not None)
     valid = [valid and row.is_filled for valid, row in zip(lineage.valid, rows, strict=True)]
-    samples = [row.sample for row in rows]
+    samples = [row.sample for row in rows if row.sample is not None]
     lineage = _with_losses(lineage, samples, valid)
     lineage = replace(
         lineage,
         valid=valid,
-        shown=[spare_ref if row.sample is None else row.shown for row in rows],
+        shown=[row.shown for row in rows],
         bad=tuple(row.bad for row in rows if row.bad),
         no_picture=_first_without_picture(samples, valid),
     )
-    return DecodedStep(lineage, [spare if row.sample is None else row.sample for row in rows])
+    return DecodedStep(lineage, samples)
 
 
-def _assembled_packs(step: RawStep, rows: list[PackedRow], *, is_masked: bool) -> DecodedStep:
+def _assembled_packs(step: RawStep, rows: list[PackedRow]) -> DecodedStep:
     """Put a step of packs together. A row that nothing could fill is empty and invalid."""
     lineage = step.lineage
     shown = [(number, entry) for number, row in enumerate(rows) for entry in row.documents]
     bad = tuple(record for row in rows for record in row.bad)
-    if bad and not shown and not is_masked:
-        raise _no_good_row(lineage, bad[0].reason)
     samples = [entry.sample for _, entry in shown if entry.sample is not None]
     lineage = _with_losses(lineage, samples, [True] * len(samples))
     lineage = replace(
@@ -517,14 +555,7 @@ def _unlike_measured(rows: list[PackedRow]) -> dict[str, Any]:
     }
 
 
-def _no_good_row(lineage: BatchLineage, reason: str) -> BadSampleLimitError:
-    return BadSampleLimitError(
-        f"epoch {lineage.epoch} step {lineage.step}: no row has a good sample, nor a good "
-        f"substitute (a transform or decoder that refuses all of them?); the first: {reason}"
-    )
-
-
-def _first_without_picture(of_rows: Sequence[Sample | None], valid: list[bool]) -> str:
+def _first_without_picture(of_rows: Sequence[Sample], valid: list[bool]) -> str:
     """Return the address of a sample without a picture in a batch where others have one.
 
     Conversations may have none, so they do not count. "": there is no such sample.
@@ -532,7 +563,7 @@ def _first_without_picture(of_rows: Sequence[Sample | None], valid: list[bool]) 
     samples = [
         sample
         for sample, is_valid in zip(of_rows, valid, strict=True)
-        if is_valid and sample is not None and IMAGE in sample
+        if is_valid and IMAGE in sample
     ]
     empty = [s for s in samples if isinstance(s[IMAGE], list) and not s[IMAGE]]
     if len(empty) == len(samples):
@@ -546,17 +577,13 @@ def _has_messages(sample: Sample) -> bool:
 
 
 def _with_losses(
-    lineage: BatchLineage, samples: Sequence[Sample | None], valid: Sequence[bool]
+    lineage: BatchLineage, samples: Sequence[Sample], valid: Sequence[bool]
 ) -> BatchLineage:
     """Take what texts have lost out of samples, and add it to the lineage of their batch.
 
-    That is counts, and one example of each kind. Invalid samples do not count. The same is done
-    with the videos that the CPU has decoded in place of a GPU.
+    That is counts, and one example of each kind. Invalid samples do not count.
     """
-    cpu_videos = [sample.pop(CPU_VIDEOS_FIELD, ()) for sample in samples if sample]
-    if any(cpu_videos):
-        lineage = replace(lineage, cpu_videos=tuple(chain.from_iterable(cpu_videos)))
-    of_samples = [sample.pop(LOSS_FIELD, None) if sample else None for sample in samples]
+    of_samples = [sample.pop(LOSS_FIELD, None) for sample in samples]
     losses: list[TextLoss] = [
         loss
         for loss, is_valid in zip(of_samples, valid, strict=True)

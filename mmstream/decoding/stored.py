@@ -12,6 +12,8 @@ A value becomes the file that WebDataset's users expect, so that their decoders 
     list of these       image.0.npy, image.1.npy
     dict of arrays      NAME.npz
     str, int            caption.txt, label.cls
+    numpy scalar of another type than Python's numbers have
+                        score.npy
     other plain values  NAME.json
     bytes               as they are
 
@@ -45,21 +47,13 @@ from mmstream.errors import (
     ManifestError,
     escaped,
 )
+from mmstream.lazy_bytes import LazyBytes
 from mmstream.tar.samples import is_reserved, split_name
 from mmstream.types import Sample
 
-__all__ = [
-    "BakedContent",
-    "CollateSettings",
-    "StoredFields",
-    "StoredFile",
-    "baked_content",
-    "encode_sample",
-    "tensor_bytes",
-    "unlike_stored",
+Kind = Literal[
+    "bytes", "text", "integer", "json", "array", "number", "arrays", "tensor", "pixels", "loss"
 ]
-
-Kind = Literal["bytes", "text", "integer", "json", "array", "arrays", "tensor", "pixels", "loss"]
 
 LOSS_FILE = "text_loss.json"
 """The file of a `TextLoss`."""
@@ -90,6 +84,9 @@ _TENSOR_TYPES = _BIT_TYPES | {
     )
 }
 """Types of tensors by name. But for those of `_BITS`, numpy has them under the same name."""
+
+_PYTHON_TYPES = ("bool", "int64", "float64")
+"""Types of numpy's scalars that a batch makes of Python's numbers, too."""
 
 _NUMBERS = "biufcSU"
 """Kinds of numpy types that are stored: those that `decode_npy` takes."""
@@ -271,7 +268,10 @@ def unlike_stored(sample: Sample, encoded: Mapping[str, tuple[bytes, StoredFile]
 def _is_same(value: Any, again: Any) -> bool:
     """Tell whether two values are of one type, shape and content, to the last bit."""
     if isinstance(value, np.generic):
-        value = value.item()
+        is_number = isinstance(again, np.generic)
+        value, again = (
+            (np.asarray(value), np.asarray(again)) if is_number else (value.item(), again)
+        )
     if isinstance(value, list | tuple):
         return (
             isinstance(again, list)
@@ -305,7 +305,9 @@ def _encoded(name: str, value: Any) -> list[_Encoded]:
     """Return the files of a field."""
     if isinstance(value, bytes | bytearray | memoryview):
         return [_file(name, bytes(value), name, "bytes")]
-    if isinstance(value, np.generic):  # as a batch takes it
+    if isinstance(value, np.generic):
+        if value.dtype.kind in "biufc" and value.dtype.name not in _PYTHON_TYPES:
+            return [_array(name, value)]  # a batch keeps its type
         value = value.item()
     if isinstance(value, np.ndarray | torch.Tensor):
         return [_array(name, value)]
@@ -371,7 +373,7 @@ def _cannot_store(field: str, value: Any) -> ConfigError:
 def _array(field: str, value: Any, item: int | None = None) -> _Encoded:
     """Return the file of an array or a tensor."""
     name = field if item is None else f"{field}.{item}"
-    kind: Kind = "array"
+    kind: Kind = "number" if isinstance(value, np.generic) else "array"
     if isinstance(value, torch.Tensor):
         value, name, kind, dtype = _of_tensor(field, value, name)
     else:
@@ -443,6 +445,7 @@ class StoredFields:
         content: What the manifest says.
         shapes: Bytes of each field that is one tensor of one shape in all good samples, as a shape:
             ``(num_bytes,)``. It is decoded into the memory of its batch.
+        parsers: Of ``json``, for functions before decoding.
     """
 
     def __init__(
@@ -463,6 +466,8 @@ class StoredFields:
             name: decoders.get(file.kind) or partial(_decode_tensor, file)
             for name, file in content.files.items()
         }
+        is_json = "json" in content.files and content.files["json"].kind == "json"
+        self.parsers = {"json": self._decoders["json"]} if is_json else {}
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(StoredFields, views=self._views), (self.content, *self._sizes)
@@ -570,10 +575,11 @@ class StoredFields:
             if file is None:
                 decoded[name] = value
                 continue
-            result = copied.get(name)
+            result: Any = copied.get(name)
             if result is None:
-                data = value if isinstance(value, bytes | memoryview) else bytes(value)
-                result = with_address(sample, name, partial(self._decoders[name], data))
+                result = bytes(value) if isinstance(value, LazyBytes) else value
+                if isinstance(result, bytes | memoryview):  # else of a function before decoding
+                    result = with_address(sample, name, partial(self._decoders[name], result))
             if file.item is None:
                 decoded[file.field] = result
             elif file.item == len(lists.setdefault(file.field, [])):
@@ -631,6 +637,10 @@ def _decode_array(data: bytes) -> NDArray[Any]:
     return npy_view(data).copy()
 
 
+def _decode_number(data: bytes) -> Any:
+    return npy_view(data)[()]  # of an array without axes, its only entry
+
+
 def _decode_tensor(file: StoredFile, data: bytes | memoryview) -> torch.Tensor:
     array = npy_view(data)
     if array.dtype.kind not in "biufc" or not array.dtype.isnative or array.dtype.itemsize > 16:
@@ -686,6 +696,7 @@ _DECODERS: dict[Kind, Callable[[bytes], Any]] = {
     "json": partial(parse_json, max_bytes=MAX_VALUE_BYTES),
     "loss": _decode_loss,
     "array": _decode_array,
+    "number": _decode_number,
     "arrays": decode_npz,
 }
 """By kind. Tensors need to know their `StoredFile`, too."""

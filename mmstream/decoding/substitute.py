@@ -8,30 +8,37 @@ while is no fault of the data.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from dataclasses import dataclass, field
+from functools import cached_property
+from traceback import extract_tb
+from typing import Any, NamedTuple, TypeAlias
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.decoding.by_field import EarlyPictures
 from mmstream.decoding.decode import Decode
+from mmstream.decoding.fields import call_user
 from mmstream.decoding.media import MediaPlans, plan_media
 from mmstream.decoding.pictures import PlannedPicture
 from mmstream.decoding.sample import (
     NO_PICTURES,
+    BegunSample,
     RowMemory,
-    decode_sample,
+    begin_sample,
     decode_texts,
+    finish_sample,
     needs_shapes,
     parse_fields,
 )
 from mmstream.decoding.text.decoder import DecodedText
 from mmstream.decoding.text.loss import LOSS_FIELD
-from mmstream.decoding.video.cpu_videos import CPU_VIDEOS_FIELD
+from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.errors import (
     BUGS,
+    BadSampleLimitError,
     ChecksumError,
     ConfigError,
     DecodeError,
@@ -43,25 +50,13 @@ from mmstream.errors import (
     where,
 )
 from mmstream.lazy_bytes import LazyBytes
-from mmstream.order import MAX_ATTEMPTS, Unit
+from mmstream.order import MAX_ATTEMPTS
 from mmstream.progress import Progress, Stage
-from mmstream.reading.step import Outcome, RawStep
+from mmstream.reading.lookup import SampleLookup
+from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import Sample, SampleLineage, SampleRef
 
-__all__ = [
-    "MAX_SUBSTITUTES",
-    "Document",
-    "Lookup",
-    "Prepared",
-    "PreparedSample",
-    "Refusal",
-    "Row",
-    "RowAddress",
-    "RowDecoder",
-    "SideBySide",
-    "Transform",
-    "one_by_one",
-]
+logger = logging.getLogger(__name__)
 
 Transform: TypeAlias = Callable[[Sample], Sample]
 
@@ -76,10 +71,7 @@ After `order.MAX_ATTEMPTS` of them the row is invalid. What it shows still comes
 so that a batch is the same on every topology.
 """
 
-ORIGIN_FIELDS = (
-    *("__key__", "__url__", "__source__", "__lineage__"),
-    *(LOSS_FIELD, CPU_VIDEOS_FIELD),
-)
+ORIGIN_FIELDS = ("__key__", "__url__", "__source__", "__lineage__", LOSS_FIELD)
 """Where a sample comes from, and what became of it. A transform cannot change these fields."""
 
 
@@ -88,35 +80,20 @@ def one_by_one(function: Callable[[int], Any], outcomes: Sequence[Outcome]) -> l
     return [function(position) for position in range(len(outcomes))]
 
 
-class Lookup(Protocol):
-    """What decoding asks about samples that its step does not hold: `reading.lookup`."""
+class OwnNames(NamedTuple):
+    """Names that batches have for fields of their own."""
 
-    def read(self, ref: SampleRef) -> Outcome:
-        """Read one sample from storage, now."""
+    reserved: frozenset[str] = frozenset()
+    """Only batches have them. A sample with one is bad: its field would take the batch's place."""
+    decoded: tuple[str, ...] = ()
+    """Fields that batches make something of. A sample whose field is a file is bad."""
 
-    def read_all(self, refs: Sequence[SampleRef]) -> list[Outcome]:
-        """Read samples from storage together, such as those of a pack."""
-
-    def read_again(self, ref: SampleRef) -> Outcome:
-        """Read one sample once more, past what this machine holds of its shard."""
-
-    def forget_index(self, shard: int) -> None:
-        """Read the index of a shard again at its next use."""
-
-    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
-        """Return the sample that takes the row of a bad one."""
-
-    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
-        """Return the pack that takes the row of one without a good sample."""
-
-    def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
-        """Return (seed, epoch), the key of the random draws for a row."""
-
-    def shard_name(self, shard: int) -> str:
-        """Return the name of a shard."""
-
-    def shard_stamp(self, shard: int) -> str:
-        """Return what tells a shard from one of the same name in another dataset."""
+    def wrong(self, sample: Sample) -> str | None:
+        """Return a field of a sample that batches cannot have. None: there is none."""
+        if not self.reserved.isdisjoint(sample):
+            return min(self.reserved.intersection(sample))
+        files = (name for name in self.decoded if isinstance(sample.get(name), bytes))
+        return next(files, None)
 
 
 class PreparedSample(NamedTuple):
@@ -131,6 +108,10 @@ class PreparedSample(NamedTuple):
     """Of those that are decoded before the rest of the sample, by field."""
     early: EarlyPictures = NO_PICTURES
     """What became of `pictures`."""
+    begun: BegunSample | None = None
+    """The sample with all but its media decoded. None: that comes later."""
+    decoded: Sample | None = None
+    """The sample before the functions after decoding. None: it is decoded later."""
 
 
 Prepared: TypeAlias = PreparedSample | SampleError | ShardError
@@ -172,16 +153,29 @@ class RowAddress(NamedTuple):
     """Row of the global batch."""
 
 
+class _Call(NamedTuple):
+    """A function before or after decoding."""
+
+    function: Transform
+    stage: str
+    """Its place, which keys its draws."""
+    is_user: bool
+    """Whether it may draw at random."""
+
+
 @dataclass(frozen=True)
 class RowDecoder:
     """Decodes rows. `DecodeStage` describes its fields."""
 
-    lookup: Lookup
+    lookup: SampleLookup
     decoders: Decode | None
     before: tuple[Transform, ...]
     transforms: tuple[Transform, ...]
     policy: BadSamplePolicy
     progress: Progress
+    own_names: OwnNames = field(default_factory=OwnNames)
+    _shown_places: set[tuple[str, int]] = field(default_factory=set, init=False)
+    """Lines of functions of the user whose traceback was logged."""
 
     def prepare(self, step: RawStep, side_by_side: SideBySide) -> list[Prepared | None]:
         """Run the functions before decoding, plan videos, and tokenize a step's texts in one call.
@@ -211,7 +205,8 @@ class RowDecoder:
                     samples.append(error)
         plans: list[MediaPlans] = [{}] * len(samples)
         if self.decoders is not None and self.decoders.has_media:
-            self._plan_all(step, samples, plans, side_by_side)
+            is_own = not self.decoders.has_user_media
+            self._plan_all(step, samples, plans, side_by_side if is_own else one_by_one)
         rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
         texts = decode_texts(
             [sample for sample in samples if isinstance(sample, dict)],
@@ -267,6 +262,44 @@ class RowDecoder:
         ref = lineage.planned[position]
         self.progress.begin_sample(Stage.DECODE, lineage.epoch, lineage.step, *ref, key)
 
+    @cached_property
+    def has_early_functions(self) -> bool:
+        """Whether functions of the user run before or while media are decoded."""
+        is_in_decoders = self.decoders is not None and self.decoders.has_user_functions
+        return is_in_decoders or any(call.is_user for call in self._before_calls)
+
+    @cached_property
+    def has_functions(self) -> bool:
+        """Whether functions of the user take part. They run in one thread, in the order of rows."""
+        return self.has_early_functions or any(call.is_user for call in self._transform_calls)
+
+    @cached_property
+    def _before_calls(self) -> list[_Call]:
+        return _calls(self.before, "before")
+
+    @cached_property
+    def _transform_calls(self) -> list[_Call]:
+        return _calls(self.transforms, "transforms")
+
+    def begin(
+        self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory | None = None
+    ) -> Prepared | None:
+        """Begin a row: all before its media, or with `out` these too; arguments as for a call.
+
+        Functions of the user come before media. The media may be decoded in any thread.
+        """
+        if not isinstance(prepared, PreparedSample):
+            return prepared
+        lineage, outcome = step.lineage, step.outcomes[position]
+        key, ref = str(prepared.sample["__key__"]), lineage.planned[position]
+        self.progress.begin_sample(Stage.DECODE, lineage.epoch, lineage.step, *ref, key)
+        try:
+            if out is not None:
+                return prepared._replace(decoded=self._decoded(prepared, outcome, out))
+            return prepared._replace(begun=self._begun(prepared))
+        except (SampleError, ShardError) as error:
+            return error
+
     def __call__(
         self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory
     ) -> Row:
@@ -300,23 +333,41 @@ class RowDecoder:
         except SampleError as error:
             cause = error.__cause__ if isinstance(error.__cause__, ShardError) else error
             if self.policy.action == "raise" and not isinstance(error, SkipSample):
-                raise cause from None
+                raise cause from cause.__cause__
+            self._show_traceback(error, step.outcomes[position])
             return Document(ref, None, Refusal(type(cause).__name__, str(error)))
         return Document(ref, sample)
+
+    def _show_traceback(self, error: SampleError, outcome: Outcome) -> None:
+        """Log where a function of the user failed, once a line of it."""
+        cause = error.__cause__
+        if cause is None or isinstance(cause, MMStreamError):
+            return
+        frames = extract_tb(cause.__traceback__)
+        place = frames[-1].filename, frames[-1].lineno or 0
+        if frames[0].name in _CALLERS and place not in self._shown_places:
+            self._shown_places.add(place)
+            url = str(outcome["__url__"]) if isinstance(outcome, dict) else ""
+            logger.warning(
+                "%s (of %s); the next errors of this line are counted only",
+                *(error, escaped(url.rpartition("/")[0])),
+                exc_info=cause,
+            )
 
     def read_pack(self, address: RowAddress, refs: Sequence[SampleRef]) -> list[Document]:
         """Read and decode samples that their step does not hold: those of a substitute pack."""
         self._note_read(address, refs[0])
-        documents = []
-        for ref, outcome in zip(refs, self.lookup.read_all(refs), strict=True):
-            try:
-                sample = self._decode_planned(address, ref, outcome, RowMemory({}, {}))
-            except SampleError as error:
-                document = Document(ref, None, Refusal(type(error).__name__, str(error)))
-            else:
-                document = Document(ref, sample)
-            documents.append(document)
-        return documents
+        return [
+            self._document(address, ref, outcome)
+            for ref, outcome in zip(refs, self.lookup.read_all(refs), strict=True)
+        ]
+
+    def _document(self, address: RowAddress, ref: SampleRef, outcome: Outcome) -> Document:
+        """Decode a sample that its step does not hold."""
+        try:
+            return Document(ref, self._decode_planned(address, ref, outcome, RowMemory({}, {})))
+        except SampleError as error:
+            return Document(ref, None, Refusal(type(error).__name__, str(error)))
 
     def record(
         self,
@@ -346,6 +397,42 @@ class RowDecoder:
             document,
         )
 
+    def filled(self, step: RawStep, rows: list[Row]) -> list[Row]:
+        """Let rows without a sample show the first one of the whole step, on whatever rank it is.
+
+        So a row shows the same on every topology, and all ranks stop at the same step.
+
+        Raises:
+            BadSampleLimitError: no row of the step has a good sample or substitute.
+        """
+        if all(row.sample is not None for row in rows):
+            return rows
+        lineage = step.lineage
+        for number in range(self.lookup.order.global_batch_size):
+            position = number - lineage.start
+            if 0 <= position < len(rows):
+                sample, ref = rows[position].sample, rows[position].shown
+            else:
+                sample, ref = self._row_of_others(RowAddress(lineage.epoch, lineage.step, number))
+            if sample is not None:
+                # The loss is counted where the row is.
+                spare = {name: value for name, value in sample.items() if name != LOSS_FIELD}
+                return [
+                    row._replace(sample=spare, shown=ref) if row.sample is None else row
+                    for row in rows
+                ]
+        reason = next((row.bad.reason for row in rows if row.bad), "padding only")
+        raise no_good_row(lineage, reason)
+
+    def _row_of_others(self, address: RowAddress) -> tuple[Sample | None, SampleRef]:
+        """Return what a row of another rank shows, and where it comes from."""
+        (ref,) = self.lookup.planned(*address)[1].refs
+        self._note_read(address, ref)
+        document = self._document(address, ref, self.lookup.read(ref))
+        if document.sample is not None:
+            return document.sample, ref
+        return self._substitute(address, RowMemory({}, {}))[:2]
+
     def _substitute(
         self, address: RowAddress, out: RowMemory
     ) -> tuple[Sample | None, SampleRef, bool]:
@@ -355,7 +442,7 @@ class RowDecoder:
         max_substitutes = MAX_SUBSTITUTES[SampleError]
         attempt = 0
         while attempt < max_substitutes:
-            ref = self.lookup.substitute(*address, attempt)
+            (ref,) = self.lookup.order.substitute_unit(*address, attempt).refs
             attempt += 1
             if ref in tried:
                 continue
@@ -449,9 +536,26 @@ class RowDecoder:
         self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
         if not isinstance(prepared, PreparedSample):
             prepared = PreparedSample(self._before(address, ref, outcome), None, None)
-        sample = decode_sample(
-            prepared.sample, self.decoders, out, prepared.tokens, prepared.plans, prepared.early
-        )
+        sample = prepared.decoded
+        if sample is None:
+            sample = self._decoded(prepared, outcome, out)
+        for call in self._transform_calls:
+            sample = self._transform(call, sample, ref)
+        if (name := self.own_names.wrong(sample)) is not None:
+            raise SampleError(
+                f"{self._where(ref, sample)}.{name}: batches have a field of this name themselves: "
+                "rename the file in the tar or in Pipeline(before=), or what a transform adds"
+            )
+        return sample
+
+    def _begun(self, prepared: PreparedSample) -> BegunSample:
+        return begin_sample(prepared.sample, self.decoders, prepared.tokens, prepared.plans)
+
+    def _decoded(self, prepared: PreparedSample, outcome: Outcome, out: RowMemory) -> Sample:
+        """Return a sample with its media decoded, before the functions after decoding."""
+        begun = prepared.begun or self._begun(prepared)
+        sample = finish_sample(begun, self.decoders, out, prepared.early)
+        assert isinstance(outcome, dict)
         # No decoder has taken these. Nobody after this reads by ranges, or may keep a view of what
         # was read.
         unread = [
@@ -462,8 +566,6 @@ class RowDecoder:
         ]
         for name in unread:
             sample[name] = bytes(sample[name])
-        for transform in self.transforms:
-            sample = self._transform(transform, sample, ref)
         return sample
 
     def _with_lineage(self, address: RowAddress, raw: Sample) -> Sample:
@@ -483,11 +585,14 @@ class RowDecoder:
                 Stage.TEXT, address.epoch, address.step, *ref, str(raw["__key__"])
             )
             sample = parse_fields(sample, self.decoders)
-        for function in self.before:
-            sample = self._transform(function, sample, ref)
+        for call in self._before_calls:
+            sample = self._transform(call, sample, ref)
         return sample
 
-    def _transform(self, transform: Transform, sample: Sample, ref: SampleRef) -> Sample:
+    def _transform(self, call: _Call, sample: Sample, ref: SampleRef) -> Sample:
+        transform, stage, is_user = call
+        if is_user:
+            seed_generators(sample, stage)
         name = getattr(transform, "__name__", type(transform).__name__)
         origin = {field: sample[field] for field in ORIGIN_FIELDS if field in sample}
         try:
@@ -514,6 +619,25 @@ class RowDecoder:
 
     def _where(self, ref: SampleRef, origin: Sample) -> str:
         return where(self.lookup.shard_name(ref[0]), ref[1], str(origin["__key__"]))
+
+
+def _calls(functions: Sequence[Transform], stage: str) -> list[_Call]:
+    return [
+        _Call(function, f"{stage} {number}", is_user_function(function))
+        for number, function in enumerate(functions)
+    ]
+
+
+_CALLERS = (call_user.__name__, RowDecoder._transform.__name__)
+"""What calls functions of the user."""
+
+
+def no_good_row(lineage: BatchLineage, reason: str) -> BadSampleLimitError:
+    """Return the error of a step of which no row, on any rank, has a sample."""
+    return BadSampleLimitError(
+        f"epoch {lineage.epoch} step {lineage.step}: no row has a good sample, nor a good "
+        f"substitute (a transform or decoder that refuses all of them?); the first: {reason}"
+    )
 
 
 def _address(step: RawStep, position: int) -> RowAddress:

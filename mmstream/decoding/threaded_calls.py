@@ -7,13 +7,43 @@ results.
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, Future, wait
+from itertools import islice
 from typing import Generic, TypeVar
 
-__all__ = ["ThreadedCalls"]
-
 T = TypeVar("T")
+U = TypeVar("U")
+
+
+def calls_ahead(
+    function: Callable[[U], T], items: Iterator[tuple[U, bool]], pool: Executor, num_ahead: int
+) -> Iterator[T]:
+    """Yield the results for all items in order, while threads of a pool work ahead.
+
+    The calling thread takes an item that no other thread has begun when its result is due.
+
+    Args:
+        function: What is called.
+        items: Its arguments, and whether a call is worth handing to a thread. The calling thread
+            asks for them, in order.
+        pool: The threads.
+        num_ahead: Most items that are begun before their turn. Their results are held.
+    """
+    calls: deque[tuple[U, Future[T] | None]] = deque()
+    try:
+        while True:
+            for item, is_large in islice(items, 1 + num_ahead - len(calls)):
+                calls.append((item, pool.submit(function, item) if is_large else None))
+            if not calls:
+                return
+            item, call = calls[0]
+            result = function(item) if call is None or call.cancel() else call.result()
+            calls.popleft()
+            yield result
+    finally:
+        wait([call for _, call in calls if call is not None and not call.cancel()])
 
 
 class ThreadedCalls(Generic[T]):

@@ -12,15 +12,14 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.fields import call_user, value_at
-from mmstream.errors import ConfigError, DecodeError, escaped
-
-__all__ = ["Times", "placed_seconds"]
+from mmstream.errors import DecodeError, escaped
+from mmstream.wrong_arguments import NonEmptyStr, checked
 
 TimeFormat = Literal["start_end", "point"]
 
@@ -29,6 +28,7 @@ TimeOrigin = Literal["span", "file"]
 _Seconds = NDArray[np.float64]
 
 
+@checked({"source": 'give a path such as "json.segments", or a function from the sample'})
 @dataclass(frozen=True)
 class Times:
     """Times of a sample that follow the span that is taken of its video or recording.
@@ -63,22 +63,10 @@ class Times:
         ... )
     """
 
-    source: str | Callable[[dict[str, Any]], Any]
+    source: NonEmptyStr | Callable[[dict[str, Any]], Any]
     follows: str
     format: TimeFormat = "start_end"
     origin: TimeOrigin = "span"
-
-    def __post_init__(self) -> None:
-        if not (callable(self.source) or (isinstance(self.source, str) and self.source)):
-            raise ConfigError(
-                f'Times: source={self.source!r}: give a path such as "json.segments", or a '
-                "function from the sample"
-            )
-        for name, choices in (("format", get_args(TimeFormat)), ("origin", get_args(TimeOrigin))):
-            value = getattr(self, name)
-            if value not in choices:
-                given = ", ".join(map(repr, choices))
-                raise ConfigError(f"Times: {name}={value!r}: give one of {given}")
 
     def place(
         self, sample: Mapping[str, Any], start_s: float, end_s: float

@@ -24,25 +24,10 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import (
-    AUDIO_EXTENSIONS,
-    IMAGE_EXTENSIONS,
-    MAX_TEXT_BYTES,
-    VIDEO_EXTENSIONS,
-    decode_text,
-    parse_json,
-)
+from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, parse_json
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.errors import ConfigError, DecodeError, escaped
-
-__all__ = [
-    "JSON_EXTENSIONS",
-    "built_in",
-    "decode_integer",
-    "decode_npy",
-    "decode_npz",
-    "npy_view",
-]
+from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 

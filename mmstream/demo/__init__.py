@@ -1,8 +1,7 @@
 """``mmstream demo``: from rows to a trained model on an embedded corpus, with a kill and a proof.
 
 demo.py    convert, verify, train with two processes, kill one, resume with one, compare
-report.py  what happened and what was proven, as HTML and Markdown
-charts.py  line charts of the report, as SVG
+report.py  what happened and what was proven, as Markdown
 corpus/    96 photographs with five captions each
 """
 

@@ -17,8 +17,7 @@ import torch
 
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError
-
-__all__ = ["Normalize", "Normalizer"]
+from mmstream.wrong_arguments import shown
 
 CHUNK_NUMBERS = 2**15
 """Numbers per chunk on the CPU: 128 KiB as float32.
@@ -76,9 +75,9 @@ def _numbers(name: str, values: float | Iterable[float]) -> tuple[float, ...]:
         numbers = (values,) if isinstance(values, Real) else tuple(values)  # type: ignore[arg-type]
         if not any(isinstance(number, bool | str) for number in numbers):
             return tuple(float(number) for number in numbers)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         pass
-    raise ConfigError(f"Normalize: {name}={values!r}: give a number, or one per channel")
+    raise ConfigError(f"Normalize: {name}={shown(values)}: give a number, or one per channel")
 
 
 class Normalizer:

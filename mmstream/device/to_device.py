@@ -12,11 +12,10 @@ over. The state therefore always says what the user's code has received.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -24,18 +23,20 @@ from mmstream._plain_tensors import plain_tensors
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
+from mmstream.gone import arguments_gone
 from mmstream.types import Batch
-
-if TYPE_CHECKING:  # decoders are slow to import, and few batches need one
-    from mmstream.device.nvdec import ClipDecoder, DecodeClip
-    from mmstream.device.nvjpeg import DecodeJpegs, DeviceDecoder
-
-__all__ = ["DeviceLoader", "Normalize", "UndeliveredLoader", "to_device"]
+from mmstream.wrong_arguments import checked, shown
 
 MovedBatch = tuple[Batch, Batch, torch.cuda.Event | None]
 """The batch on the host, the same batch on the device, and the CUDA event after its copy."""
 
-_MakeDecoder: TypeAlias = "Callable[[DeviceLoader, torch.device], Callable[[Batch], Batch]]"
+_ADVICE = {
+    **arguments_gone("to_device"),
+    "device": 'give "cpu", "cuda" or "cuda:N"',
+    "normalize": "pass mm.Normalize(mean=, std=)",
+    "dtype": "give a floating type, such as torch.bfloat16",
+}
+"""What to write in place of wrong arguments."""
 
 T = TypeVar("T")
 
@@ -54,7 +55,7 @@ class UndeliveredLoader(Protocol):
         """Return the number of steps of this epoch."""
 
     def iter_undelivered(self) -> Iterator[Batch]:
-        """Yield the batches that the epoch has left. The state does not move."""
+        """Yield the batches of a ``for``. The state does not move."""
 
     def mark_delivered(self, batch: Batch) -> None:
         """Move the state past a batch. Each yielded batch is marked once, in order.
@@ -70,14 +71,13 @@ class UndeliveredLoader(Protocol):
         """Continue where a state was saved."""
 
 
+@checked(_ADVICE, own=("loader",))
 def to_device(
     loader: UndeliveredLoader,
     device: str | torch.device,
     *,
     normalize: Normalize | None = None,
     dtype: torch.dtype | None = None,
-    decode_jpegs: DecodeJpegs | None = None,
-    decode_clip: DecodeClip | None = None,
 ) -> DeviceLoader:
     """Return a loader's batches on a device. The next batch is moved while you use this one.
 
@@ -104,14 +104,11 @@ def to_device(
             stay as they are. None: no normalisation.
         dtype: floating type of the images and videos. With `normalize`, None means float32. Without
             `normalize`, a `dtype` scales the images to 0..1, and None leaves them uint8.
-        decode_jpegs: function that decodes the JPEGs of ``ImageDecoder(device="cuda")``. None:
-            nvJPEG, on CUDA only.
-        decode_clip: function that decodes the videos of ``VideoDecoder(device="cuda")``. None:
-            torchcodec by NVDEC, on CUDA. Where that cannot be, the CPU decodes them here.
 
     Returns:
-        An iterable of this epoch's remaining batches, with the length, state and stats of `loader`.
-        Save its ``state_dict()``: it counts what you have received, not what was fetched ahead.
+        An iterable of the batches of an epoch, as `Loader` yields them, with the length, state and
+        stats of `loader`. Save its ``state_dict()``: it counts what you have received, not what was
+        fetched ahead.
 
     Raises:
         ConfigError: `dtype` is not floating, or torch knows no such `device`. While iterating:
@@ -139,39 +136,29 @@ def to_device(
                 "pass mm.to_device(mm.Loader(mm.Pipeline(dataset, global_batch_size=...)), ...)"
             )
         raise ConfigError(f"to_device: got {type(loader).__name__}: {advice}")
-    if normalize is not None and not isinstance(normalize, Normalize):
-        name = type(normalize).__name__
-        raise ConfigError(f"to_device: normalize: got {name}: pass mm.Normalize(mean=, std=)")
-    if dtype is not None and not (isinstance(dtype, torch.dtype) and dtype.is_floating_point):
-        raise ConfigError(f"to_device: dtype must be floating, such as torch.bfloat16, not {dtype}")
+    if dtype is not None and not dtype.is_floating_point:
+        raise ConfigError(f"dtype={dtype}: {_ADVICE['dtype']}")
     try:
         device = torch.device(device)
     except RuntimeError:  # its message lists all devices that torch has ever known
-        raise ConfigError(
-            f'to_device: no device {device!r}: give "cpu", "cuda" or "cuda:N"'
-        ) from None
-    return DeviceLoader(loader, device, normalize, dtype, decode_jpegs, decode_clip)
+        raise ConfigError(f"device={shown(device)}: {_ADVICE['device']}") from None
+    return DeviceLoader(loader, device, normalize, dtype)
 
 
 @dataclass(frozen=True)
 class DeviceLoader:
     """A loader's batches on a device, with the loader's length, state and stats (see `to_device`).
 
-    Each ``for`` yields the rest of an epoch, from where the state stands. You may leave it early: a
-    batch that was only fetched ahead comes again. An error in the next batch is raised after the
-    present batch was handed over.
+    Each ``for`` yields what a ``for`` over the `Loader` yields. A batch that was only fetched ahead
+    does not count as delivered. An error in the next batch is raised after the present batch was
+    handed over.
     """
 
     loader: UndeliveredLoader
     device: torch.device
     normalize: Normalize | None = None
     dtype: torch.dtype | None = None
-    decode_jpegs: DecodeJpegs | None = None
-    decode_clip: DecodeClip | None = None
     _memory: BatchMemory = field(default_factory=BatchMemory, init=False, repr=False, compare=False)
-    _decoders: dict[_MakeDecoder, Callable[[Batch], Batch]] = field(
-        default_factory=dict, init=False, repr=False, compare=False
-    )
     _streams: list[torch.cuda.Stream] = field(
         default_factory=list, init=False, repr=False, compare=False
     )
@@ -197,20 +184,18 @@ class DeviceLoader:
         with plain_tensors():
             mover = _Mover(self)
         try:
-            for result in _one_ahead(mover.moves(batches)):
-                host_batch, batch, copied = result()
+            for host_batch, batch, copied in _one_ahead(mover.moves(batches)):
                 if copied is not None:
                     _hand_over(batch, copied, torch.cuda.current_stream(mover.device))
                 self.loader.mark_delivered(host_batch)
                 yield batch
         finally:
-            mover.close()
             if hasattr(batches, "close"):
                 batches.close()  # after a `break`, end the loader's iterator at once
 
 
 class _Mover:
-    """Moves batches to the device: decode if needed, copy, channels_last, normalise.
+    """Moves batches to the device: copy, channels_last, normalise.
 
     On CUDA it works on a side stream, so that it does not wait for the user's kernels.
 
@@ -226,7 +211,6 @@ class _Mover:
                 stage._streams.append(_side_stream_of(self.device))
             self._stream = stage._streams[0]
             self.device = self._stream.device
-        self._pool: ThreadPoolExecutor | None = None
         dtype = stage.dtype if stage.normalize is None else stage.dtype or torch.float32
         with self._side_stream():
             self._normalizer = (
@@ -238,8 +222,8 @@ class _Mover:
         decode = getattr(getattr(stage.loader, "pipeline", None), "decode", None)
         self._picture_names = {"image", *getattr(decode, "picture_names", ())}
 
-    def moves(self, batches: Iterator[Batch]) -> Iterator[Callable[[], MovedBatch]]:
-        """Start to move each batch, and yield functions that wait for them (see `start`).
+    def moves(self, batches: Iterator[Batch]) -> Iterator[MovedBatch]:
+        """Start to move each batch, and yield it.
 
         The loader's thread for pinned memory takes the device that is current here when the first
         batch is fetched. With another one, it would begin a CUDA context there.
@@ -249,51 +233,9 @@ class _Mover:
                 batch = next(batches, None)
             if batch is None:
                 return
-            yield self.start(batch)
-
-    def start(self, batch: Batch) -> Callable[[], MovedBatch]:
-        """Start to move a batch, and return a function that waits for it and returns it.
-
-        nvJPEG and NVDEC block the host. So batches with encoded images or videos are decoded in a
-        thread, while the user's code continues.
-        """
-        decoders = self._decoders_of(batch)
-        if not decoders:
             with plain_tensors():
                 moved = self._move(batch)
-            return lambda: moved
-        if self._pool is None:
-            self._pool = ThreadPoolExecutor(1, thread_name_prefix="mmstream-device")
-        return self._pool.submit(self._decode, batch, decoders).result
-
-    def close(self) -> None:
-        """End the decoding thread."""
-        if self._pool is not None:
-            self._pool.shutdown(cancel_futures=True)
-
-    def _decoders_of(self, batch: Batch) -> list[Callable[[Batch], Batch]]:
-        """Return what decodes the encoded images and videos of a batch."""
-        values = (value for name, value in batch.items() if not name.startswith("__"))
-        if all(isinstance(value, torch.Tensor | list) for value in values):
-            return []
-        from mmstream.decoding.image.encoded import EncodedImages
-        from mmstream.decoding.video.encoded import EncodedVideos
-
-        makers: list[_MakeDecoder] = []
-        if isinstance(batch.get("image"), EncodedImages):
-            makers.append(_jpeg_decoder)
-        if any(isinstance(value, EncodedVideos) for value in batch.values()):
-            makers.append(_clip_decoder)
-        for make in makers:
-            if make not in self._stage._decoders:
-                self._stage._decoders[make] = make(self._stage, self.device)
-        return [self._stage._decoders[make] for make in makers]
-
-    def _decode(self, batch: Batch, decoders: Sequence[Callable[[Batch], Batch]]) -> MovedBatch:
-        with self._side_stream():
-            for decoder in decoders:
-                batch = decoder(batch)
-        return self._move(batch)
+            yield moved
 
     def _move(self, host_batch: Batch) -> MovedBatch:
         with self._side_stream():
@@ -352,36 +294,6 @@ def _side_stream_of(device: torch.device) -> torch.cuda.Stream:
             "cuda:0 on"
         )
     return torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
-
-
-def _jpeg_decoder(stage: DeviceLoader, device: torch.device) -> DeviceDecoder:
-    """Return the decoder of encoded images.
-
-    Raises:
-        ConfigError: the device is no GPU, and there is no `decode_jpegs`.
-    """
-    from mmstream.device.nvjpeg import DeviceDecoder, nvjpeg
-
-    if stage.decode_jpegs is None and device.type != "cuda":
-        raise ConfigError(
-            'ImageDecoder(device="cuda") leaves JPEGs to the GPU: to_device(loader, "cuda"), '
-            f'not "{device}", or ImageDecoder(device="cpu")'
-        )
-    return DeviceDecoder(device, stage.decode_jpegs or nvjpeg, _source_of(stage))
-
-
-def _clip_decoder(stage: DeviceLoader, device: torch.device) -> ClipDecoder:
-    """Return the decoder of encoded videos. It warns once where no GPU can decode them."""
-    from mmstream.device.nvdec import ClipDecoder, no_gpu_reason, torchcodec_frames
-
-    reason = "" if stage.decode_clip else no_gpu_reason(device)
-    decode_clip = stage.decode_clip or (None if reason else torchcodec_frames)
-    return ClipDecoder(device, decode_clip, _source_of(stage), reason)
-
-
-def _source_of(stage: DeviceLoader) -> Any:
-    """Return the dataset of a loader, which names the shards. None: it has none."""
-    return getattr(getattr(stage.loader, "pipeline", None), "dataset", None)
 
 
 def _one_ahead(items: Iterator[T]) -> Iterator[T]:

@@ -20,39 +20,8 @@ contents.py    the pictures, texts and fields of a sample or batch
 file_kinds.py  what a file is, from its first bytes
 markup.py      small pieces of HTML, and the page around them
 drawing.py     charts, by matplotlib
-order_drawing.py the order of an epoch in charts
 run_drawing.py the metrics of runs in charts
 
 The classes call this package in their ``_repr_html_``, so it imports none of them: it reads the
 attributes that it shows. Its output is bounded, however large the dataset is.
 """
-
-from __future__ import annotations
-
-from mmstream.display.cards import Card, card_lines, cards_html
-from mmstream.display.datasets import dataset_html, view_html
-from mmstream.display.notebook import Shown, show
-from mmstream.display.packs import pack_html, pack_lines, rows_of_pack
-from mmstream.display.pairs import pairs_html
-from mmstream.display.pipelines import loader_html, pipeline_html
-from mmstream.display.samples import batch_html, batch_sheet, sample_html, samples_html
-
-__all__ = [
-    "Card",
-    "Shown",
-    "batch_html",
-    "batch_sheet",
-    "card_lines",
-    "cards_html",
-    "dataset_html",
-    "loader_html",
-    "pack_html",
-    "pack_lines",
-    "pairs_html",
-    "pipeline_html",
-    "rows_of_pack",
-    "sample_html",
-    "samples_html",
-    "show",
-    "view_html",
-]

@@ -27,8 +27,6 @@ from mmstream.display.samples import DEFAULT_SAMPLE_RATE, MAX_TURNS, sample_html
 from mmstream.display.tokens import token_counts, tokens_text
 from mmstream.errors import escaped
 
-__all__ = ["Card", "card_lines", "cards_html"]
-
 MAX_EMBEDDED_BYTES = 8_000_000
 """Largest recording that a page embeds."""
 

@@ -13,8 +13,6 @@ import numpy as np
 from mmstream.display.markup import html_text, picture_of_pixels, small_line, stretched
 from mmstream.display.recordings import Clip, array_of, clip_text
 
-__all__ = ["SIDE", "clip_html", "clip_tiles", "frames_html"]
-
 SIDE = 112
 """Pixels of the longer side of a frame on a sheet."""
 

@@ -16,21 +16,6 @@ from mmstream.display.markup import html_text, size_text, table
 from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL
 
-__all__ = [
-    "MAX_FIELDS",
-    "address_of",
-    "batch_pictures",
-    "describe",
-    "field_table",
-    "fields_named",
-    "kind_of",
-    "messages_of",
-    "pictures_of",
-    "row_json",
-    "row_of",
-    "text_of",
-]
-
 MAX_FIELDS = 40
 
 CAPTION_NAMES = ("caption", "text")
@@ -47,15 +32,9 @@ def describe(fields: Mapping[str, Any]) -> str:
 
 def row_json(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the object in ``json``, parsed or not; empty if there is none."""
-    row = sample.get("json")
-    if isinstance(row, bytes):
-        import msgspec
+    from mmstream.decoding.fields import json_object
 
-        try:
-            row = msgspec.json.decode(row)
-        except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-            return {}
-    return row if isinstance(row, Mapping) else {}
+    return json_object(sample.get("json"))
 
 
 def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:

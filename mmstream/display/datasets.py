@@ -15,8 +15,6 @@ from mmstream.display.samples import MAX_TILES, samples_html
 from mmstream.display.spread import preview
 from mmstream.errors import MMStreamError
 
-__all__ = ["dataset_html", "view_html"]
-
 PREVIEW_SAMPLES = 6
 MAX_PREVIEW_BYTES = 32 * 2**20
 """What showing a dataset may read. A dataset of long videos gets no thumbnails."""

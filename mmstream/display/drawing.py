@@ -1,9 +1,9 @@
-"""Charts for notebooks: the order of an epoch, and the metrics of runs.
+"""Charts for notebooks: the metrics of runs.
 
 They need matplotlib: ``pip install matplotlib``. It is imported when something is drawn,
 and its global state is left alone.
 
-    an `Order`, or lines of metrics -> order_drawing.py, run_drawing.py -> `Drawing`
+    lines of metrics -> run_drawing.py -> `Drawing`
 """
 
 from __future__ import annotations
@@ -17,10 +17,8 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
-__all__ = ["COLOURS", "Drawing", "drawing_of", "new_figure"]
-
 COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
-"""Colours of shards and ranks, by turns."""
+"""Colours of runs, by turns."""
 
 
 @dataclass(frozen=True)

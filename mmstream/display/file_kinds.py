@@ -9,20 +9,17 @@ of pictures are those in the file, before any rotation.
 from __future__ import annotations
 
 import struct
+from collections.abc import Callable
 
-__all__ = ["file_kind"]
+from mmstream.media_types import sniff
 
 MAX_JPEG_SEGMENTS = 200
 """Segments of a JPEG to look at. Its size stands in one of the first."""
 
-_FTYP = {b"avif": "AVIF", b"avis": "AVIF", b"heic": "HEIC", b"M4A ": "M4A", b"qt  ": "MOV"}
+_NAMES = {"jpg": "JPEG", "webp": "WebP", "webm": "WebM"}
+"""Names of types that are not their extension in upper case."""
 
-_MAGIC = (
-    (b"fLaC", "FLAC"),
-    (b"OggS", "OGG"),
-    (b"ID3", "MP3"),
-    (b"\xff\xfb", "MP3"),
-    (b"\xff\xf3", "MP3"),
+_OTHER = (
     (b"\x93NUMPY", "NPY"),
     (b"%PDF", "PDF"),
     (b"\x1f\x8b", "gzip"),
@@ -39,33 +36,15 @@ def file_kind(data: bytes) -> str:
         >>> file_kind(b"a cat on a mat")
         ''
     """
+    media_type = sniff(data[:64])
+    if media_type is None:
+        return next((kind for magic, kind in _OTHER if data.startswith(magic)), "")
+    extension = media_type.extension
     try:
-        return _kind(data)
+        size = _SIZES[extension](data) if extension in _SIZES else ""
     except struct.error:  # the file ends within its header
         return ""
-
-
-def _kind(data: bytes) -> str:
-    if data[:3] == b"\xff\xd8\xff":
-        return f"JPEG{_jpeg_size(data)}"
-    if data[:8] == b"\x89PNG\r\n\x1a\n":
-        return "PNG {}x{}".format(*struct.unpack_from(">II", data, 16))
-    if data[:6] in (b"GIF87a", b"GIF89a"):
-        return "GIF {}x{}".format(*struct.unpack_from("<HH", data, 6))
-    if data[:4] == b"RIFF" and data[8:12] == b"WEBP":
-        return f"WebP{_webp_size(data)}"
-    if data[:4] == b"RIFF" and data[8:12] == b"WAVE":
-        return f"WAV{_wav_length(data)}"
-    if data[:4] == b"RIFF" and data[8:12] == b"AVI ":
-        return "AVI"
-    if data[:4] == b"\x1aE\xdf\xa3":  # EBML, whose header names the kind of document
-        return "WebM" if b"webm" in data[:64] else "MKV"
-    if data[4:8] == b"ftyp":
-        return _FTYP.get(data[8:12], "MP4")
-    if data[:2] == b"BM" and data[6:10] == b"\0\0\0\0":
-        width, height = struct.unpack_from("<ii", data, 18)
-        return f"BMP {width}x{abs(height)}"
-    return next((kind for magic, kind in _MAGIC if data.startswith(magic)), "")
+    return f"{_NAMES.get(extension, extension.upper())}{size}"
 
 
 def _jpeg_size(data: bytes) -> str:
@@ -107,3 +86,19 @@ def _wav_length(data: bytes) -> str:
     """Return `` 1.2 s``, from the bytes per second in the header and the size of the file."""
     (bytes_per_s,) = struct.unpack_from("<I", data, 28)
     return f" {len(data) / bytes_per_s:.1f} s" if data[12:16] == b"fmt " and bytes_per_s else ""
+
+
+def _bmp_size(data: bytes) -> str:
+    width, height = struct.unpack_from("<ii", data, 18)
+    return f" {width}x{abs(height)}"
+
+
+_SIZES: dict[str, Callable[[bytes], str]] = {
+    "jpg": _jpeg_size,
+    "png": lambda data: " {}x{}".format(*struct.unpack_from(">II", data, 16)),
+    "gif": lambda data: " {}x{}".format(*struct.unpack_from("<HH", data, 6)),
+    "webp": _webp_size,
+    "bmp": _bmp_size,
+    "wav": _wav_length,
+}
+"""What the header tells beside the type: `` 640x480`` of a picture, `` 1.2 s`` of a sound."""

@@ -17,29 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import DecodeError, escaped
-
-__all__ = [
-    "MAX_FILE_BYTES",
-    "PLAYED_TYPES",
-    "Pixels",
-    "count_text",
-    "details",
-    "document",
-    "html_text",
-    "media_player",
-    "page",
-    "picture",
-    "picture_of_pixels",
-    "pixels_of",
-    "player",
-    "png",
-    "problem_html",
-    "size_text",
-    "small_line",
-    "stretched",
-    "table",
-    "time_text",
-]
+from mmstream.media_types import BY_EXTENSION
 
 Pixels = npt.NDArray[np.uint8]
 
@@ -47,22 +25,6 @@ MAX_PICTURE_BYTES = 32 * 2**20
 MAX_PICTURE_PIXELS = 64 * 2**20
 MAX_FILE_BYTES = 2_000_000
 """Larger recordings are named, not embedded: a notebook file holds all that it shows."""
-
-PLAYED_TYPES = {
-    "wav": "audio/wav",
-    "mp3": "audio/mpeg",
-    "flac": "audio/flac",
-    "ogg": "audio/ogg",
-    "opus": "audio/ogg",
-    "m4a": "audio/mp4",
-    "aac": "audio/aac",
-    "mp4": "video/mp4",
-    "m4v": "video/mp4",
-    "mov": "video/mp4",
-    "webm": "video/webm",
-    "ogv": "video/ogg",
-}
-"""Files that browsers play, by the last extension of a field."""
 
 QUIET = "color:#808080"
 
@@ -165,9 +127,9 @@ def pixels_of(value: Any) -> Pixels:
     """Return the pixels of an encoded or decoded image, uint8 [H, W, 3].
 
     Args:
-        value: the bytes of a file, an `EncodedImage`, or a tensor [3, H, W]. A tensor is uint8, or
-            floating after normalisation: then its values are stretched to 0..255. A mask [H, W] is
-            shown in grey levels, the highest number in white.
+        value: the bytes of a file, or a tensor [3, H, W]. A tensor is uint8, or floating after
+            normalisation: then its values are stretched to 0..255. A mask [H, W] is shown in grey
+            levels, the highest number in white.
 
     Raises:
         DecodeError: `value` is not an image, or too large.
@@ -177,8 +139,6 @@ def pixels_of(value: Any) -> Pixels:
 
         limits = ImageDecoder(max_pixels=MAX_PICTURE_PIXELS, max_bytes=MAX_PICTURE_BYTES)
         return limits(value)
-    if hasattr(value, "plan"):  # an `EncodedImage`, which the GPU would decode
-        value = value.decode()
     if not hasattr(value, "detach"):
         raise DecodeError(f"no picture: {type(value).__name__}")
     tensor = value.detach().cpu()
@@ -247,7 +207,8 @@ def player(field: str, data: bytes, max_bytes: int = MAX_FILE_BYTES) -> str:
         max_bytes: Larger files are named only.
     """
     name = f"{html_text(field, 60)}: {size_text(len(data))}"
-    kind = PLAYED_TYPES.get(field.rpartition(".")[2])
+    media_type = BY_EXTENSION.get(field.rpartition(".")[2])
+    kind = media_type.played_as if media_type is not None else None
     if kind is None:
         return name
     if len(data) > max_bytes:

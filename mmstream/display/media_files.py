@@ -10,15 +10,13 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.display.clips import SIDE, clip_tiles, frames_html
 from mmstream.display.file_kinds import file_kind
 from mmstream.display.markup import html_text, player, problem_html, size_text, small_line
 from mmstream.display.recordings import Clip, Sound, seconds_text
 from mmstream.display.sounds import waveform
 from mmstream.errors import DecodeError
-
-__all__ = ["field_text", "file_html", "file_text", "file_thumbnail", "is_media_file"]
+from mmstream.media_types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 
 TIMEOUT_S = 5.0
 """Longest time to open a file, and to decode some of it."""

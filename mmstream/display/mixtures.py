@@ -11,8 +11,6 @@ from typing import Any
 
 from mmstream.display.markup import html_text, page, size_text, table
 
-__all__ = ["is_mixture", "key_text", "mixture_html", "rows_of_sources", "sources_table"]
-
 MAX_SOURCES = 40
 MAX_CHANGES = 8
 

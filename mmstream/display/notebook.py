@@ -11,7 +11,7 @@ from typing import Any
 from mmstream.display.cards import Card, cards_html
 from mmstream.display.contents import address_of, describe
 from mmstream.display.markup import document, page
-from mmstream.display.packs import is_flat, pack_html, pack_lines, rows_of_pack
+from mmstream.display.packs import pack_html, pack_lines, rows_of_pack
 from mmstream.display.samples import (
     DEFAULT_SAMPLE_RATE,
     batch_html,
@@ -19,9 +19,8 @@ from mmstream.display.samples import (
     samples_html,
 )
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["Shown", "show"]
+from mmstream.storage.urls import local_path
+from mmstream.wrong_arguments import PositiveInt, checked
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,7 @@ class Shown:
     html: str
     text: str
 
+    @checked()
     def save(self, path: str | os.PathLike[str]) -> Path:
         """Write an HTML page that needs no other file, and opens in any browser.
 
@@ -56,7 +56,7 @@ class Shown:
             >>> mm.show(dataset[0]).save("sample.html").name
             'sample.html'
         """
-        path = Path(path)
+        path = Path(local_path(os.fspath(path)))
         title = next(iter(self.text.splitlines()), "mmstream")
         path.write_text(document(title, self.html), encoding="utf-8")
         return path
@@ -68,7 +68,10 @@ class Shown:
         return self.text
 
 
-def show(value: Any, *, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE) -> Shown:
+@checked()
+def show(
+    value: Any, *, tokenizer: Any = None, sample_rate: PositiveInt = DEFAULT_SAMPLE_RATE
+) -> Shown:
     """Return a view of samples, batches or datasets that a notebook displays.
 
     Videos are shown as some of their frames, and sounds as a waveform with a player. Decoded ones
@@ -103,10 +106,7 @@ def show(value: Any, *, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE
         >>> mm.show(dataset[0])
         <sample 000000001: ...>
     """
-    refuse_bools(sample_rate=sample_rate)
-    if sample_rate < 1:
-        raise ConfigError(f"show: sample_rate is {sample_rate}; give 1 or more")
-    if isinstance(value, Mapping) and is_flat(value):
+    if isinstance(value, Mapping) and value.keys() >= {"cu_seq_lens_q", "document_row"}:
         return Shown(pack_html(value, tokenizer), "\n".join(pack_lines(rows_of_pack(value))))
     if tokenizer is not None:
         return _show_tokens(value, tokenizer, sample_rate)

@@ -1,6 +1,6 @@
 """Batches without padding, for people: the documents of each row, one behind the other.
 
-    notebook.py, `mmstream show --pack` -> packs.py -> markup.py
+    notebook.py -> packs.py -> markup.py
 
 A row is drawn as a bar of documents. Below it are its labels, its media and its positions, at the
 same scale. Attention ends where a document ends.
@@ -20,8 +20,6 @@ from mmstream.display.markup import QUIET, Pixels, count_text, html_text, page, 
 from mmstream.display.tokens import MIN_REPEATS, tokens_html, tokens_text
 from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL, IntArray
-
-__all__ = ["Document", "PackedRow", "is_flat", "pack_html", "pack_lines", "rows_of_pack"]
 
 MAX_ROWS = 8
 """Rows of a batch that are drawn."""
@@ -106,11 +104,6 @@ class PackedRow:
     def num_tokens(self) -> int:
         """Tokens, without those of padding."""
         return sum(document.num_tokens for document in self.documents if document.key is not None)
-
-
-def is_flat(batch: Mapping[str, Any]) -> bool:
-    """Tell whether a batch has its documents one behind the other, without padding."""
-    return "cu_seq_lens_q" in batch and "document_row" in batch
 
 
 def rows_of_pack(batch: Mapping[str, Any], max_tokens: int | None = None) -> list[PackedRow]:

@@ -11,8 +11,6 @@ from mmstream.display.cards import Card
 from mmstream.display.markup import QUIET, html_text, page
 from mmstream.display.samples import sample_html
 
-__all__ = ["pairs_html"]
-
 
 def pairs_html(head: str, pairs: Iterable[tuple[str, Card, Card]]) -> str:
     """Return pairs of samples one below the other.

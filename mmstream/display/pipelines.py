@@ -10,8 +10,6 @@ from typing import Any
 from mmstream.display.markup import html_text, page, size_text, table
 from mmstream.display.mixtures import is_mixture, sources_table
 
-__all__ = ["decode_text", "loader_html", "pipeline_html"]
-
 
 def pipeline_html(pipeline: Any) -> str:
     """Return a table with a row for each stage of a `Pipeline`. Nothing is read."""
@@ -117,8 +115,8 @@ def loader_html(loader: Any) -> str:
     if counts.num_requests:
         words = (
             f"{stats.mb_per_s:.0f} MB/s, {counts.num_index_requests:,} requests for indexes, "
-            f"{counts.num_retries:,} sent again, {counts.num_hedges:,} sent twice for speed, "
-            f"{counts.num_stalls:,} given up, {counts.num_throttled:,} refused for now"
+            f"{counts.num_retries:,} sent again, {counts.num_stalls:,} of them late, "
+            f"{counts.num_throttled:,} refused for now"
         )
         rows.append(("object storage", words))
     if stats.num_cached_bytes or stats.num_cache_hit_bytes:

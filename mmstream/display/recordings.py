@@ -15,24 +15,8 @@ from typing import Any, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.display.contents import fields_named, messages_of
-
-__all__ = [
-    "Clip",
-    "Features",
-    "Recording",
-    "Sound",
-    "array_of",
-    "batch_recordings",
-    "clip_text",
-    "features_text",
-    "recording_text",
-    "recordings_of",
-    "seconds_text",
-    "sound_text",
-]
-
+from mmstream.media_types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 
 EXTENSIONS = VIDEO_EXTENSIONS | AUDIO_EXTENSIONS
 

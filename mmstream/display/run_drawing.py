@@ -7,8 +7,6 @@ from typing import Any
 
 from mmstream.display.drawing import COLOURS, Drawing, drawing_of, new_figure
 
-__all__ = ["draw_losses", "draw_speed"]
-
 Lines = Sequence[Mapping[str, Any]]
 """The lines of ``metrics-rank0.jsonl``, parsed."""
 

@@ -13,8 +13,6 @@ from mmstream.display.file_kinds import file_kind
 from mmstream.display.markup import size_text
 from mmstream.errors import escaped
 
-__all__ = ["SampleDict", "value_text"]
-
 MAX_SHOWN_FIELDS = 20
 MAX_VALUE_CHARACTERS = 60
 MAX_LINE_CHARACTERS = 1000

@@ -42,15 +42,6 @@ from mmstream.display.recordings import (
 from mmstream.display.sounds import features_html, sound_html, spectrogram, waveform
 from mmstream.display.tokens import tokens_html
 
-__all__ = [
-    "DEFAULT_SAMPLE_RATE",
-    "MAX_TILES",
-    "batch_html",
-    "batch_sheet",
-    "sample_html",
-    "samples_html",
-]
-
 MAX_TILES = 16
 """Samples of a contact sheet."""
 MAX_PICTURES = 12

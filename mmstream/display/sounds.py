@@ -16,8 +16,6 @@ import numpy.typing as npt
 from mmstream.display.markup import html_text, media_player, png, size_text, small_line, stretched
 from mmstream.display.recordings import Features, Sound, array_of, features_text, sound_text
 
-__all__ = ["features_html", "sound_html", "spectrogram", "wav_of", "waveform"]
-
 WIDTH = 480
 HEIGHT = 56
 """Pixels of a waveform."""

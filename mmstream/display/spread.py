@@ -10,8 +10,6 @@ from typing import Any
 from mmstream.display.contents import pictures_of
 from mmstream.errors import MMStreamError
 
-__all__ = ["preview", "spread"]
-
 CANDIDATES = 3
 """Samples that are read for each one that is shown, at most."""
 

@@ -15,9 +15,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.display.markup import QUIET, html_text, page, problem_html, size_text, table
+from mmstream.display.tokens import uncounted
 from mmstream.errors import escaped
-
-__all__ = ["Bin", "bins", "statistics_html", "statistics_lines"]
 
 MAX_BINS = 14
 """Bars of one histogram."""
@@ -149,7 +148,9 @@ def _fields(stats: Any) -> Iterator[str]:
 
 
 def _hours(stats: Any) -> Iterator[str]:
-    """Yield a line for video and one for audio: how long they are all together."""
+    """Yield a line for video and one for audio: how long they are. And what tokens leave out."""
+    if stats.uncounted_media:
+        yield uncounted(stats.uncounted_media)
     for kind, hours in stats.hours.items():
         line = f"hours of {kind}: {_number_text('hours', hours)}"
         if stats.num_measured < stats.num_samples:

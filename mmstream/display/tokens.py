@@ -5,13 +5,11 @@ samples.py, cards.py, packs.py -> tokens.py -> markup.py
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from mmstream.display.markup import QUIET, html_text
 from mmstream.types import IGNORED_LABEL
-
-__all__ = ["TokenRun", "token_runs", "tokens_html", "tokens_text"]
 
 MAX_TOKENS = 8192
 """Tokens of one text that are shown."""
@@ -98,6 +96,15 @@ def tokens_text(tokenizer: Any, sample: Mapping[str, Any]) -> str:
     """Return the tokens of a sample as text. What the model learns stands in double brackets."""
     runs = token_runs(tokenizer, sample)
     return "".join(f"[[{run.text}]]" if run.is_learned else run.text for run in runs)
+
+
+def uncounted(kinds: Iterable[str]) -> str:
+    """Return that these kinds of media are not in the numbers of tokens, and what counts them."""
+    names = " and ".join(f"{kind}s" if kind != "audio" else kind for kind in kinds)
+    return (
+        f"tokens of {names} are not counted: --tokenizer with the folder of a whole Qwen-VL model "
+        "counts them, or `mmstream plan --pipeline` with the pipeline of training"
+    )
 
 
 def token_counts(sample: Mapping[str, Any]) -> str:

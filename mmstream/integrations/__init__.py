@@ -24,6 +24,8 @@ patches.py     pictures and videos in the patches of Qwen-VL
 token_counts.py  whether a text has as many tokens as its media take
 blank.py       the blank picture, video or recording of a batch without any
 summed_loss.py the loss of tokens, added up
+lightning.py   `LightningLoaderState`: the state of a loader in checkpoints of Lightning
+preferences.py `preference_inputs`: chosen and rejected answers, for TRL
 trainer.py     `LoaderTrainer`: the Trainer of transformers, on a loader
 
 A name is imported when it is first used: only `LoaderTrainer` needs transformers' Trainer.
@@ -42,13 +44,16 @@ if TYPE_CHECKING:
     )
     from mmstream.integrations.flex import flex_block_mask as flex_block_mask
     from mmstream.integrations.inputs import model_inputs as model_inputs
+    from mmstream.integrations.lightning import LightningLoaderState as LightningLoaderState
     from mmstream.integrations.megatron import megatron_packing as megatron_packing
+    from mmstream.integrations.preferences import preference_inputs as preference_inputs
     from mmstream.integrations.torchtitan import torchtitan_batch as torchtitan_batch
     from mmstream.integrations.trainer import LoaderState as LoaderState
     from mmstream.integrations.trainer import LoaderTrainer as LoaderTrainer
     from mmstream.integrations.trainer import LoaderTrainerMixin as LoaderTrainerMixin
 
 _MODULE_OF = {
+    "LightningLoaderState": "lightning",
     "LoaderState": "trainer",
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
@@ -58,10 +63,12 @@ _MODULE_OF = {
     "flex_block_mask": "flex",
     "megatron_packing": "megatron",
     "model_inputs": "inputs",
+    "preference_inputs": "preferences",
     "torchtitan_batch": "torchtitan",
 }
 
 __all__ = [
+    "LightningLoaderState",
     "LoaderState",
     "LoaderTrainer",
     "LoaderTrainerMixin",
@@ -71,6 +78,7 @@ __all__ = [
     "flex_block_mask",
     "megatron_packing",
     "model_inputs",
+    "preference_inputs",
     "torchtitan_batch",
 ]
 

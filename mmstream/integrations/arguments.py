@@ -56,8 +56,6 @@ from mmstream.integrations.sound import (
 from mmstream.integrations.videos import SEEING, Videos, check_video_tokens, videos_of
 from mmstream.types import Batch
 
-__all__ = ["model_arguments"]
-
 _SPEECH = "whisper"
 _TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
 
@@ -80,13 +78,17 @@ def model_arguments(
     classifies = is_classifier(model, config)
     tower = family.removesuffix("_vision_model").removesuffix("_text_model")
     packed = is_packed(batch)
-    if packed and (classifies or tower in TWO_TOWERS or family == _SPEECH):
+    takes_one = classifies or tower in TWO_TOWERS  # picture a row
+    if packed and (takes_one or family == _SPEECH):
         raise ConfigError(
             f"model_inputs: {family} takes one sample a row: leave batching= out of the Pipeline"
         )
-    if classifies:
-        return classification_arguments(batch, family, pictures, label_field)
-    if tower in TWO_TOWERS:
+    if takes_one:
+        _refuse_media(
+            batch, family, {"videos": f"{video_field}_frames", "audio": f"{audio_field}_row"}
+        )
+        if classifies:
+            return classification_arguments(batch, family, pictures, label_field)
         return two_tower_arguments(batch, tower, is_whole=tower == family, pictures=pictures)
     _check_family(config)
     text = packed_text(batch) if packed else _text_inputs(batch)
@@ -206,17 +208,27 @@ def _media(
     )
     for kind, is_there, is_taken in kinds:
         if is_there and not is_taken:
-            raise ConfigError(
-                f"model_inputs: {family} takes no {kind}, and the batch has some: leave their "
-                'decoder out of Decode, and give TextDecoder(undecoded_parts="drop") where texts '
-                "speak of them"
-            )
+            raise _not_taken(family, kind)
     if family == "smolvlm" and pictures is not None and videos is not None:
         raise ConfigError(
             "model_inputs: smolvlm takes pictures or videos in a batch, as its processor does: "
             "convert and train them apart"
         )
     return _Media(pictures, videos, features)
+
+
+def _refuse_media(batch: Batch, family: str, companions: dict[str, str]) -> None:
+    """Refuse a batch with media of a kind, by the field that says which row each belongs to."""
+    for kind, companion in companions.items():
+        if len(batch.get(companion, ())):
+            raise _not_taken(family, kind)
+
+
+def _not_taken(family: str, kind: str) -> ConfigError:
+    return ConfigError(
+        f"model_inputs: {family} takes no {kind}, and the batch has some: leave their decoder out "
+        'of Decode, and give TextDecoder(undecoded_parts="drop") where texts speak of them'
+    )
 
 
 def _with_blanks(text: dict[str, Any], config: Any, media: _Media) -> tuple[dict[str, Any], _Media]:

@@ -25,8 +25,6 @@ from mmstream.integrations.sound import Features, num_tokens_of
 from mmstream.integrations.videos import Videos
 from mmstream.types import IGNORED_LABEL
 
-__all__ = ["add_blank", "add_blank_audio", "add_blank_video"]
-
 BLANK_AUDIO_FRAMES = 8
 """Feature frames that are audio in a blank recording. They take two tokens, or one of Qwen3-Omni.
 

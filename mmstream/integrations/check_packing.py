@@ -31,8 +31,6 @@ from mmstream.integrations.packed_text import LENGTHS, has_state_layers, is_flas
 from mmstream.integrations.resolve import resolve_model
 from mmstream.types import Batch
 
-__all__ = ["PackingCheck", "check_packing", "special_ids"]
-
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
 """The largest differences of a document's logits that rounding explains, by dtype, in parts of
 their root mean square. What a document sees of another one is 3e-3 to 1 in models without

@@ -24,9 +24,6 @@ from mmstream.integrations.omni_positions import QWEN3_OMNI
 from mmstream.integrations.patches import patch_lines
 from mmstream.integrations.token_counts import check_count
 
-__all__ = ["VISION_LANGUAGE", "Pictures", "check_tokens"]
-
-
 _ONE_SIZE = ("clip_vision_model", "siglip_vision_model")
 """Vision towers of Llava that take pictures of one size."""
 

@@ -22,8 +22,6 @@ from mmstream.integrations.arguments import model_arguments
 from mmstream.integrations.check_packing import check_packing, special_ids
 from mmstream.types import Batch
 
-__all__ = ["check_once"]
-
 logger = logging.getLogger(__name__)
 
 LENGTHS_OF_PROBE = (5, 1, 7)

@@ -9,8 +9,6 @@ from typing import Any
 
 from mmstream.types import Batch
 
-__all__ = ["flash_attention_arguments"]
-
 
 def flash_attention_arguments(batch: Batch) -> dict[str, Any]:
     """Return the lengths of documents under the names of ``flash_attn_varlen_func``.

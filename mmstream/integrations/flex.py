@@ -10,8 +10,6 @@ from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from mmstream.types import Batch
 
-__all__ = ["flex_block_mask"]
-
 
 def flex_block_mask(batch: Batch, *, block_size: int = 128) -> BlockMask:
     """Return the mask by which a token sees those before it in its own document.

@@ -14,10 +14,10 @@ from mmstream.integrations.first_use import check_once
 from mmstream.integrations.packed_text import is_packed
 from mmstream.integrations.resolve import resolve_model
 from mmstream.types import Batch
+from mmstream.wrong_arguments import checked
 
-__all__ = ["model_inputs"]
 
-
+@checked(late=True)
 def model_inputs(
     batch: Batch,
     model_or_family: Any,

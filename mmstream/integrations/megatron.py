@@ -10,8 +10,6 @@ from typing import Any
 from mmstream.errors import ConfigError
 from mmstream.types import Batch
 
-__all__ = ["megatron_packing"]
-
 
 def megatron_packing(batch: Batch, *, multiple_of: int = 1) -> dict[str, Any]:
     """Return the arguments of Megatron's ``PackedSeqParams``.

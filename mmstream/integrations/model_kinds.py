@@ -11,8 +11,6 @@ from typing import Any
 
 from mmstream._torchvision import import_torchvision
 
-__all__ = ["TWO_TOWERS", "is_classifier", "is_text_model", "parameters_of"]
-
 TWO_TOWERS = ("clip", "siglip")
 """Families with a tower for texts and one for pictures."""
 
@@ -31,11 +29,14 @@ def is_text_model(config: Any) -> bool:
 def is_classifier(model: Any, config: Any) -> bool:
     """Tell whether a model is one of image classification."""
     if model is not None:
-        names = {kind.__name__ for kind in type(model).__mro__}
         base = getattr(model, "get_base_model", None)  # of peft
-        names |= {type(base()).__name__} if callable(base) else set()
-        return any(name.endswith("ForImageClassification") for name in names)
-    if config.model_type in TWO_TOWERS:  # a config of them may be meant for either
+        kinds: set[Any] = {*type(model).__mro__, *type(base() if callable(base) else model).__mro__}
+        return any(
+            kind.__name__.endswith("ForImageClassification")
+            and "input_ids" not in inspect.signature(kind.forward).parameters
+            for kind in kinds
+        )
+    if hasattr(config, "text_config"):  # it may be meant for the whole model, which reads too
         return False
     import_torchvision()
     from transformers import MODEL_FOR_IMAGE_CLASSIFICATION_MAPPING

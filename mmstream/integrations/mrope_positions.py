@@ -20,8 +20,6 @@ from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.integrations.omni_positions import OMNI, has_sound_in_videos, omni_positions
 
-__all__ = ["check_positions_once", "mrope_positions", "needs_mrope", "rule_of"]
-
 _FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl", *OMNI)
 
 _ARGUMENTS = {

@@ -22,8 +22,6 @@ from mmstream.decoding.text.video_lengths import (
 )
 from mmstream.errors import ConfigError
 
-__all__ = ["OMNI", "QWEN3_OMNI", "has_sound_in_videos", "omni_positions"]
-
 QWEN3_OMNI = "qwen3_omni_moe_thinker"
 OMNI = ("qwen2_5_omni_thinker", QWEN3_OMNI)
 """The families whose videos may have their sound between their frames."""

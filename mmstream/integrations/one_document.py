@@ -14,8 +14,6 @@ from torch import Tensor
 
 from mmstream.types import Batch
 
-__all__ = ["document_borders", "has_media", "one_document", "with_other_media", "with_other_texts"]
-
 _TOKEN_FIELDS = ("input_ids", "labels", "label_weights", "document_ids", "position_ids")
 
 

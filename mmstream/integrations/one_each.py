@@ -12,8 +12,6 @@ from collections.abc import Sequence
 from mmstream.errors import ConfigError
 from mmstream.types import Batch
 
-__all__ = ["require_one_each"]
-
 
 def require_one_each(batch: Batch, counts: Sequence[int], family: str, medium: str) -> None:
     """Refuse a batch in which a row has no medium of a kind, or more than one.

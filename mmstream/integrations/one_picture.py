@@ -15,8 +15,6 @@ from mmstream.integrations.families import Pictures
 from mmstream.integrations.one_each import require_one_each
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["classification_arguments", "two_tower_arguments"]
-
 
 def classification_arguments(
     batch: Batch, family: str, pictures: Pictures | None, label_field: str

@@ -17,18 +17,6 @@ from mmstream.batching.valid import valid_labels
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = [
-    "DOCUMENT_ARGUMENTS",
-    "LENGTHS",
-    "check_quadratic",
-    "has_state_layers",
-    "is_flash",
-    "is_packed",
-    "packed_arguments",
-    "packed_text",
-    "with_padding_document",
-]
-
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """The boundaries of documents, as FlashAttention takes them: all four, or none."""
 

@@ -13,8 +13,6 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 
-__all__ = ["patch_lines"]
-
 
 def patch_lines(
     videos: Sequence[Tensor], config: Any, media: str, decoder: str

@@ -16,8 +16,7 @@ from mmstream.errors import ConfigError
 from mmstream.integrations.families import Pictures
 from mmstream.integrations.packed_text import is_packed
 from mmstream.types import Batch
-
-__all__ = ["dtype_of", "pictures_of", "pixel_changer"]
+from mmstream.wrong_arguments import shown
 
 
 def pictures_of(
@@ -36,7 +35,8 @@ def pictures_of(
         tiles = [change(image) for image in images]
     else:
         raise ConfigError(
-            "model_inputs: the pictures are JPEGs for the GPU: call it after mm.to_device"
+            f"model_inputs: {image_field!r} is a {type(images).__name__}: give a tensor, or a list "
+            "of tensors"
         )
     rows = batch.get(f"{image_field}_row")
     if rows is None:
@@ -71,8 +71,8 @@ def _check_other_fields(batch: Batch, image_field: str) -> None:
         where = " and ".join(map(repr, others)) or "no field"
         give = f", or pass image_field={others[0]!r}" if others else ""
         raise ConfigError(
-            f"model_inputs: the batch has no {image_field!r}, and pictures in {where}: decode them "
-            f"with Decode(image=){give}"
+            f"model_inputs: the batch has no {shown(image_field)}, and pictures in {where}: decode "
+            f"them with Decode(image=){give}"
         )
 
 

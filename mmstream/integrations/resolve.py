@@ -9,8 +9,7 @@ from typing import Any
 
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
-
-__all__ = ["resolve_model"]
+from mmstream.wrong_arguments import shown
 
 
 def resolve_model(model_or_family: Any) -> tuple[Any, Any]:
@@ -30,7 +29,7 @@ def resolve_model(model_or_family: Any) -> tuple[Any, Any]:
             return None, CONFIG_MAPPING[model_or_family]()
         except KeyError:
             raise ConfigError(
-                f"model_inputs: {model_or_family!r} is not a model_type of transformers, "
+                f"model_inputs: {shown(model_or_family)} is not a model_type of transformers, "
                 'such as "qwen2_vl"; or give the model itself'
             ) from None
     model = model_or_family

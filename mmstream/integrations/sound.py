@@ -20,8 +20,6 @@ from mmstream.integrations.one_each import require_one_each
 from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
 
-__all__ = ["HEARING", "Features", "check_audio_tokens", "features_of", "heard", "transcribed"]
-
 HEARING = ("qwen2_audio", *OMNI)
 """Families that take audio beside text, by their ``model_type``."""
 

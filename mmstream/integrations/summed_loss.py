@@ -10,8 +10,6 @@ from torch import Tensor
 
 from mmstream.types import IGNORED_LABEL
 
-__all__ = ["summed_loss"]
-
 
 def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
     """Return the cross entropy of all targets but -100, added up in float32: a scalar.

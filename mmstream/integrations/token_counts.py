@@ -13,8 +13,6 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 
-__all__ = ["check_count"]
-
 
 def check_count(ids: Tensor, config: Any, kind: str, media: str, number: int, length: str) -> None:
     """Check that a text has as many tokens of a kind as the model makes vectors.

@@ -13,8 +13,6 @@ from torch import Tensor
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["torchtitan_batch"]
-
 
 def torchtitan_batch(batch: Batch) -> tuple[dict[str, Any], Tensor]:
     """Return the ``TrainerBatch`` of torchtitan: its input and its labels.

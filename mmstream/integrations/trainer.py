@@ -10,6 +10,7 @@ own count of steps and epochs stays right.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ from mmstream.device.normalize import Normalize
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.integrations.inputs import model_inputs
+from mmstream.integrations.preferences import preference_inputs
 from mmstream.integrations.summed_loss import summed_loss
 from mmstream.loader.loader import Loader
 from mmstream.state import state_at
@@ -30,12 +32,18 @@ from mmstream.types import IGNORED_LABEL, Batch
 
 import_torchvision()  # before transformers does, where it does not load by itself
 
-from transformers import Trainer, TrainerCallback  # noqa: E402
+from transformers import Trainer, TrainerCallback, TrainingArguments  # noqa: E402
 from transformers.trainer_callback import ExportableState  # noqa: E402
 
-__all__ = ["LoaderState", "LoaderTrainer", "LoaderTrainerMixin"]
-
 LABEL_WEIGHTS = "label_weights"
+
+_DATASETS = ("train_dataset", "eval_dataset")
+
+_OF_PIPELINE = (
+    *("packing", "eval_packing", "padding_free", "assistant_only_loss", "completion_only_loss"),
+    *("chat_template_path", "precompute_ref_log_probs"),
+)
+"""Settings of TRL's trainers for what a pipeline has done already."""
 
 
 class LoaderState(TrainerCallback, ExportableState):  # type: ignore[misc]  # Any, for mypy
@@ -82,13 +90,13 @@ class LoaderTrainerMixin:
     """Lets a Trainer of `transformers`, or one derived from it, train on an `mm.Loader`.
 
     ``class MyTrainer(LoaderTrainerMixin, SFTTrainer): pass`` is all that is needed. `LoaderTrainer`
-    is the mixin on the plain Trainer.
+    is the mixin on the plain Trainer. TRL's SFTTrainer, DPOTrainer and RewardTrainer are tested.
 
     - ``train_dataset`` is an `mm.Loader`, or what `mm.to_device` returns. A loader's batches are
       moved to the Trainer's device, one ahead. With ``processing_class=processor`` they are also
       normalised there.
     - `data_collator` is a function from such a batch to the arguments of the model. None: what
-      `model_inputs` returns.
+      `model_inputs` returns, or `preference_inputs` for the two trainers of TRL that compare.
     - The loader decides on the rows of a rank and on its workers. So the Trainer's
       ``per_device_train_batch_size``, samplers and ``dataloader_*`` settings are not used.
     - A checkpoint holds the loader's state. A resume goes on at the exact step, also on another
@@ -103,11 +111,12 @@ class LoaderTrainerMixin:
 
     Args:
         args: What the Trainer takes.
-        data_collator: As above. Give it by its name.
+        data_collator: As above. Give it by its name, and so ``train_dataset`` and ``eval_dataset``.
         kwargs: What the Trainer takes.
 
     Raises:
-        ConfigError: ``train_dataset`` is no loader.
+        ConfigError: ``train_dataset`` is no loader. Or a trainer of TRL lacks a `data_collator`, or
+            has settings for preparing data, such as ``packing``.
     """
 
     def __init__(
@@ -116,13 +125,29 @@ class LoaderTrainerMixin:
         data_collator: Callable[[Batch], dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        super().__init__(*args, **kwargs)
         trainer: Any = self
+        self._stand_in: Any = None
+        loaders = {}
+        is_of_trl = any(base.__module__.partition(".")[0] == "trl" for base in type(self).__mro__)
+        if is_of_trl:  # it prepares datasets of Hugging Face, and takes nothing else
+            self._check_settings_of_trl(data_collator, *args, *kwargs.values())
+            self._stand_in = import_module("datasets").Dataset.from_dict({"input_ids": [[0]]})
+            loaders = {name: kwargs[name] for name in _DATASETS if _has_loader(kwargs.get(name))}
+            kwargs |= dict.fromkeys(loaders, self._stand_in)
+        super().__init__(*args, **kwargs)
+        for name, given in loaders.items():
+            setattr(trainer, name, given)
         trainer.data_collator = data_collator or self._model_inputs
         is_flat = data_collator is None and _is_flat(trainer.train_dataset)
-        self._takes_weights = is_flat and trainer.compute_loss_func is None
+        has_own_loss = (
+            trainer.compute_loss_func or getattr(trainer.args, "loss_type", "nll") != "nll"
+        )
+        self._takes_weights = is_flat and not has_own_loss
         if self._takes_weights and not trainer.model_accepts_loss_kwargs:
-            trainer.compute_loss_func = token_loss
+            if is_of_trl:  # SFTTrainer divides by the number of labels itself, if it is counted
+                trainer.model_accepts_loss_kwargs = True
+            else:
+                trainer.compute_loss_func = token_loss
         train_dataset = trainer.train_dataset
         if train_dataset is not None and not _is_loader(train_dataset):
             raise ConfigError(
@@ -194,6 +219,62 @@ class LoaderTrainerMixin:
             loss = loss * trainer.accelerator.num_processes  # gradients are averaged over ranks
         return (loss, outputs) if return_outputs else loss
 
+    def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
+        """Leave a loader as it is, where TRL would tokenize a data set."""
+        if dataset is self._stand_in or _has_loader(dataset):
+            return dataset
+        parent: Any = super()
+        return parent._prepare_dataset(dataset, *args, **kwargs)
+
+    def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
+        """Load the weights, also where transformers saved them under names of older versions.
+
+        It does so for Qwen2-VL and others. Its own resume then leaves them out, with a warning
+        (huggingface/transformers, issue 43701).
+        """
+        parent: Any = super()
+        self._misses_weights = False
+        parent._load_from_checkpoint(resume_from_checkpoint, model)
+        if self._misses_weights:
+            own: Any = self.model  # type: ignore[attr-defined]
+            loaded, report = type(own).from_pretrained(
+                resume_from_checkpoint, dtype=own.dtype, output_loading_info=True
+            )
+            if report["missing_keys"]:
+                raise StateError(
+                    f"LoaderTrainer: {resume_from_checkpoint} has no weights for "
+                    f"{min(report['missing_keys'])}: it was saved by another model"
+                )
+            own.load_state_dict(loaded.state_dict())
+
+    def _issue_warnings_after_load(self, load_result: Any) -> None:
+        """Warn as the Trainer does, unless the weights are loaded by their other names."""
+        is_pretrained = hasattr(self.model, "from_pretrained")  # type: ignore[attr-defined]
+        self._misses_weights = bool(load_result.missing_keys and load_result.unexpected_keys)
+        self._misses_weights &= is_pretrained
+        if not self._misses_weights:
+            parent: Any = super()
+            parent._issue_warnings_after_load(load_result)
+
+    def _check_settings_of_trl(self, data_collator: Any, *given: Any) -> None:
+        """Refuse what a trainer of TRL would do with its own data, or cannot do with a batch."""
+        arguments = next((value for value in given if isinstance(value, TrainingArguments)), None)
+        for name in _OF_PIPELINE:
+            if getattr(arguments, name, None):
+                raise ConfigError(
+                    f"{type(arguments).__name__}({name}={getattr(arguments, name)!r}): a loader's "
+                    "pipeline decides that (Pipeline(batching=), TextDecoder); leave it out"
+                )
+        if data_collator is None and not self._is_a("SFTTrainer", "DPOTrainer", "RewardTrainer"):
+            raise ConfigError(
+                f"{type(self).__name__}: pass data_collator=, a function from a batch to what this "
+                "trainer of TRL takes"
+            )
+
+    def _is_a(self, *names: str) -> bool:
+        """Tell whether this Trainer is derived from one of that name."""
+        return any(base.__name__ in names for base in type(self).__mro__)
+
     def _as_dataloader(self, loader: Any, *, restarts: bool) -> Any:
         trainer: Any = self
         if isinstance(loader, Loader):
@@ -207,15 +288,22 @@ class LoaderTrainerMixin:
         return _Steps(batches, batch_size=None, num_workers=0, collate_fn=_unchanged)
 
     def _model_inputs(self, batch: Batch) -> dict[str, Any]:
+        if self._is_a("DPOTrainer", "RewardTrainer"):
+            tokenizer = self.processing_class  # type: ignore[attr-defined]
+            tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+            pairs = preference_inputs(batch, tokenizer.pad_token_id)
+            if self._is_a("RewardTrainer"):
+                del pairs["completion_mask"]
+            return pairs
         inputs = model_inputs(batch, self.model)  # type: ignore[attr-defined]
         if LABEL_WEIGHTS not in batch:
             return inputs
         if not self._takes_weights:
             raise ConfigError(
-                "LoaderTrainer: the batch has label_weights, which a loss inside of the model and "
-                "compute_loss_func= do not know: pass Pipeline(batching=mm.Flat()) or mm.Pack and "
-                "no compute_loss_func, or a data_collator= that passes them on and a compute_loss "
-                "that uses them"
+                "LoaderTrainer: the batch has label_weights, which a loss inside of the model, "
+                "compute_loss_func= and loss_type= do not know: pass Pipeline(batching=mm.Flat()) "
+                "or mm.Pack and none of these, or a data_collator= that passes them on and a "
+                "compute_loss that uses them"
             )
         return {**inputs, LABEL_WEIGHTS: target_weights(batch)}
 
@@ -332,6 +420,11 @@ def _is_flat(loader: Any) -> bool:
 
 def _is_loader(value: Any) -> bool:
     return isinstance(value, Loader | DeviceLoader)
+
+
+def _has_loader(value: Any) -> bool:
+    """Tell whether a value is a loader, or a dict of loaders, as ``eval_dataset`` may be."""
+    return any(map(_is_loader, value.values() if isinstance(value, dict) else [value]))
 
 
 def _pipeline_of(loader: Any) -> Any:

@@ -17,14 +17,11 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
 from mmstream.batching.media import mean_rate
-from mmstream.decoding.video.encoded import EncodedVideos
 from mmstream.errors import ConfigError
 from mmstream.integrations.omni_positions import OMNI, QWEN3_OMNI
 from mmstream.integrations.patches import patch_lines
 from mmstream.integrations.token_counts import check_count
 from mmstream.types import Batch
-
-__all__ = ["SEEING", "Videos", "check_video_tokens", "videos_of"]
 
 
 @dataclass(frozen=True)
@@ -54,11 +51,6 @@ def videos_of(batch: Batch, field: str, change: Callable[[Tensor], Tensor]) -> V
     value = batch.get(field)
     if value is None or len(value) == 0:
         return None
-    if isinstance(value, EncodedVideos):
-        raise ConfigError(
-            f'model_inputs: {field!r} holds clips that VideoDecoder(device="cuda") leaves to the '
-            'GPU: take the batch from mm.to_device(loader, "cuda")'
-        )
     numbers = batch.get(f"{field}_frames")
     if not isinstance(numbers, Tensor):
         raise ConfigError(

@@ -12,7 +12,4 @@ settings.py            what must be the same on every rank, in words
 balance.py             rows of packs dealt to the ranks by their cost
 delivered.py           counts what delivered batches hold, beside bad samples
 advice.py              what a loader logs before its first batch
-unused_settings.py     settings that do nothing in this run, for the same log
-lane_advice.py, media_advice.py, remote_advice.py
-                       its subjects: lanes of ranks and nodes, undecoded files, object storage
 """

@@ -25,8 +25,6 @@ from mmstream.reading.process import needs_reader_process
 from mmstream.types import IntArray
 from mmstream.world import RowsPerRank
 
-__all__ = ["Balance", "balanced"]
-
 logger = logging.getLogger(__name__)
 
 LEAST_GAIN = 0.02

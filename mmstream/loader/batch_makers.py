@@ -29,8 +29,6 @@ from mmstream.reading.step import Job, later_job
 from mmstream.types import Batch
 from mmstream.world import World
 
-__all__ = ["BatchMakers"]
-
 
 class BatchMakers:
     """The processes of one loader.

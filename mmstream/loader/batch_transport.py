@@ -23,8 +23,6 @@ import torch
 
 from mmstream.decoding.batch_memory import AttachedBlock, BatchMemory, MemoryBlock
 
-__all__ = ["BatchReceiver", "SentBatch"]
-
 ALIGN_BYTES = 64
 
 MIN_BYTES = 1024

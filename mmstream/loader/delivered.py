@@ -13,15 +13,17 @@ import logging
 
 from mmstream.bad_samples.stats import Stats
 from mmstream.batching.batching import Flat, Pack
+from mmstream.pipeline import Pipeline
 from mmstream.reading.step import BatchLineage
 from mmstream.types import Batch
-
-__all__ = ["DeliveredCounts"]
 
 logger = logging.getLogger(__name__)
 
 MIN_DOCUMENTS = 1000
-"""Delivered documents from which on the fill of packs is judged."""
+"""Delivered documents from which on the fill of packs is judged, and samples for filters."""
+
+MIN_LEFT_OUT = 0.05
+"""A filter that leaves out this share of the samples is worth a warning."""
 
 MISSING_FILL = 0.02
 """A fill that is this much below the planned one is worth a warning, as a share of a row."""
@@ -32,30 +34,31 @@ class DeliveredCounts:
 
     Args:
         stats: of the loader; changed in place.
+        pipeline: what makes the batches.
     """
 
-    def __init__(self, stats: Stats) -> None:
+    def __init__(self, stats: Stats, pipeline: Pipeline) -> None:
         self._stats = stats
+        self._batching = pipeline.batching
+        self._action = pipeline.bad_samples.action
+        self._has_warned_of_filters = False
         self._has_warned_of_fill = False
         self._has_warned_of_pictures = False
 
-    def count(self, batch: Batch, batching: Flat | None) -> None:
-        """Count a delivered batch, whose bad samples are counted already.
-
-        Args:
-            batch: any batch.
-            batching: of the pipeline that made it.
-        """
+    def count(self, batch: Batch) -> None:
+        """Count a delivered batch, whose bad samples are counted already."""
         lineage: BatchLineage = batch["__lineage__"]
         self._count_lengths(lineage)
-        if batching is not None:
-            self._count_tokens(batch, batching)
+        if self._batching is not None:
+            self._count_tokens(batch, self._batching)
+        if self._stats.num_samples >= MIN_DOCUMENTS:
+            self._warn_of_filters()
         self._count_text_losses(lineage)
-        self._count_videos(lineage)
         self._warn_of_missing_pictures(lineage)
 
     def end_epoch(self, epoch: int) -> None:
-        """Log what the texts have lost, and which videos the CPU has decoded for the GPU."""
+        """Log what the texts have lost."""
+        self._warn_of_filters()
         stats = self._stats
         losses = []
         if stats.num_cut_texts:
@@ -68,16 +71,6 @@ class DeliveredCounts:
         if losses:
             logger.warning(
                 "after epoch %d, since the loader was made: %s", epoch, "; ".join(losses)
-            )
-        if stats.cpu_videos:
-            reasons = (f"{count:,}: {reason}" for reason, count in stats.cpu_videos.most_common())
-            logger.warning(
-                "after epoch %d, since the loader was made: the GPU decoded %s videos, and the CPU "
-                "%s (%s)",
-                epoch,
-                f"{stats.num_gpu_videos:,}",
-                f"{stats.cpu_videos.total():,}",
-                ", ".join(reasons),
             )
 
     def _count_lengths(self, lineage: BatchLineage) -> None:
@@ -120,6 +113,25 @@ class DeliveredCounts:
             stats.num_shorter,
         )
 
+    def _warn_of_filters(self) -> None:
+        """Warn once where filters leave out so much that an epoch is not what it seems."""
+        stats = self._stats
+        num_skipped, num_samples = stats.num_skipped, stats.num_samples
+        is_little = num_skipped < max(1, MIN_LEFT_OUT * num_samples)
+        if self._has_warned_of_filters or is_little:
+            return
+        self._has_warned_of_filters = True
+        repeats = num_samples / max(1, num_samples - num_skipped)
+        is_repeated = self._action == "substitute" and not isinstance(self._batching, Pack)
+        logger.warning(
+            "filters (mm.SkipSample) left out %s of %s samples that were read%s; leave them out "
+            "before training: at conversion, by a bad list, or of packs with `mmstream plan "
+            "--where` (docs/pipeline.md#filters)",
+            f"{num_skipped:,}",
+            f"{num_samples:,}",
+            f": the others come {repeats:.1f} times in an epoch, in the mean" * is_repeated,
+        )
+
     def _count_text_losses(self, lineage: BatchLineage) -> None:
         """Count texts that were cut, and parts of conversations that were dropped."""
         stats = self._stats
@@ -130,20 +142,6 @@ class DeliveredCounts:
         stats.num_dropped_parts += lineage.num_dropped_parts
         for example in lineage.text_losses if is_new else ():
             logger.warning("%s; others are only counted, see loader.stats", example)
-
-    def _count_videos(self, lineage: BatchLineage) -> None:
-        """Count videos by who has decoded them, with ``VideoDecoder(device="cuda")``."""
-        stats = self._stats
-        stats.num_gpu_videos += lineage.num_gpu_videos
-        for video in lineage.cpu_videos:
-            stats.cpu_videos[video.reason] += 1
-            if stats.cpu_videos[video.reason] == 1:
-                logger.warning(
-                    "%s: decoded on the CPU in place of the GPU: %s; others are only counted, see "
-                    "loader.stats.cpu_videos",
-                    video.address,
-                    video.reason,
-                )
 
     def _warn_of_missing_pictures(self, lineage: BatchLineage) -> None:
         if lineage.no_picture and not self._has_warned_of_pictures:

@@ -8,7 +8,8 @@ import sys
 import time
 from collections.abc import Iterator, Mapping
 from itertools import chain
-from typing import Any, get_args
+from types import FrameType
+from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -23,21 +24,17 @@ from mmstream.loader.batch_makers import BatchMakers
 from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.maker_settings import MultiprocessingContext, maker_settings
 from mmstream.loader.settings import rank_settings
-from mmstream.loader.unused_settings import log_unused_settings
 from mmstream.loader.watchdog import StallLimits
 from mmstream.pipeline import Pipeline
 from mmstream.processes import cpu_seconds, pss_bytes
 from mmstream.reading.step import BatchLineage, Job
-from mmstream.state import OnChange, make_state, position_after, resume
+from mmstream.state import OnChange, make_state, position_after, resume, stands_before
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
-from mmstream.wrong_arguments import advise, refuse_bools, require_numbers
-
-__all__ = ["Loader"]
+from mmstream.wrong_arguments import NonNegativeInt, PositiveFloat, PositiveInt, checked
 
 logger = logging.getLogger(__name__)
 
-DEFAULT_PREFETCH_FACTOR = 2
 """Batches that each worker makes ahead."""
 
 
@@ -52,17 +49,22 @@ _ADVICE = {
     "pin_memory": "mm.to_device(loader, 'cuda') pins what it copies; leave it out",
     "persistent_workers": "workers live until loader.close(); leave it out",
     "prefetch": "write prefetch_factor=",
+    "world": "pass mm.World(rank=, world_size=)",
 }
-"""Arguments of other libraries."""
+"""What to write in place of wrong arguments, and of those of other libraries."""
 
 
-@advise(_ADVICE)
+@checked(_ADVICE, own=("pipeline",))
 class Loader(IterableDataset[Batch]):
     """Batches of this rank, in step order, with a small JSON state.
 
-    Each ``for`` yields the rest of the epoch from where the state stands; the next ``for`` is the
-    next epoch. Its first batches are made while the last ones of this epoch are used. A step counts
-    as delivered when it is handed over, never when it is prefetched.
+    Each ``for`` is one epoch. The first batches of the next one are made while its last ones are
+    used. A step counts as delivered when it is handed over, never when it is prefetched.
+
+    A loop that is left early is over, as with a DataLoader. The next ``for`` begins the next epoch
+    where the pipeline shuffles, and the same one anew where it does not. To go on where the loop
+    was left, call ``loader.load_state_dict(loader.state_dict())``: the first ``for`` after
+    `load_state_dict` yields the rest of the epoch.
 
     It follows torch's Stateful protocol. It is an IterableDataset for frameworks that insist on a
     DataLoader around it (``batch_size=None, num_workers=0``). Memory: `prefetch_factor` finished
@@ -111,27 +113,18 @@ class Loader(IterableDataset[Batch]):
         self,
         pipeline: Pipeline,
         *,
-        num_workers: int = 0,
+        num_workers: NonNegativeInt = 0,
         rows_per_rank: RowsPerRank = None,
         world: World | None = None,
-        num_threads: int | None = None,
-        prefetch_factor: int = DEFAULT_PREFETCH_FACTOR,
+        num_threads: PositiveInt | None = None,
+        prefetch_factor: PositiveInt = 2,
         multiprocessing_context: MultiprocessingContext = "forkserver",
         on_change: OnChange = "refuse",
-        stall_warning_s: float = 60,
-        stall_timeout_s: float | None = None,
+        stall_warning_s: PositiveFloat = 60,
+        stall_timeout_s: PositiveFloat | None = None,
     ) -> None:
         _check_pipeline(pipeline)
-        refuse_bools(rows_per_rank=rows_per_rank)  # "balanced" is a word
-        require_numbers(
-            num_workers=num_workers,
-            num_threads=num_threads,
-            prefetch_factor=prefetch_factor,
-            stall_warning_s=stall_warning_s,
-            stall_timeout_s=stall_timeout_s,
-        )
-        if on_change not in get_args(OnChange):
-            raise ConfigError(f"on_change {on_change!r}: refuse or finish_epoch")
+        _ = pipeline.order  # a plan that is missing or does not fit is refused here
         settings = maker_settings(
             pipeline,
             num_workers=num_workers,
@@ -150,7 +143,9 @@ class Loader(IterableDataset[Batch]):
         self._on_change = on_change
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
-        self._delivered = DeliveredCounts(self.stats)
+        self._is_midway = False  # after the first batch of a pass and before its last one
+        self._has_left = False
+        self._delivered = DeliveredCounts(self.stats, pipeline)
         self._makers = BatchMakers(settings)
         self._iteration = 0
         self._has_advised = False
@@ -163,7 +158,9 @@ class Loader(IterableDataset[Batch]):
         return self._current.order.steps_per_epoch
 
     def __iter__(self) -> Iterator[Batch]:
-        """Yield the rest of the epoch; each batch counts as delivered when it is handed over.
+        """Yield an epoch; each batch counts as delivered when it is handed over.
+
+        After `load_state_dict` it is the rest of the epoch.
 
         Under ``torch.distributed``, all ranks compare their settings first (docs: launching).
 
@@ -173,15 +170,16 @@ class Loader(IterableDataset[Batch]):
             BadSampleLimitError: too many bad samples.
             ShardError, StorageError: data or storage that stops a run.
             MMStreamError: a worker has died, or a batch took longer than `stall_timeout_s`. The
-                state stands before its step. Iterating again starts new workers.
+                state stands before its step: ``load_state_dict(state_dict())`` and a new ``for`` go
+                on there, with new workers.
         """
-        _refuse_regrouping(sys._getframe(1).f_locals.get("self"))
+        _refuse_regrouping(sys._getframe(1))
         for batch in self.iter_undelivered():
             self.mark_delivered(batch)
             yield batch
 
     def iter_undelivered(self) -> Iterator[Batch]:
-        """Yield the rest of the epoch without counting, for a stage that looks ahead.
+        """Yield what `__iter__` does without counting, for a stage that looks ahead.
 
         Such a stage calls `mark_delivered` with each batch when it hands it over.
         """
@@ -191,6 +189,8 @@ class Loader(IterableDataset[Batch]):
                 "batch_size=None, num_workers=0 for a DataLoader around it"
             )
         world = resolve_world(self._world)
+        if self._is_midway:
+            self._leave_epoch(world)
         # A list of rows fits the present batch size; an old epoch is finished with equal shares.
         is_present = self._current.global_batch_size == self.pipeline.global_batch_size
         shares = self._rows_per_rank if is_present else "balanced"
@@ -199,10 +199,7 @@ class Loader(IterableDataset[Batch]):
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
         if not self._has_advised:
             self._has_advised = True
-            if world.rank == 0:
-                log_unused_settings(self.pipeline, self._unused_by_workers())
-            makers = self._makers.settings
-            log_advice(self._current, world, shares, makers.num_workers, makers.num_threads)
+            log_advice(self._current, world, shares)
         self._iteration += 1
         iteration = self._iteration
         epoch, step = self._position
@@ -214,12 +211,11 @@ class Loader(IterableDataset[Batch]):
                 with plain_tensors():
                     batch = next(batches, None)
             except BaseException as error:
-                state = f"the state stands before step {self._position[1]}"
-                explanation = self._makers.explained(error, state)
+                explanation = self._makers.explained(error, stands_before(self._position[1]))
                 self.close()  # workers may hold half a step: the next iteration starts new ones
                 if explanation is None:
                     raise
-                raise explanation from None
+                raise explanation from explanation.__cause__
             self.stats.count_wait(time.perf_counter() - started)
             if batch is None:
                 return
@@ -227,6 +223,7 @@ class Loader(IterableDataset[Batch]):
             if iteration != self._iteration:
                 raise ConfigError("this loader began anew or was closed: drop the old loop")
 
+    @checked(late=True)
     def mark_delivered(self, batch: Batch) -> None:
         """Count a batch as delivered: apply the limits, and move the state past it.
 
@@ -262,15 +259,48 @@ class Loader(IterableDataset[Batch]):
             start=lineage.start,
             rank=resolve_world(self._world).rank,
             numbers=lineage.bad_numbers(),
+            urls=[source.locate(shard).dataset.store.url for shard, _ in lineage.planned]
+            if lineage.bad
+            else (),
         )
-        self._delivered.count(batch, self.pipeline.batching)
+        self._delivered.count(batch)
         self._count_imbalance(lineage)
         self._position = position_after(self._current.order, lineage.epoch, lineage.step + 1)
+        self._is_midway = lineage.epoch == self._position[0]
         self.stats.num_steps += 1
-        if lineage.epoch != self._position[0]:
-            self._delivered.end_epoch(lineage.epoch)
-            if self.pipeline.dataset.can_finish_epoch:  # a mixture keeps the settings of its state
-                self._current = self.pipeline
+        if not self._is_midway:
+            self._end_epoch(lineage.epoch)
+
+    def _leave_epoch(self, world: World) -> None:
+        """Go to the next beginning, because the loop over this epoch was left before its end."""
+        epoch, step = self._position
+        if self._current.shuffle and world.rank == 0 and not self._has_left:
+            self._has_left = True
+            logger.warning(
+                "left epoch %d at step %s of %s, the rest of it is not shown; to go on there: "
+                "loader.load_state_dict(loader.state_dict()); for short epochs that go on: "
+                "mm.Mixture({'all': (dataset, 1)}, epoch_steps=%d)",
+                epoch,
+                f"{step:,}",
+                f"{len(self):,}",
+                step,
+            )
+        self._position = self._next_beginning()
+        self._is_midway = False
+        self._end_epoch(epoch)
+
+    def _next_beginning(self) -> tuple[int, int]:
+        """Return where the next loop begins if this one is left now."""
+        epoch, step = self._position
+        return (epoch + self._current.shuffle, 0) if self._is_midway else (epoch, step)
+
+    def _next_pipeline(self) -> Pipeline:
+        """Return what runs after this epoch. A mixture keeps the settings of its state."""
+        return self.pipeline if self.pipeline.dataset.can_finish_epoch else self._current
+
+    def _end_epoch(self, epoch: int) -> None:
+        self._delivered.end_epoch(epoch)
+        self._current = self._next_pipeline()
 
     def _count_imbalance(self, lineage: BatchLineage) -> None:
         """Count how unequal the ranks' packs of a step are, where something says what they cost."""
@@ -288,6 +318,15 @@ class Loader(IterableDataset[Batch]):
         """
         return make_state(self._current.order, *self._position)
 
+    def next_epoch_state(self) -> dict[str, Any]:
+        """Return the state of the next ``for``, as if the loop over this epoch were left now.
+
+        For trainers that end an epoch early and save after it.
+        """
+        pipeline = self._next_pipeline() if self._is_midway else self._current
+        return make_state(pipeline.order, *self._next_beginning())
+
+    @checked(late=True)
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Go on where a state was saved, on whatever ranks and workers there are now.
 
@@ -298,6 +337,7 @@ class Loader(IterableDataset[Batch]):
         epoch, step, order = resume(pipeline.dataset, pipeline.order, state, self._on_change)
         self._position = epoch, step
         self._current = pipeline if order is pipeline.order else pipeline.with_order(order)
+        self._is_midway = False
         self._iteration += 1
 
     def close(self) -> None:
@@ -310,7 +350,7 @@ class Loader(IterableDataset[Batch]):
         return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display import loader_html
+        from mmstream.display.pipelines import loader_html
 
         return loader_html(self)
 
@@ -361,15 +401,6 @@ class Loader(IterableDataset[Batch]):
             "world=mm.World(0, 1)",
         )
 
-    def _unused_by_workers(self) -> tuple[str, ...]:
-        """Return the names of settings of workers that were given, where there are none."""
-        settings = self._makers.settings
-        is_given = {
-            "prefetch_factor": settings.prefetch_factor != DEFAULT_PREFETCH_FACTOR,
-            "multiprocessing_context": settings.multiprocessing_context != "forkserver",
-        }
-        return () if self.num_workers else tuple(name for name in is_given if is_given[name])
-
 
 def _check_pipeline(pipeline: object) -> None:
     """Refuse what is no pipeline, and say how to make one."""
@@ -380,18 +411,20 @@ def _check_pipeline(pipeline: object) -> None:
         raise ConfigError(f"Loader: got {type(pipeline).__name__}: {advice}")
 
 
-def _refuse_regrouping(caller: object) -> None:
+def _refuse_regrouping(caller: FrameType) -> None:
     """Refuse what torch and Hugging Face put between a loader and its user by default.
 
     Args:
-        caller: the object that asks for the first batch. A DataLoader with a batch_size would
-            stack finished batches, and a shard of a Trainer would drop those of other ranks.
+        caller: the frame that asks for the first batch. A DataLoader with a batch_size would stack
+            finished batches, and a shard of a Trainer would drop those of other ranks. The local
+            variables of other callers are not touched: Python 3.11 would keep them alive.
 
     Raises:
         ConfigError: the caller is one of them.
     """
-    is_fetcher = getattr(caller, "auto_collation", False) is True
-    if is_fetcher or type(caller).__name__ == "IterableDatasetShard":
+    name = caller.f_code.co_qualname
+    is_fetcher = name == "_IterableDatasetFetcher.fetch" and caller.f_locals["self"].auto_collation
+    if is_fetcher or name == "IterableDatasetShard.__iter__":
         raise ConfigError(
             "a Loader yields finished batches of this rank: DataLoader(loader, batch_size=None, "
             "num_workers=0); in the Trainer of transformers, "

@@ -31,8 +31,6 @@ from mmstream.errors import escaped
 from mmstream.order.checks import reshuffle_of
 from mmstream.pipeline import Pipeline
 
-__all__ = ["described", "rank_settings"]
-
 MAX_TEXT = 60
 """Longer texts are cut, and end in a hash of the whole."""
 

@@ -7,6 +7,7 @@ main thread may wait inside the system, for the rest of a message that a dead wo
 from __future__ import annotations
 
 import logging
+import os
 import threading
 import time
 import weakref
@@ -17,8 +18,7 @@ from typing import NamedTuple, Protocol
 from mmstream.errors import MMStreamError
 from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
-
-__all__ = ["StallLimits", "Watchdog", "Watched"]
+from mmstream.state import stands_before
 
 logger = logging.getLogger(__name__)
 
@@ -71,7 +71,7 @@ class Watchdog:
         self._awaited: tuple[Job, float] | None = None
         self._closed = threading.Event()
         self._thread: threading.Thread | None = None
-        weakref.finalize(self, self._closed.set)
+        weakref.finalize(self, _close, self._closed, os.getpid())
 
     def start(self) -> None:
         """Start the thread, if it does not run yet."""
@@ -120,7 +120,7 @@ class Watchdog:
         if timeout_s is not None and waited >= timeout_s:
             self.error = MMStreamError(
                 f"{self._watched.describe(job)} (stall_timeout_s={timeout_s:g}); "
-                f"the state stands before step {job.step}"
+                f"{stands_before(job.step)}"
             )
             self._watched.end()
         elif waited >= due:
@@ -130,6 +130,16 @@ class Watchdog:
 
     def _look_s(self) -> float:
         return min(LOOK_S, self._limits.warning_s / 2, (self._limits.timeout_s or LOOK_S) / 2)
+
+
+def _close(closed: threading.Event, pid: int) -> None:
+    """End the thread of a watchdog that was dropped. A forked child has no such thread.
+
+    There the event must not be touched: the thread may have held its lock when the child was
+    forked, and nobody would release it.
+    """
+    if os.getpid() == pid:
+        closed.set()
 
 
 def _look_again_and_again(

@@ -22,8 +22,7 @@ from mmstream.processes import end_fork_server, is_running, process_state, words
 from mmstream.progress import Progress, Stage, Work
 from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
-
-__all__ = ["ThisProcess", "WorkerGroup", "shared_progress"]
+from mmstream.state import stands_before
 
 END_S = 5.0
 """Seconds in which processes end after SIGKILL."""
@@ -184,7 +183,7 @@ class WorkerGroup:
         return MMStreamError(
             f"{self.label}worker {number} (pid {self._processes[number].pid}) "
             f"{words_of_exit(exit_code)} {moment}{others}; {_advice(exit_code)}; "
-            f"the state stands before step {job.step}"
+            f"{stands_before(job.step)}"
         )
 
     def wait_for_end(self, seconds: float) -> None:

@@ -29,8 +29,6 @@ from mmstream.reading.messages import StepConnection
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
-__all__ = ["StepDataset", "in_one_line", "preload_server", "start_worker"]
-
 logger = logging.getLogger(__name__)
 
 
@@ -166,10 +164,17 @@ def _obey_parent() -> None:
 
 
 def in_one_line(error: MMStreamError) -> MMStreamError:
-    """Return a worker's error without the worker's traceback, which torch puts into its message."""
+    """Return a worker's error with the worker's traceback as its cause.
+
+    torch puts it into the message. It tells where a function of the user failed.
+    """
     text = str(error.args[0]) if error.args else ""  # `str(error)` would be one line already
     _, space, reason = text.rstrip().rpartition("\n")[2].partition(": ")
-    return type(error)(reason) if space and "Original Traceback" in text else error
+    if not space or "Original Traceback" not in text:
+        return error
+    line = type(error)(reason)
+    line.__cause__ = RuntimeError(text)
+    return line
 
 
 def _pickled(pipeline: Pipeline) -> bytes:

@@ -36,8 +36,6 @@ from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
 from mmstream.types import Batch
 
-__all__ = ["Workers"]
-
 DYING_S = 2.0
 """Seconds from a connection that broke to the end of the worker behind it."""
 

@@ -1,8 +1,8 @@
 """Samples -> lengths, by the code that training tokenizes with.
 
-Place in the flow: `measure.py` calls it for the samples of a shard, and `probes.py` for a few. The
-samples go through `RowDecoder.prepare`, as those of a step do: functions before decoding, plans of
-media, one call of the tokenizer. Then they are counted.
+Place in the flow: `measure.py` calls it for the samples of a shard, and `find_plan.py` for a few.
+The samples go through `RowDecoder.prepare`, as those of a step do: functions before decoding, plans
+of media, one call of the tokenizer. Then they are counted.
 """
 
 from __future__ import annotations
@@ -30,22 +30,19 @@ from mmstream.decoding.sample import (
 )
 from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform, one_by_one
 from mmstream.decoding.text.decoder import DecodedText, TextLengths
+from mmstream.decoding.user_functions import kept_generators
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
 from mmstream.packing.measure_file import COLUMNS
 from mmstream.progress import Progress
+from mmstream.reading.lookup import FixedDraws
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import IGNORED_LABEL, IntArray, Sample, SampleRef
-
-__all__ = ["Counter", "SampleLengths", "batches", "num_patches"]
 
 SAMPLES_AT_ONCE = 128
 """Samples whose texts are tokenized together."""
 
 MAX_LENGTH = 1 << 40
 """No text is cut: a plan must know how long it is."""
-
-
-_NO_IDS = np.zeros(0, np.int64)
 
 
 class SampleLengths(NamedTuple):
@@ -55,8 +52,6 @@ class SampleLengths(NamedTuple):
     """One for each of `COLUMNS`. Of a sample that cannot be used: -1, then zeros."""
     reason: str = ""
     """Why the sample cannot be used."""
-    ids: IntArray = _NO_IDS
-    """Its token ids, int64 [num_tokens], from `Counter.decoded_lengths`."""
 
 
 @dataclass(frozen=True)
@@ -79,7 +74,9 @@ class Counter:
     def __post_init__(self) -> None:
         text = self.decode.text
         if text is None:
-            raise ConfigError("measure: decode has no text decoder: give Decode(text=...)")
+            raise ConfigError(
+                "plan: no decoder makes the tokens of texts: give decode=mm.Decode(text=...)"
+            )
         if text.max_length != MAX_LENGTH:
             whole = replace(text, max_length=MAX_LENGTH, padding="longest")
             object.__setattr__(self, "decode", replace(self.decode, text=whole))
@@ -98,7 +95,7 @@ class Counter:
         seed: int = 0,
         epoch: int = 0,
     ) -> list[SampleLengths]:
-        """Return the lengths of samples, without their token ids.
+        """Return the lengths of samples.
 
         Texts and pictures are counted without making samples of them. What that cannot count, such
         as a damaged sample, goes through `decoded_lengths`. Arguments and errors are the same.
@@ -114,7 +111,7 @@ class Counter:
                 epoch,
             )
             for number, each in zip(left, decoded, strict=True):
-                lengths[number] = each._replace(ids=_NO_IDS)
+                lengths[number] = each
         return [each for each in lengths if each is not None]
 
     def _counted(self, outcomes: Sequence[Outcome]) -> list[SampleLengths | None]:
@@ -171,7 +168,7 @@ class Counter:
         seed: int = 0,
         epoch: int = 0,
     ) -> list[SampleLengths]:
-        """Return the lengths of samples, and their token ids, by all the code of training.
+        """Return the lengths of samples, by all the code of training.
 
         Args:
             outcomes: Raw samples, or why there are none.
@@ -186,7 +183,7 @@ class Counter:
             NameError, AttributeError, ...: A function of the user has a bug.
         """
         rows = RowDecoder(
-            _Draws(seed, epoch, shard_name),  # type: ignore[arg-type]  # nothing is read again
+            FixedDraws(seed, epoch, shard_name),  # type: ignore[arg-type]  # nothing is read again
             self.decode,
             self.before,
             (),
@@ -195,15 +192,16 @@ class Counter:
         )
         planned = list(refs)
         lineage = BatchLineage(epoch, 0, 0, planned, [True] * len(planned), planned)
-        prepared = rows.prepare(RawStep(lineage, list(outcomes)), one_by_one)
         results = []
-        for outcome, entry in zip(outcomes, prepared, strict=True):
-            try:
-                results.append(self._lengths(outcome if entry is None else entry))
-            except SkipSample as error:
-                results.append(_unusable(f"left out: {error}"))
-            except SampleError as error:
-                results.append(_unusable(str(error)))
+        with kept_generators():
+            prepared = rows.prepare(RawStep(lineage, list(outcomes)), one_by_one)
+            for outcome, entry in zip(outcomes, prepared, strict=True):
+                try:
+                    results.append(self._lengths(outcome if entry is None else entry))
+                except SkipSample as error:
+                    results.append(_unusable(f"left out: {error}"))
+                except SampleError as error:
+                    results.append(_unusable(str(error)))
         return results
 
     def _lengths(self, prepared: Outcome | PreparedSample) -> SampleLengths:
@@ -220,9 +218,8 @@ class Counter:
         # The first token of a document has no token before it that could predict it.
         num_labels = sum(int(np.count_nonzero(each[1:] != IGNORED_LABEL)) for each in labels)
         lengths = TextLengths(sum(map(len, ids)), num_labels, len(ids))
-        all_ids = ids[0] if len(ids) == 1 else np.concatenate(ids)
         media = _media_lengths(measured.shapes, self.patch_size)
-        return SampleLengths(self._values(lengths, media), ids=all_ids)
+        return SampleLengths(self._values(lengths, media))
 
     def _values(self, lengths: TextLengths, media: _MediaLengths) -> tuple[int, ...]:
         """Return the columns of a sample."""
@@ -304,15 +301,3 @@ def batches(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
 
 def _unusable(reason: str) -> SampleLengths:
     return SampleLengths((-1, *[0] * (len(COLUMNS) - 1)), reason)
-
-
-class _Draws(NamedTuple):
-    """What `RowDecoder` asks a `Lookup` before it decodes."""
-
-    seed: int
-    epoch: int
-    shard_name: Callable[[int], str]
-
-    def stream(self, *_: int) -> tuple[int, int]:
-        """Return the key of the random draws."""
-        return self.seed, self.epoch

@@ -1,6 +1,6 @@
 """A corpus -> a measure: the lengths of all samples, by the decoders of training.
 
-    shards -> samples -> `Counter` -> columns of a shard -> ... -> `Measure`
+    shards -> samples -> `Counter` -> a file for each shard -> `Measure`
 
 Shards are measured by several processes. What a shard gives is written as soon as it is there, so a
 call that was killed goes on where it was. The result is the same for any number of processes.
@@ -9,26 +9,26 @@ call that was killed goes on where it was. The result is the same for any number
 from __future__ import annotations
 
 import logging
-import os
 import pickle
-import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from itertools import islice
+from functools import partial
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+import numpy.typing as npt
 from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import Fact, facts_name, read_facts
-from mmstream.dataset.open import open_dataset
+from mmstream.dataset.facts import Fact, read_facts
+from mmstream.dataset.positions import refs_at
 from mmstream.dataset.shard_samples import shard_samples
-from mmstream.decoding.decode import Decode
-from mmstream.decoding.substitute import Transform
-from mmstream.display.markup import time_text
 from mmstream.errors import (
     ConfigError,
+    ManifestError,
+    MMStreamError,
     SampleError,
     ShardError,
     escaped,
@@ -36,58 +36,36 @@ from mmstream.errors import (
 )
 from mmstream.machine import num_cores
 from mmstream.measuring.lengths import Counter, SampleLengths, batches
-from mmstream.measuring.pieces import Piece, Pieces
-from mmstream.measuring.probes import encode_probes, kind_of, probes_of
-from mmstream.measuring.settings import library_versions, settings_of
+from mmstream.measuring.settings import settings_of
 from mmstream.packing.measure_file import (
     COLUMNS,
+    UNUSABLE_NAME,
     Measure,
+    ShardLengths,
     measure_folder,
-    open_measure,
-    write_measure,
+    measure_of_shards,
+    read_lengths,
+    write_lengths,
 )
 from mmstream.process_pool import run_in_processes
 from mmstream.reading.step import Outcome
+from mmstream.storage import Store, open_store
 from mmstream.types import SampleRef
-from mmstream.wrong_arguments import require_counts, require_numbers
-
-__all__ = ["Estimate", "Work", "estimate", "measure", "measure_into"]
 
 logger = logging.getLogger(__name__)
 
-TRIED_SAMPLES = 256
-"""Samples that tell how long all will take."""
+CHECKED_AGAIN = 16
+"""Samples that are counted anew where lengths are there already."""
 
 CHECKED_SAMPLES = 64
 """Samples of each shard that are measured with other draws too, where functions may draw."""
 
-MIN_PARALLEL_S = 30.0
-"""Work that takes less is done in this process: others need seconds to start."""
+MAX_SERIAL_SAMPLES = 20_000
+MAX_SERIAL_BYTES = 1 << 30
+"""Less work is done in this process: others need seconds to start."""
 
 CHECKED_FACTS = 4
 """Samples of each shard that are measured by their files too, where there are facts."""
-
-TOKENS = COLUMNS.index("num_tokens")
-
-
-class Estimate(NamedTuple):
-    """What measuring will take."""
-
-    num_samples: int
-    """Samples that are not measured yet."""
-    num_bytes: int
-    """Bytes that will be read."""
-    seconds: float
-    """Of one process."""
-
-    def text(self, num_workers: int = 1) -> str:
-        """Return one line."""
-        seconds = self.seconds / max(1, num_workers)
-        return (
-            f"{self.num_samples:,} samples to measure, {self.num_bytes / 1e6:,.1f} MB to read, "
-            f"about {time_text(seconds)} with {max(1, num_workers)} "
-            f"{'processes' if num_workers > 1 else 'process'}"
-        )
 
 
 @dataclass(frozen=True, eq=False)
@@ -100,6 +78,7 @@ class Work:
     epochs: tuple[int, ...] | None = None
     """Whose draws are measured. None: lengths must not depend on draws."""
     room: int = 0
+    """Tokens that each sample gets more."""
 
     @property
     def settings(self) -> dict[str, Any]:
@@ -107,148 +86,170 @@ class Work:
         seed = None if self.epochs is None else self.seed
         return settings_of(self.counter, seed, self.epochs, self.room)
 
+    def lengths(self, batch: Sequence[Outcome], refs: Sequence[SampleRef]) -> list[SampleLengths]:
+        """Return the lengths of samples: of all epochs that are measured, the longest of each."""
+        first, *others = self.epochs or (0,)
+        lengths = self.of_draws(batch, refs, self.seed, first)
+        for epoch in others if self.counter.may_draw else ():
+            again = self.of_draws(batch, refs, self.seed, epoch)
+            lengths = [_longer(one, other) for one, other in zip(lengths, again, strict=True)]
+        if self.room:
+            lengths = [_with_room(each, self.room) for each in lengths]
+        return lengths
+
+    def of_draws(
+        self, batch: Sequence[Outcome], refs: Sequence[SampleRef], seed: int, epoch: int
+    ) -> list[SampleLengths]:
+        """Return the lengths of samples with the draws of one epoch."""
+        return self.counter.lengths(batch, refs, self.dataset.name_of, seed, epoch)
+
+
+class Changed(NamedTuple):
+    """A sample that has another length than before."""
+
+    address: str
+    now: SampleLengths
+    before: int
+
 
 def measure(
-    source: str | os.PathLike[str] | Dataset,
-    *,
-    decode: Decode,
-    before: Sequence[Transform] = (),
-    name: str = "default",
-    folder: str | None = None,
-    seed: int = 0,
-    epochs: Sequence[int] | None = None,
-    room: int = 0,
-    patch_size: int = 14,
+    work: Work,
+    root: str,
     num_workers: int | None = None,
     progress: bool = True,
+    *,
+    is_anew: bool = False,
 ) -> Measure:
-    """Measure the lengths of all samples of a dataset, and write them beside it.
+    """Measure the shards that are not measured yet, and return the lengths of all samples.
 
     The samples are read in long ranges, and go through the decoders of training up to the
-    tokenizer. No pixel is decoded. A call that was killed goes on where it was. Shards that were
-    appended since an earlier call are measured alone.
-
-    Args:
-        source: A dataset, or what `open_dataset` takes.
-        decode: The decoders of training. ``max_length`` of the text does not count: a measure knows
-            how long a text is before it is cut.
-        before: The functions before decoding, as of the pipeline.
-        name: Of the measure.
-        folder: Folder or URL of the measure. None: ``mmstream.measure.NAME`` beside the index.
-        seed: Seed of the random draws, as of the pipeline.
-        epochs: Where lengths depend on draws, such as one of several captions: the epochs that are
-            measured. A sample counts with its longest length.
-        room: Tokens that each sample gets more, in place of `epochs`.
-        patch_size: Side of a patch of the vision tower, in pixels.
-        num_workers: Processes. None: as many as there are cores, or this process alone for a few
-            seconds of work.
-        progress: Show a progress bar (on a terminal only).
-
-    Returns:
-        The measure. A sample that cannot be used has -1 tokens; ``unusable.jsonl`` in the folder
-        says why.
-
-    Raises:
-        ConfigError: Lengths depend on draws, and neither `epochs` nor `room` is given. Or `decode`
-            has no text decoder, or a function cannot be sent to another process.
-        ManifestError: There is no such dataset.
-        ShardError, StorageError: A shard cannot be read.
-        MMStreamError: A process died. The shards that are done are kept.
-
-    Examples:
-        >>> from mmstream.train.tokenizer import byte_tokenizer
-        >>> decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer()))
-        >>> measure = mm.measure("shards/", decode=decode, name="bytes")
-        >>> measure.num_samples
-        480
-    """
-    require_numbers(
-        seed=seed, epochs=epochs, room=room, patch_size=patch_size, num_workers=num_workers
-    )
-    dataset = source if isinstance(source, Dataset) else open_dataset(source)
-    if not isinstance(dataset, Dataset):
-        raise ConfigError("measure: a mixture has no lengths of its own; measure each source")
-    require_counts(patch_size=patch_size)
-    if room < 0:
-        raise ConfigError(f"measure: room={room}: give a number from 0 up")
-    if epochs is not None and (not epochs or min(epochs) < 0):
-        raise ConfigError(f"epochs={epochs!r}: give numbers from 0 up, such as range(3)")
-    counter = Counter(decode, tuple(before), patch_size)
-    chosen = None if epochs is None else tuple(sorted(set(epochs)))
-    work = Work(dataset, counter, seed, chosen, room)
-    target = folder or measure_folder(dataset.index_store.url, name)
-    return measure_into(work, target, num_workers, progress)
-
-
-def measure_into(
-    work: Work,
-    folder: str,
-    num_workers: int | None = None,
-    progress: bool = True,
-) -> Measure:
-    """Measure what is not measured yet, and write the measure; errors as `measure`.
+    tokenizer. No pixel is decoded.
 
     Args:
         work: What to measure.
-        folder: Of the measure.
-        num_workers: Processes. None: chosen by the time that it will take.
+        root: Folder or URL that gets the folder of the measure.
+        num_workers: Processes. None: as many as there are cores, or this process alone for little
+            work.
         progress: Show a progress bar (on a terminal only).
+        is_anew: Measure all shards. Otherwise that happens where samples that are measured already
+            have another length now, because a function or a library counts otherwise.
+
+    Raises:
+        ConfigError: Lengths depend on draws, and neither epochs nor room is given. Or a function
+            cannot be sent to another process.
+        ShardError, StorageError: A shard cannot be read.
+        MMStreamError: A process died. The shards that are done are kept.
     """
-    shards = work.dataset.manifest.shards
-    settings = work.settings
-    pieces = Pieces(folder, settings, shards)
-    left = pieces.missing()
+    shards, settings = work.dataset.manifest.shards, work.settings
+    store = open_store(measure_folder(root, settings))
+    lengths = read_lengths(store, shards)
+    changed = _changed_since(work, lengths)
+    if changed is not None:
+        logger.warning(
+            "%s: %s: all shards are measured anew", store.url, changed_text(changed, "before")
+        )
+    if is_anew or changed is not None:
+        for file in store.list():
+            store.remove(file)
+        lengths = [None] * len(shards)
+    left = [number for number, of_shard in enumerate(lengths) if of_shard is None]
     if left:
-        expected = estimate(work, left)
-        num_workers = _num_workers(num_workers, expected, len(left))
-        logger.info("%s: %s", work.dataset.store.url, expected.text(num_workers))
-        _measure_shards(work, pieces, left, num_workers, progress)
-    joined = pieces.join()
-    values = joined.values
-    epoch = (work.epochs or (0,))[0]
-    probes = probes_of(work.dataset, work.counter, values, joined.kinds, epoch, work.seed)
-    if work.room:
-        tokens = values[:, TOKENS]
-        values[:, TOKENS] = np.where(tokens < 0, tokens, tokens + work.room)
-    columns = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(COLUMNS)}
-    details = {"libraries": library_versions(), "probes": encode_probes(probes)}
-    write_measure(Measure(shards, columns, settings, details), folder, joined.unusable)
-    pieces.remove()
-    return open_measure(folder)
+        _measure_shards(work, store, left, num_workers, progress)
+        new = read_lengths(store, [shards[number] for number in left])
+        for number, of_shard in zip(left, new, strict=True):
+            lengths[number] = of_shard
+    whole = [of_shard for of_shard in lengths if of_shard is not None]
+    if len(whole) < len(shards):
+        raise MMStreamError(f"{store.url}: was damaged on the way; run the same command again")
+    lines = [
+        msgspec.json.encode({"shard": shard.name, "index": index, "reason": reason}) + b"\n"
+        for shard, of_shard in zip(shards, whole, strict=True)
+        for index, reason in of_shard.reasons
+    ]
+    if lines:
+        store.write(UNUSABLE_NAME, b"".join(lines))
+        logger.warning(
+            "%s samples cannot be used: %s says why",
+            f"{len(lines):,}",
+            store.url_of(UNUSABLE_NAME),
+        )
+    else:
+        store.remove(UNUSABLE_NAME)
+    return measure_of_shards(shards, whole, settings)
 
 
-def estimate(work: Work, shards: Sequence[int]) -> Estimate:
-    """Measure the first samples of the first of these shards, to say how long all will take."""
-    infos = work.dataset.manifest.shards
-    num_samples = sum(infos[shard].num_samples for shard in shards)
-    existing = work.dataset.index_store.list()
-    facts = [existing.get(facts_name(infos[shard].name)) for shard in shards]
-    num_bytes = sum(
-        infos[shard].num_bytes if fact is None else fact.size
-        for shard, fact in zip(shards, facts, strict=True)
-    )
-    seconds = 0.0
-    first = next((shard for shard in shards if infos[shard].num_samples), None)
-    if first is not None:
-        list(_shard_lengths(work, first, max_samples=8))  # what is loaded once does not count
-        begin = time.monotonic()
-        tried = len(list(_shard_lengths(work, first, max_samples=TRIED_SAMPLES)))
-        seconds = (time.monotonic() - begin) / max(1, tried) * num_samples
-    return Estimate(num_samples, num_bytes, seconds)
+def _changed_since(work: Work, lengths: Sequence[ShardLengths | None]) -> Changed | None:
+    """Count a few samples of the shards that are measured. Return one whose length has changed."""
+    known = [of_shard.values[:, 0] for of_shard in lengths if of_shard is not None]
+    counts = [0 if of_shard is None else len(of_shard.values) for of_shard in lengths]
+    tokens = np.concatenate([np.zeros(0, np.int64), *known])
+    rows = rows_to_check(tokens)
+    return changed_sample(work, refs_at(np.cumsum(counts), np.array(rows)), tokens[rows].tolist())
 
 
-def _num_workers(num_workers: int | None, expected: Estimate, num_shards: int) -> int:
-    if num_workers is None:
-        num_workers = num_cores() if expected.seconds > MIN_PARALLEL_S else 1
-    return min(num_workers, num_shards)
+def rows_to_check(tokens: npt.NDArray[np.signedinteger[Any]], *more: int) -> list[int]:
+    """Return which samples to count anew: extreme ones, and others that are spread over all.
+
+    Args:
+        tokens: int [n], their lengths.
+        more: Rows that are chosen besides.
+    """
+    if not tokens.size:
+        return []
+    chosen = [int(tokens.argmax()), int(tokens.argmin()), *more]
+    spread = np.linspace(0, tokens.size - 1, CHECKED_AGAIN - len(chosen)).astype(np.int64)
+    return sorted({*chosen, *spread.tolist()})
+
+
+def changed_sample(
+    work: Work, refs: Sequence[SampleRef], tokens: Sequence[int], max_tokens: int | None = None
+) -> Changed | None:
+    """Count samples, and return the first one that has another length. None: there is none.
+
+    Args:
+        work: Counts.
+        refs: (shard, index) of each.
+        tokens: What each had before.
+        max_tokens: To how many tokens samples are cut. None: none is cut.
+    """
+    if not refs:
+        return None
+    with ThreadPoolExecutor(CHECKED_AGAIN) as pool:
+        outcomes = list(pool.map(partial(_read_sample, work.dataset), refs))
+    lengths = work.lengths(outcomes, refs)
+    for ref, outcome, now, before in zip(refs, outcomes, lengths, tokens, strict=True):
+        count = now.values[0] if max_tokens is None else min(now.values[0], max_tokens)
+        if isinstance(outcome, dict) and count != before:  # else it is damaged: no fault of `work`
+            address = where(work.dataset.name_of(ref[0]), ref[1], outcome["__key__"])
+            return Changed(address, now, before)
+    return None
+
+
+def changed_text(changed: Changed, where_before: str) -> str:
+    """Return both lengths in words."""
+    now = changed.now
+    counts = f"cannot be used ({now.reason})" if now.reason else f"has {now.values[0]:,} tokens"
+    return f"{changed.address} {counts}, and {changed.before:,} {where_before}"
 
 
 def _measure_shards(
-    work: Work, pieces: Pieces, shards: Sequence[int], num_workers: int, progress: bool
+    work: Work, store: Store, shards: Sequence[int], num_workers: int | None, progress: bool
 ) -> None:
     """Measure shards, and write what each gives."""
-    infos = work.dataset.manifest.shards
-    num_samples = sum(infos[shard].num_samples for shard in shards)
+    infos = [work.dataset.manifest.shards[shard] for shard in shards]
+    num_samples = sum(info.num_samples for info in infos)
+    num_bytes = sum(info.num_bytes for info in infos)
+    if num_workers is None:
+        is_little = num_samples < MAX_SERIAL_SAMPLES and num_bytes < MAX_SERIAL_BYTES
+        num_workers = 1 if is_little else num_cores()
+    num_workers = min(num_workers, len(shards))
+    logger.info(
+        "%s: %s samples to measure, of %s MB, with %d processes",
+        work.dataset.store.url,
+        f"{num_samples:,}",
+        f"{num_bytes / 1e6:,.1f}",
+        max(1, num_workers),
+    )
     bar = tqdm(
         total=num_samples,
         unit=" samples",
@@ -260,64 +261,68 @@ def _measure_shards(
     with bar:
         if num_workers <= 1:
             for shard in shards:
-                pieces.write(shard, Piece.of(_shard_lengths(work, shard, advance=bar.update)))
+                _measure_shard(work, store, shard, bar.update)
             return
         try:
-            data = pickle.dumps((work, pieces))
+            data = pickle.dumps((work, store))
         except Exception as error:
             raise ConfigError(
-                f"measure: cannot be sent to other processes ({escaped(error, 200)}): define the "
+                f"plan: cannot be sent to other processes ({escaped(error, 200)}): define the "
                 "functions in a module, or give num_workers=1"
             ) from None
         jobs = run_in_processes(
-            _measure_shard,
+            _Worker.measure,
             shards,
             num_workers,
-            command="measure",
+            command="plan",
             prepare=_Worker.begin,
             prepare_args=(data,),
             environment={"TOKENIZERS_PARALLELISM": "false"},  # each process has one core
         )
         for shard, _ in jobs:
-            bar.update(infos[shard].num_samples)
+            bar.update(work.dataset.manifest.shards[shard].num_samples)
 
 
 class _Worker:
     """What a worker process keeps between its shards."""
 
     work: Work
-    pieces: Pieces
+    store: Store
 
     @classmethod
     def begin(cls, data: bytes) -> None:
         """Take over the work. It is sent once, because a tokenizer takes megabytes."""
-        cls.work, cls.pieces = pickle.loads(data)
+        cls.work, cls.store = pickle.loads(data)
+
+    @classmethod
+    def measure(cls, shard: int) -> None:
+        """Measure one shard."""
+        _measure_shard(cls.work, cls.store, shard)
 
 
-def _measure_shard(shard: int) -> None:
-    _Worker.pieces.write(shard, Piece.of(_shard_lengths(_Worker.work, shard)))
-
-
-def _shard_lengths(
-    work: Work,
-    shard: int,
-    *,
-    max_samples: int | None = None,
-    advance: Callable[[int], object] = lambda _: None,
-) -> Iterator[tuple[SampleLengths, str]]:
-    """Yield the lengths of the samples of a shard, in order, and the kind of each.
-
-    Raises:
-        ConfigError: They depend on draws, and `Work.epochs` does not say whose.
-    """
-    index = 0
-    for batch in batches(islice(_samples(work, shard), max_samples)):
-        refs = [(shard, index + number) for number in range(len(batch))]
-        lengths = _longest(work, batch, refs)
-        for outcome, each in zip(batch, lengths, strict=True):
-            yield each, "" if each.reason or not isinstance(outcome, dict) else kind_of(outcome)
-        index += len(batch)
+def _measure_shard(
+    work: Work, store: Store, shard: int, advance: Callable[[int], object] = lambda _: None
+) -> None:
+    """Measure a shard, and write its lengths."""
+    info = work.dataset.manifest.shards[shard]
+    rows: list[tuple[int, ...]] = []
+    reasons = []
+    for batch in batches(_samples(work, shard)):
+        refs = [(shard, len(rows) + number) for number in range(len(batch))]
+        if work.counter.may_draw and work.epochs is None and not work.room:
+            _refuse_draws(work, batch, refs)
+        for ref, each in zip(refs, work.lengths(batch, refs), strict=True):
+            rows.append(each.values)
+            if each.reason:
+                reasons.append((ref[1], each.reason))
         advance(len(batch))
+    if len(rows) != info.num_samples:
+        raise ManifestError(
+            f"{info.name}: {len(rows)} samples, the manifest says {info.num_samples}; run "
+            "`mmstream index --overwrite`"
+        )
+    values = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+    write_lengths(store, info, ShardLengths(values, reasons))
 
 
 def _samples(work: Work, shard: int) -> Iterator[Outcome]:
@@ -329,7 +334,8 @@ def _samples(work: Work, shard: int) -> Iterator[Outcome]:
         return
     url = dataset.url_of(shard)
     for index, fact in enumerate(facts):
-        yield _read(dataset, shard, index) if fact is None else fact.sample(url, (shard, index))
+        ref = (shard, index)
+        yield _read_sample(dataset, ref) if fact is None else fact.sample(url, ref)
 
 
 def _facts(work: Work, shard: int) -> list[Fact | None] | None:
@@ -348,11 +354,8 @@ def _facts(work: Work, shard: int) -> list[Fact | None] | None:
     checked = known[:: max(1, len(known) // CHECKED_FACTS)][:CHECKED_FACTS]
     refs = [(shard, index) for index, _ in checked]
     by_facts = [fact.sample(dataset.url_of(shard), (shard, index)) for index, fact in checked]
-    epoch = (work.epochs or (0,))[0]
-    lengths = [
-        work.counter.lengths(samples, refs, dataset.name_of, work.seed, epoch)
-        for samples in (by_facts, [_read(dataset, *ref) for ref in refs])
-    ]
+    by_files = [_read_sample(dataset, ref) for ref in refs]
+    lengths = [work.lengths(samples, refs) for samples in (by_facts, by_files)]
     for ref, fast, whole in zip(refs, *lengths, strict=True):
         if fast.values != whole.values:
             logger.warning(
@@ -370,32 +373,28 @@ def _count_text(lengths: SampleLengths) -> str:
     return "cannot be used" if lengths.reason else f"{lengths.values[0]:,} tokens"
 
 
-def _read(dataset: Dataset, shard: int, index: int) -> Outcome:
+def _read_sample(dataset: Dataset, ref: SampleRef) -> Outcome:
+    """Return a raw sample, or why it cannot be used."""
     try:
-        return dataset.read(shard, index)
+        return dataset.read(*ref)
     except SampleError as error:
         return error
 
 
-def _longest(
-    work: Work, batch: Sequence[Outcome], refs: Sequence[SampleRef]
-) -> list[SampleLengths]:
-    """Return the lengths of samples: of all epochs that are measured, the longest of each."""
-    counter, name_of = work.counter, work.dataset.name_of
-    first, *others = work.epochs or (0,)
-    lengths = counter.lengths(batch, refs, name_of, work.seed, first)
-    if not counter.may_draw:
-        return lengths
-    if work.epochs is None and not work.room:
-        checked = max(0, CHECKED_SAMPLES - refs[0][1])
-        again = counter.lengths(batch[:checked], refs[:checked], name_of, work.seed + 1, 1)
-        for outcome, ref, one, other in zip(batch, refs, lengths, again, strict=False):
-            if one.values != other.values:
-                raise _draws_error(work, outcome, ref, one, other)
-    for epoch in others:
-        again = counter.lengths(batch, refs, name_of, work.seed, epoch)
-        lengths = [_longer(one, other) for one, other in zip(lengths, again, strict=True)]
-    return lengths
+def _refuse_draws(work: Work, batch: Sequence[Outcome], refs: Sequence[SampleRef]) -> None:
+    """Refuse lengths that depend on random draws: measure the first samples with others too."""
+    checked = max(0, CHECKED_SAMPLES - refs[0][1])
+    batch, refs = batch[:checked], refs[:checked]
+    lengths = work.of_draws(batch, refs, work.seed, 0)
+    again = work.of_draws(batch, refs, work.seed + 1, 1)
+    for outcome, ref, one, other in zip(batch, refs, lengths, again, strict=True):
+        if one.values != other.values:
+            key = outcome["__key__"] if isinstance(outcome, dict) else ""
+            raise ConfigError(
+                f"{where(work.dataset.name_of(ref[0]), ref[1], key)}: its length depends on random "
+                f"draws: {one.values[0]} or {other.values[0]} tokens; plan the draws of a run with "
+                "epochs=range(3), or give room=, the tokens that a sample may have more"
+            )
 
 
 def _longer(one: SampleLengths, other: SampleLengths) -> SampleLengths:
@@ -406,13 +405,7 @@ def _longer(one: SampleLengths, other: SampleLengths) -> SampleLengths:
     return one._replace(values=values)
 
 
-def _draws_error(
-    work: Work, outcome: Outcome, ref: SampleRef, one: SampleLengths, other: SampleLengths
-) -> ConfigError:
-    key = outcome["__key__"] if isinstance(outcome, dict) else ""
-    address = where(work.dataset.name_of(ref[0]), ref[1], key)
-    return ConfigError(
-        f"{address}: its length depends on random draws: {one.values[0]} or {other.values[0]} "
-        "tokens; measure the draws of a run with seed=0, epochs=range(3), or give room=, the "
-        "tokens that a sample may have more"
-    )
+def _with_room(lengths: SampleLengths, room: int) -> SampleLengths:
+    if lengths.reason:
+        return lengths
+    return lengths._replace(values=(lengths.values[0] + room, *lengths.values[1:]))

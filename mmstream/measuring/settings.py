@@ -1,25 +1,23 @@
 """What decides the lengths of samples, in words: tokenizer, template, decoders, draws.
 
-Place in the flow: `measure.py` keeps it in a measure, and its hash names finished shards.
-`probes.py` names by it what differs when a pipeline counts otherwise. It refuses nothing itself.
+Place in the flow: a measure and a plan are named by its hash, and the plan keeps it. So `find_plan`
+says what differs when a pipeline counts otherwise. It refuses nothing itself.
+
+A function counts by its name alone: of its module there are two names where it is the main script.
 """
 
 from __future__ import annotations
 
 import dataclasses
+import datetime
 import hashlib
 from collections.abc import Mapping, Sequence
 from functools import partial
-from importlib import metadata
 from typing import Any
 
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.measuring.lengths import Counter
-
-__all__ = ["core_without_limits", "differing_settings", "library_versions", "settings_of"]
-
-_LIBRARIES = ("mmstream", "tokenizers", "transformers")
 
 _OTHER_FIELDS = ("tokenizer", "max_length", "padding")
 """Settings of a text decoder that have a line of their own, or decide no length."""
@@ -33,7 +31,6 @@ _NO_LENGTH = (
     "mask",
     "max_memory",
     "timeout_s",
-    "device",
 )
 """Settings of decoders of media that decide no length."""
 
@@ -70,17 +67,6 @@ def settings_of(
         "epochs": None if epochs is None else list(epochs),
         "room": room,
     }
-
-
-def library_versions() -> dict[str, str]:
-    """Return the versions of the libraries that lengths come from."""
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
-            versions[name] = "unknown"
-    return versions
 
 
 def differing_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:
@@ -122,6 +108,8 @@ def _plain(value: Any) -> Any:
     """Return a value in plain JSON types. Equal settings give equal values in every process."""
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, datetime.date):
+        return value.isoformat()
     if isinstance(value, Mapping):
         return {str(name): _plain(each) for name, each in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
@@ -134,7 +122,4 @@ def _plain(value: Any) -> Any:
         return type(value).__name__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"type": type(value).__name__, **_fields(value)}
-    name = getattr(value, "__qualname__", None)
-    if name is not None:
-        return f"{value.__module__}.{name}"
-    return type(value).__qualname__
+    return getattr(value, "__qualname__", type(value).__qualname__)

@@ -14,8 +14,6 @@ import numpy as np
 from mmstream.order.refs import Refs, Unit, Window
 from mmstream.types import IntArray, SampleRef
 
-__all__ = ["AnyOrder", "SampleRows"]
-
 
 class AnyOrder(Protocol):
     """The order of all epochs of a run. `Order` describes the methods."""

@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import Any
 
-__all__ = ["keep"]
-
 
 def keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
     """Put a value in a cache, and drop the oldest entries: an eighth of `most`, where it is full.

@@ -6,22 +6,8 @@ import operator
 from collections.abc import Mapping, Sequence
 from typing import Any, Literal, TypeAlias, get_args
 
-from mmstream.errors import ConfigError, escaped
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = [
-    "MAX_LANES",
-    "MAX_ROWS",
-    "MAX_SETTING",
-    "Reshuffle",
-    "checked_grid",
-    "checked_reshuffle",
-    "checked_size",
-    "checked_window",
-    "integer",
-    "require",
-    "reshuffle_of",
-]
+from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import shown
 
 # A saved state is a stranger's data too. These limits keep it from taking the machine's memory.
 MAX_ROWS = 1 << 24
@@ -54,11 +40,10 @@ def integer(name: str, value: Any, most: int | None = None) -> int:
     Raises:
         ConfigError: the value is not an integer, or too large; the message names it.
     """
-    refuse_bools(**{name: value})
     try:
-        number = int(operator.index(value))
+        number = int(operator.index("" if isinstance(value, bool) else value))  # type: ignore[arg-type]
     except TypeError:
-        raise ConfigError(f"{name} {value!r}: needs an integer") from None
+        raise ConfigError(f"{name} {shown(value)}: needs an integer") from None
     if most is not None:
         require(number <= most, f"{name} {number}: at most {most:,}")
     return number
@@ -89,7 +74,7 @@ def checked_window(window: Any, window_bytes: Any) -> tuple[int | None, int | No
     """
     require(
         window is None or window_bytes is None,
-        f"window {window!r} and window_bytes {window_bytes!r}: give one of the two",
+        f"window {shown(window)} and window_bytes {shown(window_bytes)}: give one of the two",
     )
     return checked_size("window", window), checked_size("window_bytes", window_bytes)
 
@@ -106,7 +91,8 @@ def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_LANES) -> tu
         ConfigError: it is not two integers from 1, has too many lanes, or Q does not divide G.
     """
     require(
-        isinstance(grid, Sequence) and len(grid) == 2, f"grid {grid!r}: needs two integers, P and Q"
+        isinstance(grid, Sequence) and len(grid) == 2,
+        f"grid {shown(grid)}: needs two integers, P and Q",
     )
     groups, lanes = (integer("grid", number, most) for number in grid)
     require(groups * lanes <= most, f"grid {(groups, lanes)}: at most {most:,} lanes")
@@ -132,9 +118,7 @@ def checked_reshuffle(reshuffle: Any, *, shuffle: bool, has_cache: bool) -> Resh
     if reshuffle is None:
         return "lanes" if has_cache and shuffle else "global"
     if reshuffle not in get_args(Reshuffle):
-        is_short = isinstance(reshuffle, str | int | float)  # a deep list has no repr
-        shown = escaped(repr(reshuffle)) if is_short else type(reshuffle).__name__
-        raise ConfigError(f"reshuffle {shown}: give global or lanes")
+        raise ConfigError(f"reshuffle {shown(reshuffle)}: give global or lanes")
     require(
         shuffle or reshuffle == "global",
         "reshuffle lanes with shuffle=False: every epoch is the same, so leave out one of the two",

@@ -47,8 +47,6 @@ from mmstream.order.corpus import Corpus
 from mmstream.order.permute import permutation, random_words
 from mmstream.types import IntArray
 
-__all__ = ["ChunkTable", "EpochChunks"]
-
 
 @dataclass(frozen=True)
 class ChunkTable:

@@ -22,18 +22,8 @@ from mmstream.errors import escaped
 from mmstream.order.checks import require
 from mmstream.types import IntArray
 
-__all__ = [
-    "CONTENT_KEYS",
-    "DATASET",
-    "Corpus",
-    "content_of",
-    "dataset_identity",
-    "differing_keys",
-    "same_order",
-]
-
 CONTENT_KEYS = ("sizes", "sha256")
-"""Keys of an identity that say what the shards hold. None: not known. States of 0.1 lack them."""
+"""Keys of an identity that say what the shards hold. None: not known."""
 
 DATASET = "dataset"
 """Where an order runs over packs, ``corpus`` and so on are about groups and packs. Its identity has

@@ -32,15 +32,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-__all__ = [
-    "SINGLE_SAMPLE",
-    "OrderSettings",
-    "RowShape",
-    "WindowBudget",
-    "default_settings",
-    "mixture_settings",
-]
-
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
 WINDOW_BYTES_PER_ROW = 2 * MIB

@@ -41,8 +41,6 @@ from mmstream.order.chunks import ChunkTable
 from mmstream.order.permute import permutation, random_words
 from mmstream.types import IntArray
 
-__all__ = ["EpochLaneLists", "LaneLists"]
-
 LIST_BITS = 20
 """There are at most 2 ** 20 lists, as `checks.MAX_LANES` says. The other bits of a sorting key are
 random."""

@@ -58,8 +58,6 @@ import numpy as np
 from mmstream.order.permute import permutation
 from mmstream.types import IntArray
 
-__all__ = ["Lanes", "interleaved"]
-
 IntOrArray = TypeVar("IntOrArray", int, IntArray)
 
 

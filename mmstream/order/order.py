@@ -40,9 +40,7 @@ from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
 from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["Order"]
+from mmstream.wrong_arguments import checked
 
 ORDER_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
 """Part of every saved state; a change of any rule of the order must raise it. An mmstream without
@@ -111,6 +109,7 @@ class Order(SampleRows):
         self._windows: dict[tuple[int, int], Window] = {}
 
     @classmethod
+    @checked(late=True)
     def from_counts(
         cls,
         counts: Sequence[int] | IntArray,
@@ -184,7 +183,6 @@ class Order(SampleRows):
         num_samples = corpus.num_samples
         rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
         seed = integer("seed", seed)
-        refuse_bools(num_bytes=num_bytes)
         window, window_bytes = checked_window(window, window_bytes)
         interleave = checked_size("interleave", interleave)
         chunk = checked_size("chunk", chunk)
@@ -384,7 +382,7 @@ class Order(SampleRows):
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it.
 
-        ``reshuffle`` is in it only where it is "lanes". States of earlier versions do not have it.
+        ``reshuffle`` is in it only where it is "lanes".
         """
         identity = {
             "version": ORDER_VERSIONS[self.reshuffle],

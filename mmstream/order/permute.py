@@ -14,8 +14,6 @@ import hashlib
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["permutation", "random_words", "stream_key"]
-
 
 def stream_key(*purpose: int | str) -> int:
     """Return the Philox key of a purpose: the first 128 bits of a SHA-256.

@@ -13,8 +13,6 @@ import numpy.typing as npt
 
 from mmstream.types import IntArray, SampleRef
 
-__all__ = ["MAX_ATTEMPTS", "NEAR_ATTEMPTS", "Refs", "Unit", "Window"]
-
 NEAR_ATTEMPTS = 8
 """Substitutes 0-7 come from the bad sample's own window, whose bytes are often in memory."""
 

@@ -12,8 +12,6 @@ from collections.abc import Sequence
 import numpy as np
 import numpy.typing as npt
 
-__all__ = ["kept_share", "request_factor"]
-
 READ_ALONG_SAMPLES = 16
 """A range has up to 4 MiB. If it has at least so many samples, they are 256 KiB or less in the
 mean, and one that lies between two needed ones is read along."""
@@ -44,25 +42,6 @@ def request_factor(range_samples: float, num_lanes: int, row_bounds: Sequence[in
     least_gap = 2 if range_samples >= READ_ALONG_SAMPLES else 1
     pieces = fractions + (range_samples - 1) * fractions * (1 - fractions) ** least_gap
     return float(pieces.sum() / num_lanes)
-
-
-def kept_share(num_lanes: int, row_bounds: Sequence[int]) -> float:
-    """Return the share of an epoch's samples that come where they were in the epoch before.
-
-    That is where lanes keep their samples. A node that has a fraction f of a lane's rows gets each
-    sample of the lane with probability f.
-
-    Args:
-        num_lanes: lanes of a step, Q.
-        row_bounds: where the rows of each node begin, and G at the end.
-
-    Examples:
-        >>> kept_share(64, row_bounds=[0, 128, 256])  # 32 lanes each
-        1.0
-        >>> kept_share(1, row_bounds=[0, 128, 256])  # both have half of each
-        0.5
-    """
-    return float((_fractions(num_lanes, row_bounds) ** 2).sum() / num_lanes)
 
 
 def _fractions(num_lanes: int, row_bounds: Sequence[int]) -> npt.NDArray[np.float64]:

@@ -1,10 +1,9 @@
 """Plans of packs: which samples form one row of a batch, decided once, from their lengths.
 
     array_files.py   arrays as ``.npy`` files that are named by their content
-    measure_file.py  the lengths of all samples: the columns of a measure
+    measure_file.py  the lengths of all samples: a measure, as a file for each shard
     settings.py      what a pack may hold
-    groups.py        which shards are packed together
-    pack.py          the samples of a group -> packs
+    pack.py          shards -> groups, and the samples of a group -> packs
     planner.py       a measure -> a plan
     plan.py          an opened plan: the documents and sums of its units
     plan_file.py     a plan in a folder, a bucket, or the cache of this machine
@@ -14,7 +13,6 @@
     cost.py          what a unit costs a model
     deal.py          which rank takes which row of a step
     plan_report.py   how full the packs are, and what keeps them from more
-    plan_packs.py    the measure of a dataset -> the plan beside its index
     condition.py     conditions over the columns of a measure
 
 A plan is integers: it needs no tokenizer, no torch and none of the tars.

@@ -29,8 +29,6 @@ from mmstream.dataset.manifest import IndexPart
 from mmstream.errors import ManifestError, escaped
 from mmstream.storage import Store, map_file
 
-__all__ = ["ArrayInfo", "open_array", "remove_arrays", "write_array"]
-
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(\w{1,64})\.([0-9a-f]{12})\.npy")
@@ -104,8 +102,13 @@ def open_array(
     except FileNotFoundError:
         raise ManifestError(
             f"{store.url_of(info.name)}: is missing, and the file beside it lists it; run "
-            "`mmstream measure` again, or `mmstream plan --overwrite`"
+            "`mmstream plan --overwrite`"
         ) from None
+    if len(data) != info.num_bytes:
+        raise ManifestError(
+            f"{store.url_of(info.name)}: {len(data)} bytes, and the file beside it says "
+            f"{info.num_bytes}; write it again"
+        )
     if (
         path is not None
         and check

@@ -18,8 +18,6 @@ import numpy.typing as npt
 from mmstream.errors import ConfigError, escaped
 from mmstream.types import IntArray
 
-__all__ = ["columns_in", "evaluate"]
-
 MAX_CHARACTERS = 2000
 """Longest condition."""
 MAX_NUMBER = 1 << 53

@@ -21,9 +21,7 @@ import numpy.typing as npt
 
 from mmstream.errors import ConfigError
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["Cost", "CostSums"]
+from mmstream.wrong_arguments import NonNegativeFloat, checked
 
 FloatArray = npt.NDArray[np.float64]
 
@@ -54,6 +52,7 @@ class CostSums(Protocol):
         """Sum of p^2 over the media of each unit."""
 
 
+@checked()
 @dataclass(frozen=True)
 class Cost:
     """What a row costs: ``tokens * sum L + squared_tokens * sum L^2 + patches * sum p + ...``.
@@ -74,18 +73,13 @@ class Cost:
         Cost(tokens=1.0, squared_tokens=2e-05, patches=0.0, squared_patches=0.0)
     """
 
-    tokens: float = 1.0
-    squared_tokens: float = 0.0
-    patches: float = 0.0
-    squared_patches: float = 0.0
+    tokens: NonNegativeFloat = 1.0
+    squared_tokens: NonNegativeFloat = 0.0
+    patches: NonNegativeFloat = 0.0
+    squared_patches: NonNegativeFloat = 0.0
 
     def __post_init__(self) -> None:
-        coefficients = dict(vars(self))
-        refuse_bools(**coefficients)
-        for name, value in coefficients.items():
-            is_number = isinstance(value, int | float | np.integer | np.floating)
-            if not (is_number and math.isfinite(value) and value >= 0):
-                raise ConfigError(f"Cost: {name}={value!r}: needs a number, 0 or more")
+        for name, value in dict(vars(self)).items():
             object.__setattr__(self, name, float(value))
         if not any(astuple(self)):
             raise ConfigError("Cost: every coefficient is 0, so all rows would cost the same")

@@ -13,8 +13,6 @@ import numpy as np
 from mmstream.errors import ConfigError
 from mmstream.types import IntArray
 
-__all__ = ["deal", "imbalance", "micro_imbalance"]
-
 
 def deal(costs: IntArray, num_ranks: int, among: int | None = None) -> IntArray:
     """Return int64 [G], the row at each position: rank r takes positions [r G/W, (r + 1) G/W).

@@ -1,46 +1,30 @@
-"""The lengths of all samples of a dataset: a measure, as columns of integers.
+"""The lengths of all samples of a dataset: a measure, as a file of integers for each shard.
 
-    mmstream.measure.NAME/        beside the manifest, or in a folder of its own
-        measure.json              the shards, the settings, the columns' files
-        num_tokens.<hash>.npy     one entry per sample, in the order of the dataset
+    mmstream.measure.DIGEST/      beside the manifest; the digest is that of the settings
+        <hash of a shard>         its lengths: one line of JSON, then int64 [num_samples, columns]
         unusable.jsonl            which samples cannot be used, and why
 
-A measure knows the shards that it was made of. A dataset may have got others since: then the
-measure is of its first shards.
+A file is written when its shard is measured, and never changes. So a call that was killed goes on
+where it was, and appended shards are measured alone.
 """
 
 from __future__ import annotations
 
 import hashlib
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import numpy as np
+from crc32c import crc32c
 
-from mmstream.dataset.json_file import json_lines
 from mmstream.dataset.manifest import ShardInfo, name_fault
-from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
-from mmstream.errors import ConfigError, ManifestError, escaped
-from mmstream.packing.array_files import ArrayInfo, open_array, remove_arrays, write_array
+from mmstream.errors import ConfigError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.types import IntArray
 
-__all__ = [
-    "COLUMNS",
-    "MEASURE_NAME",
-    "UNUSABLE_NAME",
-    "Measure",
-    "MeasureHead",
-    "is_same_shard",
-    "measure_folder",
-    "open_measure",
-    "open_measure_head",
-    "write_measure",
-]
-
-MEASURE_NAME = "measure.json"
 UNUSABLE_NAME = "unusable.jsonl"
 
 COLUMNS = (
@@ -55,12 +39,8 @@ COLUMNS = (
 """Columns that a plan knows. Only the first must be there: without "num_documents" each sample is
 one document, and without another one all its values are 0."""
 
-FORMAT_VERSION = 1
-
-MAX_JSON_BYTES = 256 << 20
-"""Largest measure.json."""
-
-_CURE = "run `mmstream measure` again"
+NUM_THREADS = 16
+"""Files that are read at a time."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -75,8 +55,6 @@ class Measure:
             token of a document. ``patches`` is the sum of p over the media of a sample, each of p
             patches, and ``squared_patches`` the sum of p * p. ``num_seconds`` is rounded up.
         settings: What decides the lengths, in plain JSON types: tokenizer, templates, seeds.
-        details: What else is known, in plain JSON types: probes, versions, dates. Measures that
-            differ in it alone are the same measure.
 
     Raises:
         ConfigError: A column is absent, or has another length than the shards have samples.
@@ -93,7 +71,6 @@ class Measure:
     shards: tuple[ShardInfo, ...]
     columns: Mapping[str, IntArray]
     settings: Mapping[str, Any] = field(default_factory=dict)
-    details: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if "num_tokens" not in self.columns:
@@ -117,7 +94,7 @@ class Measure:
     @property
     def digest(self) -> str:
         """Hash of the settings: equal for measures that count alike, of whatever samples."""
-        return _digest(self.settings)
+        return settings_digest(self.settings)
 
     def column(self, name: str) -> IntArray:
         """Return a column, int64 [num_samples]. One that is absent has its default values.
@@ -134,31 +111,6 @@ class Measure:
         return np.broadcast_to(default, self.num_samples)
 
 
-@dataclass(frozen=True)
-class MeasureHead:
-    """What a measure is about, without its columns. The attributes are those of `Measure`."""
-
-    shards: tuple[ShardInfo, ...]
-    settings: Mapping[str, Any]
-    details: Mapping[str, Any]
-
-    @property
-    def digest(self) -> str:
-        """Hash of the settings: equal for measures that count alike, of whatever samples."""
-        return _digest(self.settings)
-
-
-@dataclass(frozen=True)
-class _File:
-    """The content of measure.json."""
-
-    version: int
-    settings: dict[str, Any]
-    details: dict[str, Any]
-    columns: dict[str, ArrayInfo]
-    shards: list[ShardInfo]
-
-
 def is_same_shard(shard: ShardInfo, known: ShardInfo) -> bool:
     """Tell whether two facts are of one shard. Checksums count where both have one."""
     if None in (shard.sha256, known.sha256):
@@ -166,85 +118,84 @@ def is_same_shard(shard: ShardInfo, known: ShardInfo) -> bool:
     return shard == known
 
 
-def measure_folder(url: str, name: str) -> str:
-    """Return where the measure of a dataset lies by default.
+def settings_digest(settings: Mapping[str, Any]) -> str:
+    """Return the hash of settings in plain JSON types."""
+    return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:32]
 
-    Examples:
-        >>> measure_folder("s3://bucket/corpus", "qwen")
-        's3://bucket/corpus/mmstream.measure.qwen'
-    """
-    require_name(name)
-    return f"{url.rstrip('/')}/mmstream.measure.{name}"
+
+def measure_folder(root: str, settings: Mapping[str, Any]) -> str:
+    """Return where the measure of these settings lies within a folder or URL."""
+    return f"{root.rstrip('/')}/mmstream.measure.{settings_digest(settings)[:12]}"
 
 
 def require_name(name: str) -> None:
-    """Raise a ConfigError where a name of a measure or plan cannot stand in a file's name."""
+    """Raise a ConfigError where a name of a plan cannot stand in a file's name."""
     if name_fault(name) or "/" in name or len(name) > 100:
         raise ConfigError(f"name {escaped(repr(name))}: cannot be the name of a folder")
 
 
-def write_measure(measure: Measure, folder: str, unusable: Sequence[bytes] = ()) -> None:
-    """Write a measure. It replaces an older one as a whole, when measure.json is replaced.
+class ShardLengths(NamedTuple):
+    """The lengths of the samples of one shard."""
 
-    Args:
-        measure: What to write.
-        folder: Path or URL.
-        unusable: Lines of JSON: which samples cannot be used, and why.
-
-    Raises:
-        StorageError: The storage failed after retries.
-    """
-    store = open_store(folder)
-    columns = {
-        name: write_array(store, name, np.asarray(column, np.int64))
-        for name, column in sorted(measure.columns.items())
-    }
-    if unusable:
-        store.write(UNUSABLE_NAME, b"".join(line + b"\n" for line in unusable))
-    else:
-        store.remove(UNUSABLE_NAME)
-    content = _File(
-        FORMAT_VERSION, dict(measure.settings), dict(measure.details), columns, list(measure.shards)
-    )
-    store.write(MEASURE_NAME, seal(json_lines(content)))
-    remove_arrays(store, {info.name for info in columns.values()})
+    values: IntArray
+    """int64 [num_samples, len(COLUMNS)]."""
+    reasons: list[tuple[int, str]]
+    """Which samples cannot be used, and why."""
 
 
-def open_measure(folder: str) -> Measure:
-    """Open a measure. Its columns are mapped, and are read when they are used.
-
-    Args:
-        folder: Path or URL. A remote measure is copied into the cache of this machine.
-
-    Raises:
-        FileNotFoundError: There is no measure.
-        ManifestError: It is damaged.
-        StorageError: The storage failed after retries.
-    """
-    store = open_store(folder)
-    file = _read(store)
-    columns = {name: open_array(store, info, "<i8") for name, info in file.columns.items()}
-    try:
-        return Measure(tuple(file.shards), columns, file.settings, file.details)
-    except ConfigError as error:
-        raise ManifestError(f"{store.url_of(MEASURE_NAME)}: {error}; {_CURE}") from None
+class _Head(msgspec.Struct):
+    crc32c: int
+    reasons: list[tuple[int, str]]
 
 
-def open_measure_head(folder: str) -> MeasureHead:
-    """Open a measure without its columns; errors as `open_measure`."""
-    file = _read(open_store(folder))
-    return MeasureHead(tuple(file.shards), file.settings, file.details)
+def write_lengths(store: Store, shard: ShardInfo, lengths: ShardLengths) -> None:
+    """Write what was measured of a shard."""
+    numbers = np.ascontiguousarray(lengths.values, "<i8").tobytes()
+    head = msgspec.json.encode(_Head(int(crc32c(numbers)), lengths.reasons))
+    store.write(_file_name(shard), head + b"\n" + numbers)
 
 
-def _digest(settings: Mapping[str, Any]) -> str:
-    return hashlib.sha256(msgspec.json.encode(settings, order="sorted")).hexdigest()[:32]
+def read_lengths(store: Store, shards: Sequence[ShardInfo]) -> list[ShardLengths | None]:
+    """Return what was measured of each shard. None: nothing yet, or its file is damaged."""
+    existing = store.list()
+
+    def read(shard: ShardInfo) -> ShardLengths | None:
+        if _file_name(shard) not in existing:
+            return None
+        head, _, numbers = store.read(_file_name(shard)).partition(b"\n")
+        try:
+            content = msgspec.json.decode(head, type=_Head)
+        except msgspec.MsgspecError:
+            return None
+        if content.crc32c != crc32c(numbers):
+            return None
+        if len(numbers) != shard.num_samples * len(COLUMNS) * 8:
+            return None
+        values = np.frombuffer(numbers, "<i8").reshape(-1, len(COLUMNS))
+        return ShardLengths(values.astype(np.int64), content.reasons)
+
+    with ThreadPoolExecutor(NUM_THREADS) as pool:
+        return list(pool.map(read, shards))
 
 
-def _read(store: Store) -> _File:
-    url = store.url_of(MEASURE_NAME)
-    return read_sealed(
-        store,
-        MEASURE_NAME,
-        MAX_JSON_BYTES,
-        lambda data: decode_sealed(data, url, _File, newest=FORMAT_VERSION, cure=_CURE),
-    )
+def measure_of_shards(
+    shards: Sequence[ShardInfo], lengths: Sequence[ShardLengths], settings: Mapping[str, Any]
+) -> Measure:
+    """Return the lengths of all shards as one measure."""
+    values = np.concatenate([np.zeros((0, len(COLUMNS)), np.int64), *(of.values for of in lengths)])
+    columns = {name: np.ascontiguousarray(values[:, i]) for i, name in enumerate(COLUMNS)}
+    return Measure(tuple(shards), columns, settings)
+
+
+def write_measure(measure: Measure, root: str) -> None:
+    """Write a measure into a folder or URL, as `write_lengths` writes it shard by shard."""
+    store = open_store(measure_folder(root, measure.settings))
+    values = np.column_stack([measure.column(name) for name in COLUMNS])
+    for shard, part in zip(
+        measure.shards, np.split(values, np.cumsum(measure.counts)), strict=False
+    ):
+        write_lengths(store, shard, ShardLengths(part, []))
+
+
+def _file_name(shard: ShardInfo) -> str:
+    return hashlib.sha256(msgspec.json.encode(shard)).hexdigest()[:32]

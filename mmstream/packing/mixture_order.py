@@ -25,8 +25,6 @@ from mmstream.order.mixture.recipe import binding
 from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder, bad_units
 
-__all__ = ["MixturePackOrder"]
-
 
 class MixturePackOrder(PackOrder):
     """The order over the packs of a mixture. Build it with `from_plans`.

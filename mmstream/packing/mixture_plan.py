@@ -25,8 +25,6 @@ from mmstream.packing.plan import PackPlan, Units, UnitSums
 from mmstream.packing.settings import PackLimits
 from mmstream.types import IntArray
 
-__all__ = ["MixturePlan", "WeightsOf", "unit_shares"]
-
 WeightsOf: TypeAlias = Literal["samples", "tokens"]
 """What the weights of a mixture are proportions of."""
 

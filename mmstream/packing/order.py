@@ -35,8 +35,6 @@ from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.plan import PackPlan, Units, UnitSums
 from mmstream.types import IntArray
 
-__all__ = ["CostOfUnits", "Deal", "PackOrder", "bad_units"]
-
 SCANNED_UNITS = 1 << 20
 """Units whose samples are looked for on the bad list at a time."""
 

@@ -1,4 +1,7 @@
-"""The samples of a group -> packs.
+"""Shards -> groups, and the samples of a group -> packs.
+
+A group is consecutive shards whose samples are packed together, and a pack lies in one group. To
+the order of a run, a group is what a shard is to the order of samples.
 
 Samples come in the order of the dataset. Each goes to the fullest of at most `NUM_OPEN` open packs
 that it fits. Where it fits none, a new pack is begun; of `NUM_OPEN`, the fullest is closed first.
@@ -7,7 +10,7 @@ neighbours at a time and longest sample first, if that saves packs.
 
 So the samples of a pack lie near each other, and are read in few ranges. Best-fit decreasing over
 all samples fills packs about one point better, and scatters each over the whole group
-(``tools/bench/packing.py`` has the figures).
+(docs/packing.md has figures).
 
 Everything is an integer, and ties go to the lower number: each machine makes the same packs.
 """
@@ -15,12 +18,14 @@ Everything is an integer, and ties go to the lower number: each machine makes th
 from __future__ import annotations
 
 from bisect import bisect_left, insort
+from collections.abc import Sequence
 
 import numpy as np
 
 from mmstream.types import IntArray
 
-__all__ = ["BLOCK_PACKS", "NUM_OPEN", "best_fit", "pack_samples"]
+GROUP_PACKS = 256
+"""A group holds the tokens of so many full packs, or more: what is left at its end is little."""
 
 NUM_OPEN = 16
 """Packs that are open at a time."""
@@ -39,6 +44,38 @@ PACK_BITS = 40
 
 LIMIT_BITS = 48
 """Of a number that holds the room for several things. The highest bit of each is for borrowing."""
+
+
+def group_stops(shard_tokens: IntArray, max_tokens: int, finished: Sequence[int] = ()) -> list[int]:
+    """Return the stop of each group, in shards. A group is whole shards, and never an empty one.
+
+    Where a group ends depends on the shards before it only. So shards that are appended later
+    change no finished group: they begin a new one.
+
+    Args:
+        shard_tokens: int64 [num_shards], tokens of each shard.
+        max_tokens: T, tokens of a pack.
+        finished: The stops of groups that an earlier plan has. They stay.
+
+    Examples:
+        Packs of 2 tokens, so a group has 512 tokens or more, and the last one has what is left.
+
+        >>> import numpy as np
+        >>> group_stops(np.array([300, 300, 600, 10]), 2)
+        [2, 3, 4]
+        >>> group_stops(np.array([300, 300, 600, 10, 10]), 2, finished=[2, 3, 4])
+        [2, 3, 4, 5]
+    """
+    stops = list(finished)
+    ends = np.cumsum(shard_tokens)
+    while not stops or stops[-1] < ends.size:
+        first = stops[-1] if stops else 0
+        if first == ends.size:
+            break
+        before = int(ends[first - 1]) if first else 0
+        full = int(np.searchsorted(ends, before + GROUP_PACKS * max_tokens))
+        stops.append(min(full + 1, ends.size))
+    return stops
 
 
 def pack_samples(costs: IntArray, limits: IntArray, block_packs: int = BLOCK_PACKS) -> IntArray:

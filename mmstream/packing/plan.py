@@ -6,8 +6,8 @@ in the group. All answers are arrays; nothing is read but the rows that are aske
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -17,8 +17,6 @@ import numpy.typing as npt
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.packing.settings import PackLimits
 from mmstream.types import IntArray
-
-__all__ = ["LEFT_OUT_REASONS", "PackPlan", "UnitSums", "Units"]
 
 LEFT_OUT_REASONS = ("unusable", "on the bad list", "condition", "too long", "over a limit")
 """Why a sample is in no unit, by the number in the second column of `PackPlan.left_out`."""
@@ -85,6 +83,8 @@ class PackPlan:
         member_tokens: int32 [num_members], tokens of each.
         left_out: int64 [n, 3], samples that are in no unit: position, reason, tokens. The reason is
             an index into `LEFT_OUT_REASONS`; -1 tokens are not known.
+        lengths: The settings of its measure: what decided the lengths. Plans of version 0.1 have
+            none.
         url: The folder of the plan. None: it is in memory.
         reopen: Opens the plan of the folder again, in another process. None: it is in memory.
 
@@ -113,6 +113,7 @@ class PackPlan:
     members: IntArray
     member_tokens: npt.NDArray[np.int32]
     left_out: IntArray
+    lengths: Mapping[str, Any] = field(default_factory=dict)
     url: str | None = None
     reopen: Callable[[], PackPlan] | None = None
 

@@ -14,7 +14,7 @@ their pages.
 from __future__ import annotations
 
 import hashlib
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Annotated, Any
 
@@ -34,16 +34,8 @@ from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
 from mmstream.types import IntArray
 
-__all__ = [
-    "PLAN_NAME",
-    "open_plan",
-    "plan_folder",
-    "reopen_plan",
-    "require_plan_of",
-    "write_plan",
-]
-
 PLAN_NAME = "plan.json"
+PLAN_PREFIX = "mmstream.plan."
 
 FORMAT_VERSION = 1
 
@@ -77,6 +69,7 @@ class _File:
     group_digests: list[str]
     spread: int
     shards: list[ShardInfo]
+    lengths: dict[str, Any] = field(default_factory=dict)
 
 
 def plan_folder(url: str, name: str) -> str:
@@ -87,7 +80,7 @@ def plan_folder(url: str, name: str) -> str:
         's3://bucket/corpus/mmstream.plan.8k'
     """
     require_name(name)
-    return f"{url.rstrip('/')}/mmstream.plan.{name}"
+    return f"{url.rstrip('/')}/{PLAN_PREFIX}{name}"
 
 
 def write_plan(plan: PackPlan, folder: str) -> PackPlan:
@@ -128,6 +121,7 @@ def _write(plan: PackPlan, store: Store) -> None:
         group_digests=list(plan.group_digests),
         spread=plan.spread,
         shards=list(plan.shards),
+        lengths=dict(plan.lengths),
     )
     text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
     store.write(PLAN_NAME, seal(text))
@@ -184,6 +178,7 @@ def _open(store: Store, expected_digest: str | None = None) -> PackPlan:
         members=members,
         member_tokens=tokens,
         left_out=left_out,
+        lengths=file.lengths,
         url=store.url,
         reopen=partial(reopen_plan, store.url, file_digest),
     )
@@ -216,14 +211,24 @@ def _require_whole(plan: PackPlan, name: str) -> None:
         and int(plan.counts.sum()) == plan.num_units
         and first is not None
         and plan.members.shape == plan.member_tokens.shape
+        and plan.left_out.shape == (num_samples - plan.members.size, 3)
         and (int(first[0]) if first.size else plan.members.size) == 0
         and (not first.size or int(first[-1]) < plan.members.size)
         and _rises(first)
-        and (not plan.members.size or int(plan.members.min()) >= 0)
-        and (not plan.members.size or int(plan.members.max()) < num_samples)
+        and _holds_each_once(num_samples, plan.members, plan.left_out[:, 0])
     )
     if not is_whole:
         raise ManifestError(f"{name}: its numbers do not fit each other; {_CURE}")
+
+
+def _holds_each_once(num_samples: int, *positions: IntArray) -> bool:
+    """Tell whether so many positions are all samples: then none of them comes twice."""
+    seen = np.zeros(num_samples, dtype=np.bool_)
+    for each in positions:
+        if each.size and not 0 <= int(each.min()) <= int(each.max()) < num_samples:
+            return False
+        seen[each] = True
+    return bool(seen.all())
 
 
 def _rises(numbers: IntArray) -> bool:
@@ -244,5 +249,5 @@ def require_plan_of(dataset: Dataset, plan: PackPlan) -> None:
     if len(plan.shards) > len(shards) or not all(map(is_same_shard, plan.shards, shards)):
         raise ConfigError(
             f"{plan.url or 'the plan'}: is of other shards than {dataset.index_store.url}; run "
-            "`mmstream measure` and `mmstream plan` for these"
+            "`mmstream plan` for these"
         )

@@ -16,13 +16,11 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.display.markup import count_text
-from mmstream.packing.groups import GROUP_PACKS
 from mmstream.packing.measure_file import Measure
+from mmstream.packing.pack import GROUP_PACKS
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
 from mmstream.packing.planner import LIMIT_COLUMNS, SAMPLES_AT_ONCE, choose_in_parts
 from mmstream.types import IntArray
-
-__all__ = ["LeftOut", "PlanReport", "left_out_of", "plan_report"]
 
 ALIKE = 0.6
 """Neighbours are alike where their lengths differ by less than this share of what any two do."""

@@ -14,9 +14,8 @@ import numpy.typing as npt
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, escaped
 from mmstream.packing.condition import evaluate
-from mmstream.packing.groups import group_stops
 from mmstream.packing.measure_file import Measure, is_same_shard
-from mmstream.packing.pack import BLOCK_PACKS, pack_samples
+from mmstream.packing.pack import BLOCK_PACKS, group_stops, pack_samples
 from mmstream.packing.plan import (
     CONDITION,
     ON_BAD_LIST,
@@ -28,17 +27,6 @@ from mmstream.packing.plan import (
 from mmstream.packing.settings import PackLimits
 from mmstream.process_pool import run_in_processes
 from mmstream.types import IntArray
-
-__all__ = [
-    "LIMIT_COLUMNS",
-    "Chosen",
-    "choose",
-    "choose_in_parts",
-    "make_plan",
-    "plan_digest",
-    "plan_in_order",
-    "plan_of_lengths",
-]
 
 RULES_VERSION = 1
 """Counts up when equal settings give other units."""
@@ -135,7 +123,7 @@ def make_plan(
             settings or shards.
     """
     if previous is not None:
-        _require_first_shards(measure, limits, previous)
+        require_first_shards(measure.shards, plan_digest(limits, measure.digest), previous)
     ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
     finished = [] if previous is None else previous.group_stops.tolist()
     stops = group_stops(_shard_tokens(measure, ends, limits, bad), limits.max_tokens, finished)
@@ -308,23 +296,29 @@ def _units(part: Measure, chosen: Chosen, packs: IntArray) -> _Group:
     return _Group(counts, sums, members, tokens.astype(np.int32), left_out)
 
 
-def _require_first_shards(measure: Measure, limits: PackLimits, previous: PackPlan) -> None:
-    """Raise a ConfigError where a plan is not one of the first shards of a measure."""
-    if previous.digest != plan_digest(limits, measure.digest):
+def require_first_shards(shards: Sequence[ShardInfo], digest: str, previous: PackPlan) -> None:
+    """Raise a ConfigError where a plan cannot be continued: it is of other settings or shards.
+
+    Args:
+        shards: All shards.
+        digest: That of a plan of these settings.
+        previous: The plan.
+    """
+    if previous.digest != digest:
         raise ConfigError(
-            "plan: there is a plan of other settings or another measure; give another name, or "
+            "plan: there is a plan of other settings or other lengths; give another name, or "
             "replace it with overwrite=True"
         )
-    for shard, planned in zip(measure.shards, previous.shards, strict=False):
+    for shard, planned in zip(shards, previous.shards, strict=False):
         if not is_same_shard(shard, planned):
             raise ConfigError(
                 f"plan: {escaped(planned.name)} is another shard than in the plan that is there; "
                 "give another name, or replace it with overwrite=True"
             )
-    if len(previous.shards) > len(measure.shards):
+    if len(previous.shards) > len(shards):
         raise ConfigError(
-            f"plan: there is a plan of {len(previous.shards)} shards, and the measure has "
-            f"{len(measure.shards)}; give another name, or replace it with overwrite=True"
+            f"plan: there is a plan of {len(previous.shards)} shards, and the dataset has "
+            f"{len(shards)}; give another name, or replace it with overwrite=True"
         )
 
 
@@ -389,6 +383,7 @@ def _joined(
         members=members,
         member_tokens=tokens,
         left_out=np.concatenate(left_out),
+        lengths=measure.settings,
     )
 
 

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, fields
-from typing import Any, Literal, get_args
+from dataclasses import asdict, dataclass
+from typing import Annotated, Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError
 from mmstream.packing.condition import columns_in
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["MAX_PACK_TOKENS", "Overlong", "PackLimits"]
+from mmstream.wrong_arguments import Within, checked
 
 Overlong = Literal["reject", "truncate"]
 """What becomes of a sample that is longer than a pack."""
@@ -17,10 +15,13 @@ Overlong = Literal["reject", "truncate"]
 MAX_PACK_TOKENS = 1 << 30
 """Longest pack."""
 
-MAX_LIMIT = 1 << 40
-"""Largest other limit."""
+Tokens: TypeAlias = Annotated[
+    int, Within(1, MAX_PACK_TOKENS, f"a whole number from 1 to {MAX_PACK_TOKENS:,}")
+]
+Limit: TypeAlias = Annotated[int, Within(1, 1 << 40, f"a whole number from 1 to {1 << 40:,}")]
 
 
+@checked()
 @dataclass(frozen=True)
 class PackLimits:
     """What a pack may hold, and which samples are packed.
@@ -48,33 +49,21 @@ class PackLimits:
         8192
     """
 
-    max_tokens: int
-    max_documents: int | None = None
-    max_images: int | None = None
-    max_patches: int | None = None
-    max_seconds: int | None = None
-    document_multiple_of: int = 1
+    max_tokens: Tokens
+    max_documents: Limit | None = None
+    max_images: Limit | None = None
+    max_patches: Limit | None = None
+    max_seconds: Limit | None = None
+    document_multiple_of: Limit = 1
     where: str = ""
     overlong: Overlong = "reject"
 
     def __post_init__(self) -> None:
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if field.name in ("where", "overlong") or (value is None and field.default is None):
-                continue
-            refuse_bools(**{field.name: value})
-            most = MAX_PACK_TOKENS if "max_tokens" in field.name else MAX_LIMIT
-            if not isinstance(value, int) or not 1 <= value <= most:
-                raise ConfigError(f"{field.name} {value!r}: needs an integer from 1 to {most:,}")
         if self.max_tokens % self.document_multiple_of:
             raise ConfigError(
                 f"max_tokens {self.max_tokens}: needs a multiple of document_multiple_of "
                 f"{self.document_multiple_of}"
             )
-        if self.overlong not in get_args(Overlong):
-            raise ConfigError(f'overlong {self.overlong!r}: use "reject" or "truncate"')
-        if not isinstance(self.where, str):
-            raise ConfigError(f"where {self.where!r}: needs a text")
         if self.where:
             columns_in(self.where)
 

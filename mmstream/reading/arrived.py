@@ -17,8 +17,6 @@ from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.plan import PlannedRange
 from mmstream.types import IntArray
 
-__all__ = ["Arrived", "CachedSample", "StepSamples"]
-
 
 @dataclass(eq=False)
 class Arrived:

@@ -20,8 +20,6 @@ from mmstream.reading.held import HeldSamples
 from mmstream.reading.step import Job, Outcome, later_job
 from mmstream.types import IntArray
 
-__all__ = ["BlockReads"]
-
 READ_BYTES = 32 << 20
 """Bytes of a block that is read into memory. It has at least one step, however large that is."""
 

@@ -14,8 +14,6 @@ from typing import NamedTuple
 from mmstream.storage.node_cache import read_sample
 from mmstream.types import IntArray
 
-__all__ = ["CacheLocation", "read_cached"]
-
 
 class CacheLocation(NamedTuple):
     """Where any process of the machine finds a sample in the node cache."""

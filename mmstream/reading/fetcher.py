@@ -32,8 +32,6 @@ from mmstream.reading.large_samples import (
 from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store
 from mmstream.types import IntArray, SampleRef
 
-__all__ = ["OF_THE_WHOLE_SHARD", "Fetcher", "starts_of_ranges"]
-
 MAX_BUFFER_BYTES = 32 * 1024 * 1024
 """Bytes of local ranges that are read before samples are made of them. Fewer are not faster: the
 headers of many samples are parsed together."""

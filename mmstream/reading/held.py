@@ -26,8 +26,6 @@ from mmstream.storage import ObjectStat
 from mmstream.tar.scan import Scan, blocks_of, scan_samples
 from mmstream.types import IntArray, Sample, SampleLineage
 
-__all__ = ["HeldSamples", "SampleRange", "SampleTable"]
-
 ObjectArray = npt.NDArray[np.object_]
 
 MAX_LARGE = 16

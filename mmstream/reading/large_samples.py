@@ -30,21 +30,15 @@ from mmstream.errors import SampleError, ShardError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.reading.step import Outcome
 from mmstream.tar.header import BLOCK
-from mmstream.tar.samples import iter_members
-
-__all__ = [
-    "HUGE_SAMPLE_BYTES",
-    "NO_CHECKSUM",
-    "LargeFiles",
-    "LargeSample",
-    "LargeSamples",
-    "first_bytes",
-]
+from mmstream.tar.samples import LINK, file_of, iter_members
 
 NO_CHECKSUM = -1
 
 FIRST_BYTES = 64 << 10
 """What is read of a large sample with its step. The header of a video of a minute has less."""
+
+PIECE_BYTES = 8 << 20
+"""What is read at a time where a whole sample is summed up."""
 
 HUGE_SAMPLE_BYTES = 256 << 20
 """Samples of this size are left to the process that decodes them, also where they are read whole.
@@ -156,12 +150,14 @@ class LargeSamples:
         read = _InOrder(whole)
 
         def value_of(field: str, start: int, size: int) -> bytes | LazyBytes:
-            if size >= self._files.least_bytes and self._files.is_ranged(field):
-                return read.pass_over(start, start + size)
-            return read.read(start, start + size)
+            if size == LINK:
+                return dataset.linked(local_shard, index, field, start)
+            is_ranged = size >= self._files.least_bytes and self._files.is_ranged(field)
+            return (read.pass_over if is_ranged else read.read)(start, start + size)
 
         try:
-            sample = dataset.assemble(_files_of(whole), value_of, local_shard, index)
+            files = _files_of(whole, large.checksum)
+            sample = dataset.assemble(files, value_of, local_shard, index)
             if read.is_whole and large.checksum != NO_CHECKSUM:
                 read.read(len(whole), len(whole))
                 if read.checksum != large.checksum:
@@ -202,17 +198,30 @@ class _InOrder:
         return self._sample.within(start, stop)
 
 
-def _files_of(whole: LazyBytes) -> Iterator[tuple[str, int, int]]:
-    """Yield (name, offset of the payload, size) of the files of a sample.
+def _files_of(whole: LazyBytes, checksum: int) -> Iterator[tuple[str, int, int]]:
+    """Yield the files of a sample, as `sample_of` takes them.
 
     Raises:
-        ShardError: A header is damaged, or the sample ends before it should. No checksum would
-            notice that a block of zeros has come in place of a header.
+        ShardError: A header is damaged, or a block of zeros has come in place of one. At the end of
+            a sample zeros are right where tars were joined: then all of it is read and summed up.
     """
     end = 0
     for member in iter_members(whole.read, len(whole)):
-        if member.is_file:
-            yield member.name, member.data_offset, member.size
+        if member.offset != end:
+            raise ShardError(f"a block of zeros at byte {end} of {len(whole)}")
+        if (file := file_of(member)) is not None:
+            yield file
         end = member.end
-    if end < len(whole):
-        raise ShardError(f"a block of zeros at byte {end} of {len(whole)}")
+    if end < len(whole) and (checksum == NO_CHECKSUM or _checksum_of(whole) != checksum):
+        raise ShardError(
+            f"a block of zeros at byte {end} of {len(whole)}: damage, or the end of a joined tar; "
+            "`mmstream index --checksums` lets readers tell the two apart"
+        )
+
+
+def _checksum_of(whole: LazyBytes) -> int:
+    checksum = 0
+    for start in range(0, len(whole), PIECE_BYTES):
+        piece = whole.read(start, min(len(whole), start + PIECE_BYTES))
+        checksum = sample_checksum(piece, checksum)
+    return checksum

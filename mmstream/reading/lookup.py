@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
-from mmstream.bad_samples.quarantine import shard_stamp
+from mmstream.dataset.addresses import shard_stamp
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ChecksumError
@@ -14,7 +15,17 @@ from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.step import Outcome
 from mmstream.types import SampleRef
 
-__all__ = ["SampleLookup"]
+
+class FixedDraws(NamedTuple):
+    """What decoding asks a lookup or an order where samples have no row in an epoch."""
+
+    seed: int
+    epoch: int
+    shard_name: Callable[[int], str]
+
+    def stream(self, *_: int) -> tuple[int, int]:
+        """Return the key of the random draws."""
+        return self.seed, self.epoch
 
 
 @dataclass(frozen=True)
@@ -51,14 +62,13 @@ class SampleLookup:
         location = self.source.locate(shard)
         location.dataset.forget_index(location.shard)
 
-    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:
-        """Return the sample that takes the row of a bad one; see `Order.substitute`."""
-        (ref,) = self.order.substitute_unit(epoch, step, row, attempt).refs
-        return ref
-
-    def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
-        """Return the pack that takes the row of one without a good sample."""
-        return self.order.substitute_unit(epoch, step, row, attempt)
+    def planned(self, epoch: int, step: int, position: int) -> tuple[int, Unit]:
+        """Return the row of the order at a position of a step, and its planned samples."""
+        rows = position, position + 1
+        shards, indexes, _ = self.order.refs(epoch, step, rows)
+        num_tokens = self.order.document_tokens(epoch, step, rows).tolist()
+        row = int(self.order.order_rows(epoch, step, rows)[0])
+        return row, Unit(list(zip(shards.tolist(), indexes.tolist(), strict=True)), num_tokens)
 
     def stream(self, epoch: int, step: int, row: int) -> tuple[int, int]:
         """Return (seed, epoch), the key of the random draws for a row."""

@@ -38,18 +38,6 @@ from mmstream.storage import ObjectStat
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
-__all__ = [
-    "MAX_AHEAD",
-    "MAX_SEATS",
-    "MEMORY_FD",
-    "ReaderEnded",
-    "ReaderSetup",
-    "StepConnection",
-    "StepHeader",
-    "StepRequest",
-    "Verdict",
-]
-
 MEMORY_FD = 1
 """Descriptors that come with the first answer."""
 

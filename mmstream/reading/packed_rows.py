@@ -14,8 +14,6 @@ import numpy as np
 from mmstream.order import AnyOrder
 from mmstream.types import IntArray
 
-__all__ = ["PackedRows", "seats_of"]
-
 
 class PackedRows(NamedTuple):
     """The rows of a step of this rank."""

@@ -13,7 +13,7 @@ long. So their samples, the *heads*, are ranges of their own, and the runs follo
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
@@ -22,17 +22,17 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.dataset import SampleBounds
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index_part import SampleBounds
 from mmstream.errors import ShardError
-from mmstream.order import AnyOrder
+from mmstream.order import AnyOrder, Order
+from mmstream.order.shared_lanes import request_factor
 from mmstream.reading.fetcher import starts_of_ranges
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample, first_bytes
 from mmstream.reading.packed_rows import PackedRows
 from mmstream.storage import Access
 from mmstream.types import IntArray
-
-__all__ = ["PlannedRange", "PlannedWindow", "RankPlan", "StepPlan"]
 
 MAX_RUN_BYTES = 8 << 20
 """Longest run. Orders plan runs of 4 MiB in the mean; samples differ, so half are longer than that.
@@ -142,7 +142,6 @@ class RankPlan:
         single_samples: read each sample alone, and hold no windows.
         least_large_bytes: of samples of this size, the first bytes are read. None: all are read
             whole.
-        has_heads: the samples of the first steps are ranges of their own.
 
     Attributes:
         next_clock: the first step that is not planned yet.
@@ -158,13 +157,12 @@ class RankPlan:
         access: Callable[[int], Access],
         single_samples: bool = False,
         least_large_bytes: int | None = None,
-        has_heads: bool = True,
     ) -> None:
         self.next_clock = first_clock
         self._order, self._rows = order, rows
         self._bounds, self._access = bounds, access
         self._first_clock = first_clock
-        self._end_of_heads = first_clock + (self._num_head_steps() if has_heads else 0)
+        self._end_of_heads = first_clock + self._num_head_steps()
         self._single_samples = single_samples
         self._least_large_bytes = least_large_bytes
         self._windows: dict[tuple[int, int], PlannedWindow] = {}
@@ -364,3 +362,50 @@ def runs_beside_heads(
         else:
             runs += merge(rest, max_gap_bytes, max_range_bytes)
     return runs
+
+
+class EpochReads(NamedTuple):
+    """What all ranks read of object storage in an epoch, about."""
+
+    num_samples: int
+    mean_bytes: float
+    """Of a sample in its tar."""
+    num_requests: float
+
+    @property
+    def num_bytes(self) -> float:
+        """Bytes of the samples."""
+        return self.num_samples * self.mean_bytes
+
+    @property
+    def requests_per_gb(self) -> float:
+        """Requests for 1e9 bytes."""
+        return 1e9 * self.num_requests / self.num_bytes
+
+
+def epoch_reads(source: Dataset, order: AnyOrder, row_bounds: Sequence[int]) -> EpochReads | None:
+    """Estimate what an epoch reads, from means alone.
+
+    A window reads from K places of its lane, so it has K ranges, and one more for each chunk that
+    ends in one of them. A lane of L samples has L / C chunks and about L / M + 1 windows of M
+    samples, because its first and its last one are short.
+
+    Args:
+        source: what is read.
+        order: which samples, and when.
+        row_bounds: where the rows of each rank begin, and G at the end.
+
+    Returns:
+        The reads. None: the rows are packs or not shuffled, or the dataset has no samples.
+    """
+    identity = order.identity()
+    if not (isinstance(order, Order) and identity["shuffle"] and source.manifest.num_bytes):
+        return None
+    num_samples = order.steps_per_epoch * order.global_batch_size
+    mean_bytes = source.manifest.num_bytes / len(source)
+    lane_samples = num_samples / order.stride
+    num_windows = lane_samples / identity["window"] + 1
+    num_ranges = lane_samples / identity["chunk"] + num_windows * identity["interleave"]
+    num_of_range = max(1.0, min(lane_samples / num_ranges, MAX_RUN_BYTES / mean_bytes))
+    factor = request_factor(num_of_range, order.grid[1], row_bounds)
+    return EpochReads(num_samples, mean_bytes, num_samples / num_of_range * factor)

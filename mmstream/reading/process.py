@@ -23,8 +23,6 @@ from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_
 from mmstream.reading.window_memory import needs_single_samples
 from mmstream.storage.node_cache import open_cache_dir
 
-__all__ = ["ReaderProcess", "needs_reader_process", "node_cache_settings"]
-
 logger = logging.getLogger(__name__)
 
 END_S = 2.0
@@ -178,7 +176,7 @@ class ReaderProcess:
         words = "has closed its connections"
         with suppress(subprocess.TimeoutExpired):
             words = words_of_exit(self._process.wait(END_S))
-        return f"the reader process (pid {self.pid}) {words}; iterating again starts a new one"
+        return f"the reader process (pid {self.pid}) {words}; a new loop starts another one"
 
     def close(self) -> None:
         """End it."""

@@ -34,15 +34,6 @@ from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache
 from mmstream.storage.transfers import own_memory
 from mmstream.types import IntArray
 
-__all__ = [
-    "CachedRange",
-    "NodeCacheSettings",
-    "RangeCache",
-    "is_cached",
-    "log_what_is_cached",
-    "needs_of",
-]
-
 logger = logging.getLogger(__name__)
 
 FILE_BYTES = 16 << 20

@@ -28,7 +28,8 @@ from typing import Any, Protocol
 import numpy as np
 
 from mmstream.dataset.checksums import wrong_samples
-from mmstream.dataset.dataset import Dataset, SampleBounds
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.source import ShardSource, load_indexes
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
@@ -43,8 +44,6 @@ from mmstream.storage import Access, ObjectStat, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest, own_memory
 from mmstream.types import IntArray
-
-__all__ = ["RankReader", "TransferQueue"]
 
 HORIZON_BYTES = 512 << 20
 """Most bytes of a rank that are read before their first step: 0.5 s at 1 GB/s, and 128 ranges of

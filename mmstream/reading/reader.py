@@ -19,8 +19,6 @@ from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.step import BatchLineage, Job, RawStep
 from mmstream.reading.windows import WindowReads
 
-__all__ = ["Reader"]
-
 
 class Reader:
     """Reads steps. Belongs to one process; may hold threads.

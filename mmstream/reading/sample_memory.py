@@ -23,8 +23,6 @@ import numpy as np
 from mmstream.machine import memory_bytes
 from mmstream.tar.header import BLOCK
 
-__all__ = ["SampleMemory", "most_bytes"]
-
 SPARE_BYTES = 256 << 20
 """Where more than this is unused at the end of the memory, it goes back to the system."""
 

@@ -46,8 +46,6 @@ from mmstream.storage.node_cache import NodeCache
 from mmstream.storage.range_client import range_client
 from mmstream.storage.transfers import Transfers
 
-__all__ = ["Server", "main"]
-
 ROOM_BYTES = 16 << 10
 """For a message to a client: a step of 256 samples. Longer ones take memory of their own."""
 

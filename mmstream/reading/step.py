@@ -6,12 +6,9 @@ from dataclasses import dataclass, field
 from typing import Any, NamedTuple, TypeAlias
 
 from mmstream.bad_samples.quarantine import BadSample
-from mmstream.decoding.video.cpu_videos import CpuVideo
 from mmstream.errors import SampleError, ShardError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import Sample, SampleRef
-
-__all__ = ["BatchLineage", "Job", "Outcome", "RawStep", "later_job"]
 
 Outcome: TypeAlias = Sample | SampleError | ShardError
 """A raw sample, or why there is none."""
@@ -93,10 +90,6 @@ class BatchLineage:
     """``shard[index] key: `` and the tokens of one of them, and as many as were measured."""
     no_picture: str = ""
     """``shard[index] key`` of a row without a picture, where other rows have one."""
-    num_gpu_videos: int = 0
-    """Videos that the GPU has decoded, with ``VideoDecoder(device="cuda")``."""
-    cpu_videos: tuple[CpuVideo, ...] = ()
-    """Videos that the CPU has decoded in its place, and why."""
     num_bytes: int = 0
     """Bytes read from storage since the step before."""
     num_requests: int = 0

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
-from typing import cast
 
 import numpy as np
 
@@ -22,10 +21,6 @@ from mmstream.reading.messages import (
     StepRequest,
 )
 from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job
-from mmstream.tar.plain_samples import plain_samples
-from mmstream.types import Sample, SampleLineage
-
-__all__ = ["StepReader"]
 
 AHEAD_BYTES = 16 << 20
 """As many steps as fit in this are asked for ahead, and one in any case. While ranges arrive, the
@@ -67,7 +62,6 @@ class StepReader:
         asks_ahead: bool = False,
     ) -> None:
         self._source, self._order, self._zero_copy = source, order, zero_copy
-        self._are_bytes = not zero_copy and is_viewed is None
         self._fetcher = Fetcher(
             source, zero_copy=zero_copy, is_viewed=is_viewed, large_files=large_files
         )
@@ -149,54 +143,20 @@ class StepReader:
 
     def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
         """Make samples of the bytes of a step. They have been compared."""
-        outcomes: list[Outcome | None] = [*self._plain_samples(header, data)]
-        others = [seat for seat, outcome in enumerate(outcomes) if outcome is None]
-        if others:
-            for seat, outcome in zip(others, self._scanned(header, data, others), strict=True):
-                outcomes[seat] = outcome
-        return cast(list[Outcome], outcomes)
-
-    def _plain_samples(self, header: StepHeader, data: memoryview) -> list[Sample | None]:
-        """Return the samples that are made at once. None: not one of them, or an error."""
-        if not self._are_bytes or header.large:
-            return [None] * header.shard.size
-        locations = [self._source.locate(shard) for shard in header.shard.tolist()]
-        urls = [location.dataset.url_of(location.shard) for location in locations]
-        samples = plain_samples(data, header.starts, header.stops, urls)
-        indexes = header.index.tolist()
-        for sample, location, index in zip(samples, locations, indexes, strict=True):
-            if sample is not None:
-                # _make takes half the time of a call.
-                sample["__lineage__"] = SampleLineage._make((location.shard, index, 0, 0, 0))
-                if location.source:
-                    sample["__source__"] = location.source
-        return samples
-
-    def _scanned(self, header: StepHeader, data: memoryview, seats: list[int]) -> list[Outcome]:
-        """Return some samples of a step: views, large ones, errors, and what is not plain."""
-        held = self._fetcher.new_held(len(seats))
-        for position, seat in enumerate(seats):
-            if seat in header.large:
-                held.large[position] = header.large[seat]
-            if seat in header.errors:
-                held.put_error(np.array([position]), header.errors[seat])
-        starts, stops = header.starts[seats], header.stops[seats]
+        num_seats = header.shard.size
+        held = self._fetcher.new_held(num_seats)
+        held.large.update(header.large)
+        for seat, error in header.errors.items():
+            held.put_error(np.array([seat]), error)
+        starts, stops = header.starts, header.stops
         if self._zero_copy:  # views outlive the step
             bounds = zip(starts.tolist(), stops.tolist(), strict=True)
             data = memoryview(b"".join([data[start:stop] for start, stop in bounds]))
             sizes = stops - starts
             stops = np.cumsum(sizes)
             starts = stops - sizes
-        positions = np.array(
-            [position for position, seat in enumerate(seats) if seat not in header.errors],
-            dtype=np.int64,
-        )
+        seats = np.setdiff1d(np.arange(num_seats), list(header.errors))
         held.scan_step(
-            data,
-            positions,
-            header.shard[seats][positions],
-            header.index[seats][positions],
-            starts[positions],
-            stops[positions],
+            data, seats, header.shard[seats], header.index[seats], starts[seats], stops[seats]
         )
-        return held.take_all(0, len(seats))
+        return held.take_all(0, num_seats)

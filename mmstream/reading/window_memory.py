@@ -19,8 +19,6 @@ from mmstream.order import AnyOrder
 from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder
 
-__all__ = ["needs_single_samples", "window_bytes"]
-
 logger = logging.getLogger(__name__)
 
 MEMORY_SHARE = 0.25
@@ -77,7 +75,6 @@ def needs_single_samples(
     num_rows: int,
     memory: int | None = None,
     *,
-    num_ranks: int | None = None,
     least_large_bytes: int | None = None,
 ) -> bool:
     """Tell whether a rank must read its samples one by one, because its windows are too large.
@@ -87,7 +84,6 @@ def needs_single_samples(
         order: which samples, and when.
         num_rows: rows of the rank.
         memory: bytes of memory for all ranks of the machine. None: `memory_bytes`.
-        num_ranks: ranks of the machine. None: `num_local_ranks`.
         least_large_bytes: as `window_bytes`.
 
     Raises:
@@ -95,7 +91,7 @@ def needs_single_samples(
     """
     wanted = window_bytes(source, order, num_rows, least_large_bytes=least_large_bytes)
     memory = memory_bytes() if memory is None else memory
-    limit = MEMORY_SHARE * memory / (num_ranks or num_local_ranks())
+    limit = MEMORY_SHARE * memory / num_local_ranks()
     if wanted <= limit:
         return False
     datasets = datasets_of(source)

@@ -25,8 +25,6 @@ from mmstream.reading.packed_rows import PackedRows, seats_of
 from mmstream.reading.step import Job, Outcome, later_job
 from mmstream.types import IntArray
 
-__all__ = ["STEPS_AHEAD", "WindowReads"]
-
 NUM_THREADS = 4
 """Windows that are read side by side."""
 

@@ -13,6 +13,7 @@
     patience.py  how long failing requests are sent again
     range_client.py  clients that open ranges of objects, for the hot read path
     s3_client.py     the one for ``s3://``: what becomes of each answer
+    s3_session.py    what s3fs sends everything else with: answers that no S3 sends are refused
     s3_endpoint.py   where a bucket is and which credentials open it, as botocore says
     s3_signature.py  signatures of requests to S3
     http_client.py   HTTP requests whose answers are read in pieces
@@ -21,9 +22,7 @@
     transfer_limits.py  the numbers that it goes by
     transfer_counts.py  what it counts
     in_flight.py        how many requests at a time, by measurement
-    transfer_speeds.py  how fast requests were of late, so which are slow now
-    running_quantiles.py  quantiles of the last minute or hour
-    allowance.py        what may happen to a share of the requests only
+    transfer_speeds.py  how fast requests were of late, so which are late now
     memory.py    objects in this process (``memory://``), for tests and small corpora
     object_file.py   an object as a file that other libraries read
     new_file.py  a new local file: a temporary name, then renamed
@@ -63,6 +62,7 @@ from mmstream.storage.urls import (
     BUCKET_SCHEMES,
     is_remote,
     join_url,
+    local_path,
     require_no_secret,
     require_two_slashes,
     split_url,
@@ -104,12 +104,10 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     """
     name = os.fspath(url)
     require_two_slashes(name)
-    if name.startswith("file://"):
-        name = name.removeprefix("file://")
-    if not name:
+    if name in ("", "file://"):
         raise ConfigError("storage: the folder's name is empty")
     if not is_remote(name):
-        return LocalStore(str(Path(name).expanduser().absolute()))
+        return LocalStore(str(Path(local_path(name)).absolute()))
     scheme, _, rest = name.partition("://")
     require_no_secret(name)
     if not rest.strip("/") or (scheme in BUCKET_SCHEMES and rest.startswith("/")):

@@ -23,8 +23,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
-__all__ = ["Answer", "HttpClient", "ProtocolError", "ProxyError"]
-
 PIECE_BYTES = 1024 * 1024
 """Length of a piece, which costs a turn of the event loop. Where the caller says where an answer
 goes, one read brings what has come, so a piece may be longer."""
@@ -342,7 +340,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.has_received = True
         try:
             self._take(num_bytes)
-        except (ProtocolError, ValueError) as error:
+        except (ProtocolError, ValueError, RecursionError) as error:  # heads of 1xx without end
             self._fail(ProtocolError(str(error)))
         if self._body is not None and (self._body.pieces or self._body.is_complete):
             self._wake()

@@ -6,8 +6,10 @@ A disk is read once. What fails here is not tried again, other than requests to 
 from __future__ import annotations
 
 import errno
+import fcntl
 import os
 import stat
+import sys
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -19,10 +21,18 @@ from typing import BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
 from mmstream.storage.new_file import create_file
-from mmstream.storage.store import Access, NotAFileError, ObjectStat, require_known, require_size
+from mmstream.storage.store import (
+    Access,
+    CommonCalls,
+    NotAFileError,
+    ObjectStat,
+    require_known,
+    require_size,
+)
 from mmstream.storage.urls import Range, join_url
 
-__all__ = ["LocalStore", "map_file", "open_file"]
+_NO_FLOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
+"""NFS locks no folders."""
 
 _SPECIAL_FILES = {
     stat.S_IFDIR: "a folder",
@@ -34,7 +44,7 @@ _SPECIAL_FILES = {
 
 
 @dataclass(frozen=True)
-class LocalStore:
+class LocalStore(CommonCalls):
     """A local folder. The first write makes the folders that are missing."""
 
     url: str
@@ -49,10 +59,6 @@ class LocalStore:
         max_header_read_bytes=256 * 1024,
         concurrent=False,
     )
-
-    def url_of(self, name: str) -> str:
-        """Return the path of an object, whether it exists or not."""
-        return join_url(self.url, name)
 
     def local_path(self, name: str) -> str | None:
         """Return the path of an object, whether it exists or not. "" stands for the folder."""
@@ -80,18 +86,6 @@ class LocalStore:
             outcomes += self._read_file(name, bounds, known)
         return outcomes
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return exactly bytes [start, stop) of an object.
-
-        Raises:
-            FileNotFoundError: No such object.
-            StorageError: The object is shorter than `stop`.
-        """
-        (outcome,) = self._read_file(name, [(start, stop)], None)
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
-
     def _read_file(
         self,
         name: str,
@@ -110,7 +104,7 @@ class LocalStore:
             for start, stop in bounds:
                 try:
                     require_known(path, name, current, known)
-                    outcomes.append(_read(fd, path, start, stop, current.size))
+                    outcomes.append(read_exactly(fd, path, start, stop, current.size))
                 except OSError as error:
                     outcomes.append(error)
         finally:
@@ -127,10 +121,6 @@ class LocalStore:
                 os.posix_fadvise(fd, start, stop - start, os.POSIX_FADV_DONTNEED)
             finally:
                 os.close(fd)
-
-    def size(self, name: str) -> int:
-        """Return the size of an object in bytes; errors as `read`."""
-        return self.stat(name).size
 
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""
@@ -168,10 +158,6 @@ class LocalStore:
             return []
         return sorted(entry.name for entry in entries if not entry.name.startswith("."))
 
-    def list_all(self) -> tuple[dict[str, ObjectStat], Sequence[str]]:
-        """Return `list` and `folders`."""
-        return self.list(), self.folders()
-
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:
         """Open a new object for writing; it appears whole when the block ends, or not at all."""
@@ -184,6 +170,25 @@ class LocalStore:
         """Write one object, whole or not at all."""
         with self.create(name) as file:
             file.write(data)
+
+    def write_if(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write one object if nobody else wrote it meanwhile. Return whether it was written."""
+        path = Path(self.url, name)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        is_written = False
+
+        def commit(new: Path, path: Path) -> None:
+            nonlocal is_written
+            with _locked(path.parent):
+                if _version_of(path) != version:
+                    return
+                if version is not None or not _link(new, path):
+                    new.replace(path)
+                is_written = True
+
+        with suppress(FileExistsError), create_file(path, commit) as file:
+            file.write(data)
+        return is_written
 
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""
@@ -239,6 +244,43 @@ def map_file(path: str, name: str, known: MutableMapping[str, ObjectStat] | None
         os.close(fd)
 
 
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other processes and threads out of the same block, where the file system can."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    try:
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX)
+        except OSError as error:
+            if error.errno not in _NO_FLOCK:
+                raise
+        yield
+    finally:
+        os.close(fd)
+
+
+def _link(new: Path, path: Path) -> bool:
+    """Give a file one more name, unless there is such a file. False: no links there."""
+    try:
+        os.link(new, path)
+    except FileExistsError:
+        raise
+    except OSError:
+        return False
+    return True
+
+
+def _version_of(path: Path) -> str | None:
+    """Return the version of a file, or None if there is none."""
+    # NFS asks its server about a file that is opened, and trusts its cache otherwise.
+    try:
+        fd, status = open_with_status(str(path))
+    except FileNotFoundError:
+        return None
+    os.close(fd)
+    return object_stat(status).version
+
+
 def _plain(path: str, error: OSError) -> OSError:
     """Return a NotAFileError in place of an error that says that a path leads to no file."""
     # A socket, a device without a driver, or a link that leads to itself.
@@ -274,13 +316,15 @@ def object_stat(status: os.stat_result) -> ObjectStat:
     return ObjectStat(status.st_size, f"{status.st_mtime_ns}{number}")
 
 
-def _read(fd: int, path: str, start: int, stop: int, size: int) -> bytes:
-    """Return exactly bytes [start, stop) of an open file of `size` bytes."""
+def read_exactly(
+    fd: int, path: str, start: int, stop: int, size: int, most: int = sys.maxsize
+) -> bytes:
+    """Return exactly bytes [start, stop) of an open file of `size` bytes, `most` at a time."""
     # Checked before the read: a damaged index may name more bytes than there is memory.
     if size < stop:
         raise StorageError(f"{path}: ends {stop - size} bytes before {stop}")
     chunks: list[bytes] = []
-    while start < stop and (chunk := os.pread(fd, stop - start, start)):
+    while start < stop and (chunk := os.pread(fd, min(most, stop - start), start)):
         chunks.append(chunk)
         start += len(chunk)
     if start < stop:

@@ -15,17 +15,15 @@ from datetime import datetime
 from typing import Any, BinaryIO, ClassVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.store import Access, ObjectStat, require_known, require_size
-from mmstream.storage.urls import Range, join_url
-
-__all__ = ["MemoryStore"]
+from mmstream.storage.store import Access, CommonCalls, ObjectStat, require_known, require_size
+from mmstream.storage.urls import Range
 
 _write_if = threading.Lock()
 """Held between the look at an object and its replacement."""
 
 
 @dataclass(frozen=True)
-class MemoryStore:
+class MemoryStore(CommonCalls):
     r"""A folder of objects in memory. `open_store` returns one for ``memory://folder``.
 
     All stores of a process share one space of names, and it lives as long as the process.
@@ -58,10 +56,6 @@ class MemoryStore:
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.url, self._objects())
 
-    def url_of(self, name: str) -> str:
-        """Return the URL of an object, whether it exists or not."""
-        return join_url(self.url, name)
-
     def local_path(self, name: str) -> None:
         """Return None: an object in memory has no file."""
 
@@ -76,24 +70,6 @@ class MemoryStore:
         require_size(self.url_of(name), file.size, max_bytes)
         return bytes(file.getbuffer())
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return exactly bytes [start, stop) of an object.
-
-        Raises:
-            FileNotFoundError: No such object.
-            StorageError: The object is shorter than `stop`.
-        """
-        return self._read_range(name, start, stop, None)
-
-    def _read_range(
-        self, name: str, start: int, stop: int, known: MutableMapping[str, ObjectStat] | None
-    ) -> bytes:
-        file = self._file(name)
-        require_known(self.url_of(name), name, _object_stat(file), known)
-        if start < stop and file.size < stop:
-            raise StorageError(f"{self.url_of(name)}: ends {stop - file.size} bytes before {stop}")
-        return bytes(file.getbuffer()[start:stop])
-
     def read_ranges(
         self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
     ) -> list[bytes | OSError]:
@@ -101,17 +77,17 @@ class MemoryStore:
         outcomes: list[bytes | OSError] = []
         for name, start, stop in ranges:
             try:
-                outcomes.append(self._read_range(name, start, stop, known))
+                file, url = self._file(name), self.url_of(name)
+                require_known(url, name, _object_stat(file), known)
+                if start < stop and file.size < stop:
+                    raise StorageError(f"{url}: ends {stop - file.size} bytes before {stop}")
+                outcomes.append(bytes(file.getbuffer()[start:stop]))
             except OSError as error:
                 outcomes.append(error)
         return outcomes
 
     def drop_cache(self, name: str, start: int, stop: int) -> None:
         """Do nothing: an object in memory has no copy."""
-
-    def size(self, name: str) -> int:
-        """Return the size of an object in bytes; errors as `read`."""
-        return self.stat(name).size
 
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""
@@ -126,36 +102,25 @@ class MemoryStore:
 
         Names that start with a dot are left out.
         """
-        root = self._path("")
-        try:
-            entries = _file_system().ls(root, detail=True)
-        except FileNotFoundError:
-            return {}
         stats: dict[str, ObjectStat] = {}
-        for entry in entries:
-            name = entry["name"].removeprefix(f"{root}/")
-            if entry["type"] == "file" and name != entry["name"] and not name.startswith("."):
-                with suppress(FileNotFoundError):  # removed by another thread since
-                    stats[name] = self.stat(name)
-        return dict(sorted(stats.items()))
+        for name in self._names("file"):
+            with suppress(FileNotFoundError):  # removed by another thread since
+                stats[name] = self.stat(name)
+        return stats
 
     def folders(self) -> Sequence[str]:
         """Return the names of the folders directly under the root, sorted."""
-        root = self._path("")
+        return self._names("directory")
+
+    def _names(self, kind: str) -> Sequence[str]:
+        root = f"{self._path('')}/"
         try:
-            entries = _file_system().ls(root, detail=True)
+            entries = _file_system().ls(root.rstrip("/"), detail=True)
         except FileNotFoundError:
             return []
-        names = [
-            entry["name"].rstrip("/").removeprefix(f"{root}/")
-            for entry in entries
-            if entry["type"] == "directory"
-        ]
+        paths = [entry["name"].rstrip("/") for entry in entries if entry["type"] == kind]
+        names = [path.removeprefix(root) for path in paths if path.startswith(root)]
         return sorted(name for name in names if not name.startswith("."))
-
-    def list_all(self) -> tuple[dict[str, ObjectStat], Sequence[str]]:
-        """Return `list` and `folders`."""
-        return self.list(), self.folders()
 
     @contextmanager
     def create(self, name: str) -> Iterator[BinaryIO]:

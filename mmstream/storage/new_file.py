@@ -12,7 +12,7 @@ import io
 import os
 import re
 import secrets
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO
@@ -22,8 +22,6 @@ from mmstream.errors import StorageError
 if TYPE_CHECKING:
     from _typeshed import ReadableBuffer
 
-__all__ = ["create_file", "remove_temporaries"]
-
 EARLY_BYTES = 1 << 20
 """Pieces of this size go to the disk before the file is complete."""
 
@@ -31,11 +29,18 @@ _FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
 
 
 @contextmanager
-def create_file(path: Path) -> Iterator[BinaryIO]:
+def create_file(
+    path: Path, commit: Callable[[Path, Path], object] = Path.replace
+) -> Iterator[BinaryIO]:
     """Open a new file for writing, front to back. It has its name when the block ends.
 
     After an error there is no new file; an old one stays as it was. If `path` is a link, the new
     file replaces the link and not the file that it leads to.
+
+    Args:
+        path: Its name.
+        commit: (the complete file, its name) -> gives it the name. By default an old file of this
+            name is replaced.
 
     Raises:
         StorageError: The file does not have all bytes that were written to it.
@@ -55,7 +60,7 @@ def create_file(path: Path) -> Iterator[BinaryIO]:
                 f"{path}: {num_written} bytes were written, but the file has {size}; "
                 "see which other program changes files there"
             )
-        temporary.replace(path)
+        commit(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
 
@@ -84,8 +89,7 @@ def remove_temporaries(folder: Path, name: str) -> None:
         folder: It need not exist.
         name: Regular expression of the files' final names.
     """
-    # Version 0.1 wrote `.NAME.tmp`.
-    pattern = re.compile(rf"\.(?:{name})(?:\.\d+-[0-9a-f]+)?\.tmp")
+    pattern = re.compile(rf"\.(?:{name})\.\d+-[0-9a-f]+\.tmp")
     for path in folder.glob(".*.tmp"):
         if pattern.fullmatch(path.name):
             path.unlink(missing_ok=True)

@@ -6,8 +6,6 @@ import io
 
 from mmstream.storage.store import ObjectStat, Store
 
-__all__ = ["ObjectFile"]
-
 
 class ObjectFile(io.RawIOBase):
     """An object of a store, read by ranges. Another version of it is a ReplacedError."""

@@ -1,7 +1,8 @@
 """Storage: how long failing requests are sent again.
 
-The package retries requests here and nowhere else. (Bytes that came but make no sense are another
-case: `Dataset` reads such an index again, and `decoding.substitute` such a sample.)
+The rules of all that is sent again: pauses, and which statuses may pass. (Bytes that came but make
+no sense are another case: `dataset.sealed` and `Dataset` read such a file again, and
+`decoding.substitute` such a sample.)
 
 A store that has answered is expected to come back: its requests are sent again until nothing came
 from it for `STORAGE_PATIENCE_S`. All calls of a process count from the same moment, so that calls
@@ -13,6 +14,7 @@ does a second one that starts at second 200, and both give up at second 312.
 
 `retry` waits in its thread. `mmstream.storage.transfers` waits in an event loop. Both go by
 `Failures`, and share the `Patience` of a store. In `sent_once`, `retry` leaves it to its caller.
+Downloads have as many tries as their options say, with the same pauses.
 """
 
 from __future__ import annotations
@@ -31,13 +33,10 @@ from contextvars import ContextVar
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from mmstream.errors import ConfigError, StorageError, escaped
-from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.store import RequestError
-
-__all__ = ["Failures", "Patience", "patience_limit_s", "patience_of", "retry", "sent_once"]
 
 logger = logging.getLogger(__name__)
 
@@ -57,9 +56,12 @@ MAX_PATIENCE_S = 10 * 365 * 86_400.0
 MAX_FIRST_ATTEMPTS = 5
 """How often a request is sent to a store that never answered, the first time included."""
 
-FIRST_PAUSE_S = 0.4
+FIRST_PAUSE_S = 0.5
 """The longest pause before the second attempt. Each further one may be twice as long. A pause is
-drawn between 0 and that, so that many workers do not ask again at the same moment."""
+drawn between half of that and all, so that many workers do not ask again at the same moment."""
+
+THROTTLED_STATUS = (429, 503)
+"""Statuses of HTTP that ask for fewer requests."""
 
 MAX_PAUSE_S = 10.0
 
@@ -98,6 +100,8 @@ class Patience:
     """
 
     has_answered: bool = False
+    has_ranges: bool = False
+    """It has sent ranges of objects."""
     last_answer: float = -math.inf
     silent_since: float | None = None
     """Start of the first request that failed after the last answer, or that answer if it came
@@ -145,7 +149,8 @@ class Failures:
 
         Returns:
             Seconds to wait before the next attempt. They are drawn at random, from a span that
-            doubles with each attempt. A server that says how long to wait has its will.
+            doubles with each attempt. A server that says how long to wait has its will, up to a
+            third of the patience.
 
         Raises:
             StorageError: There is no next attempt.
@@ -157,7 +162,8 @@ class Failures:
         left_s = self.since + limit_s - now
         if self.num_attempts == 1 and self.since == started and limit_s > 0:
             left_s = max(left_s, FIRST_PAUSE_S)  # a long upload may break after more than that
-        is_new = not patience.has_answered and self.num_attempts >= MAX_FIRST_ATTEMPTS
+        is_doubtful = not patience.has_answered or getattr(error, "may_be_final", False)
+        is_new = is_doubtful and self.num_attempts >= MAX_FIRST_ATTEMPTS
         if left_s <= 0 or is_new:
             setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
             hint = "" if patience.has_answered else _address_hint(self.url, error)
@@ -167,8 +173,19 @@ class Failures:
             ) from error
         if now - self.since > FIRST_WARNING_S:
             _warn(patience, self.url, error, self.since, now, limit_s)
-        longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(self.num_attempts - 1, 10))
-        return min(max(random.uniform(0, longest_s), _retry_after_s(error)), left_s)
+        asked_s = min(getattr(error, "retry_after_s", 0.0), limit_s / 3)
+        return min(max(backoff_s(self.num_attempts), asked_s), left_s)
+
+
+def backoff_s(num_failures: int) -> float:
+    """Return the seconds to wait after so many failed attempts: up to 0.5, 1, 2, ... 10."""
+    longest_s = min(MAX_PAUSE_S, FIRST_PAUSE_S * 2.0 ** min(num_failures - 1, 10))
+    return random.uniform(longest_s / 2, longest_s)
+
+
+def may_pass(status: int) -> bool:
+    """Tell whether the same request may succeed later, by the status of its response."""
+    return status in (408, 425, 429) or (500 <= status < 600 and status not in (501, 505))
 
 
 def _address_hint(url: str, error: BaseException | None) -> str:
@@ -236,7 +253,7 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
         except Exception as error:
             if isinstance(error, FileNotFoundError):
                 failures.patience.answered()
-            final = _final_error(url, error)
+            final = _final_error(url, error, failures.patience)
             if final is error:
                 raise
             if final is not None:
@@ -245,20 +262,22 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
                 if isinstance(error, RequestError):
                     raise
                 text = f"{type(error).__name__}: {error}"
-                raise RequestError(text, retry_after_s=_retry_after_s(error)) from error
-            _pause(url, failures.add(error, started, time.monotonic()))
+                raise RequestError(text) from error
+            pause(url, failures.add(error, started, time.monotonic()))
         else:
             failures.patience.answered()
             return result
 
 
-def _final_error(url: str, error: Exception) -> Exception | None:
+def _final_error(url: str, error: Exception, patience: Patience) -> Exception | None:
     """Return what the caller gets of an error that no second request mends."""
     if isinstance(error, FileNotFoundError):
         # An error of this package says already what is absent.
         is_plain = str(error).startswith(f"{url}: no such")
         return error if is_plain else FileNotFoundError(f"{url}: no such object")
     kind = type(error).__name__
+    if _is_sent_once.get() and patience.has_answered and not isinstance(error, ValueError):
+        return None  # the reader waits: a proxy may refuse for a while
     if isinstance(error, ValueError) or kind == "ParamValidationError":
         return ConfigError(f"{url}: {error}")
     if isinstance(error, PermissionError) or kind in _NO_CREDENTIALS:
@@ -304,20 +323,7 @@ def _warn(
     )
 
 
-def _retry_after_s(error: BaseException | None) -> float:
-    """Return the seconds that a server asks to wait. s3fs keeps its answer as a cause."""
-    if isinstance(error, RequestError):
-        return error.retry_after_s
-    while error is not None:
-        response: Any = getattr(error, "response", None)
-        if isinstance(response, dict):
-            headers = response.get("ResponseMetadata", {}).get("HTTPHeaders", {})
-            return seconds_until(str(headers.get("retry-after", "")))
-        error = error.__cause__
-    return 0.0
-
-
-def _pause(url: str, seconds: float) -> None:
+def pause(url: str, seconds: float) -> None:
     """Wait. A program that ends does not wait: it would have to be killed."""
     end = time.monotonic() + seconds
     while (left_s := end - time.monotonic()) > 0:

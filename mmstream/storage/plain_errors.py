@@ -15,9 +15,8 @@ import re
 
 from mmstream.errors import MMStreamError
 from mmstream.storage.http_headers import seconds_until
+from mmstream.storage.patience import THROTTLED_STATUS
 from mmstream.storage.store import RequestError
-
-__all__ = ["plain_error", "without_secrets"]
 
 _PASSWORD = re.compile(r"(\w://)[^/\s@?#]*:[^/\s@?#]*@")
 _QUERY = re.compile(r"(\w://[^\s?#'\"<>]*)\?[^\s'\"<>)\]]*")
@@ -63,7 +62,7 @@ def plain_error(error: Exception) -> Exception:
         return PermissionError(text)
     if isinstance(error, ValueError) and not isinstance(error, json.JSONDecodeError):
         return ValueError(text)
-    if status in (429, 503):
+    if status in THROTTLED_STATUS:
         return RequestError(
             f"{type(error).__name__}: {text}",
             is_throttled=True,
@@ -76,8 +75,7 @@ def plain_error(error: Exception) -> Exception:
 
 def _status(error: Exception) -> int | None:
     """Return the status of the HTTP answer that an error is about."""
-    answer = getattr(error, "response", None)  # of huggingface_hub
-    for holder in (error, answer):
+    for holder in (error, getattr(error, "response", None)):  # the second of huggingface_hub
         for name in ("status_code", "status", "code"):  # Azure and HTTPX, aiohttp, gcsfs
             status = getattr(holder, name, None)
             if isinstance(status, int):
@@ -87,8 +85,6 @@ def _status(error: Exception) -> int | None:
 
 def _retry_after_s(error: Exception) -> float:
     """Return the seconds that a server asks to wait. Errors of gcsfs do not keep its headers."""
-    for holder in (error, getattr(error, "response", None)):  # aiohttp, Azure and huggingface_hub
-        headers = getattr(holder, "headers", None)
-        if headers is not None:
-            return seconds_until(headers.get("Retry-After", ""))
-    return 0.0
+    answer = getattr(error, "response", None)  # of Azure and huggingface_hub
+    headers = getattr(error, "headers", None) or getattr(answer, "headers", None) or {}
+    return seconds_until(headers.get("Retry-After", "")) or 0.0

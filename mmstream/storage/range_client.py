@@ -14,10 +14,8 @@ from typing import Protocol
 
 from mmstream.storage.remote import RemoteStore
 from mmstream.storage.s3_client import S3Client
-from mmstream.storage.store import ObjectStat, RequestError, Store
+from mmstream.storage.store import ObjectStat, Store
 from mmstream.storage.store_client import StoreClient
-
-__all__ = ["RangeClient", "RangeStream", "RequestError", "range_client"]
 
 
 class RangeStream(Protocol):

@@ -12,7 +12,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import errno
+import io
 import os
+import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -25,7 +27,12 @@ from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn, TypeVar, cast
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import web
-from mmstream.storage.http_headers import size_of_range
+from mmstream.storage.http_headers import (
+    number_of_bytes,
+    range_stat,
+    require_object,
+    version_of,
+)
 from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.plain_errors import plain_error, without_secrets
 from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
@@ -33,16 +40,15 @@ from mmstream.storage.s3_errors import plain_s3_error, refusal_of
 from mmstream.storage.side_by_side import map_requests
 from mmstream.storage.store import (
     Access,
+    CommonCalls,
     ObjectStat,
     ReplacedError,
     RequestError,
     require_known,
     require_size,
 )
-from mmstream.storage.upload import PART_BYTES, code_of, put_object, remove_uploads, upload
-from mmstream.storage.urls import Range, join_url
-
-__all__ = ["RemoteStore"]
+from mmstream.storage.upload import PART_BYTES, put_object, remove_uploads, send_with, upload
+from mmstream.storage.urls import Range
 
 T = TypeVar("T")
 
@@ -70,12 +76,12 @@ MAX_THREADS = 16
 OBJECT_RANGE_BYTES = 8 << 20
 """A larger object that is read whole comes in ranges of this size."""
 
-_CONDITION_FAILED = ("PreconditionFailed", "412", "NoSuchKey")
-"""Codes of S3: the object is not the one that was expected, or it is gone."""
+_CONDITION_FAILED = (412, 404)
+"""Statuses of S3: the object is not the one that was expected, or it is gone."""
 
 
 @dataclass(frozen=True)
-class RemoteStore:
+class RemoteStore(CommonCalls):
     """A prefix of an object store that fsspec reaches. ``s3://`` is the tested one."""
 
     url: str
@@ -94,10 +100,6 @@ class RemoteStore:
     def __reduce__(self) -> tuple[Any, ...]:
         return _restore, (type(self), self.url, patience_of(self.url).has_answered)
 
-    def url_of(self, name: str) -> str:
-        """Return the URL of an object, whether it exists or not."""
-        return join_url(self.url, name)
-
     def local_path(self, name: str) -> None:
         """Return None: an object behind a URL is no file of this machine."""
 
@@ -109,23 +111,19 @@ class RemoteStore:
             StorageError: The object has more than `max_bytes`, or the storage failed after retries.
         """
         url = self.url_of(name)
-        if max_bytes is not None and self._is_s3:
+        if self._is_s3:
             return self._retry(url, lambda client: _read_object(client, url, max_bytes))
+        if self._is_web:
+            return self._retry(url, lambda client: web.read(client, url, max_bytes))
         if max_bytes is not None:
             require_size(url, self.size(name), max_bytes)
-        return cast(bytes, self._retry(url, lambda client: client.cat_file(url)))
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return exactly bytes [start, stop) of an object.
+        def read(client: Any) -> bytes:
+            data = cast(bytes, client.cat_file(url))
+            require_object(url, {}, data)
+            return data
 
-        Raises:
-            FileNotFoundError: No such object.
-            StorageError: The object is shorter than `stop`, or the storage failed after retries.
-        """
-        outcome = self.read_ranges([(name, start, stop)])[0]
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
+        return self._retry(url, read)
 
     def read_ranges(
         self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
@@ -294,18 +292,13 @@ class RemoteStore:
     def drop_cache(self, name: str, start: int, stop: int) -> None:
         """Do nothing: this machine holds no copy of an object."""
 
-    def size(self, name: str) -> int:
-        """Return the size of an object in bytes; errors as `read`."""
-        return self.stat(name).size
-
     def stat(self, name: str) -> ObjectStat:
         """Return the size and the version of an object; errors as `read`."""
         url = self.url_of(name)
         if self._is_web:
             return self._retry(url, lambda client: web.head(client, url))
         if self._is_s3:
-            answer = self._retry(url, lambda client: _request(client, url, "head_object"))
-            return ObjectStat(int(answer["ContentLength"]), _version(answer.get("ETag")))
+            return self._head(url)[0]
         info = self._retry(url, lambda client: client.info(url, refresh=True))
         if info["type"] != "file":  # a prefix of other objects
             raise FileNotFoundError(f"{url}: no such object")
@@ -320,15 +313,18 @@ class RemoteStore:
         if not self._is_s3:
             return self.stat(name), None
         url = self.url_of(name)
-        answer = self._retry(
-            url, lambda client: _request(client, url, "head_object", ChecksumMode="ENABLED")
-        )
-        stat = ObjectStat(int(answer["ContentLength"]), _version(answer.get("ETag")))
+        stat, answer = self._head(url, ChecksumMode="ENABLED")
         is_whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
         text = str(answer.get("ChecksumCRC32C", "-"))
         if not is_whole or "-" in text:  # "...-5": of the checksums of 5 parts
             return stat, None
         return stat, int.from_bytes(base64.b64decode(text), "big")
+
+    def _head(self, url: str, **optional: Any) -> tuple[ObjectStat, Mapping[str, Any]]:
+        """Ask for the size and the version of an object in S3. Return the whole answer, too."""
+        send = partial(self._send, url)
+        answer = retry(url, lambda: send_with(send, "head_object", optional))
+        return ObjectStat(int(answer["ContentLength"]), version_of(_headers(answer))), answer
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
@@ -360,14 +356,16 @@ class RemoteStore:
 
     def _entries(self) -> Sequence[Mapping[str, Any]]:
         try:
-            entries: Sequence[Mapping[str, Any]] = self._retry(
-                self.url, lambda client: client.ls(self.url, detail=True)
+            return self._retry(
+                self.url,
+                lambda client: (
+                    _list(client, self.url) if self._is_s3 else client.ls(self.url, detail=True)
+                ),
             )
         except FileNotFoundError as error:
             if str(error).endswith("no such bucket"):
                 raise
             return []
-        return entries
 
     def _stats(self, entries: Sequence[Mapping[str, Any]]) -> dict[str, ObjectStat]:
         root = self._listed_root()
@@ -375,12 +373,13 @@ class RemoteStore:
         for entry in entries:
             path = entry["name"].lstrip("/")  # some file systems begin with a slash
             name = path.removeprefix(root)
-            if entry["type"] == "file" and name != path and name and not name.startswith("."):
+            is_here = name != path and name and not name.startswith(".") and "/" not in name
+            if entry["type"] == "file" and is_here:
                 files[name] = entry
-        if self._is_web:  # the page that lists a folder names files and not their sizes
-            names = sorted(files)
-            return dict(zip(names, map_requests(self, self.stat, names), strict=True))
-        return {name: self._object_stat(files[name]) for name in sorted(files)}
+        # The page that lists a folder of a web server names files and not their sizes.
+        unsized = [name for name in files if self._is_web or files[name].get("size") is None]
+        stats = dict(zip(unsized, map_requests(self, self.stat, unsized), strict=True))
+        return {name: stats.get(name) or self._object_stat(files[name]) for name in sorted(files)}
 
     def _folders(self, entries: Sequence[Mapping[str, Any]]) -> Sequence[str]:
         root = self._listed_root()
@@ -394,7 +393,7 @@ class RemoteStore:
 
     def _object_stat(self, info: Mapping[str, Any]) -> ObjectStat:
         # Other file systems than S3's do not say which version a range was read from.
-        version = _version(info.get("ETag")) if self._is_s3 else None
+        version = version_of({"etag": info.get("ETag") or ""}) if self._is_s3 else None
         return ObjectStat(int(info["size"]), version)
 
     @contextmanager
@@ -421,7 +420,12 @@ class RemoteStore:
         url = self.url_of(name)
         if not self._is_s3:
             self._require_writable(url)
-            self._retry(url, lambda client: client.pipe_file(url, data))
+            options: dict[str, Any] = {}
+            if self.url.startswith(("gs://", "gcs://")) and data.endswith(b"\r"):
+                # gcsfs' upload in one request writes "\n--" behind it: the server takes both for
+                # the end of a line, and the object loses its last byte. In chunks it is right.
+                options["chunksize"] = len(data)
+            self._retry(url, lambda client: client.pipe_file(url, data, **options))
         elif len(data) <= PART_BYTES:
             put_object(url, partial(self._send, url), data)
         else:
@@ -442,7 +446,8 @@ class RemoteStore:
     def write_if(self, name: str, data: bytes, version: str | None) -> bool:
         """Write one small object if nobody else wrote it meanwhile. Return whether it was written.
 
-        S3 decides, if the server knows conditional writes. Other storage just writes.
+        S3 decides, if the server knows conditional writes. Other storage just writes, and so does a
+        server that refuses or ignores conditions.
 
         Args:
             name: Of the object.
@@ -457,14 +462,14 @@ class RemoteStore:
 
         def request() -> bool:
             try:
-                self._call(url, lambda client: client.pipe_file(url, data, **condition))
+                send_with(partial(self._send, url), "put_object", condition, Body=io.BytesIO(data))
             except Exception as error:
-                code = code_of(error)
-                if code in _CONDITION_FAILED:
-                    return False
-                if code != "NotImplemented":
+                refusal = refusal_of(error)
+                if refusal is None or refusal.status not in _CONDITION_FAILED:
                     raise
-                self._call(url, lambda client: client.pipe_file(url, data))
+                if refusal.code == "NoSuchBucket":
+                    raise
+                return False
             return True
 
         return retry(url, request)
@@ -500,23 +505,20 @@ def _read_ranges(
     """
     from fsspec.asyn import sync
 
+    patience = patience_of(urls[0])
+
     async def read_range(limit: asyncio.Semaphore, url: str, start: int, stop: int) -> _Answer:
         bucket, key, _ = client.split_path(url)
         async with limit:
             answer = await client._call_s3(
                 "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}"
             )
+            status = answer["ResponseMetadata"]["HTTPStatusCode"]
             try:  # `async with` would cost 0.1 ms more
-                data: bytes = await answer["Body"].read()
+                stat = range_stat(url, status, _headers(answer), start, stop, patience)
+                return _Answer(await answer["Body"].read(), stat)
             finally:
                 answer["Body"].close()
-        size = None
-        if answer["ResponseMetadata"]["HTTPStatusCode"] == 206:
-            size = size_of_range(answer.get("ContentRange", ""), start, stop)
-        elif start != 0 or len(data) > stop:
-            raise StorageError(f"{url}: the server does not know ranges of objects")
-        version = _version(answer.get("ETag"))
-        return _Answer(data, None if size is None else ObjectStat(size, version))
 
     async def read_all() -> list[_Answer | BaseException]:
         limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
@@ -526,46 +528,77 @@ def _read_ranges(
     return cast(list[_Answer | Exception], sync(client.loop, read_all))
 
 
-def _read_object(client: Any, url: str, max_bytes: int) -> bytes:
-    """Request a whole object in S3. The answer says its size before its bytes are taken.
+def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
+    """Request a whole object in S3. The answer says its size before its bytes are taken, mostly.
 
-    What lies behind the first `OBJECT_RANGE_BYTES` of a large one comes in ranges, side by side.
+    What lies behind the first `OBJECT_RANGE_BYTES` of a large one comes in ranges, side by side. If
+    these are of another version, or none, the object is read in one request: some servers know no
+    ranges, or have another version in each answer.
     """
     from fsspec.asyn import sync
 
     bucket, key, _ = client.split_path(url)
 
-    async def read_range(first: Mapping[str, Any], start: int, stop: int) -> bytes:
+    async def read_range(first: ObjectStat, start: int, stop: int) -> bytes:
         wanted = f"bytes={start}-{stop - 1}"
         answer = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted)
         async with answer["Body"] as body:
-            size = size_of_range(answer.get("ContentRange", ""), start, stop)
-            is_other_size = size not in (None, first["ContentLength"])
-            if is_other_size or answer.get("ETag") != first.get("ETag"):
-                # The bytes before are of another object, so all of them are read again.
-                raise RequestError("the object was replaced while it was read")
+            stat = range_stat(url, 206, _headers(answer), start, stop, patience_of(url))
+            require_known(url, "", stat or first, {"": first})
             return cast(bytes, await body.read())
 
-    async def read_first(body: Any, num_bytes: int) -> bytes:
-        pieces = []
-        while num_bytes and (piece := await body.read(num_bytes)):
-            pieces.append(piece)
-            num_bytes -= len(piece)
-        return b"".join(pieces)
-
-    async def read() -> bytes:
+    async def read(part_bytes: int) -> bytes:
         answer = await client._call_s3("get_object", Bucket=bucket, Key=key)
         async with answer["Body"] as body:
-            size = int(answer["ContentLength"])
-            require_size(url, size, max_bytes)
-            stops = [*range(OBJECT_RANGE_BYTES, size, OBJECT_RANGE_BYTES), size]
-            later = [read_range(answer, *bounds) for bounds in pairwise(stops)]
-            data = b"".join(await asyncio.gather(read_first(body, stops[0]), *later))
-        if len(data) != size:
+            headers = _headers(answer)
+            size = number_of_bytes(headers)
+            require_size(url, size or 0, max_bytes)
+            if size is None:  # it comes in chunks
+                data = await web.read_at_most(body, None if max_bytes is None else max_bytes + 1)
+                require_size(url, len(data), max_bytes)
+            else:
+                first = ObjectStat(size, version_of(headers))
+                stops = [*range(part_bytes, size, part_bytes), size]
+                later = [read_range(first, *bounds) for bounds in pairwise(stops)]
+                first_part = web.read_at_most(body, stops[0])
+                data = b"".join(await asyncio.gather(first_part, *later))
+        if size not in (None, len(data)):
             raise OSError(f"{len(data)} bytes came of {size}")
+        require_object(url, headers, data)
         return data
 
-    return cast(bytes, sync(client.loop, read))
+    try:
+        return cast(bytes, sync(client.loop, read, OBJECT_RANGE_BYTES))
+    except (ReplacedError, RequestError):
+        return cast(bytes, sync(client.loop, read, sys.maxsize))
+
+
+def _list(client: Any, url: str) -> list[Mapping[str, Any]]:
+    """List what lies directly under a prefix in S3, as fsspec names it.
+
+    s3fs takes each page as it comes: one without sizes, or without the next one, is an error there.
+    """
+    bucket, prefix, _ = client.split_path(f"{url}/")
+    entries: list[Mapping[str, Any]] = []
+    token: dict[str, str] = {}
+    while True:
+        page = _request(client, url, "list_objects_v2", Prefix=prefix, Delimiter="/", **token)
+        entries += [
+            {"type": "file", "name": f"{bucket}/{each['Key']}", "size": each.get("Size"), **each}
+            for each in page.get("Contents", ())
+            if "Key" in each
+        ]
+        entries += [
+            {"type": "directory", "name": f"{bucket}/{each['Prefix']}"}
+            for each in page.get("CommonPrefixes", ())
+            if "Prefix" in each
+        ]
+        if not page.get("IsTruncated"):
+            return entries
+        following = {"ContinuationToken": page.get("NextContinuationToken", "")}
+        if following == token or not all(following.values()):
+            raise RequestError("a page of the list says that more follow, and not where")
+        token = following
 
 
 def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str, Any]:
@@ -580,9 +613,14 @@ def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str,
         # s3fs drops the key where a method takes none.
         call = client._call_s3(method, Bucket=bucket, Key=key, **parameters)
         try:
-            return cast(dict[str, Any], await asyncio.wait_for(call, REQUEST_TIMEOUT_S))
+            answer = cast(dict[str, Any], await asyncio.wait_for(call, REQUEST_TIMEOUT_S))
         except TimeoutError as error:
             raise OSError(f"{method} took more than {REQUEST_TIMEOUT_S:.0f} s") from error
+        if method == "head_object":
+            require_object(url, _headers(answer))
+            if number_of_bytes(_headers(answer)) is None:
+                raise RequestError("the server does not say the size", may_be_final=True)
+        return answer
 
     return cast(dict[str, Any], sync(client.loop, send))
 
@@ -602,9 +640,10 @@ def _read_by_threads(
         return list(threads.map(read_range, urls, bounds))
 
 
-def _version(etag: str | None) -> str | None:
-    """Return an ETag without its quotes, and without the mark of a weak one."""
-    return (etag or "").removeprefix("W/").strip('"') or None
+def _headers(answer: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the headers of an answer of S3, by names in lower case."""
+    headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
+    return headers
 
 
 def _needs_credentials(answer: object) -> bool:
@@ -632,11 +671,9 @@ def _client_of(scheme: str, _pid: int, _settings: tuple[tuple[str, str], ...]) -
 
     options: dict[str, Any] = {"skip_instance_cache": True, "use_listings_cache": False}
     if scheme == "s3":
-        options["config_kwargs"] = {
-            "max_pool_connections": 32,
-            "connect_timeout": 10,
-            "retries": {"max_attempts": 0},
-        }
+        from mmstream.storage.s3_session import session_options
+
+        options.update(session_options())
         require_certificates()
         if is_anonymous():
             options["anon"] = True

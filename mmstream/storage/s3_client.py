@@ -12,22 +12,20 @@ import logging
 import os
 import re
 import time
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator
 from typing import Any, NamedTuple
 from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.http_client import Answer, HttpClient
-from mmstream.storage.http_headers import seconds_until, size_of_range, timestamp
+from mmstream.storage.http_headers import number_of_bytes, range_stat, version_of
 from mmstream.storage.patience import CREDENTIALS_HINT, patience_of
 from mmstream.storage.s3_endpoint import S3Endpoint, s3_endpoint
 from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.s3_signature import S3Signer
 from mmstream.storage.store import ObjectStat, RequestError
 from mmstream.storage.urls import join_url, key_of
-
-__all__ = ["S3Client"]
 
 logger = logging.getLogger(__name__)
 
@@ -52,7 +50,6 @@ class S3Client:
         self.url = url
         self._bucket = url.removeprefix("s3://").partition("/")[0]
         self._pid = os.getpid()
-        self._has_ranges = False  # a range has come
         self._link: _Link | None = None
         self._lock = asyncio.Lock()
         self._renewal: asyncio.Task[None] | None = None
@@ -96,6 +93,9 @@ class S3Client:
                 await answer.close()
             if answer.status == 416:
                 return await self._past_the_end(link, url, name, answer)
+            if answer.status == 404 and patience_of(self.url).has_ranges and not refusal.code:
+                # Elsewhere an object may be absent, and many stores say that with a page.
+                raise RequestError(f"{refusal}, but not as S3 says it: a proxy?")
             mending = refusal.mending
             if mending is None or mending in mended:
                 raise failure(url, refusal, patience_of(self.url), waits_for_access=True)
@@ -113,25 +113,13 @@ class S3Client:
         self, url: str, answer: Answer, start: int, stop: int, into: memoryview | None
     ) -> S3Stream:
         """Return the stream of an answer, if it is of the range."""
-        headers = answer.headers
-        patience_of(self.url).answered()
-        size: int | None
-        if answer.status == 206:
-            self._has_ranges = True
-            try:
-                size = size_of_range(headers.get("content-range", ""), start, stop)
-            except RequestError:
-                await answer.close()
-                raise
-        else:  # a server without ranges; the whole object may be what was asked for
-            length = headers.get("content-length", "")
-            if start != 0 or not length.isdecimal() or int(length) > stop:
-                await answer.close()
-                message = f"{url}: the server does not know ranges of objects"
-                # A server that knows them, or a cache before it, may miss one when it is busy.
-                raise RequestError(message) if self._has_ranges else StorageError(message)
-            size = int(length)
-        stat = None if size is None else ObjectStat(size, _version(headers))
+        patience = patience_of(self.url)
+        try:
+            stat = range_stat(url, answer.status, answer.headers, start, stop, patience)
+        except RequestError:
+            await answer.close()
+            raise
+        patience.answered()
         return S3Stream(answer, stat, stop - start, into)
 
     async def _past_the_end(self, link: _Link, url: str, name: str, answer: Answer) -> S3Stream:
@@ -141,11 +129,12 @@ class S3Client:
         await head.close()
         if head.status == 404:
             raise FileNotFoundError(f"{url}: no such object")
-        if head.status != 200 and not size.isdecimal():
+        headers = head.headers if head.status == 200 else {"content-length": size}
+        num_bytes = number_of_bytes(headers)
+        if num_bytes is None:
             raise RequestError(f"{url}: {head.status} to the question for its size")
-        size = head.headers.get("content-length", "") if head.status == 200 else size
         patience_of(self.url).answered()
-        return S3Stream(head, ObjectStat(int(size), _version(head.headers)), 0, None)
+        return S3Stream(head, ObjectStat(num_bytes, version_of(headers)), 0, None)
 
     async def _request(
         self,
@@ -317,26 +306,15 @@ def _retrieve(task: asyncio.Task[None]) -> None:
 async def _refusal(answer: Answer) -> Refusal:
     """Read what an answer says about an error."""
     text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
-    headers = answer.headers
-    now = time.time()
-    return Refusal(
-        answer.status,
-        code=_element(text, "Code"),
-        message=_element(text, "Message"),
-        region=headers.get("x-amz-bucket-region") or _element(text, "Region") or None,
-        retry_after_s=seconds_until(headers.get("retry-after", "")),
-        skew_s=now - (timestamp(headers.get("date", "")) or now),
+    code, message, region = (_element(text, name) for name in ("Code", "Message", "Region"))
+    return Refusal.of(
+        answer.status, answer.headers, code=code, message=message, region=region or None
     )
-
-
-def _version(headers: Mapping[str, str]) -> str | None:
-    """Return an ETag without its quotes, and without the mark of a weak one."""
-    return headers.get("etag", "").removeprefix("W/").strip('"') or None
 
 
 def _element(text: str, name: str) -> str:
     """Return the content of the first element of a name in S3's XML, or nothing."""
-    match = re.search(f"<{name}>([^<]*)</{name}>", text)
+    match = re.search(rf"<(?:\w+:)?{name}(?:\s[^>]*)?>([^<]*)</", text)
     return unescape(match[1]).strip() if match else ""
 
 

@@ -19,8 +19,6 @@ from mmstream.errors import ConfigError, escaped
 from mmstream.storage.s3_errors import refused_setting
 from mmstream.storage.s3_signature import S3Signer
 
-__all__ = ["S3Endpoint", "is_anonymous", "require_certificates", "s3_endpoint"]
-
 
 @dataclass(frozen=True)
 class S3Endpoint:
@@ -52,7 +50,7 @@ class S3Endpoint:
 
 def is_anonymous() -> bool:
     """Tell whether requests to S3 are not signed: ``AWS_NO_SIGN_REQUEST``, or s3fs' ``anon``."""
-    value = os.environ.get("AWS_NO_SIGN_REQUEST") or _s3fs_settings().get("anon")
+    value = os.environ.get("AWS_NO_SIGN_REQUEST") or s3fs_settings().get("anon")
     return str(value).lower() in ("1", "true", "yes", "on")
 
 
@@ -81,7 +79,7 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
     from botocore.session import Session
 
     require_certificates()
-    settings = _s3fs_settings()
+    settings = s3fs_settings()
     options = dict(settings.get("client_kwargs") or {})
     session = Session(profile=settings.get("profile"))
     verify = options.pop("verify", None)
@@ -169,7 +167,7 @@ def _tls_context(certificates: str | bool) -> ssl.SSLContext:
     return context
 
 
-def _s3fs_settings() -> Mapping[str, Any]:
+def s3fs_settings() -> Mapping[str, Any]:
     """Return what users set for s3fs, in fsspec's configuration or by ``FSSPEC_S3_...``."""
     from fsspec.config import conf
 

@@ -8,6 +8,7 @@ Python's with one of those behind it. Both become the same errors here: passing 
 from __future__ import annotations
 
 import errno
+import re
 import ssl
 import time
 from collections.abc import Iterator, Mapping
@@ -16,17 +17,8 @@ from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
 from mmstream.storage.http_headers import seconds_until, timestamp
-from mmstream.storage.patience import CREDENTIALS_HINT, Patience
+from mmstream.storage.patience import CREDENTIALS_HINT, THROTTLED_STATUS, Patience
 from mmstream.storage.store import RequestError
-
-__all__ = [
-    "Refusal",
-    "connection_failure",
-    "failure",
-    "plain_s3_error",
-    "refusal_of",
-    "refused_setting",
-]
 
 MAX_SKEW_S = 900.0
 """Seconds that a clock may be wrong. S3 refuses signatures that are older."""
@@ -34,7 +26,6 @@ MAX_SKEW_S = 900.0
 _NO_S3_STATUS = (405, 501)
 """What other servers answer to a method that they do not know."""
 
-_THROTTLED_STATUS = (429, 503)
 _THROTTLED_CODES = {
     "BandwidthLimitExceeded",
     "RequestLimitExceeded",
@@ -55,6 +46,23 @@ _REGION_CODES = {
     "IllegalLocationConstraintException",
     "PermanentRedirect",
 }
+
+_REDIRECTS = (301, 302, 303, 307, 308)
+
+_REDIRECT_HINT = "; a proxy or a login page? Or the bucket is in another region: see AWS_REGION"
+
+_HOST = re.compile(r"(?s)(?:[\w+.-]*://)?(?:[^/?#]*@)?([^/?#]*).*")
+"""The host of a URL, without what may be secret."""
+
+_PATH_STYLE = re.compile(r"(?i)virtual[ -]?(host|style)|path[ -]?(style|access)|SecondLevelDomain")
+"""What stores say that take a bucket only in the name of the host: ``SecondLevelDomainForbidden``,
+``PathStyleDomainForbidden``, ``InvalidPathAccess``."""
+
+_STYLE_HINT = (
+    "this store wants the bucket in the name of the host: run `aws configure set "
+    "s3.addressing_style virtual`, or write that into ~/.aws/config (see S3-compatible stores in "
+    "docs/object-storage.md)"
+)
 
 _NO_TLS = {
     "HTTP_REQUEST",
@@ -80,9 +88,36 @@ class Refusal(NamedTuple):
     """It is the answer to a HEAD, which has no body, so no code and no message."""
     write_right: str = ""
     """The right that the request needs, if it is one that writes."""
+    is_page: bool = False
+    """It is a web page: a proxy says it, and not the store."""
+    location: str = ""
+    """The host that the answer sends on to."""
+
+    @classmethod
+    def of(cls, status: int, headers: Mapping[str, str], **said: Any) -> Refusal:
+        """Return what an answer says.
+
+        Args:
+            status: Of the answer.
+            headers: Of the answer, by names in lower case.
+            said: What its body says, and what was asked for: the other fields.
+        """
+        now, region = time.time(), said.pop("region", None)
+        return cls(
+            status,
+            region=headers.get("x-amz-bucket-region") or region,
+            retry_after_s=seconds_until(headers.get("retry-after", "")) or 0.0,
+            skew_s=now - (timestamp(headers.get("date", "")) or now),
+            is_page="html" in headers.get("content-type", ""),
+            location=_HOST.sub(r"\1", headers.get("location", "")),
+            **said,
+        )
 
     def __str__(self) -> str:
-        return escaped(" ".join(filter(None, (str(self.status), self.code, self.message))))
+        words = [str(self.status), self.code, self.message]
+        if self.location:
+            words.append(f"(sends on to {self.location})")
+        return escaped(" ".join(filter(None, words)))
 
     @property
     def is_skewed(self) -> bool:
@@ -101,11 +136,16 @@ class Refusal(NamedTuple):
         return self.code in _TOKEN_CODES or (self.is_bare and self.status == 400)
 
     @property
+    def is_path_style(self) -> bool:
+        """The store refuses the bucket in the path of a URL."""
+        return self.status < 500 and bool(_PATH_STYLE.search(f"{self.code} {self.message}"))
+
+    @property
     def mending(self) -> str | None:
         """What would have to change so that the same request is answered."""
-        if self.is_skewed:
+        if self.is_skewed or self.is_path_style:
             return None
-        if self.status in (301, 302, 307, 308) or self.code in _REGION_CODES:
+        if self.code in _REGION_CODES or (self.status in _REDIRECTS and (self.region or self.code)):
             return "region"
         if self.status in (401, 403) or self.is_token:
             return "credentials"
@@ -133,34 +173,38 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
             f"{url}: the clock of this machine is {abs(refusal.skew_s):,.0f} s {side} the server's "
             "(RequestTimeTooSkewed); set it"
         )
-    if refusal.mending == "credentials" and not (
-        patience.has_answered and (waits_for_access or refusal.is_token)
-    ):
-        hint = _access_hint(refusal) if status == 403 and code in ("", "AccessDenied") else ""
-        return StorageError(f"{url}: {refusal}; {CREDENTIALS_HINT}{hint}")
+    is_of_s3 = bool(code) or (refusal.is_bare and not refusal.is_page)
+    waits = patience.has_answered and (waits_for_access or refusal.is_token or not is_of_s3)
+    if refusal.is_path_style or (refusal.mending == "credentials" and not waits):
+        return StorageError(f"{url}: {refusal}; {_access_hint(refusal)}")
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
     if status in _NO_S3_STATUS and not patience.has_answered:
         answer = refusal if code else f"{status} {HTTPStatus(status).phrase}"
         return StorageError(f"{url}: {answer}; is AWS_ENDPOINT_URL the address of an S3 server?")
-    is_throttled = status in _THROTTLED_STATUS or code in _THROTTLED_CODES
+    is_throttled = status in THROTTLED_STATUS or code in _THROTTLED_CODES
     if is_throttled and code:  # S3 itself says so, perhaps as thousands of ranks start
         patience.has_answered = True
     if status == 407 and not patience.has_answered:
         return _proxy_failure(url)
-    is_unlike_s3 = status == 400 and not (code or refusal.is_bare or patience.has_answered)
+    is_unlike_s3 = status == 400 and not (is_of_s3 or patience.has_answered)
+    hint = _REDIRECT_HINT if status in _REDIRECTS else _TLS_HINT if is_unlike_s3 else ""
     return RequestError(
-        f"{refusal}{_TLS_HINT if is_unlike_s3 else ''}",
+        f"{refusal}{hint}",
         is_throttled=is_throttled,
         retry_after_s=refusal.retry_after_s,
     )
 
 
 def _access_hint(refusal: Refusal) -> str:
-    """Return what else a refused access may mean than wrong credentials."""
-    if refusal.write_right:
-        return f"; the credentials may lack the right to write there ({refusal.write_right})"
-    return "; without the right s3:ListBucket, S3 answers so for absent objects too"
+    """Return what to do about a refused access."""
+    if refusal.is_path_style:
+        return _STYLE_HINT
+    if refusal.status != 403 or refusal.code not in ("", "AccessDenied"):
+        return CREDENTIALS_HINT
+    right = f"the credentials may lack the right to write there ({refusal.write_right})"
+    absent = "without the right s3:ListBucket, S3 answers so for absent objects too"
+    return f"{CREDENTIALS_HINT}; {right if refusal.write_right else absent}"
 
 
 def _write_right(operation: str) -> str:
@@ -220,7 +264,8 @@ def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
             "AWS_REGION"
         )
     if type(error) is ValueError:  # errors of certificates are of a subclass
-        return refused_setting(url, error)
+        is_answer = patience.has_answered  # whose numbers are none
+        return RequestError(escaped(error)) if is_answer else refused_setting(url, error)
     if type(error).__name__ == "EndpointResolutionError":
         return ConfigError(f"{url}: {escaped(error)}; see AWS_ENDPOINT_URL")
     return (None if patience.has_answered else connection_failure(url, error)) or error
@@ -247,14 +292,11 @@ def refusal_of(error: Exception) -> Refusal | None:
     status, code = int(about.get("HTTPStatusCode", 0)), str(said.get("Code", ""))
     operation = getattr(cause, "operation_name", "Get")
     has_code = code != str(status)  # botocore says so, where there was no XML
-    now = time.time()
-    return Refusal(
+    return Refusal.of(
         status,
+        headers,
         code=code if has_code else "",
         message=str(said.get("Message", "")),
-        region=headers.get("x-amz-bucket-region"),
-        retry_after_s=seconds_until(headers.get("retry-after", "")),
-        skew_s=now - (timestamp(headers.get("date", "")) or now),
         is_bare=operation.startswith("Head"),
         write_right=_write_right(operation),
     )

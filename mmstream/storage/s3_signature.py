@@ -13,8 +13,6 @@ from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
 
-__all__ = ["S3Signer"]
-
 _NO_BODY = sha256(b"").hexdigest()
 _DAY_S = 86_400
 

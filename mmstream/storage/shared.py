@@ -25,12 +25,10 @@ from pathlib import Path
 from typing import ClassVar, TypeVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.local import LocalStore, object_stat, open_file
+from mmstream.storage.local import LocalStore, object_stat, open_file, read_exactly
 from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.store import Access, ObjectStat, require_known
 from mmstream.storage.urls import Range
-
-__all__ = ["SharedStore", "file_system_of", "is_shared"]
 
 T = TypeVar("T")
 
@@ -109,13 +107,6 @@ class SharedStore(LocalStore):
         """Return the size and the version of an object; errors as `read`."""
         return self._retry(name, partial(super().stat, name))
 
-    def read_range(self, name: str, start: int, stop: int) -> bytes:
-        """Return exactly bytes [start, stop) of an object; errors as `LocalStore.read_range`."""
-        (outcome,) = self.read_ranges([(name, start, stop)])
-        if isinstance(outcome, OSError):
-            raise outcome
-        return outcome
-
     def read_ranges(
         self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
     ) -> list[bytes | OSError]:
@@ -184,17 +175,7 @@ class _OpenFile:
 
     def read(self, start: int, stop: int, size: int) -> bytes:
         """Return exactly bytes [start, stop) of a file of `size` bytes."""
-        # Checked before the read: a damaged index may name more bytes than there is memory.
-        if size < stop:
-            raise StorageError(f"{self._path}: ends {stop - size} bytes before {stop}")
-        pieces: list[bytes] = []
-        while start < stop:
-            piece = os.pread(self._fd, min(MAX_READ_BYTES, stop - start), start)
-            if not piece:
-                raise StorageError(f"{self._path}: became shorter while it was read")
-            pieces.append(piece)
-            start += len(piece)
-        return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+        return read_exactly(self._fd, self._path, start, stop, size, MAX_READ_BYTES)
 
 
 class _OpenFiles:

@@ -12,8 +12,6 @@ from typing import TypeVar
 
 from mmstream.storage.store import Store
 
-__all__ = ["MAX_REQUESTS_SIDE_BY_SIDE", "map_requests", "sizes_of"]
-
 MAX_REQUESTS_SIDE_BY_SIDE = 16
 
 T = TypeVar("T")

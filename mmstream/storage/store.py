@@ -8,19 +8,10 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, Protocol
 
 from mmstream.errors import StorageError
-from mmstream.storage.urls import Range
+from mmstream.storage.urls import Range, join_url
 
-__all__ = [
-    "Access",
-    "NotAFileError",
-    "ObjectStat",
-    "ReplacedError",
-    "RequestError",
-    "Store",
-    "TooLargeError",
-    "require_known",
-    "require_size",
-]
+CHANGING = "*"
+"""The version of an object whose versions differ from answer to answer, as replicas may say."""
 
 
 class ObjectStat(NamedTuple):
@@ -96,13 +87,21 @@ class RequestError(OSError):
     Attributes:
         is_throttled: The server asks for fewer requests.
         retry_after_s: Seconds that the server asks to wait. 0: it did not say.
+        may_be_final: It looks like an answer that stays. So it is tried as often as the first
+            request to a store, in seconds and not in minutes.
     """
 
     def __init__(
-        self, message: str, *, is_throttled: bool = False, retry_after_s: float = 0.0
+        self,
+        message: str,
+        *,
+        is_throttled: bool = False,
+        retry_after_s: float = 0.0,
+        may_be_final: bool = False,
     ) -> None:
         super().__init__(message)
         self.is_throttled, self.retry_after_s = is_throttled, retry_after_s
+        self.may_be_final = may_be_final
 
 
 def _difference(known: ObjectStat, current: ObjectStat) -> str:
@@ -117,16 +116,15 @@ def require_known(
     """Raise a ReplacedError where an object is not the known one. Remember it if none is known.
 
     Versions are compared where both are known, and sizes always. A version that was not known is
-    remembered.
+    remembered. One that is `CHANGING` fits every other.
     """
     if known is None:
         return
     expected = known.setdefault(name, current)
     if expected.version is None and expected.size == current.size:
         known[name] = current
-    is_other_version = None not in (expected.version, current.version) and (
-        expected.version != current.version
-    )
+    versions = {expected.version, current.version}
+    is_other_version = len(versions) == 2 and not versions & {None, CHANGING}
     if is_other_version or expected.size != current.size:
         raise ReplacedError(url, expected, current)
 
@@ -240,5 +238,44 @@ class Store(Protocol):
     def write(self, name: str, data: bytes) -> None:
         """Write one object, whole or not at all. An old object of this name is replaced."""
 
+    def write_if(self, name: str, data: bytes, version: str | None) -> bool:
+        """Write one object if nobody else wrote it meanwhile. Return whether it was written.
+
+        A store that knows no such conditions writes it in any case.
+
+        Args:
+            name: Of the object.
+            data: Its content.
+            version: What `stat` said of the object that is replaced. None: there must be none.
+        """
+
     def remove(self, name: str) -> None:
         """Remove an object. It is no error when there is none."""
+
+
+class CommonCalls:
+    """The calls of a store that follow from its others."""
+
+    def url_of(self: Store, name: str) -> str:
+        """Return the path or URL of an object, whether it exists or not."""
+        return join_url(self.url, name)
+
+    def size(self: Store, name: str) -> int:
+        """Return the size of an object in bytes; errors as `read`."""
+        return self.stat(name).size
+
+    def read_range(self: Store, name: str, start: int, stop: int) -> bytes:
+        """Return exactly bytes [start, stop) of an object.
+
+        Raises:
+            FileNotFoundError: No such object.
+            StorageError: The object is shorter than `stop`, or the storage failed after retries.
+        """
+        (outcome,) = self.read_ranges([(name, start, stop)])
+        if isinstance(outcome, OSError):
+            raise outcome
+        return outcome
+
+    def list_all(self: Store) -> tuple[dict[str, ObjectStat], Sequence[str]]:
+        """Return `list` and `folders`."""
+        return self.list(), self.folders()

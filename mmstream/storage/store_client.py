@@ -17,8 +17,6 @@ from dataclasses import dataclass
 from mmstream.storage.patience import sent_once
 from mmstream.storage.store import ObjectStat, Store
 
-__all__ = ["StoreClient"]
-
 MAX_THREADS = 512
 """Threads, those included whose reads were given up. If so many hang, the storage is away."""
 

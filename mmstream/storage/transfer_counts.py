@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["TransferCounts"]
-
 
 @dataclass(frozen=True, slots=True)
 class TransferCounts:
@@ -21,19 +19,15 @@ class TransferCounts:
     """
 
     num_requests: int = 0
-    """Requests for ranges of shards that were sent, repeated ones and hedges included."""
+    """Requests for ranges of shards that were sent, repeated ones included."""
     num_index_requests: int = 0
     """Requests for indexes and their parts that were sent."""
     num_bytes: int = 0
-    """Bytes that arrived, those of lost hedges included."""
+    """Bytes that arrived."""
     num_retries: int = 0
-    """Requests that were sent because an earlier one had failed or had stopped early."""
-    num_hedges: int = 0
-    """Requests that were sent because an earlier one was late. Both went on side by side."""
-    num_hedges_won: int = 0
-    """Hedges that delivered the last byte before the request that was late."""
+    """Requests that were sent because an earlier one had failed, had stopped or was late."""
     num_stalls: int = 0
-    """Requests that were given up: no first byte in time, or far fewer bytes than others."""
+    """Requests that were given up because they were late or stood still."""
     num_throttled: int = 0
     """Answers that asked for fewer requests (429, 503)."""
     num_cache_hit_bytes: int = 0

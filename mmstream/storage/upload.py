@@ -24,7 +24,7 @@ import io
 import logging
 import re
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from functools import partial
@@ -34,9 +34,9 @@ from crc32c import crc32c
 
 from mmstream.errors import StorageError, escaped
 from mmstream.storage.patience import retry
+from mmstream.storage.s3_errors import refusal_of
+from mmstream.storage.store import RequestError
 from mmstream.storage.urls import join_url, key_of
-
-__all__ = ["PART_BYTES", "Request", "Upload", "code_of", "put_object", "remove_uploads", "upload"]
 
 logger = logging.getLogger(__name__)
 
@@ -53,8 +53,11 @@ MAX_PARTS_IN_FLIGHT = 8
 """Parts that are sent at a time. With the one being filled, they are the memory of an upload. At
 50 ms to the answer and 40 MB/s a connection, 8 parts of 8 MiB send 260 MB/s."""
 
-_NO_CHECKSUMS = ("NotImplemented", "501")
-"""Codes of servers that refuse a CRC-32C. Most of those that do not know it ignore it."""
+_UNKNOWN_HEADER = ("NotImplemented", "InvalidArgument", "InvalidRequest")
+"""Codes of servers that refuse a header which they do not know. Most of them ignore it.
+
+Other codes of status 400, such as RequestTimeout, pass: what was a condition stays one.
+"""
 
 Request: TypeAlias = Callable[..., dict[str, Any]]
 """Sends one request about the object: ``request("upload_part", PartNumber=1, Body=file)``."""
@@ -87,14 +90,42 @@ def put_object(url: str, request: Request, data: bytes) -> None:
     """Write an object of up to `PART_BYTES` by one request, with its CRC-32C."""
 
     def put() -> None:
-        try:
-            request("put_object", Body=io.BytesIO(data), ChecksumCRC32C=_encoded(crc32c(data)))
-        except Exception as error:
-            if code_of(error) not in _NO_CHECKSUMS:
-                raise
-            request("put_object", Body=io.BytesIO(data))
+        checksum = {"ChecksumCRC32C": _encoded(crc32c(data))}
+        answer = send_with(request, "put_object", checksum, _md5(data), Body=io.BytesIO(data))
+        if not answer.get("ETag"):  # S3 gives one, and what answers in its place does not
+            size = request("head_object").get("ContentLength", len(data))
+            if size != len(data):
+                raise RequestError(f"{size} bytes are there of {len(data)} that were written")
 
     retry(url, put)
+
+
+def send_with(
+    request: Request,
+    method: str,
+    optional: Mapping[str, Any],
+    instead: Mapping[str, Any] | None = None,
+    **parameters: Any,
+) -> dict[str, Any]:
+    """Send a request with optional headers. A server that refuses it gets it without them.
+
+    Args:
+        request: Sends one request about an object.
+        method: Of the request.
+        optional: What not all servers know, such as checksums and conditions.
+        instead: What goes with the second request.
+        parameters: Of both.
+    """
+    try:
+        return request(method, **parameters, **optional)
+    except Exception as error:
+        refusal = refusal_of(error)
+        is_unknown = refusal is not None and (
+            refusal.status == 501 or refusal.code in _UNKNOWN_HEADER
+        )
+        if not optional or not is_unknown:
+            raise
+    return request(method, **parameters, **(instead or {}))
 
 
 def remove_uploads(url: str, send: Callable[..., dict[str, Any]], names: str) -> None:
@@ -133,16 +164,6 @@ def _uploads(request: Request, prefix: str) -> list[dict[str, Any]]:
         if not answer.get("IsTruncated") or following == markers:
             return uploads
         markers = following
-
-
-def code_of(error: BaseException | None) -> str | None:
-    """Return the code of S3's answer that led to an error, if there was one."""
-    while error is not None:
-        answer = getattr(error, "response", None)  # of a ClientError of botocore
-        if isinstance(answer, dict):
-            return cast("str | None", answer.get("Error", {}).get("Code"))
-        error = error.__cause__
-    return None
 
 
 class Upload:
@@ -200,9 +221,7 @@ class Upload:
         parts = [part.result() for part in self._parts]
         self._end()
         checksum = _encoded(self._checksum)
-        settings: dict[str, Any] = {}
-        if self._has_checksums:
-            settings = {"ChecksumCRC32C": checksum, "ChecksumType": "FULL_OBJECT"}
+        whole = {"ChecksumCRC32C": checksum, "ChecksumType": "FULL_OBJECT"}
         try:
             retry(
                 self._url,
@@ -210,7 +229,7 @@ class Upload:
                     "complete_multipart_upload",
                     UploadId=self._id,
                     MultipartUpload={"Parts": parts},
-                    **settings,
+                    **(whole if self._has_checksums else {}),
                 ),
             )
             is_answered = True
@@ -218,7 +237,7 @@ class Upload:
             # A first request may have done it, and its answer was lost. The object tells.
             is_answered = False
         self._id = None
-        self._require_object(checksum, None if is_answered else parts)
+        retry(self._url, lambda: self._require_object(checksum, None if is_answered else parts))
 
     def abort(self) -> None:
         """Remove the parts that were sent. There is no object then. Raises nothing."""
@@ -262,12 +281,8 @@ class Upload:
 
         def create() -> dict[str, Any]:
             checksums = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
-            try:
-                return self._request("create_multipart_upload", **checksums)
-            except Exception as error:
-                if code_of(error) not in _NO_CHECKSUMS:
-                    raise
-                return self._request("create_multipart_upload")
+            answer = send_with(self._request, "create_multipart_upload", checksums)
+            return _require(answer, "UploadId")
 
         answer = retry(self._url, create)
         self._id = answer["UploadId"]
@@ -281,21 +296,21 @@ class Upload:
     def _send_part(self, number: int, data: bytes) -> dict[str, Any]:
         """Send a part. Return what the last request says of it."""
         try:
-            if self._has_checksums:
-                checksum = {"ChecksumCRC32C": _encoded(crc32c(data))}
-                sent = checksum
-            else:
-                checksum = {}
-                digest = hashlib.md5(data, usedforsecurity=False).digest()
-                sent = {"ContentMD5": base64.b64encode(digest).decode()}
+            is_known = self._has_checksums
+            checksum = {"ChecksumCRC32C": _encoded(crc32c(data))} if is_known else {}
 
             def send() -> dict[str, Any]:
                 if self._is_ended:
                     raise StorageError(f"{self._url}: the upload has ended")
                 body = io.BytesIO(data)  # shares the bytes
-                return self._request(
-                    "upload_part", UploadId=self._id, PartNumber=number, Body=body, **sent
+                answer = self._request(
+                    "upload_part",
+                    UploadId=self._id,
+                    PartNumber=number,
+                    Body=body,
+                    **(checksum or _md5(data)),
                 )
+                return _require(answer, "ETag")
 
             answer = retry(self._url, send)
         finally:
@@ -309,21 +324,21 @@ class Upload:
             self._threads.shutdown(cancel_futures=True)
 
     def _require_object(self, checksum: str, parts: list[dict[str, Any]] | None) -> None:
-        """Raise a StorageError if the object is not what was written.
+        """Raise an error if the object is not what was written.
 
         Args:
             checksum: CRC-32C of all bytes.
             parts: Given where the server did not say that this upload made the object: its ETag,
                 a checksum of those of its parts, must say it.
         """
-        stat = retry(self._url, lambda: self._request("head_object", ChecksumMode="ENABLED"))
+        stat = send_with(self._request, "head_object", {"ChecksumMode": "ENABLED"})
         is_whole = stat.get("ChecksumType") == "FULL_OBJECT"
         current = stat.get("ChecksumCRC32C") if is_whole else None
         if int(stat["ContentLength"]) != self._num_bytes or current not in (None, checksum):
-            raise StorageError(
-                f"{self._url}: {self._num_bytes} bytes with the CRC-32C {checksum} were written, "
-                f"but the object has {stat['ContentLength']} and {current}; see which other "
-                "program writes there"
+            raise RequestError(
+                f"{self._num_bytes} bytes with the CRC-32C {checksum} were written, but the object "
+                f"has {stat['ContentLength']} and {current}; see which other program writes there",
+                may_be_final=True,
             )
         if current is None and parts is not None and stat.get("ETag") != _etag_of(parts):
             raise StorageError(
@@ -340,6 +355,19 @@ class Upload:
                     logger.info("%s: removed an upload that did not end", escaped(self._url))
         except Exception as error:  # without the right to list, a lifecycle rule removes them
             logger.debug("%s: no list of uploads: %s", escaped(self._url), escaped(error))
+
+
+def _require(answer: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return an answer that has what S3 sends, or raise a RequestError."""
+    if name not in answer:
+        raise RequestError(f"an answer without {name} came")
+    return answer
+
+
+def _md5(data: bytes) -> dict[str, str]:
+    """Return the MD5 of a body, for servers that know no CRC-32C."""
+    digest = hashlib.md5(data, usedforsecurity=False).digest()
+    return {"ContentMD5": base64.b64encode(digest).decode()}
 
 
 def _encoded(checksum: int) -> str:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
+import os
 import re
 from typing import TypeAlias
+from urllib.parse import unquote
 
-from mmstream.errors import ConfigError
-
-__all__ = [
-    "BUCKET_SCHEMES",
-    "Range",
-    "is_remote",
-    "join_url",
-    "key_of",
-    "require_no_secret",
-    "require_two_slashes",
-    "split_url",
-]
+from mmstream.errors import ConfigError, escaped
 
 _ONE_SLASH = re.compile(r"(s3|gs|gcs|az|abfss?|https?|hf|memory|file):/(?!/)", re.IGNORECASE)
+
+MAX_FILE_NAME_BYTES = 255
+"""Longest name of a file or folder, in the file systems of Linux and macOS."""
 
 BUCKET_SCHEMES = {"s3", "gs", "gcs", "az", "abfs", "abfss"}
 """Their URLs begin with the name of a bucket or a container."""
@@ -30,6 +24,43 @@ Range: TypeAlias = tuple[str, int, int]
 def is_remote(url: str) -> bool:
     """Tell whether a name is a URL rather than a path; ``file://`` counts as a path."""
     return "://" in url and not url.startswith("file://")
+
+
+def file_path(name: str) -> str:
+    """Return the path that a ``file://`` URL names (RFC 8089). A path stands for itself.
+
+    Examples:
+        >>> file_path("file:///tmp/a%20b"), file_path("/tmp/a%20b")
+        ('/tmp/a b', '/tmp/a%20b')
+        >>> file_path("file://localhost/tmp"), file_path("file://a/b")
+        ('/tmp', 'a/b')
+    """
+    if not name.startswith("file://"):
+        return name
+    path = re.sub("^localhost(?=/)", "", name.removeprefix("file://"))
+    return unquote(path, errors="surrogateescape")  # a name of a file may be no UTF-8
+
+
+def local_path(name: str) -> str:
+    """Return a path or ``file://`` URL as a path, with the home folder for ``~`` and ``~user``.
+
+    A folder whose name begins with ``~`` and names no user stands for itself.
+
+    Raises:
+        ConfigError: No file can have the name: it has a NUL character or half of a surrogate pair,
+            or is too long.
+    """
+    path = file_path(name)
+    try:
+        words = os.fsencode(path).split(b"/")
+    except UnicodeEncodeError:
+        words = [b"\0"]
+    if any(b"\0" in word or len(word) > MAX_FILE_NAME_BYTES for word in words):
+        raise ConfigError(
+            f"{escaped(name, 80)}: no file can have this name: it holds a NUL or half a surrogate "
+            f"pair, or a part of it has more than {MAX_FILE_NAME_BYTES} bytes; name another"
+        )
+    return os.path.expanduser(path)  # noqa: PTH111 - as said
 
 
 def require_two_slashes(url: str) -> None:
@@ -49,6 +80,7 @@ def require_two_slashes(url: str) -> None:
 
 def split_url(url: str) -> tuple[str, str]:
     """Return (folder, name) of the path or URL of one object."""
+    url = file_path(url)
     folder, _, name = url.rpartition("/")
     return folder or ("/" if url.startswith("/") else "."), name
 

@@ -10,17 +10,23 @@ The client is fsspec's, so its connections and its event loop are shared with al
 from __future__ import annotations
 
 import asyncio
-import errno
+import sys
 from collections.abc import Sequence
 from typing import Any, cast
 
 from mmstream.errors import StorageError
-from mmstream.storage.http_headers import seconds_until, size_of_range
-from mmstream.storage.store import ObjectStat, RequestError
-
-__all__ = ["client_options", "head", "read_ranges"]
+from mmstream.storage.http_headers import (
+    number_of_bytes,
+    range_stat,
+    require_object,
+    version_of,
+)
+from mmstream.storage.patience import patience_of
+from mmstream.storage.store import ObjectStat, require_size
 
 MAX_REQUESTS_IN_FLIGHT = 64
+
+_AS_IT_IS = {"Accept-Encoding": "identity"}
 
 
 def client_options() -> dict[str, Any]:
@@ -38,24 +44,50 @@ def head(client: Any, url: str) -> ObjectStat:
     """Return the size and the ETag of an object.
 
     Raises:
-        FileNotFoundError: No such object.
-        PermissionError: The server wants a password, or forbids it.
         StorageError: The server does not say the size.
-        OSError: The request failed for a passing reason.
+        Exception: The request failed, see `mmstream.storage.plain_errors`.
     """
     from fsspec.asyn import sync
 
     async def request() -> ObjectStat:
         session = await client.set_session()
-        settings = {"headers": {"Accept-Encoding": "identity"}, "allow_redirects": True}
+        settings = {"headers": _AS_IT_IS, "allow_redirects": True}
         async with session.head(client.encode_url(url), **settings) as answer:
-            _require_ok(url, answer)
-            size = answer.headers.get("Content-Length", "")
-            if not size.isdigit():
+            answer.raise_for_status()
+            require_object(url, answer.headers)
+            size = number_of_bytes(answer.headers)
+            if size is None:
                 raise StorageError(f"{url}: the server does not say its size; download it first")
-            return ObjectStat(int(size), _version(answer.headers))
+            return ObjectStat(size, version_of(answer.headers))
 
     return cast(ObjectStat, sync(client.loop, request))
+
+
+def read(client: Any, url: str, max_bytes: int | None) -> bytes:
+    """Return a whole object; errors as `head`. One with more bytes is a TooLargeError."""
+    from fsspec.asyn import sync
+
+    async def request() -> bytes:
+        session = await client.set_session()
+        async with session.get(client.encode_url(url), headers=_AS_IT_IS) as answer:
+            answer.raise_for_status()
+            require_size(url, number_of_bytes(answer.headers) or 0, max_bytes)
+            data = await read_at_most(answer.content, None if max_bytes is None else max_bytes + 1)
+            require_object(url, answer.headers, data)
+            return data
+
+    data = cast(bytes, sync(client.loop, request))
+    require_size(url, len(data), max_bytes)
+    return data
+
+
+async def read_at_most(body: Any, max_bytes: int | None) -> bytes:
+    """Return the first bytes of a body. None: all of them."""
+    pieces, left = [], sys.maxsize if max_bytes is None else max_bytes
+    while left and (piece := await body.read(left)):
+        pieces.append(piece)
+        left -= len(piece)
+    return b"".join(pieces)
 
 
 def read_ranges(
@@ -64,32 +96,18 @@ def read_ranges(
     """Request ranges once, side by side. Return (bytes, object) or the error, for each of them."""
     from fsspec.asyn import sync
 
+    patience = patience_of(urls[0])
+
     async def read_range(
         limit: asyncio.Semaphore, url: str, start: int, stop: int
     ) -> tuple[bytes, ObjectStat | None]:
-        settings = {
-            "headers": {"Accept-Encoding": "identity", "Range": f"bytes={start}-{stop - 1}"}
-        }
+        headers = {**_AS_IT_IS, "Range": f"bytes={start}-{stop - 1}"}
         async with limit:
             session = await client.set_session()
-            async with session.get(client.encode_url(url), **settings) as answer:
-                if answer.status == 416:
-                    raise OSError(errno.EINVAL, "the range goes past the end")
-                _require_ok(url, answer)
-                is_whole = start == 0 and answer.headers.get("Content-Length") == str(stop)
-                if answer.status != 206 and not is_whole:
-                    answer.close()  # not all of the object
-                    raise StorageError(
-                        f"{url}: this server knows no ranges (it answers {answer.status} where "
-                        "206 is right); serve the file by another one, or download it first"
-                    )
-                size: int | None = stop
-                if answer.status == 206:
-                    content_range = answer.headers.get("Content-Range", "")
-                    size = size_of_range(content_range, start, stop)
-                data = await answer.read()
-                version = _version(answer.headers)
-                return data, None if size is None else ObjectStat(size, version)
+            async with session.get(client.encode_url(url), headers=headers) as answer:
+                answer.raise_for_status()
+                stat = range_stat(url, answer.status, answer.headers, start, stop, patience)
+                return await answer.read(), stat
 
     async def read_all() -> list[tuple[bytes, ObjectStat | None] | BaseException]:
         limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
@@ -97,29 +115,3 @@ def read_ranges(
         return await asyncio.gather(*requests, return_exceptions=True)
 
     return cast("list[tuple[bytes, ObjectStat | None] | Exception]", sync(client.loop, read_all))
-
-
-def _version(headers: Any) -> str | None:
-    """Return the ETag without its quotes, and without the mark of a weak one."""
-    return headers.get("ETag", "").removeprefix("W/").strip('"') or None
-
-
-def _require_ok(url: str, answer: Any) -> None:
-    status: int = answer.status
-    if status in (404, 410):
-        raise FileNotFoundError(f"{url}: no such object")
-    if status in (401, 403):
-        raise StorageError(
-            f"{url}: the server answers {status}; if the host needs a password, put it into "
-            "~/.netrc; else the address may have expired"
-        )
-    if status in (429, 503):
-        raise RequestError(
-            f"the server answers {status}",
-            is_throttled=True,
-            retry_after_s=seconds_until(answer.headers.get("Retry-After", "")),
-        )
-    if status in (405, 501):
-        raise OSError(errno.EOPNOTSUPP, f"the server answers {status}")
-    if status >= 400:
-        raise OSError(f"the server answers {status}")

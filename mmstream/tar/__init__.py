@@ -1,8 +1,7 @@
 """The tar format: headers, samples and a writer. Knows bytes only, no storage.
 
-header.py         one header -> what a member is, and where the next one starts
-samples.py        members -> samples, by the naming rules of WebDataset
-scan.py           the headers of hundreds of plain samples at once, as arrays
-plain_samples.py  bytes of plain samples -> samples, by the compiled module where it is built
-writer.py         samples -> a deterministic tar
+header.py   one header -> what a member is, and where the next one starts
+samples.py  members -> samples, by the naming rules of WebDataset
+scan.py     the headers of hundreds of plain samples at once, as arrays
+writer.py   samples -> a deterministic tar
 """

@@ -12,14 +12,13 @@ Sources: POSIX.1-1988 (ustar), POSIX.1-2001 (pax), and GNU tar for its long name
 
 from __future__ import annotations
 
+import posixpath
 import struct
 import zlib
 from collections.abc import Callable
 from typing import NamedTuple
 
 from mmstream.errors import ShardError
-
-__all__ = ["BLOCK", "Member", "padded", "plain_file", "read_member"]
 
 BLOCK = 512
 """Bytes of a block."""
@@ -32,6 +31,9 @@ MAX_EXTENSIONS = 16
 
 _REGULAR = frozenset(b"0\x007")
 """Types that are files: regular, regular of old tars, contiguous. The same as in `tarfile`."""
+
+_SYMBOLIC = ord("2")
+_LINKS = (ord("1"), _SYMBOLIC)
 
 _USTAR = struct.Struct("100s 24x 12s 12x 8s c 188x 155s 12x")
 """The fields of a header that are used: name, size, checksum, type, prefix."""
@@ -51,6 +53,8 @@ class Member(NamedTuple):
     size: int
     """Bytes of its payload, without the padding."""
     is_file: bool
+    link: str | None = None
+    """The member whose bytes a link stands for, by its name in the tar. None: it is no link."""
 
     @property
     def end(self) -> int:
@@ -96,30 +100,34 @@ def read_member(
         size: Of the tar in bytes.
 
     Returns:
-        None for a block of zeros, which ends the tar.
+        None for a block of zeros, which ends the tar. And for a header of a whole tar at the end.
 
     Raises:
         ShardError: A damaged header, or one that goes past the end.
     """
-    start, long_name, pax_size = offset, "", -1
+    start, long_name, long_link, pax_size = offset, "", "", -1
     for _ in range(MAX_EXTENSIONS + 1):
         if offset == start and not any(header):
             return None
         kind, length = header[156], _number(header[124:136], offset)
         _check(header, offset)
         if kind not in b"xgXLK":
-            return _member(header, start, offset, long_name, pax_size)
+            return _member(header, start, offset, long_name, long_link, pax_size)
         payload = _extension(read, offset, length, size)
         offset += BLOCK + padded(length)
         # When two headers say the same thing, the first one counts, as in `tarfile`.
         if kind in b"xX":
-            name, size_in_pax = _pax(payload, start)
-            long_name = long_name or name
+            name, link, size_in_pax = _pax(payload, start)
+            long_name, long_link = long_name or name, long_link or link
             pax_size = pax_size if pax_size >= 0 else size_in_pax
         elif kind == ord("L"):
             long_name = long_name or _text(payload)
+        elif kind == ord("K"):
+            long_link = long_link or _text(payload)
         elif kind == ord("g") and not long_name and pax_size < 0:
             start = offset  # describes the whole tar, so it is no part of the next member
+            if offset == size:  # behind a sample, before the next of joined tars
+                return None
         if offset + BLOCK > size:
             raise ShardError(f"truncated: no header at byte {offset}")
         header = bytes(read(offset, offset + BLOCK))
@@ -136,15 +144,21 @@ def _extension(
     return bytes(read(offset + BLOCK, offset + BLOCK + length))
 
 
-def _member(header: bytes, start: int, offset: int, long_name: str, pax_size: int) -> Member:
+def _member(
+    header: bytes, start: int, offset: int, long_name: str, long_link: str, pax_size: int
+) -> Member:
     kind, length = header[156], _number(header[124:136], offset)
     if kind == ord("S"):
         raise _sparse(start)
     if kind == 0 and _text(header[:100]).endswith("/"):
         kind = ord("5")  # how tars older than POSIX mark a folder
-    name = long_name or _ustar_name(header)
+    name, link = long_name or _ustar_name(header), None
+    if kind in _LINKS:
+        link = long_link or _text(header[157:257])
+        # A symbolic link names its target from its own folder.
+        link = posixpath.join(posixpath.dirname(name) if kind == _SYMBOLIC else "", link)
     size = _payload_size(kind, length, pax_size)
-    return Member(name, start, offset + BLOCK, size, kind in _REGULAR)
+    return Member(name, start, offset + BLOCK, size, kind in _REGULAR, link)
 
 
 def _payload_size(kind: int, length: int, pax_size: int) -> int:
@@ -178,13 +192,13 @@ def _ustar_name(header: bytes) -> str:
     return f"{prefix}/{name}" if prefix and header[156] not in b"LKS" else name
 
 
-def _pax(payload: bytes, offset: int) -> tuple[str, int]:
-    """Return (path or "", size or -1) of a pax header.
+def _pax(payload: bytes, offset: int) -> tuple[str, str, int]:
+    """Return (path or "", target of a link or "", size or -1) of a pax header.
 
     It consists of lines ``LENGTH KEY=VALUE``, where LENGTH counts the whole line with its line end:
     ``18 path=a/b/c.txt`` and a line end are 18 bytes.
     """
-    name, size, position = "", -1, 0
+    name, link, size, position = "", "", -1, 0
     while position < len(payload) and payload[position] != 0:
         digits, space, _ = payload[position : position + 20].partition(b" ")
         if not space or not digits.isdigit() or int(digits) < 5:
@@ -193,12 +207,14 @@ def _pax(payload: bytes, offset: int) -> tuple[str, int]:
         key, _, value = record.partition(b"=")
         if key == b"path":
             name = value.decode("utf-8", "surrogateescape").rstrip("/")
+        elif key == b"linkpath":
+            link = value.decode("utf-8", "surrogateescape")
         elif key == b"size":
             size = _pax_size(value, offset)
         elif key.startswith(b"GNU.sparse"):
             raise _sparse(offset)
         position += int(digits)
-    return name, size
+    return name, link, size
 
 
 def _pax_size(value: bytes, offset: int) -> int:

@@ -16,6 +16,7 @@ a sample and tears them apart, so it is left out everywhere.
 
 from __future__ import annotations
 
+import posixpath
 import re
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
@@ -32,18 +33,6 @@ from mmstream.errors import (
 )
 from mmstream.tar.header import BLOCK, Member, padded, plain_file, read_member
 
-__all__ = [
-    "REFUSED_FIELD",
-    "Member",
-    "encode_refusal",
-    "is_reserved",
-    "iter_members",
-    "parse_sample",
-    "sample_of",
-    "sample_offsets",
-    "split_name",
-]
-
 IMAGE_COMPANIONS = frozenset({"image_row", "image_size", "image_tiles"})
 """Fields that say in a batch what belongs to which image. Only mmstream makes them."""
 
@@ -53,6 +42,12 @@ REFUSED_FIELD = "__refused__"
 _REFUSALS = {kind.__name__: kind for kind in (ChecksumError, DecodeError, SkipSample)}
 
 MAX_REASON_CHARACTERS = 2000
+
+LINK = -1
+"""Stands for the size of a link, whose bytes lie elsewhere in the tar."""
+
+MAX_ZEROS = 64 << 20
+"""Most zeros that are read behind the end of a tar, where another one may follow."""
 
 MAX_SAMPLES = 1 << 24
 """Most samples of a shard. An index of more is an attack, or needs more shards."""
@@ -70,39 +65,109 @@ _APPLE = re.compile(r"(^|/)(__MACOSX/|\._[^/]*$)")
 
 
 def iter_members(
-    read: Callable[[int, int], bytes | memoryview], size: int, start: int = 0
+    read: Callable[[int, int], bytes | memoryview],
+    size: int,
+    start: int = 0,
+    rest: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Member]:
     """Yield the members of a tar in order. Reads headers only.
+
+    Zeros end a tar, and another may follow: ``cat a.tar b.tar``. So zeros are passed over, as GNU
+    tar does with ``--ignore-zeros``. What follows them and is no member ends the tar, because POSIX
+    lets anything stand there.
 
     Args:
         read: Returns bytes [start, stop) of the tar.
         size: Of the tar in bytes.
         start: Where to begin: the first header of a member.
+        rest: Called with where such bytes begin.
 
     Raises:
         ShardError: Not a tar, a damaged header, or a member that goes past the end.
     """
-    offset = start
+    offset, is_behind_zeros = start, False
     while offset + BLOCK <= size:
         header = read(offset, offset + BLOCK)
         plain = plain_file(header, 0)
         if plain is not None:
             member: Member | None = Member(plain[0], offset, offset + BLOCK, plain[1], True)
         else:
-            member = read_member(read, bytes(header), offset, size)
+            member = _odd_member(read, bytes(header), offset, size, is_behind_zeros)
         if member is None:
-            return  # a block of zeros ends the tar
-        if member.end > size:
+            if is_behind_zeros:
+                break
+            offset, is_behind_zeros = _pass_zeros(read, offset + BLOCK, size), True
+            continue
+        end = member.end
+        if end > size:
             raise ShardError(
-                f"truncated: {member.name!r} at byte {offset} goes {member.end - size} bytes "
-                "past the end; fetch or convert this tar again"
+                f"truncated: {member.name!r} at byte {offset} goes {end - size} bytes past the "
+                "end; fetch or convert this tar again"
             )
         yield member
-        offset = member.end
+        offset, is_behind_zeros = end, False
     if start == 0 and offset == 0:
         raise ShardError(f"not a tar: only {size} bytes")
-    if offset < size:
+    if offset < size and not is_behind_zeros:
         raise ShardError(f"truncated: ends within the header at byte {offset}")
+    if offset < size:
+        rest(offset)
+
+
+def _odd_member(
+    read: Callable[[int, int], bytes | memoryview],
+    header: bytes,
+    offset: int,
+    size: int,
+    is_behind_zeros: bool,
+) -> Member | None:
+    """Return a member as `read_member` does; None, too, for what is none behind zeros."""
+    try:
+        return read_member(read, header, offset, size)
+    except ShardError:
+        if not is_behind_zeros:
+            raise
+        return None
+
+
+def _pass_zeros(read: Callable[[int, int], bytes | memoryview], offset: int, size: int) -> int:
+    """Return the first block from `offset` on that is not of zeros, or the end of what is read."""
+    stop, length = min(size, offset + MAX_ZEROS), BLOCK
+    while offset < stop:
+        data = bytes(read(offset, min(stop, offset + length)))
+        num_zeros = len(data) - len(data.lstrip(b"\0"))
+        if num_zeros < len(data):
+            return offset + num_zeros // BLOCK * BLOCK
+        offset, length = offset + len(data), min(2 * length, 1 << 20)
+    return stop
+
+
+def links_of(members: Iterable[Member]) -> dict[int, tuple[int, int]]:
+    """Return {where a link starts: (start, stop) of the bytes that it stands for}.
+
+    Of files of one name, the last one before the link counts, as in `tarfile`. A symbolic link may
+    stand before its file. Links to what is not in the tar are missing.
+    """
+    spans: dict[str, tuple[int, int]] = {}
+    links: dict[int, tuple[int, int]] = {}
+    later = []
+    for member in members:
+        name = posixpath.normpath(member.name)
+        if member.link is None and member.is_file:
+            spans[name] = (member.data_offset, member.data_offset + member.size)
+        elif member.link is not None:
+            if (span := spans.get(posixpath.normpath(member.link))) is None:
+                later.append(member)
+            else:
+                spans[name] = links[member.offset] = span
+    for member in later:
+        if (span := spans.get(posixpath.normpath(member.link or ""))) is not None:
+            links[member.offset] = span
+    return links
+
+
+class InPiecesError(ShardError):
+    """The files of a sample do not stand together."""
 
 
 def sample_offsets(members: Iterable[Member]) -> list[int]:
@@ -112,19 +177,47 @@ def sample_offsets(members: Iterable[Member]) -> list[int]:
     indexes of Megatron-Energon.
 
     Raises:
+        InPiecesError: The files of a sample do not stand together.
         ShardError: There are more than `MAX_SAMPLES`. And what `members` raises.
     """
     offsets: list[int] = []
-    current_key, end = None, 0
+    current_key, end = "", 0
+    fields: list[str] = []
+    pieces: dict[str, tuple[str, ...]] = {}
+    shapes: dict[tuple[str, ...], tuple[str, ...]] = {}
+
+    def close() -> None:
+        """Compare the sample that ends with an earlier one of its key."""
+        shape = shapes.setdefault(shape := tuple(fields), shape)  # one object for many samples
+        earlier = pieces.setdefault(current_key, shape)
+        if earlier is not shape and not set(earlier) & set(shape):
+            raise InPiecesError(
+                f"{escaped(current_key)}.{escaped(shape[0])} does not stand beside "
+                f"{escaped(current_key)}.{escaped(earlier[0])}, so a sample is in pieces; unpack "
+                "this tar, and pack it with `tar --sort=name`"
+            )
+
     for member in members:
+        split = split_member(member)
+        if split is not None:
+            # Behind zeros another tar begins, whose samples are its own.
+            if split[0] != current_key or member.offset != end:
+                if offsets:
+                    close()
+                current_key, fields = split[0], []
+                offsets.append(member.offset)
+                if len(offsets) > MAX_SAMPLES:
+                    raise ShardError(f"more than {MAX_SAMPLES:,} samples: pack them into more tars")
+            fields.append(split[1])
         end = member.end
-        split = split_name(member.name) if member.is_file else None
-        if split is not None and split[0] != current_key:
-            current_key = split[0]
-            offsets.append(member.offset)
-            if len(offsets) > MAX_SAMPLES:
-                raise ShardError(f"more than {MAX_SAMPLES:,} samples: pack them into more tars")
+    if offsets:
+        close()
     return [*offsets, end]
+
+
+def split_member(member: Member) -> tuple[str, str] | None:
+    """Return (key, field) of a file or link, as `split_name`. None: it belongs to no sample."""
+    return split_name(member.name) if member.is_file or member.link is not None else None
 
 
 def split_name(name: str) -> tuple[str, str] | None:
@@ -152,13 +245,31 @@ def is_reserved(field: str) -> bool:
     return field in IMAGE_COMPANIONS or (field.startswith("__") and field.endswith("__"))
 
 
-def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False) -> dict[str, Any]:
+class LinkError(SampleError):
+    """The bytes that a link stands for are not known. The message begins with its field."""
+
+
+def _no_links(field: str, _offset: int) -> bytes:
+    raise LinkError(f"{escaped(field)}: is a link, whose bytes lie elsewhere in the tar")
+
+
+def parse_sample(
+    data: bytes | memoryview,
+    url: str,
+    *,
+    zero_copy: bool = False,
+    linked: Callable[[str, int], bytes] = _no_links,
+    is_baked: bool = False,
+) -> dict[str, Any]:
     """Return the sample in a range of bytes.
 
     Args:
         data: The bytes from the first header of the sample to that of the next one.
         url: Of the shard.
         zero_copy: Fields are memoryviews of `data`, not bytes of their own.
+        is_baked: ``mmstream bake`` wrote the dataset, so its samples may say why it refused them.
+        linked: Returns the bytes that a link stands for, by its field and where it starts in
+            `data`.
 
     Returns:
         ``__key__``, ``__url__``, then the fields in the order of the tar.
@@ -171,22 +282,30 @@ def parse_sample(data: bytes | memoryview, url: str, *, zero_copy: bool = False)
     """
     view = memoryview(data)
 
-    def value_of(_field: str, start: int, size: int) -> bytes | memoryview:
+    def value_of(field: str, start: int, size: int) -> bytes | memoryview:
+        if size == LINK:
+            return linked(field, start)
         payload = view[start : start + size]
         return payload if zero_copy else bytes(payload)
 
-    return sample_of(_files(view), url, value_of)
+    return sample_of(_files(view), url, value_of, is_baked=is_baked)
 
 
 def sample_of(
-    files: Iterable[tuple[str, int, int]], url: str, value_of: Callable[[str, int, int], Any]
+    files: Iterable[tuple[str, int, int]],
+    url: str,
+    value_of: Callable[[str, int, int], Any],
+    *,
+    is_baked: bool = False,
 ) -> dict[str, Any]:
     """Return the sample that some files of a tar make, in their order.
 
     Args:
-        files: (name, offset of the payload, size) of each file.
+        files: (name, offset of the payload, size) of each file. Of a link: (name, offset of its
+            header, `LINK`).
         url: Of the shard.
         value_of: Returns the value of a field, by its name, offset and size.
+        is_baked: As for `parse_sample`.
 
     Raises:
         SampleError: As `parse_sample` does.
@@ -206,18 +325,17 @@ def sample_of(
                     f"{escaped(sample_key)}: {key!r} lies in the same range: the index is not this "
                     "tar's; run `mmstream index --overwrite`"
                 )
-            if len(name) > MAX_NAME_CHARACTERS or len(sample) - 2 >= MAX_MEMBERS:
-                raise SampleError(
-                    f"{escaped(key)}: a name of {len(name):,} characters, or more than "
-                    f"{MAX_MEMBERS:,} files: no sample is like that"
-                )
+            _require_usual(key, name, len(sample) - 2)
             if is_reserved(field):
-                raise _error_of_reserved(key, field, value_of(field, start, size))
+                data = value_of(field, start, size) if is_baked else None
+                raise _error_of_reserved(key, field, data)
             if field in sample:
                 raise SampleError(
                     f"{escaped(key)}.{escaped(field)}: this field comes twice in the sample"
                 )
             sample[field] = value_of(field, start, size)
+    except LinkError as error:
+        raise SampleError(f"{escaped(sample_key)}.{error}") from error
     except ShardError as error:
         raise SampleError(f"{escaped(sample_key)}: damaged tar header: {error}") from error
     if not sample_key:
@@ -226,6 +344,14 @@ def sample_of(
             "._x, run `mmstream index --overwrite`"
         )
     return sample
+
+
+def _require_usual(key: str, name: str, num_fields: int) -> None:
+    if len(name) > MAX_NAME_CHARACTERS or num_fields >= MAX_MEMBERS:
+        raise SampleError(
+            f"{escaped(key)}: a name of {len(name):,} characters, or more than "
+            f"{MAX_MEMBERS:,} files: no sample is like that"
+        )
 
 
 def encode_refusal(kind: str, reason: str) -> bytes:
@@ -239,25 +365,32 @@ def encode_refusal(kind: str, reason: str) -> bytes:
 
 
 def _error_of_reserved(key: str, field: str, data: Any) -> SampleError:
-    """Return the error of a sample with a field of mmstream's own."""
-    if field == REFUSED_FIELD:
-        return _refusal(bytes(data))
+    """Return the error of a sample with a field of mmstream's own; `data` in a baked dataset."""
+    if field == REFUSED_FIELD and data is not None:
+        return _refusal(key, bytes(data))
     return SampleError(
         f"{escaped(key)}.{escaped(field)}: fields named like __x__ are mmstream's own, "
         f"and so are {', '.join(sorted(IMAGE_COMPANIONS))}; rename this file in the tar"
     )
 
 
-def _refusal(data: bytes) -> SampleError:
+def _refusal(key: str, data: bytes) -> SampleError:
     """Return the error of a sample that was refused when its dataset was baked."""
     try:
         record = msgspec.json.decode(data, type=dict[str, str])
         kind, reason = record["kind"], record["reason"]
     except (ValueError, KeyError):
-        return SampleError(f"{REFUSED_FIELD}: damaged")
+        return SampleError(f"{escaped(key)}.{REFUSED_FIELD}: damaged")
     error = _REFUSALS.get(kind, SampleError)(escaped(reason, MAX_REASON_CHARACTERS))
     error.is_refused = True
     return error
+
+
+def file_of(member: Member) -> tuple[str, int, int] | None:
+    """Return a member as `sample_of` takes it; None where it has no bytes, such as a folder."""
+    if member.link is not None:
+        return member.name, member.offset, LINK
+    return (member.name, member.data_offset, member.size) if member.is_file else None
 
 
 def _files(view: memoryview) -> Iterator[tuple[str, int, int]]:
@@ -275,6 +408,6 @@ def _files(view: memoryview) -> Iterator[tuple[str, int, int]]:
         member = next(iter_members(lambda start, stop: view[start:stop], end, offset), None)
         if member is None:
             return
-        if member.is_file:
-            yield member.name, member.data_offset, member.size
+        if (file := file_of(member)) is not None:
+            yield file
         offset = member.end

@@ -30,8 +30,6 @@ from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import is_reserved, split_name
 from mmstream.types import IntArray
 
-__all__ = ["Members", "Scan", "blocks_of", "scan_samples"]
-
 Blocks: TypeAlias = npt.NDArray[np.uint8]
 """uint8 [n, 512]."""
 

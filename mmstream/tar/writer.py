@@ -11,8 +11,6 @@ from crc32c import crc32c
 
 from mmstream.tar.header import BLOCK
 
-__all__ = ["TarWriter"]
-
 
 class TarWriter:
     """Writes samples as a tar. The same samples give the same bytes on every machine.

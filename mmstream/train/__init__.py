@@ -2,21 +2,14 @@
 
 It is written to be read and copied, in this order:
 
-loop.py         start here: sets a run up, and loops over the steps
-step.py         one optimizer step: precision, accumulation, loss scaling, clipping
-run_length.py   where the run ends, and the batches of each optimizer step
-schedule.py     the learning rate, frozen parameters, the optimizer
-data.py         the loader of a run;  preview.py: one batch of it, without training
-models.py       which model: clip.py, vlm.py (images: vision.py), chat.py (videos), speech.py;
-                token_loss.py, tokenizer.py
-                pretrained.py: opens folders of models and tokenizers
-distributed.py  ranks, their process group, threads, signals that stop a run
-checkpoint.py   saves a run and resumes it;  saved_state.py: reads only the loader's state
-                state_json.py: the JSON of that state
-meter.py        measures the steps;  summary.py: where the time went;  metrics.py: writes the files
-validation.py   the loss on a second dataset
-tracing.py      profiler traces and deterministic runs
+loop.py         start here: a run, its steps, the loss over all ranks
 config.py       `TrainConfig` and `TrainResult`
+data.py         the pipelines of training and validation
+checkpoint.py   saves a run and resumes it;  saved_state.py: reads only the loader's state
+metrics.py      measures the steps and writes the lines
+distributed.py  ranks, their process group, threads, signals that stop a run
+models.py       which model: clip.py, vlm.py and chat.py (images, videos), speech.py;
+                tokenizer.py, pretrained.py: folders of transformers
 
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
 loader's state.
@@ -24,12 +17,14 @@ loader's state.
 
 from __future__ import annotations
 
+from typing import Any
+
 from mmstream.train.config import TrainConfig, TrainResult
 
 __all__ = ["TrainConfig", "TrainResult", "train"]
 
 
-def train(config: TrainConfig) -> TrainResult:
+def train(config: TrainConfig, *, pipeline: Any = None, model: Any = None) -> TrainResult:
     """Train a model on a dataset, or resume from the newest good checkpoint in ``config.out``.
 
     Call it in one process, or in each process that ``torchrun`` starts. torch and transformers are
@@ -40,6 +35,11 @@ def train(config: TrainConfig) -> TrainResult:
 
     Args:
         config: settings, the same in every process.
+        pipeline: an `mm.Pipeline`, whose dataset becomes that of the run, or a function from the
+            dataset to one. Its decoders fit the model, and its `global_batch_size` holds in place
+            of the config's. None: what the model needs.
+        model: an `nn.Module` with the methods of `mmstream.train.models.Trainable`, the same on
+            every rank. It needs `pipeline`. None: ``config.model``.
 
     Returns:
         Steps, last loss and state of the loader, the same on every rank. After SIGTERM, which a
@@ -64,4 +64,4 @@ def train(config: TrainConfig) -> TrainResult:
     """
     from mmstream.train.loop import run
 
-    return run(config)
+    return run(config, pipeline, model)

@@ -1,6 +1,6 @@
-"""Chat models with a processor of their own, for the training loop: Qwen-VL with images and videos.
+"""Chat models, for the training loop: Qwen-VL with images and videos as its processor makes them.
 
-    models.build_model -> `load_chat` -> `ChatModel`
+    models.open_model -> `load_chat`, `chat_decode`
 
 The folder's processor says how large images and frames are, and how many frames a video has. So a
 batch has media of many sizes, and `mmstream.integrations.model_inputs` arranges them.
@@ -19,33 +19,29 @@ import torch
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
+from mmstream.batching.valid import next_tokens, target_weights
 from mmstream.errors import ConfigError
+from mmstream.integrations import model_inputs
+from mmstream.integrations.summed_loss import summed_loss
 from mmstream.train.pretrained import load_pretrained, read_json
-from mmstream.train.token_loss import text_loss, weight_of_labels
-from mmstream.types import Batch
+from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:
     from mmstream.decoding.decode import Decode
-
-__all__ = ["CHAT_FAMILIES", "ChatModel", "chat_decode", "load_chat"]
 
 CHAT_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
 """The ``model_type`` of models whose processors say how images and videos are decoded."""
 
 
 class ChatModel(nn.Module):
-    """A chat model whose forward pass returns the summed loss of the label tokens.
+    """A vision-language model whose forward pass returns the summed loss of the label tokens.
 
     Args:
-        vlm: a `transformers` model of `CHAT_FAMILIES`.
-
-    Attributes:
-        separable: True. The loss of a batch is the sum of the losses of its rows.
-        takes_flat: True. It takes batches without padding, and packs.
+        vlm: a `transformers` model for image-text-to-text that `model_inputs` knows.
     """
 
     separable = True
-    takes_flat = True
+    takes = "conversations with images; a Qwen-VL, saved with its processor, videos too"
 
     def __init__(self, vlm: Any) -> None:
         super().__init__()
@@ -55,19 +51,26 @@ class ChatModel(nn.Module):
         """Return (loss_sum, weight): the summed loss and its number of tokens, float32 scalars.
 
         Args:
-            batch: ids, mask, labels and normalised media, as `mm.to_device` returns them.
+            batch: ids, mask, labels and normalised media, as `mm.to_device` returns them, with or
+                without padding.
 
         Raises:
             ConfigError: the media do not fit the model.
         """
-        return text_loss(self.vlm, batch)
+        inputs = model_inputs(batch, self.vlm)
+        targets = inputs.pop("labels")[:, 1:]
+        logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
+        return summed_loss(logits, targets, target_weights(batch)), self.weight_of(batch)
 
     def weight_of(self, batch: Batch) -> Tensor:
         """Return the number of tokens in the loss of a batch, or the sum of their weights.
 
         The first token of a row or document never counts: no token before it could predict it.
         """
-        return weight_of_labels(batch)
+        weights = target_weights(batch)
+        if weights is not None:
+            return weights.sum()
+        return (next_tokens(batch) != IGNORED_LABEL).sum().float()
 
 
 def load_chat(folder: str, tokenizer: Any) -> ChatModel:

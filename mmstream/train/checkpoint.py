@@ -16,6 +16,7 @@ import pickle
 import re
 import zipfile
 import zlib
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -25,28 +26,18 @@ import torch.distributed as dist
 
 from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError, escaped
+from mmstream.state import parse_state
 from mmstream.storage import RemoteStore, Store
 from mmstream.storage.new_file import remove_temporaries
-from mmstream.train.config import TrainConfig
+from mmstream.train.config import Precision
 from mmstream.train.distributed import TrainProcess
-from mmstream.train.state_json import loader_state
-from mmstream.train.step import Trained
-
-__all__ = [
-    "Checkpoint",
-    "checkpoint_name",
-    "list_checkpoints",
-    "load_checkpoint",
-    "load_newest",
-    "require_writable",
-    "resume_training",
-    "save_checkpoint",
-    "save_training",
-]
 
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"step-(\d{8,})\.pt")
+
+KEPT = 2
+"""Checkpoints of a run that are kept. With two, it survives damage to the newest."""
 
 _WRITE_TEST = ".write-test"
 """An object that tells whether checkpoints can be written. No listing shows it."""
@@ -63,6 +54,34 @@ class Checkpoint:
 
     num_steps: int
     content: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Trained:
+    """The training state besides the data: what a step changes and a checkpoint holds."""
+
+    model: Any
+    """The bare module: an `nn.Module` with the methods of `mmstream.train.models.Trainable`."""
+    parallel: torch.nn.Module
+    """The module to call in training: `model`, wrapped in DDP when there are several ranks."""
+    optimizer: torch.optim.Optimizer
+    scaler: torch.amp.GradScaler
+    precision: Precision
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the states of model, optimizer and scaler, for a checkpoint."""
+        return {
+            "model": self.model.state_dict(),
+            "optimizer": self.optimizer.state_dict(),
+            "scaler": self.scaler.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Load the states of a checkpoint."""
+        self.model.load_state_dict(state["model"])
+        self.optimizer.load_state_dict(state["optimizer"])
+        if state.get("scaler") and self.scaler.is_enabled():
+            self.scaler.load_state_dict(state["scaler"])
 
 
 def checkpoint_name(num_steps: int) -> str:
@@ -188,18 +207,29 @@ def load_newest(store: Store) -> Checkpoint | None:
     return None
 
 
+def loader_state(content: Mapping[str, Any], source: str) -> dict[str, Any]:
+    """Return the loader's state that a checkpoint holds.
+
+    Raises:
+        StateError: it holds none. The message begins with `source`.
+    """
+    try:
+        return parse_state(content["loader"], source)
+    except (KeyError, TypeError):
+        raise StateError(f"{source}: a checkpoint without a loader's state") from None
+
+
 def save_training(
     store: Store,
     trained: Trained,
     num_steps: int,
-    loader_state: dict[str, Any],
-    config: TrainConfig,
+    state: dict[str, Any],
     process: TrainProcess,
 ) -> None:
     """Save a run after an optimizer step. Only rank 0 writes."""
     if process.rank == 0:
-        content = {**trained.state_dict(), "loader": json.dumps(loader_state)}
-        save_checkpoint(store, Checkpoint(num_steps, content), keep=config.keep_checkpoints)
+        content = {**trained.state_dict(), "loader": json.dumps(state)}
+        save_checkpoint(store, Checkpoint(num_steps, content), keep=KEPT)
 
 
 def resume_training(
@@ -245,44 +275,14 @@ def _load(checkpoint: Checkpoint, store: Store, trained: Trained, batches: Devic
     try:
         trained.load_state_dict(checkpoint.content)
     except (KeyError, RuntimeError, ValueError, TypeError, AttributeError, IndexError) as error:
-        difference = _difference(trained, checkpoint.content)
+        reason = escaped(" ".join(str(error).split()), 300)
         raise StateError(
-            f"{store.url}: step {checkpoint.num_steps} is of another model: "
-            f"{difference or escaped(str(error).partition(chr(10))[0])}; give "
-            "the settings that it was trained with (model=, image_size=, max_length=, tokenizer=, "
-            "freeze=), or another folder (out=)"
+            f"{store.url}: step {checkpoint.num_steps} is of another model: {reason}; give the "
+            "settings that it was trained with (model=, image_size=, max_length=), or another "
+            "folder (out=)"
         ) from error
     try:
         state = loader_state(checkpoint.content, "its loader's state")
         batches.load_state_dict(state)
     except StateError as error:
         raise StateError(f"{store.url}: step {checkpoint.num_steps}: {error}") from error
-
-
-def _difference(trained: Trained, content: dict[str, Any]) -> str:
-    """Describe in one line which weights of a checkpoint do not fit the model; "" when all fit."""
-    model = trained.model.state_dict()
-    saved = content.get("model")
-    if not isinstance(saved, dict):
-        return "it holds no weights"
-    missing = [name for name in model if name not in saved]
-    unknown = [name for name in saved if name not in model]
-    reshaped = [
-        name
-        for name in model
-        if name in saved and model[name].shape != getattr(saved[name], "shape", None)
-    ]
-    differences = []
-    if missing:
-        differences.append(f"{len(missing):,} weights are missing in it ({missing[0]})")
-    if unknown:
-        differences.append(f"{len(unknown):,} weights are unknown here ({escaped(unknown[0])})")
-    if reshaped:
-        name = reshaped[0]
-        saved_shape = tuple(getattr(saved[name], "shape", ()))
-        model_shape = tuple(model[name].shape)
-        differences.append(
-            f"{len(reshaped):,} weights have another shape "
-            f"({name}: {saved_shape} there, {model_shape} here)"
-        )
-    return ", ".join(differences)

@@ -1,6 +1,6 @@
 """CLIP for the training loop: a small one with random weights, or one from a folder.
 
-    models.build_model -> `ContrastiveClip`
+    models.open_model -> `ContrastiveClip`, `clip_decode`
 
 The loss is over the embeddings of the whole global batch. There is no dropout and there are no
 batch statistics, and the weights come from a seed. So the number of ranks changes losses and
@@ -21,7 +21,7 @@ total_weight is V, the number of valid rows. The product is L again.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
@@ -29,11 +29,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
+from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
 from mmstream.train.pretrained import load_pretrained
 from mmstream.types import IGNORED_LABEL, Batch
 
-__all__ = ["ContrastiveClip", "contrastive_loss", "gather_rows", "load_clip", "small_clip"]
+if TYPE_CHECKING:
+    from mmstream.decoding.decode import Decode
 
 
 class ContrastiveClip(nn.Module):
@@ -51,7 +53,10 @@ class ContrastiveClip(nn.Module):
     """
 
     separable = False
-    takes_flat = False
+    takes = (
+        'one image and one text a sample; model="vlm" takes chats, and docs/classification.md has '
+        "classes"
+    )
 
     def __init__(self, clip: Any, num_rows: int) -> None:
         super().__init__()
@@ -81,6 +86,8 @@ class ContrastiveClip(nn.Module):
         Raises:
             ConfigError: the samples have several images or none, or no text.
         """
+        if is_flat(batch):
+            raise ConfigError("train: CLIP compares whole rows: leave batching= out")
         if not isinstance(batch.get("image"), Tensor) or "image_row" in batch:
             raise ConfigError(
                 "train: CLIP takes exactly one image per sample; these have several or none"
@@ -204,3 +211,13 @@ def load_clip(folder: str) -> Any:
     from transformers import CLIPModel
 
     return load_pretrained(CLIPModel, folder, f"{folder}: no CLIP model", dtype=torch.float32)
+
+
+def clip_decode(tokenizer: Any, model: ContrastiveClip, max_length: int) -> Decode:
+    """Return the decoders that make the fields that a `ContrastiveClip` reads."""
+    from mmstream.decoding.decode import Decode
+    from mmstream.decoding.image.decoder import ImageDecoder
+    from mmstream.decoding.text.decoder import TextDecoder
+
+    text = TextDecoder(tokenizer, max_length=max_length, padding="longest")
+    return Decode(image=ImageDecoder(size=model.image_size), text=text)

@@ -1,10 +1,12 @@
-"""The data of a run: its dataset, how samples become batches, and the loader.
+"""The data of a run: its dataset, the pipeline that makes batches of it, and the loader.
 
-loop.run, preview.py -> `open_loader` -> mmstream.Loader
+loop.run -> `open_train_data` -> `pipeline_for` or `pipeline_of_model` -> `open_loader`
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +20,8 @@ from mmstream.dataset.source import datasets_of
 from mmstream.decoding.stored import baked_content
 from mmstream.errors import ConfigError, escaped
 from mmstream.loader.loader import Loader
-from mmstream.packing.cost import Cost
 from mmstream.pipeline import Pipeline
 from mmstream.train.config import TrainConfig
-from mmstream.world import World
-
-__all__ = ["cost_of", "open_loader", "open_train_data"]
 
 
 def open_train_data(
@@ -31,78 +29,71 @@ def open_train_data(
 ) -> Dataset | Mixture:
     """Open a dataset, or for training the file of a mixture too."""
     open_it = open_dataset if is_validation else open_data
-    data = open_it(url, allow_foreign_urls=config.allow_foreign_urls)
+    return open_it(url, allow_foreign_urls=config.allow_foreign_urls)
+
+
+def pipeline_for(
+    pipeline: Pipeline | Callable[[Any], Pipeline], data: Dataset | Mixture, folder: str | None
+) -> Pipeline:
+    """Return the user's pipeline with the data of the run.
+
+    Args:
+        pipeline: A pipeline, whose data are replaced, or a function from data to a pipeline.
+        data: Of the run.
+        folder: Gets the records of bad samples, unless the pipeline names another folder.
+    """
+    made = pipeline if isinstance(pipeline, Pipeline) else pipeline(data)
+    if not isinstance(made, Pipeline):
+        raise ConfigError(f"train: pipeline= gave {type(made).__name__}, and no mm.Pipeline")
+    policy = made.bad_samples
+    if policy.quarantine == BadSamplePolicy.quarantine:
+        policy = replace(policy, quarantine=folder)
+    return replace(made, dataset=data, bad_samples=policy)
+
+
+def pipeline_of_model(config: TrainConfig, data: Dataset | Mixture, decode: Any) -> Pipeline:
+    """Return the pipeline that a model of `mmstream.train.models` needs: its decoders, shuffled."""
     for dataset in datasets_of(data):
         if baked_content(dataset) is not None:
             raise ConfigError(
-                f"{escaped(dataset.store.url)}: was written by `mmstream bake`, and train decodes "
-                "by itself: give it the source of the bake, or read the bake in a loop of your own "
-                "with mm.Decode.baked()"
+                f"{escaped(dataset.store.url)}: was written by `mmstream bake`, and the model's "
+                "own pipeline decodes: give it the source of the bake, or pipeline= with "
+                "mm.Decode.baked()"
             )
-    return data
-
-
-def open_loader(
-    config: TrainConfig,
-    data: Dataset | Mixture,
-    decode: Any,
-    *,
-    log: str = "",
-    world: World | None = None,
-    cost: Cost | None = None,
-    **pipeline_settings: Any,
-) -> Loader:
-    """Return a loader of the training data, or of validation data.
-
-    Args:
-        config: settings. With ``out=""``, bad samples are not recorded.
-        data: as `open_train_data` opened it.
-        decode: the decoders.
-        log: subfolder for the records of bad samples; it also marks validation data.
-        world: which rank it is. None: that of this process.
-        cost: what a row of packs costs the model. None: rows are not dealt by cost.
-        pipeline_settings: further arguments of `Pipeline`.
-    """
-    # A substitute would count a validation sample twice, so its row is left out instead.
-    action = "mask" if log and config.bad_samples == "substitute" else config.bad_samples
-    folder = config.log_folder
-    pipeline = Pipeline(
+    return Pipeline(
         data,
         global_batch_size=config.global_batch_size,
         seed=config.seed,
-        reshuffle=None if log else config.reshuffle,  # validation is not shuffled
-        cache_dir=config.cache_dir,
-        max_cache_bytes=config.max_cache_bytes,
         decode=decode,
-        batching=_batching(config, cost, is_validation=bool(log)),
-        bad_samples=BadSamplePolicy(
-            action=action,
-            max_fraction=config.max_bad_fraction,
-            shards=config.substitute_bad_shards,
-            quarantine=str(Path(folder, log)) if folder else None,
-        ),
-        **pipeline_settings,
+        bad_samples=BadSamplePolicy(quarantine=config.log_folder),
     )
+
+
+def validation_pipeline(pipeline: Pipeline, data: Dataset | Mixture) -> Pipeline:
+    """Return the pipeline of the validation data: each sample once, in their order.
+
+    A substitute would count a sample twice, so the row of a bad one is left out instead. There is
+    no plan of packs: the loss is the same with one sample a row.
+    """
+    policy = pipeline.bad_samples
+    action = "mask" if policy.action == "substitute" else policy.action
+    folder = policy.quarantine and str(Path(policy.quarantine, "validation"))
+    return replace(
+        pipeline,
+        dataset=data,
+        shuffle=False,
+        drop_last=False,
+        reshuffle=None,
+        batching=Flat() if isinstance(pipeline.batching, Pack) else pipeline.batching,
+        bad_samples=replace(policy, action=action, quarantine=folder),
+    )
+
+
+def open_loader(config: TrainConfig, pipeline: Pipeline) -> Loader:
+    """Return the loader of this rank."""
     return Loader(
         pipeline,
         num_workers=config.num_workers,
         rows_per_rank=config.rows_per_rank or "balanced",
-        world=world,
         on_change=config.on_change,
     )
-
-
-def cost_of(model: Any) -> Cost | None:
-    """Return what rows of packs cost a model, from its config; None: it takes no packs."""
-    vlm = getattr(model, "vlm", None)
-    return None if vlm is None else Cost.from_config(vlm.config)
-
-
-def _batching(config: TrainConfig, cost: Cost | None, *, is_validation: bool) -> Flat | Pack | None:
-    """Return how the samples of a rank become its batch; None: padded rows.
-
-    Validation data needs no plan: its loss is the same with one sample a row.
-    """
-    if config.pack is not None and not is_validation:
-        return Pack(config.pack, plan=config.plan, weights_of=config.weights_of, cost=cost)
-    return Flat() if config.is_flat else None

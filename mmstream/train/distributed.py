@@ -27,19 +27,6 @@ from mmstream.errors import ConfigError
 from mmstream.machine import cpu_limit, num_local_ranks
 from mmstream.world import World
 
-__all__ = [
-    "StopRequest",
-    "TrainProcess",
-    "float64_scalar",
-    "is_of_lost_rank",
-    "leave_group",
-    "leave_on_sigterm",
-    "note_signals",
-    "process_group",
-    "received_by_all",
-    "share_threads",
-]
-
 logger = logging.getLogger(__name__)
 
 ECHO_S = 1.0

@@ -1,10 +1,23 @@
 """The training loop. Start reading here: `run` sets a run up, `fit` trains, helpers follow.
 
-    loader -> device -> train: `run` -> `fit` -> `step.train_step`
+    loader -> device -> train: `run` -> `fit` -> `train_step`
 
 All ranks do the same optimizer steps. Each rank computes its own rows of the same global batches.
 A checkpoint holds the weights, the optimizer and the state of the loader. That is all a later run
 needs to continue exactly, even on another number of ranks or workers.
+
+The loss of a step is the mean over all rows (or tokens) of its batches on all W ranks:
+
+- Each rank counts the weight (rows or tokens) of its batches. `total_weight` is the sum over the
+  ranks. It is known before the first backward pass.
+- The loss_sum of each micro-batch is multiplied by W / total_weight. DDP then takes the mean of the
+  gradients over the W ranks, which cancels the W.
+- Only the backward pass of the last micro-batch communicates. DDP's `no_sync` stops the others.
+
+For example, rank 0 has 3 rows and rank 1 has 1 row, so W = 2 and total_weight = 4. Each loss_sum is
+multiplied by 2 / 4. DDP's mean over 2 ranks gives (loss_sum of rank 0 + loss_sum of rank 1) / 4.
+So the number of ranks, uneven ranks, accumulation and micro-batches change a step by rounding
+errors only.
 
 In your own trainer, three lines belong to mmstream: ``mm.to_device(loader, device)``, and
 ``state_dict`` and ``load_state_dict`` of what it returns.
@@ -12,24 +25,36 @@ In your own trainer, three lines belong to mmstream: ``mm.to_device(loader, devi
 
 from __future__ import annotations
 
+import inspect
 import logging
 import math
-from contextlib import ExitStack, closing
+import time
+from collections.abc import Generator
+from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.parallel import DistributedDataParallel
 
+from mmstream._vector_math import resolve_vector_math
 from mmstream.audit.training_log import SampleLog
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture
+from mmstream.batching.split import split_rows
+from mmstream.batching.valid import is_flat
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
+from mmstream.pipeline import Pipeline
 from mmstream.storage import Store, join_url, open_store
-from mmstream.train.checkpoint import require_writable, resume_training, save_training
-from mmstream.train.config import TrainConfig, TrainResult
-from mmstream.train.data import cost_of, open_loader, open_train_data
+from mmstream.train.checkpoint import Trained, require_writable, resume_training, save_training
+from mmstream.train.config import Precision, TrainConfig, TrainResult
+from mmstream.train.data import (
+    open_loader,
+    open_train_data,
+    pipeline_for,
+    pipeline_of_model,
+    validation_pipeline,
+)
 from mmstream.train.distributed import (
     StopRequest,
     TrainProcess,
@@ -40,62 +65,52 @@ from mmstream.train.distributed import (
     received_by_all,
     share_threads,
 )
-from mmstream.train.meter import Meter
-from mmstream.train.metrics import StepLog
-from mmstream.train.models import (
-    build_model,
-    choose_attention,
-    decode_for,
-    hint_at_model,
-    normalize_for,
-    open_model_tokenizer,
-)
-from mmstream.train.run_length import length_of, optimizer_steps
-from mmstream.train.schedule import learning_rate_of
-from mmstream.train.step import Trained, prepare, seed_step, train_step
-from mmstream.train.tracing import deterministic, traced
-from mmstream.train.validation import Validation
-
-__all__ = ["fit", "run"]
+from mmstream.train.metrics import Meter, StepLog
+from mmstream.train.models import checkpoint_activations, open_model, what_it_takes
+from mmstream.types import Batch
 
 logger = logging.getLogger(__name__)
 
+WEIGHT_DECAY = 0.1
+"""Of matrices and kernels; biases, norms and other vectors have none."""
 
-def run(config: TrainConfig) -> TrainResult:
-    """Join the other ranks, build the model, open the data and train.
+MAX_GRAD_NORM = 1.0
+"""A longer gradient is scaled down to this norm."""
 
-    `mmstream.train.train` is this function, and documents its result and its errors.
+MAX_COMPARED_TOKENS = 4096
+"""Tokens of a micro-batch without padding where attention compares all of its tokens."""
+
+_LENGTHS = ("max_length_q", "max_length_k")
+"""Numbers that models read of a batch without padding. They are powers of two, so they are few."""
+
+
+def run(config: TrainConfig, user_pipeline: Any, model: Any) -> TrainResult:
+    """Join the other ranks, open the data, build the model and train.
+
+    `mmstream.train.train` is this function, and documents its arguments, result and errors.
     """
     if config.log_folder is not None and Path(config.log_folder).is_file():
         raise ConfigError(f"train: {config.log_folder} is a file; name a folder with out=")
     with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as open_loaders:
         process.agree(config.rank_settings)
         share_threads(config.num_workers)
-        tokenizer = open_model_tokenizer(config)
-        model = build_model(config, tokenizer, process.world_size)
-        choose_attention(model, config.attn_implementation)
-        decode = decode_for(config, tokenizer, model)
-        normalize = normalize_for(config)
+        data = open_train_data(config, config.url)
+        model, pipeline = _model_and_pipeline(config, data, model, user_pipeline, process)
 
-        def open_batches(data: Dataset | Mixture, **settings: Any) -> DeviceLoader:
-            loader = open_loader(config, data, decode, cost=cost_of(model), **settings)
+        def open_batches(pipeline: Pipeline) -> DeviceLoader:
+            loader = open_loader(config, pipeline)
             open_loaders.enter_context(closing(loader))  # ends its workers
+            normalize = getattr(model, "normalize", None)
             return to_device(loader, process.device, normalize=normalize)
 
-        validation = None
+        batches, validation = open_batches(pipeline), None
         if config.validation is not None:
             data = open_train_data(config, config.validation, is_validation=True)
-            validation = Validation(
-                open_batches(data, shuffle=False, drop_last=False, log="validation")
-            )
-        data = open_train_data(config, config.url)
+            validation = open_batches(validation_pipeline(pipeline, data))
         try:
-            result = fit(config, model, open_batches(data), process, validation)
-        except (ConfigError, BadSampleLimitError) as error:
-            hint = hint_at_model(config, data)
-            if not hint:
-                raise
-            raise type(error)(f"{error}{hint}") from error
+            result = fit(config, model, batches, process, validation)
+        except BadSampleLimitError as error:
+            raise BadSampleLimitError(f"{error}{what_it_takes(model)}") from error
         except RuntimeError as error:
             if not is_of_lost_rank(error):
                 raise
@@ -108,12 +123,29 @@ def run(config: TrainConfig) -> TrainResult:
     return result
 
 
+def _model_and_pipeline(
+    config: TrainConfig, data: Any, model: Any, user_pipeline: Any, process: TrainProcess
+) -> tuple[Any, Pipeline]:
+    """Return the user's model and pipeline, and in the place of a missing one that of `config`."""
+    pipeline, num_rows = None, config.global_batch_size
+    if user_pipeline is not None:
+        pipeline = pipeline_for(user_pipeline, data, config.log_folder)
+        num_rows = pipeline.global_batch_size
+    if model is None:
+        most_rows = max(config.rows_per_rank or [-(-num_rows // process.world_size)])
+        model, decode = open_model(config, most_rows)
+        pipeline = pipeline or pipeline_of_model(config, data, decode)
+    elif pipeline is None:
+        raise ConfigError("train: model= needs pipeline=, with the decoders of the model")
+    return model, pipeline
+
+
 def fit(
     config: TrainConfig,
     model: nn.Module,
     batches: DeviceLoader,
     process: TrainProcess,
-    validation: Validation | None = None,
+    validation: DeviceLoader | None = None,
 ) -> TrainResult:
     """Train from the newest good checkpoint, or from the start, until `config` says to end.
 
@@ -123,7 +155,8 @@ def fit(
             the same on every rank.
         batches: this rank's rows, on its device.
         process: this rank.
-        validation: runs every ``config.validate_every`` steps and after the last step.
+        validation: data that are not shuffled, with ``drop_last=False``. A pass over them runs with
+            each checkpoint.
 
     Returns:
         The result of the run. After SIGTERM or Ctrl-C too: the last optimizer step is saved then.
@@ -134,31 +167,22 @@ def fit(
         MMStreamError: the loss is not finite, or a step has no row with a label on any rank. The
             checkpoints stay as they are.
     """
-    with ExitStack() as stack:
-        stack.enter_context(deterministic(config.deterministic))
-        trained = prepare(config, model, process)
-        checkpoints = _open_checkpoints(config, process)
-        resumed_from = resume_training(checkpoints, trained, batches, process)
-        num_steps = saved_steps = resumed_from
-        length = length_of(config, len(batches))
-        log = StepLog(
-            config.log_folder,
-            rank=process.rank,
-            world_size=process.world_size,
-            num_steps=num_steps,
-            last_step=length.last_step if config.progress else None,
-        )
-        stack.enter_context(log)
-        trace_step = stack.enter_context(traced(config.profile, config.log_folder, process.rank))
-        stop = stack.enter_context(note_signals())
-        groups = optimizer_steps(batches, length, config.accumulate, num_steps)
-        stack.enter_context(closing(groups))
-        state = batches.state_dict()
-        meter = Meter(batches.stats, process, _source_names(state), config.pack)
-        sample_log = SampleLog(config.log_keys)
-        loss = validation_loss = stopped_by = None
-        empty_step = torch.zeros((), dtype=torch.int64, device=process.device)
-
+    trained = prepare(config, model, process)
+    checkpoints = _open_checkpoints(config, process)
+    resumed_from = resume_training(checkpoints, trained, batches, process)
+    num_steps = saved_steps = resumed_from
+    log = StepLog(
+        config.log_folder, rank=process.rank, world_size=process.world_size, num_steps=num_steps
+    )
+    state = batches.state_dict()
+    sources = [source["name"] for source in state.get("order", {}).get("sources", ())]
+    meter = Meter(batches.stats, process, sources, _tokens_of_packs(batches))
+    sample_log = SampleLog(config.log_keys)
+    validation_start = {} if validation is None else validation.state_dict()
+    loss = validation_loss = stopped_by = None
+    empty_step = torch.zeros((), dtype=torch.int64, device=process.device)
+    groups = optimizer_steps(batches, config, num_steps)
+    with note_signals() as stop, closing(groups):
         for group in groups:
             meter.arrived(group)
 
@@ -178,48 +202,250 @@ def fit(
             sample_log.add(group, state.get("order"))
 
             seed_step(config.seed, num_steps, process.rank)
-            lr = learning_rate_of(config, num_steps, length.planned_steps)
+            lr = learning_rate(config, num_steps)
             rank_loss, grad_norm = train_step(trained, group, total_weight, lr, config, process)
             num_steps += 1
             state = batches.state_dict()
+            meter.stepped()
 
-            is_last = length.is_reached(state["epoch"], num_steps)
-            saves = is_last or num_steps % config.checkpoint_every == 0
-            validates = is_last or num_steps % config.validate_every == 0
+            saves = num_steps % config.checkpoint_every == 0
+            saves = saves or _is_done(config, state["epoch"], num_steps)
             if saves or num_steps % config.log_every == 0:
                 line = meter.read(rank_loss, grad_norm, num_steps=num_steps, lr=lr)
                 log.write(line | sample_log.take())
                 _check_labels(int(empty_step.item()))
                 loss = _check_finite(line["loss"], trained, num_steps)
-            else:
-                meter.stepped()
-            trace_step()
             if saves:
-                _save(checkpoints, trained, num_steps, state, config, process, stop)
+                _save(checkpoints, trained, num_steps, state, process, stop)
                 saved_steps = num_steps
-            if validation is not None and validates:
-                outcome = validation.run(trained, process, stop, config)
+            if saves and validation is not None:
+                outcome = validate(trained, validation, validation_start, config, process, stop)
                 if outcome is not None:
                     validation_loss = outcome["loss"]
                     log.write_validation({"num_steps": num_steps, **outcome})
-            meter.start(paused=saves or validates)
+            meter.start(paused=saves)
 
         all_received = stopped_by is not None and received_by_all(stop, process)
         if num_steps > saved_steps:  # a signal ended the run between two checkpoints
-            _save(checkpoints, trained, num_steps, state, config, process, stop)
-        summary = meter.summary() if num_steps > resumed_from else None
-    if process.rank == 0:
-        _log_summary(summary)
+            _save(checkpoints, trained, num_steps, state, process, stop)
     return TrainResult(
-        num_steps,
-        resumed_from,
-        loss,
-        state,
-        validation_loss,
-        stopped_by,
-        all_received_signal=all_received,
-        summary=summary,
+        num_steps, resumed_from, loss, state, validation_loss, stopped_by, all_received
     )
+
+
+def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Trained:
+    """Move a model to the device, wrap it in DDP, and make its optimizer and loss scaler.
+
+    Raises:
+        ConfigError: the model cannot be trained with these settings.
+    """
+    if not getattr(model, "separable", True) and max(config.accumulate, config.micro_batches) > 1:
+        raise ConfigError(
+            "train: this model computes its loss over the whole global batch: set accumulate=1 and "
+            "micro_batches=1; activation_checkpointing=True saves memory"
+        )
+    resolve_vector_math()
+    model = model.to(process.device).train()
+    if config.activation_checkpointing:
+        checkpoint_activations(model)
+    parallel = model
+    if process.world_size > 1:
+        # Inputs are on the device already, so DDP gets no device to move them to. The buffers of
+        # the models are constants, so DDP need not send them at each forward pass. The name of that
+        # setting depends on the version of torch.
+        parameters = inspect.signature(DistributedDataParallel).parameters
+        is_renamed = "forward_sync_buffers" in parameters
+        sync_buffers = "forward_sync_buffers" if is_renamed else "broadcast_buffers"
+        settings: dict[str, Any] = {sync_buffers: False}
+        parallel = DistributedDataParallel(model, **settings)
+    precision = config.precision or ("bf16" if process.device.type == "cuda" else "fp32")
+    scaler = torch.amp.GradScaler(process.device.type, enabled=precision == "fp16")
+    return Trained(model, parallel, make_optimizer(model), scaler, precision)
+
+
+def make_optimizer(model: nn.Module) -> torch.optim.AdamW:
+    """Return AdamW over the parameters that need a gradient. `train_step` sets its learning rate.
+
+    Weight decay applies to matrices and kernels, not to biases, norms and other vectors.
+    """
+    trained = [parameter for parameter in model.parameters() if parameter.requires_grad]
+    matrices = [parameter for parameter in trained if parameter.ndim >= 2]
+    vectors = [parameter for parameter in trained if parameter.ndim < 2]
+    groups = [
+        {"params": parameters, "weight_decay": decay}
+        for parameters, decay in ((matrices, WEIGHT_DECAY), (vectors, 0.0))
+        if parameters
+    ]
+    return torch.optim.AdamW(groups, lr=0.0, betas=(0.9, 0.98))
+
+
+def learning_rate(config: TrainConfig, num_steps: int) -> float:
+    """Return the learning rate of the step that follows `num_steps` others.
+
+    It rises linearly over `warmup_steps` steps and stays. No state holds it: it depends on the
+    number of steps alone, so a resumed run uses the same ones. For a decay, change this function.
+    """
+    return config.lr * min(1.0, (num_steps + 1) / max(1, config.warmup_steps))
+
+
+def train_step(
+    trained: Trained,
+    group: list[Batch],
+    total_weight: Tensor,
+    lr: float,
+    config: TrainConfig,
+    process: TrainProcess,
+) -> tuple[Tensor, Tensor]:
+    """Do one optimizer step.
+
+    Args:
+        trained: model and optimizer, changed in place.
+        group: this rank's batches of the step, on its device.
+        total_weight: weight of the step over all ranks, a scalar above 0.
+        lr: learning rate.
+        config: settings.
+        process: this rank.
+
+    Returns:
+        This rank's share of the loss, whose sum over the ranks is the loss of the step, and the
+        norm of the gradient before clipping. Both are scalars on the device, so the host does not
+        wait here. With fp16 the weights do not change when the norm is not finite.
+    """
+    pieces = [
+        piece
+        for batch in group
+        for piece in micro_batches_of(batch, config.micro_batches, trained.model)
+    ]
+    factor = (process.world_size / total_weight.clamp(min=1)).float()
+    rank_loss = torch.zeros((), device=process.device)
+    trained.optimizer.zero_grad(set_to_none=True)
+    for number, micro_batch in enumerate(pieces, start=1):
+        is_last = number == len(pieces)
+        with nullcontext() if is_last else _no_sync(trained.parallel):
+            with _autocast(trained.precision, process.device):
+                loss_sum, _ = trained.parallel(micro_batch)
+            trained.scaler.scale(loss_sum * factor).backward()
+        rank_loss += loss_sum.detach() * factor / process.world_size
+
+    trained.scaler.unscale_(trained.optimizer)  # else the norm would include the loss scale
+    param_groups = trained.optimizer.param_groups
+    parameters = [parameter for param_group in param_groups for parameter in param_group["params"]]
+    grad_norm = nn.utils.clip_grad_norm_(parameters, MAX_GRAD_NORM)
+    for param_group in param_groups:
+        param_group["lr"] = lr
+    trained.scaler.step(trained.optimizer)
+    trained.scaler.update()
+    return rank_loss, grad_norm
+
+
+def micro_batches_of(batch: Batch, micro_batches: int, model: Any) -> list[Batch]:
+    """Return the micro-batches of a batch, with the fields that a model reads.
+
+    Ranks may have different numbers of them. A batch without padding is cut into pieces of 4,096
+    tokens, or single rows, where attention takes time for all pairs of its tokens. The kernels of
+    FlashAttention and flex attention leave out pairs of different documents.
+
+    Keys and texts are left out: `torch.compile` would compile the model anew for each new value.
+    """
+    fields = {
+        name: value
+        for name, value in batch.items()
+        if isinstance(value, Tensor)
+        or name in _LENGTHS
+        or (isinstance(value, list) and all(isinstance(item, Tensor) for item in value))
+    }
+    if micro_batches > 1:
+        return split_rows(fields, micro_batches)
+    config = getattr(getattr(model, "vlm", None), "config", None)
+    compares_all = getattr(config, "_attn_implementation", None) in ("sdpa", "eager")
+    if is_flat(batch) and compares_all:
+        return split_rows(fields, max_tokens=MAX_COMPARED_TOKENS)
+    return [fields]
+
+
+def validate(
+    trained: Trained,
+    batches: DeviceLoader,
+    start: dict[str, Any],
+    config: TrainConfig,
+    process: TrainProcess,
+    stop: StopRequest,
+) -> dict[str, float] | None:
+    """Run one pass over the validation data from the state `start`, so that all passes are alike.
+
+    Returns:
+        A dict, the same on every rank; None if a signal to any rank ended the pass.
+
+        - loss: sum of loss_sum over sum of weight, over all valid rows of all ranks. A contrastive
+          loss belongs to a whole batch: then it is the mean of the losses of the batches, weighted
+          by their rows.
+        - weight: those rows or tokens.
+        - seconds: time that the pass took.
+
+    Raises:
+        MMStreamError: no row is valid and has a label, so there is no loss.
+    """
+    started = time.perf_counter()
+    loss_sum = weight = torch.zeros((), dtype=torch.float64, device=process.device)
+    batches.load_state_dict(start)
+    trained.model.eval()
+    try:
+        for batch in batches:
+            if process.sum_over_ranks(sum(stop.flags())).item():
+                return None
+            with torch.no_grad(), _autocast(trained.precision, process.device):
+                for piece in micro_batches_of(batch, config.micro_batches, trained.model):
+                    piece_loss, piece_weight = trained.model(piece)
+                    loss_sum, weight = loss_sum + piece_loss, weight + piece_weight
+    finally:
+        trained.model.train()
+    total_loss, total_weight = process.sum_over_ranks(loss_sum, weight).tolist()
+    if not total_weight:
+        raise MMStreamError(
+            "validation: no row is valid and has a label; look at the labels of its texts, at "
+            "max_length and at its bad samples"
+        )
+    seconds = time.perf_counter() - started
+    return {"loss": total_loss / total_weight, "weight": total_weight, "seconds": seconds}
+
+
+def optimizer_steps(
+    batches: DeviceLoader, config: TrainConfig, num_steps: int
+) -> Generator[list[Batch], None, None]:
+    """Yield the batches of each optimizer step that follows `num_steps` others.
+
+    The last group of an epoch may be smaller, so an epoch is a whole number of optimizer steps:
+    5 loader steps with ``accumulate=2`` give groups of 2, 2 and 1. After the last step of the run
+    no further batch is fetched.
+    """
+    while not _is_done(config, batches.state_dict()["epoch"], num_steps):
+        group: list[Batch] = []
+        for batch in batches:
+            group.append(batch)
+            is_end_of_epoch = batches.state_dict()["step"] == 0
+            if len(group) < config.accumulate and not is_end_of_epoch:
+                continue
+            yield group
+            group = []
+            num_steps += 1
+            if num_steps == config.max_steps:
+                return
+
+
+def seed_step(seed: int, num_steps: int, rank: int) -> None:
+    """Seed torch for one step, so that random numbers (dropout) need no saved state to resume."""
+    torch.manual_seed(((seed * 1_000_003 + num_steps) * 65_537 + rank) % 2**63)
+
+
+def _is_done(config: TrainConfig, epoch: int, num_steps: int) -> bool:
+    """Tell whether nothing is left to do after so many optimizer steps, in this epoch."""
+    return epoch >= (config.num_epochs or math.inf) or num_steps >= (config.max_steps or math.inf)
+
+
+def _tokens_of_packs(batches: DeviceLoader) -> int | None:
+    """Return the room of a row of packs in tokens; None: rows are no packs."""
+    pipeline = getattr(batches.loader, "pipeline", None)
+    return getattr(getattr(pipeline, "batching", None), "max_tokens", None)
 
 
 def _open_checkpoints(config: TrainConfig, process: TrainProcess) -> Store:
@@ -240,25 +466,13 @@ def _save(
     trained: Trained,
     num_steps: int,
     state: dict[str, Any],
-    config: TrainConfig,
     process: TrainProcess,
     stop: StopRequest,
 ) -> None:
     """Save the run when the logs of all ranks have the step. A second signal waits for it."""
     process.wait_for_all()
     with stop.saving():
-        save_training(checkpoints, trained, num_steps, state, config, process)
-
-
-def _log_summary(summary: str | None) -> None:
-    """Log each line of a summary as a line of its own: the command line escapes line breaks."""
-    for number, line in enumerate((summary or "").splitlines()):
-        logger.info("%s%s", "  " if number else "", line)
-
-
-def _source_names(state: dict[str, Any]) -> list[str]:
-    """Return the names of a mixture's sources from the loader's state; empty for one dataset."""
-    return [source["name"] for source in state.get("order", {}).get("sources", ())]
+        save_training(checkpoints, trained, num_steps, state, process)
 
 
 def _received_signal(flags: list[Tensor]) -> str | None:
@@ -292,5 +506,16 @@ def _check_finite(loss: float, trained: Trained, num_steps: int) -> float:
         return loss
     raise MMStreamError(
         f"the loss of step {num_steps} is {loss}; resume from the last checkpoint with a "
-        "smaller lr or max_grad_norm, or a longer warm-up"
+        "smaller lr, or a longer warm-up"
     )
+
+
+def _autocast(precision: Precision, device: torch.device) -> torch.autocast:
+    """Return the autocast context of a forward pass; it does nothing for fp32."""
+    dtype = torch.float16 if precision == "fp16" else torch.bfloat16
+    return torch.autocast(device.type, dtype=dtype, enabled=precision != "fp32")
+
+
+def _no_sync(parallel: nn.Module) -> Any:
+    """Return the context in which a backward pass does not average gradients over the ranks."""
+    return parallel.no_sync() if isinstance(parallel, DistributedDataParallel) else nullcontext()

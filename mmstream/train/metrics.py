@@ -1,11 +1,10 @@
-"""Writes the metrics of each step: JSON lines per rank, the log, a progress bar and TensorBoard.
+"""Measures the steps, and writes a line of metrics for each: JSON lines per rank, and the log.
 
-    loop.fit -> Meter.read -> `StepLog.write`
+    loop.fit -> `Meter.read` -> `StepLog.write`
 
 The JSON lines are the history of the weights. Each line is handed to the system before the next
 step begins, so it survives a ``kill -9``. When a run resumes, the lines of undone steps are
-removed: those after the checkpoint from which it resumes. Rank 0 also shows a progress bar in a
-terminal, and writes TensorBoard files if that is installed.
+removed: those after the checkpoint from which it resumes.
 """
 
 from __future__ import annotations
@@ -14,72 +13,241 @@ import json
 import logging
 import math
 import re
-import sys
-from contextlib import ExitStack
+import time
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from types import TracebackType
-from typing import Any, TextIO
+from typing import Any
 
+import torch
+from torch import Tensor
+
+from mmstream.bad_samples.quarantine import FILTERED, KINDS
+from mmstream.batching.valid import is_flat
 from mmstream.storage.new_file import create_file
-
-__all__ = ["StepLog", "cut_history"]
+from mmstream.train.distributed import TrainProcess, float64_scalar
+from mmstream.types import Batch
 
 logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(?:metrics|validation)-rank(\d+)\.jsonl")
 
+_COUNTS = (
+    "num_samples",
+    "num_cut_texts",
+    "num_dropped_parts",
+    "num_wrong_reads",
+    "num_bytes",
+    "num_cached_bytes",
+    "num_cache_hit_bytes",
+)
+"""Counts of the loader since the run started, summed over the ranks."""
 
-class StepLog:
-    """Writes the metrics of one rank; a context manager.
+
+class Meter:
+    """Clock and counters of one rank.
+
+    Each step calls `arrived`, then `stepped`, perhaps `read`, and then `start`.
 
     Args:
-        folder: local folder of ``metrics-rank{r}.jsonl``, ``validation-rank0.jsonl`` and
-            ``tensorboard/``. None: the metrics go only to the log.
-        rank: number of this rank. Only rank 0 writes to the log.
-        world_size: number of ranks.
-        num_steps: optimizer steps of the checkpoint from which the run resumes. Later lines are
-            removed.
-        last_step: optimizer step at which the progress bar ends; None: no bar.
+        stats: counts of the loader, for its waiting time and its bad samples.
+        process: this rank.
+        sources: names of a mixture's sources, whose rows are counted; empty for one dataset.
+        max_tokens: tokens that a row of packs has room for. None: rows are no packs.
     """
 
     def __init__(
         self,
-        folder: str | None,
-        *,
-        rank: int,
-        world_size: int,
-        num_steps: int,
-        last_step: int | None = None,
+        stats: Any,
+        process: TrainProcess,
+        sources: Iterable[str] = (),
+        max_tokens: int | None = None,
     ) -> None:
+        self._stats = stats
+        self._max_tokens = max_tokens
+        self._process = process
+        self._is_cuda = process.device.type == "cuda"
+        self._zeros = torch.zeros(4, dtype=torch.float64, device=process.device)
+        self._batch_counts = self._zeros
+        self._rows_of_source = dict.fromkeys(sources, 0)
+        self._position: dict[str, Any] = {}
+        self._modelled = 0.0, 0  # sum of the imbalance up to the line before, and its steps
+        self._wait_s = self._total_s = 0.0
+        self._gaps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._step_end: torch.cuda.Event | None = None
+        self.start(paused=True)
+
+    def start(self, *, paused: bool) -> None:
+        """Start to wait for the data of a step. Set `paused` after saving or validating."""
+        self._mark = time.perf_counter()
+        self._loader_wait_s = getattr(self._stats, "wait_s", 0.0)
+        if paused:
+            self._step_end = None
+
+    def arrived(self, group: list[Batch]) -> None:
+        """Stop waiting: the batches of a step are here. Count their rows and tokens."""
+        elapsed = time.perf_counter() - self._mark
+        # The rest of that time moved the batch to the device.
+        waited = getattr(self._stats, "wait_s", math.inf) - self._loader_wait_s
+        self._wait_s += min(elapsed, waited)
+        if self._step_end is not None:
+            self._gaps.append((self._step_end, _event()))
+        for batch in group:
+            self._batch_counts = self._batch_counts + _count(batch)
+            for source in _sources_of(batch) if self._rows_of_source else ():
+                self._rows_of_source[source] += 1
+        lineage = group[-1]["__lineage__"]
+        self._position = {"epoch": lineage.epoch, "step": lineage.step}
+
+    def stepped(self) -> None:
+        """End a step. On CUDA its kernels are launched, but may still run."""
+        self._total_s += time.perf_counter() - self._mark
+        if self._is_cuda:
+            self._step_end = _event()
+
+    def read(
+        self, rank_loss: Tensor, grad_norm: Tensor, *, num_steps: int, lr: float
+    ) -> dict[str, Any]:
+        """Return the line of metrics of a step that has ended, which `StepLog.write` describes.
+
+        Rates are over the time since the line before. All ranks must call it together. The host
+        waits for the device.
+
+        Args:
+            rank_loss: this rank's share of the loss, whose sum over the ranks is the loss.
+            grad_norm: norm of the gradient, the same on every rank.
+            num_steps: optimizer steps since the first start, this one included.
+            lr: learning rate of the step.
+        """
+        bad_counts = getattr(self._stats, "bad", {})
+        started = time.perf_counter()
+        loss, tokens, positions, samples, rows, *counts = self._process.sum_over_ranks(
+            rank_loss,
+            *self._batch_counts,
+            *(getattr(self._stats, name, 0) for name in _COUNTS),
+            *(bad_counts.get(kind, 0) for kind in KINDS),
+            *self._rows_of_source.values(),
+        ).tolist()
+        seconds = max(self._total_s + time.perf_counter() - started, 1e-9)
+        totals = iter(map(int, counts))
+        count_of = {name: next(totals) for name in _COUNTS}
+        bad = {kind: count for kind in KINDS if (count := next(totals))}
+        sources = {name: count for name in self._rows_of_source if (count := next(totals))}
+        num_skipped = bad.get(FILTERED, 0)
+        cut_fraction = count_of["num_cut_texts"] / max(count_of["num_samples"], 1)
+        line = {
+            **self._position,
+            "num_steps": num_steps,
+            "loss": loss,
+            "lr": lr,
+            "grad_norm": grad_norm.item(),
+            "samples_per_s": round(samples / seconds, 1),
+            "tokens_per_s": round(tokens / seconds, 1) if positions else None,
+            "padding_fraction": round(1 - tokens / positions, 4) if positions else None,
+            "wait_fraction": round(self._wait_s / seconds, 3),
+            "num_bad": sum(bad.values()) - num_skipped,
+            "num_skipped": num_skipped,
+            "bad": bad,
+            "num_wrong_reads": count_of["num_wrong_reads"],
+            "num_cut_texts": count_of["num_cut_texts"],
+            "num_dropped_parts": count_of["num_dropped_parts"],
+            "cut_text_fraction": round(cut_fraction, 4),
+        }
+        if self._max_tokens is not None:
+            line["fill"] = round(tokens / (rows * self._max_tokens), 4)
+            line |= self._imbalance()
+        hits = count_of["num_cache_hit_bytes"]
+        if hits or count_of["num_cached_bytes"]:
+            line["cache_hit_fraction"] = round(hits / (count_of["num_bytes"] + hits), 4)
+        if self._rows_of_source:
+            line["sources"] = sources
+        if self._is_cuda:
+            idle_s = sum(before.elapsed_time(after) for before, after in self._gaps) / 1000
+            line["idle_fraction"] = round(idle_s / seconds, 3)
+            line["memory_bytes"] = torch.cuda.max_memory_allocated(self._process.device)
+        self._gaps.clear()
+        self._batch_counts = self._zeros
+        self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
+        self._wait_s = self._total_s = 0.0
+        return line
+
+    def _imbalance(self) -> dict[str, float]:
+        """Return the mean of the modelled imbalance since the line before; {}: it is unknown."""
+        total_before, steps_before = self._modelled
+        total = getattr(self._stats, "total_imbalance", 0.0)
+        num_steps = getattr(self._stats, "num_modelled_steps", 0)
+        self._modelled = total, num_steps
+        if num_steps == steps_before:
+            return {}
+        mean = (total - total_before) / (num_steps - steps_before)
+        return {"modelled_imbalance": round(mean, 4)}
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event
+
+
+def _sources_of(batch: Batch) -> Iterable[str]:
+    """Return the source of each valid row, or of each sample in a valid row without padding.
+
+    A sample may be several documents, which have the same source.
+    """
+    if not is_flat(batch):
+        lineage = batch["__lineage__"]
+        empty = {bad.row for bad in lineage.bad if bad.substitute is None}
+        rows = enumerate(batch["__source__"], start=lineage.start)
+        return [source for row, source in rows if row not in empty]
+    samples = batch["document_sample"].tolist()
+    valid = batch["__valid__"][batch["document_row"]].tolist()
+    documents = [pair for pair in zip(samples, valid, strict=True) if pair[0] >= 0]
+    return {
+        sample: source
+        for (sample, is_valid), source in zip(documents, batch["__source__"], strict=True)
+        if is_valid
+    }.values()
+
+
+def _count(batch: Batch) -> Tensor:
+    """Return float64 [4]: tokens of valid rows, positions for tokens, valid samples, and rows.
+
+    Without text the first two are 0. For example, valid rows of 5 and 3 tokens and one invalid row,
+    padded to length 5, give 8, 15, 2 and 3. A row of a pack has several samples.
+    """
+    valid = batch["__valid__"]
+    mask = batch.get("attention_mask")
+    if is_flat(batch):
+        lineage = batch["__lineage__"]
+        num_samples = sum(lineage.valid) if lineage.rows is None else len(lineage.rows)
+        counts = [batch["num_tokens"], batch["input_ids"].numel(), num_samples]
+    elif not isinstance(mask, Tensor):
+        counts = [0, 0, valid.sum()]
+    else:
+        counts = [(mask * valid.unsqueeze(1)).sum(), mask.numel(), valid.sum()]
+    counts.append(len(valid))
+    return torch.stack([float64_scalar(count, valid.device) for count in counts])
+
+
+class StepLog:
+    """Writes the metrics of one rank.
+
+    Args:
+        folder: local folder of ``metrics-rank{r}.jsonl`` and ``validation-rank0.jsonl``. None: the
+            metrics go only to the log.
+        rank: number of this rank. Only rank 0 writes to the log.
+        world_size: number of ranks.
+        num_steps: optimizer steps of the checkpoint from which the run resumes. Later lines are
+            removed.
+    """
+
+    def __init__(self, folder: str | None, *, rank: int, world_size: int, num_steps: int) -> None:
         self._rank, self._world_size = rank, world_size
         self._folder = None if folder is None else Path(folder)
-        self._open = ExitStack()
-        self._file: TextIO | None = None
-        self._board = self._bar = None
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
             num_cut = cut_history(self._folder, rank, world_size, num_steps)
             if num_cut:
                 logger.info("rank %d: removed %d lines of undone steps", rank, num_cut)
-            path = self._folder / f"metrics-rank{rank}.jsonl"
-            self._file = self._open.enter_context(_open_lines(path))
-        if rank == 0:
-            self._board = _open_board(self._folder, num_steps)
-            self._bar = _open_bar(num_steps, last_step)
-
-    def __enter__(self) -> StepLog:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._open.close()
-        for output in (self._board, self._bar):
-            if output is not None:
-                output.close()
 
     def write(self, line: dict[str, Any]) -> None:
         """Write the metrics of one step.
@@ -114,14 +282,7 @@ class StepLog:
                 - keys, lineage: with `log_keys`, this rank's samples since the line before (see
                   `mmstream.audit.training_log`)
         """
-        if self._bar is not None:
-            self._bar.set_postfix_str(
-                f"loss {line['loss']:.4f}, {line['samples_per_s']:.0f} samples/s, "
-                f"{line['wait_fraction']:.0%} waiting for data",
-                refresh=False,
-            )
-            self._bar.update(line["num_steps"] - self._bar.n)
-        elif self._rank == 0:
+        if self._rank == 0:
             logger.info(
                 "epoch %d step %d loss %.4f, %.0f samples/s, %.0f %% waiting for data",
                 line["epoch"],
@@ -130,65 +291,28 @@ class StepLog:
                 line["samples_per_s"],
                 100 * line["wait_fraction"],
             )
-        if self._file is not None:
-            ranks = {"rank": self._rank, "world_size": self._world_size}
-            self._file.write(_json({**line, **ranks}))
-        self._chart("train", line)
+        ranks = {"rank": self._rank, "world_size": self._world_size}
+        self._append(f"metrics-rank{self._rank}.jsonl", {**line, **ranks})
 
     def write_validation(self, line: dict[str, Any]) -> None:
         """Write a validation pass, on rank 0: num_steps, loss, weight (rows or tokens), seconds."""
-        if self._rank != 0:
+        if self._rank == 0:
+            logger.info("validation after %d steps: loss %.4f", line["num_steps"], line["loss"])
+            self._append("validation-rank0.jsonl", line)
+
+    def _append(self, name: str, line: Mapping[str, Any]) -> None:
+        """Append a line of JSON. Infinity and NaN, which JSON lacks, become null.
+
+        It is ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
+        """
+        if self._folder is None:
             return
-        logger.info("validation after %d steps: loss %.4f", line["num_steps"], line["loss"])
-        if self._folder is not None:
-            with _open_lines(self._folder / "validation-rank0.jsonl") as file:
-                file.write(_json(line))
-        self._chart("validation", line)
-
-    def _chart(self, group: str, line: dict[str, Any]) -> None:
-        """Write the numbers of a line to TensorBoard."""
-        if self._board is None:
-            return
-        for name, value in line.items():
-            if isinstance(value, int | float) and name not in ("num_steps", "epoch", "step"):
-                self._board.add_scalar(f"{group}/{name}", value, line["num_steps"])
-
-
-def _open_lines(path: Path) -> TextIO:
-    """Open a file to append lines. Each line goes to the system at once."""
-    return path.open("a", encoding="utf-8", buffering=1)
-
-
-def _json(line: dict[str, Any]) -> str:
-    """Return a line of JSON. Infinity and NaN, which JSON lacks, become null.
-
-    It is ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
-    """
-    finite = {
-        name: None if isinstance(value, float) and not math.isfinite(value) else value
-        for name, value in line.items()
-    }
-    return json.dumps(finite) + "\n"
-
-
-def _open_board(folder: Path | None, num_steps: int) -> Any:
-    """Return TensorBoard's writer; None if it is not installed or there is no folder."""
-    if folder is None:
-        return None
-    try:
-        from torch.utils.tensorboard import SummaryWriter
-    except ImportError:
-        return None
-    return SummaryWriter(str(folder / "tensorboard"), purge_step=num_steps + 1)
-
-
-def _open_bar(num_steps: int, last_step: int | None) -> Any:
-    """Return a progress bar; None outside a terminal."""
-    if last_step is None or not sys.stderr.isatty():
-        return None
-    from tqdm import tqdm
-
-    return tqdm(total=last_step, initial=num_steps, unit="step", dynamic_ncols=True)
+        finite = {
+            name: None if isinstance(value, float) and not math.isfinite(value) else value
+            for name, value in line.items()
+        }
+        with Path(self._folder, name).open("a", encoding="utf-8") as file:
+            file.write(json.dumps(finite) + "\n")
 
 
 def cut_history(folder: Path, rank: int, world_size: int, num_steps: int) -> int:

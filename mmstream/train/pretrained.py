@@ -18,8 +18,6 @@ import msgspec
 
 from mmstream.errors import ConfigError, escaped
 
-__all__ = ["image_settings", "load_pretrained", "read_json"]
-
 
 def load_pretrained(kind: Any, folder: str, message: str, **settings: Any) -> Any:
     """Return ``kind.from_pretrained(folder)``. Nothing is downloaded.

@@ -8,10 +8,8 @@ from __future__ import annotations
 from typing import Any
 
 from mmstream.errors import StateError
+from mmstream.state import parse_state
 from mmstream.storage import join_url, open_store, split_url
-from mmstream.train.state_json import loader_state, parse_state
-
-__all__ = ["read_state"]
 
 MAX_STATE_BYTES = 64 << 20
 """Largest JSON file of a state."""
@@ -39,7 +37,7 @@ def read_state(source: str) -> dict[str, Any]:
 
 
 def _read_checkpoint(folder: str, name: str) -> dict[str, Any]:
-    from mmstream.train.checkpoint import checkpoint_name, load_checkpoint
+    from mmstream.train.checkpoint import checkpoint_name, load_checkpoint, loader_state
 
     digits = "".join(filter(str.isdigit, name)) or "0"
     if checkpoint_name(int(digits)) != name:
@@ -50,7 +48,7 @@ def _read_checkpoint(folder: str, name: str) -> dict[str, Any]:
 
 
 def _read_newest(source: str) -> dict[str, Any]:
-    from mmstream.train.checkpoint import load_newest
+    from mmstream.train.checkpoint import load_newest, loader_state
 
     for url in (join_url(source, "checkpoints"), source):
         checkpoint = load_newest(open_store(url))

@@ -1,12 +1,13 @@
 """Whisper for the training loop: recordings and their transcripts.
 
-    models.build_model -> `load_speech` -> `SpeechModel`
+    models.open_model -> `load_speech`, `speech_decode`
 
 The loss is a sum over the tokens of the transcripts, so it can be cut into micro-batches and ranks.
 """
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -16,13 +17,11 @@ from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import valid_labels
 from mmstream.integrations import model_inputs
 from mmstream.integrations.summed_loss import summed_loss
-from mmstream.train.pretrained import load_pretrained
+from mmstream.train.pretrained import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:
     from mmstream.decoding.decode import Decode
-
-__all__ = ["SpeechModel", "load_speech", "speech_decode"]
 
 
 class SpeechModel(nn.Module):
@@ -33,11 +32,10 @@ class SpeechModel(nn.Module):
 
     Attributes:
         separable: True. The loss of a batch is the sum of the losses of its rows.
-        takes_flat: False. Each row has a recording of its own.
     """
 
     separable = True
-    takes_flat = False
+    takes = "one recording (wav, flac, mp3, ...) and its transcript a sample"
 
     def __init__(self, speech: Any) -> None:
         super().__init__()
@@ -84,17 +82,14 @@ def load_speech(folder: str) -> SpeechModel:
     return SpeechModel(speech.train())
 
 
-def speech_decode(
-    tokenizer: Any, folder: str, max_length: int, *, field: str | None = None
-) -> Decode:
+def speech_decode(tokenizer: Any, folder: str, max_length: int) -> Decode:
     """Return the decoders that make the fields that a `SpeechModel` reads.
 
     Args:
         tokenizer: the tokenizer of the model.
         folder: the folder of the model. Its feature extractor says how long recordings are, and
             how many mel bins they have.
-        max_length: longest transcript in tokens.
-        field: where the transcript is, as of `TextDecoder`.
+        max_length: longest transcript in tokens. The model's own limit, where that is less.
 
     Raises:
         ConfigError: the folder has no feature extractor.
@@ -109,5 +104,7 @@ def speech_decode(
     extractor = load_pretrained(
         AutoFeatureExtractor, folder, f"{folder}: no feature extractor of a speech model"
     )
-    text = TextDecoder(tokenizer, max_length=max_length, field=field)
+    positions = read_json(Path(folder, "config.json")).get("max_target_positions")
+    most = positions if isinstance(positions, int) else max_length
+    text = TextDecoder(tokenizer, max_length=min(max_length, most))
     return Decode(audio=AudioDecoder.from_processor(extractor), text=text)

@@ -14,8 +14,6 @@ from typing import Any
 from mmstream.errors import ConfigError
 from mmstream.train.pretrained import load_pretrained, read_json
 
-__all__ = ["byte_tokenizer", "image_token_of", "open_tokenizer"]
-
 IMAGE_TOKENS = ("<image>", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>")
 """Image tokens of Llava and most other models, Qwen-VL, Gemma 3 and InternVL, in this order."""
 

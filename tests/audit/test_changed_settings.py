@@ -3,35 +3,16 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 
 import mmstream as mm
 from mmstream.audit.check_log import check_logs, orders_logged, steps_logged
-from mmstream.audit.training_log import SampleLog, log_files, read_lineage
+from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.dataset.bad_list import write_bad
 from mmstream.world import World
+from tests.helpers.audit_logs import write_logs
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
-
-
-def write_logs(loaders: list[mm.Loader], folder: Path, num_steps: int, every: int = 1) -> dict:
-    """Log some steps of all ranks as `mmstream train --log-keys` does; return the state."""
-    folder.mkdir(exist_ok=True)
-    for rank, loader in enumerate(loaders):
-        samples, done, world_size = SampleLog(enabled=True), 0, len(loaders)
-        with (folder / f"metrics-rank{rank}.jsonl").open("a") as file:
-            while done < num_steps:
-                state = loader.state_dict()
-                for batch in loader:
-                    samples.add([batch], state["order"])
-                    state, done = loader.state_dict(), done + 1
-                    if done % every == 0 or done == num_steps:
-                        line = {"num_steps": done, "rank": rank, "world_size": world_size}
-                        file.write(json.dumps({**line, **samples.take()}) + "\n")
-                    if done == num_steps:
-                        break
-    return json.loads(json.dumps(loaders[0].state_dict()))
 
 
 def loaders_of(

@@ -16,9 +16,9 @@ from mmstream.audit.read_keys import read_keys
 from mmstream.audit.replay import replay
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
-from mmstream.errors import ConfigError, StateError, StorageError
+from mmstream.errors import StateError, StorageError
 from mmstream.state import order_of_state
-from mmstream.storage import LocalStore, RemoteStore, open_store
+from mmstream.storage import open_store
 from mmstream.train.checkpoint import Checkpoint, save_checkpoint
 from mmstream.train.saved_state import read_state
 from mmstream.train.tokenizer import byte_tokenizer
@@ -26,7 +26,7 @@ from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, offsets, patch, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.states import edited
-from tests.helpers.stores import watched
+from tests.helpers.stores import WatchedStore, watched
 from tests.helpers.topology import Step, described, joined
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
@@ -59,13 +59,13 @@ def names_of(dataset: mm.Dataset, refs: list[tuple[int, int]]) -> list[tuple[str
     return [(dataset.name_of(shard), index) for shard, index in refs]
 
 
-def test_the_samples_of_packs_are_replayed_row_by_row(tmp_path, monkeypatch, mmstream):
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+def test_the_samples_of_packs_are_replayed_row_by_row(tmp_path, mmstream):
     url = write_corpus(tmp_path / "corpus", [30, 20, 10])
     decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=512))
     pipeline = mm.Pipeline(
         mm.open_dataset(url), global_batch_size=2, decode=decode, batching=mm.Pack(512)
     )
+    mm.plan(pipeline)
     loader, shown = mm.Loader(pipeline), []
     for batch in loader:
         lineage = batch["__lineage__"]
@@ -129,29 +129,17 @@ def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows
 
 def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(faulty):
     pipeline = make_pipeline(faulty)
-    first = loaders(pipeline, [12])
-    stream = iter(first[0])
-    delivered = [described(next(stream)) for _ in range(3)]
-    states = [first[0].state_dict()]
-    for rows in ([4, 8], [3, 3, 3, 3], [6, 6]):  # on and on, elsewhere
+    alone = loaders(pipeline, [12])
+    delivered = [step for _ in range(3) for step in epoch_of(alone)]
+    states = [mm.Loader(pipeline).state_dict()]
+    for rows in ([12], [4, 8], [3, 3, 3, 3], [6, 6]):  # on and on, elsewhere
         ranks = loaders(pipeline, rows)
         for rank in ranks:
             rank.load_state_dict(states[-1])
-        streams = [iter(rank) for rank in ranks]
-        for _ in range(4):
-            parts = [next(stream, None) for stream in streams]
-            if None in parts:
-                break
-            delivered.append(joined([described(part) for part in parts]))
+        steps = zip(*ranks, strict=True)
+        delivered += [joined([described(part) for part in next(steps)]) for _ in range(2)]
         states.append(ranks[0].state_dict())
-    assert states[-1]["epoch"] == 1
-    last = loaders(pipeline, [12])
-    last[0].load_state_dict(states[-1])
-    for _ in range(2):
-        delivered += epoch_of(last)
-    assert [(step.epoch, step.step) for step in delivered] == [
-        (epoch, step) for epoch in range(3) for step in range(8)
-    ]
+    assert [state["step"] for state in states] == [0, 2, 4, 6, 0]
     for state in states:
         order = order_of_state(state, pipeline.dataset)[0]
         for given in delivered:
@@ -160,58 +148,25 @@ def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(fault
             assert refs == names_of(pipeline.dataset, given.planned)
 
 
-def test_a_corpus_that_has_grown_still_tells_the_old_plan(tmp_path):
-    old = write_corpus(tmp_path / "old", COUNTS)
-    new = write_corpus(tmp_path / "new", [*COUNTS, 50])
-    state = mm.Loader(make_pipeline(old)).state_dict()
-    ours, theirs = (order_of_state(state, mm.open_dataset(url))[0] for url in (old, new))
-    assert ours.identity() == theirs.identity()
-    assert np.array_equal(ours.refs(3, 2), theirs.refs(3, 2))
-
-
 # -- without reading data ------------------------------------------------------------------------
 
 
-class Spy:
-    """Notes what a kind of store is asked for."""
-
-    def __init__(self, monkeypatch, kind):
-        self.read, self.ranges = [], []
-        read, read_ranges = kind.read, kind.read_ranges
-        monkeypatch.setattr(
-            kind, "read", lambda s, n, *a, **k: self.read.append(n) or read(s, n, *a, **k)
-        )
-        monkeypatch.setattr(
-            kind,
-            "read_ranges",
-            lambda s, r, k=None: self.ranges.append([*r]) or read_ranges(s, r, k),
-        )
-        self.num_single, read_range = 0, kind.read_range
-        monkeypatch.setattr(kind, "read_range", lambda *a: self._count(a) or read_range(*a))
-
-    def _count(self, asked):
-        self.num_single += 1
-
-    @property
-    def num_bytes(self):
-        return sum(stop - start for ranges in self.ranges for _, start, stop in ranges)
-
-
-def assert_only_headers_are_read(mmstream, url, state, kind, monkeypatch):
-    spy = Spy(monkeypatch, kind)
+def assert_only_headers_are_read(mmstream, url, state, monkeypatch):
+    store = WatchedStore(open_store(url))
+    monkeypatch.setattr("mmstream.dataset.open.open_store", lambda url: store)
     code, out, err = mmstream(url, "--state", state, "--step", "2:4", "--epoch", 7)
     assert (code, err, len(out.splitlines())) == (0, "", 24)
-    assert {*spy.read} <= {MANIFEST_NAME, BAD_NAME, "state.json"}
-    assert spy.ranges == []
+    assert {*store.whole_reads} <= {MANIFEST_NAME, BAD_NAME}
+    assert store.range_reads == []
     code, with_keys, err = mmstream(url, "--state", state, "--step", "2:4", "--epoch", 7, "--keys")
     assert (code, err) == (0, "")
     assert [line.rpartition(" ")[0] for line in with_keys.splitlines()] == out.splitlines()
-    indexes = [ranges[0][0] for ranges in spy.ranges if ranges[0][0].endswith(".idx")]
+    names = [ranges[0][0] for ranges in store.range_reads]
+    indexes = [name for name in names if name.endswith(".idx")]
     assert len(indexes) == len(set(indexes)) <= 4
-    spy.ranges = [ranges for ranges in spy.ranges if ranges[0][0] not in indexes]
-    assert [len(ranges) for ranges in spy.ranges] == [12, 12]  # a call a step: side by side
-    assert spy.num_bytes == 24 * 512
-    assert spy.num_single == 0
+    of_tars = [ranges for ranges in store.range_reads if ranges[0][0] not in indexes]
+    assert [len(ranges) for ranges in of_tars] == [12, 12]  # a call a step: side by side
+    assert sum(stop - start for ranges in of_tars for _, start, stop in ranges) == 24 * 512
 
 
 def test_only_the_manifest_is_read_and_for_keys_one_header_a_sample(
@@ -219,7 +174,7 @@ def test_only_the_manifest_is_read_and_for_keys_one_header_a_sample(
 ):
     state = tmp_path / "state.json"
     state.write_text(json.dumps(mm.Loader(make_pipeline(corpus)).state_dict()))
-    assert_only_headers_are_read(mmstream, corpus, state, LocalStore, monkeypatch)
+    assert_only_headers_are_read(mmstream, corpus, state, monkeypatch)
 
 
 @pytest.mark.s3
@@ -238,7 +193,7 @@ def test_on_s3_too_where_the_state_may_lie_as_well(mmstream, s3, corpus, tmp_pat
     with pytest.raises(StateError, match="neither"):
         read_state(f"{prefix}/absent")
     url = f"{prefix}/corpus"
-    assert_only_headers_are_read(mmstream, url, f"{prefix}/state.json", RemoteStore, monkeypatch)
+    assert_only_headers_are_read(mmstream, url, f"{prefix}/state.json", monkeypatch)
 
 
 def test_keys_behind_long_names_take_a_second_look_and_no_payload(tmp_path):
@@ -382,43 +337,36 @@ def test_a_mistake_is_a_line_and_an_exit_code(mmstream, corpus, tmp_path, words,
 
 
 @pytest.mark.parametrize(
-    ("change", "reason"),
+    ("text_of", "counts", "reason"),
     [
-        ("other corpus", "first 5 shards are not those of the state"),
-        ("fewer shards", "first 5 shards are not those of the state"),
-        ("no state", "holds no order"),
-        ("no json", "not the JSON of a state"),
-        ("a list", "not a state of a Loader"),
-        ("newer", "state version 99"),
-        ("newer order", "order version 99"),
-        ("bad step", "an epoch has 8 steps"),
-        ("absent", "neither a state's JSON nor a folder with checkpoints"),
+        (json.dumps, [30, 1, 0, 26, 40], "first 5 shards are not those of the state"),
+        (json.dumps, [30, 1, 0, 40], "first 5 shards are not those of the state"),
+        (lambda state: "{}", COUNTS, "holds no order"),
+        (lambda state: "{", COUNTS, "not the JSON of a state"),
+        (lambda state: "[1]", COUNTS, "not a state of a Loader"),
+        (lambda state: json.dumps(edited(state, version=99)), COUNTS, "state version 99"),
+        (
+            lambda state: json.dumps(edited(state, order={**state["order"], "version": 99})),
+            COUNTS,
+            "order version 99",
+        ),
+        (lambda state: json.dumps(edited(state, step=8)), COUNTS, "an epoch has 8 steps"),
     ],
 )
-def test_a_state_that_does_not_fit_is_refused(mmstream, corpus, tmp_path, change, reason):
+def test_a_state_that_does_not_fit_is_refused(mmstream, corpus, tmp_path, text_of, counts, reason):
     path = saved(make_pipeline(corpus), tmp_path)
-    state, url = json.loads(path.read_text()), corpus
-    if change == "other corpus":
-        url = write_corpus(tmp_path / "other", [30, 1, 0, 26, 40])
-    elif change == "fewer shards":
-        url = write_corpus(tmp_path / "other", [30, 1, 0, 40])
-    elif change == "absent":
-        path.unlink()
-        (tmp_path / "state.json").mkdir()
-    texts = {
-        "no state": "{}",
-        "no json": "{",
-        "a list": "[1]",
-        "newer": json.dumps(edited(state, version=99)),
-        "newer order": json.dumps(edited(state, order={**state["order"], "version": 99})),
-        "bad step": json.dumps(edited(state, step=8)),
-    }
-    if change in texts:
-        path.write_text(texts[change])
+    path.write_text(text_of(json.loads(path.read_text())))
+    url = corpus if counts == COUNTS else write_corpus(tmp_path / "other", counts)
     code, out, err = mmstream(url, "--state", path)
     assert (code, out, err.count("\n")) == (1, "", 1)
     assert err.startswith("error: ")
     assert reason in err
+
+
+def test_a_folder_without_a_state_is_refused(mmstream, corpus, tmp_path):
+    code, _, err = mmstream(corpus, "--state", tmp_path)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "neither a state's JSON nor a folder with checkpoints" in err
 
 
 def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
@@ -451,11 +399,3 @@ def test_a_state_file_needs_no_torch(corpus, tmp_path):
     command = [sys.executable, "-c", probe, "replay", corpus, "--state", str(state), "--keys"]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 12)
-
-
-def test_the_library_refuses_steps_that_are_none(corpus):
-    order = make_pipeline(corpus).order
-    dataset = mm.open_dataset(corpus)
-    for epoch, step in ((0, 8), (0, -1), (-1, 0)):
-        with pytest.raises(ConfigError):
-            list(replay(dataset, order, epoch, [step]))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,9 +11,8 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError, SampleError, ShardError
-from mmstream.train import TrainConfig
-from mmstream.train.data import open_loader
+from mmstream.errors import BadSampleLimitError, DecodeError, SampleError, ShardError
+from mmstream.train.data import validation_pipeline
 from tests.helpers.bad_corpus import (
     FAULTS,
     FAULTS_OF_TARS,
@@ -150,24 +149,19 @@ def test_a_filter_masks_where_the_policy_masks(tmp_path):
     assert loader.stats.num_bad == 0
 
 
-def test_notebooks_show_what_is_masked_and_what_the_policy_is(tmp_path):
-    corpus = write_faulty(tmp_path, COUNTS, BAD)
-    pipeline = make_pipeline(corpus, decode=DECODE, shuffle=False)
-    shown = {
-        action: replace(pipeline, bad_samples=policy(action=action, max_consecutive=7))
-        for action in ("substitute", "mask", "raise")
-    }
-    assert (
-        "substituted; the run stops above 100 % or 7 in a row" in shown["substitute"]._repr_html_()
-    )
-    assert "masked; the run stops above 100 % or 7 in a row" in shown["mask"]._repr_html_()
-    assert "the first one stops the run" in shown["raise"]._repr_html_()
-    for action, words in (("mask", "not valid: "), ("substitute", "substitute for ")):
-        batch = next(iter(mm.Loader(shown[action])))
-        assert f"{words}shard-000000.tar[5]" in mm.show(batch)._repr_html_()
-
-
-# -- raise --------------------------------------------------------------------------------------
+@pytest.mark.parametrize(
+    ("action", "of_policy", "of_row"),
+    [
+        ("substitute", "substituted; the run stops above 100 % or 7 in a row", "substitute for "),
+        ("mask", "masked; the run stops above 100 % or 7 in a row", "not valid: "),
+    ],
+)
+def test_notebooks_show_what_the_policy_is_and_what_it_did(tmp_path, action, of_policy, of_row):
+    corpus, limits = write_faulty(tmp_path, COUNTS, BAD), policy(action=action, max_consecutive=7)
+    pipeline = make_pipeline(corpus, decode=DECODE, shuffle=False, bad_samples=limits)
+    assert of_policy in pipeline._repr_html_()
+    batch = next(iter(mm.Loader(pipeline)))
+    assert f"{of_row}shard-000000.tar[5]" in mm.show(batch)._repr_html_()
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -175,6 +169,7 @@ def test_notebooks_show_what_is_masked_and_what_the_policy_is(tmp_path):
 def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_workers, ahead):
     corpus = write_tiny(tmp_path, [48], {30, 33})
     pipeline = make_pipeline(corpus, shuffle=False, bad_samples=policy(action="raise"))
+    assert "the first one stops the run" in pipeline._repr_html_()
     with closing(mm.Loader(pipeline, num_workers=num_workers)) as loader:
         stage = mm.to_device(loader, "cpu") if ahead else loader
         seen = []
@@ -215,86 +210,42 @@ def test_an_unreadable_shard_is_raised_as_what_it_is(tmp_path, shards):
         list(mm.Loader(pipeline))
 
 
+@pytest.mark.parametrize("action", ["mask", "raise"])
+def test_without_bad_samples_all_actions_are_one(tmp_path, action):
+    pipeline = make_pipeline(write_tiny(tmp_path, [30, 31]), drop_last=False)
+    other = replace(pipeline, bad_samples=policy(action=action))
+    assert run(other).steps == run(pipeline).steps
+
+
 def test_a_filter_finds_no_fault_and_is_substituted(tmp_path):
-    corpus = write_tiny(tmp_path, [30, 31])
-    pipeline = make_pipeline(corpus, transforms=(without_odd,))
+    pipeline = make_pipeline(write_tiny(tmp_path, [30, 31]), transforms=(without_odd,))
     raising = replace(pipeline, bad_samples=policy(action="raise"))
     assert run(raising).steps == run(pipeline).steps
-    loader = mm.Loader(raising)
-    assert len(list(loader)) == 5
-    assert loader.stats.num_skipped > 0
 
 
-def test_without_bad_samples_all_actions_are_one(tmp_path):
-    corpus = write_tiny(tmp_path, [30, 31])
-    pipeline = make_pipeline(corpus, drop_last=False)
-    for action in ("mask", "raise"):
-        assert (
-            run(replace(pipeline, bad_samples=policy(action=action))).steps == run(pipeline).steps
-        )
-
-
-# -- limits -------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(("most", "step"), [(7, 5), (3, 2), (0, 0)])
+@pytest.mark.parametrize(("most", "step"), [(7, 5), (3, 2), (0, 0), (8, 8), (None, 8)])
 @pytest.mark.parametrize("action", ["substitute", "mask"])
 def test_max_samples_is_an_absolute_limit(tmp_path, most, step, action):
+    """Of nine, the last one lies behind the last full step."""
     corpus = write_faulty(tmp_path, COUNTS, BAD)
     limits = policy(action=action, max_samples=most)
     loader = mm.Loader(make_pipeline(corpus, shuffle=False, bad_samples=limits))
-    with pytest.raises(BadSampleLimitError, match=rf"samples are bad \(max_samples={most}\)"):
+    message = rf"samples are bad \(max_samples={most}\)"
+    with pytest.raises(BadSampleLimitError, match=message) if step < 8 else nullcontext():
         list(loader)
-    assert loader.stats.num_steps == loader.state_dict()["step"] == step
-
-
-@pytest.mark.parametrize("most", [None, 8])
-def test_at_the_limit_a_run_goes_on(tmp_path, most):
-    corpus = write_faulty(tmp_path, COUNTS, BAD)
-    loader = mm.Loader(make_pipeline(corpus, shuffle=False, bad_samples=policy(max_samples=most)))
-    assert len(list(loader)) == 8
-    assert loader.stats.num_bad == 8  # the ninth lies behind the last full step
-
-
-@pytest.mark.parametrize("limits", [{"max_samples": -1}, {"action": "ignore"}, {"action": None}])
-def test_impossible_policies_are_refused(limits):
-    with pytest.raises(ConfigError):
-        mm.BadSamplePolicy(**limits)
+    assert loader.stats.num_steps == step
+    assert step < 8 or loader.stats.num_bad == 8
 
 
 @pytest.mark.parametrize(
-    ("log", "bad_samples", "action"),
-    [
-        ("", "substitute", "substitute"),
-        ("", "mask", "mask"),
-        ("", "raise", "raise"),
-        ("validation", "substitute", "mask"),
-        ("validation", "raise", "raise"),
-    ],
+    ("action", "in_validation"), [("substitute", "mask"), ("mask", "mask"), ("raise", "raise")]
 )
-def test_training_settings_become_the_loaders_policy(tmp_path, log, bad_samples, action):
-    corpus = write_tiny(tmp_path / "corpus", [40])
-    config = TrainConfig(
-        url=corpus,
-        out=str(tmp_path),
-        bad_samples=bad_samples,
-        max_bad_fraction=0.5,
-        substitute_bad_shards=True,
-    )
-    bad_sample_policy = open_loader(
-        config, mm.open_dataset(corpus), None, log=log
-    ).pipeline.bad_samples
-    assert bad_sample_policy == mm.BadSamplePolicy(
-        action=action, max_fraction=0.5, shards=True, quarantine=str(tmp_path / log)
-    )
-
-
-@pytest.mark.parametrize("settings", [{"bad_samples": "ignore"}, {"max_bad_fraction": 1.5}])
-def test_impossible_training_settings_are_refused(tmp_path, settings):
-    corpus = write_tiny(tmp_path / "corpus", [40])
-    dataset = mm.open_dataset(corpus)
-    with pytest.raises(ConfigError):
-        open_loader(TrainConfig(url=corpus, out=str(tmp_path), **settings), dataset, None)
+def test_validation_masks_what_training_would_substitute(tmp_path, action, in_validation):
+    dataset = mm.open_dataset(write_tiny(tmp_path / "corpus", [40]))
+    policy = mm.BadSamplePolicy(action=action, max_fraction=0.5, shards=True, quarantine="logs")
+    pipeline = mm.Pipeline(dataset, global_batch_size=4, bad_samples=policy)
+    expected = replace(policy, action=in_validation, quarantine="logs/validation")
+    assert validation_pipeline(pipeline, dataset).bad_samples == expected
 
 
 def test_a_transform_cannot_say_where_a_sample_comes_from(tmp_path):

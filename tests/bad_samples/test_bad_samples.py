@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder, TextDecoder
-from mmstream.dataset.dataset import Dataset
 from mmstream.errors import (
     BadSampleLimitError,
     ConfigError,
@@ -25,7 +24,6 @@ from mmstream.errors import (
     SkipSample,
     StorageError,
 )
-from mmstream.tar import scan
 from tests.helpers.bad_corpus import (
     FAULTS,
     FAULTS_OF_TARS,
@@ -43,6 +41,8 @@ from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.pictures import ODD
 from tests.helpers.stores import watched_pipeline
 from tests.helpers.topology import Step, assert_resumes_exactly, run
+
+SOURCES = {"main": 40, "rare": 3}
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
 
@@ -194,44 +194,6 @@ def test_real_workers_make_the_same_substitutes_as_one_process(tmp_path, decoder
     ) == assert_resumes_exactly(lambda: mm.Loader(pipeline), images=True)
 
 
-class FlakyDataset(Dataset):
-    """Refuses each sample the first time that it is parsed."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.refused = set()
-
-    def parse(self, data, shard, index, **options):
-        if (shard, index) not in self.refused:
-            self.refused.add((shard, index))
-            raise SampleError("a flipped bit on the way")
-        return super().parse(data, shard, index, **options)
-
-
-def test_samples_that_are_refused_once_change_nothing(tmp_path, monkeypatch):
-    monkeypatch.setattr(scan, "MIN_HEADERS", 1000)  # each sample is parsed by itself
-    pipeline = make_pipeline(write_faulty(tmp_path, [30, 30], ()))
-    calm = run(pipeline).steps
-    flaky = FlakyDataset(pipeline.dataset.manifest, pipeline.dataset.store)
-    assert run(replace(pipeline, dataset=flaky)).steps == calm
-    assert len(flaky.refused) == 60
-
-
-def test_ranges_that_come_wrong_once_change_nothing(tmp_path):
-    pipeline = make_pipeline(write_faulty(tmp_path, [30, 30], ()))
-    calm = run(pipeline).steps
-    seen = set()
-
-    def wrong_once(name, bounds, answer):
-        if bounds is None or (name, bounds) in seen:
-            return answer
-        seen.add((name, bounds))
-        return b"\1" * len(answer)
-
-    assert run(watched_pipeline(pipeline, wrong_once)[0]).steps == calm
-    assert len(seen) > 1
-
-
 def test_a_storage_error_is_never_substituted(tmp_path):
     corpus = write_faulty(tmp_path, [30, 30], {3, 40})
     num_ranges = 0
@@ -252,45 +214,26 @@ def test_a_storage_error_is_never_substituted(tmp_path):
     assert len(list(loader)) == len(loader) - state["step"]
 
 
-def lose(corpus):
-    Path(corpus, "shard-000001.tar").unlink()
-    return {(1, index) for index in range(20)}, "no such shard"
-
-
-def cut(corpus):
-    path, position = Path(corpus, "shard-000001.tar"), int(offsets(corpus, 1)[11]) + 700
-    path.write_bytes(path.read_bytes()[:position])
-    return {(1, index) for index in range(11, 20)}, "truncated"
-
-
-def garble_index(corpus):
-    Path(corpus, "shard-000001.tar.idx").write_bytes(b"\xff" * 168)
-    return {(1, index) for index in range(20)}, "mmstream index"
-
-
-def shorten_index(corpus):
-    path = Path(corpus, "shard-000001.tar.idx")
-    path.write_bytes(path.read_bytes()[:-16])
-    return {(1, index) for index in range(20)}, "manifest says 20"
-
-
-def lose_index(corpus):
-    Path(corpus, "shard-000001.tar.idx").unlink()
-    return {(1, index) for index in range(20)}, "no index"
-
-
-def stretch_index(corpus):
-    path = Path(corpus, "shard-000001.tar.idx")
-    path.write_bytes(path.read_bytes()[:-8] + (1 << 52).to_bytes(8, "little"))
-    return {(1, index) for index in range(20)}, "truncated"
-
-
 @pytest.mark.parametrize(
-    "damage", [lose, cut, garble_index, shorten_index, lose_index, stretch_index]
+    ("suffix", "change", "first", "reason"),
+    [
+        ("", None, 0, "no such shard"),
+        ("", lambda data: data[: data.index(b"000051.") + 700], 11, "truncated"),
+        (".idx", None, 0, "no index"),
+        (".idx", lambda data: b"\xff" * 168, 0, "mmstream index"),
+        (".idx", lambda data: data[:-16], 0, "manifest says 20"),
+        (".idx", lambda data: data[:-8] + (1 << 52).to_bytes(8, "little"), 0, "truncated"),
+    ],
 )
-def test_an_unreadable_shard_stops_the_run_unless_the_policy_skips_it(tmp_path, damage):
+def test_an_unreadable_shard_stops_the_run_unless_the_policy_skips_it(
+    tmp_path, suffix, change, first, reason
+):
     corpus = write_faulty(tmp_path, [40, 20, 30], ())
-    bad, reason = damage(corpus)
+    path, bad = tmp_path / f"shard-000001.tar{suffix}", {(1, index) for index in range(first, 20)}
+    data = path.read_bytes()
+    path.unlink()
+    if change is not None:
+        path.write_bytes(change(data))
     pipeline = make_pipeline(corpus, global_batch_size=6)
     with pytest.raises(ShardError, match=rf"shard-000001\.tar.*{reason}"):
         list(mm.Loader(pipeline))
@@ -302,21 +245,9 @@ def test_an_unreadable_shard_stops_the_run_unless_the_policy_skips_it(tmp_path, 
     assert run(pipeline, 2, 2).steps == steps
 
 
-def only_even(sample):
-    if sample["json"]["id"] % 2:
-        raise mm.SkipSample("odd")
-    return sample
-
-
 class TooSmall(SkipSample):
     def __init__(self, size: int, limit: int) -> None:
         super().__init__(f"{size} < {limit}")
-
-
-def with_own_skip(sample):
-    if sample["json"]["id"] % 2:
-        raise TooSmall(sample["json"]["id"], 100)
-    return sample
 
 
 def samples_read_alone(dataset, store):
@@ -330,8 +261,13 @@ def samples_read_alone(dataset, store):
     return {refs[one] for one in alone if one in refs}
 
 
-@pytest.mark.parametrize("keep", [only_even, with_own_skip])
-def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(tmp_path, keep):
+@pytest.mark.parametrize("skip", [SkipSample("odd"), TooSmall(1, 100)], ids=["plain", "own"])
+def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(tmp_path, skip):
+    def keep(sample):
+        if sample["json"]["id"] % 2:
+            raise skip
+        return sample
+
     corpus = write_faulty(tmp_path, [30, 31], {8})
     strict = policy(max_fraction=0.1, min_samples=1, max_consecutive=1)
     pipeline, store = watched_pipeline(
@@ -360,32 +296,25 @@ def test_a_users_filter_is_substituted_counted_apart_and_not_read_twice(tmp_path
     assert read_alone - {(0, 8)} <= set(attempts)
 
 
-def planned_bad(sample):
-    if sample["json"]["id"] in BAD:
-        raise ValueError("too dark")
-    return sample
-
-
-def own_error(sample):
-    if sample["json"]["id"] in BAD:
-        raise StrangeError(1, 2)
-    return sample
-
-
 class StrangeError(SampleError):
     def __init__(self, first: int, second: int) -> None:
         super().__init__("too dark")
 
 
-@pytest.mark.parametrize("transform", [planned_bad, own_error])
-def test_a_transform_that_raises_makes_a_bad_sample_with_its_name(tmp_path, transform):
+@pytest.mark.parametrize("error", [ValueError("too dark"), StrangeError(1, 2)], ids=["any", "own"])
+def test_a_transform_that_raises_makes_a_bad_sample_with_its_name(tmp_path, error):
+    def picky(sample):
+        if sample["json"]["id"] in BAD:
+            raise error
+        return sample
+
     counts = [30, 1, 0, 40, 26]
-    pipeline = make_pipeline(write_faulty(tmp_path, counts, ()), transforms=(transform,))
+    pipeline = make_pipeline(write_faulty(tmp_path, counts, ()), transforms=(picky,))
     steps = run(pipeline).steps
     assert_epoch_is_whole(pipeline, steps, refs_of(counts, BAD))
     for record in (record for step in steps for record in step.bad):
         assert record.kind == "SampleError"
-        assert f"{transform.__name__}: " in record.reason
+        assert "picky: " in record.reason
         assert record.reason.endswith("too dark")
 
 
@@ -403,36 +332,24 @@ def test_a_bug_in_a_transform_stops_the_run_as_what_it_is(corpus, error):
     assert loader.state_dict()["step"] == 0
 
 
-@pytest.mark.parametrize("value", [None, [1], "text", True])
-def test_a_transform_that_returns_no_sample_is_told_how_to_leave_one_out(corpus, value):
-    with pytest.raises(ConfigError, match=r"gives returned .*raise mm\.SkipSample"):
-        list(mm.Loader(make_pipeline(corpus, transforms=(gives(value),))))
-
-
-@pytest.mark.parametrize("key", [5, None, b"jpg", ("a", "b")])
-def test_a_transform_whose_keys_are_no_strings_is_named(corpus, key):
-    with pytest.raises(ConfigError, match=r"gives returned a sample with the key .*are strings"):
-        list(mm.Loader(make_pipeline(corpus, transforms=(gives({key: 1}),))))
-
-
-def gives(value):
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        *((value, r"raise mm\.SkipSample") for value in (None, [1], "text", True)),
+        *(({key: 1}, "key .*are strings") for key in (5, None, b"jpg", ("a", "b"))),
+    ],
+)
+def test_a_transform_that_returns_no_sample_is_told_what_one_is(corpus, value, message):
     def gives(sample):
         return value
 
-    return gives
+    with pytest.raises(ConfigError, match=f"gives returned .*{message}"):
+        list(mm.Loader(make_pipeline(corpus, transforms=(gives,))))
 
 
-def forgetful(sample):
-    return {"json": sample["json"]}
-
-
-def destructive(sample):
-    for name in list(sample):
-        del sample[name]
-    return sample
-
-
-@pytest.mark.parametrize("transform", [forgetful, destructive])
+@pytest.mark.parametrize(
+    "transform", [lambda sample: {"json": sample["json"]}, lambda sample: sample.clear() or sample]
+)
 def test_lineage_survives_a_transform_that_drops_it(corpus, transform):
     plain = run(make_pipeline(corpus)).steps
     assert run(make_pipeline(corpus, transforms=(transform,))).steps == plain
@@ -464,6 +381,64 @@ def test_rows_that_nothing_can_fill_are_invalid_and_counted(tmp_path):
     assert loader.stats.num_samples == 60
     assert loader.stats.num_bad == 59
     assert batch["json"].tolist() == [good] * 60
+    assert run(pipeline, 2).steps == [step]  # ranks without a good row show that of another
+
+
+@pytest.mark.parametrize(
+    ("num_left_out", "action", "words"),
+    [
+        (4, "substitute", None),
+        (5, "substitute", "left out 5 of 100 samples that were read: the others come 1.1 times"),
+        (60, "substitute", "left out 60 of 100 samples that were read: the others come 2.5 times"),
+        (60, "mask", "left out 60 of 100 samples that were read; leave them out before training"),
+    ],
+)
+def test_a_filter_that_leaves_out_much_is_warned_of_once(
+    tmp_path, caplog, num_left_out, action, words
+):
+    def few(sample):
+        if sample["json"] < num_left_out:
+            raise SkipSample("few")
+        return sample
+
+    settings = {"global_batch_size": 10, "bad_samples": policy(action=action)}
+    loader = mm.Loader(make_pipeline(write_tiny(tmp_path, [100]), before=(few,), **settings))
+    for _ in range(2):
+        list(loader)
+    warnings = [message for message in caplog.messages if message.startswith("filters")]
+    assert len(warnings) == (words is not None)
+    assert words is None or words in warnings[0]
+
+
+class LeaveOut:
+    """A filter of a whole source."""
+
+    def __call__(self, sample):
+        if sample["__source__"] == "rare":
+            raise SkipSample("rare")
+        return sample | {"draw": torch.rand(())}
+
+
+@pytest.mark.parametrize("action", ["substitute", "mask"])
+@pytest.mark.parametrize("batching", [None, mm.Flat()])
+def test_a_filter_of_a_whole_source_stops_no_rank(tmp_path, batching, action):
+    folders = {name: write_corpus(tmp_path / name, [n], captioned) for name, n in SOURCES.items()}
+    sources = {name: (mm.open_dataset(folder), 0.5) for name, folder in folders.items()}
+    pipeline = mm.Pipeline(
+        mm.Mixture(sources, epoch_steps=6),
+        global_batch_size=4,
+        decode=Decode(text=TextDecoder(tokenizer(), max_length=16)),
+        transforms=(LeaveOut(),),
+        batching=batching,
+        bad_samples=policy(action=action),
+    )
+    whole = run(pipeline).steps
+    assert not all(valid for step in whole for valid in step.valid)
+    for size in (2, 3, 4):
+        assert run(pipeline, size).steps == whole
+    one, *_ = mm.Loader(pipeline, world=mm.World(0, 1))
+    four = [next(iter(mm.Loader(pipeline, world=mm.World(rank, 4)))) for rank in range(4)]
+    assert torch.equal(torch.cat([batch["draw"] for batch in four]), one["draw"])
 
 
 @pytest.mark.parametrize("size", [1, 2, 3])

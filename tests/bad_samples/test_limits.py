@@ -15,7 +15,15 @@ from mmstream.bad_samples.limits import count_samples
 from mmstream.bad_samples.quarantine import KINDS, BadSample, append_records
 from mmstream.bad_samples.stats import Stats
 from mmstream.errors import BadSampleLimitError, ConfigError
-from tests.helpers.bad_corpus import make_pipeline, policy, write_faulty, write_tiny
+from tests.helpers.bad_corpus import (
+    bad_json,
+    make_pipeline,
+    policy,
+    truncated_jpeg,
+    write_faulty,
+    write_tiny,
+)
+from tests.helpers.corpora import captioned, write_corpus
 
 
 def record(row: int, kind: str = "DecodeError", substitute=("s.tar", 9)) -> BadSample:
@@ -38,68 +46,21 @@ def count(stats, limits, marks: str, start: int = 0, rank: int = 0) -> None:
     count_samples(stats, limits, tuple(records), valid, sources, start=start, rank=rank)
 
 
-def test_stats_show_what_was_counted_and_no_zeros():
-    stats = Stats()
-    assert repr(stats) == "Stats()"
-    count(stats, policy(max_samples=None, max_fraction=1.0), "ggb")
-    assert repr(stats) == (
-        "Stats(num_samples=3, num_bad=1, bad=Counter({'DecodeError': 1}), "
-        "consecutive=Counter({'': 1}))"
-    )
-
-
-def test_the_fraction_is_judged_from_min_samples_on():
-    stats, limits = Stats(), policy(max_fraction=0.25, min_samples=8)
-    count(stats, limits, "bbbg")  # 3 of 4: too early to tell
-    with pytest.raises(BadSampleLimitError, match=r"3 of 8 samples are bad \(max_fraction=0\.25\)"):
-        count(stats, limits, "gggg")
-
-
-def test_exactly_the_fraction_is_allowed():
-    stats, limits = Stats(), policy(max_fraction=0.25, min_samples=0)
-    for _ in range(5):
-        count(stats, limits, "gbgg")
-    assert stats.num_bad == 5
-    assert stats.num_samples == 20
-
-
-def test_a_fraction_of_zero_allows_none():
-    stats, limits = Stats(), policy(max_fraction=0.0, min_samples=1)
-    count(stats, limits, "gggf")
-    with pytest.raises(BadSampleLimitError, match="1 of 8"):
-        count(stats, limits, "gggb")
-
-
 @pytest.mark.parametrize(
-    ("batches", "longest"),
+    ("most", "min_samples", "allowed", "then"),
     [
-        (["gbbg"], 2),
-        (["gbb", "bgg"], 3),  # over a batch's edge
-        (["gbb", "bbb", "bgg"], 6),
-        (["bbg", "bbb"], 3),
-        (["gbb", "gbb"], 2),  # a good row between them
-        (["gbb", "ggg", "bgg"], 2),
-        (["ggb", "gbb"], 2),  # the first bad row is not the batch's first
-        (["bfb"], 1),  # a filtered sample was readable
-        (["bb", "fb", "bb"], 3),
-        (["bbsb"], 2),
-        (["bpb"], 2),  # padding is nothing at all
-        (["bb", "ppp", "bb"], 4),
-        (["bbp", "pbb"], 4),
-        (["be", "eb"], 4),
-        (["fff", "fff"], 0),
+        (0.25, 8, ["bbbg"], "gggg"),  # 3 of 4: too early to tell
+        (0.25, 0, ["gbgg"] * 5, "bbbg"),  # exactly the fraction is allowed
+        (0.0, 1, ["gggf"], "gggb"),
     ],
 )
-@pytest.mark.parametrize("start", [0, 7])
-def test_bad_samples_in_a_row_are_counted_over_batches(batches, longest, start):
-    stats, limits = Stats(), policy(max_consecutive=max(1, longest))
-    for marks in batches:
-        count(stats, limits, marks, start)
-    if longest > 1:
-        stats, limits = Stats(), policy(max_consecutive=longest - 1)
-        with pytest.raises(BadSampleLimitError, match=r"in a row.*the last: s\.tar"):  # noqa: PT012
-            for marks in batches:
-                count(stats, limits, marks, start)
+def test_the_fraction_is_judged_from_min_samples_on(most, min_samples, allowed, then):
+    stats, limits = Stats(), policy(max_fraction=most, min_samples=min_samples)
+    for marks in allowed:
+        count(stats, limits, marks)
+    num_bad, num_rows = stats.num_bad + then.count("b"), stats.num_samples + len(then)
+    with pytest.raises(BadSampleLimitError, match=f"^.*{num_bad} of {num_rows} samples are bad"):
+        count(stats, limits, then)
 
 
 @given(st.lists(st.text("gbfpes", min_size=1, max_size=8), max_size=12), st.integers(1, 6))
@@ -125,13 +86,10 @@ def test_runs_and_counts_are_those_of_the_rows_laid_end_to_end(batches, most):
     }
 
 
-def test_a_limit_of_zero_in_a_row_is_no_limit():
-    count(Stats(), policy(max_consecutive=0), "b" * 50)
-
-
 @pytest.mark.parametrize(
     "limits", [{"max_fraction": 1.5}, {"max_fraction": -1}, {"min_samples": -1},
-               {"max_consecutive": -1}]
+               {"max_consecutive": -1}, {"max_samples": -1}, {"action": "ignore"},
+               {"action": None}]
 )  # fmt: skip
 def test_impossible_limits_are_refused(limits):
     with pytest.raises(ConfigError):
@@ -156,20 +114,14 @@ def test_the_quarantine_file_has_a_line_for_each_record(tmp_path):
     ]
 
 
-def test_reasons_in_any_language_or_none_are_written(tmp_path):
+def test_reasons_in_any_language_or_none_and_known_stamps_are_written(tmp_path):
     odd = BadSample(0, 0, 0, "s.tar", 1, "DecodeError", "caf\udce9 日本\nline\u2028", None)
+    records = [odd, replace(record(2), stamp="6-20-ab")]
     limits = policy(quarantine=str(tmp_path))
-    count_samples(Stats(), limits, [odd], [False], [""], start=0, rank=0)
-    (line,) = (tmp_path / "quarantine-rank0.jsonl").read_bytes().splitlines()
-    assert json.loads(line)["reason"] == odd.reason
-
-
-def test_each_line_has_the_stamp_of_its_shard_where_it_is_known(tmp_path):
-    limits = policy(quarantine=str(tmp_path))
-    records = [replace(record(0), stamp="4-10-"), replace(record(2), stamp="6-20-ab")]
     count_samples(Stats(), limits, records, [True] * 3, [""] * 3, start=0, rank=0)
-    lines = (tmp_path / "quarantine-rank0.jsonl").read_text().splitlines()
-    assert [json.loads(line)["stamp"] for line in lines] == ["4-10-", "6-20-ab"]
+    lines = (tmp_path / "quarantine-rank0.jsonl").read_bytes().splitlines()
+    first, second = map(json.loads, lines)
+    assert (first["reason"], second["stamp"]) == (odd.reason, "6-20-ab")
 
 
 def test_a_line_that_a_kill_cut_off_is_removed_before_the_next_record(tmp_path):
@@ -184,9 +136,9 @@ def test_a_line_that_a_kill_cut_off_is_removed_before_the_next_record(tmp_path):
     assert path.read_bytes() == whole
 
 
-def test_none_writes_no_file(tmp_path, monkeypatch):
+def test_a_limit_of_zero_in_a_row_is_no_limit_and_none_writes_no_file(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    count(Stats(), policy(quarantine=None), "bb")
+    count(Stats(), policy(max_consecutive=0, quarantine=None), "b" * 50)
     assert not list(tmp_path.iterdir())
 
 
@@ -216,10 +168,8 @@ def test_the_ranks_counts_add_up_to_the_epochs(tmp_path, size):
     for loader in loaders:
         assert len(list(loader)) == 5
     stats = [loader.stats for loader in loaders]
-    assert [s.num_steps for s in stats] == [5] * size
-    assert sum(s.num_samples for s in stats) == 51
-    assert sum(s.num_bad for s in stats) == 4
-    assert sum(s.bad["DecodeError"] for s in stats) == 4
+    sums = sum(s.num_samples for s in stats), sum(s.num_bad for s in stats)
+    assert (*sums, sum(s.bad["DecodeError"] for s in stats)) == (51, 4, 4)
     assert all(s.num_bytes > 0 and s.num_requests > 0 and s.wait_s > 0 for s in stats)
 
 
@@ -240,6 +190,7 @@ def test_a_limit_holds_its_batch_back_and_the_state_stays_before_it(tmp_path, ah
     assert (state["epoch"], state["step"]) == (0, 1)
     assert loader.stats.num_steps == 1
     assert len((quarantine / "quarantine-rank0.jsonl").read_text().splitlines()) == 6
+    stage.load_state_dict(state)
     with pytest.raises(BadSampleLimitError):  # the same loader does not slip past it
         next(iter(stage))
     other = mm.Loader(make_pipeline(corpus, shuffle=False))
@@ -255,7 +206,6 @@ def test_counters_start_anew_after_a_resume(tmp_path):
         bad_samples=policy(max_consecutive=5, max_fraction=0.5, min_samples=8),
     )
     loader = mm.Loader(pipeline)
-    next(iter(loader))
     with pytest.raises(BadSampleLimitError, match="6 bad samples in a row"):
         list(loader)
     other = mm.Loader(pipeline)
@@ -271,28 +221,60 @@ def test_the_default_policy_bears_one_bad_sample_and_says_where(tmp_path, monkey
     assert len(list(loader)) == 2
     (line,) = (tmp_path / "quarantine-rank0.jsonl").read_text().splitlines()
     written = json.loads(line)
-    assert (written["shard"], written["index"]) == ("shard-000000.tar", 5)
-    assert written["kind"] == "DecodeError"
+    place = written["shard"], written["index"], written["kind"], written["substitute"][0]
+    assert place == ("shard-000000.tar", 5, "DecodeError", "shard-000000.tar")
     assert written["reason"].startswith("shard-000000.tar[5] 000005.json: JSON")
-    assert written["substitute"][0] == "shard-000000.tar"
     assert "shard-000000.tar[5] 000005.json" in caplog.text
 
 
-def test_a_limit_names_the_command_that_leaves_the_bad_samples_out(tmp_path):
-    strict = policy(max_samples=0, quarantine=str(tmp_path))
-    command = "`mmstream verify URL --quarantine .*quarantine-rank3.jsonl"
-    with pytest.raises(BadSampleLimitError, match=f"{command}` leaves them out"):
-        count(Stats(), strict, "b", rank=3)
-    with pytest.raises(BadSampleLimitError, match=f"{command} --source NAME` leaves them out"):
-        count_samples(Stats(), strict, (record(0),), [True], ["captions"], start=0, rank=3)
-    with pytest.raises(BadSampleLimitError, match="see the log"):
-        count(Stats(), replace(strict, quarantine=None), "b")
+def is_third(sample):
+    return int(sample["__key__"]) % 3 == 0
 
 
-def test_a_sample_that_the_device_refuses_stops_a_run_that_bears_none():
-    with pytest.raises(mm.DecodeError, match=r"s\.tar\[0\] k\.jpg: broken"):
-        count(Stats(), policy(action="raise"), "b")
-    count(Stats(), policy(action="raise"), "f")  # a filter is no bad sample
+def refused(sample):
+    if is_third(sample):
+        raise ValueError("not today")
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("fault", "settings", "is_damage"),
+    [
+        (truncated_jpeg, {"decode": mm.Decode(image=mm.ImageDecoder(size=8))}, True),
+        (bad_json, {}, True),
+        (captioned, {"transforms": (refused,)}, False),
+    ],
+)
+def test_a_limit_advises_a_bad_list_only_where_bytes_may_be_damaged(
+    tmp_path, fault, settings, is_damage
+):
+    corpus = write_faulty(tmp_path / "corpus", [24], set(range(0, 24, 3)), fault)
+    strict = policy(max_samples=2, quarantine=str(tmp_path / "logs"))
+    with pytest.raises(BadSampleLimitError, match="samples are bad") as raised:
+        list(mm.Loader(make_pipeline(corpus, bad_samples=strict, **settings)))
+    message = str(raised.value)
+    command = "`mmstream verify URL --decode --write-bad` leaves out those whose bytes are damaged"
+    assert (command in message) == is_damage
+    assert "--quarantine" not in message
+    assert "logs/quarantine-rank0.jsonl; " in message
+    assert "refuse good bytes, mend those" in message
+
+
+@pytest.mark.parametrize("is_mixture", [False, True])
+def test_lines_about_a_bad_sample_name_its_dataset_and_lead_to_it_alone(
+    tmp_path, caplog, is_mixture
+):
+    train, val = (mm.open_dataset(write_corpus(tmp_path / n, [24])) for n in ("train", "val"))
+    settings = {"global_batch_size": 12, "transforms": (refused,), "bad_samples": policy()}
+    data = mm.Mixture({"a": (val, 1)}, stop="all") if is_mixture else val
+    list(mm.Loader(mm.Pipeline(data, **settings)))
+    lines = [r.getMessage() for r in caplog.records if "shard-000000.tar[" in r.getMessage()]
+    assert len(lines) > 3  # one of them with the traceback
+    for line in lines:
+        assert f"of {tmp_path}/val)" in line
+        assert val.ref_of(line) == data.ref_of(line)
+        with pytest.raises(ConfigError, match=f"line is of {tmp_path}/val, and not of .*train; "):
+            train.find(line)
 
 
 def test_every_error_of_a_sample_is_a_kind_that_metrics_sum_up():

@@ -23,11 +23,14 @@ def dataset(tmp_path: Path) -> mm.Dataset:
     return mm.open_dataset(tmp_path)
 
 
-def loader(dataset: mm.Dataset, **options: Any) -> mm.Loader:
-    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=16))
-    policy = mm.BadSamplePolicy(quarantine=None)
+def loader(dataset: mm.Dataset, transforms: tuple[Any, ...] = (), **options: Any) -> mm.Loader:
     pipeline = mm.Pipeline(
-        dataset, global_batch_size=4, decode=decode, bad_samples=policy, drop_last=False
+        dataset,
+        global_batch_size=4,
+        decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=16)),
+        transforms=transforms,
+        bad_samples=mm.BadSamplePolicy(quarantine=None),
+        drop_last=False,
     )
     return mm.Loader(pipeline, **options)
 
@@ -83,14 +86,6 @@ def test_a_transform_can_neither_hide_nor_change_what_was_lost(dataset: mm.Datas
     def rebuild(sample: dict[str, Any]) -> dict[str, Any]:
         return {"input_ids": sample["input_ids"], "__text_loss__": None}
 
-    running = loader(dataset)
-    pipeline = mm.Pipeline(
-        dataset,
-        global_batch_size=4,
-        decode=running.pipeline.decode,
-        transforms=(rebuild,),
-        bad_samples=mm.BadSamplePolicy(quarantine=None),
-    )
-    running = mm.Loader(pipeline)
+    running = loader(dataset, (rebuild,))
     list(running)
     assert running.stats.num_cut_texts == NUM_SAMPLES // 3

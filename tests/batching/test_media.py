@@ -38,17 +38,26 @@ def with_videos(*numbers_of_frames: int, first: int = 0) -> dict[str, Any]:
     return {"__key__": "k", "video": videos, "video_pts_s": stamps}
 
 
+def of(batch: dict[str, Any], stem: str) -> dict[str, Any]:
+    """The companions of a field as lists, and the field where it is a tensor of two axes."""
+    names = [name for name in batch if name.startswith(stem)]
+    tensors = {name: batch[name] for name in names if isinstance(batch[name], torch.Tensor)}
+    return {name: value.tolist() for name, value in tensors.items() if value.ndim <= 3}
+
+
 def test_videos_of_one_size_are_one_tensor_of_frames_with_their_rows_and_times() -> None:
     samples = [with_videos(2, 1), with_videos(), with_videos(3, first=2)]
     batch = mm.collate(samples, video_fields=EMPTY)
     assert batch["video"].shape == (6, 3, 2, 4)
     assert batch["video"].is_contiguous(memory_format=LAST)
     assert batch["video"][:, 0, 0, 0].tolist() == [0, 0, 1, 2, 2, 2]
-    assert batch["video_row"].tolist() == [0, 0, 2]
-    assert batch["video_frames"].tolist() == [2, 1, 3]
-    assert batch["video_pts_s"].tolist() == [0, 0.25, 1, 2, 2.25, 2.5]
-    assert batch["video_pts_s"].dtype == torch.float64
-    assert {batch[f"video_{name}"].dtype for name in ("row", "frames")} == {torch.int64}
+    assert of(batch, "video") == {
+        "video_row": [0, 0, 2],
+        "video_frames": [2, 1, 3],
+        "video_pts_s": [0, 0.25, 1, 2, 2.25, 2.5],
+    }
+    dtypes = [batch[f"video_{name}"].dtype for name in ("row", "frames", "pts_s")]
+    assert dtypes == [torch.int64, torch.int64, torch.float64]
 
 
 @pytest.mark.parametrize("height", [2, 4])
@@ -100,43 +109,71 @@ def recording(number: int, length: int) -> np.ndarray:
     return np.full(length, number + 1, np.float32)
 
 
-def test_recordings_are_padded_with_silence() -> None:
-    samples = [{"audio": recording(0, 3)}, {"audio": [recording(1, 1), recording(2, 2)]}]
-    batch = mm.collate([*samples, {"audio": []}])
-    assert batch["audio"].tolist() == [[1, 1, 1], [2, 0, 0], [3, 3, 0]]
-    assert batch["audio"].dtype == torch.float32
-    assert batch["audio_row"].tolist() == [0, 1, 1]
-    assert batch["audio_length"].tolist() == [3, 1, 2]
+STEREO = torch.ones(2, 3, dtype=torch.int16)
+FEATURES = torch.ones(1, 5)
 
 
-def test_channels_stay_and_their_number_may_differ() -> None:
-    stereo = torch.ones(2, 3, dtype=torch.int16)
-    batch = mm.collate([{"audio": stereo}, {"audio": stereo[:, :1]}])
-    assert batch["audio"].shape == (2, 2, 3)
-    assert batch["audio"].dtype == torch.int16
-    assert batch["audio"][1].tolist() == [[1, 0, 0], [1, 0, 0]]
-    mixed = mm.collate([{"audio": stereo}, {"audio": stereo[:1]}])
-    assert [tuple(each.shape) for each in mixed["audio"]] == [(2, 3), (1, 3)]
-    assert mixed["audio_length"].tolist() == [3, 3]
+@pytest.mark.parametrize(
+    ("samples", "expected"),
+    [
+        (
+            [{"audio": recording(0, 3)}, {"audio": [recording(1, 1), recording(2, 2)]}],
+            {
+                "audio": [[1, 1, 1], [2, 0, 0], [3, 3, 0]],
+                "audio_row": [0, 1, 1],
+                "audio_length": [3, 1, 2],
+            },
+        ),
+        (
+            [{"audio": STEREO}, {"audio": STEREO[:, :1]}],
+            {
+                "audio": [[[1, 1, 1]] * 2, [[1, 0, 0]] * 2],
+                "audio_row": [0, 1],
+                "audio_length": [3, 1],
+            },
+        ),
+        (  # another number of channels
+            [{"audio": STEREO}, {"audio": STEREO[:1]}],
+            {"audio_row": [0, 1], "audio_length": [3, 3]},
+        ),
+        (
+            [{"audio": []}, {}],
+            {"audio": [], "audio_row": [], "audio_length": []},
+        ),
+        (
+            [
+                {"audio_features": FEATURES, "audio_features_length": np.array([3])},
+                {"audio_features": [], "audio_features_length": np.zeros(0)},
+            ],
+            {
+                "audio_features": [[[1] * 5]],
+                "audio_features_length": [3],
+                "audio_row": [0],
+            },
+        ),
+        (
+            [{"audio_features": FEATURES}, {"audio_features": FEATURES[:, :2]}],
+            {
+                "audio_features": [[[1] * 5], [[1, 1, 0, 0, 0]]],
+                "audio_features_length": [5, 2],
+                "audio_row": [0, 1],
+            },
+        ),
+    ],
+    ids=["mono", "stereo", "mixed", "none", "features", "features of two lengths"],
+)
+def test_recordings_are_padded_with_silence_and_say_their_rows_and_lengths(
+    samples: list[dict[str, Any]], expected: dict[str, Any]
+) -> None:
+    assert of(mm.collate(samples), "audio") == expected
 
 
-def test_a_batch_without_recordings_has_the_same_fields() -> None:
-    batch = mm.collate([{"audio": []}, {}])
-    assert batch["audio"].shape == (0, 0)
-    assert batch["audio_row"].tolist() == batch["audio_length"].tolist() == []
-
-
-def test_features_say_how_many_frames_are_no_padding() -> None:
-    features = torch.ones(4, 5)
-    one = {"audio_features": features, "audio_features_length": np.array([3])}
-    batch = mm.collate([one, {"audio_features": [], "audio_features_length": np.zeros(0)}])
-    assert batch["audio_features"].shape == (1, 4, 5)
-    assert batch["audio_features_length"].tolist() == [3]
-    assert batch["audio_row"].tolist() == [0]
-    longest = mm.collate([{"audio_features": features}, {"audio_features": features[:, :2]}])
-    assert longest["audio_features"].shape == (2, 4, 5)
-    assert longest["audio_features_length"].tolist() == [5, 2]
-    assert longest["audio_features"][1, :, 2:].eq(0).all()
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int16])
+def test_recordings_keep_their_dtype_and_their_channels(dtype: torch.dtype) -> None:
+    recordings = [torch.ones(2, 3, dtype=dtype), torch.ones(1, 3, dtype=dtype)]
+    mixed = mm.collate([{"audio": each} for each in recordings])["audio"]
+    assert all(map(torch.equal, mixed, recordings))
+    assert mm.collate([{"audio": recordings[0]}])["audio"].dtype == dtype
 
 
 def test_tracks_name_their_video_among_those_of_the_batch() -> None:
@@ -210,24 +247,19 @@ def by_row(batch: dict[str, Any]) -> dict[str, list[Any]]:
     videos = batch["video"]
     frames = videos if isinstance(videos, list) else list(torch.split(videos, counts))
     stamps = torch.split(batch["video_pts_s"], counts)
-    rows: dict[str, list[Any]] = {key: [] for key in batch["__key__"]}
-    keys = batch["__key__"]
     of_videos = [
         [tuple(each.shape), each.flatten().tolist(), stamp.tolist()]
         for each, stamp in zip(frames, stamps, strict=True)
     ]
-    for row, shown in zip(batch["video_row"].tolist(), of_videos, strict=True):
-        rows[keys[row]].append(shown)
-    columns = zip(
-        batch["audio_row"].tolist(),
-        batch["audio"],
-        batch["audio_length"].tolist(),
-        batch["audio_video"].tolist(),
-        strict=True,
-    )
-    for row, samples, length, number in columns:
-        track = None if number < 0 else of_videos[number]
-        rows[keys[row]].append([samples[:length].tolist(), track])
+    columns = (batch[f"audio{name}"] for name in ("", "_length", "_video"))
+    of_recordings = [
+        [samples[:length].tolist(), None if number < 0 else of_videos[number]]
+        for samples, length, number in zip(*columns, strict=True)
+    ]
+    rows: dict[str, list[Any]] = {key: [] for key in batch["__key__"]}
+    for stem, media in (("video", of_videos), ("audio", of_recordings)):
+        for row, each in zip(batch[f"{stem}_row"].tolist(), media, strict=True):
+            rows[batch["__key__"][row]].append(each)
     return rows
 
 
@@ -243,21 +275,15 @@ def test_each_row_keeps_its_videos_and_recordings_in_a_micro_batch(
     assert list(shown) == batch["__key__"]
 
 
-def test_micro_batches_of_media_are_views() -> None:
-    samples = [{**with_videos(2), "audio": recording(0, 3)} for _ in range(4)]
+def test_micro_batches_are_views() -> None:
+    samples = [
+        {**with_videos(2), "audio": recording(0, 3), "image": video(0, 1)[0], "cls": number}
+        for number in range(4)
+    ]
     batch = mm.collate(samples, video_fields=EMPTY) | {"__valid__": torch.ones(4, dtype=torch.bool)}
     for part in mm.split_rows(batch, 2):
-        for name in ("video", "video_pts_s", "audio", "video_frames"):
+        for name in ("video", "video_pts_s", "audio", "video_frames", "image", "cls"):
             first, second = part[name], batch[name]
             assert first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
-        assert part["video"].is_contiguous(memory_format=LAST)
-
-
-def test_lengths_for_each_row_are_cut_by_rows_where_no_recordings_have_them() -> None:
-    batch = {
-        "boxes": torch.zeros(5, 4),
-        "boxes_row": torch.tensor([0, 0, 0, 1, 1]),
-        "boxes_length": torch.tensor([3, 2]),
-        "__valid__": torch.ones(2, dtype=torch.bool),
-    }
-    assert [part["boxes_length"].tolist() for part in mm.split_rows(batch, 2)] == [[3], [2]]
+        for name in ("video", "image"):
+            assert part[name].is_contiguous(memory_format=LAST)

@@ -45,12 +45,9 @@ def document(
             num_frames = int(rng.integers(1, 9))
             media.videos.append((num_frames, height, width))
             media.fps.append(float(rng.choice([0.5, 1.0, 2.0, 24000 / 1001, 30.0])))
-            groups = -(-num_frames // rule.temporal_patch_size)
-            if rule.has_split_videos:
-                for _ in range(groups):
-                    ids += [rng.integers(1, 80, 3), np.full(num_tokens, VIDEO)]
-            else:
-                ids.append(np.full(num_tokens * groups, VIDEO))
+            for _ in range(-(-num_frames // rule.temporal_patch_size)):
+                stamp = rng.integers(1, 80, 3 if rule.has_split_videos else 0)
+                ids += [stamp, np.full(num_tokens, VIDEO)]
         ids.append(rng.integers(1, 80, rng.integers(1, 6)))
     return np.concatenate(ids), media
 
@@ -61,19 +58,15 @@ def positions_of_transformers(
     kind = MODEL_MAPPING[type(config)]
     model = kind.__new__(kind)  # without weights: the rule reads the config only
     model.__dict__["config"] = config
-    vision = config.vision_config
-    patch = vision.patch_size
+    patch, group = config.vision_config.patch_size, config.vision_config.temporal_patch_size
     images = [(1, height // patch, width // patch) for height, width in media.images]
-    group = vision.temporal_patch_size
-    videos = [
-        (-(-n // group), height // patch, width // patch) for n, height, width in media.videos
-    ]
-    given: dict[str, Any] = {}
-    if images:
-        given["image_grid_thw"] = torch.tensor(images)
-    if videos:
-        given["video_grid_thw"] = torch.tensor(videos)
-        given["second_per_grid_ts"] = (group / torch.tensor(media.fps).double()).float()
+    videos = [(-(-n // group), *(side // patch for side in size)) for n, *size in media.videos]
+    given = {
+        "image_grid_thw": torch.tensor(images) if images else None,
+        "video_grid_thw": torch.tensor(videos) if videos else None,
+        "second_per_grid_ts": (group / torch.tensor(media.fps).double()).float(),
+    }
+    given = {name: value for name, value in given.items() if value is not None and len(value)}
     input_ids = torch.from_numpy(ids)[None]
     kinds = (input_ids == IMAGE).long() + 2 * (input_ids == VIDEO)
     positions, _ = model.get_rope_index(input_ids=input_ids, mm_token_type_ids=kinds, **given)
@@ -120,11 +113,12 @@ def test_a_flat_batch_has_four_rows_of_positions() -> None:
     assert (padding == np.arange(padding.shape[1])).all()
 
 
-def test_a_text_with_other_tokens_than_its_media_is_refused() -> None:
+@pytest.mark.parametrize("num_tokens", [0, 2, 5])
+def test_a_text_with_other_tokens_than_its_media_is_refused(num_tokens: int) -> None:
     rule = mm.QwenVLPositions(image_token_id=IMAGE, video_token_id=VIDEO, patch_size=14)
-    for ids in ([1, IMAGE, IMAGE, 2], [1, 2], [1] + [IMAGE] * 5):
-        with pytest.raises(mm.ConfigError, match=r"1 pictures and 0 videos take: give TextDecoder"):
-            rule(np.array(ids), DocumentMedia([(56, 56)], [], []))
+    ids = np.array([1, *[IMAGE] * num_tokens, 2])
+    with pytest.raises(mm.ConfigError, match=r"1 pictures and 0 videos take: give TextDecoder"):
+        rule(ids, DocumentMedia([(56, 56)], [], []))
 
 
 def test_another_family_is_refused() -> None:

@@ -118,33 +118,43 @@ def test_the_parts_joined_are_the_batch(
         assert all(0 <= row < len(part["__key__"]) for row in rows)
 
 
-def test_parts_are_views() -> None:
-    batch = made_batch([1, 1, 1, 1], 0, whole=True)
-    batch["image"] = batch["image"].contiguous(memory_format=torch.channels_last)
-    for part in mm.split_rows(batch, 2):
-        for name in ("image", "input_ids"):
-            assert (
-                part[name].untyped_storage().data_ptr() == batch[name].untyped_storage().data_ptr()
-            )
-        assert part["image"].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_a_field_without_an_entry_a_row_is_refused() -> None:
-    batch = {"boxes": torch.zeros(5, 4), "__valid__": torch.ones(2, dtype=torch.bool)}
-    with pytest.raises(mm.ConfigError, match="boxes has 5 entries for 2 rows"):
-        mm.split_rows(batch, 2)
-    batch["boxes_row"] = torch.tensor([0, 0, 0, 1, 1])
-    assert [len(part["boxes"]) for part in mm.split_rows(batch, 2)] == [3, 2]
-    batch["boxes_row"] = torch.tensor([1, 0, 0, 1, 1])
-    with pytest.raises(mm.ConfigError, match="boxes_row does not rise"):
-        mm.split_rows(batch, 2)
-
-
 def test_a_list_named_like_a_companion_is_a_field_of_its_own() -> None:
     batch = {"txt": ["a", "b"], "txt_row": [b"1", b"2"], "__valid__": torch.tensor([True, True])}
     assert [part["txt_row"] for part in mm.split_rows(batch, 2)] == [[b"1"], [b"2"]]
 
 
-def test_less_than_one_part_is_refused() -> None:
-    with pytest.raises(mm.ConfigError, match="num_parts is 0"):
-        mm.split_rows(made_batch([1], 0, whole=True), 0)
+BOXES = {
+    "boxes": torch.zeros(5, 4),
+    "boxes_row": torch.tensor([0, 0, 0, 1, 1]),
+    "boxes_length": torch.tensor([3, 2]),
+    "__valid__": torch.ones(2, dtype=torch.bool),
+}
+
+
+def test_a_field_is_cut_by_the_rows_that_its_companion_names() -> None:
+    """Its lengths, too: they have one entry for each row, as no recordings have them."""
+    parts = mm.split_rows(BOXES, 2)
+    assert [len(part["boxes"]) for part in parts] == [3, 2]
+    assert [part["boxes_length"].tolist() for part in parts] == [[3], [2]]
+
+
+@pytest.mark.parametrize(
+    ("changes", "how", "message"),
+    [
+        ({"boxes_row": None}, {"num_parts": 2}, "boxes has 5 entries for 2 rows"),
+        (
+            {"boxes_row": torch.tensor([1, 0, 0, 1, 1])},
+            {"num_parts": 2},
+            "boxes_row does not rise",
+        ),
+        ({}, {"num_parts": 0}, "num_parts=0"),
+        ({}, {"max_tokens": 8}, "give num_parts"),
+        ({}, {}, "give num_parts, or max_tokens="),
+    ],
+)
+def test_what_cannot_be_cut_is_refused(
+    changes: dict[str, Any], how: dict[str, int], message: str
+) -> None:
+    batch = {name: value for name, value in (BOXES | changes).items() if value is not None}
+    with pytest.raises(mm.ConfigError, match=message):
+        mm.split_rows(batch, **how)

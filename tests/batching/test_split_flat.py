@@ -118,11 +118,6 @@ def test_ranks_fill_up_to_the_same_number_of_micro_batches() -> None:
         mm.split_rows(batch, 1, max_tokens=8)
 
 
-def test_padded_batches_are_not_cut_by_tokens() -> None:
-    with pytest.raises(mm.ConfigError, match="give num_parts"):
-        mm.split_rows({"__valid__": torch.ones(2, dtype=torch.bool)}, max_tokens=8)
-
-
 def test_a_field_of_rows_is_refused() -> None:
     batch = made_batch([[[2], [3]], [[4]]], mm.Flat()) | {"of_rows": torch.zeros(2)}
     with pytest.raises(mm.ConfigError, match="of_rows has 2 entries for 3 rows or documents"):
@@ -137,8 +132,3 @@ def test_labels_of_a_row_in_the_middle_are_masked(layout: Any) -> None:
     assert batch["num_label_tokens"] == 3
     assert batch["label_weights"].sum() == 1.5
     assert batch["labels"].shape == batch["input_ids"].shape
-
-
-def test_a_padded_field_is_no_row() -> None:
-    with pytest.raises(mm.ConfigError, match="give num_parts, or max_tokens="):
-        mm.split_rows({"__valid__": torch.ones(2, dtype=torch.bool)})

@@ -48,7 +48,7 @@ def batches(dataset: mm.Dataset, decode: Decode, num_workers: int = 0) -> list[d
     return list(mm.Loader(pipeline, num_workers=num_workers))
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_each_row_has_as_many_image_tokens_as_its_pictures_demand(
     varied: mm.Dataset, num_workers: int
 ) -> None:
@@ -76,6 +76,7 @@ def no_whole_number(shape: object) -> float:
     return 2.5
 
 
+@pytest.mark.slow
 def test_a_function_that_returns_no_number_stops_a_run_in_workers_too(varied: mm.Dataset) -> None:
     decode = native(length=no_whole_number)
     with pytest.raises(mm.ConfigError, match=r"no_whole_number returned 2\.5 for ImageShape"):

@@ -23,10 +23,9 @@ def rows(tmp_path):
     return write_rows(tmp_path / "rows.jsonl", ROWS)
 
 
-def test_it_shows_format_fields_texts_unread_keys_and_reasons(mmstream, rows, tmp_path):
+def test_it_shows_format_fields_texts_unread_keys_and_reasons(printed, rows, tmp_path):
     before = tree(tmp_path)
-    code, out, _ = mmstream("convert", rows, "--dry-run", 10)
-    assert code == 0
+    out = printed("convert", rows, "--dry-run", 10)
     lines = out.splitlines()
     assert lines[0] == "dry run: 4 rows, 1 rejected; nothing was written"
     assert "row 1, format captions, keys that nothing read: score  000000001" in lines

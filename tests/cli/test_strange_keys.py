@@ -47,7 +47,7 @@ def test_a_training_with_logged_keys_is_replayed(
 ) -> None:
     out = tmp_path / "run"
     options = ["--max-steps", 4, "--epochs", 2, "--global-batch-size", 4, "--image-size", 16]
-    options += ["--num-workers", 0, "--device", "cpu", "--no-progress", "--max-bad-fraction", 1]
+    options += ["--num-workers", 0, "--device", "cpu"]
     assert mmstream("train", corpus, "--out", out, *options, "--log-keys")[0] == 0
     log = out / "metrics-rank0.jsonl"
     assert log.read_bytes().isascii()

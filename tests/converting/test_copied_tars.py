@@ -9,19 +9,17 @@ import pickle
 import random
 from pathlib import Path
 
-import fsspec
 import pyarrow as pa
 import pytest
 
-from mmstream.converting.rows import compressed
-from mmstream.converting.rows.fetch import InputFile
+from mmstream.converting.rows import fetch
+from mmstream.converting.rows.detect import RowOptions
+from mmstream.converting.rows.fetch import InputFile, copy_tars
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.options import RowOptions
-from mmstream.converting.rows.tars import copy_tars
 from mmstream.dataset.index_tars import index_tars
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.memory import MemoryStore
-from tests.helpers.convert_corpus import run, shards
+from tests.helpers.convert_corpus import pictures, run, shards, values
 from tests.helpers.corpora import jpeg
 from tests.helpers.foreign_tars import write_tar
 
@@ -52,12 +50,9 @@ def expected(folder, tmp_path):
     return shards(tmp_path / "expected")
 
 
-@pytest.fixture
-def bucket():
-    """A store in memory; what lies in its bucket is gone after the test."""
-    files = fsspec.filesystem("memory")
-    yield files
-    files.rm("/bucket", recursive=True)
+def require_shards(rows, expected, dest):
+    run(rows, dest)
+    assert shards(dest) == expected
 
 
 def packed(folder, target, extension):
@@ -79,8 +74,7 @@ def files_of(rows, **options):
 @pytest.mark.parametrize("extension", COMPRESSORS)
 def test_compressed_tars_give_the_shards_of_plain_ones(folder, expected, tmp_path, extension):
     packed(folder, tmp_path / "packed", extension)
-    run(tmp_path / "packed", tmp_path / "by-folder")
-    assert shards(tmp_path / "by-folder") == expected
+    require_shards(tmp_path / "packed", expected, tmp_path / "by-folder")
     names = sorted((tmp_path / "packed").iterdir())
     assert files_of(names)[5] == (f"1.tar.{extension}", 1, "first-6")
     assert files_of(names) == files_of(tmp_path / "packed")
@@ -88,10 +82,8 @@ def test_compressed_tars_give_the_shards_of_plain_ones(folder, expected, tmp_pat
 
 def test_a_compressed_tar_may_stand_among_plain_ones_under_any_name(folder, expected, tmp_path):
     (folder / "1.tar").write_bytes(gzip.compress((folder / "1.tar").read_bytes()))
-    run([folder / "0.tar", folder / "1.tar"], tmp_path / "out")
-    assert shards(tmp_path / "out") == expected
-    run(folder, tmp_path / "by-folder")
-    assert shards(tmp_path / "by-folder") == expected
+    require_shards([folder / "0.tar", folder / "1.tar"], expected, tmp_path / "out")
+    require_shards(folder, expected, tmp_path / "by-folder")
 
 
 def test_copies_of_tars_whose_names_differ_by_case_alone_lie_apart(folder, tmp_path):
@@ -110,28 +102,24 @@ def test_a_tar_may_come_from_standard_input(folder, tmp_path, monkeypatch, compr
     assert shards(tmp_path / "out") == shards(tmp_path / "expected")
 
 
-def test_remote_tars_without_an_index_are_read_once(folder, expected, tmp_path, bucket):
-    bucket.put(str(folder), "/bucket/tars", recursive=True)
-    run("memory://bucket/tars", tmp_path / "by-folder")
-    assert shards(tmp_path / "by-folder") == expected
-    run("memory://bucket/tars/*.tar", tmp_path / "by-pattern")
-    assert shards(tmp_path / "by-pattern") == expected
+def test_remote_tars_without_an_index_are_read_once(folder, expected, tmp_path, memory):
+    memory.put(str(folder), "/bucket/tars", recursive=True)
+    require_shards("memory://bucket/tars", expected, tmp_path / "by-folder")
+    require_shards("memory://bucket/tars/*.tar", expected, tmp_path / "by-pattern")
     packed(folder, tmp_path / "packed", "gz")
-    bucket.put(str(tmp_path / "packed"), "/bucket/packed", recursive=True)
-    run("memory://bucket/packed", tmp_path / "packed-out")
-    assert shards(tmp_path / "packed-out") == expected
+    memory.put(str(tmp_path / "packed"), "/bucket/packed", recursive=True)
+    require_shards("memory://bucket/packed", expected, tmp_path / "packed-out")
 
 
 def test_tars_that_can_be_read_where_they_lie_are_not_copied(
-    folder, expected, tmp_path, bucket, monkeypatch
+    folder, expected, tmp_path, memory, monkeypatch
 ):
-    monkeypatch.setattr(compressed, "download", None)
+    monkeypatch.setattr(fetch, "download", None)
     index_tars(folder)
     (folder / "mmstream.json").unlink()
-    bucket.put(str(folder), "/bucket/tars", recursive=True)
+    memory.put(str(folder), "/bucket/tars", recursive=True)
     for number, rows in enumerate((folder, f"{folder}/*.tar", "memory://bucket/tars/*.tar")):
-        run(rows, tmp_path / f"out-{number}")
-        assert shards(tmp_path / f"out-{number}") == expected
+        require_shards(rows, expected, tmp_path / f"out-{number}")
 
 
 def test_no_more_tars_are_copied_than_the_limit_needs(folder, tmp_path):
@@ -142,17 +130,21 @@ def test_no_more_tars_are_copied_than_the_limit_needs(folder, tmp_path):
         files_of(tmp_path / "packed", limit=6)
 
 
-def test_copied_samples_can_be_taken_to_another_machine(folder, tmp_path):
+@pytest.mark.parametrize(
+    ("name", "stays"),
+    [("packed", False), ("plain", True), ("rows.csv", False), ("rows.jsonl", True)],
+)
+def test_rows_of_a_temporary_copy_can_be_taken_to_another_machine(folder, tmp_path, name, stays):
     packed(folder, tmp_path / "packed", "gz")
-    with open_rows(tmp_path / "packed") as source:
+    (tmp_path / "rows.csv").write_text("id,text\n" + "1,a\n" * 10)
+    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 10)
+    with open_rows(tmp_path / name) as source:
         rows = source.select(range(3, 8))
-        read = list(rows.read())
-        detached = pickle.loads(pickle.dumps(rows.detached()))
+        read, detached = list(rows.read()), rows.detached()
+        assert (detached is rows) is stays  # these lie where the caller has put them
+        detached = pickle.loads(pickle.dumps(detached))
     assert list(detached.read()) == list(detached.detached().read()) == read
     assert len(detached) == 5
-    with open_rows(folder) as source:  # these lie where the caller has put them
-        rows = source.select(range(3, 8))
-        assert rows.detached() is rows
 
 
 def test_a_file_that_is_no_tar_among_tars_is_refused(folder, tmp_path):
@@ -171,7 +163,7 @@ def test_copies_stay_in_their_folder_whatever_the_tars_are_called(folder, tmp_pa
     assert names == ["0/0.tar.gz"] * 5 + ["1/0.tar.gz"] * 5
 
 
-def test_a_copy_never_takes_the_place_of_a_tar_of_the_caller(folder, tmp_path, monkeypatch, bucket):
+def test_a_copy_never_takes_the_place_of_a_tar_of_the_caller(folder, tmp_path, monkeypatch, memory):
     data = (folder / "0.tar").read_bytes()
     (tmp_path / "in/1").mkdir(parents=True)
     monkeypatch.chdir(tmp_path / "in")
@@ -180,7 +172,7 @@ def test_a_copy_never_takes_the_place_of_a_tar_of_the_caller(folder, tmp_path, m
         path.write_bytes(data)
     Path("../x.tar").write_bytes(gzip.compress((folder / "1.tar").read_bytes()))
     Path("z.tar").write_bytes(gzip.compress(data))
-    bucket.pipe_file("/bucket/y.tar", (folder / "1.tar").read_bytes())
+    memory.pipe_file("/bucket/y.tar", (folder / "1.tar").read_bytes())
     assert len(files_of(["1/x.tar", "../x.tar"])) == 10
     assert len(files_of(["y.tar.download", "memory://bucket/y.tar"])) == 10
     assert len(files_of(["z.tar", "./z.tar"])) == 10
@@ -192,17 +184,12 @@ def test_a_compressed_tar_in_a_folder_hides_nothing_that_lies_beside_it(folder, 
     (tmp_path / "rows").mkdir()
     (tmp_path / "rows/rows.jsonl").write_text('{"text": "t"}\n' * 3)
     (tmp_path / "rows/backup.tar.gz").write_bytes(data)
-    with open_rows(tmp_path / "rows") as source:
-        assert source.num_rows == 3
+    assert len(values(tmp_path / "rows")) == 3
     assert "compressed tars are left out (1, such as backup.tar.gz)" in caplog.text
     assert len(files_of(tmp_path / "rows", rows_as="tars")) == 5
-    for label in ("cat", "dog"):
-        (tmp_path / "pictures" / label).mkdir(parents=True)
-        (tmp_path / "pictures" / label / "1.jpg").write_bytes(jpeg(1))
+    pictures(tmp_path / "pictures", "cat/1.jpg", "dog/1.jpg")
     (tmp_path / "pictures/archive.tgz").write_bytes(data)
-    with open_rows(tmp_path / "pictures") as source:
-        rows = [row.value for row in source.select(range(source.num_rows)).read()]
-    assert [row["label_name"] for row in rows] == ["cat", "dog"]
+    assert [row["label_name"] for row in values(tmp_path / "pictures")] == ["cat", "dog"]
     assert "such as archive.tgz" in caplog.text
 
 
@@ -243,12 +230,12 @@ def test_a_plain_tar_is_one_whatever_its_first_member_is_called(tmp_path, name):
 
 
 def test_remote_tars_in_a_folder_that_cannot_be_listed_are_copied(
-    folder, bucket, monkeypatch, caplog
+    folder, memory, monkeypatch, caplog
 ):
     def list_nothing(store):
         raise StorageError(f"{store.url}: 403 Forbidden")
 
-    bucket.put(str(folder), "/bucket/tars", recursive=True)
+    memory.put(str(folder), "/bucket/tars", recursive=True)
     monkeypatch.setattr(MemoryStore, "list", list_nothing)
     assert len(files_of("memory://bucket/tars/0.tar")) == 5
     assert "cannot be listed, so its tars are copied" in caplog.text

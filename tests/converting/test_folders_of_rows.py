@@ -5,32 +5,45 @@ from __future__ import annotations
 import io
 import json
 import os
+from collections import Counter
+from urllib.parse import parse_qs, urlsplit
 
-import numpy as np
+import fsspec
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from PIL import Image
 
+import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.rows.folders import FolderContent
+from mmstream.converting.rows import folders
 from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
-from tests.helpers.convert_corpus import make_corpus, pictures, rejects, run, values
+from mmstream.storage import open_store, remote
+from tests.helpers.convert_corpus import make_corpus, pictures, rejects, run, shards, values
 from tests.helpers.corpora import jpeg
 from tests.helpers.foreign_tars import write_tar
+from tests.helpers.media_files import audio_file
+from tests.helpers.web_stubs import S3Stub, running
 
 
 def samples(folder):
-    dataset = open_dataset(folder)
     return [
-        {k: v for k, v in dataset[i].items() if k not in ("__url__", "__lineage__")}
-        for i in range(len(dataset))
+        {k: v for k, v in sample.items() if k not in ("__url__", "__lineage__")}
+        for sample in open_dataset(folder)
     ]
+
+
+def classes(folder):
+    return [sample["cls"] for sample in samples(folder)]
+
+
+def num_samples(report):
+    return {name: split.num_samples for name, split in report.splits.items()}
 
 
 def test_folders_of_classes_become_labelled_pictures(tmp_path):
@@ -42,40 +55,40 @@ def test_folders_of_classes_become_labelled_pictures(tmp_path):
         {"image": "cat/b.JPG", "label": 0, "label_name": "cat"},
         {"image": "dog/1.jpg", "label": 1, "label_name": "dog"},
     ]
-    assert [sample["cls"] for sample in samples(tmp_path / "out")] == [b"0", b"0", b"1"]
+    assert classes(tmp_path / "out") == [b"0", b"0", b"1"]
 
 
 def test_folders_of_splits_become_data_sets_with_the_same_classes(tmp_path):
     folder = pictures(tmp_path / "in", "train/cat/1.jpg", "train/dog/2.jpg", "val/dog/3.jpg")
-    report = run(folder, tmp_path / "out")
-    assert {name: split.num_samples for name, split in report.splits.items()} == {
-        "train": 2,
-        "validation": 1,
-    }
-    assert samples(tmp_path / "out/validation")[0]["cls"] == b"1"
+    assert num_samples(run(folder, tmp_path / "out")) == {"train": 2, "validation": 1}
     run(folder / "train", tmp_path / "train")
-    assert [sample["cls"] for sample in samples(tmp_path / "train")] == [b"0", b"1"]
+    assert classes(tmp_path / "out/validation") == [b"1"]
+    assert classes(tmp_path / "train") == [b"0", b"1"]
 
 
 def test_one_split_alone_has_the_layout_and_the_classes_of_several(tmp_path, caplog):
     folder = pictures(tmp_path / "in", "train/cat/1.jpg", "train/dog/2.jpg")
-    assert set(run(folder, tmp_path / "out").splits) == {"train"}
-    assert [sample["cls"] for sample in samples(tmp_path / "out/train")] == [b"0", b"1"]
+    assert num_samples(run(folder, tmp_path / "out")) == {"train": 2}
+    assert classes(tmp_path / "out/train") == [b"0", b"1"]
     assert "holds the split train only; its data set is DEST/train" in caplog.text
 
 
-def test_one_folder_is_a_class(tmp_path):
-    folder = pictures(tmp_path / "in", "cat/deep/1.jpg")
-    assert values(folder) == [{"image": "cat/deep/1.jpg", "label": 0, "label_name": "cat"}]
-
-
-def test_a_split_has_classes_if_all_of_its_files_lie_in_folders(tmp_path, caplog):
-    folder = pictures(tmp_path / "in", "train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg")
-    assert [row.get("label") for row in values(folder)] == [0, 1, None]
-    assert "no classes" not in caplog.text
-    pictures(folder, "test/dog/4.jpg")
-    assert [row.get("label") for row in values(folder)] == [0, 1, None, None]
-    assert "test: media files lie beside the folders (dog), so these are no classes" in caplog.text
+@pytest.mark.parametrize(
+    ("paths", "labels"),
+    [
+        (["cat/deep/1.jpg"], [0]),
+        (["train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg"], [0, 1, None]),
+        (
+            ["train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/dog/4.jpg"],
+            [0, 1, None, None],
+        ),
+    ],
+)
+def test_a_split_has_classes_if_all_of_its_files_lie_in_folders(tmp_path, caplog, paths, labels):
+    folder = pictures(tmp_path / "in", *paths)
+    assert [row.get("label") for row in values(folder)] == labels
+    said = "test: media files lie beside the folders (dog), so these are no classes"
+    assert (said in caplog.text) == ("test/dog/4.jpg" in paths)
 
 
 def test_pictures_without_a_text_among_others_are_counted_in_the_log(tmp_path, caplog):
@@ -91,11 +104,10 @@ def test_pictures_without_classes_have_their_text_or_nothing(tmp_path):
     folder = pictures(tmp_path / "in", "1.jpg", "more/2.jpg", "3.jpg")
     (folder / "1.txt").write_text("a cat\n")
     (folder / "3.txt").write_bytes(b"\xff")
-    read = values(folder)
-    assert read[0] == {"image": "1.jpg", "text": "a cat"}
-    assert str(read[1]) == "3.txt: not UTF-8"
-    assert isinstance(read[1], RowError)
-    assert read[2] == {"image": "more/2.jpg"}
+    first, damaged, second = values(folder)
+    assert [first, second] == [{"image": "1.jpg", "text": "a cat"}, {"image": "more/2.jpg"}]
+    assert isinstance(damaged, RowError)
+    assert str(damaged).startswith("3.txt: not UTF-8; name its encoding")
 
 
 @pytest.mark.parametrize("kind", ["csv", "jsonl", "parquet"])
@@ -113,11 +125,7 @@ def test_metadata_beside_pictures_describes_them(tmp_path, kind):
             path.write_text("".join(json.dumps(row) + "\n" for row in rows))
         else:
             pq.write_table(pa.Table.from_pylist(rows), path)
-    report = run(folder, tmp_path / "out")
-    assert {name: split.num_samples for name, split in report.splits.items()} == {
-        "train": 2,
-        "test": 1,
-    }
+    assert num_samples(run(folder, tmp_path / "out")) == {"train": 2, "test": 1}
     assert samples(tmp_path / "out/test")[0]["txt"] == b"three"
 
 
@@ -172,32 +180,24 @@ def test_standard_input_may_come_with_a_folder(tmp_path, monkeypatch):
         assert [row["text"] for row in values(["-", "in"])] == ["of the stream", "of the folder"]
 
 
-def test_media_that_are_no_files_are_rejected(tmp_path):
-    folder = pictures(tmp_path / "in", "a.jpg")
-    (folder / "b.jpg").symlink_to("absent")
-    os.mkfifo(folder / "c.jpg")
-    run(folder, tmp_path / "out", limit=3)
-    reasons = rejects(tmp_path / "out")
-    assert sorted(reasons) == [2, 3]
-    assert "b.jpg" in reasons[2]
-    assert "c.jpg" in reasons[3]
-
-
-def test_a_text_that_is_no_file_rejects_its_medium(tmp_path):
+def test_media_and_texts_that_are_no_files_are_rejected(tmp_path):
     folder = pictures(tmp_path / "in", "a.jpg", "b.jpg", "c.jpg")
     (folder / "a.txt").symlink_to("absent")
     os.mkfifo(folder / "b.txt")
-    (folder / "c.txt").write_text("a cat")
-    run(folder, tmp_path / "out", limit=3)
+    (folder / "d.jpg").symlink_to("absent")
+    os.mkfifo(folder / "e.jpg")
+    (folder / "f.jpg").symlink_to("f.jpg")
+    run(folder, tmp_path / "out", limit=6)
     reasons = rejects(tmp_path / "out")
-    assert sorted(reasons) == [1, 2]
-    assert "a.txt: no file, or a link that leads nowhere" in reasons[1]
-    assert "b.txt: no file" in reasons[2]
-
-
-def test_plain_tars_are_never_left_out():
-    tars = FolderContent(tars=["0.TAR", "0.tar"], packed_tars=["0.tgz", "1.tar.gz", "1.tgz"])
-    assert tars.tars_to_read() == ["0.TAR", "0.tar", "1.tar.gz"]
+    assert sorted(reasons) == [1, 2, 4, 5, 6]
+    for number, reason in {
+        1: "a.txt: no file, or a link that leads nowhere",
+        2: "b.txt: no file",
+        4: "d.jpg",
+        5: "e.jpg",
+        6: "f.jpg",
+    }.items():
+        assert reason in reasons[number]
 
 
 def test_the_counts_beside_tars_are_no_rows(tmp_path):
@@ -215,14 +215,15 @@ def test_classes_of_several_folders_are_numbered_together(tmp_path):
 
 def test_a_folder_of_splits_or_tars_is_converted_alone(tmp_path):
     pictures(tmp_path, "a/1.jpg", "b/train/1.jpg", "b/test/2.jpg")
-    with pytest.raises(ConfigError, match=r"b: holds data sets of splits; convert it al"):
-        values([tmp_path / "a", tmp_path / "b"])
     (tmp_path / "c").mkdir()
     write_tar(tmp_path / "c/0.tar", [("0.txt", b"a")])
-    with pytest.raises(ConfigError, match=r"c: holds tars of samples; convert it alone"):
-        values([tmp_path / "a", tmp_path / "c"])
-    with pytest.raises(ConfigError, match="local folders and URLs together"):
-        values([str(tmp_path / "a"), "https://localhost/rows.jsonl"])
+    for other, reason in {
+        f"{tmp_path}/b": "b: holds data sets of splits; convert it alone",
+        f"{tmp_path}/c": "c: holds tars of samples; convert it alone",
+        "https://localhost/rows.jsonl": "local folders and URLs together",
+    }.items():
+        with pytest.raises(ConfigError, match=reason):
+            values([f"{tmp_path}/a", other])
 
 
 @pytest.mark.parametrize(
@@ -388,19 +389,15 @@ def test_keys_of_foreign_tars_that_meet_in_a_shard_are_told_apart(tmp_path):
 
 def test_samples_of_the_bad_list_are_left_out_and_the_list_is_part_of_the_plan(tmp_path):
     run(make_corpus(tmp_path), tmp_path / "in")
-    whole = samples(tmp_path / "in")
     with open_rows(tmp_path / "in") as source:
-        before = source.sha256
+        before, whole = source.sha256, [row.value.key for row in source.select(range(38)).read()]
     dataset = open_dataset(tmp_path / "in")
-    object.__setattr__(source, "dataset", dataset)
-    dataset.bad = np.array([[0, 1], [0, 2], [2, 0]])
-    source.__dict__.pop("_left_out", None)
+    write_bad(dataset, [(0, 1), (0, 2), (2, 0)])
     bad = {1, 2, int(dataset.counts[:2].sum())}
-    rows = list(source.select(range(source.num_rows)).read())
-    assert source.sha256 != before
-    assert [row.value.key for row in rows] == [
-        sample["__key__"] for i, sample in enumerate(whole) if i not in bad
-    ]
+    with open_rows(tmp_path / "in") as source:
+        left = [row.value.key for row in source.select(range(source.num_rows)).read()]
+        assert source.sha256 != before
+    assert left == [key for i, key in enumerate(whole) if i not in bad]
 
 
 def test_samples_that_the_bad_list_leaves_out_are_counted(tmp_path, caplog):
@@ -444,8 +441,166 @@ def test_a_link_back_to_a_folder_that_holds_it_is_an_error(tmp_path, target):
         values(folder)
 
 
-def test_a_link_to_itself_is_a_row_that_cannot_be_read(tmp_path):
-    folder = pictures(tmp_path / "in", "cat/1.jpg", "cat/2.jpg")
-    (folder / "cat/3.jpg").symlink_to("3.jpg")
-    run(folder, tmp_path / "out")
-    assert list(rejects(tmp_path / "out")) == [3]
+# -- folders in an object store: they give the same shards as folders of this machine
+
+
+@pytest.fixture
+def bucket():
+    """Copies a folder to a store in memory; what lies there is gone after the test."""
+    files = fsspec.filesystem("memory")
+
+    def copied(folder):
+        files.put(str(folder), f"/bucket/{folder.name}", recursive=True)
+        return f"memory://bucket/{folder.name}"
+
+    yield copied
+    files.rm("/bucket", recursive=True)
+
+
+def require_same(folder, url, tmp_path, **options):
+    """Convert a folder and its copy, and compare their shards. Return the number of samples."""
+    first = run(folder, tmp_path / "local", **options)
+    run(url, tmp_path / "remote", **options)
+    assert shards(tmp_path / "remote") == shards(tmp_path / "local")
+    return first.num_samples
+
+
+def test_pictures_in_folders_of_classes_and_splits(tmp_path, bucket):
+    paths = ["train/cat/1.jpg", "train/dog/2.jpg", "val/dog/3.jpg", "train/.hidden/4.jpg"]
+    folder = pictures(tmp_path / "in", *paths)
+    assert require_same(folder, bucket(folder), tmp_path) == 3
+    assert {path.name for path in (tmp_path / "remote").iterdir()} >= {"train", "validation"}
+
+
+def test_pictures_with_texts_beside_them(tmp_path, bucket, caplog, monkeypatch):
+    monkeypatch.setattr(folders, "MAX_TEXT_BYTES", 20)
+    folder = pictures(tmp_path / "in", *(f"{number:03d}.jpg" for number in range(70)))
+    for number in range(1, 70):
+        (folder / f"{number:03d}.txt").write_text(f"text {number}\n")
+    (folder / "068.txt").write_bytes(b"\xff")
+    (folder / "069.txt").write_text("x" * 21)
+    url = bucket(folder)
+    rows = values(url)
+    assert rows[:68] == [
+        {"image": "000.jpg"},
+        *({"image": f"{n:03d}.jpg", "text": f"text {n}"} for n in range(1, 68)),
+    ]
+    assert [(type(row), str(row)) for row in rows[68:]] == [
+        (RowError, "068.txt: not UTF-8; name its encoding with encoding=NAME"),
+        (RowError, "069.txt: a text of more than 20 bytes"),
+    ]
+    assert f"{url}: 1 of 70 media files have no text file" in caplog.text
+    assert [str(row) for row in values(folder)] == [str(row) for row in rows]
+
+
+def test_metadata_beside_pictures(tmp_path, bucket):
+    folder = pictures(tmp_path / "in", "train/a.jpg", "train/b.jpg")
+    (folder / "train/metadata.csv").write_text("file_name,text\na.jpg,one\nb.jpg,two\n")
+    assert require_same(folder, bucket(folder), tmp_path) == 2
+
+
+def test_rows_beside_their_media_and_other_files(tmp_path, bucket):
+    folder = tmp_path / "in"
+    (folder / "data").mkdir(parents=True)
+    (folder / "README.md").write_text("# words")
+    for split in ("train", "test"):
+        (folder / f"data/{split}.jsonl").write_text('{"text": "t"}\n' * 3)
+    assert require_same(folder, bucket(folder), tmp_path) == 6
+    pictures(tmp_path, "mixed/a.jpg", "other/.hidden.jpg", "other/notes.md")
+    (tmp_path / "mixed/rows.jsonl").write_text('{"image": "a.jpg", "text": "t"}\n')
+    for name, reason in {
+        "mixed": r"holds files of rows, such as rows\.jsonl, and 1 media",
+        "other": "holds no files of rows, no tars and no media files",
+    }.items():
+        with pytest.raises(ConfigError, match=reason):
+            values(bucket(tmp_path / name))
+
+
+def test_transcripts_of_librispeech_beside_their_sound(tmp_path, bucket):
+    folder = tmp_path / "in"
+    for reader in ("84/121123", "85/1"):
+        (folder / reader).mkdir(parents=True)
+        stem = reader.replace("/", "-")
+        (folder / reader / f"{stem}-0000.flac").write_bytes(audio_file("flac", seconds=0.1))
+        (folder / reader / f"{stem}.trans.txt").write_text(f"{stem}-0000 GO DO YOU HEAR\n")
+    assert require_same(folder, bucket(folder), tmp_path) == 2
+
+
+def test_a_data_set_of_lerobot_is_refused_with_the_page_that_reads_it(tmp_path, bucket):
+    folder = pictures(tmp_path / "in", "videos/a.jpg", "b.jpg")
+    (folder / "meta").mkdir()
+    (folder / "meta/info.json").write_text('{"codebase_version": "v3.0"}')
+    page = r"in: a data set of LeRobot .* docs/row-formats\.md, under LeRobot$"
+    for rows in (folder, bucket(folder), [folder, folder / "b.jpg"]):
+        with pytest.raises(ConfigError, match=page):
+            values(rows)
+    assert len(values(folder, rows_as="media")) == 2
+    (folder / "meta/info.json").unlink()
+    (folder / "meta/info.json").mkdir()
+    assert len(values(folder)) == 2
+
+
+def test_each_folder_of_a_bucket_is_listed_once(tmp_path, monkeypatch):
+    """But the root, which is asked first whether it is a folder at all."""
+    folder = pictures(tmp_path / "in", "cat/1.jpg", "cat/2.jpg", "dog/3.jpg")
+    (folder / "cat/1.txt").write_text("a cat")
+    objects = {
+        f"bucket/{path.relative_to(tmp_path)}": path.read_bytes() for path in folder.rglob("*.*")
+    }
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "KEY")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    remote._client_of.cache_clear()
+    with running(S3Stub, objects) as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
+        run("s3://bucket/in", tmp_path / "remote")
+        lists = Counter(
+            parse_qs(urlsplit(target).query)["prefix"][0]
+            for target in server.requests
+            if "list-type=2" in target
+        )
+    remote._client_of.cache_clear()
+    assert lists == {"in/": 2, "in/cat/": 1, "in/dog/": 1}
+    run(folder, tmp_path / "local")
+    assert shards(tmp_path / "remote") == shards(tmp_path / "local")
+
+
+def test_media_of_a_folder_in_a_store_lie_in_it(tmp_path, bucket):
+    folder = pictures(tmp_path / "in", "a.jpg")
+    (folder / "metadata.jsonl").write_text('{"file_name": "../secret.jpg", "text": "t"}\n')
+    with pytest.raises(mm.MMStreamError, match="lies outside the media root"):
+        run(bucket(folder), tmp_path / "out")
+
+
+@pytest.mark.s3
+def test_an_object_that_is_called_as_a_folder_is_read_too(s3, tmp_path):
+    store = open_store(f"{s3}/{tmp_path.name}/in")
+    for path in ("a.jpg", "a.jpg/b.jpg"):
+        store.write(path, jpeg(0))
+    assert [row["image"] for row in values(store.url)] == ["a.jpg", "a.jpg/b.jpg"]
+
+
+@pytest.mark.s3
+def test_a_data_set_in_a_store_is_not_listed(s3, tmp_path, monkeypatch):
+    run(pictures(tmp_path / "in", "a.jpg"), tmp_path / "ds")
+    store = open_store(f"{s3}/{tmp_path.name}/ds")
+    for path in (tmp_path / "ds").glob("*.*"):
+        store.write(path.name, path.read_bytes())
+    monkeypatch.setattr(type(store), "folders", None)
+    monkeypatch.setattr(type(store), "list", None)
+    assert len(values(store.url)) == 1
+
+
+@pytest.mark.s3
+def test_pictures_and_tars_on_a_real_s3_server(s3, tmp_path):
+    folder = pictures(tmp_path / "in", "cat/1.jpg", "cat/ä b.jpg", "dog/2.jpg")
+    (folder / "cat/1.txt").write_text("a cat")
+    store = open_store(f"{s3}/{tmp_path.name}/in")
+    for path in sorted(folder.rglob("*.*")):
+        store.write(path.relative_to(folder).as_posix(), path.read_bytes())
+    assert require_same(folder, store.url, tmp_path) == 3
+    tar = tmp_path / "local/shard-000000.tar"
+    tars = open_store(f"{s3}/{tmp_path.name}/tars")
+    tars.write("0.tar", tar.read_bytes())
+    run(tar, tmp_path / "local-tar")
+    run(tars.url, tmp_path / "remote-tar")
+    assert shards(tmp_path / "remote-tar") == shards(tmp_path / "local-tar")

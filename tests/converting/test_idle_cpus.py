@@ -1,29 +1,39 @@
-"""The last shards of a conversion get the CPUs of the workers that have no shard any more."""
+"""The last shards of a conversion get the CPUs of the workers that have no shard any more.
+
+They check media for a shard: the same rows in the same order, and bounded memory.
+"""
 
 from __future__ import annotations
 
+import pickle
 import threading
+from concurrent.futures import Future
 
+import pytest
+
+from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.engines import processes
-from mmstream.converting.media import check_rows
+from mmstream.converting.media import check
+from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
-from tests.helpers.convert_corpus import make_corpus, run, tree
+from mmstream.converting.media.references import MediaAccess
+from mmstream.converting.rows.records import Row
+from tests.helpers.convert_corpus import run, tree
+from tests.helpers.corpora import jpeg
 
 SMALL = MediaOptions(max_image_side=20)
 
 
-def test_a_shard_that_two_cpus_check_has_the_same_bytes(tmp_path, monkeypatch):
+def test_a_shard_that_two_cpus_check_has_the_same_bytes(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(processes, "num_cores", lambda: 2)  # also where there is one
-    corpus = make_corpus(tmp_path)
     run(corpus, tmp_path / "two", samples_per_shard=30, media=SMALL, num_workers=2)
     run(corpus, tmp_path / "one", samples_per_shard=30, media=SMALL)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
 
 
-def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(tmp_path, monkeypatch):
-    corpus = make_corpus(tmp_path)
+def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(corpus, tmp_path, monkeypatch):
     run(corpus, tmp_path / "one", media=SMALL)
-    checked, names, shares = check_rows.checked, set(), []
+    checked, names, shares = check.checked, set(), []
 
     def noted(*args):
         names.add(threading.current_thread().name)
@@ -39,7 +49,7 @@ def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(tmp_path, mo
                 running.append(job)
             yield running[0], function(running.pop(0))
 
-    monkeypatch.setattr(check_rows, "checked", noted)
+    monkeypatch.setattr(check, "checked", noted)
     monkeypatch.setattr(processes, "run_in_processes", in_turns)
     monkeypatch.setattr(processes, "num_cores", lambda: 2)
     run(corpus, tmp_path / "two", media=SMALL, num_workers=2)
@@ -47,3 +57,113 @@ def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(tmp_path, mo
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
     assert any(name.startswith("mmstream-check") for name in names)
     assert threading.current_thread().name in names
+
+
+# -- rows whose media are checked elsewhere: the same ones in their order, in bounded memory
+
+
+class OnAnotherMachine:
+    """Checks a batch when its outcome is asked for. What goes there and back is pickled."""
+
+    def __init__(self, count):
+        self.counts = count if isinstance(count, list) else [count]
+        self.num_batches = self.under_way = self.most_under_way = 0
+
+    def count(self):
+        return self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
+
+    def submit(self, batch):
+        self.num_batches += 1
+        self.under_way += 1
+        self.most_under_way = max(self.most_under_way, self.under_way)
+        self.batch = pickle.dumps(batch)
+        return _Answer(self, self.batch)
+
+
+class _Answer:
+    def __init__(self, cpus, batch):
+        self.cpus, self.batch = cpus, batch
+
+    def result(self):
+        self.cpus.under_way -= 1
+        return pickle.loads(pickle.dumps(pickle.loads(self.batch).check()))
+
+
+def drafts():
+    """Rows of every kind: several images, texts, errors, and two faults in one row."""
+    good, small, bad = jpeg(0), jpeg(1, (16, 12)), b"<html>"
+    for i in range(12):
+        row = Row(i, "rows.jsonl", i + 1, {})
+        if i == 2:
+            yield row, RowError("no such format")
+        elif i == 5:
+            yield row, Draft({"text": "no media"}, texts=("no media",))
+        else:
+            names = [f"{i}.jpg", "small.jpg", "bad.html" if i % 4 == 3 else f"again-{i}.jpg"]
+            data = [good, small, bad if i % 4 == 3 else jpeg(i)]
+            media = [MediaRef("image", *pair) for pair in zip(names, data, strict=True)]
+            if i in (4, 7):  # in row 7 the first fault counts, as for one CPU
+                media.append(MediaRef("image", "absent.jpg"))
+            yield row, Draft({"id": i}, tuple(media))
+
+
+def load(idle_cpus=None, options=SMALL, rows=None):
+    loaded = load_rows(rows or drafts(), MediaAccess(None), options, idle_cpus)
+    return [
+        (row, str(draft) if isinstance(draft, RowError) else draft, media)
+        for row, draft, media in loaded
+    ]
+
+
+@pytest.mark.parametrize("rows_per_batch", [1, 3, 64])
+def test_rows_are_those_of_one_cpu(monkeypatch, rows_per_batch):
+    alone = load()
+    assert sum(isinstance(draft, str) for _, draft, _ in alone) == 5
+    monkeypatch.setattr(check, "BATCH_ROWS", rows_per_batch)
+    idle_cpus = OnAnotherMachine(2)
+    assert load(idle_cpus) == alone
+    assert idle_cpus.num_batches >= 12 // rows_per_batch
+    assert load(OnAnotherMachine([0, 0, 1, 0, 3, 0, 0])) == alone  # they come and go
+
+
+def test_a_file_that_is_stored_as_it_is_does_not_travel_back():
+    data = jpeg(0)
+    rows = [(Row(0, "f", 1, {}), Draft({}, (MediaRef("image", "a.jpg", data, field="a.jpg"),)))]
+    idle_cpus = OnAnotherMachine(1)
+    [(_, _, [medium])] = load(idle_cpus, MediaOptions(max_image_side=400), rows)
+    assert medium.data is data  # the tar keeps the name of a member whose bytes are the same
+    [([outcome], _)] = pickle.loads(idle_cpus.batch).check()
+    assert outcome.data == b""
+
+
+def test_each_cpu_has_one_batch_and_together_they_have_few_bytes(monkeypatch):
+    monkeypatch.setattr(check, "BATCH_ROWS", 1)
+    idle_cpus = OnAnotherMachine(2)
+    load(idle_cpus)
+    assert idle_cpus.most_under_way == 3
+    monkeypatch.setattr(check, "MAX_BYTES_AT_ONCE", 1)
+    idle_cpus = OnAnotherMachine(2)
+    load(idle_cpus)
+    assert idle_cpus.most_under_way == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "count"), [(SMALL, 0), (MediaOptions(), 2), (MediaOptions(min_image_side=8), 2)]
+)
+def test_where_nobody_is_idle_or_checks_are_short_one_row_is_in_memory(options, count):
+    idle_cpus, read = OnAnotherMachine(count), []
+    rows = ((read.append(row), (row, draft))[1] for row, draft in drafts())
+    for num_rows, _ in enumerate(load_rows(rows, MediaAccess(None), options, idle_cpus), 1):
+        assert len(read) == num_rows
+    assert idle_cpus.num_batches == 0
+
+
+def test_what_is_no_fault_of_a_row_ends_the_conversion():
+    class Broken(OnAnotherMachine):
+        def submit(self, batch):
+            answer = Future()
+            answer.set_exception(MemoryError("no memory"))
+            return answer
+
+    with pytest.raises(MemoryError, match="no memory"):
+        load(Broken(1))

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import io
+import json
+import sys
 
+import fsspec
 import numpy as np
+import pillow_heif
 import pytest
+from click.testing import CliRunner
 from PIL import Image, ImageCms, ImageOps
 
 import mmstream as mm
+from mmstream.cli import cli
 from mmstream.converting.draft import MediaRef, RowError
-from mmstream.converting.media import images
-from mmstream.decoding.image.planes import is_built
-from mmstream.errors import ConfigError
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.errors import ConfigError, StorageError
+from mmstream.storage import open_store
+from mmstream.tar.writer import TarWriter
+from tests.helpers.convert_corpus import rejects, run, shards, write_rows
 from tests.helpers.media import load_media
 from tests.helpers.pictures import encoded
 
@@ -43,15 +51,10 @@ def mean_error(image, expected):
 @pytest.mark.parametrize("format", ["JPEG", "PNG", "WEBP", "GIF", "BMP", "AVIF"])
 def test_headers_tell_the_size_and_bytes_stay_as_they_are(format):
     data = encoded(picture(), format)
+    facts = {"width": 400, "height": 300, "original_width": 400, "original_height": 300}
     for check in ("header", "full"):
         medium = store(data, check=check)
-        assert medium.data == data
-        assert medium.facts == {
-            "width": 400,
-            "height": 300,
-            "original_width": 400,
-            "original_height": 300,
-        }
+        assert (medium.data, medium.facts) == (data, facts)
     assert store(data, check="none").facts == {}
 
 
@@ -119,35 +122,39 @@ def test_transparency_is_kept_or_laid_on_white():
     assert mean_error(opened(store(data, image_format="jpg")), white) < 2
 
 
-def test_a_palette_becomes_colours_and_grey_stays_grey():
-    for mode, expected in {"P": "RGB", "L": "L", "1": "L"}.items():
-        data = encoded(picture(mode=mode), "PNG")
-        assert opened(store(data, max_image_side=100)).mode == expected
-    grey = store(encoded(picture(mode="L"), "JPEG"), max_image_side=100)
-    assert opened(grey).mode == "L"
-    assert mean_error(opened(grey), picture(100, 75, "L")) < 3
+@pytest.mark.parametrize(
+    ("mode", "format", "expected", "tolerance"),
+    [
+        ("P", "PNG", "RGB", 20),
+        ("1", "PNG", "L", 20),
+        ("L", "PNG", "L", 3),
+        ("L", "JPEG", "L", 3),
+        ("CMYK", "JPEG", "RGB", 6),  # as in training
+    ],
+)
+def test_palettes_and_cmyk_become_colours_and_grey_stays_grey(mode, format, expected, tolerance):
+    image = opened(store(encoded(picture(mode=mode), format), max_image_side=100))
+    assert image.mode == expected
+    assert mean_error(image, picture(100, 75, expected)) < tolerance
 
 
-def test_cmyk_becomes_rgb_as_in_training():
-    medium = store(encoded(picture(mode="CMYK"), "JPEG"), max_image_side=100)
-    assert opened(medium).mode == "RGB"
-    assert mean_error(opened(medium), picture(100, 75)) < 6
+SMALL_PROFILE = SRGB.replace(b"s\0R\0G\0B", b"w\0i\0d\0e").replace(b"sRGB", b"wide")
+PROFILE = SMALL_PROFILE + bytes(150_000)
 
 
-def test_a_colour_profile_is_kept_unless_it_says_nothing_new():
-    wide = SRGB.replace(b"s\0R\0G\0B", b"w\0i\0d\0e").replace(b"sRGB", b"wide") + bytes(150_000)
-    for format in ("JPEG", "PNG", "WEBP"):
-        medium = store(encoded(picture(), format, icc_profile=wide), max_image_side=100)
-        assert opened(medium).info["icc_profile"][:4000] == wide[:4000]
-    small = SRGB.replace(b"s\0R\0G\0B", b"w\0i\0d\0e").replace(b"sRGB", b"wide")
-    medium = store(encoded(picture(), "JPEG", icc_profile=small), max_image_side=100)
-    assert opened(medium).info["icc_profile"] == small
-    iec = SRGB + b"sRGB IEC61966-2.1"
-    medium = store(encoded(picture(), "JPEG", icc_profile=iec), max_image_side=100)
-    assert "icc_profile" not in opened(medium).info
-    cmyk = wide[:16] + b"CMYK" + wide[20:]
-    medium = store(encoded(picture(), "JPEG", icc_profile=cmyk), max_image_side=100)
-    assert "icc_profile" not in opened(medium).info
+@pytest.mark.parametrize(
+    ("profile", "format", "kept"),
+    [
+        *((PROFILE, format, PROFILE) for format in ("JPEG", "PNG", "WEBP")),
+        (SMALL_PROFILE, "JPEG", SMALL_PROFILE),
+        (SRGB + b"sRGB IEC61966-2.1", "JPEG", b""),
+        (PROFILE[:16] + b"CMYK" + PROFILE[20:], "JPEG", b""),
+    ],
+    ids=["large", "large in PNG", "large in WEBP", "small", "sRGB", "of CMYK"],
+)
+def test_a_colour_profile_is_kept_unless_it_says_nothing_new(profile, format, kept):
+    medium = store(encoded(picture(), format, icc_profile=profile), max_image_side=100)
+    assert opened(medium).info.get("icc_profile", b"")[:4000] == kept[:4000]
 
 
 def test_what_would_be_lost_is_a_reject():
@@ -171,7 +178,6 @@ def test_tiff_and_heic_are_read_where_they_become_something_else():
     with pytest.raises(RowError, match=r"tiff is not supported.*--image-format jpg"):
         store(data)
     assert opened(store(data, image_format="jpg", max_image_side=100)).size == (100, 75)
-    pillow_heif = pytest.importorskip("pillow_heif")
     file = io.BytesIO()
     pillow_heif.from_pillow(picture()).save(file, quality=90)
     medium = store(file.getvalue(), image_format="png")
@@ -180,47 +186,18 @@ def test_tiff_and_heic_are_read_where_they_become_something_else():
 
 
 def test_heic_without_its_library_is_a_clear_line(monkeypatch):
-    monkeypatch.setitem(__import__("sys").modules, "pillow_heif", None)
+    monkeypatch.setitem(sys.modules, "pillow_heif", None)
     data = b"\0\0\0\x18ftypheic\0\0\0\0mif1heic" + bytes(100)
     with pytest.raises(RowError, match="pip install pillow-heif"):
         store(data, image_format="jpg")
 
 
-def as_rgb(data, monkeypatch, **options):
-    """What is stored where planes are never used."""
-    with monkeypatch.context() as patch:
-        patch.setattr(images, "decode_planes", lambda *_: None)
-        return store(data, **options).data
-
-
-@pytest.mark.skipif(not is_built(), reason="mmstream.decoding.image._reduced is not built")
-def test_plain_jpegs_become_smaller_as_planes_and_others_as_rgb(monkeypatch):
-    exif = Image.Exif()
-    exif[0x0112] = 6
-    for subsampling in (0, 1, 2):
-        data = encoded(picture(), "JPEG", subsampling=subsampling, quality=90)
-        medium = store(data, max_image_side=201)
-        assert medium.data != as_rgb(data, monkeypatch, max_image_side=201)
-        assert opened(medium).layer[0][1:3] == (2, 2)
-        assert mean_error(opened(medium), picture(201, 151)) < 2
-    grey = store(encoded(picture(mode="L"), "JPEG"), max_image_side=201)
-    assert (opened(grey).mode, opened(grey).size) == ("L", (201, 151))
-    for data in (
-        encoded(picture(), "JPEG", progressive=True),
-        encoded(picture(), "JPEG", exif=exif),
-        encoded(picture(mode="CMYK"), "JPEG"),
-    ):
-        stored = store(data, max_image_side=201).data
-        assert stored == as_rgb(data, monkeypatch, max_image_side=201)
-
-
-def test_a_resized_jpeg_does_not_depend_on_memory_around_it():
-    data = encoded(picture(399, 301), "JPEG")
-    stored = set()
-    for number in range(5):
-        _held = [bytes([number]) * 40_000 for _ in range(20)]
-        stored.add(store(data, max_image_side=201).data)
-    assert len(stored) == 1
+@pytest.mark.parametrize("subsampling", [0, 1, 2])
+def test_a_smaller_jpeg_has_chroma_of_half_the_size(subsampling):
+    data = encoded(picture(), "JPEG", subsampling=subsampling, quality=90)
+    medium = store(data, max_image_side=201)
+    assert opened(medium).layer[0][1:3] == (2, 2)
+    assert mean_error(opened(medium), picture(201, 151)) < 2
 
 
 def test_quality_changes_the_size_and_lossless_stays_lossless():
@@ -264,11 +241,11 @@ def test_a_truncated_image_is_a_reject_where_it_is_decoded():
         ({"max_image_side": 0}, "max_image_side=0"),
         ({"max_image_side": True}, "max_image_side=True"),
         ({"image_format": "jpeg"}, "image_format='jpeg'"),
-        ({"image_quality": 101, "max_image_side": 9}, "100 or less"),
+        ({"image_quality": 101, "max_image_side": 9}, "give a whole number from 1 to 100"),
         ({"image_quality": 90}, "changes nothing by itself"),
         ({"image_quality": 90, "image_format": "png"}, "PNG has no quality"),
-        ({"max_aspect": 0.5}, "must be 1 or more"),
-        ({"max_aspect": float("nan")}, "must be 1 or more"),
+        ({"max_aspect": 0.5}, "give a number from 1 up"),
+        ({"max_aspect": float("nan")}, "give a number from 1 up"),
         ({"check": "none", "min_image_side": 9}, "needs the headers"),
         ({"min_duration_s": 5, "max_duration_s": 4}, "no file fits"),
     ],
@@ -276,3 +253,106 @@ def test_a_truncated_image_is_a_reject_where_it_is_decoded():
 def test_impossible_options_are_config_errors(options, reason):
     with pytest.raises(ConfigError, match=reason):
         mm.MediaOptions(**options)
+
+
+# -- options: from the call or the command line to the shards
+
+
+SMALL = mm.MediaOptions(max_image_side=16)
+
+
+@pytest.mark.slow
+def test_smaller_images_are_the_same_bytes_for_every_number_of_workers(corpus, tmp_path):
+    for workers in (0, 2):
+        run(corpus, tmp_path / f"out{workers}", num_workers=workers, media=SMALL)
+    assert shards(tmp_path / "out0") == shards(tmp_path / "out2")
+    dataset = mm.open_dataset(tmp_path / "out0")
+    for i in range(len(dataset)):
+        assert max(Image.open(io.BytesIO(dataset[i]["jpg"])).size) == 16
+
+
+def test_a_conversion_goes_on_with_the_same_options_only(corpus, tmp_path):
+    run(corpus, tmp_path / "out", media=SMALL)
+    plan = json.loads((tmp_path / "out" / MANIFEST_NAME).read_bytes())["source"]
+    assert plan["media"]["max_image_side"] == 16
+    assert set(plan["media"]["libraries"]) == {"pillow", "simplejpeg", "torch"}
+    assert run(corpus, tmp_path / "out", media=SMALL).was_finished
+    for media in (None, mm.MediaOptions(max_image_side=17)):
+        with pytest.raises(ConfigError, match="media was"):
+            run(corpus, tmp_path / "out", media=media)
+
+
+def test_a_conversion_that_the_compiled_module_began_is_refused(corpus, tmp_path):
+    run(corpus, tmp_path / "out", media=SMALL)
+    manifest = json.loads((tmp_path / "out" / MANIFEST_NAME).read_bytes())
+    plan = {name: value for name, value in manifest["source"].items() if name != "num_rejects"}
+    plan["media"]["compiled"] = True
+    marker = {"command": "c", "media_root": str(tmp_path), "plan": plan}
+    (tmp_path / "out" / MARKER_NAME).write_text(json.dumps(marker))
+    with pytest.raises(ConfigError, match=r"media was .*'compiled': True.* or replace it with"):
+        run(corpus, tmp_path / "out", media=SMALL)
+
+
+def test_the_flags_are_the_options(corpus, tmp_path):
+    flags = "--max-image-side 16 --image-quality 80 --image-format webp --min-image-side 2"
+    flags += " --max-aspect 9 --min-duration 0 --max-duration 5 --media-check full --num-workers 0"
+    words = ["convert", str(corpus), str(tmp_path / "out"), *flags.split(), "--max-rejects", "50%"]
+    result = CliRunner().invoke(cli, words)
+    assert result.exit_code == 0, result.output
+    plan = json.loads((tmp_path / "out" / MANIFEST_NAME).read_bytes())["source"]
+    del plan["media"]["libraries"]
+    assert plan["media"] == {
+        "check": "full",
+        "max_image_side": 16,
+        "image_quality": 80,
+        "image_format": "webp",
+        "min_image_side": 2,
+        "max_aspect": 9.0,
+        "min_duration_s": 0.0,
+        "max_duration_s": 5.0,
+    }
+    assert set(mm.open_dataset(tmp_path / "out").manifest.fields) == {"webp", "txt", "json"}
+
+
+def test_media_in_an_object_store_are_read_from_root_and_allowed_prefixes(tmp_path):
+    image = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(image, "PNG")
+    store = fsspec.filesystem("memory")
+    store.pipe({"/photos/a.png": image.getvalue(), "/others/b.png": image.getvalue()})
+    paths = ["a.png", "memory://others/b.png", "memory://third/c.png", "../others/b.png"]
+    rows = write_rows(tmp_path / "rows.jsonl", [{"image": p, "text": "t"} for p in paths])
+    options = {"media_root": "memory://photos", "allow_urls": ["memory://others/"]}
+    report = run(rows, tmp_path / "out", **options)
+    assert (report.num_samples, report.num_rejects) == (2, 2)
+    assert "--allow-url memory://third/" in rejects(tmp_path / "out")[3]
+    assert "outside the media root" in rejects(tmp_path / "out")[4]
+    store.rm("/", recursive=True)
+
+
+@pytest.mark.s3
+@pytest.mark.slow
+def test_media_lie_in_a_real_bucket(s3, tmp_path):
+    store = open_store(s3)
+    image = io.BytesIO()
+    Image.new("RGB", (8, 6)).save(image, "PNG")
+    tar = io.BytesIO()
+    writer = TarWriter(tar)
+    writer.add("0001", {"png": image.getvalue()})
+    writer.close()
+    store.write("media/a b.png", image.getvalue())
+    store.write("media/shard.tar", tar.getvalue())
+    store.write("media/all.bin", b"junk" + image.getvalue())
+    span = f"all.bin:4:{len(image.getvalue())}"
+    paths = ["a b.png"] * 20 + [
+        "tar://0001.png::shard.tar",
+        span,
+        "absent.png",
+        f"{s3}/media/a b.png",
+    ]
+    rows = write_rows(tmp_path / "rows.jsonl", [{"image": p, "text": "t"} for p in paths])
+    assert run(rows, tmp_path / "out", media_root=f"{s3}/media").num_samples == 23
+    assert rejects(tmp_path / "out") == {23: "absent.png: no such object"}
+    absent_bucket = "s3://no-such-bucket/media"
+    with pytest.raises(StorageError, match="no such bucket"):
+        run(rows, tmp_path / "out2", media_root=absent_bucket)
+    assert not (tmp_path / "out2" / MANIFEST_NAME).exists()

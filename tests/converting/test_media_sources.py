@@ -5,25 +5,29 @@ from __future__ import annotations
 import base64
 import hashlib
 import io
+import os
+import struct
 import tarfile
+import tempfile
 import threading
 import zipfile
 from concurrent.futures import Future
-from functools import cache
+from contextlib import nullcontext
 
 import fsspec
 import pytest
 from PIL import Image
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
+from mmstream.converting.media import archives, files
 from mmstream.converting.media import load as load_module
-from mmstream.converting.media import zip_members
-from mmstream.converting.media.access import MediaAccess, folder_stamp, require_prefixes
-from mmstream.converting.media.load import load_rows
-from mmstream.converting.media.look_ahead import ArrivedBytes
+from mmstream.converting.media.archives import Directories, ReadRange, TarMembers, ZipMembers
+from mmstream.converting.media.load import ArrivedBytes, load_rows
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.rows.source import Row
+from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
+from mmstream.converting.rows.records import Row
 from mmstream.errors import ConfigError, StorageError
+from mmstream.media_types import sniff
 from tests.helpers.media import load_media
 from tests.helpers.wait import wait_until
 
@@ -59,10 +63,6 @@ def test_data_urls_and_base64_hold_the_media_themselves(padding):
     url_safe = text.replace("+", "-").replace("/", "_")
     assert load(f"data:image/png;base64,{url_safe}") == data
     assert load(text) == data
-
-
-def test_a_data_url_may_be_percent_encoded():
-    data = png()
     assert load("data:image/png," + "".join(f"%{byte:02x}" for byte in data)) == data
 
 
@@ -84,15 +84,14 @@ def test_a_damaged_data_url_is_a_reject_without_its_data(url, reason):
     assert len(str(caught.value)) < 200
 
 
-def test_reasons_hold_no_signature_of_a_url(monkeypatch):
-    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
+def test_reasons_hold_no_signature_of_a_url(downloads):
     url = "https://host/a.png?X-Amz-Signature=1f2e3d"
 
     def rows():
         yield Row(0, "f", 1, {}), Draft({}, (MediaRef("image", url),))
-        SlowDownloader.last.futures[url].set_result(b"<html>")
+        downloads[url].set_result(b"<html>")
 
-    [(_, error, _)] = load_rows(rows(), MediaAccess(None), MediaOptions())
+    [(_, error, _)] = loaded(rows())
     assert str(error).startswith("https://host/a.png?***: not an image")
 
 
@@ -119,18 +118,22 @@ def test_paths_of_windows_lie_under_the_root(tmp_path):
     assert load("b\\c.png", tmp_path) == png(3, 3)
 
 
-@pytest.mark.parametrize("path", ["C:\\photos\\my a.png", "photos\\my a.png"])
-def test_a_path_of_windows_that_is_missing_says_what_was_tried(tmp_path, path):
-    with pytest.raises(RowError, match=r"no such file; tried 'photos/my a.png' in the media root"):
-        load(path, tmp_path)
-
-
-@pytest.mark.parametrize("path", ["..\\a.png", "C:\\..\\a.png", "\\\\server\\a.png", "C:\\\\..\\a"])
-def test_paths_of_windows_do_not_leave_the_root_either(tmp_path, path):
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("C:\\photos\\my a.png", "no such file; tried 'photos/my a.png' in the media root"),
+        ("photos\\my a.png", "no such file; tried 'photos/my a.png' in the media root"),
+        ("..\\a.png", "outside the media root|no such file"),
+        ("C:\\..\\a.png", "outside the media root|no such file"),
+        ("\\\\server\\a.png", "outside the media root|no such file"),
+        ("C:\\\\..\\a", "outside the media root|no such file"),
+    ],
+)
+def test_paths_of_windows_do_not_leave_the_root_either(tmp_path, path, reason):
     root = tmp_path / "root"
     root.mkdir()
     (tmp_path / "a.png").write_bytes(png())
-    with pytest.raises(RowError, match=r"outside the media root|no such file"):
+    with pytest.raises(RowError, match=reason):
         load(path, root)
 
 
@@ -172,13 +175,13 @@ def test_rows_lead_out_of_no_prefix_of_an_object_store(bucket, path):
 
 
 def test_objects_elsewhere_are_read_only_where_the_caller_allows_them(bucket, tmp_path):
-    with pytest.raises(
-        RowError, match=r"read with your credentials.*--allow-url memory://private/"
-    ):
-        load("memory://private/a.png", tmp_path)
-    assert load("memory://private/a.png", tmp_path, allow_urls=("memory://private/",)) == png()
-    with pytest.raises(RowError, match="--allow-url"):
-        load("memory://private/a.png", tmp_path, allow_urls=("memory://priv",))
+    url = "memory://private/a.png"
+    assert load(url, tmp_path, allow_urls=("memory://private/",)) == png()
+    for allowed in ((), ("memory://priv",)):
+        with pytest.raises(
+            RowError, match=r"read with your credentials.*--allow-url memory://private/"
+        ):
+            load(url, tmp_path, allow_urls=allowed)
 
 
 @pytest.mark.parametrize(
@@ -210,34 +213,6 @@ def tar_of(members):
     return file.getvalue()
 
 
-def test_members_of_a_tar_and_spans_of_a_file_are_read_from_where_they_lie(tmp_path, bucket):
-    tar = tar_of([("img/1.png", png(1, 1)), ("./2.png", png(2, 2)), ("empty.png", b"")])
-    (tmp_path / "a.tar").write_bytes(tar)
-    (tmp_path / "all.bin").write_bytes(b"junk" + png(5, 5) + png(6, 6))
-    bucket.pipe("/corpus/a.tar", tar)
-    bucket.pipe("/corpus/all.bin", b"junk" + png(5, 5) + png(6, 6))
-    for root in (tmp_path, "memory://corpus"):
-        assert load("tar://img/1.png::a.tar", root) == png(1, 1)
-        assert load("tar://2.png::a.tar", root) == png(2, 2)
-        assert load(f"all.bin:4:{len(png(5, 5))}", root) == png(5, 5)
-        for path, reason in {
-            "tar://3.png::a.tar": "no such member",
-            "tar://link.png::a.tar": "no such member",
-            "tar://empty.png::a.tar": "empty file",
-            "tar://1.png::all.bin": "not a plain tar",
-            "tar://1.png": "write tar://MEMBER::TAR",
-            "tar://1.png::none.tar": "no such",
-            "all.bin:4:0": "a span of no bytes",
-            "all.bin:4:999999": "bytes 4 to 1000003 of",
-        }.items():
-            with pytest.raises(RowError, match=reason):
-                load(path, root)
-    with pytest.raises(RowError, match="outside the media root"):
-        load("tar://1.png::../a.tar", tmp_path / "sub")
-    with pytest.raises(RowError, match="download it first"):
-        load("tar://1.png::https://example.com/a.tar", tmp_path)
-
-
 def zip_of(members, **settings):
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w", **settings) as archive:
@@ -246,26 +221,63 @@ def zip_of(members, **settings):
     return file.getvalue()
 
 
-@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED])
-def test_members_of_a_zip_are_read_from_where_they_lie(tmp_path, bucket, method):
-    members = [("img/1.png", png(1, 1)), ("2.png", png(2, 2)), ("empty.png", b""), ("sub/", b"")]
-    data = b"a program that unpacks itself" + zip_of(members, compression=method)
-    (tmp_path / "a.zip").write_bytes(data)
-    bucket.pipe("/corpus/a.zip", data)
-    for root in (tmp_path, "memory://corpus"):
-        assert load("zip://img/1.png::a.zip", root) == png(1, 1)
-        assert load("zip://./2.png::a.zip", root) == png(2, 2)
-        for path, reason in {
-            "zip://3.png::a.zip": "no such member of the zip",
-            "zip://sub/::a.zip": "no such member of the zip",
-            "zip://empty.png::a.zip": "empty file",
-            "zip://1.png::none.zip": "no such",
-            "zip://1.png": "write tar://MEMBER::TAR or zip://MEMBER::ZIP",
-        }.items():
-            with pytest.raises(RowError, match=reason):
-                load(path, root)
-    with pytest.raises(RowError, match="outside the media root"):
-        load("zip://1.png::../a.zip", tmp_path / "sub")
+MEMBERS = [("img/1.png", png(1, 1)), ("./2.png", png(2, 2)), ("empty.png", b"")]
+IN_ZIP = [*((name.removeprefix("./"), data) for name, data in MEMBERS), ("sub/", b"")]
+PROGRAM = b"a program that unpacks itself"
+ARCHIVES = {
+    "a.tar": tar_of(MEMBERS),
+    "stored.zip": PROGRAM + zip_of(IN_ZIP, compression=zipfile.ZIP_STORED),
+    "deflated.zip": PROGRAM + zip_of(IN_ZIP, compression=zipfile.ZIP_DEFLATED),
+    "all.bin": b"junk" + png(5, 5) + png(6, 6),
+}
+INSIDE = {
+    "tar://img/1.png::a.tar": png(1, 1),
+    "tar://2.png::a.tar": png(2, 2),
+    f"all.bin:4:{len(png(5, 5))}": png(5, 5),
+}
+NOT_INSIDE = {
+    "tar://3.png::a.tar": "no such member",
+    "tar://link.png::a.tar": "no such member",
+    "tar://empty.png::a.tar": "empty file",
+    "tar://1.png::all.bin": "not a plain tar",
+    "tar://1.png": "write tar://MEMBER::TAR or zip://MEMBER::ZIP",
+    "tar://1.png::none.tar": "no such",
+    "tar://1.png::https://example.com/a.tar": "download it first",
+    "tar://1.png::../a.tar": "outside the media root",
+    "zip://1.png::none.zip": "no such",
+    "zip://1.png": "write tar://MEMBER::TAR or zip://MEMBER::ZIP",
+    "zip://1.png::../a.zip": "outside the media root",
+    "all.bin:4:0": "a span of no bytes",
+    "all.bin:4:999999": "bytes 4 to 1000003 of",
+}
+for name in ("stored.zip", "deflated.zip"):
+    INSIDE |= {f"zip://img/1.png::{name}": png(1, 1), f"zip://./2.png::{name}": png(2, 2)}
+    NOT_INSIDE |= {
+        f"zip://3.png::{name}": "no such member of the zip",
+        f"zip://sub/::{name}": "no such member of the zip",
+        f"zip://empty.png::{name}": "empty file",
+    }
+
+
+@pytest.fixture(params=["folder", "prefix"])
+def root(request, tmp_path, bucket):
+    """A folder with archives, or a prefix of an object store."""
+    (tmp_path / "root").mkdir()
+    for name, data in ARCHIVES.items():
+        (tmp_path / "root" / name).write_bytes(data)
+        bucket.pipe(f"/corpus/{name}", data)
+    return tmp_path / "root" if request.param == "folder" else "memory://corpus"
+
+
+@pytest.mark.parametrize("path", INSIDE)
+def test_members_of_archives_and_spans_of_files_are_read_from_where_they_lie(root, path):
+    assert load(path, root) == INSIDE[path]
+
+
+@pytest.mark.parametrize("path", NOT_INSIDE)
+def test_a_member_or_a_span_that_is_not_there_is_a_reject(root, path):
+    with pytest.raises(RowError, match=NOT_INSIDE[path]):
+        load(path, root)
 
 
 def damaged_zips():
@@ -287,11 +299,11 @@ def damaged_zips():
     yield zip_of([("a.png", png())], compression=zipfile.ZIP_BZIP2), "unpack the zip first"
 
 
-def test_damaged_zips_are_rejects(tmp_path):
-    for data, reason in damaged_zips():
-        (tmp_path / "a.zip").write_bytes(data)
-        with pytest.raises(RowError, match=reason):
-            load("zip://a.png::a.zip", tmp_path)
+@pytest.mark.parametrize(("data", "reason"), damaged_zips())
+def test_damaged_zips_are_rejects(tmp_path, data, reason):
+    (tmp_path / "a.zip").write_bytes(data)
+    with pytest.raises(RowError, match=reason):
+        load("zip://a.png::a.zip", tmp_path)
 
 
 def test_a_zip_takes_no_more_memory_than_its_limits(tmp_path, monkeypatch):
@@ -306,7 +318,7 @@ def test_a_zip_takes_no_more_memory_than_its_limits(tmp_path, monkeypatch):
     (tmp_path / "b.zip").write_bytes(bomb[:start] + (100).to_bytes(4, "little") + bomb[start + 4 :])
     with pytest.raises(RowError, match="another checksum"):
         load("zip://a.png::b.zip", tmp_path)
-    monkeypatch.setattr(zip_members, "MAX_DIRECTORY_BYTES", 10)
+    monkeypatch.setattr(archives, "MAX_DIRECTORY_BYTES", 10)
     with pytest.raises(RowError, match="directory has more than"):
         load("zip://a.png::a.zip", tmp_path)
 
@@ -338,19 +350,18 @@ def test_a_root_that_is_gone_stops_the_conversion(tmp_path):
     with pytest.raises(RowError, match="no such file"):
         load("b.png", root, root_stamp=stamp)
     root.rename(tmp_path / "elsewhere")
-    with pytest.raises(StorageError, match="media root is gone"):
-        load("a.png", root, root_stamp=stamp)
-    root.mkdir()  # an empty folder stays where a mount was
-    with pytest.raises(StorageError, match="media root is gone"):
-        load("a.png", root, root_stamp=stamp)
+    for stays in (False, True):  # an empty folder stays where a mount was
+        if stays:
+            root.mkdir()
+        with pytest.raises(StorageError, match="media root is gone"):
+            load("a.png", root, root_stamp=stamp)
 
 
 class SlowDownloader:
     """Downloads that arrive when the test says so."""
 
-    def __init__(self, options, num_processes):
+    def __init__(self) -> None:
         self.futures: dict[str, Future[bytes]] = {}
-        SlowDownloader.last = self
 
     def __enter__(self):
         return self
@@ -362,34 +373,42 @@ class SlowDownloader:
         return self.futures.setdefault(url, Future())
 
 
+@pytest.fixture
+def downloads(monkeypatch) -> dict[str, Future[bytes]]:
+    """The downloads that were started, by their URLs."""
+    downloader = SlowDownloader()
+    monkeypatch.setattr(load_module, "shared_downloader", lambda *_: downloader)
+    return downloader.futures
+
+
+def loaded(rows, root=None):
+    return load_rows(rows, MediaAccess(root), MediaOptions())
+
+
 def web_rows(count):
     for i in range(count):
         ref = MediaRef("image", f"https://host/{i}.png")
         yield Row(i, "f", i + 1, {}), Draft({"id": i}, (ref,))
 
 
-def test_downloads_arrive_in_any_order_and_rows_keep_theirs(monkeypatch):
-    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
+def test_downloads_arrive_in_any_order_and_rows_keep_theirs(monkeypatch, downloads):
     monkeypatch.setattr(load_module, "MAX_BYTES_AHEAD", 3 * len(png()))
-    rows = load_rows(web_rows(20), MediaAccess(None), MediaOptions())
     numbers = []
+    rows = loaded(web_rows(20))
     thread = threading.Thread(target=lambda: numbers.extend(row.number for row, _, _ in rows))
-    SlowDownloader.last = None
     thread.start()
-    wait_until(lambda: SlowDownloader.last and len(SlowDownloader.last.futures) == 20)
-    futures = SlowDownloader.last.futures
+    wait_until(lambda: len(downloads) == 20)
     for i in reversed(range(20)):
         assert numbers == []
         if i == 7:
-            futures[f"https://host/{i}.png"].set_exception(RowError("https://host/7.png: 404"))
+            downloads[f"https://host/{i}.png"].set_exception(RowError("https://host/7.png: 404"))
         else:
-            futures[f"https://host/{i}.png"].set_result(png())
+            downloads[f"https://host/{i}.png"].set_result(png())
     thread.join(500)
     assert numbers == list(range(1, 21))
 
 
-def test_no_more_rows_than_the_limit_are_ahead(monkeypatch):
-    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
+def test_no_more_rows_than_the_limit_are_ahead(monkeypatch, downloads):
     monkeypatch.setattr(load_module, "MAX_ROWS_AHEAD", 5)
     pulled = []
 
@@ -397,37 +416,39 @@ def test_no_more_rows_than_the_limit_are_ahead(monkeypatch):
         for row, draft in web_rows(50):
             pulled.append(row)
             if len(pulled) > 1:  # only the first one is late
-                SlowDownloader.last.start(f"https://host/{row.index}.png").set_result(png())
+                arrived = downloads.setdefault(f"https://host/{row.index}.png", Future())
+                arrived.set_result(png())
             yield row, draft
 
-    loaded = load_rows(rows(), MediaAccess(None), MediaOptions())
-    threading.Timer(
-        0.2, lambda: SlowDownloader.last.futures["https://host/0.png"].set_result(png())
-    ).start()
-    assert next(loaded)[0].number == 1
+    def let_the_first_arrive():
+        wait_until(lambda: len(pulled) >= 5)
+        downloads["https://host/0.png"].set_result(png())
+
+    thread = threading.Thread(target=let_the_first_arrive)
+    thread.start()
+    read = loaded(rows())
+    assert next(read)[0].number == 1
+    thread.join()
     assert len(pulled) == 5
-    assert [row.number for row, _, _ in loaded] == list(range(2, 51))
+    assert [row.number for row, _, _ in read] == list(range(2, 51))
 
 
-def test_a_root_may_be_a_folder_of_a_web_server(monkeypatch):
-    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
-
+def test_a_root_may_be_a_folder_of_a_web_server(downloads):
     def rows():
         for path in ("a b.png", "x/c#d?.png", "../secret.png", "/etc/a.png"):
             yield Row(0, "f", 1, {}), Draft({}, (MediaRef("image", path),))
-        for future in SlowDownloader.last.futures.values():
+        for future in downloads.values():
             future.set_result(png())
 
-    loaded = list(load_rows(rows(), MediaAccess("https://host/media"), MediaOptions()))
-    assert list(SlowDownloader.last.futures) == [
+    read = list(loaded(rows(), "https://host/media"))
+    assert list(downloads) == [
         "https://host/media/a%20b.png",
         "https://host/media/x/c%23d%3F.png",
     ]
-    assert [len(media) for _, _, media in loaded] == [1, 1, 0, 0]
+    assert [len(media) for _, _, media in read] == [1, 1, 0, 0]
 
 
-def test_rows_that_wait_count_with_their_own_size(monkeypatch):
-    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
+def test_rows_that_wait_count_with_their_own_size(monkeypatch, downloads):
     monkeypatch.setattr(load_module, "MAX_INLINE_BYTES_AHEAD", 5500)
     pulled = []
 
@@ -436,24 +457,21 @@ def test_rows_that_wait_count_with_their_own_size(monkeypatch):
             pulled.append(row)
             ref = MediaRef("image", f"https://host/{row.index}.png")
             if row.index == 8:  # nine rows of 600 bytes are more than the limit
-                for future in SlowDownloader.last.futures.values():
+                for future in downloads.values():
                     future.set_result(png())
             yield row, Draft({"text": "x" * 600}, (ref,) if row.index < 8 else ())
 
-    loaded = load_rows(rows(), MediaAccess(None), MediaOptions())
-    next(loaded)
+    next(loaded(rows()))
     assert len(pulled) == 9
 
 
-def test_a_failed_network_stops_the_conversion_and_is_no_reject(monkeypatch):
-    monkeypatch.setattr(load_module, "shared_downloader", cache(SlowDownloader))
-
+def test_a_failed_network_stops_the_conversion_and_is_no_reject(downloads):
     def rows():
         yield from web_rows(1)
-        SlowDownloader.last.futures["https://host/0.png"].set_exception(StorageError("no network"))
+        downloads["https://host/0.png"].set_exception(StorageError("no network"))
 
     with pytest.raises(StorageError, match="no network"):
-        list(load_rows(rows(), MediaAccess(None), MediaOptions()))
+        list(loaded(rows()))
 
 
 def test_what_does_not_fit_in_memory_waits_on_disk():
@@ -465,11 +483,9 @@ def test_what_does_not_fit_in_memory_waits_on_disk():
             future.set_result(bytes([i]) * 8)
         assert arrived._file_size == 24
         arrived.drop(tickets[1])
-        assert [arrived.take(ticket) for ticket in (tickets[3], tickets[0], tickets[2])] == [
-            b"\3" * 8,
-            b"\0" * 8,
-            b"\2" * 8,
-        ]
+        assert arrived.take(tickets[3]) == b"\3" * 8
+        assert arrived.take(tickets[0]) == b"\0" * 8
+        assert arrived.take(tickets[2]) == b"\2" * 8
         assert arrived._num_bytes == 0
 
 
@@ -484,3 +500,263 @@ def test_a_full_temporary_folder_stops_the_conversion(monkeypatch):
         future.set_result(b"too many")
         with pytest.raises(StorageError, match="Set TMPDIR"):
             arrived.take(ticket)
+
+
+# -- files: recognised by their bytes, not their names, and only inside the root
+
+
+def encoded(format):
+    buffer = io.BytesIO()
+    Image.new("RGB", (8, 6), (200, 30, 40)).save(buffer, format)
+    return buffer.getvalue()
+
+
+def load_file(root, path, kind="image"):
+    [medium] = load_media([MediaRef(kind, path)], os.path.realpath(root))
+    return medium.extension, medium.data
+
+
+@pytest.mark.parametrize(
+    ("format", "extension"),
+    [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif"), ("BMP", "bmp")],
+)
+def test_an_image_gets_the_extension_of_its_bytes_and_keeps_them(tmp_path, format, extension):
+    data = encoded(format)
+    (tmp_path / "a.jpg").write_bytes(data)
+    assert load_file(tmp_path, "a.jpg") == (extension, data)
+
+
+@pytest.mark.parametrize(
+    ("head", "expected"),
+    [
+        (b"RIFF\0\0\0\0WAVEfmt ", ("audio", "wav")),
+        (b"RIFF\0\0\0\0AVI LIST", ("video", "avi")),
+        (b"RIFF\0\0\0\0RMID", None),
+        (b"ID3\x04\0", ("audio", "mp3")),
+        (b"\xff\xfb\x90\x64", ("audio", "mp3")),
+        (b"\xff\xf3\x40\xc0", ("audio", "mp3")),
+        (b"\xff\xfeh\0i\0", None),  # UTF-16 text
+        (b"fLaC\0\0", ("audio", "flac")),
+        (b"OggS\0\2", ("audio", "ogg")),
+        (struct.pack(">I", 24) + b"ftypisom\0\0\2\0isommp42", ("video", "mp4")),
+        (struct.pack(">I", 20) + b"ftypqt  \0\0\2\0qt  ", ("video", "mov")),
+        (struct.pack(">I", 20) + b"ftypM4A \0\0\2\0M4A ", ("audio", "m4a")),
+        (struct.pack(">I", 24) + b"ftypavif\0\0\0\0avifmif1", ("image", "avif")),
+        (struct.pack(">I", 24) + b"ftypheic\0\0\0\0mif1heic", ("image", "heic")),
+        (b"\x1aE\xdf\xa3\x9fB\x86\x81\x01B\x82\x84webm", ("video", "webm")),
+        (b"\x1aE\xdf\xa3\x9fB\x86\x81\x01B\x82\x88matroska", ("video", "mkv")),
+        (b"BMW is a maker of cars, among others", None),
+        (b"<html>", None),
+        (b"", None),
+    ],
+)
+def test_a_type_is_told_by_the_first_bytes(head, expected):
+    found = sniff(head)
+    assert (found and (found.kind, found.extension)) == expected
+
+
+@pytest.mark.parametrize(
+    ("content", "kind", "reason"),
+    [
+        (b"<html>not found</html>", "image", "not an image (starts with b'<html>not fo')"),
+        (b"", "image", "empty file"),
+        (b"ID3\x04\0", "image", "not an image but mp3"),
+        (b"\x89PNG\r\n\x1a\n", "video", "not a video but png"),
+        (b"II*\0\x08\0\0\0", "image", "tiff is not supported"),
+    ],
+)
+def test_a_file_that_is_not_what_the_row_says_is_named(tmp_path, content, kind, reason):
+    (tmp_path / "x.jpg").write_bytes(content)
+    with pytest.raises(RowError) as caught:
+        load_file(tmp_path, "x.jpg", kind)
+    assert str(caught.value).startswith(f"x.jpg: {reason}")
+
+
+@pytest.mark.parametrize(
+    ("path", "reason"),
+    [
+        ("none.jpg", "no such file"),
+        ("a.jpg/b.jpg", "no such file"),
+        ("x" * 300 + ".jpg", "no such file"),
+        ("../outside.jpg", "lies outside the media root; name a higher folder"),
+        ("sub/../../outside.jpg", "lies outside the media root"),
+        ("link.jpg", "lies outside the media root, behind a link"),
+        ("linked/outside.jpg", "lies outside the media root, behind a link"),
+        ("/etc/hostname", "lies outside the media root"),
+        (".", "lies outside the media root"),
+        ("sub", "not a file"),
+        ("pipe", "not a file"),
+        ("nul\0.jpg", "not a path"),
+    ],
+)
+def test_a_path_that_leads_to_no_file_of_the_root_is_a_reject(tmp_path, path, reason):
+    root = tmp_path / "root"
+    (root / "sub").mkdir(parents=True)
+    (root / "a.jpg").write_bytes(encoded("JPEG"))
+    (tmp_path / "outside.jpg").write_bytes(encoded("JPEG"))
+    (root / "link.jpg").symlink_to(tmp_path / "outside.jpg")
+    (root / "linked").symlink_to(tmp_path)
+    os.mkfifo(root / "pipe")
+    with pytest.raises(RowError, match=reason):
+        load_file(root, path)
+
+
+def test_paths_may_be_absolute_file_urls_or_links_inside_the_root(tmp_path):
+    data = encoded("PNG")
+    (tmp_path / "a b.png").write_bytes(data)
+    (tmp_path / "link.png").symlink_to("a b.png")
+    url = f"file://{tmp_path}/a%20b.png"
+    for path in ("a b.png", "./a b.png", f"{tmp_path}/a b.png", url, "link.png"):
+        assert load_file(tmp_path, path) == ("png", data)
+
+
+def test_media_of_one_row_have_a_limit_together(tmp_path, monkeypatch):
+    data = encoded("PNG")
+    (tmp_path / "a.png").write_bytes(data)
+    refs = [MediaRef("image", "a.png")] * 3
+    monkeypatch.setattr(load_module, "MAX_ROW_BYTES", 3 * len(data))
+    assert len(load_media(refs, tmp_path)) == 3
+    with pytest.raises(RowError, match="limit of a row"):
+        load_media([*refs, refs[0]], tmp_path)
+
+
+@pytest.mark.parametrize(
+    "path",
+    [
+        *("/proc/self/mem", "/proc/kmsg", "/proc/self/maps", "/proc/1/environ", "proc/self/mem"),
+        *("/sys/kernel/notes", "/dev/zero", "/dev/null", "dev/stdin", "tmp/../proc/self/mem"),
+    ],
+)
+def test_files_of_the_kernel_are_rejects_also_under_a_root_that_holds_everything(path):
+    with pytest.raises(RowError, match=r"not a file|no such file"):
+        load_file("/", path)
+
+
+def test_a_file_of_the_kernel_that_is_mounted_elsewhere_is_a_reject(monkeypatch):
+    monkeypatch.setattr(files, "_KERNEL_FOLDERS", ("/nowhere/",))
+    with pytest.raises(RowError, match="empty file"):
+        load_file("/", "/proc/self/mem")
+
+
+def test_shared_memory_is_a_place_for_media():
+    with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".png") as file:
+        file.write(encoded("PNG"))
+        file.flush()
+        assert load_file("/", file.name)[0] == "png"
+
+
+def test_a_file_that_grows_while_it_is_read_is_a_reject(tmp_path, monkeypatch):
+    path = tmp_path / "a.png"
+    path.write_bytes(encoded("PNG"))
+    real = os.fstat
+
+    def status_before_it_grew(fd):
+        status = real(fd)
+        with path.open("ab") as file:
+            file.write(b"more")
+        return status
+
+    monkeypatch.setattr(os, "fstat", status_before_it_grew)
+    with pytest.raises(RowError, match=r"a\.png: changed its size while it was read"):
+        load_file(tmp_path, "a.png")
+
+
+def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypatch):
+    def broken(*_):
+        raise OSError(5, "Input/output error")
+
+    monkeypatch.setattr(os, "open", broken)
+    with pytest.raises(StorageError, match=r"/a\.jpg: Input/output error; .* stops"):
+        load_file(tmp_path, "a.jpg")
+
+
+# -- archives: each directory is read once, and so is one that fails
+
+
+NO_ARCHIVE = b"no archive" * 1000
+
+
+class CountedArchive:
+    """The bytes of an archive, and how many times a range of it was read."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data, self.num_reads = data, 0
+
+    def read(self, start: int, stop: int) -> bytes:
+        self.num_reads += 1
+        return self.data[start:stop]
+
+
+def fault_of(members: TarMembers | ZipMembers, archive: CountedArchive) -> str:
+    """Return why no member can be read."""
+    num_bytes = len(archive.data)
+    try:
+        if isinstance(members, ZipMembers):
+            members.read("x", "a.png", archive.read, num_bytes, max_bytes=1000)
+        else:
+            members.span("x", "a.png", archive.read, num_bytes)
+    except RowError as error:
+        return str(error)
+    raise AssertionError("an archive that cannot be read has no members")
+
+
+@pytest.mark.parametrize("members", [TarMembers(), ZipMembers()], ids=["tar", "zip"])
+def test_an_archive_that_cannot_be_read_is_read_once(members: TarMembers | ZipMembers) -> None:
+    damaged = CountedArchive(NO_ARCHIVE)
+    fault = fault_of(members, damaged)
+    num_reads = damaged.num_reads
+    assert fault.startswith("not a")
+    assert num_reads > 0
+    assert [fault_of(members, damaged) for _ in range(4)] == [fault] * 4
+    assert damaged.num_reads == num_reads
+
+
+class Archives:
+    """Directories of archives of so many members each, and which of them were read."""
+
+    def __init__(self) -> None:
+        self.read: list[int] = []
+        self.directories = Directories(self._read_directory)
+
+    def _read_directory(self, _read: ReadRange, num_members: int) -> dict[str, int]:
+        self.read.append(num_members)
+        if not num_members:
+            raise RowError("damaged")
+        return {str(number): number for number in range(num_members)}
+
+    def members(self, num_members: int) -> dict[str, int]:
+        return self.directories.members(num_members, CountedArchive(b"").read, num_members)
+
+
+@pytest.mark.parametrize(
+    ("max_members", "asked", "read"),
+    [
+        (5, [2, 3, 2, 3, 1, 3, 1, 2], [2, 3, 1, 2]),  # at 1, that of 2 was named first
+        (3, [0, 2, 0, 3, 0], [0, 2, 3, 0]),  # a fault counts as one member
+        (5, [2, 100, 100, 2, 2], [2, 100, 2]),  # one beyond the limit is kept alone
+    ],
+    ids=["named last", "a fault", "beyond the limit"],
+)
+def test_the_directories_of_the_archives_named_last_are_kept(monkeypatch, max_members, asked, read):
+    monkeypatch.setattr(archives, "MAX_KEPT_MEMBERS", max_members)
+    kept = Archives()
+    for num_members in asked:
+        with nullcontext() if num_members else pytest.raises(RowError, match="damaged"):
+            assert len(kept.members(num_members)) == num_members
+    assert kept.read == read
+
+
+def test_a_failure_of_storage_is_not_kept() -> None:
+    answers = iter([StorageError("away"), {"a": 1}])
+
+    def read_directory(_read: ReadRange, _num_bytes: int) -> dict[str, int]:
+        answer = next(answers)
+        if isinstance(answer, StorageError):
+            raise answer
+        return answer
+
+    directories_of_one = Directories(read_directory)
+    read = CountedArchive(b"").read
+    with pytest.raises(StorageError, match="away"):
+        directories_of_one.members("x", read, 0)
+    assert directories_of_one.members("x", read, 0) == {"a": 1}

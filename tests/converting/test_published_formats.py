@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
 from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
 from mmstream.converting.formats.row_format import RowFormat
-from mmstream.converting.rows.groups import group_rows
 from mmstream.converting.rows.open import open_rows
+from mmstream.converting.rows.plain_files import group_rows
 from tests.helpers.paths import ROOT
 from tests.helpers.rows import rows_by_format
 
@@ -28,80 +28,301 @@ def text(value):
     return {"type": "text", "text": value}
 
 
+def medium(kind, index):
+    return {"type": kind, "field": index}
+
+
 def image(index):
-    return {"type": "image", "field": index}
+    return medium("image", index)
+
+
+def part(kind, index=None):
+    """Return a part as Hugging Face's trainers write it: ``index`` is that of the picture."""
+    return {"type": kind, "text": "?" if kind == "text" else None, "index": index}
 
 
 def turns(content, key="messages"):
     return [(m["role"], m["content"]) for m in content[key]]
 
 
-@pytest.mark.parametrize("row_format", [None, "llava"])
-def test_a_video_of_llava_video_may_stand_behind_its_image_token(row_format):
-    """https://huggingface.co/datasets/lmms-lab/LLaVA-Video-178K"""
-    row = {
-        "id": "v1",
-        "video": "a/b.mp4",
-        "data_source": "0_30_s_academic",
-        "conversations": [
-            {"from": "human", "value": "<image>\nWhat happens?"},
-            {"from": "gpt", "value": "Rain."},
+CHAT = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+OMNICORPUS_FACT = {
+    "bytes": 90_112, "d_hash": "f0e1", "height": 480, "width": 640, "unsafe_prob": 0.01
+}  # fmt: skip
+CONVERSATIONS = {
+    # https://huggingface.co/datasets/lmms-lab/LLaVA-Video-178K
+    "a video of LLaVA-Video may stand behind its image token": (
+        {
+            "id": "v1",
+            "video": "a/b.mp4",
+            "data_source": "0_30_s_academic",
+            "conversations": [
+                {"from": "human", "value": "<image>\nWhat happens?"},
+                {"from": "gpt", "value": "Rain."},
+            ],
+        },
+        [
+            ("user", [medium("video", 0), text("What happens?")]),
+            ("assistant", [text("Rain.")]),
         ],
-    }
-    draft = draft_of(row, row_format)
-    assert draft.media == (MediaRef("video", "a/b.mp4"),)
-    assert turns(draft.content)[0] == (
-        "user",
-        [{"type": "video", "field": 0}, text("What happens?")],
-    )
-    assert draft.content["data_source"] == "0_30_s_academic"
-
-
-def test_pairs_of_human_and_assistant_are_turns():
-    """https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"""
-    row = {"system": "s", "conversation": [{"human": "hi", "assistant": "hello"}]}
-    assert turns(draft_of(row).content) == [
-        ("system", [text("s")]),
-        ("user", [text("hi")]),
-        ("assistant", [text("hello")]),
-    ]
-
-
-def test_recordings_may_be_turns_of_their_own():
-    """NeMo's multimodal conversations, https://github.com/NVIDIA/NeMo"""
-    row = {
-        "id": "c",
-        "conversations": [
-            {"from": "User", "value": "What is said?", "type": "text"},
-            {"from": "User", "value": "a.wav", "type": "audio", "duration": 1.5},
-            {"from": "Assistant", "value": "Good morning.", "type": "text"},
+        [("video", "a/b.mp4")],
+        {"data_source": "0_30_s_academic"},
+    ),
+    # https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html
+    "pairs of human and assistant are turns": (
+        {"system": "s", "conversation": [{"human": "hi", "assistant": "hello"}]},
+        [("system", [text("s")]), ("user", [text("hi")]), ("assistant", [text("hello")])],
+        [],
+        {},
+    ),
+    "query and response have a history": (
+        {"query": "<image>b?", "response": "b!", "history": [["a?", "a!"]], "images": ["x.jpg"]},
+        [
+            ("user", [text("a?")]),
+            ("assistant", [text("a!")]),
+            ("user", [image(0), text("b?")]),
+            ("assistant", [text("b!")]),
         ],
-    }
+        [("image", "x.jpg")],
+        {},
+    ),
+    # NeMo's multimodal conversations, https://github.com/NVIDIA/NeMo
+    "recordings may be turns of their own": (
+        {
+            "id": "c",
+            "conversations": [
+                {"from": "User", "value": "What is said?", "type": "text"},
+                {"from": "User", "value": "a.wav", "type": "audio", "duration": 1.5},
+                {"from": "Assistant", "value": "Good morning.", "type": "text"},
+            ],
+        },
+        [
+            ("user", [text("What is said?"), {**medium("audio", 0), "duration": 1.5}]),
+            ("assistant", [text("Good morning.")]),
+        ],
+        [("audio", "a.wav")],
+        {},
+    ),
+    "turns of text with a type may have tokens": (
+        {
+            "image": "a.jpg",
+            "conversations": [{"from": "human", "value": "<image>\nWhat?", "type": "text"}],
+        },
+        [("user", [image(0), text("What?")])],
+        [("image", "a.jpg")],
+        {},
+    ),
+    # https://huggingface.co/docs/trl/dataset_formats (prompt-completion)
+    "a prompt and its completion are messages": (
+        {"prompt": CHAT[:1], "completion": CHAT[1:]},
+        [("user", [text("hi")]), ("assistant", [text("hello")])],
+        [],
+        {},
+    ),
+    # https://huggingface.co/datasets/HuggingFaceM4/OBELICS
+    "OBELICS interleaves texts and images and counts those that are null": (
+        {
+            "images": ["https://h/a.jpg", None, None, "https://h/b.jpg"],
+            "texts": [None, "one", None, None],
+            "metadata": "[]",
+            "general_metadata": "{}",
+        },
+        [("assistant", [image(0), text("one"), image(1)])],
+        [("image", "https://h/a.jpg"), ("image", "https://h/b.jpg")],
+        {"num_missing_images": 1},
+    ),
+    # https://huggingface.co/datasets/OpenGVLab/OmniCorpus-CC-210M, as Parquet gives it back
+    "OmniCorpus is a document with facts about each image": (
+        {
+            "images": [None, "https://h/a.jpg", None],
+            "texts": ["one", None, "two"],
+            "metadata": [None, OMNICORPUS_FACT, None],
+            "general_metadata": {"url": "https://h/page", "id": "i", "fluency_prob": 0.9},
+        },
+        [("assistant", [text("one"), image(0), text("two")])],
+        [("image", "https://h/a.jpg")],
+        {"metadata": [None, OMNICORPUS_FACT, None]},
+    ),
+    "several questions about a picture are turns": (
+        {"image": "a.jpg", "qa_pairs": [{"question": q, "answer": q + "!"} for q in "ab"]},
+        [
+            ("user", [image(0), text("a")]),
+            ("assistant", [text("a!")]),
+            ("user", [text("b")]),
+            ("assistant", [text("b!")]),
+        ],
+        [("image", "a.jpg")],
+        {},
+    ),
+    # https://huggingface.co/datasets/howard-hou/OCR-VQA
+    "lists of questions and answers are turns": (
+        {"image": "a.jpg", "questions": ["Who?", "What?"], "answers": ["Me.", ["a", "b", "b"]]},
+        [
+            ("user", [image(0), text("Who?")]),
+            ("assistant", [text("Me.")]),
+            ("user", [text("What?")]),
+            ("assistant", [text("b")]),
+        ],
+        [("image", "a.jpg")],
+        {},
+    ),
+    # https://huggingface.co/datasets/OpenGVLab/VideoChat2-IT
+    "questions of VideoChat begin with their instruction and keep the rest": (
+        {
+            "video": "a.mp4",
+            "QA": [
+                {"i": "Be short.", "q": "Who?", "a": "A cat.", "t": 3},
+                {"i": "", "q": "?", "a": "!"},
+            ],
+        },
+        [
+            ("user", [medium("video", 0), text("Be short.\nWho?")]),
+            ("assistant", [text("A cat.")]),
+            ("user", [text("?")]),
+            ("assistant", [text("!")]),
+        ],
+        [("video", "a.mp4")],
+        {"QA": [{"t": 3}, {}]},
+    ),
+    "Qwen-VL with one picture keeps its label": (
+        {"input": "Picture 1:<img>a b.jpg</img>\nWhat is it?", "output": "A cat.", "source": "s"},
+        [
+            ("user", [text("Picture 1:"), image(0), text("What is it?")]),
+            ("assistant", [text("A cat.")]),
+        ],
+        [("image", "a b.jpg")],
+        {"id": None, "media_paths": ["a b.jpg"], "source": "s"},
+    ),
+    "a part's index says which picture it is": (
+        {
+            "images": ["a.jpg", "b.jpg"],
+            "messages": [
+                {"role": "user", "content": [part("image", 1), part("text"), part("image", 0)]},
+                {"role": "assistant", "content": [part("text"), part("image", 1)]},
+            ],
+        },
+        [("user", [image(0), text("?"), image(1)]), ("assistant", [text("?"), image(2)])],
+        [("image", "b.jpg"), ("image", "a.jpg"), ("image", "b.jpg")],
+        {"id": None, "media_paths": ["b.jpg", "a.jpg", "b.jpg"]},
+    ),
+    "where texts have an index too it is the order of the parts": (
+        {
+            "images": ["a.jpg"],
+            "messages": [{"role": "user", "content": [part("text", 7), part("image", 0)]}],
+        },
+        [("user", [image(0), text("?")])],
+        [("image", "a.jpg")],
+        {"id": None, "media_paths": ["a.jpg"]},
+    ),
+    "Qwen-VL with several pictures keeps the labels that the question names": (
+        {
+            "input": "Picture 1:<img>a.jpg</img>\nPicture 2: <img>b.jpg</img>\nIs Picture 2 red?",
+            "output": "Yes.",
+        },
+        [
+            (
+                "user",
+                [
+                    *(text("Picture 1:"), image(0), text("Picture 2:"), image(1)),
+                    text("Is Picture 2 red?"),
+                ],
+            ),
+            ("assistant", [text("Yes.")]),
+        ],
+        [("image", "a.jpg"), ("image", "b.jpg")],
+        {},
+    ),
+    "tokens of LLaVA take the images in order": (
+        {
+            "id": "x",
+            "image": ["a.jpg", "b.jpg"],
+            "conversations": [
+                {"from": "human", "value": "<image>\nWhat?"},
+                {"from": "gpt", "value": "A cat.\n"},
+                {"from": "human", "value": "And this?\n<image>"},
+                {"from": "gpt", "value": "A dog."},
+            ],
+        },
+        [
+            ("user", [image(0), text("What?")]),
+            ("assistant", [text("A cat.\n")]),
+            ("user", [text("And this?"), image(1)]),
+            ("assistant", [text("A dog.")]),
+        ],
+        [("image", "a.jpg"), ("image", "b.jpg")],
+        {"id": "x"},
+    ),
+    "LLaVA without an image is a conversation of text": (
+        {"image": None, "conversations": [{"from": "human", "value": "hi"}]},
+        [("user", [text("hi")])],
+        [],
+        {},
+    ),
+    "messages of LLaMA-Factory mix all kinds of media in order of appearance": (
+        {
+            "messages": [
+                {"role": "user", "content": "<video><audio>What? <image>"},
+                {"role": "assistant", "content": "Noise."},
+            ],
+            "images": ["i.jpg"],
+            "audios": ["a.mp3"],
+            "videos": ["v.mp4"],
+            "system": "Be brief.",
+            "tools": "[]",
+        },
+        [
+            ("system", [text("Be brief.")]),
+            ("user", [medium("video", 0), medium("audio", 1), text("What?"), image(2)]),
+            ("assistant", [text("Noise.")]),
+        ],
+        [("video", "v.mp4"), ("audio", "a.mp3"), ("image", "i.jpg")],
+        {"tools": "[]"},
+    ),
+    "images that no token asks for come first in the first turn of a user": (
+        {"messages": [{"role": "system", "content": "s"}, *CHAT], "images": ["a.jpg", "b.jpg"]},
+        [
+            ("system", [text("s")]),
+            ("user", [image(0), image(1), text("hi")]),
+            ("assistant", [text("hello")]),
+        ],
+        [("image", "a.jpg"), ("image", "b.jpg")],
+        {},
+    ),
+    "rows of instructions join their question and unroll their history": (
+        {
+            "image": "a.jpg",
+            "instruction": "Describe.",
+            "input": "In English.",
+            "output": "A cat.",
+            "history": [["hi", "hello"]],
+        },
+        [
+            ("user", [image(0), text("hi")]),
+            ("assistant", [text("hello")]),
+            ("user", [text("Describe.\nIn English.")]),
+            ("assistant", [text("A cat.")]),
+        ],
+        [("image", "a.jpg")],
+        {},
+    ),
+}
+"""{what holds: (a row, its turns, its media, what else stands in its json)}"""
+
+
+@pytest.mark.parametrize(
+    ("row", "expected", "media", "kept"), CONVERSATIONS.values(), ids=list(CONVERSATIONS)
+)
+def test_conversations_of_every_dialect_become_turns(row, expected, media, kept):
     draft = draft_of(row)
-    assert draft.media == (MediaRef("audio", "a.wav"),)
-    assert turns(draft.content) == [
-        ("user", [text("What is said?"), {"type": "audio", "field": 0, "duration": 1.5}]),
-        ("assistant", [text("Good morning.")]),
-    ]
+    assert turns(draft.content) == expected
+    assert [(ref.kind, ref.path) for ref in draft.media] == media
+    assert kept.items() <= draft.content.items()
+    assert draft.unread == ()
 
 
-def test_turns_of_text_with_a_type_may_have_tokens():
-    row = {
-        "image": "a.jpg",
-        "conversations": [{"from": "human", "value": "<image>\nWhat?", "type": "text"}],
-    }
-    assert turns(draft_of(row).content) == [("user", [image(0), text("What?")])]
-
-
-def test_query_and_response_have_a_history():
-    """https://swift.readthedocs.io/en/latest/Customization/Custom-dataset.html"""
-    row = {"query": "<image>b?", "response": "b!", "history": [["a?", "a!"]], "images": ["x.jpg"]}
-    assert turns(draft_of(row).content) == [
-        ("user", [text("a?")]),
-        ("assistant", [text("a!")]),
-        ("user", [image(0), text("b?")]),
-        ("assistant", [text("b!")]),
-    ]
+def test_a_video_may_stand_behind_an_image_token_where_the_format_is_named():
+    row, expected, *_ = next(iter(CONVERSATIONS.values()))
+    assert turns(draft_of(row, "llava").content) == expected
 
 
 GROUNDING = {
@@ -130,22 +351,6 @@ def test_grounding_keeps_boxes_with_the_meaning_of_their_coordinates():
     fractions = {**GROUNDING["objects"], "bbox": [[0.1, 0.2, 0.3, 1], [0, 1]], "bbox_type": "norm1"}
     answer = turns(draft_of({**GROUNDING, "objects": fractions}).content)[1][1]
     assert (answer[1]["unit"], answer[1]["bbox"]) == ("fraction", [0.1, 0.2, 0.3, 1])
-
-
-@pytest.mark.parametrize(
-    ("objects", "reason"),
-    [
-        ({"bbox": [[1, 2, 3, 4]]}, "2 <bbox> tokens but 1 of them"),
-        ({"bbox": [[1, 2, 3], [1, 2]]}, r"objects: bbox\[0\]: expected 2 or 4 numbers, found 3"),
-        ({"bbox": [[1, "x"], [1, 2]]}, r"bbox\[0\]: expected a number, found 'x'"),
-        ({"bbox": [[1, 2], [1, 2]], "bbox_type": "norm7"}, "bbox_type 'norm7' is neither"),
-        ({"bbox": [[1, 2], [1, 2]], "image_id": [0, 1]}, r"bbox\[1\]: of image 1, the row has 1"),
-        ({"bbox": [[1, 2], [1, 2]]}, "1 <ref-object> tokens but 0 of them"),
-    ],
-)
-def test_boxes_that_fit_no_token_or_image_are_rejected(objects, reason):
-    with pytest.raises(RowError, match=reason):
-        draft_of({**GROUNDING, "objects": {"ref": ["x"] * ("<ref" not in reason), **objects}})
 
 
 def test_a_box_is_of_the_image_that_its_image_id_counts():
@@ -208,15 +413,6 @@ def test_parts_of_trl_take_the_images_of_their_column():
     draft = draft_of(row)
     assert draft.media == (MediaRef("image", "images[0]", JPG),)
     assert draft.content["messages"][0] == {"role": "user", "content": [image(0), text("What?")]}
-
-
-def test_a_prompt_and_its_completion_are_messages():
-    """https://huggingface.co/docs/trl/dataset_formats (prompt-completion)"""
-    row = {
-        "prompt": [{"role": "user", "content": "hi"}],
-        "completion": [{"role": "assistant", "content": "hello"}],
-    }
-    assert turns(draft_of(row).content) == [("user", [text("hi")]), ("assistant", [text("hello")])]
 
 
 def test_the_cauldron_and_finevision_have_texts_of_user_and_assistant():
@@ -294,133 +490,20 @@ def test_questions_about_pictures_have_one_answer(more, question, answer):
     assert draft.content.get("answers") == more.get("answers")
 
 
-def test_several_questions_about_a_picture_are_turns():
-    row = {"image": "a.jpg", "qa_pairs": [{"question": q, "answer": q + "!"} for q in "ab"]}
-    assert [role for role, _ in turns(draft_of(row).content)] == ["user", "assistant"] * 2
-
-
-def test_lists_of_questions_and_answers_are_turns():
-    """https://huggingface.co/datasets/howard-hou/OCR-VQA"""
-    row = {"image": "a.jpg", "questions": ["Who?", "What?"], "answers": ["Me.", ["a", "b", "b"]]}
-    content = draft_of(row).content
-    assert [parts[-1] for _, parts in turns(content)] == [
-        text(word) for word in ("Who?", "Me.", "What?", "b")
-    ]
-    with pytest.raises(RowError, match="a question and no answer"):
-        draft_of({**row, "answers": ["x"]})
-
-
-@pytest.mark.parametrize(
-    ("choices", "answer", "reason"),
-    [
-        (["2", "3", "5"], "1", "answer: 1 is no choice, and no index where choices are numbers"),
-        (["cat", "dog"], "bear", "answer: bear is neither a choice nor the letter of one"),
-        (["cat", "dog"], 0.5, "answer: 0.5 is neither a choice nor the letter of one"),
-        (["cat", "dog"], -1, "answer: -1, and there are 2 choices"),
-    ],
-)
-def test_an_answer_that_names_no_choice_is_rejected(choices, answer, reason):
-    with pytest.raises(RowError, match=reason):
-        draft_of({**VQA, "choices": choices, "answer": answer})
-
-
 @pytest.mark.parametrize("answer", ["B. dog", "(B) dog", "B: dog", "(b)", "dog", 1])
 def test_a_choice_is_named_by_letter_text_both_or_number(answer):
     draft = draft_of({**VQA, "choices": ["cat", "dog"], "answer": answer})
     assert turns(draft.content)[-1] == ("assistant", [text("B")])
 
 
-def test_an_answer_beyond_the_choices_of_a_table_is_rejected():
-    with pytest.raises(RowError, match="answer: 2, and there are 2 choices"):
-        draft_of({**VQA, "a0": "cat", "a1": "dog", "answer": "2"})
-    with pytest.raises(RowError, match="D: a choice, and one before it is empty"):
-        draft_of({**VQA, "A": "cat", "B": "dog", "C": "", "D": "bear", "answer": "D"})
-
-
-def test_questions_of_videochat_begin_with_their_instruction_and_keep_the_rest():
-    """https://huggingface.co/datasets/OpenGVLab/VideoChat2-IT"""
-    pairs = [{"i": "Be short.", "q": "Who?", "a": "A cat.", "t": 3}, {"i": "", "q": "?", "a": "!"}]
-    content = draft_of({"video": "a.mp4", "QA": pairs}).content
-    assert turns(content)[0][1][1:] == [text("Be short.\nWho?")]
-    assert turns(content)[2] == ("user", [text("?")])
-    assert content["QA"] == [{"t": 3}, {}]
-
-
-def test_a_question_about_a_video_by_its_id_reads_the_file_of_this_name():
-    """https://huggingface.co/datasets/MBZUAI/VideoInstruct-100K"""
-    draft = draft_of({"q": "Who?", "a": "A cat.", "video_id": "v_x1"})
-    assert draft.media == (MediaRef("video", "v_x1.mp4"),)
-    assert draft.content["video_id"] == "v_x1"
-
-
-def test_a_question_about_a_picture_without_its_file_is_no_text():
+def test_a_question_about_a_picture_without_its_file_is_text_where_the_format_is_named():
     """https://cs.stanford.edu/people/dorarad/gqa: ``imageId`` alone names the picture"""
-    row = {"question": "What?", "answer": "cat", "imageId": "n1"}
-    with pytest.raises(RowError, match=r"imageId: n1 is an id of a picture.*--format vqa"):
-        draft_of(row)
-    assert turns(draft_of(row, "vqa").content)[0] == ("user", [text("What?")])
-    assert draft_of({**row, "image": None}).media == ()
-
-
-def test_a_picture_with_a_question_alone_is_no_labelled_picture():
-    row = {"image": "a.jpg", "question": "What does it say?", "caption_str": ["a", "b"]}
-    with pytest.raises(RowError, match="a question and no answer"):
-        draft_of(row)
+    assert turns(draft_of(GQA, "vqa").content)[0] == ("user", [text("What?")])
+    assert draft_of({**GQA, "image": None}).media == ()
 
 
 def test_a_query_with_a_label_is_a_question_only_beside_a_picture():
     assert recognise({"query": "cat", "label": "1", "text": "A cat."}) == "text"
-
-
-def test_a_file_name_beside_the_sound_it_names_is_no_second_sound():
-    """https://huggingface.co/datasets/cvssp/WavCaps"""
-    draft = draft_of({"audio": "1.wav", "file_name": "a.wav", "caption": "Rain."})
-    assert draft.media == (MediaRef("audio", "1.wav"),)
-    both = draft_of({"audio": "1.wav", "file_name": "a.jpg", "caption": "Rain."})
-    assert [ref.kind for ref in both.media] == ["image", "audio"]
-
-
-def test_numbered_captions_are_captions_in_their_order():
-    """https://zenodo.org/record/4783391: Clotho"""
-    draft = draft_of({"file_name": "a.wav", "caption_2": "b", "caption_10": "c", "caption_1": "a"})
-    assert draft.texts == ("a", "b", "c")
-    assert draft.media == (MediaRef("audio", "a.wav"),)
-
-
-@pytest.mark.parametrize(("folder", "path"), [("val2014", "val2014/a.jpg"), (None, "a.jpg")])
-def test_sentences_of_karpathy_are_captions(folder, path):
-    """https://cs.stanford.edu/people/karpathy/deepimagesent"""
-    sentences = [{"raw": "A man.", "tokens": ["a", "man"], "sentid": 1}, {"raw": "B."}]
-    row = {"filename": "a.jpg", "filepath": folder, "sentences": sentences, "split": "restval"}
-    draft = draft_of(row)
-    assert (draft.media, draft.texts) == ((MediaRef("image", path),), ("A man.", "B."))
-    assert (draft.unread, draft.content["split"]) == ((), "restval")
-
-
-@pytest.mark.parametrize("key", ["original_path", "original_full_path"])
-def test_times_in_another_file_are_no_span_of_the_part_that_was_cut_out(key):
-    """https://huggingface.co/datasets: facebook/multilingual_librispeech, speechcolab/gigaspeech"""
-    row = {"audio": {"bytes": b"fLaC", "path": "1.flac"}, "transcript": "good morning"}
-    draft = draft_of({**row, "begin_time": 401.7, "end_time": 417.5, key: "book.mp3"})
-    assert "segments" not in draft.content
-    assert (draft.texts, draft.unread) == (("good morning",), ())
-    assert draft.content["begin_time"] == 401.7
-
-
-def test_voxpopuli_libritts_and_fleurs_have_a_normalized_text():
-    """https://huggingface.co/datasets: facebook/voxpopuli, google/fleurs, and LibriTTS"""
-    sound = {"audio": {"bytes": b"RIFF", "path": "1.wav"}}
-    for row in (
-        {"normalized_text": "one", "raw_text": "1"},
-        {"text_normalized": "one", "text_original": "1", "path": "/tmp/1.wav"},
-        {"transcription": "one", "raw_transcription": "1", "num_samples": 5},
-    ):
-        assert (draft_of(sound | row).texts, draft_of(sound | row).unread) == (("one",), ())
-
-
-def test_the_address_of_a_page_with_a_video_is_no_picture():
-    draft = draft_of({"video_id": "x1", "url": "https://host/watch", "caption": "A cat runs."})
-    assert draft.media == (MediaRef("video", "x1.mp4"),)
 
 
 USER, GOOD, BAD = ({"role": r, "content": c} for r, c in zip("uaa", "?+-", strict=True))
@@ -477,87 +560,11 @@ def test_an_answer_with_a_verdict_is_no_answer_to_imitate(row):
     assert content["label"] is True
 
 
-@pytest.mark.parametrize(
-    ("row", "reason"),
-    [
-        ({"chosen": "+", "rejected": "-"}, "no prompt: expected prompt, messages or question"),
-        ({"prompt": "?", "chosen": [], "rejected": "-"}, "chosen is empty"),
-        ({"prompt": "?", "chosen": 5, "rejected": "-"}, "chosen: expected a text or turns, found"),
-        ({"messages": [USER], "label": False}, "does not end with an answer"),
-        ({"messages": [USER], "conversations": [USER]}, "both messages and conversations hold"),
-    ],
-)
-def test_a_pair_without_prompt_or_answer_says_so(row, reason):
-    with pytest.raises(RowError, match=reason):
-        draft_of(row)
-
-
 def test_a_whole_conversation_beside_a_pair_is_trained_unless_the_format_is_named():
     """https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized"""
     row = {"messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD], "prompt": "?"}
     assert draft_of(row).unread == ("chosen", "rejected", "prompt")
     assert turns(draft_of(row, "preference").content, "rejected") == [("assistant", [text("-")])]
-
-
-@pytest.mark.parametrize(
-    "row",
-    [
-        {"URL": "https://h/a", "TEXT": "a cat", "WIDTH": 9, "HEIGHT": 9, "similarity": 0.3},
-        {"url": "https://h/a", "text": "a cat", "uid": "u", "sha256": HASH, "face_bboxes": []},
-        {"url": "https://h/a", "caption": "a cat"},
-        {"url": "https://h/a", "alt": "a cat", "uid": "u"},
-        {"url": "https://h/a.jpg", "text": "a cat"},
-    ],
-)
-def test_pictures_of_the_web_are_named_by_their_url(row):
-    """LAION-5B; DataComp (https://huggingface.co/datasets/mlfoundations/datacomp_1b); CC12M;
-    cc2dataset"""
-    draft = draft_of(row)
-    assert draft.media == (
-        MediaRef("image", row.get("URL") or row["url"], None, row.get("sha256")),
-    )
-    assert (draft.texts, draft.unread) == (("a cat",), ())
-
-
-def test_web_text_with_its_address_stays_text():
-    """https://huggingface.co/datasets/allenai/c4"""
-    row = {"text": "x", "timestamp": "2019", "url": "https://host/page"}
-    draft = draft_of(row)
-    assert (draft.media, draft.texts, draft.unread) == ((), ("x",), ())
-    with pytest.raises(RowError, match=r"sha256: 'zz' is not 64 hexadecimal digits"):
-        draft_of({"url": "https://h/a", "text": "t", "sha256": "zz"})
-
-
-def test_obelics_interleaves_texts_and_images_and_counts_those_that_are_null():
-    """https://huggingface.co/datasets/HuggingFaceM4/OBELICS"""
-    row = {
-        "images": ["https://h/a.jpg", None, None, "https://h/b.jpg"],
-        "texts": [None, "one", None, None],
-        "metadata": "[]",
-        "general_metadata": "{}",
-    }
-    draft = draft_of(row)
-    assert turns(draft.content) == [("assistant", [image(0), text("one"), image(1)])]
-    assert draft.content["num_missing_images"] == 1
-    assert draft.unread == ()
-    with pytest.raises(RowError, match=r"both images\[0\] and texts\[0\] are set"):
-        draft_of({"images": ["a", None], "texts": ["x", "y"]}, "obelics")
-
-
-def test_omnicorpus_is_a_document_with_facts_about_each_image():
-    """https://huggingface.co/datasets/OpenGVLab/OmniCorpus-CC-210M, as Parquet gives it back"""
-    fact = {"bytes": 90_112, "d_hash": "f0e1", "height": 480, "width": 640, "unsafe_prob": 0.01}
-    row = {
-        "images": [None, "https://h/a.jpg", None],
-        "texts": ["one", None, "two"],
-        "metadata": [None, fact, None],
-        "general_metadata": {"url": "https://h/page", "id": "i", "fluency_prob": 0.9},
-    }
-    draft = draft_of(row)
-    assert recognise(row) == "obelics"
-    assert turns(draft.content) == [("assistant", [text("one"), image(0), text("two")])]
-    assert draft.unread == ()
-    assert draft.content["metadata"][1] == fact
 
 
 def test_mmc4_puts_each_image_beside_the_text_that_it_matches():
@@ -579,13 +586,362 @@ def test_mmc4_puts_each_image_beside_the_text_that_it_matches():
         content = [text("one"), image(0), text("two"), image(1)]
         assert turns(after.content) == [("assistant", content)]
         assert [ref.path for ref in after.media] == paths
-    with pytest.raises(RowError, match="matched_text_index is not that of a text"):
-        draft_of({"text_list": [], "image_info": info})
+
+
+SEGMENT = {"start_s": 1.5, "end_s": 4.0, "text": "said"}
+CANARY = {
+    "source_lang": "en",
+    "target_lang": "de",
+    "taskname": "asr",
+    "pnc": "yes",
+    "lang": "en",
+    "orig_sr": 48000,
+}
+SOUND = {"audio": {"bytes": b"RIFF", "path": "1.wav"}}
+MEDIA_WITH_TEXTS = {
+    # https://huggingface.co/datasets/MBZUAI/VideoInstruct-100K
+    "an id of a video names a file": (
+        {"q": "Who?", "a": "A cat.", "video_id": "v_x1"},
+        [MediaRef("video", "v_x1.mp4")],
+        (),
+        {"video_id": "v_x1"},
+    ),
+    "a file name of a picture beside a sound": (
+        {"audio": "1.wav", "file_name": "a.jpg", "caption": "Rain."},
+        [MediaRef("image", "a.jpg"), MediaRef("audio", "1.wav")],
+        ("Rain.",),
+        {},
+    ),
+    # https://zenodo.org/record/4783391: Clotho
+    "numbered captions are captions in their order": (
+        {"file_name": "a.wav", "caption_2": "b", "caption_10": "c", "caption_1": "a"},
+        [MediaRef("audio", "a.wav")],
+        ("a", "b", "c"),
+        {},
+    ),
+    # https://cs.stanford.edu/people/karpathy/deepimagesent
+    "sentences of Karpathy are captions": (
+        {
+            "filename": "a.jpg",
+            "filepath": "val2014",
+            "sentences": [{"raw": "A man.", "tokens": ["a", "man"], "sentid": 1}, {"raw": "B."}],
+            "split": "restval",
+        },
+        [MediaRef("image", "val2014/a.jpg")],
+        ("A man.", "B."),
+        {"split": "restval"},
+    ),
+    "sentences of Karpathy without a folder": (
+        {"filename": "a.jpg", "filepath": None, "sentences": [{"raw": "A man."}]},
+        [MediaRef("image", "a.jpg")],
+        ("A man.",),
+        {},
+    ),
+    # https://huggingface.co/datasets: facebook/voxpopuli, google/fleurs, and LibriTTS
+    "VoxPopuli": (
+        {**SOUND, "normalized_text": "one", "raw_text": "1"},
+        [MediaRef("audio", "1.wav", b"RIFF")],
+        ("one",),
+        {},
+    ),
+    "LibriTTS": (
+        {**SOUND, "text_normalized": "one", "text_original": "1", "path": "/tmp/1.wav"},
+        [MediaRef("audio", "1.wav", b"RIFF")],
+        ("one",),
+        {},
+    ),
+    "FLEURS": (
+        {**SOUND, "transcription": "one", "raw_transcription": "1", "num_samples": 5},
+        [MediaRef("audio", "1.wav", b"RIFF")],
+        ("one",),
+        {},
+    ),
+    # https://huggingface.co/datasets/allenai/c4
+    "text of the web with its address stays text": (
+        {"text": "x", "timestamp": "2019", "url": "https://host/page"},
+        [],
+        ("x",),
+        {},
+    ),
+    # LAION-5B
+    "LAION": (
+        {"URL": "https://h/a", "TEXT": "a cat", "WIDTH": 9, "HEIGHT": 9, "similarity": 0.3},
+        [MediaRef("image", "https://h/a")],
+        ("a cat",),
+        {},
+    ),
+    # https://huggingface.co/datasets/mlfoundations/datacomp_1b
+    "DataComp": (
+        {"url": "https://h/a", "text": "a cat", "uid": "u", "sha256": HASH, "face_bboxes": []},
+        [MediaRef("image", "https://h/a", None, HASH)],
+        ("a cat",),
+        {},
+    ),
+    "CC12M": (
+        {"url": "https://h/a", "caption": "a cat"},
+        [MediaRef("image", "https://h/a")],
+        ("a cat",),
+        {},
+    ),
+    "cc2dataset": (
+        {"url": "https://h/a", "alt": "a cat", "uid": "u"},
+        [MediaRef("image", "https://h/a")],
+        ("a cat",),
+        {},
+    ),
+    "a picture of the web by its ending": (
+        {"url": "https://h/a.jpg", "text": "a cat"},
+        [MediaRef("image", "https://h/a.jpg")],
+        ("a cat",),
+        {},
+    ),
+    # https://docs.nvidia.com/nemo-framework/user-guide/latest/nemotoolkit/asr/datasets.html
+    "NeMo": (
+        {"audio_filepath": "a.wav", "text": "said", "duration": 2.5},
+        [MediaRef("audio", "a.wav")],
+        ("said",),
+        {},
+    ),
+    "NeMo with a span": (
+        {"audio_filepath": "a.wav", "text": "said", "duration": 2.5, "offset": 1.5},
+        [MediaRef("audio", "a.wav")],
+        ("said",),
+        {"segments": [SEGMENT]},
+    ),
+    "NeMo, Canary: the languages and the task stand beside the text": (
+        {"audio_filepath": "a.wav", "text": "said", "duration": 2.5, **CANARY},
+        [MediaRef("audio", "a.wav")],
+        ("said",),
+        CANARY,
+    ),
+    "NeMo, SALM: the answer stands under a name of its own": (
+        {"audio_filepath": "a.wav", "answer": "said", "duration": 2.5},
+        [MediaRef("audio", "a.wav")],
+        ("said",),
+        {},
+    ),
+    # https://commonvoice.mozilla.org
+    "Common Voice": (
+        {"client_id": "c", "path": "a.mp3", "sentence": "said", "up_votes": "2"},
+        [MediaRef("audio", "a.mp3")],
+        ("said",),
+        {},
+    ),
+    # https://lhotse.readthedocs.io/en/latest/cuts.html
+    "Lhotse": (
+        {
+            "id": "c1",
+            "start": 1.0,
+            "duration": 5.0,
+            "channel": 0,
+            "type": "MonoCut",
+            "recording": {"sources": [{"type": "file", "channels": [0], "source": "a.flac"}]},
+            "supervisions": [{"start": 0.5, "duration": 2.5, "text": "said", "speaker": "s"}],
+        },
+        [MediaRef("audio", "a.flac")],
+        ("said",),
+        {"segments": [{**SEGMENT, "speaker": "s"}]},
+    ),
+    # https://github.com/SpeechColab/GigaSpeech
+    "GigaSpeech": (
+        {
+            "aid": "POD1",
+            "path": "a.opus",
+            "md5": "x",
+            "segments": [{"sid": "s", "begin_time": 1.5, "end_time": 4.0, "text_tn": "said"}],
+        },
+        [MediaRef("audio", "a.opus")],
+        ("said",),
+        {"segments": [{**SEGMENT, "sid": "s"}]},
+    ),
+    # https://huggingface.co/datasets: facebook/multilingual_librispeech, speechcolab/gigaspeech
+    "times in a book are no span of the part that was cut out": (
+        {**SOUND, "transcript": "a", "begin_time": 401.7, "end_time": 417.5, "original_path": "b"},
+        [MediaRef("audio", "1.wav", b"RIFF")],
+        ("a",),
+        {"begin_time": 401.7},
+    ),
+    "times in a file are no span of the part that was cut out": (
+        {**SOUND, "transcript": "a", "begin_time": 401.7, "original_full_path": "book.mp3"},
+        [MediaRef("audio", "1.wav", b"RIFF")],
+        ("a",),
+        {"begin_time": 401.7},
+    ),
+    # https://github.com/m-bain/webvid
+    "WebVid": (
+        {"videoid": "1", "contentUrl": "https://h/1.mp4", "name": "said"},
+        [MediaRef("video", "https://h/1.mp4")],
+        ("said",),
+        {},
+    ),
+    # https://huggingface.co/datasets/OpenGVLab/InternVid
+    "InternVid": (
+        {
+            "YoutubeID": "x1",
+            "Start_timestamp": "00:00:01.500",
+            "End_timestamp": "00:00:04.000",
+            "Caption": "said",
+        },
+        [MediaRef("video", "x1.mp4")],
+        ("said",),
+        {"segments": [SEGMENT]},
+    ),
+    # https://github.com/snap-research/Panda-70M
+    "Panda-70M": (
+        {
+            "videoID": "x1",
+            "url": "https://youtube/x1",
+            "timestamp": [["0:00:01.5", "0:00:04"], ["0:00:05", "0:00:06"]],
+            "caption": ["said", "more"],
+            "matching_score": [0.5, 0.4],
+        },
+        [MediaRef("video", "x1.mp4")],
+        (),
+        {"segments": [SEGMENT, {"start_s": 5.0, "end_s": 6.0, "text": "more"}]},
+    ),
+    # https://github.com/NJU-PCALab/OpenVid-1M
+    "OpenVid": (
+        {"video": "x1.mp4", "caption": "said", "fps": "30"},
+        [MediaRef("video", "x1.mp4")],
+        ("said",),
+        {},
+    ),
+    # https://cs.stanford.edu/people/ranjaykrishna/densevid
+    "ActivityNet Captions": (
+        {
+            "video": "x1.mp4",
+            "duration": 9.0,
+            "timestamps": [[1.5, 4.0], [4, 9]],
+            "sentences": ["said", "more"],
+        },
+        [MediaRef("video", "x1.mp4")],
+        (),
+        {"segments": [SEGMENT, {"start_s": 4.0, "end_s": 9.0, "text": "more"}]},
+    ),
+    "rows about one video, joined by --group-spans": (
+        {"video": "x1.mp4", "segments": [{"start": "1.5", "end": "4", "caption": "said"}]},
+        [MediaRef("video", "x1.mp4")],
+        ("said",),
+        {"segments": [SEGMENT]},
+    ),
+    "the address of a page with a video is no picture": (
+        {"video_id": "x1", "url": "https://host/watch", "caption": "A cat runs."},
+        [MediaRef("video", "x1.mp4")],
+        ("A cat runs.",),
+        {},
+    ),
+}
+"""{what holds, or a corpus: (a row, its media, its texts, what else stands in its json)}"""
+
+
+@pytest.mark.parametrize(
+    ("row", "media", "texts", "kept"), MEDIA_WITH_TEXTS.values(), ids=list(MEDIA_WITH_TEXTS)
+)
+def test_media_of_every_corpus_have_their_texts_and_spans(row, media, texts, kept):
+    draft = draft_of(row)
+    assert (draft.media, draft.texts, draft.unread) == (tuple(media), texts, ())
+    assert kept.items() <= draft.content.items()
+    assert draft.content.get("segments") == kept.get("segments")
+
+
+def test_a_file_name_beside_the_sound_that_it_names_is_no_second_sound():
+    """https://huggingface.co/datasets/cvssp/WavCaps"""
+    draft = draft_of({"audio": "1.wav", "file_name": "a.wav", "caption": "Rain."})
+    assert draft.media == (MediaRef("audio", "1.wav"),)
+
+
+GQA = {"question": "What?", "answer": "cat", "imageId": "n1"}
+
+
+def boxes(**objects):
+    return {**GROUNDING, "objects": {"ref": ["x"], **objects}}
+
+
+def lhotse(*sources, supervisions=()):
+    return {"id": "c", "recording": {"sources": [*sources]}, "supervisions": [*supervisions]}
+
+
+def dense(span):
+    return {"video": "a.mp4", "timestamps": [span], "sentences": ["x"]}
 
 
 @pytest.mark.parametrize(
     ("row", "reason"),
     [
+        # boxes that fit no token or image
+        (boxes(bbox=[[1, 2, 3, 4]]), "2 <bbox> tokens but 1 of them"),
+        (boxes(bbox=[[1, 2, 3], [1, 2]]), r"bbox\[0\]: expected 2 or 4 numbers, found 3"),
+        (boxes(bbox=[[1, "x"], [1, 2]]), r"bbox\[0\]: expected a number, found 'x'"),
+        (boxes(bbox=[[1, 2], [1, 2]], bbox_type="norm7"), "bbox_type 'norm7' is neither"),
+        (boxes(bbox=[[1, 2], [1, 2]], image_id=[0, 1]), r"bbox\[1\]: of image 1, the row has 1"),
+        (boxes(bbox=[[1, 2], [1, 2]], ref=[]), "1 <ref-object> tokens but 0 of them"),
+        # answers that name no choice
+        (
+            {**VQA, "choices": ["2", "3", "5"], "answer": "1"},
+            "answer: 1 is no choice, and no index where choices are numbers",
+        ),
+        (
+            {**VQA, "choices": ["cat", "dog"], "answer": "bear"},
+            "answer: bear is neither a choice nor the letter of one",
+        ),
+        (
+            {**VQA, "choices": ["cat", "dog"], "answer": 0.5},
+            "answer: 0.5 is neither a choice nor the letter of one",
+        ),
+        ({**VQA, "choices": ["cat", "dog"], "answer": -1}, "answer: -1, and there are 2 choices"),
+        ({**VQA, "a0": "cat", "a1": "dog", "answer": "2"}, "answer: 2, and there are 2 choices"),
+        (
+            {**VQA, "A": "cat", "B": "dog", "C": "", "D": "bear", "answer": "D"},
+            "D: a choice, and one before it is empty",
+        ),
+        # questions without their picture, or without an answer
+        (
+            {"image": "a.jpg", "questions": ["Who?", "What?"], "answers": ["x"]},
+            "a question and no answer",
+        ),
+        (GQA, r"imageId: n1 is an id of a picture.*--format vqa"),
+        (
+            {"image": "a.jpg", "question": "What does it say?", "caption_str": ["a", "b"]},
+            "a question and no answer",
+        ),
+        *(
+            ({"image": "a.jpg", **lost}, "a question and no answer, or an answer alone")
+            for lost in (
+                *({"query": "图片里有什么？"}, {"prompt": "?", "label": True}, {"answer": "yes"}),
+                *({"texts": []}, {"qa_pairs": []}, {"questions": [], "answers": []}),
+                *({"output": ""}, {"chosen": None, "rejected": None}, {"answer": None}),
+            )
+        ),
+        # indexes of parts that are not those of the pictures
+        *(
+            ({"images": ["a", "b"], "messages": [{"role": "user", "content": parts}]}, reason)
+            for parts, reason in (
+                ([part("image", 1), part("image", 2)], "image parts of index 1, 2 for 2 image"),
+                ([part("image", 0)], "image parts of index 0 for 2 image files"),
+                ([part("image", 0), part("image")], "image parts of index 0, None for 2"),
+                ([part("image", "x"), part("image", 0)], "image parts of index x, 0 for 2"),
+            )
+        ),
+        # pairs without a prompt or an answer
+        ({"chosen": "+", "rejected": "-"}, "no prompt: expected prompt, messages or question"),
+        ({"prompt": "?", "chosen": [], "rejected": "-"}, "chosen is empty"),
+        ({"prompt": "?", "chosen": 5, "rejected": "-"}, "chosen: expected a text or turns, found"),
+        ({"messages": CHAT[:1], "label": False}, "does not end with an answer"),
+        ({"messages": CHAT, "conversations": CHAT}, "both messages and conversations hold"),
+        # documents
+        (
+            {"url": "https://h/a", "text": "t", "sha256": "zz"},
+            "sha256: 'zz' is not 64 hexadecimal digits",
+        ),
+        (
+            {"images": ["a", None], "texts": ["x", "y"], "metadata": "[]", "general_metadata": ""},
+            r"both images\[0\] and texts\[0\] are set",
+        ),
+        (
+            {"text_list": [], "image_info": [{"image_name": "b.jpg", "matched_text_index": 1}]},
+            "matched_text_index is not that of a text",
+        ),
+        # https://lhotse.readthedocs.io/en/latest/cuts.html: several files, and commands
         (
             {
                 "id": "m",
@@ -595,171 +951,34 @@ def test_mmc4_puts_each_image_beside_the_text_that_it_matches():
             r"a mixed cut of Lhotse; save its audio, such as with cut\.save_audio",
         ),
         (
-            {
-                "id": "c",
-                "type": "MultiCut",
-                "recording": {
-                    "sources": [
-                        {"type": "file", "channels": [i], "source": f"{i}.wav"} for i in (0, 1)
-                    ]
-                },
-                "supervisions": [{"start": 0, "duration": 1, "text": "said"}],
-            },
+            lhotse(
+                {"type": "file", "channels": [0], "source": "0.wav"},
+                {"type": "file", "channels": [1], "source": "1.wav"},
+                supervisions=[{"start": 0, "duration": 1, "text": "said"}],
+            ),
             "recording: 2 sources; one file with all channels is needed",
         ),
+        (
+            lhotse({"type": "command", "source": "rm -rf"}),
+            "a source of type 'command' is not supported",
+        ),
+        (lhotse({"type": "file"}), "recording: source: expected a string, found null"),
+        # spans that are none
+        (dense([4, 1.5]), r"timestamps\[0\]: ends at 1.5 s, not after its start at 4 s"),
+        (dense([-1, 2]), r"timestamps\[0\]: -1 s is before the beginning"),
+        (dense([1, "nan"]), "expected a number, found 'nan'"),
+        (dense([1]), r"expected \[start, end\], found 1 items"),
+        # structs of Hugging Face without a file's bytes
+        (
+            {"audio": {"array": [0.0], "sampling_rate": 8000}, "text": "x"},
+            r"decoded audio; .*Audio\(decode=False\)",
+        ),
+        ({"image": {"bytes": b""}, "text": "x"}, "image: no bytes"),
     ],
 )
-def test_a_cut_of_several_files_says_what_to_do(row, reason):
-    """https://lhotse.readthedocs.io/en/latest/cuts.html"""
+def test_a_row_that_does_not_hold_what_its_corpus_promises_is_rejected(row, reason):
     with pytest.raises(RowError, match=reason):
         draft_of(row)
-
-
-SEGMENT = {"start_s": 1.5, "end_s": 4.0, "text": "said"}
-
-
-@pytest.mark.parametrize(
-    ("row", "path", "segments"),
-    [
-        # https://docs.nvidia.com/nemo-framework/user-guide/latest/nemotoolkit/asr/datasets.html
-        ({"audio_filepath": "a.wav", "text": "said", "duration": 2.5}, "a.wav", None),
-        (
-            {"audio_filepath": "a.wav", "text": "said", "duration": 2.5, "offset": 1.5},
-            "a.wav",
-            [SEGMENT],
-        ),
-        # NeMo, Canary: the languages and the task stand beside the text
-        (
-            {
-                "audio_filepath": "a.wav",
-                "text": "said",
-                "duration": 2.5,
-                "source_lang": "en",
-                "target_lang": "de",
-                "taskname": "asr",
-                "pnc": "yes",
-                "lang": "en",
-                "orig_sr": 48000,
-            },
-            "a.wav",
-            None,
-        ),
-        # NeMo, SALM: the answer stands under a name of its own
-        ({"audio_filepath": "a.wav", "answer": "said", "duration": 2.5}, "a.wav", None),
-        # https://commonvoice.mozilla.org
-        ({"client_id": "c", "path": "a.mp3", "sentence": "said", "up_votes": "2"}, "a.mp3", None),
-        # https://lhotse.readthedocs.io/en/latest/cuts.html
-        (
-            {
-                "id": "c1",
-                "start": 1.0,
-                "duration": 5.0,
-                "channel": 0,
-                "type": "MonoCut",
-                "recording": {"sources": [{"type": "file", "channels": [0], "source": "a.flac"}]},
-                "supervisions": [{"start": 0.5, "duration": 2.5, "text": "said", "speaker": "s"}],
-            },
-            "a.flac",
-            [{**SEGMENT, "speaker": "s"}],
-        ),
-        # https://github.com/SpeechColab/GigaSpeech
-        (
-            {
-                "aid": "POD1",
-                "path": "a.opus",
-                "md5": "x",
-                "segments": [{"sid": "s", "begin_time": 1.5, "end_time": 4.0, "text_tn": "said"}],
-            },
-            "a.opus",
-            [{**SEGMENT, "sid": "s"}],
-        ),
-    ],
-)
-def test_manifests_of_speech_give_the_file_and_the_spans_in_it(row, path, segments):
-    draft = draft_of(row)
-    assert draft.media == (MediaRef("audio", path),)
-    assert draft.texts == ("said",)
-    assert draft.content.get("segments") == segments
-    assert draft.unread == ()
-    facts = {"source_lang", "target_lang", "taskname", "pnc", "lang", "orig_sr"} & row.keys()
-    assert {key: draft.content[key] for key in facts} == {key: row[key] for key in facts}
-
-
-@pytest.mark.parametrize(
-    ("source", "reason"),
-    [
-        ({"type": "command", "source": "rm -rf"}, "a source of type 'command' is not supported"),
-        ({"type": "file"}, "recording: source: expected a string, found null"),
-    ],
-)
-def test_a_recording_of_lhotse_is_one_file_and_never_a_command(source, reason):
-    with pytest.raises(RowError, match=reason):
-        draft_of({"recording": {"sources": [source]}, "supervisions": []})
-
-
-@pytest.mark.parametrize(
-    ("row", "path", "num_segments"),
-    [
-        # https://github.com/m-bain/webvid
-        ({"videoid": "1", "contentUrl": "https://h/1.mp4", "name": "said"}, "https://h/1.mp4", 0),
-        # https://huggingface.co/datasets/OpenGVLab/InternVid
-        (
-            {
-                "YoutubeID": "x1",
-                "Start_timestamp": "00:00:01.500",
-                "End_timestamp": "00:00:04.000",
-                "Caption": "said",
-            },
-            "x1.mp4",
-            1,
-        ),
-        # https://github.com/snap-research/Panda-70M
-        (
-            {
-                "videoID": "x1",
-                "url": "https://youtube/x1",
-                "timestamp": [["0:00:01.5", "0:00:04"], ["0:00:05", "0:00:06"]],
-                "caption": ["said", "more"],
-                "matching_score": [0.5, 0.4],
-            },
-            "x1.mp4",
-            2,
-        ),
-        # https://github.com/NJU-PCALab/OpenVid-1M
-        ({"video": "x1.mp4", "caption": "said", "fps": "30"}, "x1.mp4", 0),
-        # https://cs.stanford.edu/people/ranjaykrishna/densevid
-        (
-            {
-                "video": "x1.mp4",
-                "duration": 9.0,
-                "timestamps": [[1.5, 4.0], [4, 9]],
-                "sentences": ["said", "more"],
-            },
-            "x1.mp4",
-            2,
-        ),
-        # rows about one video, joined by --group-spans
-        (
-            {"video": "x1.mp4", "segments": [{"start": "1.5", "end": "4", "caption": "said"}]},
-            "x1.mp4",
-            1,
-        ),
-    ],
-)
-def test_a_video_is_stored_once_with_all_its_spans(row, path, num_segments):
-    draft = draft_of(row)
-    assert draft.media == (MediaRef("video", path),)
-    assert len(draft.content.get("segments", ())) == num_segments
-    assert draft.texts == (() if num_segments > 1 else ("said",))
-    if num_segments:
-        assert draft.content["segments"][0] == SEGMENT
-    media = [Media("mp4", b"v")]
-    [(_, fields)] = (
-        samples_of("k", draft, media, each=True)
-        if num_segments > 1
-        else [next(samples_of("k", draft, media, each=False))]
-    )
-    assert "mp4" in fields
 
 
 def test_captions_of_vatex_are_those_of_one_language():
@@ -769,8 +988,7 @@ def test_captions_of_vatex_are_those_of_one_language():
     assert draft.media == (MediaRef("video", "Ptf_2VRj-V0_000122_000132.mp4"),)
     assert (draft.texts, draft.unread) == (("one", "two"), ())
     assert draft.content["chCap"] == ["一", "二"]
-    chinese = RowFormat(columns=(("enCap", "chCap"),)).draft(row)
-    assert chinese.texts == ("一", "二")
+    assert RowFormat(columns=(("enCap", "chCap"),)).draft(row).texts == ("一", "二")
 
 
 INTERNVID = [
@@ -794,20 +1012,6 @@ def test_grouped_rows_are_spans_of_one_medium(rows, path):
         {"start_s": 2.0, "end_s": 3.0, "text": "b"},
     ]
     assert others == rows[2:]
-
-
-@pytest.mark.parametrize(
-    ("span", "reason"),
-    [
-        ([4, 1.5], r"timestamps\[0\]: ends at 1.5 s, not after its start at 4 s"),
-        ([-1, 2], r"timestamps\[0\]: -1 s is before the beginning"),
-        ([1, "nan"], "expected a number, found 'nan'"),
-        ([1], r"expected \[start, end\], found 1 items"),
-    ],
-)
-def test_a_span_that_is_none_is_rejected(span, reason):
-    with pytest.raises(RowError, match=reason):
-        draft_of({"video": "a.mp4", "timestamps": [span], "sentences": ["x"]})
 
 
 def test_base64_is_a_medium_and_never_text_of_the_json():
@@ -847,25 +1051,9 @@ def test_structs_of_hugging_face_give_bytes_or_paths():
         MediaRef("audio", "a.wav"),
     )
     assert draft_of({"image": JPG, "text": "x"}).media == (MediaRef("image", "image", JPG),)
-    with pytest.raises(RowError, match=r"decoded audio; .*Audio\(decode=False\)"):
-        draft_of({"audio": {"array": [0.0], "sampling_rate": 8000}, "text": "x"})
-    with pytest.raises(RowError, match="image: no bytes"):
-        draft_of({"image": {"bytes": b""}, "text": "x"})
 
 
-@pytest.mark.parametrize("value", [3, "3"])
-def test_a_label_becomes_cls(value):
-    draft = draft_of({"image": "a.jpg", "label": value, "label_name": "cat"})
-    [(_, fields)] = samples_of("k", draft, [Media("jpg", JPG)], each=False)
-    content = {"id": None, "media_paths": ["a.jpg"], "label_name": "cat"}
-    assert json.loads(fields.pop("json")) == content
-    assert fields == {"jpg": JPG, "cls": b"3"}
-
-
-def test_a_picture_alone_is_its_bytes_alone():
-    draft = draft_of({"image": "a.jpg"})
-    [(_, fields)] = samples_of("k", draft, [Media("jpg", JPG)], each=False)
-    assert fields == {"jpg": JPG}
+def test_a_label_in_words_stays_a_fact_of_the_row():
     assert draft_of({"image": "a.jpg", "label": "cat"}).content["label"] == "cat"
 
 
@@ -915,19 +1103,8 @@ LEAVES = st.one_of(
     st.binary(max_size=8),
     st.sampled_from(["<image>", "<bbox>", "a.jpg", "user", "text", "\n\nHuman:", "0:01"]),
 )
-WORDS = [
-    "role",
-    "content",
-    "type",
-    "from",
-    "value",
-    "bytes",
-    "path",
-    "user",
-    "text",
-    "start",
-    "end",
-]
+WORDS = ["role", "content", "type", "from", "value", "bytes", "path", "user", "text"]
+WORDS += ["start", "end"]
 VALUES = st.recursive(
     LEAVES,
     lambda inner: st.one_of(

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import subprocess
 import sys
-import time
 from concurrent.futures import Future
 
 import pytest
 
 from mmstream.converting.engines import ray as engine
-from mmstream.converting.media import check_rows
-from mmstream.converting.media.check_rows import File, MediaBatch
+from mmstream.converting.media import check
+from mmstream.converting.media.check import File, MediaBatch
 from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.shard import write_shard
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.errors import ConfigError, MMStreamError
 from tests.helpers.convert_corpus import (
     after_files,
-    make_corpus,
     run,
     tree,
     write_rows_of_a_slow_shard,
@@ -56,11 +54,6 @@ def second_node(cluster):
         cluster.remove_node(node)
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    return make_corpus(tmp_path)
-
-
 def after_reports(monkeypatch, number, action):
     """Call a function when the driver has got so many reports."""
     real, seen = engine._require_visible, []
@@ -75,15 +68,20 @@ def after_reports(monkeypatch, number, action):
     return seen
 
 
+def require_bytes_of_one_process(rows, tmp_path, **options):
+    """Convert on the cluster and in this process, and compare all files."""
+    run(rows, tmp_path / "ray", engine="ray", **options)
+    run(rows, tmp_path / "alone", **options)
+    assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
+
+
 def test_a_cluster_writes_the_same_bytes_although_a_node_is_killed(
     corpus, tmp_path, cluster, second_node, monkeypatch
 ):
     kill = lambda: cluster.remove_node(second_node, allow_graceful=False)  # noqa: E731
     seen = after_reports(monkeypatch, 3, kill)
     media = MediaOptions(max_image_side=20)  # so idle CPUs help
-    run(corpus, tmp_path / "ray", samples_per_shard=2, media=media, engine="ray")
-    run(corpus, tmp_path / "alone", samples_per_shard=2, media=media)
-    assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
+    require_bytes_of_one_process(corpus, tmp_path, samples_per_shard=2, media=media)
     assert len(seen) == 20
 
 
@@ -96,10 +94,9 @@ def test_a_slow_shard_holds_one_cpu_and_the_others_go_on(tmp_path, cluster, seco
 def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_killed(
     corpus, tmp_path, cluster, second_node, monkeypatch
 ):
-    monkeypatch.setattr(check_rows, "BATCH_ROWS", 1)
+    monkeypatch.setattr(check, "BATCH_ROWS", 1)
     monkeypatch.setattr(engine, "LOOK_S", 0)
     media = MediaOptions(max_image_side=20)
-    run(corpus, tmp_path / "alone", samples_per_shard=40, media=media)
     tasks = []
 
     def in_this_process(jobs, num_workers):
@@ -121,8 +118,7 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
 
     with monkeypatch.context() as patch:
         patch.setattr(engine, "run_jobs", in_this_process)
-        run(corpus, tmp_path / "ray", samples_per_shard=40, media=media, engine="ray")
-    assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
+        require_bytes_of_one_process(corpus, tmp_path, samples_per_shard=40, media=media)
     assert len(tasks) == 40
 
 
@@ -146,6 +142,21 @@ def test_a_node_that_would_make_other_images_is_an_error_in_one_line(cluster):
         answer.result()
 
 
+def bug(row):
+    return undefined_name  # noqa: F821
+
+
+def test_a_bug_of_a_function_has_its_line_and_splits_by_media_are_those_of_one_process(
+    corpus, tmp_path, cluster
+):
+    options = {"splits": {"train": 0.6, "val": 0.4}, "by_media": True}
+    require_bytes_of_one_process(corpus, tmp_path, num_workers=2, **options)
+    with pytest.raises(NameError) as raised:
+        run(corpus, tmp_path / "bug", engine="ray", num_workers=2, row=bug)
+    line = bug.__code__.co_firstlineno + 1
+    assert f'test_ray.py", line {line}, in bug' in "".join(raised.value.__notes__)
+
+
 def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(
     corpus, tmp_path, cluster, monkeypatch
 ):
@@ -154,9 +165,7 @@ def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(
     jobs = []
     portable = engine._portable
     monkeypatch.setattr(engine, "_portable", lambda job: jobs.append(portable(job)) or jobs[-1])
-    run(array, tmp_path / "ray", engine="ray", num_workers=2)
-    run(array, tmp_path / "alone")
-    assert tree(tmp_path / "ray") == tree(tmp_path / "alone")
+    require_bytes_of_one_process(array, tmp_path, num_workers=2)
     assert len(jobs) == 5
     assert sum(len(list(job.rows.read())) for job in jobs) == 40  # the copy is gone
 
@@ -171,7 +180,7 @@ def test_ctrl_c_cancels_all_tasks_and_another_engine_continues(
         after_reports(patch, 2, interrupt)
         with pytest.raises(KeyboardInterrupt):
             run(corpus, tmp_path / "out", samples_per_shard=2, engine="ray")
-    time.sleep(0.5)
+    wait_until(lambda: ray.available_resources().get("CPU") == ray.cluster_resources()["CPU"])
     assert (tmp_path / "out" / MARKER_NAME).exists()
     assert len(list((tmp_path / "out").glob("*.tar"))) < 20
     run(corpus, tmp_path / "out", samples_per_shard=2)

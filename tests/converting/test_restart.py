@@ -6,31 +6,16 @@ import os
 import shutil
 from dataclasses import replace
 
-import fsspec
 import msgspec
 import pytest
 
 from mmstream.converting import shard
-from mmstream.converting.convert import ConvertReport
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
-from tests.helpers.convert_corpus import interrupted, make_corpus, run, tree
+from tests.helpers.convert_corpus import interrupted, run, tree
 from tests.helpers.corpora import jpeg
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    return make_corpus(tmp_path)
-
-
-@pytest.fixture
-def memory():
-    """fsspec's file system in memory; what lies in its ``/bucket`` is gone after the test."""
-    files = fsspec.filesystem("memory")
-    yield files
-    files.rm("/bucket", recursive=True)
 
 
 def test_an_interrupted_conversion_is_refused_by_name_of_its_command(corpus, tmp_path, monkeypatch):
@@ -40,27 +25,15 @@ def test_an_interrupted_conversion_is_refused_by_name_of_its_command(corpus, tmp
     assert not list(tmp_path.rglob(".*.tmp"))
 
 
-def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch):
-    run(corpus, tmp_path / "whole")
+def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch, whole):
     interrupted(monkeypatch, corpus, tmp_path / "out", after=3)
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tar*")}
     assert len(before) == 9
     report = run(corpus, tmp_path / "out")
     assert {p: p.stat().st_mtime_ns for p in before} == before
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert tree(tmp_path / "out") == whole
     assert 0 < report.num_new_bytes < report.num_bytes
     assert report.num_samples == 38
-
-
-def test_a_shard_of_which_a_file_is_not_whole_is_written_again(corpus, tmp_path, monkeypatch):
-    run(corpus, tmp_path / "whole")
-    interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
-    (tmp_path / "out" / "shard-000000.tar").unlink()
-    (tmp_path / "out" / "shard-000001.tar.idx").unlink()
-    (tmp_path / "out" / "shard-000002.tar").write_bytes(b"cut short")
-    (tmp_path / "out" / "shard-000003.tar.crc32c").write_bytes(b"cut short")
-    run(corpus, tmp_path / "out")
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
 def damage(path, how):
@@ -74,16 +47,15 @@ def damage(path, how):
 @pytest.mark.parametrize("suffix", ["", ".idx", ".crc32c"])
 @pytest.mark.parametrize("how", ["absent", "short"])
 def test_the_same_call_writes_missing_and_cut_shards_again(
-    corpus, tmp_path, monkeypatch, caplog, state, suffix, how
+    corpus, tmp_path, monkeypatch, caplog, state, suffix, how, whole
 ):
-    run(corpus, tmp_path / "whole")
     if state == "finished":
         run(corpus, tmp_path / "out")
     else:
         interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
     damage(tmp_path / "out" / f"shard-000002.tar{suffix}", how)
     report = run(corpus, tmp_path / "out")
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert tree(tmp_path / "out") == whole
     assert (report.num_repaired, report.was_finished) == (1, state == "finished")
     assert 0 < report.num_new_bytes < report.num_bytes
     assert report.num_samples == 38
@@ -120,15 +92,26 @@ def test_check_also_finds_shards_with_other_bytes(
     assert (report.num_repaired, report.was_finished, report.num_new_bytes) == (0, True, 0)
 
 
+def test_a_finished_conversion_without_checksums_is_refused_with_the_cure(corpus, tmp_path):
+    run(corpus, tmp_path / "out")
+    path = tmp_path / "out" / MANIFEST_NAME
+    manifest = Manifest.from_bytes(path.read_bytes())
+    path.write_bytes(replace(manifest, checksums=None).to_bytes())
+    with pytest.raises(
+        ManifestError, match=r"no checksums of samples, .*rerun=mm.Rerun\(overwrite"
+    ):
+        run(corpus, tmp_path / "out")
+    assert run(corpus, tmp_path / "out", overwrite=True).num_samples == 38
+
+
 def test_rejects_of_an_unfinished_conversion_are_written_again_when_they_are_missing(
-    corpus, tmp_path, monkeypatch
+    corpus, tmp_path, monkeypatch, whole
 ):
-    run(corpus, tmp_path / "whole")
     interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
     (tmp_path / "out" / "reports" / "shard-000000.rejects.jsonl").unlink()
-    (tmp_path / "out" / "reports" / "shard-000001.json").write_bytes(b"{}")  # or of version 0.1
+    (tmp_path / "out" / "reports" / "shard-000001.json").write_bytes(b"{}")
     assert run(corpus, tmp_path / "out").num_samples == 38
-    assert tree(tmp_path / "out") == tree(tmp_path / "whole")
+    assert tree(tmp_path / "out") == whole
 
 
 def test_rejects_that_are_samples_now_leave_nothing_behind(corpus, tmp_path, monkeypatch):
@@ -141,27 +124,16 @@ def test_rejects_that_are_samples_now_leave_nothing_behind(corpus, tmp_path, mon
     assert tree(tmp_path / "out") == tree(tmp_path / "whole")
 
 
-def test_a_damaged_shard_whose_media_have_changed_is_named_and_stays(corpus, tmp_path):
-    run(corpus, tmp_path / "out")
-    damage(tmp_path / "out" / "shard-000000.tar", "short")
-    before = tree(tmp_path / "out")
+def test_a_damaged_shard_whose_media_have_changed_is_named_and_stays(corpus, tmp_path, out):
+    damage(out / "shard-000000.tar", "short")
+    before = tree(out)
     for image in (tmp_path / "images").iterdir():
         image.unlink()
     with pytest.raises(
         MMStreamError, match=r"shard-000000\.tar: is damaged, and its rows give oth"
     ):
-        run(corpus, tmp_path / "out")
-    assert tree(tmp_path / "out") == before
-
-
-def test_a_finished_dataset_without_checksums_is_checked_by_what_it_has(corpus, tmp_path):
-    run(corpus, tmp_path / "out")
-    manifest = Manifest.from_bytes((tmp_path / "out" / MANIFEST_NAME).read_bytes())
-    (tmp_path / "out" / MANIFEST_NAME).write_bytes(replace(manifest, checksums=None).to_bytes())
-    for column in (tmp_path / "out").glob("*.crc32c"):
-        column.unlink()
-    for check in (False, True):
-        assert run(corpus, tmp_path / "out", check=check).num_repaired == 0
+        run(corpus, out)
+    assert tree(out) == before
 
 
 def test_a_shard_that_another_program_cut_is_not_committed(corpus, tmp_path, monkeypatch):
@@ -177,14 +149,11 @@ def test_a_shard_that_another_program_cut_is_not_committed(corpus, tmp_path, mon
     assert not list((tmp_path / "out" / "reports").iterdir())
 
 
-def test_a_finished_conversion_is_left_alone(corpus, tmp_path):
-    first = run(corpus, tmp_path / "out")
-    before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")}
-    again = run(corpus, tmp_path / "out")
-    assert {p: p.stat().st_mtime_ns for p in (tmp_path / "out").rglob("*")} == before
-    assert isinstance(again, ConvertReport)
-    assert again.num_samples == first.num_samples
-    assert again.num_new_bytes == 0
+def test_a_finished_conversion_is_left_alone(corpus, out):
+    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    again = run(corpus, out)
+    assert (again.num_samples, again.num_new_bytes) == (38, 0)
+    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
 
 
 @pytest.mark.parametrize(
@@ -246,27 +215,22 @@ def test_an_overwrite_that_was_killed_while_it_cleared_goes_on_clearing(corpus, 
     assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
 
 
-def test_tars_that_no_conversion_accounts_for_are_not_mixed_with(corpus, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "shard-000000.tar").write_bytes(b"someone's")
-    with pytest.raises(ConfigError, match=r"holds shard-000000\.tar, which no conversion"):
-        run(corpus, tmp_path / "out")
+def test_a_destination_that_is_a_file_is_refused(corpus, tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match="is a file, not a folder"):
         run(corpus, tmp_path / "file")
 
 
-def test_a_conversion_without_its_manifest_says_what_to_do(corpus, tmp_path):
-    run(corpus, tmp_path / "out")
-    files = tree(tmp_path / "out")
-    (tmp_path / "out" / "mmstream.json").unlink()
+def test_a_conversion_without_its_manifest_says_what_to_do(corpus, out):
+    files = tree(out)
+    (out / "mmstream.json").unlink()
     with pytest.raises(ConfigError, match=r"its mmstream\.json is gone: .*overwrite=True"):
-        run(corpus, tmp_path / "out")
-    index_tars(tmp_path / "out", progress=False)
+        run(corpus, out)
+    index_tars(out, progress=False)
     with pytest.raises(ConfigError, match=r"manifest is of `mmstream index`.*overwrite=True"):
-        run(corpus, tmp_path / "out")
-    run(corpus, tmp_path / "out", overwrite=True)
-    assert tree(tmp_path / "out") == files
+        run(corpus, out)
+    run(corpus, out, overwrite=True)
+    assert tree(out) == files
 
 
 def test_one_destination_in_the_way_stops_all_splits_before_any_is_written(corpus, tmp_path):
@@ -284,9 +248,8 @@ def test_several_processes_cannot_write_to_the_memory_of_this_one(corpus, memory
     assert memory.find("/bucket") == []
 
 
-def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, memory, monkeypatch):
-    run(corpus, tmp_path / "out")
-    expected = tree(tmp_path / "out")
+def test_a_destination_without_folders_gets_the_same_objects(corpus, memory, monkeypatch, out):
+    expected = tree(out)
     interrupted(monkeypatch, corpus, "memory://bucket/out", after=2)
     with pytest.raises(ManifestError, match="mmstream convert"):
         open_dataset("memory://bucket/out")
@@ -297,21 +260,25 @@ def test_a_destination_without_folders_gets_the_same_objects(corpus, tmp_path, m
         assert memory.cat_file(f"/bucket/out/{name}") == data
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
     assert report.num_shards == 2
-    assert len(memory.find("/bucket/out")) == 2 * 6 + 4
+    assert len(memory.find("/bucket/out")) == 2 * 6 + 5
 
 
 def link(target, path):
     path.symlink_to(target)
 
 
-@pytest.mark.parametrize("put", [shutil.copy, os.link, link])
-@pytest.mark.parametrize("overwrite", [False, True])
+REPLACED = [
+    *("rejects.jsonl", "shard-000000.tar.idx", "shard-000123.tar", "shard-000000.tar.crc32c"),
+    *(MANIFEST_NAME, MARKER_NAME, "mmstream.bad.json", "mmstream.index.0123456789ab"),
+    *("reports/shard-000000.json", "reports/shard-000000.rejects.jsonl"),
+]
+
+
 @pytest.mark.parametrize(
-    "name",
+    ("name", "overwrite", "put"),
     [
-        *("rejects.jsonl", "shard-000000.tar.idx", "shard-000123.tar", "shard-000000.tar.crc32c"),
-        *(MANIFEST_NAME, MARKER_NAME, "mmstream.bad.json", "mmstream.index.0123456789ab"),
-        *("reports/shard-000000.json", "reports/shard-000000.rejects.jsonl"),
+        *((name, overwrite, shutil.copy) for name in REPLACED for overwrite in (False, True)),
+        *((REPLACED[0], overwrite, put) for overwrite in (False, True) for put in (os.link, link)),
     ],
 )
 def test_rows_that_the_conversion_would_replace_are_refused_before_anything_is_removed(
@@ -351,36 +318,33 @@ def test_rows_in_a_prefix_that_the_conversion_would_replace_are_refused(corpus, 
 
 
 @pytest.mark.parametrize("damage", ["lost", "short", "other bytes"])
-def test_a_lost_part_of_the_index_is_written_again(corpus, tmp_path, damage):
-    run(corpus, tmp_path / "out")
-    expected = tree(tmp_path / "out")
-    (path,) = (tmp_path / "out").glob("mmstream.index.*")
+def test_a_lost_part_of_the_index_is_written_again(corpus, damage, out):
+    expected = tree(out)
+    (path,) = out.glob("mmstream.index.*")
     data = path.read_bytes()
     path.unlink()
     if damage != "lost":
         path.write_bytes(data[:-1] if damage == "short" else data[:-1] + b"?")
-    report = run(corpus, tmp_path / "out", check=damage == "other bytes")
-    assert report.was_finished
-    assert tree(tmp_path / "out") == expected
+    assert run(corpus, out, check=damage == "other bytes").was_finished
+    assert tree(out) == expected
 
 
-def test_another_conversion_in_the_same_place_leaves_no_part_of_the_old_index(corpus, tmp_path):
-    run(corpus, tmp_path / "out")
-    (old,) = (tmp_path / "out").glob("mmstream.index.*")
-    run(corpus, tmp_path / "out", samples_per_shard=20, overwrite=True)
-    (new,) = (tmp_path / "out").glob("mmstream.index.*")
-    assert new != old
-
-
-@pytest.mark.parametrize("name", ["photo.jpg", "rows.csv", "shard-000000.zip", "data.parquet"])
+@pytest.mark.parametrize(
+    "name", ["shard-000000.tar", "photo.jpg", "rows.csv", "shard-000000.zip", "data.parquet"]
+)
 def test_a_destination_that_holds_files_of_others_is_refused_by_name(corpus, tmp_path, name):
     (tmp_path / "out").mkdir()
     (tmp_path / "out" / name).write_bytes(b"precious")
     with pytest.raises(ConfigError, match=f"holds {name}, which no conversion wrote; name an emp"):
         run(corpus, tmp_path / "out")
     assert tree(tmp_path / "out") == {name: b"precious"}
+
+
+def test_files_of_others_stay_where_they_are_when_a_conversion_overwrites(corpus, tmp_path):
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "photo.jpg").write_bytes(b"precious")
     run(corpus, tmp_path / "out", overwrite=True)
-    assert tree(tmp_path / "out")[name] == b"precious"
+    assert tree(tmp_path / "out")["photo.jpg"] == b"precious"
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_refused_in_one_line(corpus, tmp_path):

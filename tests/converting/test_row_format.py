@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from functools import partial
 
 import pytest
 
@@ -22,6 +23,10 @@ def caption(row):
     return {"image": row["photo"], "text": row["words"]}
 
 
+def parse(row):
+    return json.loads(row["text"])
+
+
 def odd(row):
     values = {"sound": "\ud800", "object": object(), "key": {(1, 2): 3}}
     return {"text": "x", "more": values[row["key"]]}
@@ -33,13 +38,30 @@ def test_a_function_that_returns_what_is_not_json_makes_rejects(key):
         RowFormat(function=odd).draft({"key": key})
 
 
-def test_columns_are_read_under_the_names_that_formats_know():
-    row_format = RowFormat(columns=(("image", "photo"), ("text", "alt")))
-    draft = row_format.draft({"photo": "a.jpg", "alt": "a cat", "image": 3})
-    assert (draft.media[0].path, draft.texts) == ("a.jpg", ("a cat",))
-    assert draft.unread == ("row_image",)
-    draft = RowFormat("labels", (("text", "Alt Text"),)).draft({"image": "a.jpg", "Alt Text": "x"})
-    assert draft.unread == ("Alt Text",)
+@pytest.mark.parametrize(
+    ("row_format", "row", "path", "text", "unread"),
+    [
+        (
+            RowFormat(columns=(("image", "photo"), ("text", "alt"))),
+            {"photo": "a.jpg", "alt": "a cat", "image": 3},
+            *("a.jpg", ("a cat",), ("row_image",)),
+        ),
+        (
+            RowFormat("labels", (("text", "Alt Text"),)),
+            {"image": "a.jpg", "Alt Text": "x"},
+            *("a.jpg", (), ("Alt Text",)),
+        ),
+        (
+            RowFormat("laion", (("URL", "image_url"), ("TEXT", "caption"))),
+            {"image_url": "https://host/a", "caption": "a cat"},
+            *("https://host/a", ("a cat",), ()),
+        ),
+    ],
+    ids=["unknown names", "a format that reads no text", "a known name under another one"],
+)
+def test_columns_are_read_under_the_names_that_formats_know(row_format, row, path, text, unread):
+    draft = row_format.draft(row)
+    assert ([ref.path for ref in draft.media], draft.texts, draft.unread) == ([path], text, unread)
 
 
 def test_a_column_that_no_row_has_is_refused_before_the_first_shard(tmp_path):
@@ -53,12 +75,6 @@ def test_a_column_that_no_row_has_is_refused_before_the_first_shard(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
-def test_a_column_with_a_known_name_may_be_read_under_another_one():
-    row_format = RowFormat("laion", (("URL", "image_url"), ("TEXT", "caption")))
-    draft = row_format.draft({"image_url": "https://host/a", "caption": "a cat"})
-    assert (draft.media[0].path, draft.texts) == ("https://host/a", ("a cat",))
-
-
 def test_a_row_may_lack_a_mapped_column_that_another_row_has(tmp_path):
     (tmp_path / "a.jpg").write_bytes(jpeg(1))
     rows = [
@@ -69,6 +85,21 @@ def test_a_row_may_lack_a_mapped_column_that_another_row_has(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", rows)
     report = run(path, tmp_path / "out", columns={"image": "photo", "text": "words"})
     assert report.formats == {"captions": 2, "text": 1}
+
+
+@pytest.mark.parametrize(
+    ("function", "row", "line"),
+    [
+        (parse, {"text": "{"}, " (test_row_format.py, line 27)"),  # not that of json's own code
+        (lambda row: parse(row), {"text": "{"}, ", line 27)"),
+        (partial(int, base=10), {"text": "x"}, ""),
+    ],
+)
+def test_a_reject_of_a_function_says_the_line_of_its_own_file(function, row, line):
+    with pytest.raises(RowError) as raised:
+        RowFormat(function=function).draft(row)
+    assert str(raised.value).endswith(line)
+    assert ("line 27" in str(raised.value)) == bool(line)
 
 
 @pytest.mark.parametrize("options", [{"function": caption}, {"name": f"{__name__}:caption"}])
@@ -88,10 +119,11 @@ def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_pa
     rows = [{"photo": "a.jpg", "words": "a cat"}] * 9 + [{"photo": "a.jpg", "words": "drop"}] * 3
     path = write_rows(tmp_path / "rows.jsonl", [*rows, {"photo": "a.jpg"}])
     report = run(path, tmp_path / "out", row=caption)
+    line = caption.__code__.co_firstlineno + 1
     assert (report.num_samples, report.num_rejects, report.num_left_out) == (9, 4, 3)
     assert [kind.kind for kind in report.reject_kinds] == [
         "left out by caption()",
-        "caption(): KeyError: *",
+        "caption(): KeyError: * (test_row_format.py, line *)",
     ]
     assert report.has_more_rejects_than(0)
     assert not report.has_more_rejects_than(1)
@@ -99,7 +131,7 @@ def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_pa
     assert json.loads((tmp_path / "out" / "report.json").read_bytes())["num_left_out"] == 3
     assert list(rejects(tmp_path / "out").values())[2:] == [
         "left out by caption()",
-        "caption(): KeyError: 'words'",
+        f"caption(): KeyError: 'words' (test_row_format.py, line {line})",
     ]
     report = run(path, tmp_path / "splits", row=caption, splits={"a": 0.5, "b": 0.5})
     assert report.num_left_out == 3 == sum(part.num_left_out for part in report.splits.values())
@@ -196,70 +228,111 @@ def info(tmp_path):
     return str(path)
 
 
-def said(draft, key="messages"):
-    return [
-        (m["role"], [part.get("text", part["type"]) for part in m["content"]])
-        for m in draft.content[key]
-    ]
+def said(value):
+    """Return the words and calls of turns, and any other value as it is."""
+    if not isinstance(value, list):
+        return value
+    turns = []
+    for message in value:
+        words = [part.get("text", part["type"]) for part in message["content"]]
+        calls = [call["function"] for call in message.get("tool_calls", ())]
+        turns.append((message["role"], words + calls))
+    return turns
 
 
-def test_dataset_info_says_which_columns_and_tags_the_rows_of_a_file_have(info):
+CALL = '{"name": "weather", "arguments": {}}'
+FUNCTIONS = '[{"name": "weather", "parameters": {}}]'
+ROWS_WITH_INFO = {
+    "columns of one's own, and a key that no format reads": (
+        "a.json",
+        {"ask": "Q", "more": "<image>", "say": "A", "pics": ["a.jpg"], "input": "mine"},
+        {"messages": [("user", ["Q", "image"]), ("assistant", ["A"])]},
+        ["a.jpg"],
+        ("row_input",),
+    ),
+    "tags of one's own, and the name of a file in a folder": (
+        "somewhere/chats.jsonl",
+        {"talk": [{"who": "me", "said": "hi"}, {"who": "it", "said": "hello"}], "rules": "r"},
+        {"messages": [("system", ["r"]), ("user", ["hi"]), ("assistant", ["hello"])]},
+        [],
+        (),
+    ),
+    "pairs": (
+        "pairs.json",
+        {"ask": "Q", "good": "+", "bad": "-"},
+        {"messages": [("user", ["Q"])], "rejected": [("assistant", ["-"])]},
+        [],
+        (),
+    ),
+    "verdicts": (
+        "kto.json",
+        {
+            "conversations": [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}],
+            "ok": False,
+        },
+        {"completion": [("assistant", ["A"])], "label": False},
+        [],
+        (),
+    ),
+    # glaive_toolcall_en_demo, under tags of one's own
+    "tools and what they answer": (
+        "tools.json",
+        {
+            "talk": [
+                {"who": "law", "said": "Be short."},
+                {"who": "me", "said": "Rain?"},
+                {"who": "call", "said": CALL},
+                {"who": "world", "said": '{"rain": true}'},
+                {"who": "it", "said": "Yes."},
+            ],
+            "functions": FUNCTIONS,
+        },
+        {
+            "messages": [
+                ("system", ["Be short."]),
+                ("user", ["Rain?"]),
+                ("assistant", [{"name": "weather", "arguments": {}}]),
+                ("tool", ['{"rain": true}']),
+                ("assistant", ["Yes."]),
+            ],
+            "tools": FUNCTIONS,
+        },
+        [],
+        (),
+    ),
+    "earlier turns and media": (
+        "earlier.json",
+        {
+            "ask": "<video><audio>Now?",
+            "say": "Yes.",
+            "rules": "Be short.",
+            "before": [["Then?", "No."]],
+            "clips": ["a.mp4"],
+            "sounds": ["a.wav"],
+        },
+        {
+            "messages": [
+                ("system", ["Be short."]),
+                ("user", ["Then?"]),
+                ("assistant", ["No."]),
+                ("user", ["video", "audio", "Now?"]),
+                ("assistant", ["Yes."]),
+            ]
+        },
+        ["a.mp4", "a.wav"],
+        (),
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ROWS_WITH_INFO)
+def test_dataset_info_says_which_columns_and_tags_the_rows_of_a_file_have(info, name):
     """LLaMA-Factory's data/README.md and its own parser"""
-    row_format = pickle.loads(pickle.dumps(RowFormat(dataset_info=info)))
-    row = {"ask": "Q", "more": "<image>", "say": "A", "pics": ["a.jpg"], "input": "mine"}
-    draft = row_format.draft(row, "a.json")
-    assert said(draft) == [("user", ["Q", "image"]), ("assistant", ["A"])]
-    assert draft.unread == ("row_input",)
-    talk = [{"who": "me", "said": "hi"}, {"who": "it", "said": "hello"}]
-    draft = row_format.draft({"talk": talk, "rules": "r"}, "somewhere/chats.jsonl")
-    assert said(draft) == [("system", ["r"]), ("user", ["hi"]), ("assistant", ["hello"])]
-    draft = row_format.draft({"ask": "Q", "good": "+", "bad": "-"}, "pairs.json")
-    assert (said(draft), said(draft, "rejected")) == ([("user", ["Q"])], [("assistant", ["-"])])
-    turns = [{"from": "human", "value": "Q"}, {"from": "gpt", "value": "A"}]
-    draft = row_format.draft({"conversations": turns, "ok": False}, "kto.json")
-    assert (said(draft, "completion"), draft.content["label"]) == ([("assistant", ["A"])], False)
-
-
-def test_dataset_info_names_the_tools_and_what_they_answer(info):
-    """LLaMA-Factory's glaive_toolcall_en_demo, under tags of one's own"""
-    functions = '[{"name": "weather", "parameters": {}}]'
-    talk = [
-        {"who": "law", "said": "Be short."},
-        {"who": "me", "said": "Rain?"},
-        {"who": "call", "said": '{"name": "weather", "arguments": {}}'},
-        {"who": "world", "said": '{"rain": true}'},
-        {"who": "it", "said": "Yes."},
-    ]
-    row = {"talk": talk, "functions": functions}
-    draft = RowFormat(dataset_info=info).draft(row, "tools.json")
-    assert [role for role, _ in said(draft)] == ["system", "user", "assistant", "tool", "assistant"]
-    assert said(draft)[2:4] == [
-        ("assistant", ['{"name": "weather", "arguments": {}}']),
-        ("tool", ['{"rain": true}']),
-    ]
-    assert draft.content["tools"] == functions
-    assert draft.unread == ()
-
-
-def test_dataset_info_names_the_earlier_turns_and_the_media(info):
-    row = {
-        "ask": "<video><audio>Now?",
-        "say": "Yes.",
-        "rules": "Be short.",
-        "before": [["Then?", "No."]],
-        "clips": ["a.mp4"],
-        "sounds": ["a.wav"],
-    }
-    draft = RowFormat(dataset_info=info).draft(row, "earlier.json")
-    assert said(draft) == [
-        ("system", ["Be short."]),
-        ("user", ["Then?"]),
-        ("assistant", ["No."]),
-        ("user", ["video", "audio", "Now?"]),
-        ("assistant", ["Yes."]),
-    ]
-    assert [ref.path for ref in draft.media] == ["a.mp4", "a.wav"]
-    assert draft.unread == ()
+    file, row, expected, paths, unread = ROWS_WITH_INFO[name]
+    draft = pickle.loads(pickle.dumps(RowFormat(dataset_info=info))).draft(row, file)
+    found = {key: said(draft.content[key]) for key in expected}
+    assert (found, draft.unread) == (expected, unread)
+    assert [ref.path for ref in draft.media] == paths
 
 
 def test_an_entry_of_dataset_info_can_be_named(info):
@@ -272,23 +345,26 @@ def test_an_entry_of_dataset_info_can_be_named(info):
 
 
 @pytest.mark.parametrize(
-    ("entry", "message"),
+    ("entry", "name", "message"),
     [
-        ({"file_name": "x", "formatting": "parquet"}, "formatting 'parquet' is not alpaca or"),
-        ({"file_name": "x", "columns": {"prmpt": "a"}}, "no column is called 'prmpt'"),
-        ({"file_name": "x", "tags": {"tag": "a"}}, "no tag is called 'tag'"),
-        ({"file_name": "x", "columns": 5}, "Expected `object \\| null`, got `int`"),
+        ({"file_name": "x", "formatting": "parquet"}, "", "formatting 'parquet' is not alpaca or"),
+        ({"file_name": "x", "columns": {"prmpt": "a"}}, "", "no column is called 'prmpt'"),
+        ({"file_name": "x", "tags": {"tag": "a"}}, "", "no tag is called 'tag'"),
+        ({"file_name": "x", "columns": 5}, "", "Expected `object \\| null`, got `int`"),
+        ({"file_name": "x"}, "#nothing", "has no entry 'nothing', but name"),
     ],
 )
-def test_a_wrong_dataset_info_is_refused(tmp_path, entry, message):
+def test_a_wrong_dataset_info_is_refused(tmp_path, entry, name, message):
     path = tmp_path / "dataset_info.json"
     path.write_text(json.dumps({"name": entry}))
     with pytest.raises(mm.ConfigError, match=message):
+        RowFormat(dataset_info=f"{path}{name}")
+
+
+def test_a_file_that_is_no_dataset_info_is_refused(tmp_path):
+    path = tmp_path / "dataset_info.json"
+    with pytest.raises(FileNotFoundError, match=r"no such dataset_info\.json"):
         RowFormat(dataset_info=str(path))
-    with pytest.raises(mm.ConfigError, match="has no entry 'nothing', but name"):
-        RowFormat(dataset_info=f"{path}#nothing")
     path.write_text("[]")
     with pytest.raises(mm.ConfigError, match=r"not LLaMA-Factory's dataset_info\.json"):
         RowFormat(dataset_info=str(path))
-    with pytest.raises(FileNotFoundError, match=r"no such dataset_info\.json"):
-        RowFormat(dataset_info=str(tmp_path / "none.json"))

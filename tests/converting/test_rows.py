@@ -11,25 +11,21 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import fsspec
 import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
+from mmstream.converting.report import REJECTS_NAME, Reject, group_rejects
 from mmstream.converting.rows import fetch, records
 from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
 from mmstream.storage import MemoryStore, open_store
-from tests.helpers.convert_corpus import keys, make_corpus, rejects, run, shards, tree, write_rows
+from tests.helpers.convert_corpus import rejects, run, tree, write_rows
 from tests.helpers.corpora import jpeg
-
-
-@pytest.fixture
-def corpus(tmp_path):
-    return make_corpus(tmp_path)
+from tools.prove.messy_rows import DAMAGES, problems, write_messy_corpus
 
 
 def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path, monkeypatch):
@@ -98,14 +94,12 @@ def test_the_memory_does_not_grow_with_the_number_of_rejects(
         lines = subprocess.run(command, check=True, capture_output=True, text=True).stdout
         peaks[num_rows] = int(lines.splitlines()[-1])
         assert first_row or f"none of {num_rows:,} rows became a sample" in lines
-        with (out / "rejects.jsonl").open() as file:
-            last = json.loads(list(file)[-1])
-        key = f"{num_rows:09d}"
-        assert last == {
+        last = (out / "rejects.jsonl").read_text().splitlines()[-1]
+        assert json.loads(last) == {
             "file": path.name,
             "row": num_rows,
             "reason": "empty row",
-            "key": key,
+            "key": f"{num_rows:09d}",
             "left_out": True,
         }
     # 300,000 rejects as Python objects would take 60 MB.
@@ -170,57 +164,10 @@ def test_an_empty_dataset_of_an_older_version_is_tried_again(tmp_path):
     assert run(path, out).was_finished
 
 
-def test_text_that_is_no_rows_is_told_what_rows_are(tmp_path):
-    path = tmp_path / "rows.txt"
-    path.write_text("Dear all,\nthese are some words.\nRegards\n")
-    with pytest.raises(ConfigError, match=r"plain text, not JSON, .*Rows are JSON objects, one"):
-        run(path, tmp_path / "out")
-
-
 def test_other_reasons_than_media_do_not_point_at_their_folder(tmp_path):
     path = write_rows(tmp_path / "rows.jsonl", ["words"])
     with pytest.raises(MMStreamError, match=r"row 1: row: expected an object, found a string$"):
         run(path, tmp_path / "out")
-
-
-def test_gzip_json_array_bom_and_crlf_give_the_same_shards_as_plain_jsonl(corpus, tmp_path):
-    rows = [json.loads(line) for line in corpus.read_text().splitlines()]
-    plain = corpus.read_bytes()
-    variants = {
-        "rows.jsonl.gz": gzip.compress(plain),
-        "unnamed": gzip.compress(plain),
-        "rows.json": json.dumps(rows, indent=2).encode(),
-        "dense.json": b" \n[" + b",".join(json.dumps(row).encode() for row in rows) + b"]",
-        "rows.json.gz": gzip.compress(json.dumps(rows).encode()),
-        "bom.jsonl": b"\xef\xbb\xbf" + plain,
-        "bom.json": b"\xef\xbb\xbf" + json.dumps(rows).encode(),
-        "crlf.jsonl": plain.replace(b"\n", b"\r\n"),
-        "short.jsonl": plain.rstrip(b"\n"),
-    }
-    expected = rows_and_ids(corpus)
-    assert [row.value for row in expected[0]] == rows
-    for name, data in variants.items():
-        (tmp_path / name).write_bytes(data)
-        assert rows_and_ids(tmp_path / name) == expected, name
-    splits = {"a": 0.5, "b": 0.5}
-    for name in ("rows.jsonl", "rows.json.gz", "crlf.jsonl"):
-        run(tmp_path / name, tmp_path / f"out-{name}", splits=splits)
-        assert shards(tmp_path / f"out-{name}") == shards(tmp_path / "out-rows.jsonl"), name
-    assert len(shards(tmp_path / "out-crlf.jsonl")) >= 8
-
-
-def rows_and_ids(path):
-    """Return all rows without the name of their file, and the hashes that decide their splits."""
-    with open_rows(path) as source:
-        rows = [msgspec.structs.replace(row, file="") for row in source.select(range(40)).read()]
-        return rows, source.id_hashes().tolist()
-
-
-def test_a_jsonl_that_begins_with_a_list_is_still_jsonl(tmp_path):
-    (tmp_path / "rows.jsonl").write_bytes(b'[1]\n{"text": "a"}\n')
-    run(tmp_path / "rows.jsonl", tmp_path / "out")
-    assert rejects(tmp_path / "out") == {1: "row: expected an object, found a list"}
-    assert keys(tmp_path / "out") == ["000000002"]
 
 
 @pytest.mark.parametrize(
@@ -242,14 +189,6 @@ def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
             assert [row.value for row in all_rows.read()] == [json.loads(line) for line in lines]
 
 
-@pytest.fixture
-def memory():
-    """fsspec's file system in memory; what lies in its ``/bucket`` is gone after the test."""
-    files = fsspec.filesystem("memory")
-    yield files
-    files.rm("/bucket", recursive=True)
-
-
 def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, memory):
     memory.pipe_file("/bucket/rows.jsonl", corpus.read_bytes())
     url = "memory://bucket/rows.jsonl"
@@ -262,22 +201,14 @@ def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, mem
 
 
 def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
-    with pytest.raises(
-        FileNotFoundError, match=r"none\.jsonl: no such file of rows; pass JSONL, JSON, csv"
-    ):
-        run(tmp_path / "none.jsonl", tmp_path / "out")
     os.mkfifo(tmp_path / "fifo.jsonl")
-    with pytest.raises(StorageError, match=r"fifo\.jsonl: a FIFO; a file is needed"):
-        run(tmp_path / "fifo.jsonl", tmp_path / "out")
-    bad = {
-        "empty.jsonl": (b"", "holds no rows"),
-        "empty.json": (b"[]", "holds no rows"),
-        "bad.json": (b'[{"text": "a"},\n {"text" "b"}]', "not a JSON array .* line 2"),
-        "cut.jsonl.gz": (gzip.compress(bytes(range(256)) * 50)[:-20], "damaged gzip"),
-    }
-    for name, (data, reason) in bad.items():
-        (tmp_path / name).write_bytes(data)
-        with pytest.raises(ConfigError, match=reason):
+    (tmp_path / "empty.json").write_bytes(b"[]")
+    for name, error, reason in (
+        ("none.jsonl", FileNotFoundError, "no such file of rows; pass JSONL, JSON, csv"),
+        ("fifo.jsonl", StorageError, "a FIFO; a file is needed"),
+        ("empty.json", ConfigError, "holds no rows"),
+    ):
+        with pytest.raises(error, match=f"{name}: .*{reason}"):
             run(tmp_path / name, tmp_path / "out")
     assert not (tmp_path / "out").exists()
 
@@ -308,3 +239,45 @@ def test_remote_rows_that_are_replaced_while_they_are_fetched_are_not_mixed(tmp_
     monkeypatch.setattr(MemoryStore, "read_ranges", replaced_after)
     with pytest.raises(StorageError, match=r"rows\.jsonl: was replaced: its version was "):
         fetch.download(store.url_of("rows.jsonl"), tmp_path / "copy")
+
+
+# -- a messy corpus, as `python -m tools.prove.messy_rows` makes it, but smaller
+
+
+def test_every_row_is_a_sample_or_a_reject_with_the_right_reason(tmp_path):
+    rows, damages = write_messy_corpus(tmp_path, 200, seed=1)
+    assert {damage.name for damage in damages.values()} == {damage.name for damage in DAMAGES}
+    report = run(rows, tmp_path / "out", media_root=tmp_path / "media")
+    assert problems(tmp_path / "out", 200, damages) == []
+    assert report.has_more_rejects_than(0.01)
+    assert sum(kind.num_rows for kind in report.reject_kinds) == report.num_rejects == len(damages)
+    run(rows, tmp_path / "again", media_root=tmp_path / "media", num_workers=2)
+    assert tree(tmp_path / "again") == tree(tmp_path / "out")
+
+
+@pytest.mark.parametrize("lost", ["reject", "sample"])
+def test_a_lost_row_is_noticed(tmp_path, lost):
+    rows, damages = write_messy_corpus(tmp_path, 100, seed=2)
+    run(rows, tmp_path / "out", media_root=tmp_path / "media")
+    path = tmp_path / "out" / ("rejects.jsonl" if lost == "reject" else "report.json")
+    text = path.read_text()
+    changed = (
+        text[text.index("\n") + 1 :]
+        if lost == "reject"
+        else text.replace('samples": ', 'samples": 1')
+    )
+    path.write_text(changed)
+    assert problems(tmp_path / "out", 100, damages)
+
+
+def test_reasons_that_differ_in_names_only_are_counted_together():
+    store = open_store("memory://reasons-by-kind")
+    reasons = [
+        *("a.jpg: no such file", "C:\\b 1.jpg: no such file"),
+        *("https://host/a: status 404", "https://host/b: status 410"),
+        *("to_row(): KeyError: 'a'", "to_row(): KeyError: 'b'"),
+    ]
+    lines = [msgspec.json.encode(Reject("rows.jsonl", 1, reason)) + b"\n" for reason in reasons]
+    store.write(REJECTS_NAME, b"".join(lines))
+    kinds = [group.kind for group in group_rejects(store)]
+    assert kinds == ["*: no such file", "*: status *", "to_row(): KeyError: *"]

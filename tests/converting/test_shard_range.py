@@ -1,8 +1,7 @@
-"""Several processes write ranges of shards into one destination; finalize makes a dataset."""
+"""Several processes write into one destination: ranges of shards for finalize, or one of two."""
 
 from __future__ import annotations
 
-import multiprocessing
 import os
 import signal
 import subprocess
@@ -12,86 +11,36 @@ from pathlib import Path
 import pytest
 
 from mmstream.cli import cli
-from mmstream.converting import shard
 from mmstream.converting.convert import convert
 from mmstream.converting.finalize import finalize
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from mmstream.storage import open_store
-from mmstream.storage.write_lock import LockedError, write_lock
-from tests.helpers.convert_corpus import make_corpus, objects, run, tree
+from mmstream.storage.write_lock import LOCK_NAME, LockedError, write_lock
+from tests.converting.pausing import FORK, go_on, objects
+from tests.helpers.convert_corpus import interrupted, run, tree
 from tests.helpers.paths import DOCS
 
-FORK = multiprocessing.get_context("fork")
 SPLITS = {"train": 0.7, "val": 0.3}
 
 
-@pytest.fixture
-def corpus(tmp_path):
-    return make_corpus(tmp_path)
-
-
-def in_process(corpus, dest, shard_range, pause_at, pipe):
-    """Write a range, and stand still in a shard until the pipe says to go on."""
-    samples = shard._samples
-
-    def pausing_samples(job, *others):
-        for number, sample in enumerate(samples(job, *others)):
-            yield sample
-            if job.name == f"shard-{pause_at:06d}.tar" and number == 2:
-                pipe.send("in the middle")
-                pipe.poll(500)
-
-    shard._samples = pausing_samples
-    try:
-        run(corpus, dest, shard_range=shard_range)
-    except MMStreamError as error:
-        pipe.send(str(error))
-    else:
-        pipe.send("finished")
-
-
-@pytest.fixture
-def paused(corpus, dest):
-    """Start a range in another process. Yield it when it is in the middle of a shard."""
-    processes = []
-
-    def start(shard_range, pause_at):
-        pipe, other_end = FORK.Pipe()
-        arguments = (corpus, dest, shard_range, pause_at, other_end)
-        process = FORK.Process(target=in_process, args=arguments)
-        processes.append(process)
-        process.start()
-        assert pipe.poll(500)
-        assert pipe.recv() == "in the middle"
-        return process, pipe
-
-    yield start
-    for process in processes:
-        process.kill()
-        process.join()
-
-
-def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, paused, tmp_path):
-    pipes = [paused((start, start + 2), start + 1)[1] for start in (0, 2)]
+def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, paused, whole):
+    pipes = [paused(start + 1, shard_range=(start, start + 2))[1] for start in (0, 2)]
     report = run(corpus, dest, shard_range=(4, 99))
     assert (report.num_rows, report.num_samples, report.was_finished) == (8, 8, False)
     with pytest.raises(ManifestError, match="mmstream convert"):
         open_dataset(dest)
     for pipe in pipes:
-        pipe.send("go on")
-        assert pipe.poll(500)
-        assert pipe.recv() == "finished"
+        go_on(pipe)
     assert finalize(dest).num_samples == 38
-    run(corpus, tmp_path / "alone")
-    assert objects(dest) == tree(tmp_path / "alone")
+    assert objects(dest) == whole
     assert finalize(dest).was_finished
     assert run(corpus, dest, shard_range=(0, 2)).was_finished
 
 
 def test_a_living_range_keeps_all_others_out_of_its_shards(corpus, dest, paused):
-    process, _ = paused((1, 3), 1)
+    process, _ = paused(1, shard_range=(1, 3))
     before = objects(dest)
     name = rf"another convert --shard-range \(pid {process.pid} on host .* is writing here"
     for call in (
@@ -107,40 +56,34 @@ def test_a_living_range_keeps_all_others_out_of_its_shards(corpus, dest, paused)
 
 
 def test_a_conversion_of_all_shards_keeps_ranges_out(corpus, dest, paused):
-    process, _ = paused(None, 1)
+    process, _ = paused(1)
     with pytest.raises(LockedError, match=rf"another convert \(pid {process.pid} "):
         run(corpus, dest, shard_range=(3, 4))
 
 
-def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(
-    corpus, dest, paused, tmp_path
-):
-    process, _ = paused((0, 2), 1)
-    _, neighbour = paused((2, 5), 3)
-    os.kill(process.pid, signal.SIGKILL)
+def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(corpus, dest, paused, whole):
+    process, _ = paused(1, shard_range=(0, 2))
+    _, neighbour = paused(3, shard_range=(2, 5))
+    process.kill()
     process.join()
     with pytest.raises(LockedError):
         finalize(dest)
     report = run(corpus, dest, shard_range=(0, 2))
     assert 0 < report.num_new_bytes < report.num_bytes
-    neighbour.send("go on")
-    assert neighbour.poll(500)
-    assert neighbour.recv() == "finished"
+    go_on(neighbour)
     finalize(dest)
-    run(corpus, tmp_path / "alone")
-    assert objects(dest) == tree(tmp_path / "alone")
+    assert objects(dest) == whole
 
 
-def test_finalize_takes_over_the_locks_of_killed_ranges(corpus, dest, paused, tmp_path):
-    process, _ = paused((1, 5), 4)
-    os.kill(process.pid, signal.SIGKILL)
+def test_finalize_takes_over_the_locks_of_killed_ranges(corpus, dest, paused, whole):
+    process, _ = paused(4, shard_range=(1, 5))
+    process.kill()
     process.join()
     run(corpus, dest, shard_range=(0, 1))
     with pytest.raises(MMStreamError, match=r"1 of 5 shards are missing or damaged: 4:5; write"):
         finalize(dest)
     run(corpus, dest)  # a whole conversion takes what ranges have written
-    run(corpus, tmp_path / "alone")
-    assert objects(dest) == tree(tmp_path / "alone")
+    assert objects(dest) == whole
 
 
 def test_ranges_count_shards_over_all_splits(corpus, dest, tmp_path):
@@ -153,8 +96,7 @@ def test_ranges_count_shards_over_all_splits(corpus, dest, tmp_path):
     with pytest.raises(MMStreamError, match=message):
         finalize(dest, splits=["val", "train"])
     run(corpus, dest, shard_range=(num_train - 1, 99), **options)
-    report = finalize(dest, splits=["val", "train"])
-    assert list(report.splits) == ["train", "val"]
+    assert list(finalize(dest, splits=["val", "train"]).splits) == ["train", "val"]
     for split in SPLITS:
         assert objects(f"{dest}/{split}") == tree(tmp_path / "alone" / split)
 
@@ -189,7 +131,7 @@ def test_a_damaged_shard_is_not_finalized(corpus, tmp_path):
         ({"shard_range": (-1, 3)}, "first shard"),
         ({"shard_range": (0, 3), "overwrite": True}, "other ranges"),
         ({"shard_range": (0, 3), "retry_rejects": True}, "retry_rejects"),
-        ({"engine": "spark"}, "processes, ray"),
+        ({"engine": "spark"}, "give 'processes' or 'ray'"),
     ],
 )
 def test_impossible_calls_are_refused(corpus, tmp_path, options, message):
@@ -255,7 +197,7 @@ echo 42
 
 
 @pytest.mark.slow
-def test_the_array_of_the_docs_writes_the_bytes_of_one_process(corpus, tmp_path):
+def test_the_array_of_the_docs_writes_the_bytes_of_one_process(corpus, tmp_path, whole):
     folder = tmp_path / "bin"
     folder.mkdir()
     (folder / "sbatch").write_text(SBATCH)
@@ -271,5 +213,98 @@ def test_the_array_of_the_docs_writes_the_bytes_of_one_process(corpus, tmp_path)
     command = ["bash", DOCS / "convert_slurm.sh", corpus, tmp_path / "out", "4"]
     done = subprocess.run(command, env=variables, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
-    run(corpus, tmp_path / "alone")
-    assert tree(tmp_path / "out") == tree(tmp_path / "alone")
+    assert tree(tmp_path / "out") == whole
+
+
+# -- two conversions: the second is refused, whatever the first is doing
+
+
+@pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"samples_per_shard": 3}])
+def test_a_second_conversion_is_refused_and_changes_nothing(
+    corpus, dest, paused, tmp_path, options, whole
+):
+    process, pipe = paused(2)
+    before = objects(dest)
+    message = rf"{dest}: another convert \(pid {process.pid} on host .* is writing here"
+    with pytest.raises(ConfigError, match=message):
+        run(corpus, dest, **options)
+    assert objects(dest) == before
+    go_on(pipe)
+    assert objects(dest) == whole
+
+
+def test_a_killed_conversion_is_continued_at_once(corpus, dest, paused, whole):
+    process, _ = paused(2)
+    process.kill()
+    process.join()
+    report = run(corpus, dest)
+    assert report.num_new_bytes < report.num_bytes
+    assert objects(dest) == whole
+
+
+@pytest.mark.s3
+def test_parts_of_uploads_that_a_killed_conversion_left_are_removed(
+    corpus, s3, tmp_path, monkeypatch
+):
+    dest = f"{s3}/{tmp_path.name}"
+    interrupted(monkeypatch, corpus, dest, after=2)
+    store = open_store(dest)
+    assert store.exists("shard-000000.tar.idx")  # finished: it is not written again
+    for name in ("shard-000000.tar", "shard-000002.tar", "reports/shard-000001.json", "mine.tar"):
+        store._send(store.url_of(name), "create_multipart_upload")
+    run(corpus, dest)
+    prefix = dest.removeprefix("s3://").partition("/")[2]
+    answer = store._send(store.url, "list_multipart_uploads", Prefix=prefix)
+    assert [left["Key"] for left in answer["Uploads"]] == [f"{prefix}/mine.tar"]
+    store.remove_uploads(r"mine\.tar")
+
+
+def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paused, whole):
+    _, pipe = paused(2)
+    store = open_store(dest)
+    store.remove(LOCK_NAME)  # as if another one had taken it over and finished
+    run(corpus, dest)
+    before = objects(dest)
+    assert before == whole
+    go_on(pipe, "this process had the lock and lost it")
+    assert objects(dest) == before
+
+
+def test_each_split_has_a_lock_of_its_own(corpus, dest, paused):
+    paused(2, splits={"train": 0.5, "val": 0.5}, samples_per_shard=6)
+    with pytest.raises(ConfigError, match=r"/val: another convert"):
+        run(corpus, f"{dest}/val")
+    run(corpus, f"{dest}/test")
+
+
+def start_together(corpus, dest, barrier, results):
+    barrier.wait(500)
+    try:
+        report = convert(corpus, dest, num_workers=1, samples_per_shard=8, progress=False)
+        results.put(f"{report.num_samples} samples")
+    except ConfigError as error:
+        results.put(str(error))
+
+
+def test_of_conversions_that_start_together_one_writes_and_all_others_name_it(
+    corpus, dest, tmp_path, whole
+):
+    barrier, results = FORK.Barrier(3), FORK.Queue()
+    processes = [
+        FORK.Process(target=start_together, args=(corpus, dest, barrier, results)) for _ in range(3)
+    ]
+    for process in processes:
+        process.start()
+    outcomes = [results.get(timeout=500) for _ in processes]
+    for process in processes:
+        process.join()
+    assert "38 samples" in outcomes
+    outcomes.remove("38 samples")
+    assert all("another convert (pid " in o or o == "38 samples" for o in outcomes)
+    assert objects(dest) == whole
+
+
+def test_a_finished_dataset_in_a_folder_that_may_not_be_written_needs_no_lock(corpus, out):
+    before = out.stat().st_mtime_ns
+    assert run(corpus, out).was_finished
+    assert out.stat().st_mtime_ns == before

@@ -10,7 +10,6 @@ import re
 import uuid
 from pathlib import Path
 
-import fsspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -18,8 +17,8 @@ import pytest
 from PIL import Image
 
 from mmstream.converting.draft import RowError
+from mmstream.converting.rows.arrow import ParquetSource
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.parquet import ParquetSource
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, MMStreamError
 from tests.helpers.convert_corpus import run, shards, tree, values
@@ -73,15 +72,11 @@ def test_several_parquet_files_and_iterables_give_the_same_shards(tmp_path):
         assert shards(tmp_path / name) == expected, name
 
 
-def test_parquet_behind_a_url_is_read_where_it_lies(tmp_path):
+def test_parquet_behind_a_url_is_read_where_it_lies(tmp_path, memory):
     buffer = io.BytesIO()
     pq.write_table(pa.Table.from_pylist(ROWS), buffer, row_group_size=8)
-    files = fsspec.filesystem("memory")
-    files.pipe_file("/bucket-of-tables/rows.parquet", buffer.getvalue())
-    try:
-        run("memory://bucket-of-tables/rows.parquet", tmp_path / "out", media_root=tmp_path)
-    finally:
-        files.rm("/bucket-of-tables", recursive=True)
+    memory.pipe_file("/bucket/rows.parquet", buffer.getvalue())
+    run("memory://bucket/rows.parquet", tmp_path / "out", media_root=tmp_path)
     assert shards(tmp_path / "out") == plain(tmp_path)
 
 
@@ -171,16 +166,15 @@ def test_values_of_python_become_json_or_a_reject_that_names_the_key(tmp_path):
         "words",
         {"a": bytearray(b"x"), "b": np.array([[1.0, np.nan]])},
     ]
-    read = values(rows)
-    assert read[0] == {"a": 0.5, "b": [0, 1, 2], "c": [1, 2], "d": str(number), "e": "x/y.jpg"}
-    assert read[1] == {"a": None, "b": "2020-01-02", "c": 1.5, "d": None}
-    reasons = [str(value) for value in read if isinstance(value, RowError)]
-    assert reasons == [
-        "a: a set is no JSON value, bytes or picture",
-        "b: an integer of more than 64 bits",
-        "row: the key 1 is no text",
+    assert [(str(row), RowError) if isinstance(row, RowError) else row for row in values(rows)] == [
+        {"a": 0.5, "b": [0, 1, 2], "c": [1, 2], "d": str(number), "e": "x/y.jpg"},
+        {"a": None, "b": "2020-01-02", "c": 1.5, "d": None},
+        ("a: a set is no JSON value, bytes or picture", RowError),
+        ("b: an integer of more than 64 bits", RowError),
+        ("row: the key 1 is no text", RowError),
+        "words",
+        {"a": b"x", "b": [[1.0, None]]},
     ]
-    assert read[5:] == ["words", {"a": b"x", "b": [[1.0, None]]}]
 
 
 def test_pictures_of_pillow_keep_the_bytes_of_their_file_until_they_are_loaded(tmp_path):
@@ -225,24 +219,19 @@ class StandIn:
 
 
 def test_splits_of_a_dict_of_data_sets_become_data_sets(tmp_path):
-    splits = {"train": StandIn(pa.Table.from_pylist(ROWS[:30]))}
-    splits["test"] = StandIn(pa.Table.from_pylist(ROWS[30:]))
-    report = run(splits, tmp_path / "out", shuffle_seed=1)
-    assert {name: split.num_samples for name, split in report.splits.items()} == {
-        "train": 30,
-        "test": 10,
-    }
-    texts = {
-        sample["txt"].decode()
-        for sample in map(open_dataset(tmp_path / "out/test").__getitem__, range(10))
-    }
-    assert texts == {row["text"] for row in ROWS[30:]}
-    with pytest.raises(ConfigError, match="has the splits train, test already"):
-        run(splits, tmp_path / "other", splits={"a": 1.0})
-    with pytest.raises(ConfigError, match="rows: a dict; pass an iterable of dicts"):
-        run({"text": ["a", "b"]}, tmp_path / "other")
-    with pytest.raises(ConfigError, match="rows: of type int; pass a path"):
-        run(5, tmp_path / "other")
+    parts = {"train": ROWS[:30], "test": ROWS[30:]}
+    splits = {name: StandIn(pa.Table.from_pylist(rows)) for name, rows in parts.items()}
+    run(splits, tmp_path / "out", shuffle_seed=1)
+    for name, rows in parts.items():
+        texts = [sample["txt"].decode() for sample in open_dataset(tmp_path / "out" / name)]
+        assert sorted(texts) == sorted(row["text"] for row in rows)
+    for rows, options, reason in (
+        (splits, {"splits": {"a": 1.0}}, "has the splits train, test already"),
+        ({"text": ["a", "b"]}, {}, "rows: a dict; pass an iterable of dicts"),
+        (5, {}, "rows: of type int; pass a path"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            run(rows, tmp_path / "other", **options)
     assert not (tmp_path / "other").exists()
 
 

@@ -19,8 +19,6 @@ from mmstream.cli import cli
 from mmstream.dataset.bad_list import (
     BAD_NAME,
     PREVIOUS_NAME,
-    read_bad,
-    trim_bad,
     write_bad,
 )
 from mmstream.dataset.index_tars import index_tars
@@ -30,11 +28,17 @@ from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, ManifestError
 from mmstream.storage import open_store
 from mmstream.storage.write_lock import write_lock
-from tests.helpers.bad_corpus import FAULTS, offsets, write_faulty, write_tiny
+from tests.helpers.bad_corpus import FAULTS, offsets, patch, write_faulty, write_tiny
 from tests.helpers.convert_corpus import make_corpus, run
 from tests.helpers.corpora import write_corpus, write_shard
 
 COUNTS = [8, 1, 0, 6]
+
+
+@pytest.fixture
+def dataset(tmp_path) -> mm.Dataset:
+    """15 samples in the folder of the test."""
+    return mm.open_dataset(write_tiny(tmp_path, COUNTS))
 
 
 def list_bad(folder, text) -> None:
@@ -56,41 +60,25 @@ def known(folder) -> list[list[int]]:
 # -- the list -----------------------------------------------------------------------------------
 
 
-def test_without_a_list_nothing_is_known_to_be_bad(tmp_path):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
-    assert dataset.bad.shape == (0, 2)
-    assert dataset.bad.dtype == np.int64
-    assert "bad" not in repr(dataset)
-
-
-def test_what_is_written_is_read_sorted_and_once(tmp_path):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
-    write_bad(dataset, [(3, 5), (0, 7), (3, 0), (0, 2), (3, 5), (1, 0)])
+def test_what_is_written_is_read_sorted_and_once_however_it_came(dataset, tmp_path):
+    refs = [(3, 5), (0, 7), (3, 0), (0, 2), (3, 5), (1, 0)]
+    for given in (refs, np.array(refs[::-1], dtype=np.int64)):
+        write_bad(dataset, given)
+        text = re.sub('"[0-9a-f]{8}"', '"SEAL"', (tmp_path / BAD_NAME).read_text())
+        assert text == (
+            '{\n  "version": 1,\n  "bad": {\n'
+            '    "shard-000000.tar": [2,7],\n'
+            '    "shard-000001.tar": "all",\n'
+            '    "shard-000003.tar": [0,5]\n  }\n  ,"crc32c": "SEAL"\n}\n'
+        )
     again = mm.open_dataset(tmp_path)
     assert again.bad.tolist() == [[0, 2], [0, 7], [1, 0], [3, 0], [3, 5]]
     assert again.bad.dtype == np.int64
-    text = re.sub('"[0-9a-f]{8}"', '"SEAL"', (tmp_path / BAD_NAME).read_text())
-    assert text == (
-        '{\n  "version": 1,\n  "bad": {\n'
-        '    "shard-000000.tar": [2,7],\n'
-        '    "shard-000001.tar": "all",\n'
-        '    "shard-000003.tar": [0,5]\n  }\n  ,"crc32c": "SEAL"\n}\n'
-    )
-    assert dataset.bad.size == 0  # as it was opened
+    assert dataset.bad.shape == (0, 2)  # as it was opened
     assert mm.open_dataset(tmp_path, bad_list=False).bad.size == 0
 
 
-def test_the_bytes_do_not_depend_on_how_the_samples_came(tmp_path):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
-    refs = [(0, 3), (3, 1), (0, 1)]
-    write_bad(dataset, refs)
-    first = (tmp_path / BAD_NAME).read_bytes()
-    write_bad(dataset, np.array(refs[::-1], dtype=np.int64))
-    assert (tmp_path / BAD_NAME).read_bytes() == first
-
-
-def test_a_list_of_nothing_is_none(tmp_path):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+def test_a_list_of_nothing_is_none(dataset, tmp_path):
     write_bad(dataset, [])
     assert not (tmp_path / BAD_NAME).exists()
     write_bad(dataset, [(0, 0)])
@@ -98,8 +86,7 @@ def test_a_list_of_nothing_is_none(tmp_path):
     assert not (tmp_path / BAD_NAME).exists()
 
 
-def test_a_list_that_changes_stays_as_the_one_before(tmp_path):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+def test_a_list_that_changes_stays_as_the_one_before(dataset, tmp_path):
     previous, texts = tmp_path / PREVIOUS_NAME, []
     for refs in ([(0, 1)], [(0, 1)], [(0, 2)], []):
         write_bad(dataset, refs)
@@ -111,19 +98,15 @@ def test_a_list_that_changes_stays_as_the_one_before(tmp_path):
     assert known(tmp_path) == [[0, 1]]
 
 
-def test_length_and_random_access_know_all_samples(tmp_path):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+def test_length_and_random_access_know_all_samples(dataset, tmp_path):
     write_bad(dataset, [(0, 0), (3, 0)])
     again = mm.open_dataset(tmp_path)
     assert len(again) == 15
     assert [sample["json"] for sample in again] == [sample["json"] for sample in dataset]
-    assert "15 samples, 2 known to be bad" in repr(again)
-    assert "15, of these 2 known to be bad" in again._repr_html_()
 
 
 @pytest.mark.parametrize("ref", [(4, 0), (0, 8), (2, 0), (0, -1), (-1, 0)])
-def test_a_sample_that_is_not_there_is_not_listed(tmp_path, ref):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+def test_a_sample_that_is_not_there_is_not_listed(dataset, tmp_path, ref):
     with pytest.raises(ConfigError, match="is not in <Dataset"):
         write_bad(dataset, [(0, 0), ref])
     assert not (tmp_path / BAD_NAME).exists()
@@ -150,8 +133,8 @@ def test_a_sample_that_is_not_there_is_not_listed(tmp_path, ref):
         ('{"version": 1, "bad": {"\xff', "truncated|UTF-8|utf-8"),
     ],
 )
+@pytest.mark.usefixtures("dataset")
 def test_a_list_that_does_not_fit_is_refused_and_says_what_to_do(tmp_path, text, reason):
-    write_tiny(tmp_path, COUNTS)
     whole = isinstance(text, dict) and {"version", "bad"} & set(text)
     list_bad(tmp_path, json.dumps(text) if whole else text)
     with pytest.raises(ManifestError, match=reason) as caught:
@@ -165,8 +148,8 @@ def test_a_list_that_does_not_fit_is_refused_and_says_what_to_do(tmp_path, text,
     assert not (tmp_path / BAD_NAME).exists()
 
 
+@pytest.mark.usefixtures("dataset")
 def test_a_list_of_a_newer_version_is_refused(tmp_path):
-    write_tiny(tmp_path, COUNTS)
     list_bad(tmp_path, '{"version": 3, "bad": [], "more": 1}')
     with pytest.raises(ManifestError, match=r"format version 3, .* install a newer mmstream"):
         mm.open_dataset(tmp_path)
@@ -282,50 +265,39 @@ def test_verify_makes_the_list_anew_and_removes_one_that_is_no_longer_true(tmp_p
     assert known(tmp_path) == []
 
 
-def missing(folder) -> list[int]:
-    (folder / "shard-000001.tar").unlink()
-    return list(range(9))
+def cut(tar) -> None:
+    os.truncate(tar, int(offsets(tar.parent, 1)[5]) + 700)
 
 
-def cut(folder) -> list[int]:
-    path = folder / "shard-000001.tar"
-    path.write_bytes(path.read_bytes()[: int(offsets(folder, 1)[5]) + 700])
-    return [5, 6, 7, 8]
+def garble_index(tar) -> None:
+    tar.with_name(f"{tar.name}.idx").write_bytes(b"\xff" * 80)
 
 
-def without_index(folder) -> list[int]:
-    (folder / "shard-000001.tar.idx").unlink()
-    return []  # `mmstream index` brings it back
-
-
-def garbled_index(folder) -> list[int]:
-    (folder / "shard-000001.tar.idx").write_bytes(b"\xff" * 80)
-    return []
-
-
-def cut_without_index(folder) -> list[int]:
-    cut(folder)
-    (folder / "shard-000001.tar.idx").unlink()
-    return list(range(9))
-
-
-def header(folder) -> list[int]:
-    with (folder / "shard-000001.tar").open("r+b") as file:
-        file.seek(int(offsets(folder, 1)[3]))
-        file.write(b"garbage" * 9)
-    return [3]
+def break_header(tar) -> None:
+    patch(tar.parent, 1, int(offsets(tar.parent, 1)[3]), b"garbage" * 9)
 
 
 @pytest.mark.parametrize(
-    "damage", [missing, cut, without_index, garbled_index, cut_without_index, header]
+    ("damage", "has_index", "lost"),
+    [
+        (Path.unlink, True, [*range(9)]),
+        (cut, True, [5, 6, 7, 8]),
+        (cut, False, [*range(9)]),
+        (Path.exists, False, []),  # nothing else: `mmstream index` brings the index back
+        (garble_index, True, []),
+        (break_header, True, [3]),
+    ],
 )
-def test_verify_lists_the_samples_that_a_damaged_shard_has_lost_and_only_those(tmp_path, damage):
+def test_verify_lists_the_samples_that_a_damaged_shard_has_lost_and_only_those(
+    tmp_path, damage, has_index, lost
+):
     write_corpus(tmp_path, [4, 9, 5])
-    lost = damage(tmp_path)
+    damage(tmp_path / "shard-000001.tar")
+    if not has_index:
+        (tmp_path / "shard-000001.tar.idx").unlink()
     dataset = mm.open_dataset(tmp_path)
     listed = write_bad(dataset, bad_samples(dataset, verify(dataset, progress=False)))
-    assert listed.tolist() == [[1, index] for index in lost]
-    assert known(tmp_path) == listed.tolist()
+    assert listed.tolist() == known(tmp_path) == [[1, index] for index in lost]
     if lost:
         bad = json.loads((tmp_path / BAD_NAME).read_bytes())["bad"]
         assert bad == {"shard-000001.tar": "all" if len(lost) == 9 else lost}
@@ -372,14 +344,19 @@ def refuses_some(sample):
     return sample
 
 
-def test_what_transforms_refuse_gets_onto_the_list_without_reading_data(tmp_path):
-    corpus = tmp_path / "corpus"
-    pipeline = mm.Pipeline(
-        mm.open_dataset(write_tiny(corpus, [20, 16])),
+def refusing(corpus, folder) -> mm.Pipeline:
+    """A pipeline with a quarantine in this folder."""
+    return mm.Pipeline(
+        mm.open_dataset(corpus),
         global_batch_size=6,
         transforms=(refuses_some,),
-        bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
+        bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(folder)),
     )
+
+
+def test_what_transforms_refuse_gets_onto_the_list_without_reading_data(tmp_path):
+    corpus = tmp_path / "corpus"
+    pipeline = refusing(write_tiny(corpus, [20, 16]), tmp_path)
     for rank in range(2):
         list(mm.Loader(pipeline, world=mm.World(rank, 2)))
     write_bad(mm.open_dataset(corpus), [(0, 3)])
@@ -421,8 +398,7 @@ def test_verify_adds_a_quarantine_to_what_it_finds(tmp_path):
         ({"loss": 3}, "not a quarantine record"),
     ],
 )
-def test_a_file_that_is_no_quarantine_of_this_dataset_is_refused(tmp_path, line, reason):
-    dataset = mm.open_dataset(write_tiny(tmp_path, COUNTS))
+def test_a_file_that_is_no_quarantine_of_this_dataset_is_refused(dataset, tmp_path, line, reason):
     good = {"shard": "shard-000000.tar", "index": 1, "kind": "DecodeError"}
     path = tmp_path / "q.jsonl"
     path.write_text(f"{json.dumps(good)}\n{json.dumps(line)}\n")
@@ -470,13 +446,7 @@ def test_a_checksum_tells_shards_of_one_size_apart_and_one_unknown_does_not_matt
 
 def test_a_run_stamps_its_quarantine(tmp_path):
     corpus, other = write_tiny(tmp_path / "a", [20, 16]), write_tiny(tmp_path / "b", [20, 17])
-    pipeline = mm.Pipeline(
-        mm.open_dataset(corpus),
-        global_batch_size=6,
-        transforms=(refuses_some,),
-        bad_samples=mm.BadSamplePolicy(max_fraction=1, quarantine=str(tmp_path)),
-    )
-    list(mm.Loader(pipeline))
+    list(mm.Loader(refusing(corpus, tmp_path)))
     path = tmp_path / "quarantine-rank0.jsonl"
     assert len(quarantined_refs([path], mm.open_dataset(corpus))) == 8
     with pytest.raises(ConfigError, match="belongs to another dataset: its shard-000001"):
@@ -484,14 +454,13 @@ def test_a_run_stamps_its_quarantine(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["absent.jsonl", "."])
-def test_a_quarantine_file_that_is_none_is_told_in_words(tmp_path, name):
-    write_tiny(tmp_path, COUNTS)
+def test_a_quarantine_file_that_is_none_is_told_in_words(dataset, tmp_path, name):
     with pytest.raises(ConfigError, match=r"no such file; runs with|not a quarantine file: Is a"):
-        quarantined_refs([tmp_path / name], mm.open_dataset(tmp_path))
+        quarantined_refs([tmp_path / name], dataset)
 
 
+@pytest.mark.usefixtures("dataset")
 def test_quarantine_alone_does_not_decode(tmp_path):
-    write_tiny(tmp_path, COUNTS)
     code, output = verified(tmp_path, "--decode", "--quarantine", "q.jsonl")
     assert code == 2
     assert "add --write-bad" in output
@@ -500,9 +469,8 @@ def test_quarantine_alone_does_not_decode(tmp_path):
 # -- info, conversion, index --------------------------------------------------------------------
 
 
-def test_info_says_how_many_are_left_out(tmp_path):
-    write_tiny(tmp_path, COUNTS)
-    write_bad(mm.open_dataset(tmp_path), [(0, 1), (0, 2), (3, 0)])
+def test_info_says_how_many_are_left_out(dataset, tmp_path):
+    write_bad(dataset, [(0, 1), (0, 2), (3, 0)])
     text = CliRunner().invoke(cli, ["info", str(tmp_path)]).output
     assert "on the bad list, left out of every epoch: 3 samples" in text
     about = json.loads(CliRunner().invoke(cli, ["info", "--json", str(tmp_path)]).output)
@@ -530,36 +498,18 @@ def test_a_list_in_an_empty_folder_does_not_outlive_the_conversion_into_it(tmp_p
     assert known(tmp_path / "out") == []
 
 
-def test_a_tar_that_is_indexed_anew_leaves_the_list(tmp_path):
+def test_a_tar_that_is_indexed_anew_leaves_the_list(tmp_path, caplog):
     for name in ("a", "b", "c"):
         write_shard(tmp_path, f"{name}.tar", [(f"{name}{n}", {"txt": b"x"}) for n in range(4)])
     index_tars(tmp_path, progress=False)
     write_bad(mm.open_dataset(tmp_path), [(0, 1), (1, 1), (2, 1)])
     index_tars(tmp_path, progress=False)
     assert known(tmp_path) == [[0, 1], [1, 1], [2, 1]]
+    assert caplog.text == ""
     write_shard(tmp_path, "b.tar", [(f"new{n}", {"txt": b"x"}) for n in range(30)])
     (tmp_path / "c.tar").unlink()
     index_tars(tmp_path, progress=False)
     assert known(tmp_path) == [[0, 1]]
+    assert "2 shards are gone or replaced" in caplog.text
     index_tars(tmp_path, overwrite=True, progress=False)
     assert not (tmp_path / BAD_NAME).exists()
-
-
-def test_a_list_is_trimmed_to_the_shards_that_stay(tmp_path, caplog):
-    store = open_store(tmp_path)
-    trim_bad(store, {"a"})  # none there
-    list_bad(tmp_path, {"a": [1], "b": "all"})
-    trim_bad(store, {"a", "b", "c"})
-    assert caplog.text == ""
-    trim_bad(store, {"a"})
-    assert json.loads(store.read(BAD_NAME))["bad"] == {"a": [1]}
-    assert "1 shards are gone or replaced" in caplog.text
-
-
-def test_a_list_of_many_is_read(tmp_path):
-    dataset = mm.open_dataset(write_tiny(tmp_path, [300, 200]))
-    refs = [
-        (shard, index) for shard, count in enumerate((300, 200)) for index in range(0, count, 2)
-    ]
-    write_bad(dataset, refs)
-    assert read_bad(dataset.store, dataset.manifest).tolist() == [list(ref) for ref in refs]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+from pathlib import Path
 
 import pytest
 
@@ -15,32 +16,24 @@ from mmstream.errors import ManifestError
 from tests.helpers.convert_corpus import make_corpus, run
 from tests.helpers.corpora import write_corpus
 
-
-def plant(path, kind):
-    path.unlink(missing_ok=True)
-    if kind == "a FIFO":
-        os.mkfifo(path)
-    elif kind == "a folder":
-        path.mkdir()
-    elif kind == "a device":
-        path.symlink_to("/dev/zero")
-    elif kind == "a link that leads nowhere":
-        path.symlink_to(path.with_name("gone"))
-    else:
-        path.symlink_to(path.name)  # a loop
-
-
-KINDS = ["a FIFO", "a folder", "a device", "a link that leads nowhere", "Too many levels"]
+KINDS = {
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link that leads nowhere": lambda path: path.symlink_to(path.with_name("gone")),
+    "Too many levels": lambda path: path.symlink_to(path.name),  # a loop
+}
+"""What may stand there, by what the error calls it."""
 NAMES = [MANIFEST_NAME, BAD_NAME, MARKER_NAME]
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("name", NAMES)
 def test_what_says_what_a_dataset_is_and_is_no_file_is_named(tmp_path, name, kind):
     folder = tmp_path / "corpus"
     write_corpus(folder, [3, 4])
-    plant(folder / name, kind)
+    (folder / name).unlink(missing_ok=True)
+    KINDS[kind](folder / name)
     for call in (mm.open_dataset, lambda url: index_tars(url, progress=False)):
         with pytest.raises(ManifestError, match=f"{name}: {kind}") as caught:
             call(folder)
@@ -53,7 +46,8 @@ def test_what_says_what_a_dataset_is_and_is_no_file_is_named(tmp_path, name, kin
 def test_convert_does_not_pass_over_it_either(tmp_path, name):
     rows, folder = make_corpus(tmp_path), tmp_path / "out"
     run(rows, folder)
-    plant(folder / name, "a FIFO")
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
     with pytest.raises(ManifestError, match=f"{name}: a FIFO"):
         run(rows, folder)
 

@@ -175,8 +175,15 @@ def test_a_line_of_a_mixture_leads_to_the_source(tmp_path):
         ("shard-000000.tar[3]", "it has 3 samples"),
         ("shard-000000.tar[99999999999999999999]", "names no sample"),
         ("xshard-000000.tar[1]", "no such shard"),
-        ("x[1]" * 100_000, "no such shard"),
+        ("x[1]" * 10_000, "no such shard"),
         ('{"shard": "shard-000000.tar", "index": -1}', "it has 3 samples"),
+        ("W shard-000000.tar[2] 000009.jpg: x", "another dataset, where shard-000000.tar[2] is"),
+        ("[7] INFO: shard-000000.tar[2] a/b: filter: x", "of another dataset"),
+        (
+            '{"shard": "shard-000000.tar", "index": 1, "reason": "", "stamp": "3-5120-"}',
+            "of another dataset",
+        ),
+        ("shard-000000.tar[2] 000002.jpg: x (epoch 0 step 1 row 2 of s3://b/v)", "of s3://b/v, "),
         ("\x1b[2J[1]", "no such shard"),
     ],
 )

@@ -25,18 +25,16 @@ from tests.helpers.foreign_tars import (
     read_by_webdataset,
     special,
 )
+from tests.helpers.stores import WatchedStore
 
 
 def test_an_index_has_an_offset_a_sample_and_the_end(tmp_path):
     info = write_shard(tmp_path, "a.tar", [(f"{i:06d}", {"txt": b"x" * i}) for i in range(500)])
     store = open_store(tmp_path)
     data = store.read("a.tar.idx")
-    assert len(data) == 4008
-    assert num_indexed(len(data)) == 500
+    assert (len(data), num_indexed(len(data))) == (4008, 500)
     offsets = decode_index(data, "a.tar.idx")
-    assert offsets.dtype == np.int64
-    assert offsets[0] == 0
-    assert offsets[-1] == info.num_bytes - 1024
+    assert (offsets.dtype, offsets[0], offsets[-1]) == (np.int64, 0, info.num_bytes - 1024)
     assert np.array_equal(build_index(store, "a.tar"), offsets)
     assert index_name("a.tar") == "a.tar.idx"
 
@@ -83,34 +81,21 @@ def big_tar() -> bytes:
     return file.getvalue()
 
 
-class CountedFolder(LocalStore):
-    """A local folder that counts what is read from it."""
-
-    counted: list[int] = []  # noqa: RUF012
-
-    def read_range(self, name, start, stop):
-        self.counted.append(stop - start)
-        return super().read_range(name, start, stop)
-
-
 def test_headers_are_hopped_over_payloads(tmp_path):
     (tmp_path / "a.tar").write_bytes(big_tar())
-    store = CountedFolder(str(tmp_path))
-    store.counted.clear()
-    offsets = build_index(store, "a.tar")
-    assert offsets.size == 21
-    assert sum(store.counted) < 0.05 * store.size("a.tar")
-    assert len(store.counted) <= 2 * 20 + 2  # small members come with their neighbours
+    store = WatchedStore(open_store(tmp_path))
+    assert build_index(store, "a.tar").size == 21
+    assert store.num_range_bytes < 0.05 * store.size("a.tar")
+    assert len(store.ranges) <= 2 * 20 + 2  # small members come with their neighbours
 
 
 def test_small_members_are_read_through_in_few_reads(tmp_path):
     samples = [(f"{i:06d}.{field}", bytes(300)) for i in range(2000) for field in ("jpg", "txt")]
     (tmp_path / "a.tar").write_bytes(make_tar(samples))
-    store = CountedFolder(str(tmp_path))
-    store.counted.clear()
+    store = WatchedStore(open_store(tmp_path))
     assert build_index(store, "a.tar").size == 2001
-    assert sum(store.counted) < 1.01 * store.size("a.tar")
-    assert len(store.counted) <= 24  # 4 MB in reads of 16 kB would be 250
+    assert store.num_range_bytes < 1.01 * store.size("a.tar")
+    assert len(store.ranges) <= 24  # 4 MB in reads of 16 kB would be 250
 
 
 def test_of_a_remote_tar_each_byte_is_read_at_most_once():

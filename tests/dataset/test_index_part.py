@@ -11,7 +11,6 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstream.dataset import index_part
 from mmstream.dataset.crc_combine import combine
 from mmstream.dataset.index_part import (
     HEADER_BYTES,
@@ -60,7 +59,7 @@ def store(tmp_path):
 
 
 def test_the_bytes_of_a_part_are_the_format(store):
-    # A change here is a change of the format. The example stands in docs/conversion.md.
+    # A change here is a change of the format. The example is in docs/large-conversions.md.
     part = written(store, (4096, [0, 1024, 3072], [0x11223344, 5]), (1 << 26, LONG, None))
     data = store.read(part.name)
     assert data.hex(" ", -8) == GOLDEN
@@ -101,13 +100,14 @@ def test_a_sample_takes_two_bytes_and_six_with_its_checksum():
         assert num_bytes / 5000 <= most
 
 
-@pytest.mark.parametrize("byte", range(130))
-def test_no_changed_byte_is_taken_for_a_part(store, byte):
+def test_no_changed_byte_is_taken_for_a_part(store):
     part = written(store, (4096, [0, 1024, 3072], [0x11223344, 5]), (1 << 26, LONG, None))
-    data = bytearray(store.read(part.name))
-    data[byte] ^= 4
-    with pytest.raises(ShardError):
-        _ = [columns_in(bytes(data), part, shard) for shard in range(2)]
+    right = store.read(part.name)
+    for byte in range(len(right)):
+        data = bytearray(right)
+        data[byte] ^= 4
+        with pytest.raises(ShardError):
+            _ = [columns_in(bytes(data), part, shard) for shard in range(2)]
 
 
 def resealed(data, part, shard, **values):
@@ -149,15 +149,17 @@ def test_what_a_stranger_wrote_into_a_table_is_refused_before_memory_is_taken(st
         columns_in(data, part)
 
 
-@pytest.mark.parametrize("values", [{"lengths": [0, 6]}, {"anchors": [1]}], ids=str)
-def test_lengths_that_do_not_lead_from_anchor_to_anchor_are_refused(store, values, monkeypatch):
-    columns = columns_of(np.array([0, 1024, 3072]), None)
-    if "lengths" in values:
-        columns = replace(columns, lengths=np.array(values["lengths"], dtype="<u2"))
-    else:
-        columns = replace(columns, anchors=np.array([[1, 0, 0, 0, 0]], dtype=np.uint8))
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"lengths": np.array([0, 6], dtype="<u2")},
+        {"anchors": np.array([[1, 0, 0, 0, 0]], dtype=np.uint8)},
+    ],
+    ids=["lengths", "anchors"],
+)
+def test_lengths_that_do_not_lead_from_anchor_to_anchor_are_refused(store, wrong):
     writer = PartWriter(io.BytesIO())
-    writer.add(4096, columns)
+    writer.add(4096, replace(columns_of(np.array([0, 1024, 3072]), None), **wrong))
     part = writer.write(store)
     with pytest.raises(ShardError, match="not those of a tar"):
         columns_in(store.read(part.name), part)
@@ -182,4 +184,3 @@ def test_the_checksums_of_samples_give_that_of_the_tar():
     checksum = tar_checksum(offsets, writer.checksums, writer.num_bytes)
     assert checksum == crc32c(file.getvalue())
     assert combine(np.array([], dtype=np.int64), np.array([], dtype=np.int64)) == 0
-    assert index_part.MAX_STOP == 1 << 49

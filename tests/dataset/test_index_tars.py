@@ -9,7 +9,6 @@ import logging
 import os
 import re
 import shutil
-from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -22,11 +21,12 @@ from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ChecksumError, ConfigError, DecodeError, ShardError
-from mmstream.storage import LocalStore, open_store
+from mmstream.storage import open_store
 from mmstream.storage.write_lock import write_lock
 from tests.helpers.convert_corpus import make_corpus, run, tree
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.foreign_tars import field_list, make_tar, read_by_mmstream
+from tests.helpers.stores import watched
 
 
 def index(url, **options):
@@ -36,6 +36,16 @@ def index(url, **options):
 def without_seal(text):
     """The text of a manifest, as after a person has edited it."""
     return "".join(line for line in text.splitlines(True) if "crc32c" not in line)
+
+
+def change(path, edit):
+    data = bytearray(path.read_bytes())
+    edit(data)
+    path.write_bytes(data)
+
+
+def flip_bit(path, position):
+    change(path, lambda data: data.__setitem__(position, data[position] ^ 1))
 
 
 def problems(folder, **options):
@@ -66,7 +76,7 @@ def tars(tmp_path):
 
 
 def test_indexes_and_a_manifest_appear_beside_the_tars(tars):
-    assert index(tars) == IndexReport(num_shards=2, num_samples=3, num_built=2, num_repacked=0)
+    assert index(tars) == IndexReport(num_shards=2, num_samples=3, num_built=2)
     (part,) = tars.glob("mmstream.index.*")
     assert sorted(tree(tars)) == sorted(
         ["a.tar", "a.tar.idx", "b.tar", "b.tar.idx", "notes.txt", part.name, MANIFEST_NAME]
@@ -140,12 +150,6 @@ def test_a_manifest_that_says_more_stays(tmp_path):
     assert tree(tmp_path / "out") == before
 
 
-def flip_bit(path, position):
-    data = bytearray(path.read_bytes())
-    data[position] ^= 1
-    path.write_bytes(data)
-
-
 @pytest.mark.parametrize("is_damaged", [True, False])
 def test_a_new_manifest_keeps_the_checksums_that_fit_their_indexes(converted, caplog, is_damaged):
     before = tree(converted)
@@ -185,6 +189,7 @@ def test_no_tars_is_a_config_error(tmp_path):
     for folder in (tmp_path, tmp_path / "absent"):
         with pytest.raises(ConfigError, match="no tars to index"):
             index(folder)
+    assert not (tmp_path / "absent").exists()
 
 
 def test_an_unfinished_conversion_is_not_indexed(tars):
@@ -193,80 +198,21 @@ def test_an_unfinished_conversion_is_not_indexed(tars):
         index(tars)
 
 
-# -- repack -------------------------------------------------------------------------------------
-
-
-@pytest.fixture
-def packed(tars):
-    """The two tars, and three gzipped ones."""
+def test_gzipped_tars_are_left_out_or_named_when_there_is_nothing_else(tars):
     (tars / "c.tgz").write_bytes(gzip.compress(A))
     (tars / "d.tar.gz").write_bytes(gzip.compress(B))
     (tars / "notes.gz").write_bytes(gzip.compress(b"left alone"))
-    return tars
-
-
-def test_gzipped_tars_are_left_out_or_named_when_there_is_nothing_else(packed):
-    assert index(packed).num_shards == 2
+    assert index(tars).num_shards == 2
     for name in "a.tar", "b.tar":
-        (packed / name).unlink()
-    with pytest.raises(ConfigError, match=r"2 gzipped ones: pass --repack"):
-        index(packed)
+        (tars / name).unlink()
+    with pytest.raises(ConfigError, match=r"convert` writes plain ones of the 2 that are gzipped"):
+        index(tars)
 
 
 def test_a_gzipped_tar_under_a_plain_name_is_refused_with_the_hint(tars):
     (tars / "c.tar").write_bytes(gzip.compress(A))
-    with pytest.raises(ShardError, match=r"c\.tar: gzipped.*--repack"):
+    with pytest.raises(ShardError, match=r"c\.tar: gzipped.*mmstream convert"):
         index(tars)
-    (tars / "a.tgz").write_bytes(gzip.compress(B))
-    before = tree(tars)
-    with pytest.raises(ConfigError, match="--output"):
-        index(tars, repack=True, overwrite=True)
-    assert tree(tars) == before  # also not the other gzipped tar, which comes first
-
-
-def test_repacking_beside_the_tars(packed):
-    assert index(packed, repack=True) == IndexReport(4, 6, 4, 2)
-    assert samples_of(packed) == (read_by_mmstream(A) + read_by_mmstream(B)) * 2
-    before = tree(packed)
-    assert index(packed, repack=True) == IndexReport(4, 6, 0, 0)
-    assert tree(packed) == before
-
-
-def test_repacking_elsewhere_brings_the_plain_tars_along(packed, tmp_path):
-    (packed / "e.tar").write_bytes(gzip.compress(B))
-    before = tree(packed)
-    for num_now in (3, 0):
-        report = index(packed, output=tmp_path / "out", repack=True)
-        assert (report.num_shards, report.num_repacked) == (5, num_now)
-    assert samples_of(tmp_path / "out") == (
-        read_by_mmstream(A) + read_by_mmstream(B)
-    ) * 2 + read_by_mmstream(B)
-    assert tree(packed) == before
-    shutil.rmtree(packed)
-    assert problems(tmp_path / "out") == []
-
-
-def test_repacking_keeps_a_plain_tar_that_is_there(packed):
-    (packed / "c.tar").write_bytes(B)
-    assert index(packed, repack=True).num_repacked == 1
-    assert (packed / "c.tar").read_bytes() == B
-    assert index(packed, repack=True, overwrite=True).num_repacked == 2
-    assert (packed / "c.tar").read_bytes() == A
-
-
-@pytest.mark.parametrize("damage", ["cut", "flipped", "trailing"])
-def test_a_damaged_gzip_is_a_shard_error_and_leaves_nothing(tars, damage):
-    data = bytearray(gzip.compress(bytes(range(256)) * 100))
-    if damage == "cut":
-        del data[-20:]
-    elif damage == "flipped":
-        data[40] ^= 0xFF
-    else:
-        data += b"x" * 100
-    (tars / "c.tgz").write_bytes(data)
-    with pytest.raises(ShardError, match=r"c\.tgz: cannot be unpacked"):
-        index(tars, repack=True)
-    assert sorted(tree(tars)) == ["a.tar", "b.tar", "c.tgz", "notes.txt"]
 
 
 # -- verify -------------------------------------------------------------------------------------
@@ -281,17 +227,6 @@ def converted(tmp_path):
 
 
 SHARD = "shard-000001.tar"
-
-
-def change(path, edit):
-    data = bytearray(path.read_bytes())
-    edit(data)
-    path.write_bytes(data)
-
-
-def test_good_data_has_no_problems(converted, corpus, tars):
-    for folder in (converted, corpus, tars):
-        assert problems(folder) == []
 
 
 def test_a_flipped_payload_byte_is_found_by_the_checksums_alone(converted):
@@ -336,20 +271,17 @@ def test_a_tar_that_was_replaced_is_one_problem_with_a_count(tmp_path):
     assert problems(folder) == []
 
 
-@pytest.mark.parametrize("damage", [b"", b"123", encode_index([0, 512])])
-def test_a_damaged_index_is_one_problem(converted, damage):
-    (converted / f"{SHARD}.idx").write_bytes(damage)
+@pytest.mark.parametrize("damage", [None, b"", b"123", encode_index([0, 512])])
+def test_a_missing_or_damaged_index_is_one_problem(converted, damage):
+    path = converted / f"{SHARD}.idx"
+    path.unlink()
+    if damage is not None:
+        path.write_bytes(damage)
     (reason,) = problems(converted)
-    assert reason.startswith(f"{SHARD}.idx: ")
-    assert reason.endswith(f"; the tar is there: run `mmstream index {converted} --overwrite`")
-
-
-def test_a_missing_index_is_one_problem(converted):
-    (converted / f"{SHARD}.idx").unlink()
-    (reason,) = problems(converted)
-    assert reason.startswith(f"{SHARD}: no index")
-    assert reason.endswith(f"; the tar is there: run `mmstream index {converted}`")
-    index(converted)
+    assert reason.startswith(f"{SHARD}: no index" if damage is None else f"{SHARD}.idx: ")
+    option = "" if damage is None else " --overwrite"
+    assert reason.endswith(f"; the tar is there: run `mmstream index {converted}{option}`")
+    index(converted, overwrite=damage is not None)
     assert problems(converted) == []
 
 
@@ -440,19 +372,25 @@ def test_checksums_of_foreign_tars_are_made_on_request(tars, caplog):
     assert caplog.messages[0] == f"{tars}: 0.00 GB are read for checksums"
     manifest = open_dataset(tars).manifest
     assert manifest.checksums == "indexed"
-    assert [shard.sha256 for shard in manifest.shards] == [
-        hashlib.sha256(data).hexdigest() for data in (A, B)
-    ]
+    hashes = [hashlib.sha256(data).hexdigest() for data in (A, B)]
+    assert [shard.sha256 for shard in manifest.shards] == hashes
     assert checksummed(tars) == {"a.tar.crc32c", "b.tar.crc32c"}
     assert samples_of(tars) == read_by_mmstream(A) + read_by_mmstream(B)
     assert problems(tars) == []
+
+
+def test_what_was_indexed_with_checksums_is_read_again_only_on_request(tars):
+    index(tars, checksums=True)
     before = tree(tars)
-    assert index(tars, checksums=True).num_summed == 0
-    assert index(tars).num_built == 0
-    assert tree(tars) == before
-    assert index(tars, overwrite=True).num_built == 2
-    assert index(tars, checksums=True, overwrite=True).num_summed == 2
-    assert tree(tars) | before == tree(tars)  # and the part of the manifest before
+    for options, expected in (
+        ({"checksums": True}, (0, 0)),
+        ({}, (0, 0)),
+        ({"overwrite": True}, (2, 0)),
+        ({"checksums": True, "overwrite": True}, (2, 2)),
+    ):
+        report = index(tars, **options)
+        assert (report.num_built, report.num_summed) == expected
+        assert tree(tars) | before == tree(tars)  # and a part of the manifest between
 
 
 def test_checksums_lie_beside_the_indexes_also_elsewhere(tars, tmp_path):
@@ -504,7 +442,7 @@ def warnings_of(caplog):
 
 
 def test_checksums_of_bytes_that_changed_since_the_old_ones_are_a_warning(converted, caplog):
-    change(converted / SHARD, lambda data: data.__setitem__(700, data[700] ^ 1))
+    flip_bit(converted / SHARD, 700)
     index(converted, checksums=True)
     assert warnings_of(caplog) == []  # what stands is not read again
     index(converted, checksums=True, overwrite=True)
@@ -512,33 +450,18 @@ def test_checksums_of_bytes_that_changed_since_the_old_ones_are_a_warning(conver
     assert problems(converted) == []
 
 
-def test_a_dataset_of_0_1_gets_checksums(tmp_path):
-    saved = Path(__file__).parent.parent / "data" / "saved_by_0_1"
-    folder = tmp_path / "old"
-    corpus = next(path.parent for path in sorted(saved.rglob(MANIFEST_NAME)))
-    shutil.copytree(corpus, folder)
-    before = samples_of(folder)
-    assert not open_dataset(folder).has_checksums
-    index(folder, checksums=True)
-    assert open_dataset(folder).has_checksums
-    assert samples_of(folder) == before
-    assert problems(folder) == []
+USELESS_CHECKSUMS = {
+    "lost": Path.unlink,
+    "short": lambda path: path.write_bytes(path.read_bytes()[:-4]),
+    "endless": lambda path: os.truncate(path, 1 << 40),
+    "a bit": lambda path: flip_bit(path, 5),
+    "another tar's": lambda path: shutil.copy(path.with_name("shard-000002.tar.crc32c"), path),
+}
 
 
-@pytest.mark.parametrize("damage", ["lost", "short", "endless", "a bit", "another tar's"])
+@pytest.mark.parametrize("damage", USELESS_CHECKSUMS)
 def test_checksums_that_are_no_use_are_one_problem_with_the_cure(converted, damage):
-    path = converted / f"{SHARD}.crc32c"
-    if damage == "lost":
-        path.unlink()
-    elif damage == "short":
-        path.write_bytes(path.read_bytes()[:-4])
-    elif damage == "endless":
-        with path.open("r+b") as file:
-            file.truncate(1 << 40)
-    elif damage == "a bit":
-        change(path, lambda data: data.__setitem__(5, data[5] ^ 4))
-    else:
-        shutil.copy(converted / "shard-000002.tar.crc32c", path)
+    USELESS_CHECKSUMS[damage](converted / f"{SHARD}.crc32c")
     (reason,) = problems(converted)
     assert reason.startswith(SHARD)
     assert reason.endswith(f"; run `mmstream index {converted} --checksums`")
@@ -553,44 +476,32 @@ def test_a_sample_that_changed_is_a_problem_of_its_own(converted):
     assert [(problem.shard, *problem.bad) for problem in found if problem.bad] == [(SHARD, 3)]
 
 
-def test_each_shard_is_read_once(converted, monkeypatch):
-    num_bytes = Counter()
-    read_range = LocalStore.read_range
-
-    def counted(self, name, start, stop):
-        num_bytes[name] += stop - start
-        return read_range(self, name, start, stop)
-
-    monkeypatch.setattr(LocalStore, "read_range", counted)
-    assert problems(converted) == []
-    for info in open_dataset(converted).manifest.shards:
-        assert num_bytes[info.name] <= 2 * info.num_bytes  # its headers are a good part of it
+def test_each_shard_is_read_once(converted):
+    dataset = watched(open_dataset(converted))
+    assert list(verify(dataset, progress=False)) == []
+    for info in dataset.manifest.shards:
+        sizes = [stop - start for name, start, stop in dataset.store.ranges if name == info.name]
+        assert sum(sizes) <= 2 * info.num_bytes  # its headers are a good part of it
 
 
-def test_one_wrong_read_is_no_problem(converted, monkeypatch):
+def test_one_wrong_read_is_no_problem(converted):
     seen = set()
-    read_range = LocalStore.read_range
 
-    def once_wrong(self, name, start, stop):
-        data = bytearray(read_range(self, name, start, stop))
-        if name not in seen and len(data) > 4000:
-            seen.add(name)
-            data[len(data) // 2] ^= 1
-        return bytes(data)
+    def once_wrong(name, bounds, answer):
+        if bounds is None or name in seen or len(answer) <= 4000:
+            return answer
+        seen.add(name)
+        middle = len(answer) // 2
+        return answer[:middle] + bytes([answer[middle] ^ 1]) + answer[middle + 1 :]
 
-    folder = converted
-    monkeypatch.setattr(LocalStore, "read_range", once_wrong)
-    assert problems(folder) == []
+    assert list(verify(watched(open_dataset(converted), once_wrong), progress=False)) == []
     assert len(seen) == 5
 
 
-def test_quick_compares_sizes_and_reads_no_sample(converted, monkeypatch):
-    def refuse(*_):
-        raise AssertionError("read")
-
-    with monkeypatch.context() as patch:
-        patch.setattr(LocalStore, "read_range", refuse)
-        assert problems(converted, quick=True) == []
+def test_quick_compares_sizes_and_reads_no_sample(converted):
+    dataset = watched(open_dataset(converted))
+    assert list(verify(dataset, progress=False, quick=True)) == []
+    assert dataset.store.ranges == []
     for name in (SHARD, f"{SHARD}.idx", f"{SHARD}.crc32c"):
         change(converted / name, lambda data: data.extend(b"more"))
     (converted / "shard-000002.tar.crc32c").unlink()
@@ -610,9 +521,3 @@ def test_two_calls_do_not_index_one_folder_at_a_time(tars, tmp_path):
         assert index(tars, output=tmp_path / "elsewhere").num_shards == 2
     assert index(tars).num_shards == 2
     assert not list(tars.glob(".*"))
-
-
-def test_no_tars_make_no_folder(tmp_path):
-    with pytest.raises(ConfigError, match="no tars to index"):
-        index(tmp_path / "absent")
-    assert not (tmp_path / "absent").exists()

@@ -24,17 +24,6 @@ def test_a_resume_at_every_step_is_exact(datasets):
     assert len(steps) == 18
 
 
-def test_a_resume_on_other_workers_is_exact(datasets):
-    pipe = make_pipeline(mixed(datasets, epoch_steps=9))
-    loader = mm.Loader(pipe)
-    whole = [described(batch) for _ in range(3) for batch in loader]
-    other = mm.Loader(pipe, num_workers=2)
-    state = json.loads(json.dumps(edited(loader.state_dict(), epoch=1, step=4)))
-    other.load_state_dict(state)
-    assert [described(batch) for _ in range(2) for batch in other] == whole[13:]
-    other.close()
-
-
 def test_a_batch_tells_the_source_of_each_row(datasets):
     batch = next(iter(mm.Loader(make_pipeline(mixed(datasets)))))
     assert set(batch["__source__"]) <= {"a", "b", "c"}
@@ -96,24 +85,6 @@ def test_what_has_begun_binds_at_an_epochs_begin_too(datasets, change, named, st
         mm.Loader(make_pipeline(mixed(datasets), **change)).load_state_dict(state)
 
 
-def test_an_epoch_of_a_mixture_is_not_finished_by_old_settings(datasets):
-    state = edited(mm.Loader(make_pipeline(mixed(datasets))).state_dict(), step=3)
-    loader = mm.Loader(make_pipeline(mixed(datasets, 1, 1, 1)), on_change="finish_epoch")
-    with pytest.raises(mm.StateError, match=r"weights from step 0 was .*only weights that begin"):
-        loader.load_state_dict(state)
-
-
-def test_a_state_is_of_the_datasets_that_it_was_saved_with(datasets):
-    from mmstream.state import order_of_state
-
-    state = mm.Loader(make_pipeline(mixed(datasets))).state_dict()
-    other = datasets | {"a": datasets["b"]}
-    with pytest.raises(mm.StateError, match="source 'a' of the state"):
-        order_of_state(state, mixed(other))
-    with pytest.raises(mm.StateError, match="mixture version 9"):
-        order_of_state(edited(state, order={**state["order"], "version": 9}), mixed(datasets))
-
-
 def test_a_shard_that_is_gone_is_named_with_its_source(tmp_path, datasets):
     gone = write_tiny(tmp_path / "gone", [60])
     mixture = mm.Mixture(
@@ -133,13 +104,6 @@ def test_sources_in_another_order_are_refused(datasets):
     turned = dict(reversed(datasets.items()))
     with pytest.raises(mm.StateError, match=r"sources was \['a', 'b', 'c'\] and is \['c'"):
         mm.Loader(make_pipeline(mixed(turned))).load_state_dict(state)
-
-
-def test_a_mixtures_state_is_not_a_datasets(datasets):
-    mixture, single = make_pipeline(mixed(datasets)), make_pipeline(datasets["c"])
-    for first, other in ((mixture, single), (single, mixture)):
-        with pytest.raises(mm.StateError, match="the state is of"):
-            mm.Loader(other).load_state_dict(mm.Loader(first).state_dict())
 
 
 def test_a_bad_sample_is_replaced_by_one_of_its_source(tmp_path):
@@ -195,11 +159,11 @@ def test_a_bad_list_is_left_out_of_a_source(tmp_path):
     [
         ({}, "say when an epoch ends"),
         ({"stop": "first", "epoch_steps": 3}, "say when an epoch ends"),
-        ({"stop": "last"}, "first or all"),
+        ({"stop": "last"}, "give .first., .all. or None"),
         ({"stop": "all", "changes": {3: {"a": 1, "b": 1, "c": 1}}}, "need epoch_steps"),
-        ({"epoch_steps": "all"}, "needs an integer"),
+        ({"epoch_steps": "all"}, "give a whole number from 1 up"),
         ({"epoch_steps": 9, "changes": {3: {"a": 1}}}, "the sources are"),
-        ({"epoch_steps": 9, "changes": {0: {"a": 1, "b": 1, "c": 1}}}, "count from 1"),
+        ({"epoch_steps": 9, "changes": {0: {"a": 1, "b": 1, "c": 1}}}, "with steps from 1 up"),
     ],
 )
 def test_impossible_mixtures_are_refused(datasets, given, named):
@@ -209,7 +173,7 @@ def test_impossible_mixtures_are_refused(datasets, given, named):
 
 def test_a_source_without_samples_is_refused(tmp_path, datasets):
     empty = mm.open_dataset(write_tiny(tmp_path / "empty", [0]))
-    with pytest.raises(mm.ConfigError, match=r"at least one source, \{name: \(dataset, weight\)"):
+    with pytest.raises(mm.ConfigError, match=r"sources=.*: give \{name: \(mm.open_dataset"):
         mm.Mixture([(datasets["a"], 1.0)], epoch_steps=1)
     with pytest.raises(mm.ConfigError, match="source 'empty' has no samples"):
         make_pipeline(mm.Mixture({"a": (datasets["a"], 1), "empty": (empty, 1)}, epoch_steps=3))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html
 import json
 import os
 import re
@@ -17,12 +18,10 @@ from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.bad_samples.quarantine import quarantined_refs
 from mmstream.storage import open_store
 from mmstream.train.distributed import TrainProcess
-from mmstream.train.meter import Meter
+from mmstream.train.metrics import Meter
 from tests.helpers.bad_corpus import policy, write_tiny
-from tests.helpers.corpora import captioned, write_corpus
-from tests.helpers.paths import DOCS
+from tests.helpers.corpora import write_corpus
 from tests.helpers.topology import run
-from tools.bench import mixture as bench_mixture
 
 COUNTS = {"a": [40, 0, 31], "b": [7], "c": [130]}
 WEIGHTS = {"a": 0.7, "b": 0.05, "c": 0.25}
@@ -80,12 +79,18 @@ def test_a_file_gives_the_mixture_that_it_describes(folder, tmp_path, monkeypatc
         (text_of({"a": {"url": "a", "weight": True}}), "sources.a.weight: Expected"),
         (text_of({"a": {"url": "a", "weight": -1}}), "sources.a.weight: Expected .* >= 0"),
         (text_of({"a": {"url": "", "weight": 1}}), "sources.a.url: is empty"),
-        (text_of({"a": {"url": "x" * 5000, "weight": 1}}, stop="all"), "a: File name too long"),
+        (
+            text_of({"a": {"url": "x" * 5000, "weight": 1}}, stop="all"),
+            "no file can have this name",
+        ),
         (text_of({"a": {"url": "a{", "weight": 1}}, stop="all"), "a.url: .*a brace is not closed"),
         (text_of({"a": {"url": "\ud800", "weight": 1}}), "surrogates not allowed"),
         (text_of({"a": {"url": "a", "weight": 1, "wait": 2}}), "sources.a: .* unknown .*`wait`"),
         ('{"sources": {"a": {"url": "a", "weight": NaN}}}', "NaN is no number"),
-        ('{"sources": {"a": {"url": "a", "weight": 1e999}}, "stop": "all"}', "inf: needs a number"),
+        (
+            '{"sources": {"a": {"url": "a", "weight": 1e999}}, "stop": "all"}',
+            r"'a': .*, inf\)}: give \{name: ",
+        ),
         ('{"sources": {"a": 1, "a": 1}}', "key 'a' stands there twice"),
         ('{"sources": {}, "epoch_steps": 3}', "sources: Expected"),
         (text_of(epoch_steps=0), "epoch_steps: Expected `int` >= 1"),
@@ -95,6 +100,10 @@ def test_a_file_gives_the_mixture_that_it_describes(folder, tmp_path, monkeypatc
         (text_of(epoch_steps=3, changes={"soon": {}}), "changes: Expected `int`, got `str`"),
         (text_of(epoch_steps=3, changes={"5": {"a": "x"}}), "changes.5.a: Expected"),
         (text_of(epoch_steps=3, changes={"5": {"a": 1}}), "changes at step 5 name"),
+        (
+            text_of({"a": {"url": "a", "weight": 1}}, epoch_steps=3, changes={"5": {"a": 0}}),
+            r"changes\.5: weights \[0\]: at least one",
+        ),
         (text_of({"a": {"url": "a", "weight": 0}}, stop="all"), "at least one must be above 0"),
     ],
 )
@@ -124,14 +133,6 @@ def test_what_is_wrong_with_a_source_says_which_it_is(folder, tmp_path):
             mm.open_mixture(path)
         assert str(error.value).startswith(f"{path}: sources.b: ")
         assert reason in str(error.value)
-
-
-def test_weights_that_are_none_say_where_they_stand(folder, tmp_path):
-    sources = {"a": {"url": str(folder / "a"), "weight": 1}}
-    path = tmp_path / "mix.json"
-    path.write_text(text_of(sources, epoch_steps=3, changes={"5": {"a": 0}}))
-    with pytest.raises(mm.ConfigError, match=r"mix\.json: changes\.5: weights \[0\]: at least one"):
-        mm.open_mixture(path)
 
 
 def test_what_is_no_mixture_says_what_it_is(folder):
@@ -305,7 +306,7 @@ def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream
     with pytest.raises(mm.ConfigError, match="say which source"):
         quarantined_refs([file], datasets["web/bad"])
     limited = broken(tmp_path, max_samples=3, quarantine=str(tmp_path / "more"))[1]
-    with pytest.raises(mm.BadSampleLimitError, match="--source NAME` leaves them out of new runs"):
+    with pytest.raises(mm.BadSampleLimitError, match="verify URL --decode --write-bad` leaves out"):
         list(mm.Loader(limited))
     words = ("--quarantine", file, "--source", "web/bad")
     code, out, _ = mmstream("verify", tmp_path / "bad", *words)
@@ -339,63 +340,22 @@ def test_a_mixture_and_its_pipeline_tell_of_each_source(folder):
     mixture = mm.Mixture(
         {names[n]: (datasets[n], w) for n, w in WEIGHTS.items()}, epoch_steps=20, changes=changes
     )
-    html = mm.show(mixture)._repr_html_()
-    for text in ("an epoch is 20 steps", "70 %", "5 %", "from step 7", "25 %, b 25 %, c 50 %"):
-        assert text in html
-    assert "&lt;b&gt;a" in html
-    assert "<b>a</b>" not in html
     pipeline = mm.Pipeline(mixture, global_batch_size=10)
-    html = pipeline._repr_html_()
-    assert "<b>a</b>" not in html
-    assert "do not fill a batch" not in html
-    assert "10 steps" in html  # 71 samples, 7 a step
-    assert ">1.97<" in html
     batch = next(iter(mm.Loader(pipeline)))
-    html = mm.show(batch)._repr_html_()
-    for row in range(10):
-        assert (
-            f"{batch['__source__'][row]}: {batch['__key__'][row]}".replace(
-                "<b>a</b>", "&lt;b&gt;a&lt;/b&gt;"
-            )
-            in html
-        )
-    assert "7 &lt;b&gt;a" in html
-    sample = pipeline.take(1)[0]
-    assert f"{sample['__source__']}: ".replace("<b>a</b>", "&lt;")[:3] in (
-        mm.show(sample)._repr_html_()
+    rows = zip(batch["__source__"], batch["__key__"], strict=True)
+    shown = (
+        (mixture, ("an epoch is 20 steps", "70 %", "5 %", "from step 7", "25 %, b 25 %, c 50 %")),
+        (pipeline, ("10 steps", ">1.97<")),  # 71 samples, 7 a step
+        (batch, ("7 &lt;b&gt;a", *(html.escape(f"{source}: {key}") for source, key in rows))),
     )
+    for each, texts in shown:
+        page = mm.show(each)._repr_html_()
+        assert [text for text in texts if text not in page] == []
+        assert "&lt;b&gt;a" in page
+        assert "<b>a</b>" not in page
 
 
 def test_a_mixture_without_any_weight_can_still_be_looked_at(folder):
     mixture = mm.Mixture({"a": (mm.open_dataset(folder / "a"), 0)}, stop="all")
     assert "0 %" in mixture._repr_html_()
     assert "until" not in mixture.epoch_text
-
-
-# -- the page -------------------------------------------------------------------------------------
-
-
-@pytest.fixture(scope="module")
-def corpora(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("page")
-    bench_mixture.write_corpora(folder)
-    return folder
-
-
-def test_the_pages_table_is_what_its_command_prints(corpora):
-    table = bench_mixture.table(bench_mixture.count(mm.open_mixture(corpora / "mix.json")))
-    assert table in (DOCS / "mixtures.md").read_text()
-
-
-def test_a_caption_for_a_vlm_stands_behind_its_images():
-    from mmstream.train.tokenizer import byte_tokenizer
-
-    text = mm.TextDecoder(byte_tokenizer(chat=True), image_length=3)
-    fields = captioned(1)
-    batch = text({"txt": fields["txt"], "jpg": fields["jpg"]})
-    same = text({"txt": b"<image>" + fields["txt"], "jpg": fields["jpg"]})
-    for name, array in batch.items():
-        assert array.tolist() == same[name].tolist()
-    assert batch["labels"].tolist().count(-100) == 3
-    bare = text({"txt": fields["txt"]})
-    assert -100 not in bare["labels"].tolist()

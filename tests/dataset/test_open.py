@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import pickle
 import shutil
 from pathlib import Path
@@ -11,11 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-import mmstream as mm
+from mmstream.converting.convert import convert
 from mmstream.dataset.index import encode_index
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.picture_hint import picture_hint
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.foreign_tars import FOREIGN, field_list, make_tar, read_by_webdataset
@@ -59,19 +59,25 @@ def test_a_folder_without_a_manifest_is_listed(folder, indexed):
     assert indexed == bool(list(folder.glob("*.idx")))  # opening writes nothing
 
 
-def test_one_tar(folder):
-    for name in (str(folder / "shard-000002.tar"), folder / "shard-000002.tar"):
-        assert keys(open_dataset(name)) == ALL[3:]
-
-
-def test_a_relative_name_and_a_file_url(folder, monkeypatch):
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (lambda folder: folder / "shard-000002.tar", ALL[3:]),
+        (lambda folder: str(folder / "shard-000002.tar"), ALL[3:]),
+        (lambda folder: "shard-000002.tar", ALL[3:]),
+        (lambda folder: ".", ALL),
+        (lambda folder: f"../{folder.name}", ALL),
+        (lambda folder: f"file://{folder}", ALL),
+        (lambda folder: f"file://{folder}/shard-000002.tar", ALL[3:]),
+        (lambda folder: [folder / f"shard-{n:06d}.tar" for n in (2, 0)], ALL[3:] + ALL[:3]),
+        (lambda folder: f"{folder}/shard-{{000000..000002}}.tar", ALL),
+        (lambda folder: f"{folder}/shard-00000{{2,0}}.tar", ALL[3:] + ALL[:3]),
+    ],
+    ids=range(10),
+)
+def test_each_way_to_name_tars_opens_them_in_this_order(folder, monkeypatch, source, expected):
     monkeypatch.chdir(folder)
-    assert keys(open_dataset("shard-000002.tar")) == ALL[3:]
-    assert keys(open_dataset(".")) == ALL
-    assert keys(open_dataset(f"file://{folder}")) == ALL
-    assert keys(open_dataset(f"file://{folder}/shard-000002.tar")) == ALL[3:]
-    monkeypatch.chdir("/")
-    assert keys(open_dataset(os.path.relpath(folder, "/"))) == ALL
+    assert keys(open_dataset(source(folder))) == expected
 
 
 def test_a_dataset_outlives_a_change_of_folder(folder, monkeypatch):
@@ -81,11 +87,6 @@ def test_a_dataset_outlives_a_change_of_folder(folder, monkeypatch):
     assert dataset[0]["__key__"] == ALL[0]
 
 
-def test_a_list_keeps_its_order(folder):
-    tars = [folder / "shard-000002.tar", folder / "shard-000000.tar"]
-    assert keys(open_dataset(tars)) == ALL[3:] + ALL[:3]
-
-
 def test_a_list_of_tars_in_different_folders(tmp_path):
     for name in "a/b", "a/c/d", "e":
         write_shard(tmp_path / name, "x.tar", [(name, captioned(0))])
@@ -93,11 +94,6 @@ def test_a_list_of_tars_in_different_folders(tmp_path):
     dataset = open_dataset(tars)
     assert keys(dataset) == ["e", "a/c/d", "a/b"]
     assert [sample["__url__"] for sample in dataset] == tars
-
-
-def test_a_brace_pattern(folder):
-    assert keys(open_dataset(f"{folder}/shard-{{000000..000002}}.tar")) == ALL
-    assert keys(open_dataset(f"{folder}/shard-00000{{2,0}}.tar")) == ALL[3:] + ALL[:3]
 
 
 # -- what cannot be opened ----------------------------------------------------------------------
@@ -133,13 +129,6 @@ def test_a_tar_twice_and_tars_in_two_kinds_of_places_are_config_errors(folder):
     ):
         with pytest.raises(ConfigError):
             open_dataset(tars)
-
-
-def test_an_unfinished_conversion_is_refused_by_name_of_the_command(folder):
-    command = "mmstream convert rows.jsonl dest"
-    (folder / MARKER_NAME).write_text(json.dumps({"command": command}))
-    with pytest.raises(ManifestError, match=f"not finished; finish it with: {command}"):
-        open_dataset(folder)
 
 
 @pytest.mark.parametrize("marker", [b"", b"{}", b"[]", b"\xff", b'"text"', b"[" * 100_000])
@@ -203,13 +192,6 @@ def test_a_newer_manifest_says_so_whatever_it_holds(folder, data):
         open_dataset(folder)
 
 
-@pytest.mark.parametrize("name", ["../a.tar", "/etc/passwd", "x/../../a.tar", ".."])
-def test_a_manifest_cannot_lead_outside_its_folder(folder, name):
-    (folder / MANIFEST_NAME).write_bytes(manifest_bytes(shard={"name": name}))
-    with pytest.raises(ManifestError, match="lies outside the dataset"):
-        open_dataset(folder)
-
-
 def test_a_shard_named_twice_is_a_manifest_error(folder):
     manifest = Manifest((ShardInfo("a.tar", 1, 2048),) * 2)
     (folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
@@ -223,15 +205,12 @@ def test_a_shard_named_twice_is_a_manifest_error(folder):
 def test_samples_are_dicts_of_bytes_by_number(folder):
     dataset = open_dataset(folder)
     sample = dataset[4]
-    assert sample["__key__"] == "000004"
     assert sample["__url__"] == str(folder / "shard-000002.tar")
     assert sample["__lineage__"][:2] == (2, 1)
     assert dict(field_list(sample)) == {"__key__": "000004", **captioned(4)}
-    assert dataset[-1]["__key__"] == "000006"
-    assert dataset[-7]["__key__"] == "000000"
+    assert [dataset[number]["__key__"] for number in (-1, -7)] == ["000006", "000000"]
     assert dataset[np.int64(4)] == sample
     assert keys(dataset) == ALL
-    assert len(dataset) == 7
 
 
 @pytest.mark.parametrize("item", [7, -8, 1 << 40])
@@ -269,13 +248,6 @@ def test_a_view_reads_only_when_asked(folder):
         view[3]
 
 
-def test_a_dataset_says_what_it_is(folder):
-    dataset = open_dataset(folder)
-    text = repr(dataset)
-    assert text.startswith(f"<Dataset {folder}: 7 samples, 3 shards, 0.")
-    assert repr(dataset[:2]) == f"<2 samples of {text}>"
-
-
 def test_a_dataset_pickles_without_its_indexes(folder):
     dataset = open_dataset(folder)
     dataset[4]
@@ -297,24 +269,12 @@ def test_a_dataset_without_indexes_pickles_with_those_it_built(folder):
 # -- shards and indexes that do not fit ---------------------------------------------------------
 
 
-def test_a_missing_index_is_a_shard_error_with_the_command(folder):
-    (folder / "shard-000000.tar.idx").unlink()
-    with pytest.raises(ShardError, match=r"shard-000000\.tar: no index .*mmstream index"):
-        open_dataset(folder)[0]
-
-
 def test_an_index_with_more_samples_than_the_tar_has_blocks_is_refused_without_a_manifest(folder):
     (folder / MANIFEST_NAME).unlink(missing_ok=True)
     with (folder / "shard-000000.tar.idx").open("r+b") as file:
         file.truncate(1 << 40)
     with pytest.raises(ManifestError, match=r"shard-000000\.tar\.idx: .* blocks; .*--overwrite"):
         open_dataset(folder)
-
-
-def test_an_index_of_another_length_is_a_shard_error(folder):
-    (folder / "shard-000000.tar.idx").write_bytes(encode_index([0, 512]))
-    with pytest.raises(ShardError, match=r"16 bytes, but the manifest says 3 samples.*--overwrite"):
-        open_dataset(folder)[0]
 
 
 @pytest.mark.parametrize(
@@ -366,23 +326,13 @@ def test_real_tars_of_webdataset_open_as_they_are(name):
     )
 
 
-def test_a_gzipped_tar_is_refused_with_the_hint_and_reads_after_repacking(tmp_path):
+def test_a_gzipped_tar_is_refused_with_the_hint_and_reads_after_a_conversion(tmp_path):
     packed = FOREIGN / "sample.tgz"
-    with pytest.raises(ShardError, match="mmstream index --repack"):
+    with pytest.raises(ShardError, match="`mmstream convert` writes a plain one"):
         open_dataset(packed)
-    report = index_tars(FOREIGN, output=tmp_path / "out", repack=True, progress=False)
-    assert (report.num_shards, report.num_repacked) == (4, 1)
-    dataset = open_dataset(tmp_path / "out")
-    names = ["compressed.tar", "mpdata.tar", "sample.tgz", "testgz.tar"]
-    expected = [
-        sample for name in names for sample in read_by_webdataset((FOREIGN / name).read_bytes())
-    ]
-    assert [field_list(sample) for sample in dataset] == expected
-    assert len(open_dataset(tmp_path / "out" / "sample.tar")) == 90
-
-
-def test_the_public_name_is_the_function():
-    assert mm.open_dataset is open_dataset
+    convert(packed, tmp_path / "out", progress=False)
+    expected = read_by_webdataset(packed.read_bytes())
+    assert [field_list(sample) for sample in open_dataset(tmp_path / "out")] == expected
 
 
 def test_gzipped_tars_beside_plain_ones_are_not_left_out_in_silence(tmp_path, caplog):
@@ -398,3 +348,63 @@ def test_tars_that_the_manifest_does_not_name_are_told(tmp_path, caplog):
     shutil.copy(tmp_path / "shard-000001.tar", tmp_path / "shard-000002.tar")
     assert len(open_dataset(tmp_path)) == 5
     assert "1 tars are not in mmstream.json and are left out (shard-000002.tar" in caplog.text
+
+
+@pytest.mark.parametrize(
+    "name", ["a{0..1}b", "x.tar", "old.tar.gz", "~no user", "[1]*?", "50% #1", "{", "ö ü", "a\\b"]
+)
+@pytest.mark.parametrize("how", [str, Path, "file://{}".format])
+def test_a_folder_that_exists_opens_whatever_its_name(tmp_path, monkeypatch, name, how):
+    write_corpus(tmp_path / name, [2])
+    assert len(open_dataset(how(tmp_path / name))) == 2
+    monkeypatch.chdir(tmp_path)
+    assert len(open_dataset(name)) == 2
+    convert([{"text": "a"}], f"{name}/new", progress=False)
+    assert len(open_dataset(f"{name}/new")) == 1
+
+
+def test_urls_of_files_name_paths_as_pathlib_writes_them(tmp_path):
+    folder = tmp_path / "50% ö #1%20"
+    folder.mkdir()
+    (folder / "rows.jsonl").write_text('{"text": "a"}\n')
+    root = folder.as_uri()
+    convert(f"{root}/*.jsonl", f"{root}/new", media_root=root, progress=False)
+    for name in ("new", "new/", "new/shard-000000.tar", "new/shard-{000000..000000}.tar"):
+        assert len(open_dataset(f"{root}/{name}")) == 1
+    assert (folder / "new/mmstream.json").exists()
+    tar = (folder / "new/shard-000000.tar").rename(folder / "50% ü.tar").as_uri()
+    assert len(open_dataset(tar)) == 1
+    assert convert([tar], f"{root}/again", progress=False).num_samples == 1
+
+
+@pytest.mark.parametrize("how", [lambda a, b: [a, b], lambda a, b: [a, b / "shard-000000.tar"]])
+def test_a_list_with_a_folder_says_how_to_read_several(tmp_path, how):
+    one, two = (write_corpus(tmp_path / name, [2]) for name in "ab")
+    with pytest.raises(ConfigError, match=r"/a is a folder, and a list .* with mm.Mixture\(") as e:
+        open_dataset(how(Path(one), Path(two)))
+    assert "\n" not in str(e.value)
+
+
+# -- folders of pictures ------------------------------------------------------------------------
+
+
+HINT = r"; it holds pictures: docs/classification\.md .*, and docs/your-own-data\.md"
+
+
+@pytest.mark.parametrize("picture", ["bear/1.JPEG", "1.png"])
+def test_errors_about_a_folder_of_pictures_name_the_pages(tmp_path: Path, picture: str) -> None:
+    path = tmp_path / picture
+    path.parent.mkdir(exist_ok=True)
+    path.touch()
+    with pytest.raises(ManifestError, match=f"neither mmstream.json nor tars in it{HINT}"):
+        open_dataset(tmp_path)
+    with pytest.raises(ConfigError, match=f"no tars to index{HINT}"):
+        index_tars(tmp_path)
+
+
+def test_other_folders_have_no_hint(tmp_path: Path) -> None:
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "png.txt").touch()
+    assert picture_hint(tmp_path) == ""
+    assert picture_hint(tmp_path / "absent") == ""
+    assert picture_hint(None) == ""

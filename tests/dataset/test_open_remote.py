@@ -11,7 +11,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset import open as open_module
-from mmstream.dataset.bad_list import BAD_NAME, write_bad
+from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ManifestError
@@ -52,15 +52,6 @@ def test_three_requests_lead_to_the_first_data_range(opened):
     assert [name for name, _, _ in store.ranges] == [part.name, "shard-000000.tar"]
     assert (store.num_lists, store.size_reads) == (0, [])
     assert sorted(opened(bad_list=False).store.whole_reads) == [MANIFEST_NAME]
-
-
-def test_a_bad_list_is_used_and_a_wrong_one_is_refused(folder, opened):
-    write_bad(mm.open_dataset(folder), [(0, 3), (3, 1)])
-    assert opened().bad.tolist() == [[0, 3], [3, 1]]
-    assert opened(bad_list=False).bad.tolist() == []
-    Path(folder, BAD_NAME).write_text('{"version": 1, "bad": {"other.tar": [1]}}')
-    with pytest.raises(ManifestError, match="no shard of this dataset"):
-        opened()
 
 
 def test_without_a_manifest_tars_and_a_marker_are_found_by_one_listing(folder, opened):

@@ -50,8 +50,7 @@ def test_no_flipped_bit_of_a_manifest_passes(position: int, bit: int) -> None:
         assert Manifest.from_bytes(bytes(data)) == MANIFEST  # a bit of the seal itself
 
 
-def test_equal_manifests_have_equal_bytes_and_the_seal_is_json() -> None:
-    assert MANIFEST.to_bytes() == MANIFEST.to_bytes()
+def test_the_seal_is_json() -> None:
     assert list(json.loads(MANIFEST.to_bytes()))[-1] == "crc32c"
     sealed = seal(b'{\n  "version": 1\n}\n')
     assert decode_sealed(sealed, "x", dict, newest=1, cure="cure")["version"] == 1

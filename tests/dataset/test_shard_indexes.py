@@ -67,6 +67,11 @@ def assert_right(dataset, folder):
             assert np.array_equal(column, expected)
 
 
+def flipped(data, position):
+    """The bytes with one bit flipped."""
+    return data[:position] + bytes([data[position] ^ 1]) + data[position + 1 :]
+
+
 def without_files(folder):
     """Remove the .idx and .crc32c files."""
     for path in [*Path(folder).glob("*.idx"), *Path(folder).glob("*.crc32c")]:
@@ -95,23 +100,30 @@ def test_a_remote_part_is_fetched_once_a_machine(folder, cache):
     assert others.store.ranges == []
 
 
-@pytest.mark.parametrize(
-    "damage", ["table", "columns", "zeros", "short", "empty", "a link", "absent target"]
-)
+def linked(path, data, target):
+    target.write_bytes(data)
+    path.symlink_to(target)
+
+
+DAMAGED = {
+    "table": lambda path, data, _: path.write_bytes(flipped(data, len(data) // 4)),
+    "columns": lambda path, data, _: path.write_bytes(flipped(data, len(data) - 3)),
+    "zeros": lambda path, data, _: path.write_bytes(bytes(len(data))),
+    "short": lambda path, data, _: path.write_bytes(data[:-1]),
+    "empty": lambda path, data, _: path.write_bytes(b""),
+    "a link": linked,
+    "absent target": lambda path, _, target: path.symlink_to(target),
+}
+"""What may lie where a part was: from its path, its bytes and a place elsewhere."""
+
+
+@pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_cached_part_is_fetched_again(folder, cache, damage, tmp_path):
     remote(folder).load_indexes([0])
     (path,) = cache.glob("[!.]*[!k]")
-    data = bytearray(path.read_bytes())
-    if damage in ("table", "columns"):
-        data[len(data) // 4 if damage == "table" else -3] ^= 1
+    data = path.read_bytes()
     path.unlink()
-    if damage in ("a link", "absent target"):
-        if damage == "a link":
-            (tmp_path / "elsewhere").write_bytes(data)
-        path.symlink_to(tmp_path / "elsewhere")
-    else:
-        contents = {"zeros": bytes(len(data)), "short": data[:-1], "empty": b""}
-        path.write_bytes(contents.get(damage, data))
+    DAMAGED[damage](path, data, tmp_path / "elsewhere")
     dataset = remote(folder)
     counted = []
     assert dataset.bounds(4, np.array([0]), counted.append).start.tolist() == [0]
@@ -149,27 +161,35 @@ def test_a_part_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypat
     assert dataset.store.ranges == []
 
 
-@pytest.mark.parametrize("case", ["no room", "not writable", "of others", "no home"])
+def no_home(cache, monkeypatch):
+    monkeypatch.setenv("XDG_CACHE_HOME", "")
+    monkeypatch.setenv("HOME", "/dev/null")
+
+
+def others_may_write(cache, monkeypatch):
+    cache.mkdir(parents=True)
+    cache.parent.chmod(0o777)
+
+
+NO_CACHE = {
+    "no room": lambda cache, patch: patch.setattr(index_cache, "MAX_PART_OF_DISK", 0),
+    "not writable": lambda cache, patch: cache.parent.parent.write_bytes(b"a file"),
+    "of others": others_may_write,
+    "no home": no_home,
+}
+
+
+@pytest.mark.parametrize("case", NO_CACHE)
 def test_without_a_cache_the_table_and_single_shards_are_read_by_ranges(
     folder, cache, case, monkeypatch
 ):
-    if case == "no room":
-        monkeypatch.setattr(index_cache, "MAX_PART_OF_DISK", 0)
-    elif case == "not writable":
-        cache.parent.parent.write_bytes(b"a file")
-    elif case == "of others":
-        cache.mkdir(parents=True)
-        cache.parent.chmod(0o777)
-    else:
-        monkeypatch.setenv("XDG_CACHE_HOME", "")
-        monkeypatch.setenv("HOME", "/dev/null")
+    NO_CACHE[case](cache, monkeypatch)
     dataset = remote(folder)
     assert dataset.load_indexes([0, 3]) == 3
     assert len(dataset.store.range_reads) == 2  # the table; then both shards at once
     assert dataset.load_indexes([3]) == 0
     assert_right(dataset, folder)
-    if cache.parent.is_dir():
-        assert not list(cache.glob("*"))
+    assert not cache.parent.is_dir() or not list(cache.glob("*"))
 
 
 def test_a_large_part_comes_in_the_background_and_ranges_serve_meanwhile(
@@ -236,7 +256,7 @@ def test_bytes_that_come_wrong_once_are_read_again(folder, cache, monkeypatch):
 
     def flip(name, bounds, answer):
         reads.append(bounds)
-        return answer if len(reads) != 2 else answer[:-1] + bytes([answer[-1] ^ 1])
+        return answer if len(reads) != 2 else flipped(answer, len(answer) - 1)
 
     dataset = watched(mm.open_dataset(folder), flip, maps_files=False, concurrent=True)
     counted = []
@@ -412,10 +432,9 @@ def test_verify_says_where_a_part_is_of_another_tar(folder):
     write_shard(folder, shard, [("000000", {"a": b"1", "b": b"2" * 9000})], checksums=True)
     shards = list(manifest.shards)
     size = Path(folder, shard).stat().st_size
-    part = replace(manifest.index_parts[0])
     assert size != shards[1].num_bytes
     shards[1] = replace(shards[1], num_bytes=size)
-    manifest = replace(manifest, shards=tuple(shards), index_parts=(part,))
+    manifest = replace(manifest, shards=tuple(shards))
     Path(folder, "mmstream.json").write_bytes(manifest.to_bytes())
     (reason,) = reasons(folder)
     assert "is of other shards than the manifest names; run `mmstream index" in reason
@@ -426,11 +445,10 @@ def test_verify_says_where_a_part_is_of_another_tar(folder):
 def test_verify_compares_checksums_of_a_part_with_those_of_the_file(folder):
     path = Path(folder, "shard-000001.tar")
     index = Path(folder, "shard-000001.tar.idx").read_bytes()
-    data = bytearray(path.read_bytes())
-    data[600] ^= 1
+    data = flipped(path.read_bytes(), 600)
     path.write_bytes(data)
     stop = int.from_bytes(index[8:16], "little")
-    column = encode_checksums([sample_checksum(bytes(data[:stop]))], index)
+    column = encode_checksums([sample_checksum(data[:stop])], index)
     Path(folder, "shard-000001.tar.crc32c").write_bytes(column)
     (reason,) = reasons(folder)
     assert "has other checksums than its file of checksums" in reason
@@ -471,3 +489,55 @@ def test_quick_compares_the_checksum_of_a_tar_that_the_server_keeps(s3, tmp_path
     answers.append(right ^ 1)
     (reason,) = reasons(folder, quick=True)
     assert reason.startswith("shard-000003.tar: its CRC-32C at the server is not that of its samp")
+
+
+# -- where samples lie: the requests that it needs -------------------------------------------------
+
+
+@pytest.fixture(params=[True, False], ids=["checksums", "no checksums"])
+def dataset(request, tmp_path):
+    return watched(mm.open_dataset(write_corpus(tmp_path, COUNTS, checksums=request.param)))
+
+
+def test_bounds_are_those_of_the_index_in_the_order_that_was_asked_for(dataset):
+    index = np.array([3, 0, 39, 3])
+    bounds = dataset.bounds(3, index)
+    offsets, checksums = dataset.index_of(3)
+    assert np.array_equal(bounds.start, offsets[index])
+    assert np.array_equal(bounds.stop, offsets[index + 1])
+    assert {column.dtype for column in bounds if column is not None} == {np.dtype(np.int64)}
+    if checksums is None:
+        assert bounds.checksum is None
+    else:
+        assert np.array_equal(bounds.checksum, checksums[index])
+
+
+def test_the_indexes_of_many_shards_come_in_one_round_of_requests_and_no_size_is_asked_for(dataset):
+    num_files = 2 if dataset.has_checksums else 1
+    assert dataset.load_indexes([0, 3, 3, 4, 1]) == 4 * num_files
+    assert [len(request) for request in dataset.store.range_reads] == [4 * num_files]
+    for shard in (0, 1, 3, 4):
+        dataset.bounds(shard, np.array([0]))
+    assert len(dataset.store.range_reads) == 1
+    assert not dataset.store.size_reads
+    assert dataset.load_indexes([0, 3]) == 0
+    assert dataset.load_indexes([0, 2]) == num_files
+    assert len(dataset.store.range_reads) == 2
+
+
+def test_the_error_of_a_shard_comes_at_its_bounds(dataset):
+    store = open_store(dataset.store.url)
+    store.remove("shard-000000.tar.idx")
+    store.write("shard-000001.tar.idx", b"short")
+    store.write("shard-000003.tar.idx", store.read("shard-000003.tar.idx") + bytes(8))
+    dataset.load_indexes(range(5))
+    with pytest.raises(ShardError, match=r"no index shard-000000\.tar\.idx"):
+        dataset.bounds(0, np.array([0]))
+    with pytest.raises(ShardError, match="5 bytes, but the manifest says 1 samples"):
+        dataset.bounds(1, np.array([0]))
+    if dataset.has_checksums:  # they tell that the first bytes are the index
+        assert dataset.bounds(3, np.array([0])).start.tolist() == [0]
+    else:
+        with pytest.raises(ShardError, match="336 bytes, but the manifest says 40 samples"):
+            dataset.bounds(3, np.array([0]))
+    assert dataset.bounds(4, np.array([0])).start.tolist() == [0]

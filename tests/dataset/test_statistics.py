@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 
 import mmstream as mm
+from mmstream.decoding.sample import WholeText
 from mmstream.display.statistics import bins, statistics_lines
-from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.train.chat import chat_decode
+from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from tests.display.test_display import Page, recording
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.media_files import audio_file, video_file
@@ -37,15 +39,16 @@ def dataset(tmp_path):
 def test_numbers_are_those_of_the_samples(dataset):
     stats = mm.statistics(dataset)
     assert (stats.num_samples, stats.num_measured, stats.num_bad) == (50, 50, 0)
-    assert stats.values["image width"].tolist() == list(range(10, 60))
-    assert stats.values["image height"].tolist() == list(range(20, 120, 2))
-    assert stats.values["words"].tolist() == [n % 5 + 1 for n in range(50)]
-    assert stats.values["images"].tolist() == [1] * 50
-    sizes = [sum(map(len, varied(n).values())) for n in range(50)]
-    assert stats.values["sample bytes"].tolist() == sizes
+    expected = {
+        "image width": list(range(10, 60)),
+        "image height": list(range(20, 120, 2)),
+        "words": [n % 5 + 1 for n in range(50)],
+        "images": [1] * 50,
+        "sample bytes": [sum(map(len, varied(n).values())) for n in range(50)],
+    }
+    assert {name: stats.values[name].tolist() for name in expected} == expected
     assert stats.classes == {"0": 17, "1": 17, "2": 16}
     assert "turns" not in stats.values
-    assert repr(stats).startswith("<Statistics of 50 of 50 samples: sample bytes, images, ")
 
 
 def test_fields_that_some_samples_lack_are_counted(tmp_path):
@@ -81,11 +84,14 @@ def test_conversations_recordings_and_several_pictures(tmp_path):
         return {**pictures, "wav": recording(), "json": json.dumps(row).encode()}
 
     stats = mm.statistics(mm.open_dataset(write_corpus(tmp_path, [6], fields)))
-    assert stats.values["turns"].tolist() == [1, 2] * 3
-    assert stats.values["words"].tolist() == [3, 5] * 3
-    assert stats.values["images"].tolist() == [1, 2, 1, 2]
+    expected = {
+        "turns": [1, 2] * 3,
+        "words": [3, 5] * 3,
+        "images": [1, 2, 1, 2],
+        "audio bytes": [len(recording())] * 6,
+    }
+    assert {name: stats.values[name].tolist() for name in expected} == expected
     assert len(stats.values["image width"]) == 6
-    assert stats.values["audio bytes"].tolist() == [len(recording())] * 6
     assert stats.classes == {"cat": 5, "7": 1}
 
 
@@ -100,15 +106,18 @@ def test_videos_and_recordings_are_measured_by_their_headers(tmp_path):
     stats = mm.statistics(mm.open_dataset(url))
     assert (stats.num_measured, stats.num_bad) == (2, 1)
     assert re.search(r"\[1\] .*\.mp4: truncated: ", stats.reasons[0])
+    expected = {
+        "video frames per second": [10, 5] * 2,
+        "video frames": [12, 5] * 2,
+        "video width": [48, 64] * 2,
+        "video height": [64, 48] * 2,
+        "audio seconds": [0.5] * 2,
+        "audio sample rate": [22_050] * 2,
+        "video bytes": [len(files["mp4"]), len(files["other.mkv"])] * 2,
+        "audio bytes": [len(files["flac"])] * 2,
+    }
+    assert {name: stats.values[name].tolist() for name in expected} == expected
     assert stats.values["video seconds"] == pytest.approx([1.2, 1.0] * 2)
-    assert stats.values["video frames per second"].tolist() == [10, 5] * 2
-    assert stats.values["video frames"].tolist() == [12, 5] * 2
-    assert stats.values["video width"].tolist() == [48, 64] * 2
-    assert stats.values["video height"].tolist() == [64, 48] * 2
-    assert stats.values["audio seconds"].tolist() == [0.5] * 2
-    assert stats.values["audio sample rate"].tolist() == [22_050] * 2
-    assert stats.values["video bytes"].tolist() == [len(files["mp4"]), len(files["other.mkv"])] * 2
-    assert stats.values["audio bytes"].tolist() == [len(files["flac"])] * 2
     assert stats.hours == pytest.approx({"video": 4.4 / 3600, "audio": 1.0 / 3600})
     assert stats.summary()["hours"] == stats.hours
     lines = list(statistics_lines(stats))
@@ -134,6 +143,52 @@ def test_tokens_are_counted_whole_and_those_that_are_learned(tmp_path):
     assert stats.values["tokens"].tolist() == [len(tokens["input_ids"])] * 3
     assert stats.values["learned tokens"].tolist() == [(tokens["labels"] != -100).sum()] * 3
     assert stats.values["learned tokens"][0] == 5001
+
+
+TURNS = [
+    {"role": "user", "content": [{"type": "image", "field": "jpg"}, {"type": "text", "text": "?"}]},
+    {"role": "assistant", "content": "a cat"},
+]
+
+
+def pictured(number):
+    return {"json": json.dumps({"messages": TURNS}).encode(), "jpg": jpeg(number, (100, 120))}
+
+
+@pytest.mark.parametrize("length", [9, mm.qwen_vl_length()])
+def test_tokens_of_media_are_those_of_training_or_named(tmp_path, length):
+    dataset = mm.open_dataset(write_corpus(tmp_path, [3], pictured))
+    tokenizer = byte_tokenizer(chat=True)
+    tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
+    image = mm.ImageDecoder(resize="max_pixels", multiple_of=28)
+    decode = mm.Decode(image=image, text=mm.TextDecoder(tokenizer, image_length=length))
+    (sample,) = mm.Pipeline(dataset, global_batch_size=1, decode=decode).take(1)
+    stats = mm.statistics(dataset, text=WholeText(decode))
+    assert stats.values["tokens"].tolist() == [len(sample["input_ids"])] * 3
+    assert stats.values["learned tokens"].tolist() == [(sample["labels"] != -100).sum()] * 3
+    assert stats.uncounted_media == ()
+    alone = mm.statistics(dataset, text=mm.TextDecoder(tokenizer))
+    assert alone.summary()["uncounted_media"] == ["image"]
+    assert any("tokens of images are not counted" in line for line in statistics_lines(alone))
+    assert mm.statistics(dataset).uncounted_media == ()
+
+
+@pytest.mark.slow
+def test_the_folder_of_a_model_counts_the_tokens_of_media(tmp_path, mmstream):
+    from tests.helpers.tiny_media_models import save_tiny_qwen
+
+    folder = save_tiny_qwen(tmp_path / "qwen")
+    url = write_corpus(tmp_path / "d", [3], pictured)
+    whole = chat_decode(open_tokenizer(str(folder), chat=True), str(folder), 4096)
+    dataset = mm.open_dataset(url)
+    (sample,) = mm.Pipeline(dataset, global_batch_size=1, decode=whole).take(1)
+    num_tokens = len(sample["input_ids"])
+    _, out, _ = mmstream("info", url, "--stats", "--json", "--tokenizer", folder)
+    assert json.loads(out)["values"]["tokens"]["max"] == num_tokens
+    _, out, _ = mmstream("show", url, "--tokenizer", folder)
+    assert out.count(f"{num_tokens} tokens, ") == 3
+    _, out, _ = mmstream("show", url, "--tokenizer", "bytes")
+    assert out.count("tokens of images are not counted: --tokenizer with the folder") == 3
 
 
 def test_bad_samples_are_counted_and_never_stop_it(tmp_path):
@@ -174,7 +229,7 @@ def test_a_mixture_and_an_empty_dataset_have_statistics_too(tmp_path, dataset):
 
 
 def test_impossible_settings_are_refused(dataset):
-    with pytest.raises(mm.ConfigError, match="num_samples is 0"):
+    with pytest.raises(mm.ConfigError, match="num_samples=0"):
         mm.statistics(dataset, 0)
     decoder = mm.TextDecoder(byte_tokenizer(chat=True), image_length=mm.qwen_vl_length())
     with pytest.raises(mm.ConfigError, match="image_length is a function"):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,7 @@ import torch
 
 import mmstream as mm
 from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.decoding.sample import decode_sample
 from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
@@ -35,10 +37,13 @@ def captions(tmp_path_factory: pytest.TempPathFactory) -> str:
     return write_corpus(tmp_path_factory.mktemp("captions"), [9, 8, 7], with_captions)
 
 
+def caption_of_epoch(sample: Sample) -> str:
+    choices: list[str] = sample["json"]["captions"]
+    return choices[mm.sample_rng(sample, "caption").integers(len(choices))]
+
+
 def one_caption(sample: Sample) -> Sample:
-    choices = sample["json"]["captions"]
-    choice = choices[mm.sample_rng(sample, "caption").integers(len(choices))]
-    return {**sample, "txt": choice}
+    return {**sample, "txt": caption_of_epoch(sample)}
 
 
 def even_only(sample: Sample) -> Sample:
@@ -82,11 +87,6 @@ def test_draws_are_the_same_on_every_topology(captions: str) -> None:
     assert len(drawn) > 2
 
 
-def caption_of_epoch(sample: Sample) -> str:
-    choices: list[str] = sample["json"]["captions"]
-    return choices[mm.sample_rng(sample, "caption").integers(len(choices))]
-
-
 def test_the_function_of_a_text_draws_anew_for_each_seed_and_epoch(captions: str) -> None:
     decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), field=caption_of_epoch))
     texts = set()
@@ -109,8 +109,7 @@ def test_texts_are_tokenized_after_the_functions(captions: str) -> None:
 
     tokenizer = byte_tokenizer()
     for taken in make(captions, shout).take(3):
-        assert taken["txt"] == "AAAA"
-        assert taken["extra"] == b"x"
+        assert (taken["txt"], taken["extra"]) == ("AAAA", b"x")
         assert tokenizer.decode(taken["input_ids"], skip_special_tokens=True) == "AAAA"
 
 
@@ -184,19 +183,6 @@ def test_without_decoders_functions_run_too(captions: str) -> None:
     assert all(isinstance(sample["jpg"], bytes) for sample in taken)
 
 
-def test_functions_are_a_tuple_of_functions(captions: str) -> None:
-    dataset = mm.open_dataset(captions)
-    with pytest.raises(ConfigError, match=r"before: pass a tuple of functions, \(fn,\)"):
-        mm.Pipeline(dataset, global_batch_size=2, before=even_only)  # type: ignore[arg-type]
-    with pytest.raises(ConfigError, match="before: 3 is not a function"):
-        mm.Pipeline(dataset, global_batch_size=2, before=(3,))  # type: ignore[arg-type]
-
-
-def drawn_caption(sample: Sample) -> str:
-    choices: list[str] = sample["json"]["captions"]
-    return choices[mm.sample_rng(sample, "caption").integers(5)]
-
-
 def question(sample: Sample) -> list[dict[str, str]]:
     return [
         {"role": "user", "content": "Which number?"},
@@ -206,20 +192,19 @@ def question(sample: Sample) -> list[dict[str, str]]:
 
 def test_a_text_comes_from_a_path_or_a_function(captions: str) -> None:
     tokenizer = byte_tokenizer(chat=True)
-
-    def texts(field: Any) -> list[str]:
+    for field, part in (
+        ("json.captions.2", "caption 2 of"),
+        (caption_of_epoch, "caption "),
+        (question, "Which number?"),
+    ):
         decode = mm.Decode(text=mm.TextDecoder(tokenizer, field=field))
-        taken = make(captions, decode=decode).take(4)
-        return [tokenizer.decode(sample["input_ids"]) for sample in taken]
-
-    assert all("caption 2 of" in text for text in texts("json.captions.2"))
-    assert all("caption " in text for text in texts(drawn_caption))
-    for text in texts(question):
-        assert "Which number?" in text
+        for taken in make(captions, decode=decode).take(4):
+            assert part in tokenizer.decode(taken["input_ids"])
 
 
-def test_a_path_that_leads_nowhere_says_what_is_there(captions: str) -> None:
-    for field, reason in (
+@pytest.mark.parametrize(
+    ("field", "reason"),
+    [
         (
             "json.caption",
             r"json\.caption: nothing at json\.caption: json holds the names id, captions",
@@ -230,71 +215,53 @@ def test_a_path_that_leads_nowhere_says_what_is_there(captions: str) -> None:
         ("caption", "no field caption; the sample has jpg, txt, json, cls"),
         (question, "messages, and the tokenizer has no chat template"),
         (lambda sample: sample["json"]["x"], "<lambda>: KeyError: 'x'"),
-    ):
-        decoder = mm.TextDecoder(byte_tokenizer(), field=field)  # type: ignore[arg-type]
-        raw = mm.open_dataset(captions)[0]
-        decode = mm.Decode(text=decoder)
-        from mmstream.decoding.sample import decode_sample
-
-        with pytest.raises(DecodeError, match=reason):
-            decode_sample(raw, decode)
-
-
-def test_a_subclass_that_a_pipeline_would_not_call_is_refused() -> None:
-    class Shouting(mm.TextDecoder):
-        def __call__(self, sample: Any, shapes: Any = None) -> Any:
-            return super().__call__({**sample, "txt": sample["txt"].upper()}, shapes)
-
-    class Dark(mm.ImageDecoder):
-        def __call__(self, data: bytes, out: Any = None, rng: Any = None) -> Any:
-            return super().__call__(data, out, rng) // 2
-
-    with pytest.raises(ConfigError, match=r"Shouting overrides.*field=function\)"):
-        Shouting(byte_tokenizer())
-    with pytest.raises(ConfigError, match=r"Dark overrides.*override `decode`"):
-        Dark()
+    ],
+)
+def test_a_path_that_leads_nowhere_says_what_is_there(
+    captions: str, field: Any, reason: str
+) -> None:
+    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), field=field))
+    with pytest.raises(DecodeError, match=reason):
+        decode_sample(mm.open_dataset(captions)[0], decode)
 
 
-def test_what_is_no_decode_says_what_to_write(captions: str) -> None:
-    class Processor:
-        image_processor = tokenizer = None
-
-    dataset = mm.open_dataset(captions)
-    tokenizer = byte_tokenizer()
-    for make_wrong, advice in (
-        (lambda: mm.Decode(text=tokenizer), r"write text=mm\.TextDecoder\(tokenizer, max_length"),
-        (lambda: mm.Decode(text=Processor()), r"TextDecoder\(processor\.tokenizer"),
-        (lambda: mm.Decode(image=Processor()), r"ImageDecoder\.from_processor\(processor\)"),
-        (lambda: mm.TextDecoder(Processor()), r"pass processor\.tokenizer"),
-    ):
-        with pytest.raises(ConfigError, match=advice):
-            make_wrong()
-    for decode, advice in (
-        (even_only, r"transforms=\(function,\), or to before=\(function,\)"),
-        ({"cls": int}, r"pass mm\.Decode\(\{\.\.\.\}\)"),
-        (mm.ImageDecoder(), r"mm\.Decode\(image=decoder\)"),
-        (mm.TextDecoder(tokenizer), r"mm\.Decode\(text=decoder\)"),
-        (mm.Decode, "not the class"),
-        ("pil", r"pass mm\.Decode\(image"),
-    ):
-        with pytest.raises(ConfigError, match=advice):
-            mm.Pipeline(dataset, global_batch_size=2, decode=decode)  # type: ignore[arg-type]
+class Processor:
+    image_processor = tokenizer = None
 
 
-def test_arguments_of_other_libraries_say_what_to_write(captions: str) -> None:
-    dataset = mm.open_dataset(captions)
-    pipeline = mm.Pipeline(dataset, global_batch_size=2)
-    anything: Any = mm
-    for make_wrong, advice in (
-        (lambda: anything.Pipeline(dataset, batch_size=2), "batch_size=: write global_batch_size="),
-        (lambda: anything.Loader(pipeline, batch_size=2), r"Pipeline\(dataset, global_batch_size"),
-        (lambda: anything.Loader(dataset), r"mm\.Loader\(mm\.Pipeline\(dataset, global_batch"),
-        (lambda: anything.to_device(pipeline, "cpu"), r"to_device\(mm\.Loader\(pipeline\)"),
-        (lambda: anything.to_device(dataset, "cpu"), r"mm\.Loader\(mm\.Pipeline\(dataset"),
-        (lambda: anything.to_device([1], "cpu"), r"got list: pass an mm\.Loader"),
-    ):
-        with pytest.raises(ConfigError, match=advice):
-            make_wrong()
+WRONG: dict[str, Callable[[Any], object]] = {
+    r"write text=mm\.TextDecoder\(tokenizer, max_length": lambda _: mm.Decode(
+        text=byte_tokenizer()
+    ),
+    r"TextDecoder\(processor\.tokenizer": lambda _: mm.Decode(text=Processor()),
+    r"ImageDecoder\.from_processor\(processor\)": lambda _: mm.Decode(image=Processor()),
+    r"pass processor\.tokenizer": lambda _: mm.TextDecoder(Processor()),
+    r"before=.*: pass a tuple of functions, \(fn,\)": lambda plan: plan(before=even_only),
+    r"before=\(3,\): pass a tuple of functions": lambda plan: plan(before=(3,)),
+    r"transforms=\(function,\), or to before=\(function,\)": lambda plan: plan(decode=even_only),
+    r"pass mm\.Decode\(\{\.\.\.\}\)": lambda plan: plan(decode={"cls": int}),
+    r"mm\.Decode\(image=decoder\)": lambda plan: plan(decode=mm.ImageDecoder()),
+    r"mm\.Decode\(text=decoder\)": lambda plan: plan(decode=mm.TextDecoder(byte_tokenizer())),
+    "not the class": lambda plan: plan(decode=mm.Decode),
+    r"pass mm\.Decode\(image": lambda plan: plan(decode="pil"),
+    r"Loader has no batch_size=.*Pipeline\(dataset, global_batch_size": lambda plan: mm.Loader(
+        plan(), batch_size=2
+    ),
+    r"mm\.Loader\(mm\.Pipeline\(dataset, global_batch": lambda plan: mm.Loader(plan().dataset),
+    r"to_device\(mm\.Loader\(pipeline\)": lambda plan: mm.to_device(plan(), "cpu"),
+    r"mm\.Loader\(mm\.Pipeline\(dataset": lambda plan: mm.to_device(plan().dataset, "cpu"),
+    r"got list: pass an mm\.Loader": lambda _: mm.to_device([1], "cpu"),
+}
+"""Part of the message -> a call, which may make a pipeline."""
+
+
+@pytest.mark.parametrize("message", WRONG)
+def test_a_wrong_place_or_an_argument_of_other_libraries_says_what_to_write(
+    message: str, captions: str
+) -> None:
+    plan = partial(mm.Pipeline, mm.open_dataset(captions), global_batch_size=2)
+    with pytest.raises(ConfigError, match=message):
+        WRONG[message](plan)
 
 
 def test_batches_hold_what_decoders_by_field_make(captions: str) -> None:

@@ -7,6 +7,8 @@ import io
 import pickle
 import struct
 import zipfile
+import zlib
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -19,14 +21,15 @@ from mmstream.decoding.sample import decode_sample, decode_texts
 from mmstream.errors import ConfigError, DecodeError, SkipSample
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import SampleLineage
+from tests.helpers.corpora import write_corpus
+from tests.helpers.image_bombs import chunk
+from tests.helpers.pictures import encoded
 
 RNG = np.random.Generator(np.random.Philox(7))
 
 
 def png(pixels: np.ndarray[Any, Any], mode: str | None = None) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels, mode).save(file, "png")
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels, mode), "png")
 
 
 def npy(array: np.ndarray[Any, Any], **settings: Any) -> bytes:
@@ -35,8 +38,25 @@ def npy(array: np.ndarray[Any, Any], **settings: Any) -> bytes:
     return file.getvalue()
 
 
+TEXT = mm.TextDecoder(byte_tokenizer())
 PIXELS = RNG.integers(0, 256, (40, 60, 3), dtype=np.uint8)
 CLASSES = RNG.integers(0, 9, (40, 60), dtype=np.uint8)
+
+
+def with_palette(numbers: np.ndarray[Any, Any]) -> bytes:
+    picture = Image.fromarray(numbers, "P")
+    picture.putpalette(RNG.integers(0, 256, 768, dtype=np.uint8).tobytes())
+    return encoded(picture, "png")
+
+
+def grey_png(numbers: np.ndarray[Any, Any], bits: int) -> bytes:
+    """Write grey levels of a few bits, which Pillow cannot write."""
+    height, width = numbers.shape
+    spread = ((numbers[:, :, None] >> np.arange(bits)[::-1]) & 1).reshape(height, -1)
+    rows = b"".join(b"\0" + np.packbits(row).tobytes() for row in spread.astype(np.uint8))
+    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
+    chunks = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND"))
+    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
 
 
 def sample(**fields: Any) -> dict[str, Any]:
@@ -50,14 +70,15 @@ def decoded(decode: mm.Decode, **fields: Any) -> dict[str, Any]:
 
 
 def test_each_field_gets_its_own_decoder_and_keeps_its_name() -> None:
+    image, text = mm.ImageDecoder(size=16), mm.TextDecoder(byte_tokenizer())
     decode = mm.Decode(
         {
-            "jpg": mm.ImageDecoder(size=16),
+            "jpg": image,
             "mask.png": mm.ImageDecoder(size=16, interpolation="nearest"),
             "cls": int,
             "npy": ...,
             "meta.json": ...,
-            "caption.txt": mm.TextDecoder(byte_tokenizer()),
+            "caption.txt": text,
             "raw": len,
         }
     )
@@ -72,20 +93,18 @@ def test_each_field_gets_its_own_decoder_and_keeps_its_name() -> None:
         "left": b"alone",
     }
     result = decoded(decode, **fields)
-    assert result["jpg"].shape == result["mask.png"].shape == (3, 16, 16)
-    assert not torch.equal(result["jpg"], result["mask.png"])
-    assert (result["cls"], result["meta.json"], result["raw"]) == (7, {"a": [1]}, 5)
-    assert result["npy"].tolist() == [0, 1, 2]
-    assert result["caption.txt"] == "a cat"
-    assert len(result["input_ids"]) >= 5
-    assert result["left"] == b"alone"
-    assert "image" not in result
-
-
-def test_a_picture_by_field_has_the_pixels_of_the_shorthand() -> None:
-    decoder = mm.ImageDecoder(size=16)
-    by_field = decoded(mm.Decode({"png": decoder}), png=png(PIXELS))["png"]
-    assert torch.equal(by_field, decoded(mm.Decode(image=decoder), png=png(PIXELS))["image"])
+    picture, mask, array, tokens = (
+        result.pop(name) for name in ("jpg", "mask.png", "npy", "input_ids")
+    )
+    by_kind = decoded(mm.Decode(image=image), png=png(PIXELS))
+    assert torch.equal(picture, by_kind["image"])
+    assert picture.shape == mask.shape == (3, 16, 16)
+    assert not torch.equal(picture, mask)
+    assert array.tolist() == [0, 1, 2]
+    assert np.array_equal(tokens, text({"txt": "a cat"})["input_ids"])
+    values = {"cls": 7, "meta.json": {"a": [1]}, "raw": 5, "caption.txt": "a cat", "left": b"alone"}
+    assert {name: result[name] for name in values} == values
+    assert result.keys() - values.keys() == {"attention_mask", "labels"}
 
 
 def test_a_name_means_exactly_this_field() -> None:
@@ -113,22 +132,22 @@ def test_shorthand_and_fields_go_together() -> None:
     assert result["mask.png"].shape == (8, 8)
 
 
-def test_named_pictures_do_not_land_in_one_list() -> None:
+@pytest.mark.parametrize(
+    ("names", "reason"),
+    [
+        (
+            ("input.jpg", "target.png"),
+            r"a list, and input\.jpg and target\.png have names of their own: decode them by "
+            r'field, mm\.Decode\(\{"input\.jpg": mm\.ImageDecoder\(\.\.\.\), "target\.png": mm\.I',
+        ),
+        (("jpg", "mask.png"), r"a list, and mask\.png have names"),
+    ],
+)
+def test_named_pictures_do_not_land_in_one_list(names: tuple[str, ...], reason: str) -> None:
     decode = mm.Decode(image=mm.ImageDecoder(size=8))
-    pictures = {"input.jpg": png(PIXELS), "target.png": png(CLASSES)}
-    with pytest.raises(DecodeError) as error:
-        decoded(decode, **pictures)
-    assert str(error.value) == (
-        "s-0.tar[4] 7: image= takes the pictures of a sample for a list, and input.jpg and "
-        "target.png have names of their own: decode them by field, "
-        'mm.Decode({"input.jpg": mm.ImageDecoder(...), "target.png": mm.ImageDecoder(...)}), or '
-        "leave some out in Pipeline(before=)"
-    )
-    with pytest.raises(DecodeError, match=r"mask\.png have names"):
-        decoded(decode, **{"jpg": png(PIXELS), "mask.png": png(CLASSES)})
-    assert (
-        len(decoded(decode, **{"photo.jpg": png(PIXELS)})["image"]) == 3
-    )  # a single one: [3, H, W]
+    with pytest.raises(DecodeError, match=rf"s-0\.tar\[4\] 7: image= takes .* {reason}"):
+        decoded(decode, **dict.fromkeys(names, png(PIXELS)))
+    assert decoded(decode, **{names[0]: png(PIXELS)})["image"].ndim == 3  # a single one
 
 
 def test_messages_may_name_the_pictures_of_a_list() -> None:
@@ -140,60 +159,33 @@ def test_messages_may_name_the_pictures_of_a_list() -> None:
 
 
 @pytest.mark.parametrize(
-    ("pixels", "mode", "numbers"),
+    ("data", "numbers"),
     [
-        (CLASSES, None, CLASSES),
-        (np.repeat(CLASSES[:, :, None], 3, 2), None, CLASSES),
-        (np.stack((CLASSES, CLASSES // 2), 2), "LA", CLASSES),
+        (png(CLASSES), CLASSES),
+        (png(np.repeat(CLASSES[:, :, None], 3, 2)), CLASSES),
+        (png(np.stack((CLASSES, CLASSES // 2), 2), "LA"), CLASSES),
+        (with_palette(CLASSES), CLASSES),
+        *((grey_png(CLASSES % 2**bits, bits), CLASSES % 2**bits) for bits in (1, 2, 4)),
     ],
+    ids=["grey", "colours", "alpha", "palette", "1 bit", "2 bits", "4 bits"],
 )
-def test_a_mask_holds_the_numbers_as_they_are_stored(
-    pixels: Any, mode: str | None, numbers: Any
-) -> None:
-    mask = mm.ImageDecoder(mask=True)(png(pixels, mode))
+def test_a_mask_holds_the_numbers_as_they_are_stored(data: bytes, numbers: Any) -> None:
+    mask = mm.ImageDecoder(mask=True)(data)
     assert mask.dtype == np.uint8
     assert np.array_equal(mask, numbers)
 
 
-def test_a_mask_with_a_palette_or_few_bits_holds_class_numbers() -> None:
-    picture = Image.fromarray(CLASSES, "P")
-    picture.putpalette(RNG.integers(0, 256, 768, dtype=np.uint8).tobytes())
-    file = io.BytesIO()
-    picture.save(file, "png")
-    assert np.array_equal(mm.ImageDecoder(mask=True)(file.getvalue()), CLASSES)
-    for bits in (1, 2, 4):
-        numbers = CLASSES % (1 << bits)
-        assert np.array_equal(mm.ImageDecoder(mask=True)(grey_png(numbers, bits)), numbers)
-
-
-def grey_png(numbers: np.ndarray[Any, Any], bits: int) -> bytes:
-    """Write grey levels of a few bits, which Pillow cannot write."""
-    import zlib
-
-    height, width = numbers.shape
-    spread = ((numbers[:, :, None] >> np.arange(bits)[::-1]) & 1).reshape(height, -1)
-    rows = b"".join(b"\0" + np.packbits(row).tobytes() for row in spread.astype(np.uint8))
-
-    def chunk(name: bytes, payload: bytes) -> bytes:
-        crc = zlib.crc32(name + payload)
-        return struct.pack(">I", len(payload)) + name + payload + struct.pack(">I", crc)
-
-    header = struct.pack(">IIBBBBB", width, height, bits, 0, 0, 0, 0)
-    chunks = (chunk(b"IHDR", header), chunk(b"IDAT", zlib.compress(rows)), chunk(b"IEND", b""))
-    return b"\x89PNG\r\n\x1a\n" + b"".join(chunks)
-
-
-def test_what_is_no_mask_is_refused_with_the_reason() -> None:
-    decoder = mm.ImageDecoder(mask=True)
-    file = io.BytesIO()
-    Image.fromarray(CLASSES).save(file, "jpeg")
-    for data, reason in (
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
         (png(PIXELS), "this picture has colours"),
-        (file.getvalue(), "a JPEG does not keep class numbers"),
+        (encoded(Image.fromarray(CLASSES), "jpeg"), "a JPEG does not keep class numbers"),
         (png(CLASSES.astype(np.uint16)), "not of 8 bits"),
-    ):
-        with pytest.raises(DecodeError, match=reason):
-            decoder(data)
+    ],
+)
+def test_what_is_no_mask_is_refused_with_the_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(DecodeError, match=reason):
+        mm.ImageDecoder(mask=True)(data)
 
 
 def test_decoders_travel_to_workers_and_can_be_changed() -> None:
@@ -367,6 +359,23 @@ def upper(data: bytes) -> dict[str, Any]:
     return {"caption": data.decode().upper()}
 
 
+@pytest.mark.parametrize("decode", [{}, {"image": mm.ImageDecoder(size=8)}])
+def test_damaged_json_costs_its_sample_unless_it_is_kept_as_bytes(
+    tmp_path: Path, decode: dict[str, Any]
+) -> None:
+    texts = [b'{"a": 1}', b'{"a": ', b'{"a": 3}']
+    folder = write_corpus(tmp_path, [3], lambda n: {"png": png(PIXELS), "json": texts[n]})
+    dataset = mm.open_dataset(folder)
+
+    def batch(fields: dict[str, Any]) -> dict[str, Any]:
+        decoders = mm.Decode(fields, **decode) if fields or decode else None
+        pipeline = mm.Pipeline(dataset, global_batch_size=3, decode=decoders, shuffle=False)
+        return next(iter(mm.Loader(pipeline)))
+
+    assert [row["a"] for row in batch({})["json"]][::2] == [1, 3]  # between them is a substitute
+    assert batch({"json": bytes})["json"] == texts
+
+
 def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> None:
     decode = mm.Decode({"json": upper}, text=mm.TextDecoder(byte_tokenizer(), field="json.caption"))
     (parsed, tokens), *_ = decode_texts([sample(json=b"cat")], decode)
@@ -375,16 +384,6 @@ def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> 
     assert decoded(decode, json=b"cat")["json"] == {"caption": "CAT"}
     with pytest.raises(DecodeError, match=r"7\.json: fails: KeyError"):
         decoded(mm.Decode({"json": fails}), json=b"cat")
-
-
-def test_one_text_decoder_in_all_and_its_pictures_are_those_of_the_shorthand() -> None:
-    text = mm.TextDecoder(byte_tokenizer())
-    assert mm.Decode({"txt": text}).text.field == "txt"  # type: ignore[union-attr]
-    for fields, other in (({"a.txt": text, "b.txt": text}, None), ({"a.txt": text}, text)):
-        with pytest.raises(ConfigError, match="a second text decoder"):
-            mm.Decode(fields, text=other)
-    with pytest.raises(ConfigError, match="leave out field="):
-        mm.Decode({"txt": mm.TextDecoder(byte_tokenizer(), field="json.a")})
 
 
 @pytest.mark.parametrize(
@@ -398,12 +397,19 @@ def test_one_text_decoder_in_all_and_its_pictures_are_those_of_the_shorthand() -
         ({"__key__": len}, {}, "no name of a field"),
         ({"jpg": 224}, {}, "give a decoder, a function"),
         ({"cls": int, "cls;class": int}, {}, "two decoders make the field 'cls'"),
-        ({"jpg": mm.ImageDecoder(device="cuda")}, {}, r"goes with Decode\(image="),
+        (
+            {"jpg": mm.ImageDecoder(size=8, tiles=mm.LlavaNextTiles())},
+            {},
+            r"goes with Decode\(image=",
+        ),
         ({}, {"image": 224}, r"image=mm.ImageDecoder\(size=224\)"),
         ({}, {"image": len}, r"by field"),
         ({}, {"text": "json.caption"}, 'field="json.caption"'),
         ({}, {"same_geometry": "jpg"}, "give names"),
         ({}, {"same_geometry": ("jpg", "mask.png")}, "'jpg' is no picture"),
+        ({"a.txt": TEXT, "b.txt": TEXT}, {}, "a second text decoder"),
+        ({"a.txt": TEXT}, {"text": TEXT}, "a second text decoder"),
+        ({"txt": mm.TextDecoder(byte_tokenizer(), field="json.a")}, {}, "leave out field="),
     ],
 )
 def test_what_cannot_work_is_refused_with_what_to_write(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import random
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -11,16 +10,14 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding import stage, substitute
+from mmstream.decoding import stage
 from mmstream.decoding.image import limits
 from mmstream.decoding.image.decoder import Decoded
-from mmstream.decoding.image.jpeg import jpeg_header
 from mmstream.decoding.pictures import early_decoders, plan_pictures
 from mmstream.errors import TimeoutError
-from mmstream.pipeline import PipelineRunner
 from mmstream.progress import Progress, Stage
 from mmstream.train.tokenizer import byte_tokenizer
-from tests.decoding.test_views import PICTURES, contents, fields_of, jobs
+from tests.decoding.test_views import PICTURES, batches, contents, fields_of
 from tests.helpers.corpora import captioned, jpeg, write_corpus
 
 NUM_SAMPLES = 32
@@ -61,13 +58,6 @@ def mixed(number: int) -> dict[str, bytes]:
     return fields
 
 
-def batches(
-    pipeline: mm.Pipeline, num_threads: int = 1, progress: Progress | None = None
-) -> list[dict[str, Any]]:
-    with closing(PipelineRunner(pipeline, num_threads=num_threads, progress=progress)) as runner:
-        return [runner.batch(job) for job in jobs(pipeline)]
-
-
 @pytest.fixture(scope="module")
 def all_kinds(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
     folder = tmp_path_factory.mktemp("corpus")
@@ -86,49 +76,28 @@ def test_early_pictures_are_those_of_a_decoding_with_their_samples(
     assert early == (expected, expected)
 
 
-class Diary:
-    """What a runner does with pictures, in order."""
+@pytest.fixture
+def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
+    """The arguments of each decoding of a picture before its sample."""
+    calls: list[Any] = []
+    real = stage.decode_picture
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self.entries: list[str] = []
-        for owner, name, entry in (
-            (stage, "plan_pictures", "plan"),
-            (stage, "decode_picture", "decode"),
-            (substitute, "decode_sample", "finish"),
-        ):
-            self._spy(monkeypatch, owner, name, entry)
+    def spy(*arguments: Any) -> Any:
+        calls.append(arguments)
+        return real(*arguments)
 
-    def _spy(self, monkeypatch: pytest.MonkeyPatch, owner: Any, name: str, entry: str) -> None:
-        real = getattr(owner, name)
-
-        def spy(*arguments: Any) -> Any:
-            self.entries.append(entry)
-            return real(*arguments)
-
-        monkeypatch.setattr(owner, name, spy)
-
-
-def test_a_step_is_planned_then_decoded_then_finished(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    diary = Diary(monkeypatch)
-    corpus = write_corpus(tmp_path, [8])
-    pipeline = mm.Pipeline(
-        mm.open_dataset(corpus), global_batch_size=4, decode=mm.Decode(image=IMAGE, text=TEXT)
-    )
-    batches(pipeline)
-    assert diary.entries == [*["plan"] * 4, *["decode"] * 4, *["finish"] * 4] * 2
+    monkeypatch.setattr(stage, "decode_picture", spy)
+    return calls
 
 
 def test_a_sample_that_is_bad_before_its_picture_is_not_decoded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, decoded: list[Any]
 ) -> None:
     def only_even(data: bytes) -> int:
         if int(data) % 2:
             raise mm.SkipSample("odd")
         return int(data)
 
-    diary = Diary(monkeypatch)
     corpus = write_corpus(
         tmp_path, [8], lambda number: captioned(number) | {"json": str(number).encode()}
     )
@@ -136,7 +105,7 @@ def test_a_sample_that_is_bad_before_its_picture_is_not_decoded(
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=8, decode=decode)
     (batch,) = batches(pipeline)
     assert all(number % 2 == 0 for number in batch["json"])
-    assert diary.entries.count("decode") == 4  # substitutes are decoded with their samples
+    assert len(decoded) == 4  # substitutes are decoded with their samples
 
 
 class OwnDecoder(mm.ImageDecoder):
@@ -157,7 +126,6 @@ class OwnDecoder(mm.ImageDecoder):
         ),
         (mm.Decode(image=mm.ImageDecoder(resize="native")), set()),
         (mm.Decode(image=mm.ImageDecoder(size=336, tiles=mm.LlavaNextTiles())), set()),
-        (mm.Decode(image=mm.ImageDecoder(size=8, device="cuda")), set()),
         (mm.Decode(image=OwnDecoder(size=8)), set()),
         (mm.Decode(text=TEXT), set()),
         (mm.Decode.baked(), set()),
@@ -206,16 +174,3 @@ def test_each_picture_is_noted_before_it_is_decoded(
     assert [(note.stage, note.index, note.key) for note in noted] == [
         (Stage.DECODE, number, f"{number:06d}") for number in range(4)
     ]
-
-
-def test_a_planned_picture_is_that_of_a_call() -> None:
-    data = jpeg(0, (64, 48))
-    plan = mm.ImageDecoder(size=16).plan_picture(data)
-    assert plan is not None
-    assert plan.jpeg is not None
-    assert (plan.picture, plan.factor, plan.jpeg.stored) == ((48, 64), 2, jpeg_header(data).stored)
-    assert mm.ImageDecoder(size=16).plan_picture(PICTURES["a PNG"](0)) is None
-    out = np.empty((16, 16, 3), np.uint8)
-    decoded = mm.ImageDecoder(size=16).decode_planned(data, plan, out)
-    assert decoded.pixels is out
-    assert np.array_equal(out, mm.ImageDecoder(size=16)(data))

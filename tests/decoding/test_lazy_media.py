@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding.video.encoded import EncodedVideo, encode_video
 from mmstream.lazy_bytes import LazyBytes
 from tests.helpers.media_files import AUDIO_KINDS, VIDEO_KINDS, audio_file, video_file
 
@@ -34,19 +33,6 @@ def test_videos_read_by_ranges_are_those_of_whole_files(kind: str) -> None:
         whole, ranged = decoder.decode(content), decoder.decode(lazy(content))
         np.testing.assert_array_equal(ranged.pixels, whole.pixels)
         np.testing.assert_array_equal(ranged.times_s, whole.times_s)
-
-
-@pytest.mark.parametrize("kind", ["mp4", "mkv", "ts"])
-def test_clips_read_by_ranges_are_those_of_whole_files(kind: str) -> None:
-    content = video_file(kind, num_frames=30)
-    decoder = mm.VideoDecoder(indices=(3, 20), device="cuda")
-    clips = []
-    for data in (content, lazy(content)):
-        limits = decoder.start_limits()
-        video = encode_video(data, kind, decoder, decoder.plan(data, limits=limits), limits)
-        assert isinstance(video, EncodedVideo)
-        clips.append(video.clip)
-    assert clips[0] == clips[1]
 
 
 @pytest.mark.parametrize("kind", AUDIO_KINDS)

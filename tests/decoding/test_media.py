@@ -34,43 +34,37 @@ def test_all_videos_of_a_sample_become_a_list_in_the_order_of_their_numbers() ->
 
 
 def test_one_video_is_no_list_and_none_is_an_empty_one() -> None:
-    decoded = decode_sample(sample(mp4=fake_file(1, 2)), Decode(video=VIDEO, audio=AUDIO))
+    decode = Decode(video=VIDEO, audio=AUDIO)
+    decoded = decode_sample(sample(mp4=fake_file(1, 2)), decode)
     assert decoded["video"].shape == (2, 3, 4, 6)
     assert decoded["video"].is_contiguous(memory_format=torch.channels_last)
     assert decoded["video_pts_s"].dtype == torch.float64
     assert decoded["audio"] == []
-    without = decode_sample(sample(wav=fake_file(1, 2)), Decode(video=VIDEO, audio=AUDIO))
+    without = decode_sample(sample(wav=fake_file(1, 2)), decode)
     assert without["video"] == without["video_pts_s"] == []
     assert without["audio"].tolist() == [1, 1 + 1 / 1024]
     assert "audio_video" not in without
 
 
 def test_without_a_decoder_files_stay_bytes() -> None:
-    data = fake_file(1, 2)
-    assert decode_sample(sample(mp4=data, wav=data), Decode(video=VIDEO))["wav"] == data
-    assert decode_sample(sample(mp4=data, wav=data), Decode(audio=AUDIO))["mp4"] == data
+    both = sample(mp4=fake_file(1, 2), wav=fake_file(1, 2))
+    assert decode_sample(both, Decode(video=VIDEO))["wav"] == both["wav"]
+    assert decode_sample(both, Decode(audio=AUDIO))["mp4"] == both["mp4"]
 
 
 def test_tracks_of_videos_join_the_recordings_in_the_order_of_the_files() -> None:
     decode = Decode(video=FakeVideoDecoder(audio=AUDIO), audio=AUDIO)
-    decoded = decode_sample(
-        sample(
-            **{
-                "3__mp4": fake_file(4, 1),
-                "2__wav": fake_file(3, 1),
-                "1__mp4": fake_file(2, 1, has_track=False),
-                "0__mp4": fake_file(1, 1),
-            }
-        ),
-        decode,
-    )
+    files = {
+        "3__mp4": fake_file(4, 1),
+        "2__wav": fake_file(3, 1),
+        "1__mp4": fake_file(2, 1, has_track=False),
+        "0__mp4": fake_file(1, 1),
+    }
+    decoded = decode_sample(sample(**files), decode)
     assert [int(samples[0]) for samples in decoded["audio"]] == [1, 3, 4]
     assert decoded["audio_video"].tolist() == [0, -1, 2]
-    silent = decode_sample(
-        sample(mp4=fake_file(1, 1, has_track=False)), Decode(video=FakeVideoDecoder(audio=AUDIO))
-    )
-    assert silent["audio"] == []
-    assert silent["audio_video"].tolist() == []
+    silent = decode_sample(sample(mp4=files["1__mp4"]), Decode(video=FakeVideoDecoder(audio=AUDIO)))
+    assert silent["audio"] == silent["audio_video"].tolist() == []
 
 
 def test_features_take_the_place_of_samples_and_say_their_length() -> None:
@@ -118,23 +112,20 @@ def test_what_a_function_has_decoded_before_stays_as_it_is() -> None:
 
 def test_videos_are_written_into_the_memory_of_the_batch_where_they_fit() -> None:
     memory = torch.zeros(2, 4, 6, 3, dtype=torch.uint8)
+    row = RowMemory({}, {"mp4": memory})
     decode = Decode(video=VIDEO)
     first = sample(mp4=fake_file(1, 2))
-    plans = plan_media(first, decode)
-    decoded = decode_sample(first, decode, RowMemory({}, {"mp4": memory}), plans=plans)
+    decoded = decode_sample(first, decode, row, plans=plan_media(first, decode))
     assert decoded["video"].data_ptr() == memory.data_ptr()
-    assert memory[:, 0, 0, 0].tolist() == [10, 11]
-    other = sample(mp4=fake_file(2, 3))
-    assert len(decode_sample(other, decode, RowMemory({}, {"mp4": memory}))["video"]) == 3
+    assert len(decode_sample(sample(mp4=fake_file(2, 3)), decode, row)["video"]) == 3
     assert memory[:, 0, 0, 0].tolist() == [10, 11]
 
 
 def test_limits_hold_for_all_files_of_a_sample_together() -> None:
-    files = {"0__mp4": fake_file(1, 1), "1__mp4": fake_file(2, 1)}
-    one = 4 * 6 * 3
-    assert decode_sample(sample(**files), Decode(video=FakeVideoDecoder(max_memory=2 * one)))
+    files = {"0__mp4": fake_file(1, 1), "1__mp4": fake_file(2, 1)}  # of 4 x 6 x 3 bytes each
+    assert decode_sample(sample(**files), Decode(video=FakeVideoDecoder(max_memory=144)))
     with pytest.raises(mm.DecodeError, match=r"a\.tar\[3\] k\.1\.mp4: 144 exceeds 143"):
-        decode_sample(sample(**files), Decode(video=FakeVideoDecoder(max_memory=2 * one - 1)))
+        decode_sample(sample(**files), Decode(video=FakeVideoDecoder(max_memory=143)))
     recordings = {"0__wav": fake_file(1, 100), "1__wav": fake_file(2, 100)}
     with pytest.raises(mm.DecodeError, match=r"k\.1\.wav: 2 exceeds 1\.5"):
         decode_sample(sample(**recordings), Decode(audio=FakeAudioDecoder(max_seconds=1.5)))
@@ -146,12 +137,8 @@ def test_a_span_comes_from_the_part_that_names_the_file_or_else_from_the_row() -
         {"type": "video", "field": "0.mp4"},
     ]
     row = {"start_s": 3, "end_s": 4, "messages": [{"role": "user", "content": parts}]}
-    files = {
-        "0__mp4": fake_file(1, 1),
-        "1__mp4": fake_file(2, 1),
-        "json": json.dumps(row).encode(),
-    }
-    decoded = decode_sample(sample(**files), Decode(video=VIDEO))
+    files = {"0__mp4": fake_file(1, 1), "1__mp4": fake_file(2, 1)}
+    decoded = decode_sample(sample(**files, json=json.dumps(row).encode()), Decode(video=VIDEO))
     assert [times.tolist() for times in decoded["video_pts_s"]] == [[3], [7]]
 
 
@@ -206,11 +193,20 @@ def test_decoders_in_a_wrong_place_are_refused(arguments: dict[str, Any], messag
         Decode(**arguments)
 
 
-def test_what_is_decoded_is_known_before() -> None:
-    assert Decode(image=mm.ImageDecoder()).media == {"image"}
-    assert Decode(video=VIDEO).media == {"video"}
-    assert Decode(video=FakeVideoDecoder(audio=AUDIO)).media == {"video", "audio"}
-    assert Decode({"mp4": VIDEO}).media == set()
+@pytest.mark.parametrize(
+    ("decode", "media"),
+    [
+        (Decode(image=mm.ImageDecoder()), {"image"}),
+        (Decode(video=VIDEO), {"video"}),
+        (Decode(video=FakeVideoDecoder(audio=AUDIO)), {"video", "audio"}),
+        (Decode({"mp4": VIDEO}), set()),
+    ],
+)
+def test_what_is_decoded_is_known_before(decode: Decode, media: set[str]) -> None:
+    assert decode.media == media
+
+
+def test_media_that_a_decoder_takes_are_read_by_ranges() -> None:
     decode = Decode({"a.mp4": AUDIO, "b.mp4": len}, video=VIDEO)
     names = ("a.mp4", "b.mp4", "c.mp4", "wav")
     assert [decode.reads_by_ranges(name) for name in names] == [True, False, True, False]

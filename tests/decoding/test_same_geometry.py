@@ -5,7 +5,6 @@ The reference is torchvision v2 with tv_tensors, for the same parameters.
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -19,6 +18,7 @@ from mmstream.decoding.image.geometry import View
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.types import SampleLineage
+from tests.helpers.pictures import encoded
 
 import_torchvision()
 from torchvision import tv_tensors  # noqa: E402 - import_torchvision comes first
@@ -46,9 +46,7 @@ SETTINGS = [
 
 
 def png(pixels: np.ndarray[Any, Any]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "png")
-    return file.getvalue()
+    return encoded(Image.fromarray(pixels), "png")
 
 
 def sample(index: int = 0, **fields: Any) -> dict[str, Any]:
@@ -120,22 +118,16 @@ def test_points_are_the_corners_of_boxes_without_a_size() -> None:
     decode = mm.Decode(
         {
             "png": mm.ImageDecoder(size=32, crop="random", flip=0.5),
-            "boxes": mm.Boxes(corners_of_points),
+            "boxes": mm.Boxes(lambda sample: [2 * point for point in sample["json"]["points"]]),
             "points": mm.Points("json.points"),
         },
         same_geometry=("png", "boxes", "points"),
     )
     for index in range(8):
         result = decode_sample(sample(index), decode)
-        inside = result["points_visible"]
-        assert torch.equal(result["points"][inside], result["boxes"][inside][:, :2])
-        assert torch.equal(result["points"][inside], result["boxes"][inside][:, 2:])
-        outside = result["points"][~inside]
-        assert ((outside < 0) | (outside > 32)).any(1).all()
-
-
-def corners_of_points(sample: dict[str, Any]) -> list[list[float]]:
-    return [[*point, *point] for point in sample["json"]["points"]]
+        inside, points = result["points_visible"], result["points"]
+        assert torch.equal(points[inside].repeat(1, 2), result["boxes"][inside])
+        assert ((points[~inside] < 0) | (points[~inside] > 32)).any(1).all()
 
 
 def test_a_mask_shows_that_boxes_and_picture_move_together() -> None:
@@ -223,47 +215,44 @@ def test_what_is_no_list_of_boxes_is_a_bad_sample(boxes: Any, reason: str) -> No
         decode_sample(sample(json={"boxes": boxes}), decode)
 
 
-def test_a_sample_without_boxes_has_none_and_a_path_may_collect_them() -> None:
-    decode = mm.Decode(
-        {"png": ..., "b": mm.Boxes("json.objects.*.bbox", format="xywh")},
-        same_geometry=("png", "b"),
-    )
-    empty = decode_sample(sample(json={"objects": []}), decode)
-    assert empty["b"].shape == (0, 4)
-    assert empty["b_visible"].shape == (0,)
-    objects = [{"bbox": [1, 2, 3, 4]}, {"bbox": [5, 6, 7, 8]}]
-    result = decode_sample(sample(json={"objects": objects}), decode)
-    assert result["b"].tolist() == [[1, 2, 3, 4], [5, 6, 7, 8]]
+COLLECTING = mm.Decode(
+    {"png": ..., "b": mm.Boxes("json.objects.*.bbox", format="xywh")}, same_geometry=("png", "b")
+)
+
+
+@pytest.mark.parametrize("boxes", [[], [[1, 2, 3, 4], [5, 6, 7, 8]]])
+def test_a_path_may_collect_any_number_of_boxes(boxes: list[list[int]]) -> None:
+    row = {"objects": [{"bbox": box} for box in boxes]}
+    result = decode_sample(sample(json=row), COLLECTING)
+    assert result["b"].tolist() == boxes
+    assert result["b"].shape == (len(boxes), 4)
+    assert result["b_visible"].shape == (len(boxes),)
+
+
+def test_a_path_that_finds_no_list_is_a_bad_sample() -> None:
     with pytest.raises(
         DecodeError, match=r"nothing at json\.objects\.\*: json\.objects holds dict|names"
     ):
-        decode_sample(sample(json={"objects": {}}), decode)
+        decode_sample(sample(json={"objects": {}}), COLLECTING)
 
 
-def test_pictures_of_a_group_must_have_one_size() -> None:
-    for data in (png(CLASSES[:-1]), jpeg(PIXELS[:-1])):
-        decode = mm.Decode(
-            {"png": mm.ImageDecoder(size=32), "b.png": mm.ImageDecoder()},
-            same_geometry=("png", "b.png"),
-        )
-        with pytest.raises(DecodeError, match=r"7\.b\.png: it has 81x46 pixels, and .* 81x47"):
-            decode_sample(sample(**{"b.png": data}), decode)
+@pytest.mark.parametrize("format", ["png", "jpeg"])
+def test_pictures_of_a_group_must_have_one_size(format: str) -> None:
+    smaller = encoded(Image.fromarray(PIXELS[:-1]), format)
+    decode = mm.Decode(
+        {"png": mm.ImageDecoder(size=32), "b.png": mm.ImageDecoder()},
+        same_geometry=("png", "b.png"),
+    )
+    with pytest.raises(DecodeError, match=r"7\.b\.png: it has 81x46 pixels, and .* 81x47"):
+        decode_sample(sample(**{"b.png": smaller}), decode)
 
 
-def jpeg(pixels: np.ndarray[Any, Any]) -> bytes:
-    file = io.BytesIO()
-    Image.fromarray(pixels).save(file, "jpeg", quality=95)
-    return file.getvalue()
-
-
-def test_two_pictures_get_the_same_crop_only_in_a_group() -> None:
+@pytest.mark.parametrize("groups", [("png", "b.png"), ()])
+def test_two_pictures_get_the_same_crop_only_in_a_group(groups: tuple[str, ...]) -> None:
     random = mm.ImageDecoder(size=16, crop="random", flip=0.5)
-    fields = {"png": random, "b.png": random}
-    both = sample(**{"b.png": png(PIXELS)})
-    alike = decode_sample(both, mm.Decode(fields, same_geometry=("png", "b.png")))
-    assert torch.equal(alike["png"], alike["b.png"])
-    apart = decode_sample(both, mm.Decode(fields))
-    assert not torch.equal(apart["png"], apart["b.png"])
+    decode = mm.Decode({"png": random, "b.png": random}, same_geometry=groups)
+    result = decode_sample(sample(**{"b.png": png(PIXELS)}), decode)
+    assert torch.equal(result["png"], result["b.png"]) == bool(groups)
 
 
 def test_the_picture_of_the_shorthand_may_come_first() -> None:
@@ -321,5 +310,5 @@ def test_groups_may_be_several_and_one_alone_says_that_it_is_meant() -> None:
     "settings", [{"format": "yolo"}, {"units": "percent"}, {"to_units": "x"}, {"source": ""}]
 )
 def test_settings_of_boxes_that_cannot_work_are_refused(settings: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=r"Boxes: .* give"):
+    with pytest.raises(ConfigError, match=r"(format|units|source)=.*: give "):
         mm.Boxes(**{"source": "json.b", **settings})

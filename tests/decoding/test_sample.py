@@ -3,34 +3,24 @@
 from __future__ import annotations
 
 import gzip
-import io
 import pickle
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 import torch
 from PIL import Image
-from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
-from transformers import PreTrainedTokenizerFast
 
 from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream.decoding.fields import image_fields
 from mmstream.decoding.sample import RowMemory, decode_sample
 from mmstream.errors import ConfigError, DecodeError
+from mmstream.types import SampleLineage
+from tests.helpers.chats import tokenizer
+from tests.helpers.pictures import encoded
 
 
-class Lineage(NamedTuple):
-    shard: int = 3
-    index: int = 17
-    epoch: int = 0
-    step: int = 0
-    seed: int = 0
-
-
-def picture(value: int, height: int = 4, width: int = 6) -> bytes:
-    file = io.BytesIO()
-    Image.new("RGB", (width, height), (value, value, value)).save(file, "png")
-    return file.getvalue()
+def picture(value: int) -> bytes:
+    return encoded(Image.new("RGB", (6, 4), (value, value, value)), "png")
 
 
 def sample(**fields: Any) -> dict[str, Any]:
@@ -38,20 +28,15 @@ def sample(**fields: Any) -> dict[str, Any]:
 
 
 def named(fields: dict[str, Any]) -> dict[str, Any]:
-    return {**sample(), "__lineage__": Lineage(), **fields}
+    return {**sample(), "__lineage__": SampleLineage(shard=3, index=17), **fields}
+
+
+TEMPLATE = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
 
 
 @pytest.fixture(scope="module")
 def text() -> TextDecoder:
-    core = Tokenizer(models.BPE())
-    core.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    core.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
-    core.train_from_iterator(
-        ["a cat"], trainers.BpeTrainer(initial_alphabet=alphabet, show_progress=False)
-    )
-    template = "{% for m in messages %}{{ m.role }}: {{ m.content }}\n{% endfor %}"
-    return TextDecoder(PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template))
+    return TextDecoder(tokenizer(TEMPLATE))
 
 
 IMAGES = Decode(image=ImageDecoder())
@@ -67,7 +52,8 @@ def test_json_is_parsed_and_the_rest_stays_bytes_without_decoders() -> None:
 
 
 def test_parsed_json_is_left_alone() -> None:
-    assert decode_sample(sample(json={"id": 7}), None)["json"] == {"id": 7}
+    parsed = sample(json={"id": 7})
+    assert decode_sample(parsed, None) == parsed
 
 
 def test_one_image_becomes_a_channels_last_view() -> None:
@@ -80,23 +66,19 @@ def test_one_image_becomes_a_channels_last_view() -> None:
     assert (image == 9).all()
 
 
-def test_one_image_is_written_into_the_row_of_the_batch() -> None:
+@pytest.mark.parametrize("names", [["png"], ["0.png", "1.png"]])
+def test_one_image_is_written_into_the_row_of_the_batch(names: list[str]) -> None:
+    """Several become a list and leave the row alone."""
     row = torch.zeros((4, 4, 3), dtype=torch.uint8)
     decode = Decode(image=ImageDecoder(size=4))
-    image = decode_sample(sample(png=picture(9)), decode, RowMemory({"image": row}, {}))["image"]
-    assert (row == 9).all()
-    row[:] = 5
-    assert (image == 5).all()
-
-
-def test_several_images_become_a_list_and_leave_the_row_alone() -> None:
-    row = torch.zeros((4, 4, 3), dtype=torch.uint8)
-    decode = Decode(image=ImageDecoder(size=4))
-    images = decode_sample(
-        named({"0.png": picture(1), "1.png": picture(2)}), decode, RowMemory({"image": row}, {})
-    )["image"]
-    assert [int(image[0, 0, 0]) for image in images] == [1, 2]
-    assert not row.any()
+    fields = {name: picture(9 + number) for number, name in enumerate(names)}
+    images = decode_sample(named(fields), decode, RowMemory({"image": row}, {}))["image"]
+    if len(names) == 1:
+        assert (row == 9).all()
+        assert images.data_ptr() == row.data_ptr()
+    else:
+        assert [int(image[0, 0, 0]) for image in images] == [9, 10]
+        assert not row.any()
 
 
 def test_no_image_is_an_empty_list() -> None:

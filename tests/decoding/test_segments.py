@@ -24,16 +24,11 @@ def test_a_segment_gives_the_row_its_times_and_its_text() -> None:
     before = sample({"id": 7, "segments": SEGMENTS, "text": "the whole"})
     after = mm.one_segment(before)
     number = after["json"]["start_s"]
-    assert after["json"] == {"id": 7, **SEGMENTS[number]}
-    assert after["txt"] == f"part {number}"
+    assert after == {**before, "json": {"id": 7, **SEGMENTS[number]}, "txt": f"part {number}"}
     assert before["json"]["segments"] is SEGMENTS
-    assert "txt" not in before
     turns = [{"role": "user", "content": "what is it?"}]
-    with_messages = mm.one_segment(
-        sample({"segments": [{"start_s": 1, "end_s": 2, "messages": turns}]})
-    )
-    assert with_messages["json"] == {"start_s": 1, "end_s": 2, "messages": turns}
-    assert "txt" not in with_messages
+    segment = {"start_s": 1, "end_s": 2, "messages": turns}
+    assert mm.one_segment(sample({"segments": [segment]})) == sample(segment)
 
 
 def test_each_epoch_draws_anew_and_all_segments_come() -> None:
@@ -49,13 +44,19 @@ def test_a_row_without_segments_stays_as_it_is(row: Any) -> None:
     assert mm.one_segment(before) is before
 
 
-def test_an_empty_list_leaves_the_sample_out_and_nonsense_makes_it_bad() -> None:
-    with pytest.raises(mm.SkipSample, match=r"json\.segments is empty"):
-        mm.one_segment(sample({"segments": []}))
-    with pytest.raises(mm.DecodeError, match=r"json\.segments is 'all', not a list"):
-        mm.one_segment(sample({"segments": "all"}))
-    with pytest.raises(mm.DecodeError, match=r"json\.segments\[0\] is 3, not an object"):
-        mm.one_segment(sample({"segments": [3]}))
+@pytest.mark.parametrize(
+    ("segments", "error", "message"),
+    [
+        ([], mm.SkipSample, r"json\.segments is empty"),
+        ("all", mm.DecodeError, r"json\.segments is 'all', not a list"),
+        ([3], mm.DecodeError, r"json\.segments\[0\] is 3, not an object"),
+    ],
+)
+def test_an_empty_list_leaves_the_sample_out_and_nonsense_makes_it_bad(
+    segments: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        mm.one_segment(sample({"segments": segments}))
 
 
 def test_decoders_take_the_span_of_the_segment(tmp_path: Path) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import pytest
 
 import mmstream as mm
 from mmstream.errors import ConfigError, DecodeError
+from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.media_files import audio_file, video_file
 
 FILES = {mm.AudioDecoder: lambda: audio_file("wav"), mm.VideoDecoder: lambda: video_file("mp4")}
@@ -68,11 +70,18 @@ def test_a_call_takes_a_span_where_the_decoder_goes_by_the_row(kind: Any) -> Non
             kind(span=setting)(data, span=(0.2, 0.6))
 
 
-@pytest.mark.parametrize("kind", FILES)
-def test_a_subclass_whose_call_would_be_passed_over_is_refused(kind: Any) -> None:
-    class Changed(kind):  # type: ignore[misc]
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        *((kind, r"__call__, which a pipeline does") for kind in FILES),
+        (mm.ImageDecoder, "override `decode`"),
+        (partial(mm.TextDecoder, byte_tokenizer()), r"field=function\)"),
+    ],
+)
+def test_a_subclass_whose_call_would_be_passed_over_is_refused(kind: Any, advice: str) -> None:
+    class Changed(getattr(kind, "func", kind)):  # type: ignore[misc]
         def __call__(self, data: Any, **options: Any) -> Any:
             return super().__call__(data)
 
-    with pytest.raises(ConfigError, match=r"Changed overrides .*__call__, which a pipeline does"):
-        Changed()
+    with pytest.raises(ConfigError, match=rf"Changed overrides .*{advice}"):
+        Changed(*getattr(kind, "args", ()))

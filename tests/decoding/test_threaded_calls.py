@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 import weakref
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -12,13 +13,6 @@ from mmstream.decoding.threaded_calls import ThreadedCalls
 
 SIZES = [3, 1, 4, 1, 5, 9, 2, 6]
 LARGEST_FIRST = [5, 7, 4, 2, 0, 6, 1, 3]
-
-
-def test_without_threads_positions_come_in_order() -> None:
-    called: list[int] = []
-    calls = ThreadedCalls(called.append, SIZES)
-    assert calls.finish() == [None] * len(SIZES)
-    assert called == list(range(len(SIZES)))
 
 
 def test_a_helper_begins_with_the_largest_while_nobody_waits() -> None:
@@ -31,33 +25,38 @@ def test_a_helper_begins_with_the_largest_while_nobody_waits() -> None:
         assert calls.finish() == [-position for position in range(len(SIZES))]
 
 
-def test_the_calling_thread_does_not_wait_for_a_helper_that_is_busy_elsewhere() -> None:
+@pytest.fixture
+def busy() -> Iterator[ThreadPoolExecutor]:
+    """A pool whose only thread does something else until the test is over."""
     is_done = threading.Event()
     with ThreadPoolExecutor(1) as pool:
-        pool.submit(is_done.wait, 30)
-        calls = ThreadedCalls(str, SIZES)
-        calls.begin(pool, 1)
-        assert calls.finish() == [str(position) for position in range(len(SIZES))]
-        assert not is_done.is_set()
+        pool.submit(is_done.wait)
+        yield pool
         is_done.set()
 
 
-def test_calls_that_are_finished_hold_nothing_in_the_queue_of_a_pool() -> None:
+def test_the_calling_thread_does_not_wait_for_a_helper_that_is_busy_elsewhere(
+    busy: ThreadPoolExecutor,
+) -> None:
+    calls = ThreadedCalls(str, SIZES)
+    calls.begin(busy, 1)
+    assert calls.finish() == [str(position) for position in range(len(SIZES))]
+
+
+def test_calls_that_are_finished_hold_nothing_in_the_queue_of_a_pool(
+    busy: ThreadPoolExecutor,
+) -> None:
     class Memory:
         pass
 
     def use(_position: int, memory: Memory = Memory()) -> Memory:  # noqa: B008
         return memory
 
-    is_done = threading.Event()
-    with ThreadPoolExecutor(1) as pool:
-        pool.submit(is_done.wait, 30)
-        calls = ThreadedCalls(use, SIZES)
-        calls.begin(pool, 1)
-        memory = weakref.ref(calls.finish()[0])
-        del use, calls
-        assert memory() is None
-        is_done.set()
+    calls = ThreadedCalls(use, SIZES)
+    calls.begin(busy, 1)
+    memory = weakref.ref(calls.finish()[0])
+    del use, calls
+    assert memory() is None
 
 
 def test_nothing_begins_after_a_stop() -> None:

@@ -154,10 +154,20 @@ def test_times_follow_exactly_one_file() -> None:
         decoded({"t": []}, decode, **{"0.wav": data, "1.wav": data})
     with pytest.raises(mm.ConfigError, match="follows='video', which is no video or recording"):
         mm.Decode({"t": mm.Times("json.t", follows="video")}, audio=mm.AudioDecoder())
-    with pytest.raises(mm.ConfigError, match="give a path such as"):
-        mm.Times("", follows="video")
-    with pytest.raises(mm.ConfigError, match="origin='clip': give one of 'span', 'file'"):
-        mm.Times("json.t", follows="video", origin="clip")  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"source": ""}, "give a path such as"),
+        ({"origin": "clip"}, "origin='clip': give 'span' or 'file'"),
+    ],
+)
+def test_settings_of_times_that_cannot_work_are_refused(
+    arguments: dict[str, Any], message: str
+) -> None:
+    with pytest.raises(mm.ConfigError, match=message):
+        mm.Times(**{"source": "json.t", "follows": "video", **arguments})
 
 
 def test_a_batch_has_a_list_of_times_alike_with_any_number_of_threads(tmp_path: Path) -> None:

@@ -47,19 +47,18 @@ def test_a_faulty_history_is_not_proven(run, fault):
     order, history = run
     faulty = copy.deepcopy(history)
     rows, other_rows = (faulty.rows[1, step].planned for step in (3, 4))
-    if fault == "lost":
-        rows[0] = other_rows[0]
-    elif fault == "repeated":
-        more_rows = np.concatenate([rows, rows[:1]])
-        faulty.rows[1, 3] = LoggedRows(0, more_rows, more_rows)
-    elif fault == "moved":
-        faulty.rows[1, 3], faulty.rows[1, 4] = faulty.rows[1, 4], faulty.rows[1, 3]
-    elif fault == "loss":
-        faulty.lines[2, 1]["loss"] = 2.1
-    elif fault == "missing":
+    more_rows = np.concatenate([rows, rows[:1]])
+    changes = {
+        "lost": {(1, 3): LoggedRows(0, other_rows, other_rows)},
+        "repeated": {(1, 3): LoggedRows(0, more_rows, more_rows)},
+        "moved": {(1, 3): faulty.rows[1, 4], (1, 4): faulty.rows[1, 3]},
+        "substituted": {(1, 3): LoggedRows(0, rows, np.roll(rows, 1, axis=0))},
+    }
+    faulty.rows.update(changes.get(fault, {}))
+    if fault == "missing":
         del faulty.rows[0, 7]
-    else:
-        faulty.rows[1, 3] = LoggedRows(0, rows, np.roll(rows, 1, axis=0))
+    if fault == "loss":
+        faulty.lines[2, 1]["loss"] = 2.1
     assert not prove(order, faulty, history, EPOCHS).holds
 
 
@@ -79,9 +78,6 @@ def test_the_readmes_first_command_does_the_main_job_on_a_real_s3_server(tmp_pat
     report = (tmp_path / "out" / "report.md").read_text()
     assert "the proof holds" in report
     assert "| samples lost / repeated per epoch | 0 / 0 |" in report
-    page = (tmp_path / "out" / "report.html").read_text()
-    assert "The proof holds" in page
-    assert page.count("<img ") == GLOBAL_BATCH_SIZE
 
 
 def test_the_embedded_corpus_names_its_photographers():

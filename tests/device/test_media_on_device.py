@@ -32,34 +32,36 @@ def batches(folder: Path, video: FakeVideoDecoder, **settings: Any) -> tuple[Any
     return list(mm.Loader(pipeline)), list(mm.to_device(mm.Loader(pipeline), "cpu", **settings))
 
 
+def normalised(frames: torch.Tensor) -> torch.Tensor:
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (NORMALIZE.mean, NORMALIZE.std))
+    return (frames.float() / 255 - mean) / std
+
+
 @pytest.mark.parametrize("size", [(4, 6), None])
-@pytest.mark.parametrize("dtype", [None, torch.bfloat16])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, lambda frames: frames),
+        ({"normalize": NORMALIZE}, normalised),
+        ({"normalize": NORMALIZE, "dtype": torch.bfloat16}, lambda f: normalised(f).bfloat16()),
+    ],
+    ids=["bytes", "float32", "bfloat16"],
+)
 def test_frames_are_normalised_and_sounds_and_times_are_not(
-    size: tuple[int, int] | None, dtype: torch.dtype | None, tmp_path: Path
+    size: tuple[int, int] | None, settings: dict[str, Any], expected: Any, tmp_path: Path
 ) -> None:
-    on_host, on_device = batches(
-        tmp_path, FakeVideoDecoder(size=size), normalize=NORMALIZE, dtype=dtype
-    )
-    mean = torch.tensor(NORMALIZE.mean).view(3, 1, 1)
-    std = torch.tensor(NORMALIZE.std).view(3, 1, 1)
+    on_host, on_device = batches(tmp_path, FakeVideoDecoder(size=size), **settings)
     for host, device in zip(on_host, on_device, strict=True):
         assert host.keys() == device.keys()
         assert isinstance(device["video"], torch.Tensor) is (size is not None)
         for before, after in zip(host["video"], device["video"], strict=True):
-            expected = ((before.float() / 255 - mean) / std).to(dtype or torch.float32)
-            assert torch.equal(after, expected)
+            assert after.dtype == expected(before).dtype
+            assert torch.equal(after, expected(before))
         for name in ("video_pts_s", "video_frames", "video_row", "wav", "wav_length"):
             assert torch.equal(host[name], device[name])
             assert host[name].dtype == device[name].dtype
         if size is not None:
             assert device["video"].is_contiguous(memory_format=torch.channels_last)
-
-
-def test_without_settings_frames_stay_bytes(tmp_path: Path) -> None:
-    on_host, on_device = batches(tmp_path, FakeVideoDecoder(size=(4, 6)))
-    for host, device in zip(on_host, on_device, strict=True):
-        assert torch.equal(host["video"], device["video"])
-        assert device["video"].dtype == torch.uint8
 
 
 def test_a_batch_without_videos_moves_too(tmp_path: Path) -> None:

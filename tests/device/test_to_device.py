@@ -15,18 +15,11 @@ from tests.helpers.fake_loader import FakeLoader
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
 
+needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+
+
 devices = pytest.mark.parametrize(
-    "device",
-    [
-        "cpu",
-        pytest.param(
-            "cuda",
-            marks=[
-                pytest.mark.cuda,
-                pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-            ],
-        ),
-    ],
+    "device", ["cpu", pytest.param("cuda", marks=[pytest.mark.cuda, needs_cuda])]
 )
 
 
@@ -46,12 +39,10 @@ def test_the_state_counts_what_was_handed_over_not_what_was_fetched_ahead(device
     stage = to_device(loader, device)
     batches = iter(stage)
     assert stage.state_dict() == {"epoch": 0, "step": 0}
-    next(batches)
-    assert loader.asked == 2
-    assert stage.state_dict() == {"epoch": 0, "step": 1}
-    next(batches)
-    assert loader.asked == 3
-    assert stage.state_dict() == {"epoch": 0, "step": 2}
+    for step in (1, 2):
+        next(batches)
+        assert loader.asked == step + 1
+        assert stage.state_dict() == {"epoch": 0, "step": step}
     assert stage.stats == {"samples": 8}
 
 
@@ -59,11 +50,9 @@ def test_the_state_counts_what_was_handed_over_not_what_was_fetched_ahead(device
 def test_an_epoch_ends_in_the_next_epochs_first_step(device: str) -> None:
     stage = to_device(FakeLoader(num_steps=3), device)
     assert len(stage) == 3
-    first = keys(stage)
-    assert stage.state_dict() == {"epoch": 1, "step": 0}
-    second = keys(stage)
-    assert [key[0] for key in first] == ["0"] * 12
-    assert [key[0] for key in second] == ["1"] * 12
+    for epoch in (0, 1):
+        assert [key[0] for key in keys(stage)] == [str(epoch)] * 12
+        assert stage.state_dict() == {"epoch": epoch + 1, "step": 0}
 
 
 @devices
@@ -92,40 +81,40 @@ def test_resuming_at_any_step_gives_the_tail(stop: int) -> None:
     assert seen + (keys(after) if stop < 4 else []) == whole
 
 
-def test_an_error_met_ahead_is_raised_after_the_batch_before_it() -> None:
-    stage = to_device(FakeLoader(num_steps=4, fail_at=2), "cpu")
+@pytest.mark.parametrize(
+    ("fault", "error", "message"),
+    [
+        ({"fail_at": 2}, OSError, "worker died at step 2"),
+        ({"limit_at": 2}, RuntimeError, "too many bad samples"),
+    ],
+    ids=["met ahead", "a limit"],
+)
+def test_an_error_is_raised_after_the_batch_before_it(
+    fault: dict[str, int], error: type[Exception], message: str
+) -> None:
+    """A batch that breaks the limit of bad samples is not handed over."""
+    stage = to_device(FakeLoader(num_steps=4, **fault), "cpu")
     batches = iter(stage)
     next(batches)
     assert next(batches)["__key__"][0] == "0-1-0"
-    with pytest.raises(OSError, match="worker died at step 2"):
+    with pytest.raises(error, match=message):
         next(batches)
     assert stage.state_dict() == {"epoch": 0, "step": 2}
 
 
-def test_a_batch_that_breaks_the_limit_is_not_handed_over() -> None:
-    stage = to_device(FakeLoader(num_steps=4, limit_at=1), "cpu")
-    batches = iter(stage)
-    next(batches)
-    with pytest.raises(RuntimeError, match="too many bad samples"):
-        next(batches)
-    assert stage.state_dict() == {"epoch": 0, "step": 1}
-
-
-@devices
-def test_normalisation_is_bit_equal_to_the_formula(device: str) -> None:
-    loader = FakeLoader()
-    host = loader.batch(0, 0)
-    moved = next(iter(to_device(loader, device, normalize=Normalize(MEAN, STD))))
-    assert moved["image"].dtype == torch.float32
-    assert moved["image"].is_contiguous(memory_format=torch.channels_last)
-    assert torch.equal(moved["image"].cpu(), reference(host["image"]))
-    assert torch.equal(loader.batch(0, 0)["image"], host["image"])
-
-
 @devices
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16, torch.float64])
-@pytest.mark.parametrize("shape", [(9, 3, 130, 151), (2, 3, 1, 1), (0, 3, 4, 4), (3, 40, 31)])
-@pytest.mark.parametrize("is_planar", [False, True])
+@pytest.mark.parametrize(
+    ("shape", "is_planar"),
+    [
+        ((9, 3, 130, 151), False),
+        ((9, 3, 130, 151), True),
+        ((2, 3, 1, 1), False),
+        ((0, 3, 4, 4), True),
+        ((3, 40, 31), False),
+        ((3, 40, 31), True),
+    ],
+)
 def test_every_size_and_layout_is_normalised_to_the_formulas_bits(
     device: str, dtype: torch.dtype, shape: tuple[int, ...], is_planar: bool
 ) -> None:
@@ -137,6 +126,34 @@ def test_every_size_and_layout_is_normalised_to_the_formulas_bits(
     assert normalised.dtype == dtype
     assert 1 in shape or normalised.stride() == image.stride()
     assert torch.equal(normalised.cpu(), reference(image[None])[0].to(dtype))
+
+
+@devices
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({"normalize": Normalize(MEAN, STD)}, reference),
+        (
+            {"normalize": Normalize(MEAN, STD), "dtype": torch.bfloat16},
+            lambda image: reference(image).to(torch.bfloat16),  # rounded once
+        ),
+        ({"dtype": torch.float32}, lambda image: image.float() / 255),
+        ({}, lambda image: image),
+    ],
+    ids=["mean and std", "bfloat16", "dtype alone", "nothing"],
+)
+def test_pictures_are_normalised_as_the_settings_say(
+    device: str, settings: dict[str, Any], expected: Any
+) -> None:
+    loader = FakeLoader()
+    host = loader.batch(0, 0)
+    moved = next(iter(to_device(loader, device, **settings)))
+    image = moved["image"]
+    assert image.dtype == expected(host["image"]).dtype
+    assert torch.equal(image.cpu(), expected(host["image"]))
+    assert image.is_contiguous(memory_format=torch.channels_last)
+    assert image.device.type == device
+    assert torch.equal(moved["labels"].cpu(), host["labels"])
 
 
 def test_every_byte_of_one_channel_or_three_is_normalised_alike() -> None:
@@ -176,30 +193,6 @@ def test_memory_of_normalised_pictures_comes_back_when_nobody_looks_at_them() ->
 
 
 @devices
-def test_dtype_rounds_the_float32_result_once(device: str) -> None:
-    loader = FakeLoader()
-    stage = to_device(loader, device, normalize=Normalize(MEAN, STD), dtype=torch.bfloat16)
-    expected = reference(loader.batch(0, 0)["image"]).to(torch.bfloat16)
-    assert torch.equal(next(iter(stage))["image"].cpu(), expected)
-
-
-@devices
-def test_dtype_alone_scales_to_one(device: str) -> None:
-    loader = FakeLoader()
-    image = next(iter(to_device(loader, device, dtype=torch.float32)))["image"]
-    assert torch.equal(image.cpu(), loader.batch(0, 0)["image"].float() / 255)
-
-
-@devices
-def test_without_normalisation_images_stay_bytes(device: str) -> None:
-    loader = FakeLoader()
-    moved = next(iter(to_device(loader, device)))
-    assert torch.equal(moved["image"].cpu(), loader.batch(0, 0)["image"])
-    assert moved["image"].device.type == device
-    assert torch.equal(moved["labels"].cpu(), loader.batch(0, 0)["labels"])
-
-
-@devices
 def test_nested_tensors_and_validity_move_and_names_stay(device: str) -> None:
     class Ragged(FakeLoader):
         def batch(self, epoch: int, step: int) -> dict[str, Any]:
@@ -210,17 +203,17 @@ def test_nested_tensors_and_validity_move_and_names_stay(device: str) -> None:
             return batch
 
     loader = Ragged()
+    host = loader.batch(0, 0)
     moved = next(iter(to_device(loader, device, normalize=Normalize(MEAN, STD))))
     assert [tuple(image.shape) for image in moved["image"]] == [(3, 32, 32), (3, 8, 32)]
     assert torch.equal(moved["image"][1].cpu(), reference(loader.image(2)[None, :, :8])[0])
     extra = moved["extra"]
-    assert extra["a"][0].device.type == extra["b"][0].device.type == device
-    assert extra["a"][1] == "text"
-    assert extra["c"] == b"raw"
-    assert moved["__valid__"].device.type == device
+    there = (extra["a"][0], extra["b"][0], moved["__valid__"])
+    assert {tensor.device.type for tensor in there} == {device}
+    assert (extra["a"][1], extra["c"]) == ("text", b"raw")
     assert moved["__draws__"].device.type == "cpu"
-    assert moved["__lineage__"] == loader.batch(0, 0)["__lineage__"]
-    assert moved["__key__"] == loader.batch(0, 0)["__key__"]
+    for name in ("__lineage__", "__key__"):
+        assert moved[name] == host[name]
 
 
 def test_images_that_are_floating_already_are_not_normalised_twice() -> None:
@@ -235,43 +228,40 @@ def test_images_that_are_floating_already_are_not_normalised_twice() -> None:
     assert torch.equal(moved["image"], FakeLoader().batch(0, 0)["image"].float())
 
 
-def test_impossible_settings_are_refused_before_anything_is_read() -> None:
-    with pytest.raises(ConfigError, match="one mean and one std"):
-        Normalize((0.5,), (0.5, 0.5))
-    with pytest.raises(ConfigError, match="std must be above 0"):
-        Normalize((0.5,), (0.0,))
-    with pytest.raises(ConfigError, match=r"not torch\.int64"):
-        to_device(FakeLoader(), "cpu", dtype=torch.int64)
+@pytest.mark.parametrize(
+    ("mean", "std", "message"),
+    [
+        ((0.5,), (0.5, 0.5), "one mean and one std"),
+        ((0.5,), (0.0,), "std must be above 0"),
+        *(
+            (mean, std, "not on the scale 0 to 1: divide mean and std by 255")
+            for mean, std in (
+                ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),  # of Caffe
+                ((0, 0, 0), (255, 255, 255)),
+                ((0.5,), (float("nan"),)),
+            )
+        ),
+        *(
+            (mean, (0.5,), "Normalize: mean=.*: give a number, or one per channel")
+            for mean in (True, (True,), "0.5", ("0.5",), None, ([0.5],))
+        ),
+    ],
+)
+def test_a_mean_and_a_std_that_cannot_be_meant_are_refused(
+    mean: Any, std: Any, message: str
+) -> None:
+    with pytest.raises(ConfigError, match=message):
+        Normalize(mean, std)
 
 
 def test_a_single_number_normalises_all_channels() -> None:
-    assert Normalize(0.5, 0.25) == Normalize((0.5,), (0.25,))
     moved = next(iter(to_device(FakeLoader(), "cpu", normalize=Normalize(0.5, 0.5))))
     same = next(iter(to_device(FakeLoader(), "cpu", normalize=Normalize((0.5,) * 3, (0.5,) * 3))))
     assert torch.equal(moved["image"], same["image"])
 
 
-@pytest.mark.parametrize(
-    ("mean", "std"),
-    [
-        ((123.675, 116.28, 103.53), (58.395, 57.12, 57.375)),  # of Caffe
-        ((0, 0, 0), (255, 255, 255)),
-        ((0.5,), (float("nan"),)),
-    ],
-)
-def test_a_mean_and_a_std_on_the_scale_to_255_are_refused(mean: Any, std: Any) -> None:
-    with pytest.raises(ConfigError, match="not on the scale 0 to 1: divide mean and std by 255"):
-        Normalize(mean, std)
-
-
-@pytest.mark.parametrize("mean", [True, (True,), "0.5", ("0.5",), None, ([0.5],)])
-def test_a_mean_that_is_no_number_is_refused(mean: Any) -> None:
-    with pytest.raises(ConfigError, match=r"Normalize: mean=.*: give a number, or one per channel"):
-        Normalize(mean, (0.5,))
-
-
 @pytest.mark.cuda
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+@needs_cuda
 def test_memory_of_a_batch_is_not_reused_while_it_is_still_read() -> None:
     loader = FakeLoader(num_steps=20, num_rows=64, size=224)
     sums = []

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -10,8 +11,17 @@ import numpy as np
 import torch
 
 import mmstream as mm
-from mmstream.display import pack_html, pack_lines, rows_of_pack
-from mmstream.display.packs import LEARNED, MASKED, MEDIA, PADDING, _sawtooth, _token_kinds
+from mmstream.display.packs import (
+    LEARNED,
+    MASKED,
+    MEDIA,
+    PADDING,
+    _sawtooth,
+    _token_kinds,
+    pack_html,
+    pack_lines,
+    rows_of_pack,
+)
 from mmstream.reading.step import BatchLineage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.display.test_display import EVIL, parse
@@ -70,14 +80,14 @@ def test_rows_that_were_dealt_to_a_rank_keep_the_numbers_of_the_order() -> None:
 
 
 def test_a_terminal_shows_a_bar_of_letters_and_a_line_for_each_document() -> None:
-    lines = list(pack_lines(rows_of_pack(batch(), max_tokens=72)))
-    assert lines[0] == (
-        "row 0: 2 documents, 60 tokens of 72 (83.3% filled), 4 of padding, 20 learned, 1 picture"
-    )
-    assert lines[1] == f"  {'A' * 20}{'B' * 40}{'.' * 12}"
-    assert lines[2] == "  A 0-19 first: 20 tokens, 10 learned, positions 0-19"
-    assert lines[3].endswith(": 40 tokens, 10 learned, 1 picture, positions 0-39")
-    assert lines[4] == "  . 60-63 padding: 4 tokens, 0 learned, positions 0-3"
+    row, bar, first, second, padding, *_ = pack_lines(rows_of_pack(batch(), max_tokens=72))
+    assert [row, bar, first, padding] == [
+        "row 0: 2 documents, 60 tokens of 72 (83.3% filled), 4 of padding, 20 learned, 1 picture",
+        f"  {'A' * 20}{'B' * 40}{'.' * 12}",
+        "  A 0-19 first: 20 tokens, 10 learned, positions 0-19",
+        "  . 60-63 padding: 4 tokens, 0 learned, positions 0-3",
+    ]
+    assert second.endswith(": 40 tokens, 10 learned, 1 picture, positions 0-39")
     with_text = list(pack_lines(rows_of_pack(batch()), byte_tokenizer()))
     assert "      ABCDEFGHIJ[[KLMNOPQRST]]" in with_text
 
@@ -104,12 +114,8 @@ def test_a_page_is_bounded_and_escaped_and_names_the_documents() -> None:
 def test_the_strip_of_tokens_tells_learned_masked_media_and_padding_apart() -> None:
     row = rows_of_pack(batch(), max_tokens=96)[0]
     colours = [tuple(pixel) for pixel in _token_kinds(row)[0, 5::10].tolist()]  # one a token
-    assert colours[:10] == [MASKED] * 10
-    assert colours[10:20] == [LEARNED] * 10
-    assert colours[20:25] == [MASKED] * 5
-    assert colours[25:41] == [MEDIA] * 16
-    assert colours[60:64] == [PADDING] * 4
-    assert colours[64:] == [(0, 0, 0, 0)] * 32
+    assert colours[:41] == [MASKED] * 10 + [LEARNED] * 10 + [MASKED] * 5 + [MEDIA] * 16
+    assert colours[60:] == [PADDING] * 4 + [(0, 0, 0, 0)] * 32
 
 
 def test_the_curve_of_positions_falls_to_zero_at_each_border() -> None:
@@ -133,11 +139,12 @@ def test_documents_that_only_fill_a_fixed_number_are_not_drawn() -> None:
 
 
 def test_a_pipeline_of_packs_says_so(tmp_path: Path) -> None:
-    pipeline = pack_pipeline(write_texts(tmp_path / "texts", [30, 30]))
-    assert "steps of 4 packs per epoch" in repr(pipeline)
-    words = parse(pipeline).words
-    assert "steps of 4 packs per epoch" in words
-    assert "packs of 64 tokens" in words
-    flat = replace(pipeline, batching=mm.Flat())
-    assert "steps of 4 per epoch" in repr(flat)
-    assert "flat: documents without padding" in parse(flat).words
+    packs = pack_pipeline(write_texts(tmp_path / "texts", [30, 30]))
+    assert repr(packs).startswith("<Pipeline: packs of 64 tokens, of <Dataset")
+    assert packs.order.is_packed  # from now on, the plan is open
+    for pipeline, steps, batching in (
+        (packs, "steps of 4 packs per epoch", "packs of 64 tokens"),
+        (replace(packs, batching=mm.Flat()), "steps of 4 per epoch", "flat: documents without"),
+    ):
+        assert steps in repr(pipeline)
+        assert re.search(f"{steps}.*{batching}", parse(pipeline).words, re.DOTALL)

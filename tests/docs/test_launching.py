@@ -5,6 +5,7 @@ Each run goes on by itself or with the same command, and its log is compared wit
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import shlex
@@ -18,12 +19,14 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mmstream.demo import corpus_rows
+from mmstream.demo.demo import free_port
 from tests.helpers.corpora import write_corpus
+from tests.helpers.doc_pages import blocks_of
 from tests.helpers.logged_runs import metrics, require_exact
-from tests.helpers.paths import DOCS
+from tests.helpers.paths import DOCS, ROOT
 from tests.helpers.slurm import install, slurm_environment
 from tests.helpers.wait import wait_until
-from tools.prove.attempt import free_port
 
 pytestmark = pytest.mark.slow
 
@@ -146,3 +149,35 @@ def test_the_slurm_script_fails_when_training_fails(
     job = subprocess.run(command, env=environment, capture_output=True, timeout=500, check=False)
     assert job.returncode != 0
     assert not (programs / "requeued").exists()
+
+
+def test_the_first_program_of_the_readme_converts_once_and_trains_on_two_ranks(
+    tmp_path: Path, environment: Mapping[str, str]
+) -> None:
+    program = next(b.code for b in blocks_of((ROOT / "README.md").read_text()) if b.code)
+    step = "...  # your training step"
+    assert step in program
+    noted = 'print(*batch["__key__"], file=open("keys" + os.environ["RANK"], "a"))'
+    (tmp_path / "program.py").write_text("import os\n" + program.replace(step, noted))
+    images = Path(corpus_rows()).parent / "images"
+    (tmp_path / "media").symlink_to(images.parent)
+    (tmp_path / "rows.jsonl").write_text(
+        "".join(
+            json.dumps({"image": f"images/{image.name}", "text": "a picture"}) + "\n"
+            for image in sorted(images.iterdir())
+        )
+    )
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    run = subprocess.run(
+        [*torchrun, "--nproc-per-node", "2", "program.py"],
+        cwd=tmp_path,
+        env={**environment, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        timeout=500,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    seen = [(tmp_path / f"keys{rank}").read_text().split() for rank in range(2)]
+    assert [len(keys) for keys in seen] == [48, 48]
+    assert len(set(seen[0] + seen[1])) == 96

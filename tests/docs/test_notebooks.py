@@ -47,17 +47,6 @@ def in_words(cells):
     return words, [float(number) for _, text in texts for number in MEASURED.findall(text)]
 
 
-def test_these_are_the_notebooks():
-    assert [path.stem for path in NOTEBOOKS] == [
-        "01_convert_and_explore",
-        "02_pipeline",
-        "03_train_and_resume",
-        "04_your_own_data",
-        "05_video_and_sound",
-        "06_packs",
-    ]
-
-
 @pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
 def test_a_notebook_is_stored_small_with_outputs_and_without_traces_of_a_machine(path):
     notebook = nbformat.read(path, as_version=4)

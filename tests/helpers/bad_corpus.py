@@ -45,6 +45,11 @@ def reserved_field(number: int) -> dict[str, bytes]:
     return captioned(number) | {"__source__": b"a stranger's", "__VALID__": b"1"}
 
 
+def refused_field(number: int) -> dict[str, bytes]:
+    """Say that a bake refused the sample, in a dataset that was never baked."""
+    return captioned(number) | {"__refused__": b'{"kind": "SkipSample", "reason": "mine"}'}
+
+
 FAULTS: dict[str, Callable[[int], dict[str, bytes]]] = {
     fault.__name__: fault
     for fault in (
@@ -56,11 +61,12 @@ FAULTS: dict[str, Callable[[int], dict[str, bytes]]] = {
         empty_text,
         field_twice,
         reserved_field,
+        refused_field,
     )
 }
 """`empty_text` is bad only for a tokenizer that adds no tokens of its own."""
 
-FAULTS_OF_TARS = {"field_twice", "reserved_field"}
+FAULTS_OF_TARS = {"field_twice", "reserved_field", "refused_field"}
 """The faults that are a SampleError; the others are a DecodeError."""
 
 

@@ -12,8 +12,8 @@ import pytest
 from mmstream.converting import shard
 from mmstream.converting.convert import convert
 from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
+from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.options import RowOptions
 from mmstream.dataset.open import open_dataset
 from mmstream.storage import open_store
 from tests.helpers.corpora import jpeg

@@ -13,6 +13,7 @@ import numpy as np
 from PIL import Image
 
 from mmstream.dataset.checksums import checksums_name, encode_checksums
+from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import encode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
@@ -87,3 +88,15 @@ def write_checksums(folder: str) -> str:
     )
     path.write_bytes(replace(manifest, shards=shards).to_bytes())
     return folder
+
+
+def equal_samples(num_samples: int, sample_bytes: int) -> Dataset:
+    """A dataset on paper, without bytes, as if it lay in object storage."""
+    of_shard = min(num_samples, max(1, 500_000_000 // sample_bytes))
+    num_full, rest = divmod(num_samples, of_shard)
+    counts = [of_shard] * num_full + [rest] * (rest > 0)
+    shards = tuple(
+        ShardInfo(f"shard-{number:06d}.tar", count, count * sample_bytes)
+        for number, count in enumerate(counts)
+    )
+    return Dataset(Manifest(shards), open_store("s3://planned/corpus"))

@@ -36,7 +36,7 @@ from tests.helpers.paths import ROOT
 PAGES = sorted(
     page.relative_to(ROOT).as_posix() for page in (*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"))
 )
-LANGUAGES = {"", "bash", "json", "python", "text"}
+LANGUAGES = {"", "bash", "ini", "json", "python", "text"}
 FENCE = re.compile(r"( *)(`{3,})(.*)")
 NOT_RUN = re.compile(r"\s*<!-- not run: (.+) -->")
 FILE = re.compile(r"\s*<!-- file: (.+) -->")

@@ -11,7 +11,7 @@ A build of torch without CUDA cannot index such tensors by ``[]``, and has no gr
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -21,8 +21,6 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
-
-__all__ = ["FakeCuda", "FakeEvent", "FakeStream", "fake_cuda"]
 
 
 @dataclass(eq=False)
@@ -149,17 +147,6 @@ class FakeCuda(TorchDispatchMode):  # type: ignore[no-untyped-call]
     def record_stream(self, tensor: torch.Tensor, stream: FakeStream) -> None:
         self._recorded.setdefault(self._key(tensor), set()).add(id(stream))
 
-    @contextmanager
-    def in_new_thread(self) -> Iterator[None]:
-        """Have the current device and streams of a new thread."""
-        before = dict(self._thread.__dict__)
-        self._thread.__dict__.clear()
-        try:
-            yield
-        finally:
-            self._thread.__dict__.clear()
-            self._thread.__dict__.update(before)
-
     # ---- what kernels do
 
     def __torch_dispatch__(
@@ -230,21 +217,6 @@ class _FakeTensors(FakeTensorMode):  # type: ignore[no-untyped-call]
     avoid_device_init = True
 
 
-class _InlineExecutor:
-    """A thread pool whose threads are this thread, in the state of a new one."""
-
-    def __init__(self, cuda: FakeCuda) -> None:
-        self._cuda = cuda
-
-    def submit(self, function: Callable[..., Any], *args: Any) -> Any:
-        with self._cuda.in_new_thread():
-            value = function(*args)
-        return type("Future", (), {"result": staticmethod(lambda: value)})
-
-    def shutdown(self, **_: Any) -> None:
-        pass
-
-
 @contextmanager
 def fake_cuda(monkeypatch: pytest.MonkeyPatch, num_devices: int = 2) -> Iterator[FakeCuda]:
     """Let this process have CUDA devices, while this context lasts."""
@@ -268,9 +240,6 @@ def fake_cuda(monkeypatch: pytest.MonkeyPatch, num_devices: int = 2) -> Iterator
         patch.setattr(torch.Tensor, "pin_memory", lambda tensor: cuda.pin_memory(tensor))
         patch.setattr(
             torch.Tensor, "record_stream", lambda tensor, by: cuda.record_stream(tensor, by)
-        )
-        patch.setattr(
-            "mmstream.device.to_device.ThreadPoolExecutor", lambda *_, **__: _InlineExecutor(cuda)
         )
         stack.enter_context(_FakeTensors())
         stack.enter_context(cuda)

@@ -10,8 +10,6 @@ from typing import Any
 
 from mmstream.storage.store import ObjectStat, RequestError
 
-__all__ = ["Answer", "FakeClient", "Sent"]
-
 PIECE = 1 << 20
 
 

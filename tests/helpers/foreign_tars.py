@@ -13,7 +13,7 @@ from webdataset import tariterators
 
 from mmstream.dataset.index import build_index
 from mmstream.storage import RemoteStore
-from mmstream.tar.samples import parse_sample
+from mmstream.tar.samples import LinkError, iter_members, links_of, parse_sample
 from tests.helpers.paths import DATA
 
 FOREIGN = DATA / "foreign"
@@ -46,9 +46,17 @@ def field_list(sample):
 def read_by_mmstream(data: bytes):
     """What mmstream reads: each sample out of its own range of bytes."""
     offsets = build_index(CountingStore(data), "x.tar")
-    return [
-        field_list(parse_sample(data[start:stop], "x.tar")) for start, stop in pairwise(offsets)
-    ]
+    links = links_of(iter_members(lambda start, stop: data[start:stop], len(data)))
+
+    def parse(first: int, end: int):
+        def linked(field: str, start: int) -> bytes:
+            if first + start not in links:
+                raise LinkError(f"{field}: is a link to nothing")
+            return data[slice(*links[first + start])]
+
+        return parse_sample(data[first:end], "x.tar", linked=linked)
+
+    return [field_list(parse(start, stop)) for start, stop in pairwise(offsets.tolist())]
 
 
 def read_by_webdataset(data: bytes):

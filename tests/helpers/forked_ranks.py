@@ -17,9 +17,7 @@ import time
 from collections.abc import Sequence
 from pathlib import Path
 
-from tools.prove.attempt import free_port
-
-__all__ = ["run_starts"]
+from mmstream.demo.demo import free_port
 
 END_S = 500
 """A start that takes longer hangs."""

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmstream._torchvision import import_torchvision
+from mmstream.demo.demo import free_port
 from tests.helpers.paths import DOCS
-from tools.prove.attempt import free_port
 
 
 class Stage(NamedTuple):

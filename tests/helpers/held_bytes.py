@@ -6,8 +6,6 @@ import numpy as np
 
 from mmstream.reading.plan import PlannedWindow, RankPlan
 
-__all__ = ["HELD_STEPS", "most_held_bytes"]
-
 HELD_STEPS = 2
 """Steps whose ranges stay while the next one is taken: those of the main process."""
 

@@ -41,8 +41,6 @@ from typing import Any, NamedTuple, Protocol
 from urllib.parse import parse_qsl, quote, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-__all__ = ["Counts", "FaultProxy", "Faults", "fault_proxy"]
-
 RATES = ("mute", "stall", "dribble", "reset", "truncate", "busy", "wrong_etag", "flip", "tail")
 """The kinds of faults. A request gets at most one of them."""
 

@@ -13,8 +13,6 @@ from mmstream.packing.plan import PackPlan
 from mmstream.state import order_of_state
 from mmstream.train.saved_state import read_state
 
-__all__ = ["metrics", "require_exact"]
-
 
 def metrics(out: Path, rank: int = 0) -> list[dict[str, Any]]:
     """Return the complete lines of a rank's metrics so far."""

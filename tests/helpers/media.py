@@ -7,10 +7,10 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from mmstream.converting.draft import Draft, Media, MediaRef, RowError
-from mmstream.converting.media.access import MediaAccess
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.rows.source import Row
+from mmstream.converting.media.references import MediaAccess
+from mmstream.converting.rows.records import Row
 
 
 def load_media(

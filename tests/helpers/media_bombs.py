@@ -18,8 +18,6 @@ import av
 
 from tests.helpers.media_files import audio_file, video_file
 
-__all__ = ["BOMBS", "box", "mp4", "mp4_of_samples", "ogg_checksum"]
-
 _MATRIX = struct.pack(">9i", 65536, 0, 0, 0, 65536, 0, 0, 0, 0x40000000)
 HOUR = 3600
 

@@ -18,16 +18,6 @@ import av
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = [
-    "AUDIO_KINDS",
-    "VIDEO_KINDS",
-    "audio_file",
-    "frame_number",
-    "frame_pixels",
-    "tone",
-    "video_file",
-]
-
 VIDEO_KINDS = {
     "mp4": ("mp4", "libx264"),
     "mov": ("mov", "libx264"),

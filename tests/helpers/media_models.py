@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+from mmstream.integrations import model_inputs
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import (
     QWEN_TEXT,
@@ -126,3 +127,37 @@ def positions_of(model: Any, inputs: dict[str, Any], **settings: Any) -> torch.T
             given["audio_seqlens"] = inputs["feature_attention_mask"].sum(1)
     positions: torch.Tensor = model.model.get_rope_index(**given, **settings)[0]
     return positions
+
+
+def assert_blank_media_train_nothing(model: Any, batch: dict[str, Any]) -> None:
+    """A batch of texts has the loss of its text, and a gradient of 0 for each tower."""
+    loss = model(**model_inputs(batch, model)).loss
+    loss.backward()
+    towers = [
+        weight
+        for name, weight in model.named_parameters()
+        if any(word in name for word in ("visual", "vision", "audio")) and weight.grad is not None
+    ]
+    assert towers
+    assert not any(weight.grad.any() for weight in towers)
+    text = model_inputs(batch, model, blank_image=False)
+    assert set(text) == {"input_ids", "attention_mask", "labels"}
+    torch.testing.assert_close(model(**text).loss, loss)
+
+
+def assert_equal_inputs(
+    inputs: dict[str, Any], expected: dict[str, Any], is_cut: bool = False
+) -> None:
+    """Compare what a model gets with what its processor makes, value by value.
+
+    `is_cut`: the processor fills recordings up to 5 minutes, which the model cuts again.
+    """
+    assert inputs.keys() == expected.keys()
+    for key, value in inputs.items():
+        other = expected[key].to(value.dtype)
+        if is_cut and key in ("input_features", "feature_attention_mask"):
+            other = other[..., : value.shape[-1]]
+        exact = not value.is_floating_point() or "second" in key
+        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
+        message = f"{key}: {{}}".format
+        torch.testing.assert_close(value, other, rtol=0, atol=atol, msg=message)

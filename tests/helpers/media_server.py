@@ -20,8 +20,6 @@ from functools import cache
 from types import TracebackType
 from urllib.parse import parse_qsl, urlsplit
 
-__all__ = ["MediaServer"]
-
 Headers = dict[str, str]
 
 
@@ -33,6 +31,7 @@ class MediaServer:
         heads: The lines of each request's head, in order.
         num_connections: Connections that were accepted.
         max_open: Most requests at the same time.
+        may_answer: Set it to let requests with the fault "hold" go on.
     """
 
     def __init__(self, media: Mapping[str, bytes], headers: Headers | None = None) -> None:
@@ -43,6 +42,7 @@ class MediaServer:
         self.num_connections = 0
         self.num_open = 0
         self.max_open = 0
+        self.may_answer = threading.Event()
         self._was_revived = False
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, daemon=True)
@@ -170,8 +170,16 @@ class MediaServer:
         return True
 
     async def _fail_silence(self, writer: asyncio.StreamWriter, body: bytes, argument: str) -> bool:
-        await asyncio.sleep(30)
+        """Say nothing for ever."""
+        await asyncio.Event().wait()
         return False
+
+    async def _fail_hold(self, writer: asyncio.StreamWriter, body: bytes, argument: str) -> bool:
+        """Send the body when `may_answer` is set."""
+        while not self.may_answer.is_set():
+            await asyncio.sleep(0.01)
+        await self._send(writer, 200, body)
+        return True
 
     async def _fail_reset(self, writer: asyncio.StreamWriter, body: bytes, argument: str) -> bool:
         """End the connection by RST, in the middle of the body."""

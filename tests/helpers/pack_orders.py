@@ -12,8 +12,7 @@ from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import UnitSums
 from mmstream.state import make_state
 from mmstream.types import IntArray
-
-__all__ = ["by_square", "dealt", "packs_of_step", "saved"]
+from mmstream.world import World, rows_of_rank
 
 
 def packs_of_step(
@@ -24,6 +23,30 @@ def packs_of_step(
     refs = list(zip(shards.tolist(), indexes.tolist(), strict=True))
     ends = np.cumsum(order.document_counts(epoch, step, rows)).tolist()
     return [refs[start:end] for start, end in zip([0, *ends], ends, strict=False)]
+
+
+def packs_of_ranks(
+    order: PackOrder | MixturePackOrder, epoch: int, step: int, num_ranks: int
+) -> list[list[tuple[int, int]]]:
+    """The samples of each row of the order, as all ranks together have them."""
+    packs: dict[int, list[tuple[int, int]]] = {}
+    for rank in range(num_ranks):
+        span = rows_of_rank(order.global_batch_size, World(rank, num_ranks), None)
+        numbers = order.order_rows(epoch, step, span).tolist()
+        packs |= dict(zip(numbers, packs_of_step(order, epoch, step, span), strict=True))
+    return [packs[row] for row in range(order.global_batch_size)]
+
+
+def packs_of_windows(
+    order: PackOrder | MixturePackOrder, epoch: int
+) -> dict[int, dict[int, list[tuple[int, int]]]]:
+    """The samples of each row of each step of an epoch, as its windows hold them."""
+    steps = range(order.steps_per_epoch)
+    packs: dict[int, dict[int, list[tuple[int, int]]]] = {step: {} for step in steps}
+    for number in {number for step in steps for number in order.windows(epoch, step).tolist()}:
+        for step, row, *ref in zip(*(c.tolist() for c in order.window(epoch, number)), strict=True):
+            packs[step].setdefault(row, []).append(tuple(ref))
+    return packs
 
 
 def by_square(sums: UnitSums) -> IntArray:

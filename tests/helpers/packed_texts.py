@@ -16,8 +16,6 @@ from mmstream.packing.settings import PackLimits
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 
-__all__ = ["MAX_TOKENS", "length_of", "pack_pipeline", "plan_texts", "text_of", "write_texts"]
-
 MAX_TOKENS = 64
 
 

@@ -54,7 +54,7 @@ def batch_of(dataset: mm.Dataset, decode: mm.Decode, batching: mm.Flat | None = 
     def in_rows(samples: list[Sample]) -> Batch:
         assert batching is not None
         rows = [number // 3 for number in range(len(samples))]
-        return flatten(samples, rows, rows[-1] + 1, batching)
+        return {"flat": flatten(samples, rows, rows[-1] + 1, batching)}
 
     pipeline = mm.Pipeline(
         dataset,
@@ -65,6 +65,7 @@ def batch_of(dataset: mm.Dataset, decode: mm.Decode, batching: mm.Flat | None = 
     )
     batch = next(iter(mm.Loader(pipeline)))
     if batching is not None:
+        batch |= batch.pop("flat")
         batch["__valid__"] = batch["__valid__"][::3]
     return batch
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import ctypes
 import signal
 
-__all__ = ["end_with_parent"]
-
 _LIBC = ctypes.CDLL(None)
 _PR_SET_PDEATHSIG = 1
 

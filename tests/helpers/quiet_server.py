@@ -6,11 +6,12 @@ import sys
 from http.server import ThreadingHTTPServer
 from typing import Any
 
-__all__ = ["QuietServer"]
-
 
 class QuietServer(ThreadingHTTPServer):
     """Prints a traceback of a mistake in a handler, and none of a broken connection."""
+
+    request_queue_size = 512
+    """Linux drops connections behind a full queue, and they come back after seconds."""
 
     def handle_error(self, request: Any, client_address: Any) -> None:
         if not isinstance(sys.exception(), OSError):

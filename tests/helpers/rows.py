@@ -8,8 +8,6 @@ from collections.abc import Iterator
 
 from tests.helpers.paths import DOCS
 
-__all__ = ["example_rows", "rows_by_format"]
-
 
 def rows_by_format() -> Iterator[tuple[str, dict[str, object]]]:
     """Yield (format, row) of each example on the page about formats of rows."""

@@ -30,8 +30,6 @@ from mmstream.storage.transfers import Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient, Sent
 from tests.helpers.held_bytes import HELD_STEPS
 
-__all__ = ["SimulatedRun", "corpus_order", "corpus_plan", "simulate_rank"]
-
 SAMPLE_BYTES = 110_000
 COUNTS = [500] * 1000
 

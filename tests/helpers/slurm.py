@@ -20,8 +20,6 @@ from types import FrameType
 
 import psutil
 
-__all__ = ["install", "slurm_environment"]
-
 
 def install(folder: Path) -> Path:
     """Write the programs srun and scontrol into a new folder, for the PATH of a job.

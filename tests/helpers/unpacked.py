@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
@@ -18,11 +17,9 @@ from mmstream.dataset.source import read_sample
 from mmstream.decoding.sample import decode_sample
 from mmstream.device.normalize import Normalizer
 from mmstream.train import TrainConfig
-from mmstream.train.data import open_loader
 from mmstream.train.distributed import TrainProcess
-from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
-from mmstream.train.schedule import learning_rate_of
-from mmstream.train.step import micro_batches_of, prepare, seed_step, train_step
+from mmstream.train.loop import micro_batches_of, prepare, seed_step, train_step
+from mmstream.train.models import open_model
 from mmstream.types import Batch
 
 PROCESS = TrainProcess(torch.device("cpu"))
@@ -42,30 +39,27 @@ class Step(NamedTuple):
     fill: float
 
 
-def train_unpacked(config: TrainConfig) -> Iterator[Step]:
-    """Train on one rank and yield its steps."""
-    tokenizer = open_model_tokenizer(config)
-    model: Any = build_model(config, tokenizer)
-    decode = decode_for(config, tokenizer, model)
-    settings = normalize_for(config)
-    assert settings is not None
-    normalize = Normalizer(settings, torch.float32, torch.device("cpu"))
-    dataset = mm.open_dataset(config.url)
-    config = replace(config, num_workers=0)
+def train_unpacked(config: TrainConfig, pipeline: mm.Pipeline) -> Iterator[Step]:
+    """Train on one rank and yield its steps, of packs of `pipeline`."""
+    model, _ = open_model(config, 1)
+    decode: Any = pipeline.decode
+    normalize = Normalizer(model.normalize, torch.float32, torch.device("cpu"))
+    dataset: Any = pipeline.dataset
+    max_tokens = pipeline.batching.max_tokens  # type: ignore[union-attr]
+    pad = decode.text.tokenizer.pad_token_id
     trained = prepare(config, model, PROCESS)
-    with closing(open_loader(config, dataset, decode, world=mm.World(0, 1))) as loader:
+    with closing(mm.Loader(pipeline, world=mm.World(0, 1))) as loader:
         for number, batch in zip(range(config.max_steps or 0), loader, strict=False):
             batch["image"] = [normalize(image) for image in batch["image"]]
-            packed_loss, packed = gradients(model, micro_batches_of(batch, config, model))
+            packed_loss, packed = gradients(model, micro_batches_of(batch, 1, model))
             refs = batch["__lineage__"].shown
             samples = [decode_sample(read_sample(dataset, *ref), decode) for ref in refs]
-            padded = mm.collate(samples, pad_token_id=tokenizer.pad_token_id)
+            padded = mm.collate(samples, pad_token_id=pad)
             padded["image"] = [normalize(image) for image in padded["image"]]
             padded["__valid__"] = torch.ones(len(samples), dtype=torch.bool)
             seed_step(config.seed, number, 0)
             weight = model.weight_of(padded)
-            lr = learning_rate_of(config, number, config.max_steps or 0)
-            loss, norm = train_step(trained, [padded], weight, lr, config, PROCESS)
+            loss, norm = train_step(trained, [padded], weight, config.lr, config, PROCESS)
             cosines = [
                 torch.nn.functional.cosine_similarity(
                     parameter.grad.flatten().double(), packed[name].flatten().double(), dim=0
@@ -83,7 +77,7 @@ def train_unpacked(config: TrainConfig) -> Iterator[Step]:
                 packed_loss,
                 min(cosines),
                 len(batch["image"]),
-                batch["num_tokens"] / (len(packs) * (config.pack or 1)),
+                batch["num_tokens"] / (len(packs) * max_tokens),
             )
 
 

@@ -8,8 +8,6 @@ from collections.abc import Callable, Coroutine
 from functools import wraps
 from typing import Any, ParamSpec
 
-__all__ = ["in_virtual_time"]
-
 P = ParamSpec("P")
 
 LIMIT_S = 1e5

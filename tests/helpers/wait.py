@@ -8,8 +8,6 @@ from typing import TypeVar
 
 from mmstream.processes import process_state
 
-__all__ = ["has_ended", "wait_until"]
-
 LIMIT_S = 500
 """Against a hang; a slow machine does not take that long."""
 

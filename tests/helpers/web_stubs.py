@@ -147,13 +147,26 @@ class GoogleStub(Stub):
         return None
 
     def post(self) -> bool | None:
+        if self.name.startswith("chunks/"):  # an upload in one chunk
+            name = self.name.removeprefix("chunks/")
+            self.objects[name] = self.body
+            self.answer_json(self._item(name))
+            return None
         match = re.fullmatch(r"upload/storage/v1/b/([^/]+)/o", self.name)
+        if match is not None and self.query.get("uploadType") == "resumable":
+            name = json.loads(self.body)["name"]
+            self.answer(
+                200, b"", Location=f"http://{self.headers['Host']}/chunks/{match[1]}/{name}"
+            )
+            return None
         if match is None or self.query.get("uploadType") != "multipart":
             return False
         boundary = re.search(r'boundary="?([^";]+)', self.headers["Content-Type"])[1].encode()
         _, described, content, _ = self.body.split(b"--" + boundary)
         name = json.loads(described.partition(b"\n\n")[2])["name"]
-        self.objects[f"{match[1]}/{name}"] = content.partition(b"\n\n")[2].removesuffix(b"\n")
+        content = content.partition(b"\n\n")[2].removesuffix(b"\n")
+        # The end of the line before a boundary belongs to it, also where it is of two bytes.
+        self.objects[f"{match[1]}/{name}"] = content.removesuffix(b"\r")
         self.answer_json(self._item(f"{match[1]}/{name}"))
         return None
 

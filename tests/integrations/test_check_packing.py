@@ -51,87 +51,68 @@ def test_the_model_and_random_states_stay_as_they_were() -> None:
 
 # -- wrong fields ---------------------------------------------------------------------------------
 
-MROPE: dict[str, tuple[Change, str]] = {
-    "three rows": (
-        lambda inputs, _: inputs | {"position_ids": inputs["position_ids"][1:]},
-        "position_ids have 3 rows; qwen.* needs four",
-    ),
-    "one row": (
-        lambda inputs, batch: inputs | {"position_ids": batch["position_ids"]},
-        "position_ids have 1 row; qwen.* needs four",
-    ),
-    "none": (
-        lambda inputs, _: {k: v for k, v in inputs.items() if k != "position_ids"},
-        "position_ids are missing",
-    ),
-}
-
-
-@pytest.mark.parametrize("fault", list(MROPE))
-@pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
-def test_wrong_positions_of_qwen_vl_are_named(name: str, fault: str, dataset: mm.Dataset) -> None:
-    decode, model = decode_and_model(name, "sdpa")
-    change, message = MROPE[fault]
-    with pytest.raises(ConfigError, match=message):
-        mm.check_packing(
-            model,
-            batch_of(dataset, decode, mm.Flat()),
-            lambda batch: change(model_inputs(batch, model, normalize=HALF), batch),
-        )
-
 
 def counted_on(inputs: dict[str, Any], _: Any) -> dict[str, Any]:
     ids = inputs["input_ids"]
     return inputs | {"position_ids": torch.arange(ids.shape[1]).expand_as(ids)}
 
 
-TEXTS: dict[str, tuple[Change, str]] = {
-    "no restart": (counted_on, "position_ids of document 1 do not count its tokens from 0"),
-    "a mask": (
-        lambda inputs, _: inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])},
-        "attention_mask is given",
+def moved(inputs: dict[str, Any], _: Any) -> dict[str, Any]:
+    borders = inputs["cu_seq_lens_q"].clone()
+    borders[1:-1] += 1
+    return inputs | {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
+
+
+def without(name: str) -> Change:
+    return lambda inputs, _: {key: inputs[key] for key in inputs if key != name}
+
+
+QWEN_VL = ("qwen2_vl", "qwen3_vl")
+LLAMA = ("llama", "llama in rows")
+VARLEN = ("llama by lengths", "llama by lengths in rows")
+FAULTS: dict[str, tuple[tuple[str, ...], Change]] = {
+    "position_ids have 3 rows; qwen.* needs four": (
+        QWEN_VL,
+        lambda inputs, _: inputs | {"position_ids": inputs["position_ids"][1:]},
     ),
-    "a cache": (lambda inputs, _: inputs | {"use_cache": True}, "use_cache is not False"),
+    "position_ids have 1 row; qwen.* needs four": (
+        QWEN_VL,
+        lambda inputs, batch: inputs | {"position_ids": batch["position_ids"]},
+    ),
+    "position_ids are missing": (QWEN_VL, without("position_ids")),
+    "position_ids of document 1 do not count its tokens from 0": (LLAMA, counted_on),
+    "attention_mask is given": (
+        LLAMA,
+        lambda inputs, _: inputs | {"attention_mask": torch.ones_like(inputs["input_ids"])},
+    ),
+    "use_cache is not False": (LLAMA, lambda inputs, _: inputs | {"use_cache": True}),
+    "max_length_k is missing: .* all four, or none": (VARLEN[1:], without("max_length_k")),
+    "cu_seq_lens_q has other borders than the documents": (VARLEN[:1], moved),
 }
+"""The message -> the models that it is about, and the fault."""
 
 
-@pytest.mark.parametrize("layout", ["flat", "rows"])
-@pytest.mark.parametrize("fault", list(TEXTS))
-def test_a_wrong_field_of_a_text_is_named(fault: str, layout: Any) -> None:
-    model = llama()
-    change, message = TEXTS[fault]
+@pytest.mark.parametrize(
+    ("message", "name"), [(message, name) for message in FAULTS for name in FAULTS[message][0]]
+)
+def test_a_wrong_field_is_named(
+    message: str, name: str, dataset: mm.Dataset, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    change = FAULTS[message][1]
+    if name in QWEN_VL:
+        decode, model = decode_and_model(name, "sdpa")
+        batch = batch_of(dataset, decode, mm.Flat())
+    else:
+        model, batch = llama(), texts("rows" if name.endswith("rows") else "flat")
+    if name in VARLEN:
+        use_varlen(model, monkeypatch)
+        assert mm.check_packing(model, batch).leak == 0
     with pytest.raises(ConfigError, match=message):
         mm.check_packing(
-            model, texts(layout), lambda batch: change(model_inputs(batch, model), batch)
+            model,
+            batch,
+            lambda batch: change(model_inputs(batch, model, normalize=HALF), batch),
         )
-
-
-def test_a_missing_length_is_named_where_rows_are_several(monkeypatch: Any) -> None:
-    model = llama()
-    use_varlen(model, monkeypatch)
-    assert mm.check_packing(model, texts("rows")).leak == 0
-
-    def without(batch: Any) -> dict[str, Any]:
-        inputs = model_inputs(batch, model)
-        del inputs["max_length_k"]
-        return inputs
-
-    with pytest.raises(ConfigError, match=r"max_length_k is missing: .* all four, or none"):
-        mm.check_packing(model, texts("rows"), without)
-
-
-def test_borders_of_other_documents_are_named(monkeypatch: Any) -> None:
-    model = llama()
-    use_varlen(model, monkeypatch)
-
-    def moved(batch: Any) -> dict[str, Any]:
-        inputs = model_inputs(batch, model)
-        borders = inputs["cu_seq_lens_q"].clone()
-        borders[1:-1] += 1
-        return inputs | {"cu_seq_lens_q": borders, "cu_seq_lens_k": borders}
-
-    with pytest.raises(ConfigError, match="cu_seq_lens_q has other borders than the documents"):
-        mm.check_packing(model, texts(), moved)
 
 
 @pytest.mark.parametrize("name", ["qwen2_vl", "qwen3_vl"])
@@ -171,18 +152,14 @@ def test_a_hybrid_is_refused_without_its_kernels() -> None:
     ):
         model_inputs(texts(), model)  # transformers refuses seq_idx without kernels
 
-    def without(batch: Any) -> dict[str, Any]:
+    def without_lengths(batch: Any) -> dict[str, Any]:
         """Without them, transformers does not notice."""
-        inputs = packed_fields(batch, model)
+        inputs = model_inputs(batch, model, check=False)
         return {name: inputs[name] for name in inputs if name not in (*LENGTHS, "seq_idx")}
 
     message = r"document 1 .*: cu_seq_lens_q is missing: .*; seq_idx is missing"
     with pytest.raises(ConfigError, match=message):
-        mm.check_packing(model, texts(), without)
-
-
-def packed_fields(batch: Any, model: Any) -> dict[str, Any]:
-    return model_inputs(batch, model, check=False)
+        mm.check_packing(model, texts(), without_lengths)
 
 
 @pytest.mark.parametrize("kind", ["OPT", "Falcon"])
@@ -193,7 +170,7 @@ def test_a_model_that_ignores_positions_is_refused(kind: str) -> None:
     )
     model = small(config)
     with pytest.raises(ConfigError, match="does not keep documents apart: leave batching= out"):
-        mm.check_packing(model, texts(), lambda batch: packed_fields(batch, model))
+        mm.check_packing(model, texts(), lambda batch: model_inputs(batch, model, check=False))
 
 
 def test_a_padded_batch_is_no_flat_one() -> None:

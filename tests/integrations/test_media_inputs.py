@@ -27,7 +27,12 @@ from tests.helpers.media_families import (
     smolvlm,
     transformers,
 )
-from tests.helpers.media_models import model_of, positions_of
+from tests.helpers.media_models import (
+    assert_blank_media_train_nothing,
+    assert_equal_inputs,
+    model_of,
+    positions_of,
+)
 
 UNCHANGED = {"do_sample_frames": False, "do_resize": False}
 FAMILIES: dict[str, Callable[[], MediaFamily]] = {
@@ -148,15 +153,7 @@ def test_a_model_gets_what_its_processor_makes_of_videos_and_audio(name: str) ->
     inputs = model_inputs(batch, model, normalize=getattr(family, "processor", None))
     labels = inputs.pop("labels")
     expected = processed(family, rows)
-    if name == "qwen2_5_omni":  # its processor pads audio to 5 minutes, and the model cuts it again
-        length = inputs["input_features"].shape[-1]
-        for key in ("input_features", "feature_attention_mask"):
-            expected[key] = expected[key][..., :length]
-    assert inputs.keys() == expected.keys()
-    for key, value in inputs.items():
-        exact = not value.is_floating_point() or key.startswith("second")
-        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
-        torch.testing.assert_close(value, expected[key].to(value.dtype), rtol=0, atol=atol)
+    assert_equal_inputs(inputs, expected, is_cut=name == "qwen2_5_omni")
     positions = positions_of(model, inputs)
     if positions is not None:
         assert positions.equal(positions_of(model, expected))
@@ -168,24 +165,14 @@ def test_a_model_gets_what_its_processor_makes_of_videos_and_audio(name: str) ->
 def test_a_batch_without_media_gets_a_blank_one_for_each_tower(name: str) -> None:
     family = FAMILIES[name]()
     model = model_of(name, family.tokenizer)
-    rows = rows_of(name, family)
-    samples = [row.sample for row in rows]
+    samples = [row.sample for row in rows_of(name, family)]
     full = mm.collate(samples, pad_token_id=family.text.pad_token_id)
     model(**model_inputs(full, model, normalize=family.processor)).loss.backward()
-    trained = {key for key, weight in model.named_parameters() if weight.grad is not None}
+    trained = [weight for weight in model.parameters() if weight.grad is not None]
     model.zero_grad()
     empty = mm.collate([samples[1]] * 2, pad_token_id=family.text.pad_token_id)
-    inputs = model_inputs(empty, model)
-    loss = model(**inputs).loss
-    loss.backward()
-    gradients = dict(model.named_parameters())
-    assert [key for key in sorted(trained) if gradients[key].grad is None] == []
-    towers = [key for key in trained if any(w in key for w in ("visual", "vision", "audio"))]
-    assert towers
-    assert not any(gradients[key].grad.any() for key in towers)
-    text = model_inputs(empty, model, blank_image=False)
-    assert set(text) == {"input_ids", "attention_mask", "labels"}
-    torch.testing.assert_close(model(**text).loss, loss)
+    assert_blank_media_train_nothing(model, empty)
+    assert all(weight.grad is not None for weight in trained)
 
 
 @pytest.mark.parametrize("make", [qwen3_omni, smolvlm], ids=lambda make: make.__name__)
@@ -199,18 +186,9 @@ def test_a_batch_of_texts_gives_each_tower_a_gradient_of_zero(
     messages = [user([{"type": "text", "text": "?"}]), assistant("a cat")]
     tokens = family.text({"json": {"messages": messages}}, MediaShapes())
     batch = mm.collate([tokens] * 2, pad_token_id=family.text.pad_token_id)
-    loss = model(**model_inputs(batch, model)).loss
-    loss.backward()
-    gradients = {
-        name: weight.grad
-        for name, weight in model.named_parameters()
-        if any(word in name for word in ("visual", "vision", "audio"))
-    }
-    assert gradients
-    assert not any(gradient.any() for gradient in gradients.values() if gradient is not None)
-    assert [name for name, gradient in gradients.items() if gradient is None] == []
-    text = model_inputs(batch, model, blank_image=False)
-    torch.testing.assert_close(model(**text).loss, loss)
+    assert_blank_media_train_nothing(model, batch)
+    untrained = [name for name, weight in model.named_parameters() if weight.grad is None]
+    assert [name for name in untrained if any(w in name for w in ("vis", "audio"))] == []
 
 
 def test_omni_models_count_time_by_the_rate_that_the_decoder_was_asked_for() -> None:
@@ -264,41 +242,47 @@ def test_videos_alone_need_no_blank_picture() -> None:
     assert inputs["video_grid_thw"].tolist() == [[1, 4, 4]]
 
 
-def test_another_number_of_tokens_names_the_setting() -> None:
-    for name, setting in (
+@pytest.mark.parametrize(
+    ("name", "setting"),
+    [
         ("qwen2_vl", r"video_length=mm.qwen_vl_video_length\(patch_size=14, merge_size=2\)"),
         ("qwen3_vl", r"video_length=mm.qwen3_vl_video_length\(patch_size=16, merge_size=2\)"),
         ("llava_onevision", r"video_length=mm.llava_onevision_video_length\(patch_size=14\)"),
         ("qwen2_audio", r"audio_length=mm.qwen_audio_length\(\)"),
-    ):
-        family = FAMILIES[name]()
-        model = model_of(name, family.tokenizer)
-        batch = mm.collate([row.sample for row in rows_of(name, family)])
-        kind = "audio" if name in HEARD else "video"
-        token = getattr(model.config, f"{kind}_token_id")
-        position = (batch["input_ids"] == token).nonzero()[0]
-        batch["input_ids"][tuple(position)] = 0
-        with pytest.raises(mm.ConfigError, match=rf"{name} takes \d+ {kind} tokens .*{setting}"):
-            model_inputs(batch, model, normalize=family.processor)
+    ],
+)
+def test_another_number_of_tokens_names_the_setting(name: str, setting: str) -> None:
+    family = FAMILIES[name]()
+    model = model_of(name, family.tokenizer)
+    batch = mm.collate([row.sample for row in rows_of(name, family)])
+    kind = "audio" if name in HEARD else "video"
+    token = getattr(model.config, f"{kind}_token_id")
+    position = (batch["input_ids"] == token).nonzero()[0]
+    batch["input_ids"][tuple(position)] = 0
+    with pytest.raises(mm.ConfigError, match=rf"{name} takes \d+ {kind} tokens .*{setting}"):
+        model_inputs(batch, model, normalize=family.processor)
 
 
-def test_media_that_a_family_does_not_take_are_never_left_out() -> None:
+LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
+    "internvl takes no videos, and the batch has some: leave": ("internvl", {}),
+    "qwen2_audio takes no pictures, and the batch has some: leave": ("qwen2_audio", {}),
+    "qwen2_vl takes no audio.*undecoded_parts": ("qwen2_vl", {"image": [], "video": []}),
+    "takes features, and the batch has samples of 'aud": (
+        "qwen2_audio",
+        {"image": [], "video": [], "audio_features": None, "audio": torch.zeros(2, 100)},
+    ),
+}
+"""Part of the message -> a family, and changes of a batch of another; None: the field is gone."""
+
+
+@pytest.mark.parametrize("message", LEFT_OUT)
+def test_media_that_a_family_does_not_take_are_never_left_out(message: str) -> None:
     family = FAMILIES["qwen2_5_omni"]()
-    batch = mm.collate([row.sample for row in rows_of("qwen2_5_omni", family)])
-    cases = (
-        ("internvl", "internvl takes no videos"),
-        ("qwen2_audio", "qwen2_audio takes no pictures"),
-    )
-    for name, message in cases:
-        with pytest.raises(mm.ConfigError, match=f"{message}, and the batch has some: leave"):
-            model_inputs(batch, name, normalize=family.processor)
-    no_pictures = {**batch, "image": [], "video": []}
-    with pytest.raises(mm.ConfigError, match=r"qwen2_vl takes no audio.*undecoded_parts"):
-        model_inputs(no_pictures, "qwen2_vl", normalize=family.processor)
-    samples = {key: value for key, value in batch.items() if key != "audio_features"}
-    samples |= {"audio": torch.zeros(2, 100), "image": [], "video": []}
-    with pytest.raises(mm.ConfigError, match="takes features, and the batch has samples of 'aud"):
-        model_inputs(samples, "qwen2_audio")
+    name, changes = LEFT_OUT[message]
+    batch = mm.collate([row.sample for row in rows_of("qwen2_5_omni", family)]) | changes
+    batch = {key: value for key, value in batch.items() if value is not None}
+    with pytest.raises(mm.ConfigError, match=message):
+        model_inputs(batch, name, normalize=family.processor)
 
 
 # -- Whisper --------------------------------------------------------------------------------------
@@ -328,30 +312,24 @@ def test_whisper_gets_the_features_of_its_extractor_and_learns_the_next_token() 
     tokenizer = byte_tokenizer()
     model = model_of("whisper", tokenizer)
     inputs = model_inputs(batch, model)
-    assert inputs.keys() == {"input_features", "decoder_input_ids", "labels"}
-    extractor = transformers.WhisperFeatureExtractor()
-    expected = extractor(sounds, sampling_rate=16_000, return_tensors="pt")["input_features"]
-    torch.testing.assert_close(inputs["input_features"], expected, rtol=0, atol=1e-3)
+    labels = inputs["labels"]
+    features = transformers.WhisperFeatureExtractor()(
+        sounds, sampling_rate=16_000, return_tensors="pt"
+    )
     # As the model itself shifts the labels.
     from transformers.models.whisper.modeling_whisper import shift_tokens_right
 
     shifted = shift_tokens_right(
-        inputs["labels"], tokenizer.pad_token_id, model.config.decoder_start_token_id
+        labels, tokenizer.pad_token_id, model.config.decoder_start_token_id
     )
-    assert inputs["decoder_input_ids"].equal(shifted)
-    learned = inputs["labels"][0]
-    assert tokenizer.decode(learned[learned != -100]) == "one<eos>"
+    assert_equal_inputs(inputs, {**features, "decoder_input_ids": shifted, "labels": labels})
+    assert tokenizer.decode(labels[0][labels[0] != -100]) == "one<eos>"
     loss = model(**inputs).loss
-    torch.testing.assert_close(
-        loss, model(input_features=inputs["input_features"], labels=inputs["labels"]).loss
-    )
+    by_model = model(input_features=inputs["input_features"], labels=labels).loss
+    torch.testing.assert_close(loss, by_model)
     assert torch.isfinite(loss)
-
-
-def test_whisper_gets_no_labels_where_the_batch_has_none() -> None:
-    batch, _ = speech_batch(["one", "twenty two"], [0.1, 0.2])
     del batch["labels"]
-    assert model_inputs(batch, "whisper").keys() == {"input_features", "decoder_input_ids"}
+    assert model_inputs(batch, "whisper").keys() == inputs.keys() - {"labels"}
 
 
 def test_features_have_the_dtype_of_the_model() -> None:
@@ -366,16 +344,24 @@ def test_features_have_the_dtype_of_the_model() -> None:
     assert torch.isfinite(hearing(**model_inputs(text, hearing)).loss)  # of a blank recording
 
 
-def test_whisper_takes_one_recording_a_row_and_padding_on_the_right() -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"audio_row": torch.tensor([0, 0])}, r"one audio a row, one has 2: leave .*SkipSample"),
+        (
+            {"attention_mask": torch.tensor([[0, 1], [1, 1]])},
+            "whisper takes texts padded on the right",
+        ),
+        (
+            {"audio_features": torch.zeros(2, 7, 3000)},
+            r"takes \d+ mel bands, the features have 7: .*num_mels=",
+        ),
+    ],
+    ids=["recordings", "padding", "bands"],
+)
+def test_whisper_takes_one_recording_a_row_and_padding_on_the_right(
+    changes: dict[str, Any], message: str
+) -> None:
     batch, _ = speech_batch(["one", "two"], [0.1, 0.1])
-    model = model_of("whisper", byte_tokenizer())
-    with pytest.raises(mm.ConfigError, match=r"one audio a row, one has 2: leave .*SkipSample"):
-        model_inputs({**batch, "audio_row": torch.tensor([0, 0])}, model)
-    left = {**batch, "attention_mask": torch.tensor([[0, 1], [1, 1]])}
-    with pytest.raises(mm.ConfigError, match="whisper takes texts padded on the right"):
-        model_inputs(left, model)
-    bands = {**batch, "audio_features": torch.zeros(2, 7, 3000)}
-    with pytest.raises(
-        mm.ConfigError, match=r"takes \d+ mel bands, the features have 7: .*num_mels="
-    ):
-        model_inputs(bands, model)
+    with pytest.raises(mm.ConfigError, match=message):
+        model_inputs(batch | changes, model_of("whisper", byte_tokenizer()))

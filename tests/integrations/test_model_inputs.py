@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -20,6 +21,7 @@ from mmstream.integrations import model_inputs
 from tests.helpers.chats import assistant, user
 from tests.helpers.corpora import write_corpus
 from tests.helpers.families import Family, transformers
+from tests.helpers.media_models import assert_blank_media_train_nothing
 from tests.helpers.model_cases import CASES, PAIRS, TOWER
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded
@@ -40,6 +42,8 @@ def messages_of(number: int) -> list[dict[str, Any]]:
     parts: list[dict[str, Any]] = [{"type": "text", "text": f"question {number} "}]
     for i in range(NUM_PICTURES[number]):
         parts += [{"type": "image", "field": f"{i}.png"}, {"type": "text", "text": f" then {i} "}]
+    if number == 3:  # two side by side, and a word right behind one
+        parts = [*parts[:2], *parts[3:-1], {"type": "text", "text": "then"}]
     return [user(parts), assistant([{"type": "text", "text": f"an answer {'and more ' * number}"}])]
 
 
@@ -72,10 +76,13 @@ def datasets(tmp_path_factory: pytest.TempPathFactory) -> dict[str, mm.Dataset]:
     }
 
 
-def batches_of(dataset: mm.Dataset, decode: mm.Decode) -> list[dict[str, Any]]:
+def loader_of(dataset: mm.Dataset, decode: mm.Decode) -> mm.Loader:
     decode = replace(decode, image=replace(decode.image, scaled_decoding=False))
-    pipeline = mm.Pipeline(dataset, global_batch_size=BATCH, decode=decode, shuffle=False)
-    return list(mm.Loader(pipeline))
+    return mm.Loader(mm.Pipeline(dataset, global_batch_size=BATCH, decode=decode, shuffle=False))
+
+
+def batches_of(dataset: mm.Dataset, decode: mm.Decode) -> list[dict[str, Any]]:
+    return list(loader_of(dataset, decode))
 
 
 def processed(family: Family, first: int) -> dict[str, Any]:
@@ -122,6 +129,13 @@ def case_of(name: str) -> tuple[Family, Any]:
     return family, case.model(family.decode.text.tokenizer)
 
 
+@pytest.fixture
+def llava(datasets):
+    """A family, its small model, and a batch of conversations for it."""
+    family, model = case_of("llava")
+    return family, model, batches_of(datasets["conversations"], family.decode)[0]
+
+
 # -- vision-language models -----------------------------------------------------------------------
 
 
@@ -140,17 +154,8 @@ def test_a_vision_language_model_gets_what_its_processor_makes_and_learns(datase
     model(**inputs, labels=labels).loss.backward()
     trained = {name: weight for name, weight in model.named_parameters() if weight.grad is not None}
     model.zero_grad()
-    blank = model_inputs(without, model)
-    loss = model(**blank).loss
-    loss.backward()
-    untrained = [name for name, weight in trained.items() if weight.grad is None]
-    assert untrained == []
-    vision = [w for name, w in trained.items() if "vision" in name or "visual" in name]
-    assert vision
-    assert all(not weight.grad.any() for weight in vision)
-    text = model_inputs(without, model, blank_image=False)
-    assert set(text) == {"input_ids", "attention_mask", "labels"}
-    torch.testing.assert_close(model(**text).loss, loss)
+    assert_blank_media_train_nothing(model, without)
+    assert [name for name, weight in trained.items() if weight.grad is None] == []
 
 
 def test_the_blank_picture_stands_in_padding_or_makes_rows_longer(datasets):
@@ -163,59 +168,41 @@ def test_the_blank_picture_stands_in_padding_or_makes_rows_longer(datasets):
     assert inputs["input_ids"][0, -1] == token  # the first row has most padding
     full = {name: batch[name][:1, :9] for name in ("input_ids", "attention_mask", "labels")}
     longer = model_inputs({**batch, **full, "__valid__": batch["__valid__"][:1]}, model)
-    assert longer["input_ids"][0].tolist() == [*full["input_ids"][0].tolist(), token]
-    assert longer["attention_mask"].tolist() == [[1] * 10]
-    assert longer["labels"][0, -1] == -100
+    for name, value in (("input_ids", token), ("attention_mask", 1), ("labels", -100)):
+        assert longer[name].tolist() == [[*full[name][0].tolist(), value]]
     assert not (batch["input_ids"] == token).any()  # the batch itself has not changed
 
 
-def test_a_batch_whose_samples_have_no_image_field_at_all_is_text(datasets):
+def test_a_batch_without_an_image_field_is_text_and_invalid_rows_have_no_labels(datasets):
     family, model = case_of("llava")
     batch = batches_of(datasets["conversations"], family.decode)[1]
     batch = {name: value for name, value in batch.items() if not name.startswith("image")}
-    assert torch.isfinite(model(**model_inputs(batch, model)).loss)
-
-
-def test_invalid_rows_have_no_labels(datasets):
-    family, model = case_of("llava")
-    batch = batches_of(datasets["conversations"], family.decode)[0]
-    batch = {**batch, "__valid__": torch.tensor([True, False, True, True])}
-    inputs = model_inputs(batch, model, normalize=HALF)
+    batch["__valid__"] = torch.tensor([True, False, True, True])
+    inputs = model_inputs(batch, model)
+    assert torch.isfinite(model(**inputs).loss)
     assert (inputs["labels"][1] == -100).all()
-    assert inputs["labels"][[0, 2, 3]].equal(batch["labels"][[0, 2, 3]])
+    labels = inputs["labels"][[0, 2, 3], : batch["labels"].shape[1]]
+    assert labels.equal(batch["labels"][[0, 2, 3]])
 
 
 # -- pixels are normalised once -------------------------------------------------------------------
 
 
-def test_floating_pixels_are_those_of_to_device_and_are_not_normalised_again(datasets):
-    family, model = case_of("llava")
-    batch = batches_of(datasets["conversations"], family.decode)[0]
-    normalize = mm.Normalize(
-        family.processor.image_processor.image_mean, family.processor.image_processor.image_std
-    )
+def test_floating_pixels_are_those_of_to_device_and_are_not_normalised_again(datasets, llava):
+    family, model, batch = llava
+    processor = family.processor.image_processor
+    normalize = mm.Normalize(processor.image_mean, processor.image_std)
     once = model_inputs(batch, model, normalize=normalize)["pixel_values"]
-    pipeline = mm.Pipeline(
-        datasets["conversations"],
-        global_batch_size=BATCH,
-        decode=replace(family.decode, image=replace(family.decode.image, scaled_decoding=False)),
-        shuffle=False,
-    )
-    moved = next(iter(mm.to_device(mm.Loader(pipeline), "cpu", normalize=normalize)))
+    loader = loader_of(datasets["conversations"], family.decode)
+    moved = next(iter(mm.to_device(loader, "cpu", normalize=normalize)))
     for settings in ({}, {"normalize": family.processor}):
         assert model_inputs(moved, model, **settings)["pixel_values"].equal(once)
 
 
-def test_uint8_pixels_without_mean_and_std_are_refused(datasets):
-    family, model = case_of("llava")
-    batch = batches_of(datasets["conversations"], family.decode)[0]
-    with pytest.raises(mm.ConfigError, match="uint8, not normalised: to_device"):
-        model_inputs(batch, model)
-    with pytest.raises(mm.ConfigError, match="normalize=int: give an"):
-        model_inputs(batch, model, normalize=3)
-    assert model_inputs(batch, model.bfloat16(), normalize=HALF)["pixel_values"].dtype == (
-        torch.bfloat16
-    )
+def test_pixels_have_the_dtype_of_the_model(llava):
+    _, model, batch = llava
+    inputs = model_inputs(batch, model.bfloat16(), normalize=HALF)
+    assert inputs["pixel_values"].dtype == torch.bfloat16
 
 
 # -- two towers -----------------------------------------------------------------------------------
@@ -248,15 +235,6 @@ def test_two_towers_get_what_their_processor_makes_and_learn(datasets, name):
     assert model_inputs(pictures, model.vision_model.config, normalize=HALF).keys() == {
         "pixel_values"
     }
-
-
-def test_two_towers_refuse_rows_without_exactly_one_picture(datasets):
-    family, model = case_of("clip")
-    decode = replace(family.decode, image=replace(case_of("llava")[0].decode.image))
-    decode = replace(decode, text=case_of("llava")[0].decode.text)
-    batch = batches_of(datasets["conversations"], decode)[0]
-    with pytest.raises(mm.ConfigError, match=r"one picture a row, 000000 has 2: .*SkipSample"):
-        model_inputs(batch, model, normalize=HALF)
 
 
 # -- classification -------------------------------------------------------------------------------
@@ -296,11 +274,8 @@ def test_a_classifier_gets_pictures_and_the_class_of_each_row(datasets, name):
 
 def test_pictures_of_a_decoder_by_field_are_named_and_never_left_out(datasets):
     family, clip = case_of("clip")
-    decode = mm.Decode({"png": family.decode.image}, text=family.decode.text)
-    pipeline = mm.Pipeline(
-        datasets["captions"], global_batch_size=BATCH, decode=decode, shuffle=False
-    )
-    batch = next(iter(mm.Loader(pipeline)))
+    batch = batches_of(datasets["captions"], family.decode)[0]
+    batch = {name.replace("image", "png"): value for name, value in batch.items()}
     for model in (clip, classifiers()["vit"], case_of("llava")[1]):
         with pytest.raises(mm.ConfigError, match=r"pictures in 'png': .*pass image_field='png'"):
             model_inputs(batch, model, normalize=HALF)
@@ -309,6 +284,30 @@ def test_pictures_of_a_decoder_by_field_are_named_and_never_left_out(datasets):
     pixels = model_inputs(batch, clip, normalize=HALF, image_field="png")["pixel_values"]
     by_image = {**batch, "image": batch["png"]}
     assert pixels.equal(model_inputs(by_image, clip, normalize=HALF)["pixel_values"])
+
+
+@pytest.mark.parametrize("companion", ["video_frames", "audio_row"])
+@pytest.mark.parametrize("name", ["clip", "siglip", "vit"])
+def test_what_takes_one_picture_a_row_refuses_videos_and_sound(datasets, name, companion):
+    family, model = case_of("clip" if name == "vit" else name)
+    model = classifiers()["vit"] if name == "vit" else model
+    batch = batches_of(datasets["captions"], family.decode)[0]
+    for count, is_refused in ((0, False), (1, True)):
+        other = {companion: torch.zeros(count, dtype=torch.int64)}
+        if not is_refused:
+            model_inputs(batch | other, model, normalize=HALF)
+            continue
+        kind = {"video_frames": "videos", "audio_row": "audio"}[companion]
+        with pytest.raises(mm.ConfigError, match=f"{model.config.model_type} takes no {kind}"):
+            model_inputs(batch | other, model, normalize=HALF)
+
+
+@pytest.mark.parametrize("name", ["siglip2", "metaclip_2", "shieldgemma2"])
+def test_a_config_of_a_model_that_reads_is_no_classifier(datasets, name):
+    family, _ = case_of("clip")
+    batch = batches_of(datasets["captions"], family.decode)[0]
+    with pytest.raises(mm.ConfigError, match=f"'{name}' is not one of"):
+        model_inputs(batch, name, normalize=HALF)
 
 
 # -- which family ---------------------------------------------------------------------------------
@@ -322,40 +321,50 @@ def test_a_model_its_config_and_its_wrappers_are_the_same_family(datasets):
     wrapper.module = model  # as DistributedDataParallel has it
     for same in (model.config, wrapper):
         assert_same(model_inputs(batch, same, normalize=HALF), expected)
+    by_name = model_inputs(batch, "qwen2_5_vl", normalize=HALF)  # of its default config
+    assert by_name["image_grid_thw"].equal(expected["image_grid_thw"])
+    assert not by_name["mm_token_type_ids"].any()  # its image token is another than the test's
 
 
-def test_a_name_stands_for_the_default_config_of_the_family(datasets):
-    family, _ = case_of("qwen2_vl")
-    batch = batches_of(datasets["conversations"], family.decode)[0]
-    inputs = model_inputs(batch, "qwen2_vl", normalize=HALF)
-    assert inputs["image_grid_thw"].tolist()[0] == [1, 16, 8]
-    assert not inputs["mm_token_type_ids"].any()  # its image token is another than the test's
+REFUSED: dict[str, tuple[Any, Callable[[dict[str, Any]], dict[str, Any]], Any]] = {
+    "uint8, not normalised: to_device": (None, dict, None),
+    "normalize=int: give an": (None, dict, 3),
+    "'bert' is not one of llava, ": ("bert", dict, HALF),
+    "'lava' is not a model_type of transformers": ("lava", dict, HALF),
+    "Linear has no config": (torch.nn.Linear(1, 1), dict, HALF),
+    r"sides are multiples of 28, not .*multiple_of=28": (
+        "qwen2_vl",
+        lambda batch: batch | {"image": batch["image"][:, :, :50]},
+        HALF,
+    ),
+    "'image' is a ndarray: give a tensor, or a list of tensors": (
+        None,
+        lambda batch: batch | {"image": batch["image"].numpy()},
+        HALF,
+    ),
+    "llava_next takes tiles: ImageDecoder": ("llava_next", dict, HALF),
+    "llava_onevision takes tiles: ImageDecoder": ("llava_onevision", dict, HALF),
+    r"one picture a row, 000000 has 2: .*SkipSample": ("clip", dict, HALF),
+    r"image_token= of the token with the id \d+$": (
+        None,
+        lambda batch: batch | {"input_ids": torch.zeros_like(batch["input_ids"])},
+        HALF,
+    ),
+    r"takes pictures of (\d+)x\1 here, not 30x20: ImageDecoder\(size=\1\)": (
+        None,
+        lambda batch: batch | {"image": batch["image"][..., :20, :30]},
+        HALF,
+    ),
+}
+"""Part of the message -> a model in place of Llava's, a change of its batch, and `normalize`."""
 
 
-def test_what_is_not_known_is_said(datasets):
-    family, _ = case_of("llava")
-    batch = batches_of(datasets["conversations"], family.decode)[0]
-    for unknown, message in (
-        ("bert", "'bert' is not one of llava, "),
-        ("lava", "'lava' is not a model_type of transformers"),
-        (torch.nn.Linear(1, 1), "Linear has no config"),
-    ):
-        with pytest.raises(mm.ConfigError, match=message):
-            model_inputs(batch, unknown, normalize=HALF)
-    with pytest.raises(mm.ConfigError, match=r"sides are multiples of 28, not .*multiple_of=28"):
-        model_inputs({**batch, "image": batch["image"][:, :, :50]}, "qwen2_vl", normalize=HALF)
-    for tiled in ("llava_next", "llava_onevision"):
-        with pytest.raises(mm.ConfigError, match=f"{tiled} takes tiles: ImageDecoder"):
-            model_inputs(batch, tiled, normalize=HALF)
-
-
-def test_llava_onevision_refuses_tiles_of_one_of_several_pictures(datasets):
-    family, model = case_of("llava_onevision")
-    image = family.decode.image
-    next_tiles = replace(image, tiles=mm.LlavaNextTiles(image.tiles.shapes))
-    [batch, _] = batches_of(datasets["conversations"], replace(family.decode, image=next_tiles))
-    with pytest.raises(mm.ConfigError, match=r"one of each of several: .*LlavaOnevisionTiles\(\)"):
-        model_inputs(batch, model, normalize=HALF)
+@pytest.mark.parametrize("message", REFUSED)
+def test_what_a_model_cannot_take_is_said(llava, message):
+    other, change, normalize = REFUSED[message]
+    _, model, batch = llava
+    with pytest.raises(mm.ConfigError, match=message):
+        model_inputs(change(batch), other or model, normalize=normalize)
 
 
 @pytest.mark.parametrize(
@@ -376,20 +385,10 @@ def test_another_number_of_image_tokens_names_the_setting(datasets, name, length
         model_inputs(batch, model, normalize=HALF)
 
 
-def test_a_text_without_the_image_token_of_the_model_names_its_id(datasets):
-    family, model = case_of("llava")
-    batch = batches_of(datasets["conversations"], family.decode)[0]
-    batch["input_ids"] = torch.zeros_like(batch["input_ids"])
-    token = model.config.image_token_id
-    with pytest.raises(mm.ConfigError, match=f"image_token= of the token with the id {token}$"):
-        model_inputs(batch, model, normalize=HALF)
-
-
-def test_another_size_than_that_of_the_tower_names_the_setting(datasets):
-    family, model = case_of("llava")
-    batch = batches_of(datasets["conversations"], family.decode)[0]
-    batch["image"] = torch.zeros(len(batch["image"]), 3, 20, 30, dtype=torch.uint8)
-    side = model.config.vision_config.image_size
-    message = rf"takes pictures of {side}x{side} here, not 30x20: ImageDecoder\(size={side}\)"
-    with pytest.raises(mm.ConfigError, match=message):
+def test_llava_onevision_refuses_tiles_of_one_of_several_pictures(datasets):
+    family, model = case_of("llava_onevision")
+    image = family.decode.image
+    next_tiles = replace(image, tiles=mm.LlavaNextTiles(image.tiles.shapes))
+    [batch, _] = batches_of(datasets["conversations"], replace(family.decode, image=next_tiles))
+    with pytest.raises(mm.ConfigError, match=r"one of each of several: .*LlavaOnevisionTiles\(\)"):
         model_inputs(batch, model, normalize=HALF)

@@ -23,44 +23,44 @@ from tests.helpers.packs import texts
 from tests.helpers.varlen import varlen
 
 
+@pytest.fixture(params=["flat", "rows"])
+def batch(request: pytest.FixtureRequest) -> Any:
+    return texts(request.param)
+
+
 def tokens(rows: int, width: int) -> list[Tensor]:
     generator = torch.Generator().manual_seed(0)
     return [torch.randn(rows, 2, width, 16, generator=generator) for _ in range(3)]
 
 
+def flat(qkv: list[Tensor]) -> list[Tensor]:
+    return [x.transpose(1, 2).flatten(0, 1) for x in qkv]
+
+
 def alone(batch: Any, qkv: list[Tensor]) -> Tensor:
     """Causal attention of each document by itself, [B * T, H, D]."""
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in qkv]
-    borders = batch["cu_seq_lens_q"].tolist()
     outputs = []
-    for start, stop in pairwise(borders):
-        own = [x[start:stop].transpose(0, 1) for x in flat]
+    for start, stop in pairwise(batch["cu_seq_lens_q"].tolist()):
+        own = [x[start:stop].transpose(0, 1) for x in flat(qkv)]
         outputs.append(F.scaled_dot_product_attention(*own, is_causal=True).transpose(0, 1))
     return torch.cat(outputs)
 
 
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
-@pytest.mark.parametrize("layout", ["flat", "rows"])
-def test_flex_sees_the_tokens_before_in_the_document(layout: Any) -> None:
-    batch = texts(layout)
+def test_flex_sees_the_tokens_before_in_the_document(batch: Any) -> None:
     qkv = tokens(*batch["input_ids"].shape)
     output = flex_attention(*qkv, block_mask=flex_block_mask(batch))
-    assert isinstance(output, Tensor)
-    expected = alone(batch, qkv)
-    torch.testing.assert_close(output.transpose(1, 2).flatten(0, 1), expected)
+    torch.testing.assert_close(output.transpose(1, 2).flatten(0, 1), alone(batch, qkv))
 
 
-@pytest.mark.parametrize("layout", ["flat", "rows"])
-def test_the_lengths_of_flash_attention_are_those_of_documents(layout: Any) -> None:
-    batch = texts(layout)
+def test_the_lengths_of_flash_attention_are_those_of_documents(batch: Any) -> None:
     qkv = tokens(*batch["input_ids"].shape)
     arguments = flash_attention_arguments(batch)
     assert arguments.keys() == {
         *("cu_seqlens_q", "cu_seqlens_k", "max_seqlen_q", "max_seqlen_k", "causal")
     }
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in qkv]
     borders = arguments["cu_seqlens_q"], arguments["cu_seqlens_k"]
-    torch.testing.assert_close(varlen(*flat, *borders, True, None), alone(batch, qkv))
+    torch.testing.assert_close(varlen(*flat(qkv), *borders, True, None), alone(batch, qkv))
 
 
 @pytest.mark.cuda
@@ -69,14 +69,11 @@ def test_flash_attention_keeps_documents_apart() -> None:
     function = pytest.importorskip("flash_attn").flash_attn_varlen_func
     batch = {k: v.cuda() if isinstance(v, Tensor) else v for k, v in texts().items()}
     qkv = [x.cuda().bfloat16() for x in tokens(*batch["input_ids"].shape)]
-    flat = [x.transpose(1, 2).flatten(0, 1) for x in qkv]
-    output = function(*flat, **flash_attention_arguments(batch))
+    output = function(*flat(qkv), **flash_attention_arguments(batch))
     torch.testing.assert_close(output, alone(batch, qkv), rtol=2e-2, atol=2e-2)
 
 
-@pytest.mark.parametrize("layout", ["flat", "rows"])
-def test_torchtitan_gets_next_tokens_as_labels(layout: Any) -> None:
-    batch = texts(layout)
+def test_torchtitan_gets_next_tokens_as_labels(batch: Any) -> None:
     inputs, labels = torchtitan_batch(batch)
     ids, positions = inputs["input"].tolist(), inputs["positions"].tolist()
     assert len(ids) == len(positions) == len(labels) == batch["input_ids"].numel()
@@ -106,12 +103,16 @@ def test_torchtitan_needs_labels() -> None:
 
 def test_megatron_gets_packed_sequences_in_thd() -> None:
     arguments = megatron_packing(texts())
-    for name in ("cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"):
-        assert arguments[name].dtype == torch.int32
-        assert arguments[name].tolist() == [0, 5, 6, 15, 19, 21, 28]
-    assert arguments["qkv_format"] == "thd"
-    assert arguments["max_seqlen_q"] == arguments["max_seqlen_kv"] == 16
-    assert arguments["total_tokens"] == 28
+    names = {"cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"}
+    for borders in (arguments[name] for name in names):
+        assert borders.dtype == torch.int32
+        assert borders.tolist() == [0, 5, 6, 15, 19, 21, 28]
+    assert {name: arguments[name] for name in arguments if name not in names} == {
+        "qkv_format": "thd",
+        "max_seqlen_q": 16,
+        "max_seqlen_kv": 16,
+        "total_tokens": 28,
+    }
     # Megatron's own fields, of megatron/core/packed_seq_params.py in August 2026
     assert arguments.keys() <= {
         *("qkv_format", "cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded"),

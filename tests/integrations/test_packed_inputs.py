@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,6 @@ import torch
 import mmstream as mm
 from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
-from mmstream.integrations.packed_text import LENGTHS
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES
 from tests.helpers.packs import (
@@ -61,10 +61,8 @@ def test_packed_texts_train_a_llama_as_texts_alone(attention: str, layout: Any) 
     ]
     assert [document.numel() for document in documents] == [5, 1, 9, 4, 2, 7]
     padded = torch.nn.utils.rnn.pad_sequence(documents, batch_first=True)
-    mask = torch.nn.utils.rnn.pad_sequence(
-        [torch.ones_like(document) for document in documents], batch_first=True
-    )
-    labels = padded.masked_fill(mask == 0, -100)
+    mask = padded != 0
+    labels = padded.masked_fill(~mask, -100)
     alone = {"input_ids": padded, "attention_mask": mask, "labels": labels, "use_cache": False}
     assert_parity(model, model_inputs(packed, model), alone)
 
@@ -103,9 +101,10 @@ def test_a_flat_batch_without_pictures_gets_a_blank_one_as_a_document_of_its_own
     loss.backward()
     alone = model(**model_inputs(batch_of(dataset, decode), model, blank_image=False)).loss
     torch.testing.assert_close(loss, alone, rtol=1e-6, atol=0)
-    towers = [weight for name, weight in model.named_parameters() if "vis" in name]
-    assert any(weight.grad is not None for weight in towers)
-    assert all(weight.grad is None or not weight.grad.any() for weight in towers)
+    weights = [weight for name, weight in model.named_parameters() if "vis" in name]
+    gradients = [weight.grad for weight in weights if weight.grad is not None]
+    assert gradients
+    assert not any(gradient.any() for gradient in gradients)
 
 
 # -- models of text -------------------------------------------------------------------------------
@@ -132,21 +131,22 @@ def test_rows_that_are_not_valid_have_no_labels(layout: Any) -> None:
     assert torch.equal(labels[~invalid], batch["labels"][~invalid])
 
 
-def test_flash_attention_gets_the_lengths_of_documents() -> None:
+def flash_llama() -> Any:
     config = llama().config
     config._attn_implementation_internal = "flash_attention_2"
-    inputs = model_inputs(texts(), config)
+    return config
+
+
+@pytest.mark.parametrize("make", [flash_llama, transformers.Qwen3NextConfig])
+def test_flash_attention_and_layers_with_a_state_get_the_lengths_of_documents(make: Any) -> None:
+    batch = texts()
+    inputs = model_inputs(batch, make())
     assert inputs["cu_seq_lens_q"].tolist() == [0, 5, 6, 15, 19, 21, 28]
     assert inputs["cu_seq_lens_k"].dtype == torch.int32
     assert inputs["max_length_q"] == inputs["max_length_k"] == 16
-
-
-def test_layers_with_a_state_get_the_lengths_and_the_numbers_of_documents() -> None:
-    config = transformers.Qwen3NextConfig()
-    inputs = model_inputs(texts(), config)
-    assert inputs["seq_idx"].dtype == torch.int32
-    assert inputs["seq_idx"].tolist() == texts()["document_ids"].tolist()
-    assert {*LENGTHS} <= inputs.keys()
+    if make is transformers.Qwen3NextConfig:  # which has layers with a state
+        assert inputs["seq_idx"].dtype == torch.int32
+        assert inputs["seq_idx"].tolist() == batch["document_ids"].tolist()
 
 
 def test_a_text_model_reads_the_text_row_of_positions_with_four_rows() -> None:
@@ -159,33 +159,31 @@ def test_a_text_model_reads_the_text_row_of_positions_with_four_rows() -> None:
 # -- what is refused ------------------------------------------------------------------------------
 
 
-def test_positions_of_three_rows_are_refused() -> None:
-    batch = texts()
-    batch["position_ids"] = batch["position_ids"].expand(3, 1, -1)
-    with pytest.raises(ConfigError, match="have 3 rows; qwen2_vl tells documents apart by four"):
-        model_inputs(batch, "qwen2_vl")
+REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "have 3 rows; qwen2_vl tells documents apart by four": (
+        "qwen2_vl",
+        lambda batch: batch | {"position_ids": batch["position_ids"].expand(3, 1, -1)},
+    ),
+    "cu_seq_lens_q, and no position_ids": (
+        "llama",
+        lambda batch: {name: batch[name] for name in batch if name != "position_ids"},
+    ),
+    r"sdpa attention compares all 16,800 tokens .* layout": (
+        "llama",
+        lambda batch: batch | {n: batch[n].repeat(1, 600) for n in ("input_ids", "labels")},
+    ),
+    "bloom takes no position_ids": ("bloom", dict),
+    **{
+        f"{family} takes one sample a row": (family, dict)
+        for family in ("clip", "siglip", "whisper", "vit")
+    },
+}
+"""Part of the message -> a family, and what becomes of a flat batch of texts."""
 
 
-@pytest.mark.parametrize("family", ["clip", "siglip", "whisper", "vit"])
-def test_a_family_of_one_sample_a_row_takes_no_flat_batch(family: str) -> None:
-    with pytest.raises(ConfigError, match=f"{family} takes one sample a row"):
-        model_inputs(texts(), family)
-
-
-def test_a_model_without_positions_takes_no_flat_batch() -> None:
-    with pytest.raises(ConfigError, match="bloom takes no position_ids"):
-        model_inputs(texts(), "bloom")
-
-
-def test_a_flat_batch_without_positions_is_refused() -> None:
-    batch = texts()
-    del batch["position_ids"]
-    with pytest.raises(ConfigError, match="cu_seq_lens_q, and no position_ids"):
-        model_inputs(batch, llama())
-
-
-def test_long_rows_in_one_are_refused_where_attention_compares_all_tokens() -> None:
-    batch = texts()
-    longer = {name: batch[name].repeat(1, 600) for name in ("input_ids", "labels")}
-    with pytest.raises(ConfigError, match=r"sdpa attention compares all 16,800 tokens .* layout"):
-        model_inputs(batch | longer, llama())
+@pytest.mark.parametrize("message", REFUSED)
+def test_a_flat_batch_that_a_model_cannot_take_is_refused(message: str) -> None:
+    family, change = REFUSED[message]
+    model = llama() if family == "llama" else family
+    with pytest.raises(ConfigError, match=message):
+        model_inputs(change(texts()), model)

@@ -19,71 +19,39 @@ from tests.helpers.families import transformers
 from tests.helpers.packs import llama
 
 
+def weighed(sample: dict[str, Any]) -> dict[str, Any]:
+    """Give labels a weight. Every fourth sample has none, and its labels count 1."""
+    number = int(sample["__key__"])
+    weights = np.where(sample["labels"] == -100, 0, 0.25 * (1 + number % 3)).astype(np.float32)
+    return {**sample, "label_weights": weights} if number % 4 else sample
+
+
+@pytest.mark.parametrize("transforms", [(), (weighed,)], ids=["labels", "weights"])
 @pytest.mark.parametrize("takes_count", [True, False])
 def test_a_step_of_two_flat_batches_has_the_mean_over_their_labels(
-    takes_count: bool, tmp_path: Path
+    takes_count: bool, transforms: tuple[Any, ...], tmp_path: Path
 ) -> None:
-    shards = write_corpus(tmp_path / "s", [8], lambda n: {"txt": b"word " * (1 + n * n)})
-    pipeline = mm.Pipeline(
-        mm.open_dataset(shards),
-        global_batch_size=4,
-        decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())),
-        batching=mm.Flat(),
-    )
-    model = llama(vocab_size=len(byte_tokenizer()))
-    model.accepts_loss_kwargs = takes_count  # Qwen-VL does not
-    total, count = 0.0, 0
-    for batch in mm.Loader(pipeline):
-        inputs = model_inputs(batch, model)
-        with torch.no_grad():
-            labels = int((inputs["labels"] != -100).sum())
-            total += float(model(**inputs).loss) * labels
-            count += labels
-    settings: dict[str, Any] = {"use_cpu": True, "report_to": "none", "disable_tqdm": True}
-    arguments = transformers.TrainingArguments(
-        output_dir=str(tmp_path / "out"),
-        gradient_accumulation_steps=2,
-        max_steps=1,
-        logging_steps=1,
-        save_strategy="no",
-        **settings,
-    )
-    trainer = LoaderTrainer(model, arguments, train_dataset=mm.Loader(pipeline))
-    assert (trainer.compute_loss_func is None) == takes_count
-    trainer.train()
-    assert trainer.state.log_history[0]["loss"] == pytest.approx(total / count, rel=1e-4)
-
-
-@pytest.mark.parametrize("takes_count", [True, False])
-def test_labels_with_weights_have_the_mean_over_their_weights(
-    takes_count: bool, tmp_path: Path
-) -> None:
-    """As a loop by hand: weighted losses of a step of two batches, over the sum of the weights."""
-
-    def weighed(sample: dict[str, Any]) -> dict[str, Any]:
-        weights = np.where(sample["labels"] == -100, 0, 0.25 * (1 + int(sample["__key__"]) % 3))
-        has_weights = int(sample["__key__"]) % 4  # others count 1
-        more = {"label_weights": weights.astype(np.float32)} if has_weights else {}
-        return {**sample, **more}
-
+    """As a loop by hand: the losses of both, by their weights, over the sum of the weights."""
     shards = write_corpus(tmp_path / "s", [8], lambda n: {"txt": b"word " * (1 + n)})
     pipeline = mm.Pipeline(
         mm.open_dataset(shards),
         global_batch_size=4,
         decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer())),
-        transforms=(weighed,),
+        transforms=transforms,
         batching=mm.Flat(),
     )
     model = llama(vocab_size=len(byte_tokenizer()))
-    model.accepts_loss_kwargs = takes_count
+    model.accepts_loss_kwargs = takes_count  # Qwen-VL does not
     by_hand, total = torch.tensor(0.0), torch.tensor(0.0)
     for batch in mm.Loader(pipeline):
         inputs = model_inputs(batch, model)
         labels = inputs.pop("labels")[0, 1:]
+        weights = batch["label_weights"][0, 1:] if transforms else labels != -100
         losses = cross_entropy(model(**inputs).logits[0, :-1], labels, reduction="none")
-        by_hand = by_hand + (losses * batch["label_weights"][0, 1:]).sum()
-        total = total + batch["label_weights"][0, 1:].sum()
-    (by_hand / total).backward()
+        by_hand = by_hand + (losses * weights).sum()
+        total = total + weights.sum()
+    by_hand = by_hand / total
+    by_hand.backward()
     expected = {name: value.grad.clone() for name, value in model.named_parameters()}
     model.zero_grad()
     arguments = transformers.TrainingArguments(
@@ -107,7 +75,6 @@ def test_labels_with_weights_have_the_mean_over_their_weights(
         model, arguments, train_dataset=mm.Loader(pipeline), callbacks=[Gradients()]
     )
     trainer.train()
-    by_hand = (by_hand / total).detach()
     assert trainer.state.log_history[0]["loss"] == pytest.approx(by_hand.item(), rel=1e-4)
     for name, gradient in expected.items():
         torch.testing.assert_close(gradients[name], gradient, rtol=1e-4, atol=1e-6)

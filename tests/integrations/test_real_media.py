@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from PIL import Image
@@ -29,7 +30,7 @@ from tests.helpers.media_families import (
     smolvlm,
     transformers,
 )
-from tests.helpers.media_models import model_of, positions_of
+from tests.helpers.media_models import assert_equal_inputs, model_of, positions_of
 from tests.helpers.packs import assert_parity
 from tests.helpers.paths import ROOT
 
@@ -92,16 +93,20 @@ def media_of(name: str, row: int) -> tuple[list[str], list[str], list[str]]:
     )
 
 
-def dataset_of(name: str, folder: Path) -> mm.Dataset:
-    def fields_of(row: int) -> dict[str, bytes]:
-        media = media_of(name, row)
-        fields = {"json": json.dumps({"messages": messages_of(*media)}).encode()}
-        for i, file in enumerate([file for files in media for file in files]):
-            path = DATA / file
-            fields[f"{i}{path.suffix}"] = path.read_bytes()
-        return fields
+def corpus_of(folder: Path, rows: list[tuple[list[dict[str, Any]], list[str]]]) -> mm.Dataset:
+    """A corpus of conversations, each with its files."""
 
-    return mm.open_dataset(write_corpus(folder, [NUM_ROWS], fields_of))
+    def fields_of(row: int) -> dict[str, bytes]:
+        messages, files = rows[row]
+        media = {f"{i}{Path(f).suffix}": (DATA / f).read_bytes() for i, f in enumerate(files)}
+        return {"json": json.dumps({"messages": messages}).encode(), **media}
+
+    return mm.open_dataset(write_corpus(folder, [len(rows)], fields_of))
+
+
+def dataset_of(name: str, folder: Path) -> mm.Dataset:
+    media = [media_of(name, row) for row in range(NUM_ROWS)]
+    return corpus_of(folder, [(messages_of(*each), sum(each, [])) for each in media])
 
 
 def decoders_of(name: str, family: MediaFamily) -> dict[str, Any]:
@@ -116,79 +121,86 @@ def decoders_of(name: str, family: MediaFamily) -> dict[str, Any]:
     return decoders
 
 
+TO_TENSORS: dict[str, Any] = {
+    "return_tensors": "pt",
+    "padding": True,
+    "padding_side": "right",
+    "add_special_tokens": False,
+}
+
+
 def processed(name: str, family: MediaFamily) -> dict[str, Any]:
     """What the processor makes of the same files, opened by its own reader of videos."""
-    texts, frames, metadata, sounds, images = [], [], [], [], []
+    texts, videos, sounds, images = [], [], [], []
     options = {"num_frames": 8} if name == "llava_onevision" else {"fps": 2}
+    decoder = mm.AudioDecoder()  # compared with other decoders in tests of its own
+    for row in range(NUM_ROWS):
+        media = media_of(name, row)
+        texts.append(family.tokenizer.apply_chat_template(messages_of(*media), tokenize=False))
+        videos += [opened(file, family, **options) for file in media[0]]
+        sounds += [decoder((DATA / file).read_bytes()) for file in media[1]]
+        images.append([Image.open(DATA / file).convert("RGB") for file in media[2]])
+    given: dict[str, Any] = {"images": images} if any(images) else {}
+    if videos:
+        frames, metadata = zip(*videos, strict=True)
+        given |= {"videos": list(frames), "video_metadata": list(metadata)}
+        given |= {"do_sample_frames": False}
+    if sounds:
+        given |= {"audio": sounds, "sampling_rate": 16_000}
+    return dict(family.processor(text=texts, **given, **TO_TENSORS))
+
+
+def without_padding(inputs: dict[str, Any]) -> dict[str, Any]:
+    """Zero the features behind each recording, which the model does not read."""
+    where = inputs["feature_attention_mask"].bool()[:, None]
+    return {**inputs, "input_features": inputs["input_features"].where(where, 0)}
+
+
+def opened(file: str, family: MediaFamily, **options: Any) -> tuple[torch.Tensor, Any]:
+    """The frames of a video that its processor takes, and its metadata, by transformers alone."""
 
     def sample_frames(metadata: Any, **_: Any) -> Any:
         return family.processor.video_processor.sample_frames(metadata, **options)
 
-    for row in range(NUM_ROWS):
-        videos, recordings, pictures = media_of(name, row)
-        messages = messages_of(videos, recordings, pictures)
-        images.append([Image.open(DATA / file).convert("RGB") for file in pictures])
-        texts.append(family.tokenizer.apply_chat_template(messages, tokenize=False))
-        for file in videos:
-            video, facts = transformers.video_utils.load_video(
-                str(DATA / file),
-                backend="pyav",
-                sample_indices_fn=sample_frames,
-            )
-            frames.append(torch.from_numpy(video).permute(0, 3, 1, 2))
-            metadata.append(facts)
-        decoder = mm.AudioDecoder()  # compared with other decoders in tests of its own
-        sounds += [decoder((DATA / file).read_bytes()) for file in recordings]
-    media: dict[str, Any] = {"images": images} if any(images) else {}
-    if frames:
-        media |= {"videos": frames, "video_metadata": metadata, "do_sample_frames": False}
-    if sounds:
-        media |= {"audio": sounds, "sampling_rate": 16_000}
-    settings = {"padding": True, "padding_side": "right", "add_special_tokens": False}
-    return dict(family.processor(text=texts, return_tensors="pt", **media, **settings))
+    video, metadata = transformers.video_utils.load_video(
+        str(DATA / file), backend="pyav", sample_indices_fn=sample_frames
+    )
+    return torch.from_numpy(video).permute(0, 3, 1, 2), metadata
 
 
-def cut_padding(inputs: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Leave out what Qwen2.5-Omni's processor adds to audio: up to 5 minutes, which models cut."""
-    length = inputs["input_features"].shape[-1]
-    for key in ("input_features", "feature_attention_mask"):
-        expected[key] = expected[key][..., :length]
-    where = inputs["feature_attention_mask"].bool()[:, None]
-    for values in (inputs, expected):
-        values["input_features"] = values["input_features"].where(where, 0)
+def batch_of(dataset: mm.Dataset, decode: mm.Decode, **settings: Any) -> dict[str, Any]:
+    """All rows, none of them bad; padded, or as a setting says."""
+    pipeline = mm.Pipeline(
+        dataset,
+        **{"global_batch_size": len(dataset), "decode": decode, "shuffle": False, **settings},
+    )
+    [batch] = mm.Loader(pipeline)
+    assert batch["__valid__"].all()
+    return batch
 
 
-def assert_equal_inputs(inputs: dict[str, Any], expected: dict[str, Any]) -> None:
-    """Compare what a model gets with what its processor makes, value by value."""
-    assert inputs.keys() == expected.keys()
-    for key, value in inputs.items():
-        exact = not value.is_floating_point() or "second" in key
-        atol = 0 if exact else 1e-3 if key == "input_features" else 1e-5
-        torch.testing.assert_close(
-            value,
-            expected[key].to(value.dtype),
-            rtol=0,
-            atol=atol,
-            msg=lambda m, k=key: f"{k}: {m}",
-        )
+def assert_same_training(
+    model: Any, family: MediaFamily, packed: dict[str, Any], padded: dict[str, Any]
+) -> None:
+    assert_parity(
+        model,
+        model_inputs(packed, model, normalize=family.processor),
+        model_inputs(padded, model, normalize=family.processor),
+    )
 
 
 @pytest.mark.parametrize("name", FAMILIES)
 def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]()
     decode = mm.Decode(text=family.text, **decoders_of(name, family))
-    pipeline = mm.Pipeline(
-        dataset_of(name, tmp_path), global_batch_size=NUM_ROWS, decode=decode, shuffle=False
-    )
-    [batch] = mm.Loader(pipeline)
-    assert batch["__valid__"].all()
+    batch = batch_of(dataset_of(name, tmp_path), decode)
     model = model_of(name, family.tokenizer)
     inputs = model_inputs(batch, model, normalize=family.processor)
     labels = inputs.pop("labels")
     expected = processed(name, family)
-    if name == "qwen2_5_omni":
-        cut_padding(inputs, expected)
-    assert_equal_inputs(inputs, expected)
+    is_omni = name == "qwen2_5_omni"
+    both = [without_padding(each) if is_omni else each for each in (inputs, expected)]
+    assert_equal_inputs(*both, is_cut=is_omni)
     positions = positions_of(model, inputs)
     if positions is not None:
         assert positions.equal(positions_of(model, expected))
@@ -202,38 +214,25 @@ def test_real_files_in_one_pack_train_a_model_as_they_do_alone(name: str, tmp_pa
     family = FAMILIES[name]()
     decode = mm.Decode(text=family.text, **decoders_of(name, family))
     dataset = dataset_of(name, tmp_path)
-    mm.measure(dataset, decode=decode, num_workers=0, progress=False)
-    pack = mm.Pack(4096, plan=mm.plan_packs(dataset, 4096))
-    pipeline = mm.Pipeline(dataset, global_batch_size=1, decode=decode, batching=pack)
-    [packed] = mm.Loader(pipeline)
+    pipeline = mm.Pipeline(dataset, global_batch_size=1, decode=decode)
+    mm.plan(pipeline, 4096, num_workers=0, progress=False)
+    pack = mm.Pack(4096)
+    packed = batch_of(dataset, decode, global_batch_size=1, batching=pack, shuffle=True)
     assert packed["document_row"].tolist() == [0] * NUM_ROWS
-    pipeline = mm.Pipeline(dataset, global_batch_size=NUM_ROWS, decode=decode, shuffle=False)
-    [padded] = mm.Loader(pipeline)
     model = model_of(name, family.tokenizer).eval()
-    assert_parity(
-        model,
-        model_inputs(packed, model, normalize=family.processor),
-        model_inputs(padded, model, normalize=family.processor),
-    )
+    assert_same_training(model, family, packed, batch_of(dataset, decode))
 
 
 def test_times_of_a_span_count_from_its_start(tmp_path: Path) -> None:
     family = FAMILIES["qwen3_vl"]()
     video = {"type": "video", "field": "0.mp4", "start_s": 3.0, "end_s": 6.5}
     messages = [user([video, {"type": "text", "text": "?"}]), assistant("a cat")]
-    fields = {
-        "json": json.dumps({"messages": messages}).encode(),
-        "0.mp4": (DATA / f"{DEMO}/1.mp4").read_bytes(),
-    }
-    dataset = mm.open_dataset(write_corpus(tmp_path, [1], lambda row: fields))
     decode = mm.Decode(text=family.text, **decoders_of("qwen3_vl", family))
-    [batch] = mm.Loader(mm.Pipeline(dataset, global_batch_size=1, decode=decode, shuffle=False))
+    batch = batch_of(corpus_of(tmp_path, [(messages, [f"{DEMO}/1.mp4"])]), decode)
     times = batch["video_pts_s"].tolist()
     assert times == pytest.approx([3, 3.56, 4.16, 4.76, 5.32, 5.88, 6.48, 6.48])
     stamps = re.findall(r"<([\d.]+) seconds>", family.tokenizer.decode(batch["input_ids"][0]))
-    means = [
-        (first + second) / 2 - 3 for first, second in zip(times[::2], times[1::2], strict=True)
-    ]
+    means = np.array(times).reshape(-1, 2).mean(axis=1) - 3
     assert [float(stamp) for stamp in stamps] == pytest.approx(means, abs=0.051)
 
 
@@ -249,28 +248,19 @@ def test_a_video_reaches_smolvlm_as_its_processor_makes_it(
     processing = transformers.models.smolvlm.processing_smolvlm
     monkeypatch.setattr(processing, "num2words", words.__getitem__)
     family = smolvlm()
-    path = DATA / file
     messages = [user([{"type": "video"}, {"type": "text", "text": "?"}]), assistant("a cat")]
-    fields = {
-        "json": json.dumps({"messages": messages}).encode(),
-        f"0{path.suffix}": path.read_bytes(),
-    }
     decode = mm.Decode(text=family.text, video=mm.VideoDecoder.from_processor(family.processor))
-    dataset = mm.open_dataset(write_corpus(tmp_path, [1], lambda row: fields))
-    [batch] = mm.Loader(mm.Pipeline(dataset, global_batch_size=1, decode=decode, shuffle=False))
-    assert batch["__valid__"].all()
+    batch = batch_of(corpus_of(tmp_path, [(messages, [file])]), decode)
     model = model_of("smolvlm", family.tokenizer)
     inputs = model_inputs(batch, model, normalize=family.processor)
     labels = inputs.pop("labels")
-    template = family.processor.chat_template
-    video, metadata = transformers.video_utils.load_video(
-        str(path), backend="pyav", sample_indices_fn=family.processor.video_processor.sample_frames
+    frames, metadata = opened(file, family)
+    text = family.tokenizer.apply_chat_template(
+        messages, chat_template=family.processor.chat_template, tokenize=False
     )
     expected = family.processor(
-        text=[
-            family.tokenizer.apply_chat_template(messages, chat_template=template, tokenize=False)
-        ],
-        videos=[torch.from_numpy(video).permute(0, 3, 1, 2)],
+        text=[text],
+        videos=[frames],
         video_metadata=[metadata],
         return_tensors="pt",
         add_special_tokens=False,
@@ -282,23 +272,24 @@ def test_a_video_reaches_smolvlm_as_its_processor_makes_it(
 
 
 def test_whisper_gets_the_features_of_real_speech_and_its_text(tmp_path: Path) -> None:
-    files = [f"fsdd/recordings/{number}_george_0.wav" for number in range(4)]
     words = ["zero", "one", "two", "three"]
+    files = [
+        (DATA / f"fsdd/recordings/{number}_george_0.wav").read_bytes()
+        for number in range(len(words))
+    ]
 
     def fields_of(row: int) -> dict[str, bytes]:
-        return {"wav": (DATA / files[row]).read_bytes(), "txt": words[row].encode()}
+        return {"wav": files[row], "txt": words[row].encode()}
 
     extractor = transformers.WhisperFeatureExtractor()
     tokenizer = byte_tokenizer()
     decode = mm.Decode(
         audio=mm.AudioDecoder.from_processor(extractor), text=mm.TextDecoder(tokenizer)
     )
-    dataset = mm.open_dataset(write_corpus(tmp_path, [4], fields_of))
-    pipeline = mm.Pipeline(dataset, global_batch_size=4, decode=decode, shuffle=False)
-    [batch] = mm.Loader(pipeline)
+    batch = batch_of(mm.open_dataset(write_corpus(tmp_path, [4], fields_of)), decode)
     model = model_of("whisper", tokenizer)
     inputs = model_inputs(batch, model)
-    sounds = [mm.AudioDecoder()((DATA / file).read_bytes()) for file in files]
+    sounds = [mm.AudioDecoder()(file) for file in files]
     expected = extractor(sounds, sampling_rate=16_000, return_tensors="pt")["input_features"]
     torch.testing.assert_close(inputs["input_features"], expected, rtol=0, atol=1e-3)
     learned = [tokenizer.decode(row[row != -100]) for row in inputs["labels"]]
@@ -325,19 +316,8 @@ def omni_batch(
     is_third = family.processor.image_processor.patch_size == 16
     family.processor.videos_kwargs = SMALL_3 if is_third else SMALL
 
-    def fields_of(row: int) -> dict[str, bytes]:
-        fields = {"json": json.dumps({"messages": turns_of(rows[row])}).encode()}
-        for i, file in enumerate(rows[row]):
-            fields[f"{i}{Path(file).suffix}"] = (DATA / file).read_bytes()
-        return fields
-
-    decode = omni_decode(family, fps)
-    dataset = mm.open_dataset(write_corpus(folder, [len(rows)], fields_of))
-    [batch] = mm.Loader(
-        mm.Pipeline(dataset, global_batch_size=len(rows), decode=decode, shuffle=False)
-    )
-    assert batch["__valid__"].all()
-    return family, batch
+    dataset = corpus_of(folder, [(turns_of(files), files) for files in rows])
+    return family, batch_of(dataset, omni_decode(family, fps))
 
 
 def omni_decode(family: MediaFamily, fps: float = 2.0) -> mm.Decode:
@@ -361,21 +341,14 @@ def turns_of(files: list[str]) -> list[dict[str, Any]]:
 def omni_processed(family: MediaFamily, rows: list[list[str]], fps: float = 2.0) -> dict[str, Any]:
     """What the processor makes of the files, with the sound of videos between their frames."""
     frames, metadata, sounds, owners = [], [], [], []
-    decoder = mm.AudioDecoder()
-
-    def sample_frames(metadata: Any, **_: Any) -> Any:
-        return family.processor.video_processor.sample_frames(metadata, fps=fps)
-
     for file in (file for files in rows for file in files):
         is_video = file.endswith(".mp4")
         if file != SILENT[0]:
-            sounds.append(decoder((DATA / file).read_bytes()))
+            sounds.append(mm.AudioDecoder()((DATA / file).read_bytes()))
             owners.append(len(frames) if is_video else None)
         if is_video:
-            video, facts = transformers.video_utils.load_video(
-                str(DATA / file), backend="pyav", sample_indices_fn=sample_frames
-            )
-            frames.append(torch.from_numpy(video).permute(0, 3, 1, 2))
+            video, facts = opened(file, family, fps=fps)
+            frames.append(video)
             metadata.append(facts)
     texts = [
         family.tokenizer.apply_chat_template(turns_of(files), tokenize=False) for files in rows
@@ -391,56 +364,43 @@ def omni_processed(family: MediaFamily, rows: list[list[str]], fps: float = 2.0)
             do_sample_frames=False,
             fps=fps,
             sampling_rate=16_000,
-            return_tensors="pt",
-            padding=True,
-            padding_side="right",
-            add_special_tokens=False,
+            **TO_TENSORS,
         )
     )
 
 
-def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it(
-    tmp_path: Path,
-) -> None:
-    fps = 3.0
-    family, batch = omni_batch(tmp_path, WITH_SOUND, fps=fps)
-    model = model_of("qwen2_5_omni", family.tokenizer)
-    inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False)
-    labels, positions = inputs.pop("labels"), inputs.pop("position_ids")
-    expected = omni_processed(family, WITH_SOUND, fps)
-    cut_padding(inputs, expected)
-    assert_equal_inputs(inputs, expected)
-    assert positions.equal(positions_of(model, expected, use_audio_in_video=True))
-    learned = family.tokenizer.decode(labels[0][labels[0] != -100])
-    assert learned == "2 cats<|im_end|>"
-    by_model = model(**inputs, labels=labels, use_audio_in_video=True).loss
-    ours = model(**inputs, labels=labels, position_ids=positions).loss
-    torch.testing.assert_close(ours, by_model)
-
-
 @pytest.mark.parametrize(
-    ("files", "fps"),
-    [(["imageio/realshort.mp4"], 3.0), ([f"{DEMO}/3.flac"], 2.0), (SILENT, 2.0)],
-    ids=["sound", "recording", "silent"],
+    ("name", "rows", "fps"),
+    [
+        ("qwen2_5_omni", WITH_SOUND, 3.0),
+        ("qwen3_omni", [["imageio/realshort.mp4"]], 3.0),
+        ("qwen3_omni", [[f"{DEMO}/3.flac"]], 2.0),
+        ("qwen3_omni", [SILENT], 2.0),
+    ],
+    ids=["all", "sound", "recording", "silent"],
 )
-def test_files_reach_qwen3_omni_as_its_processor_makes_them(
-    tmp_path: Path, files: list[str], fps: float
+def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it(
+    name: str, rows: list[list[str]], fps: float, tmp_path: Path
 ) -> None:
-    """One recording at a time: the processor's features of several depend on each other."""
-    family, batch = omni_batch(tmp_path, [files], qwen3_omni(), fps)
-    model = model_of("qwen3_omni", family.tokenizer)
+    """Qwen3-Omni has one recording at a time: its features of several depend on each other."""
+    is_third = name == "qwen3_omni"
+    family, batch = omni_batch(tmp_path, rows, qwen3_omni() if is_third else None, fps)
+    model = model_of(name, family.tokenizer)
     inputs = model_inputs(batch, model, normalize=family.processor, blank_image=False)
     labels, positions = inputs.pop("labels"), inputs.pop("position_ids", None)
-    expected = omni_processed(family, [files], fps)
-    assert_equal_inputs(inputs, expected)
-    has_sound = files[0].startswith("imageio")
+    expected = omni_processed(family, rows, fps)
+    both = [each if is_third else without_padding(each) for each in (inputs, expected)]
+    assert_equal_inputs(*both, is_cut=not is_third)
+    has_sound = rows[0][0].startswith("imageio")
     options = {"use_audio_in_video": True} if has_sound else {}
     assert (positions is not None) == has_sound
+    by_model = model(**inputs, labels=labels, **options).loss
     if positions is not None:
         assert positions.equal(positions_of(model, expected, **options))
         inputs["position_ids"] = positions
-    by_model = model(**expected, labels=labels, **options).loss
     torch.testing.assert_close(model(**inputs, labels=labels).loss, by_model)
+    learned = family.tokenizer.decode(labels[0][labels[0] != -100])
+    assert learned == f"{len(rows[0])} cats<|im_end|>"
 
 
 def test_a_row_with_a_silent_video_has_positions_as_alone(tmp_path: Path) -> None:
@@ -468,13 +428,6 @@ def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(
     family = qwen3_omni() if name == "qwen3_omni" else qwen2_5_omni_with_sound()
     family, padded = omni_batch(tmp_path, [["imageio/realshort.mp4"], SILENT], family, fps)
     model = model_of(name, family.tokenizer).eval()
-    decode = omni_decode(family, fps)
     dataset = mm.open_dataset(str(tmp_path))
-    [packed] = mm.Loader(
-        mm.Pipeline(dataset, global_batch_size=2, decode=decode, batching=mm.Flat(), shuffle=False)
-    )
-    assert_parity(
-        model,
-        model_inputs(packed, model, normalize=family.processor),
-        model_inputs(padded, model, normalize=family.processor),
-    )
+    packed = batch_of(dataset, omni_decode(family, fps), batching=mm.Flat())
+    assert_same_training(model, family, packed, padded)

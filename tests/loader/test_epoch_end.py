@@ -7,6 +7,7 @@ from collections import Counter
 from functools import partial
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
@@ -93,21 +94,13 @@ def test_what_was_made_is_dropped_where_a_state_leads_elsewhere(pipeline, positi
 
 
 def test_a_loop_that_is_left_early_goes_on_without_a_new_start(pipeline, monkeypatch):
-    num_starts = 0
-    start = Workers._start
-
-    def counted(self, first):
-        nonlocal num_starts
-        num_starts += 1
-        return start(self, first)
-
-    monkeypatch.setattr(Workers, "_start", counted)
+    starts = Mock(side_effect=Workers._start, autospec=True)
+    monkeypatch.setattr(Workers, "_start", lambda *args: starts(*args))
     loader = loader_of(pipeline)
-    keys: list[list[str]] = []
-    while len(keys) < 2 * STEPS:
-        for batch in loader:
-            keys.append(batch["__key__"])
-            break
+    keys = []
+    for _ in range(2 * STEPS):
+        keys.append(next(iter(loader))["__key__"])
+        loader.load_state_dict(loader.state_dict())
     loader.close()
     assert keys == sum(epochs(pipeline, 2), [])
-    assert num_starts == 1
+    assert starts.call_count == 1

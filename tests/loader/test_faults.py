@@ -3,16 +3,12 @@
 from __future__ import annotations
 
 import itertools
-import tempfile
 from contextlib import closing
 from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import assume, given, settings
-from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder
@@ -81,15 +77,6 @@ def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_pat
 
 
 @pytest.mark.slow
-def test_a_step_that_nothing_can_fill_in_a_worker_is_a_skip_limit_error(tmp_path):
-    pipeline = make_pipeline(write_tiny(tmp_path, [12], set(range(12))), global_batch_size=2)
-    loader = mm.Loader(pipeline, num_workers=1)
-    with pytest.raises(BadSampleLimitError, match=r"no row has a good sample.*shard-000000\.tar\["):
-        next(iter(loader))
-    loader.close()
-
-
-@pytest.mark.slow
 def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
     pipeline = make_pipeline(
         write_tiny(tmp_path, [48], {12, 13, 14, 15}),
@@ -119,13 +106,15 @@ def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahe
                 if count == stop:
                     raise error
         assert loader.state_dict()["step"] == len(seen)
+        loader.load_state_dict(loader.state_dict())
     seen += [described(batch) for batch in loader]
     assert seen == run(pipeline).steps
 
 
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("drop_last", [True, False])
-@pytest.mark.parametrize("ahead", [False, True])
+@pytest.mark.parametrize(
+    ("ahead", "drop_last", "shuffle"),
+    [(False, True, True), (True, False, True), (False, False, False), (True, True, False)],
+)
 def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, truncated_jpeg)
     decode = Decode(image=ImageDecoder(size=16))
@@ -157,43 +146,6 @@ def test_workers_resume_exactly_at_every_step(tmp_path, ahead, drop_last, shuffl
     assert steps[: len(steps) // 2] == run(pipeline).steps
 
 
-@given(data=st.data())
-@settings(max_examples=30)
-def test_any_chain_of_topologies_delivers_each_step_once(data):
-    rows = data.draw(st.sampled_from([4, 6, 12]), "rows")
-    counts = data.draw(st.lists(st.integers(0, 40), min_size=1, max_size=4), "counts")
-    counts[0] += rows
-    grid = data.draw(st.sampled_from([None, (1, 2), (2, 1), (2, 2), (4, 2), (1, 4)]), "grid")
-    assume(grid is None or rows % grid[1] == 0)
-    topologies = data.draw(
-        st.lists(st.tuples(st.integers(1, 4), st.integers(1, 4)), min_size=2, max_size=4), "chain"
-    )
-    with tempfile.TemporaryDirectory() as folder:
-        pipeline = make_pipeline(
-            write_tiny(folder, counts),
-            global_batch_size=rows,
-            grid=grid,
-            window=data.draw(st.integers(1, 40), "window"),
-            drop_last=data.draw(st.booleans(), "drop_last"),
-            shuffle=data.draw(st.booleans(), "shuffle"),
-            seed=data.draw(st.integers(0, 99), "seed"),
-        )
-        num_steps = pipeline.order.steps_per_epoch
-        cuts = sorted(
-            data.draw(st.lists(st.integers(0, num_steps), min_size=len(topologies) - 1,
-                               max_size=len(topologies) - 1), "cuts")
-        )  # fmt: skip
-        whole = run(pipeline).steps
-        seen = []
-        for (size, num_workers), start, stop in zip(
-            topologies, [0, *cuts], [*cuts, num_steps], strict=True
-        ):
-            seen += run(pipeline, size, num_workers, range(start, stop)).steps
-        assert seen == whole
-        shown = [ref for step in seen for ref, ok in zip(step.shown, step.valid, strict=True) if ok]
-        assert len(set(shown)) == len(shown) == min(sum(counts), num_steps * rows)
-
-
 @pytest.fixture(scope="module")
 def lanes(tmp_path_factory) -> str:
     """512 samples in 3 shards: 64 steps of 8, so that 16 lanes of 32 fill an epoch."""
@@ -211,8 +163,14 @@ def reads_no_gaps(pipeline: mm.Pipeline) -> mm.Pipeline:
     return watched_pipeline(pipeline, max_gap_bytes=0)[0]
 
 
-@pytest.mark.parametrize("window", [8, 50, 1000])
-@pytest.mark.parametrize("topology", [(1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3)])
+@pytest.mark.parametrize(
+    ("topology", "window"),
+    [
+        *[(topology, 50) for topology in ((1, 1), (2, 1), (4, 1), (1, 4), (2, 2), (4, 4), (3, 3))],
+        ((3, 3), 8),
+        ((4, 4), 1000),
+    ],
+)
 def test_every_byte_is_read_once(lanes, topology, window):
     pipeline = reads_no_gaps(make_pipeline(lanes, global_batch_size=8, grid=(4, 4), window=window))
     assert run(pipeline, *topology).num_bytes == payload(pipeline)
@@ -282,16 +240,14 @@ def test_two_loaders_of_one_pipeline_do_not_disturb_each_other(corpus):
         assert outer == run(pipeline, epoch=1).steps[epoch - 1]
 
 
-def test_a_loop_inside_a_loop_over_the_same_loader_takes_over(corpus):
-    pipeline = make_pipeline(corpus)
-    loader = mm.Loader(pipeline)
-    seen = []
+def test_a_loop_inside_a_loop_over_the_same_loader_takes_over_with_the_next_epoch(corpus):
+    loader = mm.Loader(make_pipeline(corpus))
+    epochs = []
     with pytest.raises(ConfigError, match="drop the old loop"):  # noqa: PT012
-        for outer in loader:
-            seen.append(described(outer))
-            seen += [described(inner) for inner in loader]
-    assert seen == run(pipeline).steps
-    assert loader.state_dict()["epoch"] == 1
+        for _ in loader:
+            epochs += [inner["__lineage__"].epoch for inner in loader]
+    assert set(epochs) == {1}
+    assert loader.state_dict()["epoch"] == 2
 
 
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
@@ -306,37 +262,6 @@ def test_three_epochs_are_three_orders_of_all_samples(corpus, num_workers):
     assert len({tuple(keys) for keys in epochs}) == 3
     assert loader.state_dict()["epoch"] == 3
     assert loader.stats.num_samples == 3 * 97
-
-
-def mixed(samples):
-    """A user's batch of odd types, and pictures of as many sizes as there are rows."""
-    sizes = [3 + int(sample["__key__"]) % 9 for sample in samples]
-    return {
-        "pictures": [torch.arange(n * 15).view(n, 5, 3).permute(2, 0, 1) for n in sizes],
-        "scalars": [torch.tensor(n) for n in sizes],
-        "kinds": [torch.ones(2), torch.ones(2, dtype=torch.int8)],
-        "none": [],
-        "tuple": (1, "a"),
-        "array": np.arange(3),
-        "arrays": [np.array([None]), np.zeros(2)],
-    }
-
-
-@pytest.mark.slow
-def test_a_batch_of_any_types_crosses_from_a_worker_as_it_is(corpus):
-    pipeline = make_pipeline(corpus, collate=mixed)
-    loader = mm.Loader(pipeline, num_workers=1)
-    for from_main, from_worker in zip(mm.Loader(pipeline), loader, strict=True):
-        for name in ("pictures", "scalars", "kinds"):
-            assert type(from_worker[name]) is list
-            for a, b in zip(from_main[name], from_worker[name], strict=True):
-                assert torch.equal(a, b)
-                assert (a.dtype, a.stride()) == (b.dtype, b.stride())
-        assert (from_worker["none"], from_worker["tuple"]) == ([], (1, "a"))
-        assert type(from_worker["array"]) is np.ndarray
-        assert from_worker["array"].tolist() == [0, 1, 2]
-        assert from_worker["arrays"][0].tolist() == [None]
-    loader.close()
 
 
 @pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")

@@ -8,14 +8,10 @@ from typing import Any
 
 import pytest
 import torch
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
-from mmstream.state import load_state, make_state
-from mmstream.world import World, rows_of_rank
 from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import audio_file, frame_number, video_file
 from tests.helpers.media_rows import media_rows
@@ -74,60 +70,6 @@ def test_batches_of_real_files_are_the_same_with_threads_workers_and_ranks(
     assert [first + second for first, second in halves] == expected[1:2]
 
 
-def read_on(
-    pipeline: mm.Pipeline, state: Any, most: int, size: int, num_workers: int, num_threads: int
-) -> tuple[list[list[Any]], Any]:
-    """Return the next steps of a run on ranks and workers of its own, and the state after them."""
-    epoch, step = load_state(pipeline.order, json.loads(json.dumps(state)))
-    stop = min(step + most, pipeline.order.steps_per_epoch)
-    steps: list[list[Any]] = [[] for _ in range(step, stop)]
-    for rank in range(size):
-        rows = rows_of_rank(pipeline.global_batch_size, World(rank, size), "balanced")
-        for first in range(step, min(step + num_workers, stop)):
-            with closing(PipelineRunner(pipeline, num_threads=num_threads)) as runner:
-                for number in range(first, stop, num_workers):
-                    batch = runner.batch(Job(epoch, number, *rows, num_workers))
-                    steps[number - step] += media_rows(batch)
-    return steps, make_state(pipeline.order, epoch, stop)
-
-
-@given(data=st.data())
-@settings(max_examples=5)
-def test_any_chain_of_topologies_shows_the_same_frames_and_samples(
-    dataset: mm.Dataset, data: st.DataObject
-) -> None:
-    video = mm.VideoDecoder(
-        num_frames=2,
-        clip_s=0.5,
-        size=32,
-        crop="random",
-        flip=0.5,
-        audio=mm.AudioDecoder() if data.draw(st.booleans(), "sound") else None,
-    )
-    audio = mm.AudioDecoder(crop="random", duration_s=0.2)
-    policy = mm.BadSamplePolicy(max_fraction=1.0, quarantine=None)
-    pipeline = mm.Pipeline(
-        dataset,
-        global_batch_size=3,
-        seed=data.draw(st.integers(0, 9), "seed"),
-        window=data.draw(st.sampled_from([None, 1, 5]), "window"),
-        decode=mm.Decode(video=video, audio=audio),
-        bad_samples=policy,
-    )
-    start = make_state(pipeline.order, data.draw(st.integers(0, 1), "epoch"), 0)
-    num_steps = pipeline.order.steps_per_epoch
-    expected, end = read_on(pipeline, start, num_steps, 1, 1, 1)
-    assert sum(map(len, expected)) == 3 * num_steps
-    assert all(len(row) > 2 for step in expected for row in step)  # a video or a recording each
-    steps, state = [], start
-    while len(steps) < num_steps:
-        counts = [data.draw(st.integers(1, 3), name) for name in ("steps", "ranks", "workers")]
-        read, state = read_on(pipeline, state, *counts, data.draw(st.integers(1, 2), "threads"))
-        steps += read
-    assert steps == expected
-    assert state == end
-
-
 def test_files_that_are_read_by_ranges_give_the_same_batches(dataset: mm.Dataset) -> None:
     audio = mm.AudioDecoder(sample_rate=8000)
     rows = []
@@ -160,18 +102,6 @@ def test_the_frames_are_those_of_their_times_and_the_sound_that_of_the_span(
     owners = batch["audio_video"].tolist()
     assert owners[:2] == [0, -1]
     assert batch["audio_length"].tolist()[:2] == [0.6 * 8000, 0.2 * 8000]  # the rows say 0.3 to 0.9
-
-
-def test_bad_files_are_substituted_with_their_reason(dataset: mm.Dataset) -> None:
-    pipeline = make_pipeline(dataset, mm.VideoDecoder(num_frames=2, size=(48, 64), resize="exact"))
-    batches = list(mm.Loader(pipeline))
-    reasons = sorted(bad.reason for batch in batches for bad in batch["__lineage__"].bad)
-    assert [reason.partition(": ")[0].rpartition(" ")[2] for reason in reasons] == [
-        "000003.0.ts",
-        "000006.0.webm",
-    ]
-    assert all(batch["video"].shape == (8, 3, 48, 64) for batch in batches)
-    assert all(batch["__valid__"].all() for batch in batches)
 
 
 def test_by_field_each_row_has_its_own(tmp_path_factory: pytest.TempPathFactory) -> None:

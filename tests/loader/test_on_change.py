@@ -8,9 +8,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from mmstream.loader.lane_advice import advise_on_kept_lanes
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
-from tests.helpers.states import edited
 from tests.helpers.topology import described, run
 
 
@@ -40,18 +38,18 @@ def resumed(pipeline, state, num_workers=0):
     return rest, middle, after
 
 
-CHANGES = [
-    {"global_batch_size": 8},
-    {"global_batch_size": 20, "grid": (1, 2)},
-    {"window": 7},
-    {"grid": (2, 3)},
-    {"seed": 9},
-    {"shuffle": False},
-    {"drop_last": False},
-]
-
-
-@pytest.mark.parametrize("change", CHANGES)
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"global_batch_size": 8},
+        {"global_batch_size": 20, "grid": (1, 2)},
+        {"window": 7},
+        {"grid": (2, 3)},
+        {"seed": 9},
+        {"shuffle": False},
+        {"drop_last": False},
+    ],
+)
 def test_changed_settings_begin_with_the_next_epoch(corpus, change):
     before = make_pipeline(corpus, window=24)
     now = replace(before, **change)
@@ -80,18 +78,6 @@ def test_a_grown_corpus_begins_with_the_next_epoch(corpus, num_workers):
     again = mm.Loader(now)
     again.load_state_dict(middle)  # no flag is needed where an epoch begins in the new corpus
     assert len(again) == now.order.steps_per_epoch > len(expected) + 2
-
-
-def test_a_grown_corpus_is_taken_at_an_epochs_begin(corpus):
-    before = make_pipeline(corpus)
-    loader = mm.Loader(before)
-    list(loader)
-    state = loader.state_dict()
-    now = make_pipeline(write_tiny(corpus, [30, 20, 14, 40]))
-    with pytest.raises(mm.StateError, match="corpus was"):
-        mm.Loader(now).load_state_dict(state)
-    rest, _, _ = resumed(now, state)
-    assert rest == run(now, epoch=1).steps
 
 
 def test_the_length_is_that_of_the_epoch_that_is_finished(corpus):
@@ -144,36 +130,8 @@ def test_another_bad_list_in_mid_epoch_is_refused_with_the_way_out(corpus):
             mm.Loader(make_pipeline(corpus), on_change=on_change).load_state_dict(state)
 
 
-@pytest.mark.parametrize(
-    "change", [{"grid": 5}, {"grid": [0, 1]}, {"window": 0}, {"global_batch_size": 7000}]
-)
-def test_a_state_that_no_order_can_be_made_of_is_a_state_error(corpus, change):
-    pipeline = make_pipeline(corpus)
-    state = stopped_at(pipeline, 2)
-    state = edited(state, order=state["order"] | change)
-    loader = mm.Loader(pipeline, on_change="finish_epoch")
-    with pytest.raises(mm.StateError, match="not an order's identity"):
-        loader.load_state_dict(state)
-
-
-def test_a_state_of_another_order_version_asks_for_the_mmstream_that_saved_it(corpus):
-    pipeline = make_pipeline(corpus)
-    state = stopped_at(pipeline, 2)
-    state = edited(state, order=state["order"] | {"version": 99})
-    with pytest.raises(mm.StateError, match=r"version was 99.*Resume with the mmstream that saved"):
-        mm.Loader(pipeline).load_state_dict(state)
-
-
-@pytest.mark.parametrize("counts", [[30, 20], [31, 20, 14], [40, 30, 20, 14]])
-def test_another_corpus_is_refused_all_the_same(corpus, counts):
-    state = stopped_at(make_pipeline(corpus), 2)
-    loader = mm.Loader(make_pipeline(write_tiny(corpus, counts)), on_change="finish_epoch")
-    with pytest.raises(mm.StateError, match=r"first 3 shards|3 shards, the dataset"):
-        loader.load_state_dict(state)
-
-
 def test_an_unknown_word_is_refused(corpus):
-    with pytest.raises(mm.ConfigError, match="refuse or finish_epoch"):
+    with pytest.raises(mm.ConfigError, match="give 'refuse' or 'finish_epoch'"):
         mm.Loader(make_pipeline(corpus), on_change="ignore")
 
 
@@ -189,16 +147,6 @@ def test_a_list_of_rows_waits_for_the_batch_size_that_it_is_for(corpus):
     assert parts[1] == [6] * 3 + [2] * now.order.steps_per_epoch
 
 
-@pytest.mark.parametrize("state", [None, [], "epoch 0", 3])
-@pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
-def test_what_is_no_state_at_all_is_a_state_error(corpus, state, on_change):
-    loader = mm.Loader(
-        mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4), on_change=on_change
-    )
-    with pytest.raises(mm.StateError, match="not a state of a Loader: got"):
-        loader.load_state_dict(state)
-
-
 def test_a_pipeline_with_the_order_of_a_state_says_the_settings_of_that_order(corpus):
     dataset = mm.open_dataset(corpus)
     old = mm.Pipeline(dataset, global_batch_size=4, seed=5, grid=(2, 2), window=8, shuffle=True)
@@ -211,13 +159,10 @@ def test_a_pipeline_with_the_order_of_a_state_says_the_settings_of_that_order(co
     assert now.order is not old.order
 
 
-OLD = {"grid": (2, 4), "window": 9}
-"""What an older version might have chosen where nothing was given."""
-
-
 def test_after_an_upgrade_an_epoch_ends_as_it_began_and_the_new_defaults_follow(corpus):
     dataset = mm.open_dataset(corpus)
-    old = mm.Pipeline(dataset, global_batch_size=8, **OLD)
+    # What an older version might have chosen where nothing was given.
+    old = mm.Pipeline(dataset, global_batch_size=8, grid=(2, 4), window=9)
     now = mm.Pipeline(dataset, global_batch_size=8)
     state = stopped_at(old, 2)
     loader = mm.Loader(now, world=mm.World(1, 2), rows_per_rank=[2, 6])
@@ -228,18 +173,6 @@ def test_after_an_upgrade_an_epoch_ends_as_it_began_and_the_new_defaults_follow(
     assert loader.state_dict()["order"] == now.order.identity() != old.order.identity()
     after = [described(batch).planned for batch in loader]
     assert after == [step.planned[2:] for step in run(now, epoch=2).steps]
-
-
-def test_after_an_upgrade_a_mixture_goes_on_as_it_began(corpus):
-    sources = {"web": (mm.open_dataset(corpus), 1)}
-    mixture = mm.Mixture(sources, epoch_steps=3)
-    old = mm.Pipeline(mixture, global_batch_size=8, **OLD)
-    now = mm.Pipeline(mixture, global_batch_size=8)
-    loader = mm.Loader(now)
-    loader.load_state_dict(stopped_at(old, 2))
-    assert [described(batch) for batch in loader] == run(old, epoch=1).steps[2:]
-    assert [described(batch) for batch in loader] == run(old, epoch=2).steps
-    assert loader.state_dict()["order"] == old.order.identity() != now.order.identity()
 
 
 @pytest.mark.parametrize(
@@ -265,42 +198,3 @@ def test_the_log_says_what_it_costs_when_ranks_share_lanes(corpus, caplog, ranks
         list(islice(loader, 1))
     assert caplog.text.count("requests to storage") == (text is not None)
     assert (text or "") in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("ranks", "on_a_node", "text"),
-    [
-        (1, 1, None),
-        (4, 4, "on one node a cache finds as much with reshuffle='global'"),
-        (4, 2, "each of the 4 ranks sees its own part of the dataset"),
-        (3, 1, "3 nodes share the 4 lanes of this order, so a cache finds at most 78 %"),
-        (6, 2, "3 nodes share the 4 lanes of this order, so a cache finds at most 78 %"),
-    ],
-)
-def test_the_log_says_what_lanes_that_keep_their_samples_mean_for_ranks_and_nodes(
-    corpus, caplog, monkeypatch, ranks, on_a_node, text
-):
-    caplog.set_level("INFO", "mmstream.loader.lane_advice")
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", str(on_a_node))
-    dataset = mm.open_dataset(corpus)
-    starts = [rank * 12 // ranks for rank in range(ranks)]
-    advise_on_kept_lanes(mm.Pipeline(dataset, global_batch_size=12), starts)
-    assert not caplog.text
-    kept = mm.Pipeline(dataset, global_batch_size=12, grid=(1, 4), reshuffle="lanes")
-    advise_on_kept_lanes(kept, starts)
-    assert (text or "") in caplog.text
-    assert bool(caplog.text) == bool(text)
-    assert ("nodes share" in caplog.text) == (text is not None and "nodes share" in text)
-
-
-def test_the_advice_about_lanes_is_given_to_a_resumed_run_too(corpus, caplog):
-    caplog.set_level("INFO", "mmstream.loader")
-    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4)
-    for resumed in (False, True):
-        caplog.clear()
-        loader = mm.Loader(pipeline, num_threads=10_000)
-        if resumed:
-            loader.load_state_dict(loader.state_dict())
-        list(islice(loader, 1))
-        list(islice(loader, 1))
-        assert caplog.text.count("decode threads") == 1

@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 import uuid
 from contextlib import suppress
 from pathlib import Path
@@ -16,10 +15,9 @@ import pytest
 from mmstream import processes
 from tests.helpers.wait import has_ended, wait_until
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(sys.platform != "linux", reason="processes are listed through /proc"),
-]
+pytestmark = pytest.mark.skipif(
+    sys.platform != "linux", reason="processes are listed through /proc"
+)
 
 SCRIPT = """
 import sys, time
@@ -95,8 +93,16 @@ def command_lines(pids: list[int]) -> list[bytes]:
     return lines
 
 
-@pytest.mark.parametrize("context", ["forkserver", "spawn"])
-@pytest.mark.parametrize("phase", ["server", "import", "running"])
+@pytest.mark.parametrize(
+    ("phase", "context"),
+    [
+        pytest.param("server", "forkserver", marks=pytest.mark.slow),
+        pytest.param("import", "forkserver", marks=pytest.mark.slow),
+        ("running", "forkserver"),
+        pytest.param("import", "spawn", marks=pytest.mark.slow),
+        pytest.param("running", "spawn", marks=pytest.mark.slow),
+    ],
+)
 def test_nothing_outlives_a_main_process_that_was_killed(
     corpus, tmp_path, script, mark, context, phase
 ):
@@ -109,18 +115,7 @@ def test_nothing_outlives_a_main_process_that_was_killed(
     wait_until(lambda: not marked(mark), lambda: command_lines(marked(mark)))
 
 
-@pytest.mark.parametrize("delay", [0.1, 0.8])
-def test_nothing_outlives_a_main_process_that_is_killed_while_its_workers_start(
-    corpus, tmp_path, script, mark, delay
-):
-    main = start(mark, script, corpus, "forkserver", "import", tmp_path)
-    wait_until((tmp_path / "server").exists)
-    time.sleep(delay)  # the fork server imports; the first worker is asked for
-    main.kill()
-    main.wait()
-    wait_until(lambda: not marked(mark), lambda: command_lines(marked(mark)))
-
-
+@pytest.mark.slow
 @pytest.mark.parametrize("phase", ["import", "running"])
 def test_nothing_outlives_ranks_and_torchrun_that_were_killed(
     corpus, tmp_path, script, mark, phase
@@ -162,10 +157,3 @@ def test_a_main_process_that_ended_is_told_from_a_later_one_with_its_number():
     assert not processes.is_main_process_alive(f"{ended.pid} {began}")  # nobody has waited for it
     ended.wait()
     assert not processes.is_main_process_alive(f"{ended.pid} {began}")
-
-
-def test_the_environment_names_the_main_process_only_while_something_starts():
-    assert processes.MAIN_PROCESS not in os.environ
-    with processes.marked_as_main_process():
-        assert os.environ[processes.MAIN_PROCESS].startswith(f"{os.getpid()} ")
-    assert processes.MAIN_PROCESS not in os.environ

@@ -36,43 +36,60 @@ def step_of(sample):
     return sample["__lineage__"].step
 
 
-def test_a_step_is_prepared_while_the_step_before_is_decoded(dataset):
-    prepared = [threading.Event() for _ in range(STEPS + 1)]
+def note_prepared(monkeypatch, note):
+    """Call a function with each step that is prepared, by whatever thread."""
+    prepare = stage.DecodeStage.prepare
 
-    def before(sample):
-        prepared[step_of(sample)].set()
-        return sample
+    def noting(self, step):
+        note(step.lineage)
+        return prepare(self, step)
+
+    monkeypatch.setattr(stage.DecodeStage, "prepare", noting)
+
+
+def test_a_step_is_prepared_while_the_step_before_is_decoded(dataset, monkeypatch):
+    prepared = [threading.Event() for _ in range(STEPS + 1)]
+    note_prepared(monkeypatch, lambda lineage: prepared[lineage.step].set())
 
     def decoded(sample):
         is_last = step_of(sample) == STEPS - 1
         assert is_last or prepared[step_of(sample) + 1].wait(500)
         return sample
 
-    with closing(make_loader(dataset, 2, before=(before,), transforms=(decoded,))) as loader:
+    with closing(make_loader(dataset, 2, transforms=(decoded,))) as loader:
         assert len(list(loader)) == STEPS
 
 
-def test_nothing_is_prepared_for_the_next_epoch(dataset):
+def test_functions_of_the_user_are_not_called_ahead(dataset):
+    seen = []
+
+    def before(sample):
+        seen.append((step_of(sample), threading.current_thread()))
+        return sample
+
+    with closing(make_loader(dataset, 4, before=(before,))) as loader:
+        for number, _ in enumerate(loader, start=1):
+            assert len(seen) == ROWS * number
+    assert {thread for _, thread in seen} == {threading.current_thread()}
+
+
+def test_nothing_is_prepared_for_the_next_epoch(dataset, monkeypatch):
     prepared = []
-
-    def before(sample):
-        prepared.append(sample["__lineage__"].epoch)
-        return sample
-
-    with closing(make_loader(dataset, 2, before=(before,))) as loader:
+    note_prepared(monkeypatch, lambda lineage: prepared.append(lineage.epoch))
+    with closing(make_loader(dataset, 2)) as loader:
         list(loader)
-        assert prepared == [0] * ROWS * STEPS
+        assert prepared == [0] * STEPS
         list(loader)
-    assert prepared == [0] * ROWS * STEPS + [1] * ROWS * STEPS
+    assert prepared == [0] * STEPS + [1] * STEPS
 
 
-def test_an_error_of_a_step_waits_for_its_step(dataset):
-    def before(sample):
-        if step_of(sample) == 2:
+def test_an_error_of_a_step_waits_for_its_step(dataset, monkeypatch):
+    def note(lineage):
+        if lineage.step == 2:
             raise NameError("a bug")
-        return sample
 
-    with closing(make_loader(dataset, 2, before=(before,))) as loader:
+    note_prepared(monkeypatch, note)
+    with closing(make_loader(dataset, 2)) as loader:
         batches = iter(loader)
         assert [next(batches)["__lineage__"].step for _ in range(2)] == [0, 1]
         with pytest.raises(NameError, match="a bug"):
@@ -208,24 +225,21 @@ def test_the_memory_of_a_batch_is_used_again(dataset):
                 assert len(memory.numbers) <= num_held
 
 
-def make_latent(data):
-    return len(data)
-
-
-HOLDS_INTERPRETER = {
-    "baked fields": (mm.Decode.baked(), True),
-    "numbers and arrays": (mm.Decode({"cls": int, "npy": ..., "txt": str}), True),
-    "pictures": (mm.Decode(image=mm.ImageDecoder()), False),
-    "a picture by field": (mm.Decode({"jpg": ...}), False),
-    "texts": (mm.Decode(text=mm.TextDecoder(byte_tokenizer())), False),
-    "sound": (mm.Decode(audio=mm.AudioDecoder()), False),
-    "a function of the user": (mm.Decode({"npy": make_latent}), False),
-}
-
-
-@pytest.mark.parametrize("name", HOLDS_INTERPRETER)
-def test_decoders_of_media_and_functions_of_the_user_may_leave_the_interpreter_free(name):
-    decode, expected = HOLDS_INTERPRETER[name]
+@pytest.mark.parametrize(
+    ("decode", "expected"),
+    [
+        pytest.param(mm.Decode.baked(), True, id="baked fields"),
+        pytest.param(mm.Decode({"cls": int, "npy": ..., "txt": str}), True, id="numbers, arrays"),
+        pytest.param(mm.Decode(image=mm.ImageDecoder()), False, id="pictures"),
+        pytest.param(mm.Decode({"jpg": ...}), False, id="a picture by field"),
+        pytest.param(mm.Decode(text=mm.TextDecoder(byte_tokenizer())), False, id="texts"),
+        pytest.param(mm.Decode(audio=mm.AudioDecoder()), False, id="sound"),
+        pytest.param(mm.Decode({"npy": lambda data: len(data)}), False, id="function of the user"),
+    ],
+)
+def test_decoders_of_media_and_functions_of_the_user_may_leave_the_interpreter_free(
+    decode, expected
+):
     assert decode.holds_interpreter == expected
 
 

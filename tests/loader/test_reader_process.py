@@ -20,8 +20,9 @@ import pytest
 import torch.distributed
 
 import mmstream as mm
-from mmstream.loader import remote_advice
+from mmstream.loader import advice
 from mmstream.reading import process
+from mmstream.state import stands_before
 from tests.helpers.corpora import write_corpus
 from tests.helpers.paths import ROOT
 from tests.helpers.states import edited
@@ -43,7 +44,6 @@ def far_pipeline(folder: str, slow_name: str = "", gate: str = "", **settings) -
 
 
 def pid_of(loader: mm.Loader) -> int:
-    assert loader._makers.reader is not None
     return loader._makers.reader.pid
 
 
@@ -58,19 +58,21 @@ def loaders() -> Iterator[list[mm.Loader]]:
 def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus, loaders) -> None:
     local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
     loaders += [local, remote]
+    pid = pid_of(remote)
     expected = [described(batch) for _ in range(2) for batch in local]
     delivered = []
     for batch in remote:  # broken off
         delivered.append(described(batch))
         if len(delivered) == 3:
             break
+    remote.load_state_dict(remote.state_dict())
     delivered += [described(batch) for _ in range(2) for batch in remote]
     assert delivered == expected
-    pid = pid_of(remote)
     remote.load_state_dict(edited(local.state_dict(), epoch=0, step=5))
     assert [described(batch) for batch in remote] == expected[5 : len(local)]
     assert pid_of(remote) == pid
-    assert remote.stats.transfers.num_requests > 0
+    transfers = remote.stats.transfers
+    assert min(transfers.num_requests, transfers.num_index_requests) > 0
     assert remote.stats.wait_p99_s >= remote.stats.wait_p50_s > 0
     assert "object storage" in remote._repr_html_()
     assert remote.memory_bytes() > 0
@@ -172,9 +174,10 @@ def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on
         kill_reader_after_two()
     step = remote.state_dict()["step"]
     assert str(caught.value) == (
-        f"the reader process (pid {pids[0]}) was killed by SIGKILL (exit code -9); iterating again "
-        f"starts a new one; the state stands before step {step}"
+        f"the reader process (pid {pids[0]}) was killed by SIGKILL (exit code -9); a new loop "
+        f"starts another one; {stands_before(step)}"
     )
+    remote.load_state_dict(remote.state_dict())
     assert delivered + [described(batch) for batch in remote] == expected
 
 
@@ -184,21 +187,11 @@ def test_an_error_of_a_signal_handler_at_the_begin_of_an_epoch_is_raised(
     local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
     loaders += [local, remote]
     reader = remote._makers.reader
-    assert reader is not None
     with monkeypatch.context() as interrupted:
         interrupted.setattr(reader._control, "_send_bytes", Mock(side_effect=TimeoutError("of us")))
         with pytest.raises(TimeoutError, match="of us"):
             reader.begin(0, 0, (0, 8))
     assert [described(batch) for batch in remote] == [described(batch) for batch in local]
-
-
-def test_the_reader_process_starts_with_the_loader_and_loads_an_index(corpus, loaders) -> None:
-    remote = mm.Loader(far_pipeline(corpus))
-    loaders.append(remote)
-    pid = pid_of(remote)
-    batch = next(iter(remote))
-    assert pid_of(remote) == pid
-    assert batch["__lineage__"].transfers.num_index_requests > 0
 
 
 def test_variables_that_are_set_after_the_loader_reach_the_reader_process(
@@ -224,6 +217,7 @@ def test_a_pickled_loader_goes_on_with_processes_of_its_own(corpus, loaders) -> 
     delivered = [described(next(stream)) for _ in range(3)]
     copy = pickle.loads(pickle.dumps(remote))
     loaders.append(copy)
+    copy.load_state_dict(remote.state_dict())
     delivered += [described(batch) for batch in copy]
     assert delivered == [described(batch) for batch in local]
     assert pid_of(copy) != pid_of(remote)
@@ -235,11 +229,9 @@ def test_a_loader_in_a_forked_process_has_a_reader_process_of_its_own(
     remote = mm.Loader(far_pipeline(corpus))
     loaders.append(remote)
     of_the_parent = remote._makers.reader
-    assert of_the_parent is not None
     with closing(iter(remote)) as batches:
         next(batches)
     runner_of_the_parent = remote._makers._runner
-    assert runner_of_the_parent is not None
     with closing(of_the_parent), closing(runner_of_the_parent), monkeypatch.context() as child:
         child.setattr(process.os, "getpid", lambda: 1)
         next(iter(remote))
@@ -288,11 +280,13 @@ loader = mm.Loader(far_pipeline({folder!r}))
 stream = iter(loader)
 next(stream)
 print(pid_of(loader), flush=True)
-time.sleep(60)
+time.sleep(10_000)
 """
 
 
-@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGINT])
+@pytest.mark.parametrize(
+    "number", [signal.SIGKILL, pytest.param(signal.SIGINT, marks=pytest.mark.slow)]
+)
 def test_it_ends_with_its_main_process(corpus, number) -> None:
     process = subprocess.Popen(
         [sys.executable, "-c", SCRIPT.format(folder=corpus)],
@@ -301,7 +295,6 @@ def test_it_ends_with_its_main_process(corpus, number) -> None:
         cwd=ROOT,
         text=True,
     )
-    assert process.stdout is not None
     with process.stdout:
         pid = int(process.stdout.readline())
         process.send_signal(number)
@@ -353,7 +346,7 @@ if __name__ == "__main__":
 @pytest.mark.parametrize(
     ("context", "num_noted"),
     [
-        pytest.param("forkserver", 3, id="forkserver"),
+        pytest.param("forkserver", 3, id="forkserver", marks=pytest.mark.slow),
         pytest.param("fork", 5, id="workers-that-have-the-handler-of-the-script"),
     ],
 )
@@ -377,18 +370,18 @@ def test_signals_to_the_whole_job_end_none_of_its_processes(
 def test_a_patience_longer_than_the_time_out_of_the_group_is_a_warning(
     tmp_path: Path, caplog, monkeypatch
 ) -> None:
-    remote_advice.warn_of_patience()
+    advice.warn_of_patience()
     assert not caplog.messages  # there is no group
     torch.distributed.init_process_group(
         "gloo", f"file://{tmp_path}/group", timedelta(seconds=77), world_size=1, rank=0
     )
     try:
-        remote_advice.warn_of_patience()
+        advice.warn_of_patience()
         (warning,) = caplog.messages
         assert warning.startswith("a rank waits up to 300 s for storage")
         assert "gives up after 77 s" in warning
         monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "30")
-        remote_advice.warn_of_patience()
+        advice.warn_of_patience()
         assert len(caplog.messages) == 1
     finally:
         torch.distributed.destroy_process_group()

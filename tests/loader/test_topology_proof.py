@@ -6,16 +6,14 @@ import json
 import tempfile
 from collections import Counter
 
-import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from mmstream.errors import StateError
 from mmstream.state import load_state, make_state
 from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
-from tests.helpers.topology import Step, described, run
+from tests.helpers.topology import Step, run
 
 EPOCHS = 2
 
@@ -92,11 +90,18 @@ def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):
                 drop_last=drop_last,
                 shuffle=shuffle,
                 window=window,
+                grid=grid,
+                seed=seed,
                 bad_samples=policy(action=action),
             )
 
         shuffle = data.draw(st.booleans(), "shuffle")
         window = data.draw(st.sampled_from([None, 1, 5, 30]), "window")
+        lanes = data.draw(
+            st.sampled_from([q for q in range(1, rows + 1) if rows % q == 0]), "lanes"
+        )
+        grid = data.draw(st.sampled_from([None, (1, lanes), (2, lanes), (4, lanes)]), "grid")
+        seed = data.draw(st.integers(0, 99), "seed")
         pipeline = opened()
         if num_planned <= len(bad - listed):  # not one good sample: nothing can be shown
             return
@@ -118,30 +123,6 @@ def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):
         assert (state["epoch"], state["step"]) == (EPOCHS, 0)
 
 
-# -- samples on the bad list --------------------------------------------------------------------
-
-COUNTS = [20, 0, 1, 25]
-BAD = {(0, 0), (0, 7), (0, 19), (2, 0), (3, 3), (3, 4), (3, 24)}
-
-
-@pytest.mark.parametrize("shuffle", [True, False])
-@pytest.mark.parametrize("drop_last", [True, False])
-def test_known_bad_samples_are_never_planned_and_steps_are_fewer(tmp_path, shuffle, drop_last):
-    settings = {"global_batch_size": 5, "shuffle": shuffle, "drop_last": drop_last}
-    write(str(tmp_path), COUNTS, BAD, set())
-    before = make_pipeline(str(tmp_path), **settings)
-    write_bad(before.dataset, BAD)
-    pipeline = make_pipeline(str(tmp_path), **settings)
-    assert len(pipeline.dataset) == 46
-    assert before.order.steps_per_epoch == (9 if drop_last else 10)
-    assert pipeline.order.steps_per_epoch == (7 if drop_last else 8)
-    for epoch in range(3):
-        steps = run(pipeline, 2, 3, epoch=epoch).steps
-        assert_nothing_is_lost_or_twice(pipeline, steps, BAD, BAD)
-        assert not any(step.bad for step in steps)
-        assert not BAD & {ref for step in steps for ref in step.planned + step.shown}
-
-
 def test_a_whole_missing_shard_on_the_list_stops_no_run(tmp_path):
     write(str(tmp_path), [20, 9, 20], set(), {(1, index) for index in range(9)})
     (tmp_path / "shard-000001.tar").unlink()
@@ -153,50 +134,3 @@ def test_a_whole_missing_shard_on_the_list_stops_no_run(tmp_path):
     keys = [key for batch in loader for key in batch["__key__"]]
     assert sorted(keys) == [f"{n:06d}" for n in [*range(20), *range(29, 49)]]
     assert loader.stats.num_bad == 0
-
-
-def test_substitutes_are_never_taken_from_the_list(tmp_path):
-    listed = {(0, index) for index in range(1, 40, 2)}
-    write(str(tmp_path), [40], {*listed, (0, 8), (0, 30)}, listed)
-    pipeline = make_pipeline(str(tmp_path), global_batch_size=4)
-    steps = [step for epoch in range(4) for step in run(pipeline, epoch=epoch).steps]
-    assert any(step.bad for step in steps)
-    assert {index % 2 for step in steps for _, index in step.shown} == {0}
-
-
-def test_a_changed_list_is_refused_in_mid_epoch_and_taken_at_an_epochs_start(tmp_path):
-    write(str(tmp_path), COUNTS, BAD, {(0, 0)})
-    pipeline = make_pipeline(str(tmp_path), global_batch_size=5)
-    loader = mm.Loader(pipeline)
-    next(iter(loader))
-    state = json.loads(json.dumps(loader.state_dict()))
-    for listed in (BAD, set(), {(0, 1)}):
-        write_bad(pipeline.dataset, listed)
-        other = mm.Loader(make_pipeline(str(tmp_path), global_batch_size=5))
-        with pytest.raises(StateError, match=r"bad was .* and is .*\. .* put back the"):
-            other.load_state_dict(state)
-    write_bad(pipeline.dataset, {(0, 0)})
-    other = mm.Loader(make_pipeline(str(tmp_path), global_batch_size=5))
-    other.load_state_dict(state)
-    assert [described(batch) for batch in other] == run(pipeline).steps[1:]
-    write_bad(pipeline.dataset, BAD)
-    other = mm.Loader(make_pipeline(str(tmp_path), global_batch_size=5))
-    other.load_state_dict(make_state(pipeline.order, 0, pipeline.order.steps_per_epoch))
-    assert other.state_dict()["epoch"] == 1
-    assert len(list(other)) == 7
-
-
-def test_a_first_list_in_mid_epoch_waits_for_the_epochs_end(tmp_path):
-    write(str(tmp_path), COUNTS, BAD, set())
-    pipeline = make_pipeline(str(tmp_path), global_batch_size=5)
-    whole = run(pipeline).steps
-    loader = mm.Loader(pipeline)
-    next(iter(loader))
-    write_bad(pipeline.dataset, BAD)
-    now = make_pipeline(str(tmp_path), global_batch_size=5)
-    with pytest.raises(StateError, match="finish_epoch"):
-        mm.Loader(now).load_state_dict(loader.state_dict())
-    other = mm.Loader(now, on_change="finish_epoch")
-    other.load_state_dict(json.loads(json.dumps(loader.state_dict())))
-    assert [described(batch) for batch in other] == whole[1:]
-    assert [described(batch) for batch in other] == run(now, epoch=1).steps

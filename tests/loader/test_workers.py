@@ -61,17 +61,6 @@ def test_every_step_is_made_by_a_worker_and_by_all_of_them(corpus, num_workers):
     loader.close()
 
 
-def test_a_loop_that_is_left_after_a_step_goes_on_with_the_next(corpus):
-    expected = [plain(batch) for batch in mm.Loader(make_pipeline(corpus))]
-    loader = mm.Loader(make_pipeline(corpus), num_workers=2)
-    for batch in loader:
-        assert plain(batch) == expected[0]
-        break
-    batches, _ = processes_of(loader)
-    assert batches == expected[1:]
-    loader.close()
-
-
 def test_workers_move_no_global_generator_of_the_main_process(corpus):
     loader = mm.Loader(make_pipeline(corpus, transforms=(draw,)), num_workers=1)
     before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
@@ -119,6 +108,7 @@ for _ in range(2):
 """
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_is_told_so(corpus, tmp_path):
     script = tmp_path / "run.py"
     script.write_text(UNGUARDED)
@@ -169,6 +159,7 @@ def go_on_with_the_loop():
 
 
 def begin_a_loop():
+    loader.load_state_dict(loader.state_dict())
     assert keys(loader) == expected[1:]
     assert keys(loader)
     loader.close()
@@ -203,7 +194,13 @@ if __name__ == "__main__":
 
 
 @pytest.mark.parametrize(
-    ("num_workers", "context"), [(0, "fork"), (2, "fork"), (2, "forkserver"), (2, "spawn")]
+    ("num_workers", "context"),
+    [
+        (0, "fork"),
+        (2, "fork"),
+        pytest.param(2, "forkserver", marks=pytest.mark.slow),
+        pytest.param(2, "spawn", marks=pytest.mark.slow),
+    ],
 )
 def test_a_forked_child_and_its_parent_go_on_with_processes_of_their_own(
     corpus, tmp_path, num_workers, context

@@ -115,7 +115,6 @@ def test_lengths_are_those_of_the_decoders(name: str) -> None:
         assert (label, other.values, other.reason) == (label, one.values, one.reason)
     assert any(not each.reason for each in counted)
     assert any(each.reason for each in counted)
-    assert all(len(each.ids) == max(0, each.values[0]) for each in decoded)
 
 
 def test_no_sample_is_made_of_texts_and_pictures(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,7 +14,7 @@ def test_an_integer_comes_back_as_a_plain_int():
         assert type(integer("seed", value)) is int
     with pytest.raises(ConfigError, match=r"seed 7\.0: needs an integer"):
         integer("seed", 7.0)
-    with pytest.raises(ConfigError, match="seed=True: give a number"):
+    with pytest.raises(ConfigError, match="seed True: needs an integer"):
         integer("seed", True)
 
 

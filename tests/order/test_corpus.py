@@ -16,10 +16,9 @@ def test_known_bad_samples_are_counted_once_and_are_not_planned():
     listed = corpus(bad=[(2, 2), (0, 4), (0, 4), (0, 0)])
     assert listed.bad.tolist() == [[0, 0], [0, 4], [2, 2]]
     assert listed.good_counts.tolist() == [3, 0, 2]
-    assert listed.num_samples == 5
-    assert corpus().num_samples == 8
-    assert Corpus(np.array([2])).bad.shape == (0, 2)
-    assert Corpus(np.array([2])).bad.dtype == np.int64
+    assert (listed.num_samples, corpus().num_samples) == (5, 8)
+    without = Corpus(np.array([2])).bad
+    assert (without.shape, without.dtype) == ((0, 2), np.int64)
 
 
 @pytest.mark.parametrize("bad", [(0, 5), (1, 0), (2, 3), (3, 0), (-1, 0), (0, -1)])
@@ -40,8 +39,7 @@ def test_negative_counts_and_other_numbers_of_names_are_refused():
 def test_counts_and_bad_list_may_be_any_integers(counts):
     plain = Corpus(counts, bad=np.array([(2, 1)], dtype=np.uint8))
     assert plain.counts.dtype == plain.bad.dtype == plain.good_counts.dtype == np.int64
-    assert plain.counts.tolist() == [5, 0, 3]
-    assert plain.good_counts.tolist() == [5, 0, 2]
+    assert (plain.counts.tolist(), plain.good_counts.tolist()) == ([5, 0, 3], [5, 0, 2])
     assert plain.identity() == corpus(bad=[(2, 1)]).identity()
 
 
@@ -54,9 +52,8 @@ def test_sizes_and_checksums_come_one_for_each_count(field):
 def test_sizes_are_positive_and_their_sum_is_the_size_of_the_corpus():
     with pytest.raises(ConfigError, match=r"^a shard has a negative size$"):
         corpus(sizes=[1, -1, 0])
-    assert corpus(sizes=[1, 2, 4]).num_bytes == 7
-    assert corpus(sizes=[1, 2, 4], num_bytes=9).num_bytes == 9
-    assert corpus().num_bytes is None
+    known, given = corpus(sizes=[1, 2, 4]), corpus(sizes=[1, 2, 4], num_bytes=9)
+    assert [each.num_bytes for each in (known, given, corpus())] == [7, 9, None]
 
 
 def test_sizes_and_checksums_are_in_the_identity_apart_from_counts_and_names():
@@ -164,10 +161,8 @@ def test_an_identity_can_be_changed_without_changing_the_next_one():
 def test_the_first_shards_are_the_corpus_before_others_were_appended():
     whole = corpus(names=["a", "b", "c"], num_bytes=9, bad=[(0, 1), (2, 0)])
     first = whole.first_shards(2)
-    assert first.counts.tolist() == [5, 0]
-    assert first.names == ["a", "b"]
-    assert first.num_bytes is None
-    assert first.bad.tolist() == [[0, 1]]
+    assert (first.counts.tolist(), first.names) == ([5, 0], ["a", "b"])
+    assert (first.num_bytes, first.bad.tolist()) == (None, [[0, 1]])
     assert whole.first_shards(3).bad.tolist() == [[0, 1], [2, 0]]
     assert whole.first_shards(2, keep_bad=False).bad.tolist() == []
     assert corpus().first_shards(1).names is None

@@ -16,7 +16,6 @@ from mmstream.order.defaults import (
     mixture_settings,
 )
 from tests.helpers.orders import pairs, steps_of_epoch
-from tools.bench import packing_windows
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -152,21 +151,6 @@ def test_windows_of_packs_hold_16_mib_for_each_row_within_2_to_8_gib():
     assert [num_bytes(rows, 40) for rows in (64, 256, 512, 4096)] == [2, 4, 8, 8]
     assert [num_bytes(1024, samples) for samples in (1, 1.5, 3, 8)] == [2, 3, 6, 8]
     assert WindowBudget.of_samples(10**6, 64, GIB, RowShape(40, 2)).num_bytes == GIB
-
-
-def test_longer_ranges_save_a_third_of_the_requests_for_packs():
-    rng = np.random.default_rng(0)
-    lengths = 576 + rng.gamma(2, 60, 60_000).astype(np.int64)
-    num_bytes = rng.lognormal(np.log(110_000), 0.4, 60_000).astype(np.int64)
-    plan = packing_windows.plan_of(lengths, num_bytes, 4096)
-    ends = np.cumsum(num_bytes)
-    by_default, as_single = (
-        packing_windows.requests(order, ends - num_bytes, ends, 8)
-        for _, order in packing_windows.orders(plan, 64)
-    )
-    assert plan.spread > 2
-    assert by_default[0] < 0.65 * as_single[0]
-    assert by_default[1] < 1.05  # hardly anything is read beyond what is needed
 
 
 corpora = st.tuples(

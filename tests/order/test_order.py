@@ -231,13 +231,14 @@ def test_a_step_or_an_epoch_that_does_not_exist_is_refused(drop_last):
     order = Order.from_counts([10], global_batch_size=4, drop_last=drop_last)
     last = order.steps_per_epoch - 1
     order.refs(0, last)
-    for question in (order.refs, order.windows):
-        with pytest.raises(ConfigError, match=f"step {last + 1}: an epoch has steps 0 to {last}$"):
-            question(0, last + 1)
-        with pytest.raises(ConfigError, match="step -1: an epoch has"):
-            question(0, -1)
-        with pytest.raises(ConfigError, match="epoch -1: epochs count from 0"):
-            question(-1, 0)
+    for epoch, step, message in (
+        (0, last + 1, f"step {last + 1}: an epoch has steps 0 to {last}$"),
+        (0, -1, "step -1: an epoch has"),
+        (-1, 0, "epoch -1: epochs count from 0"),
+    ):
+        for question in (order.refs, order.windows):
+            with pytest.raises(ConfigError, match=message):
+                question(epoch, step)
 
 
 def test_a_walk_keeps_the_windows_in_use_and_forgets_the_others():
@@ -319,32 +320,31 @@ GOLDEN_ORDER = [
 ]
 
 
-OF_0_1 = {"grid": (1, 1), "window": 1024, "interleave": 32, "chunk": 64}
-"""What mmstream 0.1 chose for a small corpus of unknown size."""
+SMALL = {"grid": (1, 1), "window": 1024, "interleave": 32, "chunk": 64}
 
 
 @pytest.mark.parametrize(
     ("counts", "setting", "expected"),
     [
-        ([1000] * 20, {"global_batch_size": 16, **OF_0_1, "grid": (2, 8)}, "cca4ea002812bd00"),
+        ([1000] * 20, {"global_batch_size": 16, **SMALL, "grid": (2, 8)}, "cca4ea002812bd00"),
         (
             [90_000, 10, 0, 40_000],
-            {"global_batch_size": 32, "seed": 7, **OF_0_1, "grid": (8, 8), "window": 16},
+            {"global_batch_size": 32, "seed": 7, **SMALL, "grid": (8, 8), "window": 16},
             "0827810f3fae27c8",
         ),
         (
             [30, 0, 41, 7],
-            {"global_batch_size": 6, "drop_last": False, "seed": 2**70, **OF_0_1},
+            {"global_batch_size": 6, "drop_last": False, "seed": 2**70, **SMALL},
             "60e08b3a8de2ff0b",
         ),
         (
             [30, 0, 41, 7],
-            {"global_batch_size": 8, "bad": [(0, 0), (2, 40), (2, 3), (2, 4)], **OF_0_1},
+            {"global_batch_size": 8, "bad": [(0, 0), (2, 40), (2, 3), (2, 4)], **SMALL},
             "8134b44abcab0093",
         ),
         (
             [30, 0, 41, 7],
-            {"global_batch_size": 8, "shuffle": False, "bad": [(3, 6)], **OF_0_1},
+            {"global_batch_size": 8, "shuffle": False, "bad": [(3, 6)], **SMALL},
             "f638dca2881b8fa9",
         ),
         (
@@ -354,12 +354,12 @@ OF_0_1 = {"grid": (1, 1), "window": 1024, "interleave": 32, "chunk": 64}
         ),
         (
             [55, 13],
-            {"global_batch_size": 6, **OF_0_1, "grid": (4, 2), "interleave": 7, "seed": -3},
+            {"global_batch_size": 6, **SMALL, "grid": (4, 2), "interleave": 7, "seed": -3},
             "a5c150a5f62ecc94",
         ),
         (
             [5],
-            {"global_batch_size": 12, "drop_last": False, "names": ["only.tar"], **OF_0_1},
+            {"global_batch_size": 12, "drop_last": False, "names": ["only.tar"], **SMALL},
             "d12eb1352689c5f7",
         ),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from itertools import permutations
 
 import numpy as np
@@ -16,7 +17,9 @@ COSTS = st.integers(1, 12).flatmap(
     lambda ranks: st.integers(1, 6).flatmap(
         lambda rows: st.tuples(
             st.just(ranks),
-            st.lists(st.integers(0, 50), min_size=ranks * rows, max_size=ranks * rows),
+            st.lists(st.integers(0, 50), min_size=ranks * rows, max_size=ranks * rows).map(
+                partial(np.asarray, dtype=np.int64)
+            ),
         )
     )
 )
@@ -29,21 +32,19 @@ def slowest_at_each_micro_step(costs: np.ndarray, num_ranks: int) -> float:
 
 @given(COSTS)
 def test_every_row_is_at_one_position_and_a_rank_has_its_rows_by_falling_cost(
-    case: tuple[int, list[int]],
+    case: tuple[int, np.ndarray],
 ) -> None:
-    num_ranks, rows = case
-    costs = np.asarray(rows, dtype=np.int64)
+    num_ranks, costs = case
     positions = deal(costs, num_ranks)
     assert positions.dtype == np.int64
-    assert sorted(positions.tolist()) == list(range(len(rows)))
+    assert sorted(positions.tolist()) == list(range(len(costs)))
     assert (np.diff(costs[positions].reshape(num_ranks, -1), axis=1) <= 0).all()
     assert deal(costs, num_ranks).tolist() == positions.tolist()
 
 
 @given(COSTS)
-def test_at_each_micro_step_all_ranks_have_neighbours_in_cost(case: tuple[int, list[int]]) -> None:
-    num_ranks, rows = case
-    costs = np.asarray(rows, dtype=np.int64)
+def test_at_each_micro_step_all_ranks_have_neighbours_in_cost(case: tuple[int, np.ndarray]) -> None:
+    num_ranks, costs = case
     optimum = float(np.sort(costs)[::-1][::num_ranks].sum())
     assert slowest_at_each_micro_step(costs[deal(costs, num_ranks)], num_ranks) == optimum
 
@@ -59,9 +60,8 @@ def test_no_other_deal_waits_less_at_the_micro_steps(rows: list[int]) -> None:
 
 
 @given(COSTS)
-def test_two_ranks_differ_by_less_than_two_rows_do(case: tuple[int, list[int]]) -> None:
-    num_ranks, rows = case
-    costs = np.asarray(rows, dtype=np.int64)
+def test_two_ranks_differ_by_less_than_two_rows_do(case: tuple[int, np.ndarray]) -> None:
+    num_ranks, costs = case
     totals = costs[deal(costs, num_ranks)].reshape(num_ranks, -1).sum(axis=1)
     assert totals.max() - totals.min() <= costs.max() - costs.min()
     # The deal is no optimum of the sums: rows that lie well by chance may become a little worse.

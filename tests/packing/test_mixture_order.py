@@ -23,8 +23,14 @@ from mmstream.packing.plan import PackPlan
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
 from mmstream.state import load_state, make_state
-from mmstream.world import World, rows_of_rank
-from tests.helpers.pack_orders import by_square, dealt, packs_of_step, saved
+from tests.helpers.pack_orders import (
+    by_square,
+    dealt,
+    packs_of_ranks,
+    packs_of_step,
+    packs_of_windows,
+    saved,
+)
 
 COUNTS = {"long": [70, 3, 0, 90], "short": [400, 410]}
 """Samples of each shard: of a source of long samples, and of one of short ones."""
@@ -158,13 +164,8 @@ def test_windows_hold_the_samples_of_their_rows(is_dealt: bool) -> None:
     order = order_of(rows=8, window=5, grid=(1, 2))
     if is_dealt:
         order = order.with_ranks(4, dealt, by_square)  # type: ignore[assignment]
-    from_windows: dict[int, dict[int, list[Ref]]] = {}
-    numbers = {number for step in range(40) for number in order.windows(1, step).tolist()}
-    for number in numbers:
-        for step, row, *ref in zip(*(c.tolist() for c in order.window(1, number)), strict=True):
-            from_windows.setdefault(step, {}).setdefault(row, []).append(tuple(ref))
-    for step in range(40):
-        assert dict(enumerate(packs_of_step(order, 1, step))) == from_windows[step]
+    for step, from_windows in packs_of_windows(order, 1).items():
+        assert dict(enumerate(packs_of_step(order, 1, step))) == from_windows
 
 
 def test_a_substitute_is_a_pack_of_the_same_source() -> None:
@@ -230,22 +231,19 @@ def test_other_packs_shares_or_bad_lists_are_refused_once_a_run_has_begun(step: 
     with pytest.raises(StateError, match="source short corpus was"):  # other groups
         load_state(order_of({**COUNTS, "short": [400, 409]}), state)
     with pytest.raises(StateError, match="sha256"):  # as many packs, of other lengths
-        load_state(order_of(plan_seed=1, plan=_same_counts(plans_of(seed=1))), state)
+        load_state(order_of(plan=with_other_members()), state)
     with pytest.raises(StateError, match="weights from step 0"):
         load_state(order_of(weights=(9, 1)), state)
     with pytest.raises(StateError, match="source long dataset bad was"):
         load_state(order_of(bad={"long": [(0, 1)]}), state)
 
 
-def _same_counts(plan: MixturePlan) -> MixturePlan:
+def with_other_members() -> MixturePlan:
     """A plan whose packs differ from those of `plans_of()` in their members alone."""
     own = plans_of()
     short = own.plans["short"]
-    digests = tuple("0" * 64 for _ in short.group_digests)
-    del plan
-    return MixturePlan(
-        {**own.plans, "short": replace(short, group_digests=digests)}, own.num_shards
-    )
+    others = replace(short, group_digests=tuple("0" * 64 for _ in short.group_digests))
+    return MixturePlan({**own.plans, "short": others}, own.num_shards)
 
 
 def test_a_state_of_single_samples_is_not_one_of_packs() -> None:
@@ -333,14 +331,10 @@ def test_any_chain_of_topologies_delivers_each_sample_once_per_epoch_of_its_sour
         if is_dealt:
             leg = leg.with_ranks(num_ranks, dealt, by_square)
         for step in range(first, min(first + num_steps, 25)):
-            of_rows: dict[int, list[Ref]] = {}
-            for rank in range(num_ranks):
-                span = rows_of_rank(6, World(rank, num_ranks), None)
-                numbers = leg.order_rows(epoch, step, span).tolist()
-                of_rows |= dict(zip(numbers, packs_of_step(leg, epoch, step, span), strict=True))
-            assert [of_rows[row] for row in range(6)] == packs_of_step(order, epoch, step)
+            packs = packs_of_ranks(leg, epoch, step, num_ranks)
+            assert packs == packs_of_step(order, epoch, step)
             source_epochs = order.inner._step(epoch * 25 + step).epoch.tolist()
-            for row, pack in of_rows.items():
+            for row, pack in enumerate(packs):
                 source = int(np.searchsorted(first_shards, pack[0][0], side="right")) - 1
                 shown.setdefault((source, source_epochs[row]), Counter()).update(pack)
             state = json.loads(json.dumps(make_state(leg, epoch, step + 1)))

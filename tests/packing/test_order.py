@@ -21,7 +21,14 @@ from mmstream.packing.settings import PackLimits
 from mmstream.state import load_state, make_state
 from mmstream.types import IntArray
 from mmstream.world import World, rows_of_rank
-from tests.helpers.pack_orders import by_square, dealt, packs_of_step, saved
+from tests.helpers.pack_orders import (
+    by_square,
+    dealt,
+    packs_of_ranks,
+    packs_of_step,
+    packs_of_windows,
+    saved,
+)
 
 LIMITS = PackLimits(16)
 
@@ -43,19 +50,6 @@ def order_of(
     return PackOrder.from_plan(
         plan, corpus_of(plan, bad), global_batch_size=rows, seed=seed, **options
     )
-
-
-def test_every_sample_is_in_one_pack_of_an_epoch() -> None:
-    order = order_of([70, 3, 0, 90, 41], rows=1)
-    for epoch in range(2):
-        seen = Counter(
-            ref
-            for step in range(order.steps_per_epoch)
-            for pack in packs_of_step(order, epoch, step)
-            for ref in pack
-        )
-        assert len(seen) == 204
-        assert set(seen.values()) == {1}
 
 
 @pytest.mark.parametrize("num_ranks", [1, 2, 3])
@@ -99,18 +93,9 @@ def test_windows_hold_the_samples_of_their_rows(is_dealt: bool, drop_last: bool)
     order = order_of([70, 3, 0, 90, 41], rows=8, drop_last=drop_last, window=5, grid=(1, 2))
     if is_dealt:
         order = order.with_ranks(4, dealt, by_square)
-    from_windows: dict[int, dict[int, list[tuple[int, int]]]] = {}
-    numbers = {
-        number
-        for step in range(order.steps_per_epoch)
-        for number in order.windows(1, step).tolist()
-    }
-    for number in numbers:
-        for step, row, *ref in zip(*(c.tolist() for c in order.window(1, number)), strict=True):
-            from_windows.setdefault(step, {}).setdefault(row, []).append(tuple(ref))
-    for step in range(order.steps_per_epoch):
+    for step, from_windows in packs_of_windows(order, 1).items():
         packs = packs_of_step(order, 1, step)
-        assert {row: pack for row, pack in enumerate(packs) if pack} == from_windows[step]
+        assert {row: pack for row, pack in enumerate(packs) if pack} == from_windows
 
 
 def test_padding_rows_have_no_samples() -> None:
@@ -286,13 +271,9 @@ def test_any_chain_of_topologies_delivers_each_pack_once(
         if is_dealt:
             leg = leg.with_ranks(num_ranks, dealt, by_square)
         for step in range(first, min(first + num_steps, order.steps_per_epoch)):
-            of_rows: dict[int, list[tuple[int, int]]] = {}
-            for rank in range(num_ranks):
-                span = rows_of_rank(rows, World(rank, num_ranks), None)
-                numbers = leg.order_rows(0, step, span).tolist()
-                of_rows |= dict(zip(numbers, packs_of_step(leg, 0, step, span), strict=True))
-            assert [of_rows[row] for row in range(rows)] == packs_of_step(order, 0, step)
-            delivered.update(ref for pack in of_rows.values() for ref in pack)
+            packs = packs_of_ranks(leg, 0, step, num_ranks)
+            assert packs == packs_of_step(order, 0, step)
+            delivered.update(ref for pack in packs for ref in pack)
             state = json.loads(json.dumps(make_state(leg, 0, step + 1)))
     assert set(delivered.values()) == {1}
     assert len(delivered) == sum(counts)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import pickle
 from dataclasses import replace
@@ -12,10 +11,15 @@ import numpy as np
 import pytest
 
 from mmstream.dataset.manifest import ShardInfo
-from mmstream.errors import ConfigError, ManifestError, StateError
+from mmstream.errors import ManifestError, StateError
 from mmstream.packing import plan_file
-from mmstream.packing.array_files import ArrayInfo, open_array
-from mmstream.packing.measure_file import Measure, measure_folder, open_measure, write_measure
+from mmstream.packing.measure_file import (
+    Measure,
+    measure_folder,
+    measure_of_shards,
+    read_lengths,
+    write_measure,
+)
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.plan_file import open_plan, write_plan
 from mmstream.packing.planner import plan_of_lengths
@@ -39,25 +43,23 @@ def plan() -> PackPlan:
 
 def require_same(plan: PackPlan, other: PackPlan) -> None:
     numbers = np.arange(plan.num_units)[::-1]
-    for values, others in zip(plan.units(numbers), other.units(numbers), strict=True):
-        np.testing.assert_array_equal(values, others)
-    for values, others in zip(plan.sums(numbers), other.sums(numbers), strict=True):
-        np.testing.assert_array_equal(values, others)
-    assert plan.settings == other.settings
-    assert plan.digest == other.digest
-    assert plan.group_names == other.group_names
-    assert plan.group_digests == other.group_digests
-    np.testing.assert_array_equal(plan.group_bytes, other.group_bytes)
-    np.testing.assert_array_equal(plan.counts, other.counts)
+    arrays, others = (
+        [*each.units(numbers), *each.sums(numbers), each.group_bytes, each.counts]
+        for each in (plan, other)
+    )
+    for values, other_values in zip(arrays, others, strict=True):
+        np.testing.assert_array_equal(values, other_values)
+    for name in ("settings", "digest", "group_names", "group_digests"):
+        assert getattr(plan, name) == getattr(other, name)
 
 
-def test_a_written_plan_answers_as_in_memory(plan: PackPlan, tmp_path: Path) -> None:
-    require_same(plan, write_plan(plan, str(tmp_path / "plan")))
+def test_a_written_plan_answers_as_in_memory_and_pickles_as_its_address(
+    plan: PackPlan, tmp_path: Path
+) -> None:
     require_same(plan, pickle.loads(pickle.dumps(plan)))
-
-
-def test_a_plan_of_a_folder_pickles_as_its_address(plan: PackPlan, tmp_path: Path) -> None:
-    data = pickle.dumps(write_plan(plan, str(tmp_path / "plan")))
+    written = write_plan(plan, str(tmp_path / "plan"))
+    require_same(plan, written)
+    data = pickle.dumps(written)
     assert len(data) < 1000
     require_same(plan, pickle.loads(data))
 
@@ -91,25 +93,34 @@ def test_a_damaged_array_is_refused(plan: PackPlan, tmp_path: Path) -> None:
         open_plan(str(tmp_path))
 
 
-@pytest.mark.parametrize("kind", ["plan", "measure"])
-def test_a_file_of_a_newer_version_is_refused(plan: PackPlan, tmp_path: Path, kind: str) -> None:
-    if kind == "plan":
-        write_plan(plan, str(tmp_path))
-    else:
-        write_measure(Measure(plan.shards, {"num_tokens": np.array(LENGTHS)}), str(tmp_path))
-    file = tmp_path / f"{kind}.json"
+def test_an_array_of_another_size_is_not_read_for_its_hash(plan: PackPlan, tmp_path: Path) -> None:
+    write_plan(plan, str(tmp_path))
+    (path,) = tmp_path.glob("members.*")
+    with path.open("r+b") as file:
+        file.truncate(1 << 40)  # holes
+    with pytest.raises(ManifestError, match=r"members.* 1099511627776 bytes, and the file beside"):
+        open_plan(str(tmp_path))
+
+
+def test_a_file_of_a_newer_version_is_refused(plan: PackPlan, tmp_path: Path) -> None:
+    write_plan(plan, str(tmp_path))
+    file = tmp_path / "plan.json"
     content = {"version": 2, "more": json.loads(file.read_bytes())}
     file.write_text(json.dumps(content))
-    open_it = open_plan if kind == "plan" else open_measure
     with pytest.raises(ManifestError, match=r"format version 2, .* install a newer mmstream"):
-        open_it(str(tmp_path))
+        open_plan(str(tmp_path))
 
 
 def test_impossible_numbers_are_refused(plan: PackPlan, tmp_path: Path) -> None:
-    swapped, late = plan.unit_rows.copy(), plan.unit_rows.copy()
+    swapped, late, overflowing = (plan.unit_rows.copy() for _ in range(3))
     swapped[[1, 2]] = plan.unit_rows[[2, 1]]
     late[-1, 0] = plan.members.size
-    wrong = [{"members": plan.members + 1}, {"unit_rows": swapped}, {"unit_rows": late}]
+    overflowing[1:3, 0] = (1 << 62) + 5, -(1 << 62) - 9  # they rise only where they overflow
+    wrong = [{"unit_rows": rows} for rows in (swapped, late, overflowing)]
+    repeated = plan.members.copy()
+    repeated[:20] = repeated[20]
+    doubled = np.concatenate([plan.left_out, [[int(plan.members[0]), 0, -1]]])
+    wrong += [{"members": plan.members + 1}, {"members": repeated}, {"left_out": doubled}]
     for number, arrays in enumerate(wrong):
         with pytest.raises(ManifestError, match="do not fit each other"):
             write_plan(replace(plan, **arrays), str(tmp_path / str(number)))
@@ -145,55 +156,18 @@ def test_first_members_are_compared_block_by_block(monkeypatch: pytest.MonkeyPat
         assert not plan_file._rises(numbers)
 
 
-def test_a_measure_is_read_as_it_was_written(tmp_path: Path) -> None:
+def test_lengths_are_read_as_they_were_written(tmp_path: Path) -> None:
     shards = (ShardInfo("a.tar", 2, 4096, "ab" * 32), ShardInfo("b.tar", 1, 2048))
-    columns = {"num_tokens": np.array([5, -1, 7]), "width": np.array([640, 0, 320])}
-    measure = Measure(shards, columns, {"tokenizer": "crc"}, {"probes": [1]})
-    folder = measure_folder(str(tmp_path), "bytes")
-    write_measure(measure, folder, [b'{"position": 1}'])
-    opened = open_measure(folder)
-    assert opened.shards == shards
-    assert opened.settings == measure.settings
-    assert opened.details == measure.details
-    assert opened.digest == measure.digest
-    assert {name: column.tolist() for name, column in opened.columns.items()} == {
-        "num_tokens": [5, -1, 7],
-        "width": [640, 0, 320],
-    }
-    assert (tmp_path / "mmstream.measure.bytes" / "unusable.jsonl").read_text()
-
-
-def test_a_measure_without_a_column_says_which_it_has() -> None:
-    measure = Measure((ShardInfo("a.tar", 1, 2048),), {"num_tokens": np.array([5])})
-    with pytest.raises(ConfigError, match="height: the measure has no such column, but num_docu"):
-        measure.column("height")
-
-
-def test_numbers_that_rise_only_where_they_overflow_are_refused(
-    plan: PackPlan, tmp_path: Path
-) -> None:
-    rows = plan.unit_rows.copy()
-    rows[1:3, 0] = (1 << 62) + 5, -(1 << 62) - 9
-    with pytest.raises(ManifestError, match="do not fit each other"):
-        write_plan(replace(plan, unit_rows=rows), str(tmp_path / "plan"))
-
-
-@pytest.mark.parametrize("shape", ["((", "(-2, -8)", f"({1 << 32}, {1 << 32})"])
-def test_an_array_whose_header_is_no_shape_is_refused(shape: str, tmp_path: Path) -> None:
-    header = f"{{'descr': '<i8', 'fortran_order': False, 'shape': {shape}}}".ljust(117) + "\n"
-    data = b"\x93NUMPY\x01\x00" + len(header).to_bytes(2, "little") + header.encode()
-    data += bytes(128) * (shape == "(-2, -8)")
-    sha256 = hashlib.sha256(data).hexdigest()
-    info = ArrayInfo(f"units.{sha256[:12]}.npy", len(data), sha256)
-    (tmp_path / info.name).write_bytes(data)
-    with pytest.raises(ManifestError, match=r"is no file of numpy|is another array"):
-        open_array(open_store(tmp_path), info, "<i8", 2)
-
-
-def test_an_array_that_is_missing_is_an_error_that_says_what_to_do(
-    plan: PackPlan, tmp_path: Path
-) -> None:
-    write_plan(plan, str(tmp_path / "plan"))
-    next((tmp_path / "plan").glob("members.*.npy")).unlink()
-    with pytest.raises(ManifestError, match=r"members\..*\.npy: is missing.*--overwrite"):
-        open_plan(str(tmp_path / "plan"))
+    columns = {"num_tokens": np.array([5, -1, 7]), "num_images": np.array([1, 0, 2])}
+    settings = {"tokenizer": "crc"}
+    write_measure(Measure(shards, columns, settings), str(tmp_path))
+    store = open_store(measure_folder(str(tmp_path), settings))
+    first, second, absent = read_lengths(store, [*shards, ShardInfo("c.tar", 1, 2048)])
+    assert absent is None
+    assert first is not None
+    assert second is not None
+    opened = measure_of_shards(shards, [first, second], settings)
+    assert opened.column("num_tokens").tolist() == [5, -1, 7]
+    assert opened.column("num_images").tolist() == [1, 0, 2]
+    assert opened.column("num_documents").tolist() == [1, 1, 1]
+    assert read_lengths(store, [replace(shards[1], num_samples=2)]) == [None]

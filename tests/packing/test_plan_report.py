@@ -88,19 +88,6 @@ def test_groups_that_an_append_left_short_are_told() -> None:
 def test_a_plan_without_packs_has_a_report() -> None:
     report = report_of(measure_of([2], num_tokens=[30, 40]), PackLimits(20))
     assert (report.num_packs, report.fill, report.bound, report.num_ranges) == (0, 0.0, 0.0, 0.0)
-    assert (
-        report.lines(20)[0]
-        == "0 samples in 0 packs of 20 tokens, 0.0% full (best-fit decreasing: 0.0%)"
-    )
-
-
-def test_one_of_a_kind_is_no_plural() -> None:
-    report = report_of(measure_of([2], num_tokens=[10, 40]), PackLimits(20))
-    assert report.lines(20)[:3] == [
-        "1 sample in 1 pack of 20 tokens, 50.0% full (best-fit decreasing: 50.0%)",
-        "samples of a pack lie in 1.0 ranges, spread over 1 pack; max_tokens binds",
-        "left out: 1 sample, 40 tokens: too long",
-    ]
 
 
 def test_a_report_of_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError
 from mmstream.packing import planner
-from mmstream.packing.groups import GROUP_PACKS
 from mmstream.packing.measure_file import Measure
-from mmstream.packing.pack import best_fit, pack_samples
+from mmstream.packing.pack import GROUP_PACKS, best_fit, pack_samples
 from mmstream.packing.plan import (
     CONDITION,
     ON_BAD_LIST,
@@ -84,8 +83,7 @@ def test_each_sample_is_in_one_unit_or_listed(measure: Measure, limits: PackLimi
 @given(measures(), limits_of_packs)
 def test_limits_are_kept(measure: Measure, limits: PackLimits) -> None:
     plan = make_plan(measure, limits)
-    units = plan.units(np.arange(plan.num_units))
-    sums = plan.sums(np.arange(plan.num_units))
+    units, sums = plan.units(np.arange(plan.num_units)), plan.sums(np.arange(plan.num_units))
     multiple = limits.document_multiple_of
     padded = units.num_tokens + (multiple - 1) * measure.column("num_documents")[positions_of(plan)]
     costs = np.bincount(np.repeat(np.arange(plan.num_units), units.counts), padded // multiple)
@@ -129,10 +127,8 @@ def test_appended_shards_change_no_group(
     before = make_plan(first, limits)
     after = make_plan(measure, limits, previous=before)
     num_groups = before.num_groups
-    assert after.group_stops[:num_groups].tolist() == before.group_stops.tolist()
-    assert after.counts[:num_groups].tolist() == before.counts.tolist()
-    assert after.group_digests[:num_groups] == before.group_digests
-    assert after.group_names[:num_groups] == before.group_names
+    for name in ("group_stops", "counts", "group_digests", "group_names"):
+        assert list(getattr(after, name)[:num_groups]) == list(getattr(before, name))
     np.testing.assert_array_equal(after.unit_rows[: before.num_units], before.unit_rows)
     np.testing.assert_array_equal(after.members[: before.members.size], before.members)
     everywhere = np.concatenate([positions_of(after), after.left_out[:, 0]])
@@ -234,7 +230,7 @@ def test_a_plan_of_other_shards_or_settings_is_not_continued() -> None:
     with pytest.raises(ConfigError, match="is another shard than in the plan"):
         make_plan(other, PackLimits(10), previous=plan)
     fewer = Measure(measure.shards[:1], {"num_tokens": np.array([5, 6])})
-    with pytest.raises(ConfigError, match="a plan of 2 shards, and the measure has 1"):
+    with pytest.raises(ConfigError, match="a plan of 2 shards, and the dataset has 1"):
         make_plan(fewer, PackLimits(10), previous=plan)
 
 

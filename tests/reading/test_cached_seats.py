@@ -6,7 +6,7 @@ import os
 import random
 import tempfile
 import threading
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -167,7 +167,9 @@ def filled(tmp_path: Path) -> tuple[mm.Pipeline, NodeCacheSettings]:
     return remote, node_cache
 
 
-def test_a_worker_reads_what_it_was_given_without_the_reader_process(filled, monkeypatch) -> None:
+@pytest.fixture
+def left_alone(filled, monkeypatch) -> Iterator[PipelineRunner]:
+    """A worker that was given a step by a reader process that has ended."""
     remote, node_cache = filled
     with reader_thread(remote, 1, node_cache) as reader:
         connection = reader.connections[0]
@@ -177,28 +179,21 @@ def test_a_worker_reads_what_it_was_given_without_the_reader_process(filled, mon
         connection, "ask", lambda request: answers.pop() if answers else ask(request)
     )
     with closing(PipelineRunner(remote, connection=connection)) as runner:
-        batch = runner.batch(Job(1, 0, 0, 12, 1, 1))
-    with closing(PipelineRunner(remote)) as own:
+        yield runner
+
+
+def test_a_worker_reads_what_it_was_given_without_the_reader_process(filled, left_alone) -> None:
+    batch = left_alone.batch(Job(1, 0, 0, 12, 1, 1))
+    with closing(PipelineRunner(filled[0])) as own:
         assert fields(batch) == fields(own.batch(Job(1, 0, 0, 12)))
 
 
 def test_a_worker_whose_sample_is_wrong_says_that_the_reader_process_has_ended(
-    filled, monkeypatch
+    filled, left_alone
 ) -> None:
-    remote, node_cache = filled
-    with reader_thread(remote, 1, node_cache) as reader:
-        connection = reader.connections[0]
-        ask = connection.ask
-        answers = [ask(step_reader.StepRequest(reader.begin(1, 0, (0, 12)), 1, 0))]
-    remove_all(cached_files(node_cache.root), random.Random())
-    monkeypatch.setattr(
-        connection, "ask", lambda request: answers.pop() if answers else ask(request)
-    )
-    with (
-        closing(PipelineRunner(remote, connection=connection)) as runner,
-        pytest.raises(ReaderEnded),
-    ):
-        runner.batch(Job(1, 0, 0, 12, 1, 1))
+    remove_all(cached_files(filled[1].root), random.Random())
+    with pytest.raises(ReaderEnded):
+        left_alone.batch(Job(1, 0, 0, 12, 1, 1))
 
 
 def test_a_request_of_an_iteration_that_is_over_is_dropped(filled) -> None:

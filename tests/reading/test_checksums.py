@@ -23,7 +23,7 @@ from mmstream.storage import local
 from tests.helpers.bad_corpus import make_pipeline, offsets, patch
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import BitFlips, watched, watched_pipeline
-from tests.helpers.topology import collate_in_workers, described, run
+from tests.helpers.topology import collate_in_workers, described
 
 COUNTS = [30, 1, 0, 40, 26]
 DECODED = {"decode": mm.Decode(image=mm.ImageDecoder(size=16))}
@@ -90,7 +90,7 @@ def test_views_of_what_was_read_are_checked_too(folder, tmp_path, access):
 
 
 @pytest.mark.s3
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_flipped_bits_change_nothing_on_a_real_server(s3, tmp_path, num_workers):
     folder = write_corpus(f"{s3}/{tmp_path.name}", COUNTS, checksums=True)
     for number, settings in enumerate(({"collate": collate_in_workers}, DECODED)):
@@ -275,10 +275,3 @@ def test_three_damaged_samples_of_a_shard_are_one_warning_that_names_it(folder, 
         "3 samples of shard-000003.tar have other bytes than their checksums say: the shard was "
         "replaced or is damaged; run `mmstream verify"
     )
-
-
-def test_the_first_reads_of_decoded_samples_are_checked_in_every_topology(folder, tmp_path):
-    pipeline = make_pipeline(folder, **DECODED)
-    calm = run(pipeline).steps
-    flipped, _ = watched_pipeline(pipeline, BitFlips(tmp_path / "flips"))
-    assert run(flipped, 2, 2).steps == calm

@@ -5,28 +5,15 @@ from __future__ import annotations
 import pytest
 
 from mmstream.reading.rank_reader import HORIZON_BYTES
-from mmstream.reading.sample_memory import SampleMemory
 from tests.helpers.fake_ranges import Answer
 from tests.helpers.held_bytes import most_held_bytes
 from tests.helpers.simulated_rank import corpus_order, corpus_plan, simulate_rank
 from tests.helpers.virtual_time import in_virtual_time
+from tests.reading.test_held_bytes import CountedMemory
 
 ROWS = 64
 NEAR = Answer(latency_s=0.05, rate=40e6)
 FAR = Answer(latency_s=0.2, rate=10e6)
-
-
-class CountedMemory(SampleMemory):
-    """Counts the bytes of the pieces that are held at the same time."""
-
-    most_taken = 0
-
-    def take(self, num_bytes: int) -> memoryview:
-        piece = super().take(num_bytes)
-        self.most_taken = max(
-            self.most_taken, self.num_bytes - sum(size for size, _ in self._sizes)
-        )
-        return piece
 
 
 @pytest.mark.parametrize("samples_per_s", [1000, 2000, 4000])
@@ -45,7 +32,7 @@ async def test_a_loop_with_a_pace_hardly_waits_where_an_epoch_begins(
     )
     for epoch in (1, 2):
         begin = run.waits[epoch * num_steps :][:12]
-        assert max(begin) < 0.1  # up to 0.8 with the horizon alone
+        assert max(begin) < 0.2  # up to 0.8 with the horizon alone
 
 
 @in_virtual_time

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -28,7 +28,7 @@ from mmstream.reading.window_memory import needs_single_samples, window_bytes
 from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import frame_number, video_file
 from tests.helpers.reader_thread import reader_thread
-from tests.helpers.stores import WatchedStore, watched, watched_pipeline
+from tests.helpers.stores import watched, watched_pipeline
 
 COUNTS = [7, 0, 9]
 MIN_LAZY_BYTES = 1 << 18
@@ -72,6 +72,15 @@ def sample(number: int) -> dict[str, bytes]:
 def folder(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     path = tmp_path_factory.mktemp("large")
     return write_corpus(path, COUNTS, sample, checksums=request.param == "with checksums")
+
+
+@contextmanager
+def served(pipeline: mm.Pipeline) -> Iterator[Callable[[], Any]]:
+    """Yield what takes the first step from a reader process."""
+    with reader_thread(pipeline) as reader, closing(reader.connections[0]) as connection:
+        iteration = reader.begin(0, 0, (0, NUM_BATCH_ROWS))
+        with closing(PipelineRunner(pipeline, connection=connection)) as runner:
+            yield lambda: runner.batch(Job(0, 0, 0, NUM_BATCH_ROWS, iteration=iteration))
 
 
 def pipeline_of(folder: str | mm.Dataset, decoder: Any = None, **settings: Any) -> mm.Pipeline:
@@ -123,13 +132,9 @@ def test_little_more_is_read_than_is_needed(folder: str) -> None:
 
 
 def test_windows_hold_first_bytes_only(folder: str) -> None:
-    pipeline = pipeline_of(folder, shuffle=False)
-    with reader_thread(pipeline) as reader, closing(reader.connections[0]) as connection:
-        iteration = reader.begin(0, 0, (0, NUM_BATCH_ROWS))
-        with closing(PipelineRunner(pipeline, connection=connection)) as runner:
-            lineage = runner.batch(Job(0, 0, 0, NUM_BATCH_ROWS, iteration=iteration))["__lineage__"]
+    with served(pipeline_of(folder, shuffle=False)) as first_batch:
+        counts = first_batch()["__lineage__"].transfers
     # It has read this step and some of what fits into the horizon, which may end in a later epoch.
-    counts = lineage.transfers
     assert 0 < counts.num_bytes <= counts.num_requests * FIRST_BYTES
 
 
@@ -197,10 +202,8 @@ def test_a_sample_without_such_a_file_is_read_whole_and_compared(
     folder = write_corpus(tmp_path, [4], lambda _: fields, checksums=True)
     decode = mm.Decode({"json": ..., "mp4;npy": len}, min_lazy_bytes=MIN_LAZY_BYTES)
     pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=4, decode=decode)
-    with reader_thread(pipeline) as reader, closing(reader.connections[0]) as connection:
-        iteration = reader.begin(0, 0, (0, 4))
-        with closing(PipelineRunner(pipeline, connection=connection)) as runner:
-            batch = runner.batch(Job(0, 0, 0, 4, iteration=iteration))
+    with served(pipeline) as first_batch:
+        batch = first_batch()
     assert batch["mp4"].tolist() == [len(fields["npy"])] * 4
     lineage = batch["__lineage__"]
     assert lineage.num_bytes > 4 * len(fields["npy"])
@@ -354,16 +357,6 @@ def test_damaged_headers_are_errors_as_when_the_sample_is_read_whole(
         assert outcome(ranged) == outcome(None)
     finally:
         shard.write_bytes(content)
-
-
-def test_windows_are_planned_with_first_bytes(folder: str) -> None:
-    dataset = watched(mm.open_dataset(folder), concurrent=True, maps_files=False)
-    assert isinstance(dataset.store, WatchedStore)
-    batches(pipeline_of(dataset))
-    longest = max(
-        (stop - start for name, start, stop in dataset.store.ranges if name.endswith(".tar")),
-    )
-    assert longest < VIDEO_BYTES // 2
 
 
 @pytest.mark.parametrize("value", [0, -1, 1.5, "8 MiB"])

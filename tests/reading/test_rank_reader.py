@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractContextManager, asynccontextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -96,35 +96,31 @@ def plain(dataset: mm.Dataset) -> mm.Dataset:
     return mm.Dataset(dataset.manifest, dataset.store, checksums=False)
 
 
-def run(
+@asynccontextmanager
+async def reading(
     dataset: mm.Dataset,
-    test: Callable[[RankReader, FakeTransfers], Awaitable[Any]],
     horizon_bytes: int = 1 << 30,
+    begins: bool = True,
     **settings: Any,
-) -> Any:
+) -> AsyncIterator[tuple[RankReader, FakeTransfers]]:
+    """A reader that begins with the first epoch, and its transfers."""
     settings = {"global_batch_size": 8, "window": 12, "grid": (1, 2), **settings}
     order = dataset.plan_order(**settings)
-
-    results = []
-
-    @in_virtual_time
-    async def main() -> None:
-        transfers = FakeTransfers(dataset)
-        reader = RankReader(dataset, order, transfers, [dataset], horizon_bytes=horizon_bytes)
-        try:
-            results.append(await test(reader, transfers))
-        finally:
-            await reader.close()
-
-    main()
-    return results[0]
+    transfers = FakeTransfers(dataset)
+    reader = RankReader(dataset, order, transfers, [dataset], horizon_bytes=horizon_bytes)
+    if begins:
+        reader.begin(0, 0, (0, 8))
+    try:
+        yield reader, transfers
+    finally:
+        await reader.close()
 
 
-def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
+@in_virtual_time
+async def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
     horizon = 300_000
 
-    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
-        reader.begin(0, 0, (0, 8))
+    async with reading(dataset, horizon) as (reader, transfers):
         num_taken = 0
         for step in range(15):
             samples = await reader.step(0, step)
@@ -137,18 +133,16 @@ def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
             assert transfers.num_bytes <= num_taken + windows + horizon + samples.num_bytes
         assert transfers.clocks[-1] == 15
 
-    run(dataset, test, horizon)
 
-
-def test_a_consumer_that_takes_more_is_read_ahead_of_further(
+@in_virtual_time
+async def test_a_consumer_that_takes_more_is_read_ahead_of_further(
     dataset: mm.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     least = 100_000
     monkeypatch.setattr(rank_reader, "LEAST_HORIZON_BYTES", least)
     monkeypatch.setattr(rank_reader, "HORIZON_S", 3_600)
 
-    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
-        reader.begin(0, 0, (0, 8))
+    async with reading(dataset) as (reader, _):
         await until(lambda: reader._total_ahead > 0)
         await asyncio.sleep(0.05)
         assert reader._total_ahead <= least
@@ -157,18 +151,16 @@ def test_a_consumer_that_takes_more_is_read_ahead_of_further(
         await asyncio.sleep(0.05)
         assert reader._total_ahead <= num_taken
 
-    run(dataset, test)
 
-
-def test_a_consumer_that_waits_for_storage_is_read_ahead_of_as_one_that_does_not(
+@in_virtual_time
+async def test_a_consumer_that_waits_for_storage_is_read_ahead_of_as_one_that_does_not(
     dataset: mm.Dataset, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(rank_reader, "LEAST_HORIZON_BYTES", 0)
     monkeypatch.setattr(rank_reader, "HORIZON_S", 0.1)
 
-    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+    async with reading(dataset) as (reader, transfers):
         transfers.is_held = True
-        reader.begin(0, 0, (0, 8))
         num_taken = 0
         for step in range(4):
             waiting = asyncio.create_task(reader.step(0, step))
@@ -181,21 +173,17 @@ def test_a_consumer_that_waits_for_storage_is_read_ahead_of_as_one_that_does_not
             num_taken += (await waiting).num_bytes
         assert reader._horizon_bytes() > 0.5 * num_taken  # 0.28 if all time counted
 
-    run(dataset, test)
 
-
-def test_a_step_larger_than_the_horizon_comes_too(dataset: mm.Dataset) -> None:
-    async def test(reader: RankReader, _: FakeTransfers) -> None:
-        reader.begin(0, 0, (0, 8))
+@in_virtual_time
+async def test_a_step_larger_than_the_horizon_comes_too(dataset: mm.Dataset) -> None:
+    async with reading(dataset, 1) as (reader, _):
         for step in range(15):
             assert (await reader.step(0, step)).num_bytes > 0
 
-    run(dataset, test, 1)
 
-
-def test_the_next_epoch_is_read_ahead_and_kept(dataset: mm.Dataset) -> None:
-    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
-        reader.begin(0, 0, (0, 8))
+@in_virtual_time
+async def test_the_next_epoch_is_read_ahead_and_kept(dataset: mm.Dataset) -> None:
+    async with reading(dataset) as (reader, transfers):
         for step in range(15):
             await reader.step(0, step)
         await until(lambda: reader._plan is not None and reader._plan.next_clock == 45)
@@ -208,13 +196,11 @@ def test_the_next_epoch_is_read_ahead_and_kept(dataset: mm.Dataset) -> None:
         await reader.step(1, 0)
         assert num_requests < len(transfers.requests)
 
-    run(dataset, test)
 
-
-def test_a_jump_gives_up_what_is_under_way(dataset: mm.Dataset) -> None:
-    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+@in_virtual_time
+async def test_a_jump_gives_up_what_is_under_way(dataset: mm.Dataset) -> None:
+    async with reading(dataset) as (reader, transfers):
         transfers.is_held = True
-        reader.begin(0, 0, (0, 8))
         waiting = asyncio.create_task(reader.step(0, 0))
         await asyncio.sleep(0.1)
         assert "ranges, such as shard-" in reader.describe()
@@ -226,20 +212,19 @@ def test_a_jump_gives_up_what_is_under_way(dataset: mm.Dataset) -> None:
         await asyncio.sleep(0.1)
         assert "its next step is there" in reader.describe()
 
-    run(dataset, test)
-
 
 @pytest.mark.parametrize("is_later_step_taken", [False, True])
-def test_a_step_that_was_given_up_while_it_waited_can_be_asked_for_again(
+@in_virtual_time
+async def test_a_step_that_was_given_up_while_it_waited_can_be_asked_for_again(
     dataset: mm.Dataset, is_later_step_taken: bool
 ) -> None:
-    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+    async with reading(dataset) as (reader, transfers):
+
         def answer(is_wanted: Callable[[RangeRequest], bool]) -> None:
             for request, future in zip(transfers.requests, transfers.futures, strict=True):
                 if is_wanted(request) and not future.done():
                     future.set_result(memoryview(transfers.read(request)))
 
-        reader.begin(0, 0, (0, 8))
         expected = [(await reader.step(0, step)).data for step in range(4)]
         transfers.is_held = True
         reader.begin(0, 1, (0, 8))
@@ -256,33 +241,30 @@ def test_a_step_that_was_given_up_while_it_waited_can_be_asked_for_again(
         answer(lambda _: True)
         assert [(await reader.step(0, step)).data for step in (1, 2, 3)] == expected[1:]
 
-    run(dataset, test)
 
-
-def test_it_says_what_it_waits_for_before_it_reads(dataset: mm.Dataset) -> None:
-    async def test(reader: RankReader, _: FakeTransfers) -> None:
+@in_virtual_time
+async def test_it_says_what_it_waits_for_before_it_reads(dataset: mm.Dataset) -> None:
+    async with reading(dataset, begins=False) as (reader, _):
         assert reader.describe() == "it has not begun"
         reader.begin(0, 0, (0, 8))
         assert reader.describe() == "it waits for indexes"
 
-    run(dataset, test)
 
-
-def errors_of_epoch(dataset: mm.Dataset, answer: Any, **settings: Any) -> tuple[list[Any], int]:
+async def errors_of_epoch(
+    dataset: mm.Dataset, answer: Any, **settings: Any
+) -> tuple[list[Any], int]:
     """The errors of all rows of an epoch, and how many reads came wrong."""
 
-    async def test(reader: RankReader, transfers: FakeTransfers) -> tuple[list[Any], int]:
+    async with reading(dataset, **settings) as (reader, transfers):
         transfers.answer = lambda request: answer(transfers, request)
-        reader.begin(0, 0, (0, 8))
         errors = [
             error for step in range(15) for error in (await reader.step(0, step)).errors.values()
         ]
         return errors, reader.pop_counts()[1]
 
-    return run(dataset, test, **settings)
 
-
-def test_wrong_bytes_are_read_again(dataset: mm.Dataset) -> None:
+@in_virtual_time
+async def test_wrong_bytes_are_read_again(dataset: mm.Dataset) -> None:
     seen = set[Any]()
 
     def flip_once(transfers: FakeTransfers, request: RangeRequest) -> bytes:
@@ -292,25 +274,29 @@ def test_wrong_bytes_are_read_again(dataset: mm.Dataset) -> None:
             data[700] ^= 1
         return bytes(data)
 
-    errors, num_wrong = errors_of_epoch(dataset, flip_once)
+    errors, num_wrong = await errors_of_epoch(dataset, flip_once)
     assert errors == []
     of_this_epoch = [request for request in seen if request.deadline < sum(COUNTS) // 8]
     assert num_wrong >= len(of_this_epoch) > 20
 
 
-def test_bytes_that_stay_wrong_are_an_error_in_the_place_of_the_sample(dataset: mm.Dataset) -> None:
+@in_virtual_time
+async def test_bytes_that_stay_wrong_are_an_error_in_the_place_of_the_sample(
+    dataset: mm.Dataset,
+) -> None:
     def flip(transfers: FakeTransfers, request: RangeRequest) -> bytes:
         data = bytearray(transfers.read(request))
         if request.name == "shard-000001.tar" and request.start == 0:
             data[700] ^= 1
         return bytes(data)
 
-    errors, num_wrong = errors_of_epoch(dataset, flip)
+    errors, num_wrong = await errors_of_epoch(dataset, flip)
     assert [type(error) for error in errors] == [ChecksumError]
     assert num_wrong >= 2
 
 
-def test_a_replaced_shard_is_an_error_unless_checksums_decide(dataset: mm.Dataset) -> None:
+@in_virtual_time
+async def test_a_replaced_shard_is_an_error_unless_checksums_decide(dataset: mm.Dataset) -> None:
     replaced: list[str] = []
 
     def answer(transfers: FakeTransfers, request: RangeRequest) -> bytes | Exception:
@@ -321,14 +307,15 @@ def test_a_replaced_shard_is_an_error_unless_checksums_decide(dataset: mm.Datase
         stats = ObjectStat(1, "a"), ObjectStat(1, "b")
         return ReplacedError(request.name, *stats)
 
-    assert errors_of_epoch(dataset, answer)[0] == []
+    assert (await errors_of_epoch(dataset, answer))[0] == []
     replaced.clear()
-    errors, _ = errors_of_epoch(plain(dataset), answer)
+    errors, _ = await errors_of_epoch(plain(dataset), answer)
     assert len(errors) == COUNTS[1]
     assert all(isinstance(error, ShardError) for error in errors)
 
 
-def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) -> None:
+@in_virtual_time
+async def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) -> None:
     dataset = mm.open_dataset(write_corpus(tmp_path, COUNTS, sample))
     path = tmp_path / "shard-000001.tar"
     cut = int(dataset.offsets(1)[25])
@@ -340,13 +327,14 @@ def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) -> None:
             return StorageError("it ends before")
         return transfers.read(request)
 
-    errors, _ = errors_of_epoch(dataset, answer)
+    errors, _ = await errors_of_epoch(dataset, answer)
     assert len(errors) == COUNTS[1] - 25
     assert all("truncated" in str(error) for error in errors)
 
 
 @pytest.mark.parametrize("comes_back", [True, False])
-def test_memory_for_samples_that_were_cached_is_waited_for(
+@in_virtual_time
+async def test_memory_for_samples_that_were_cached_is_waited_for(
     dataset: mm.Dataset, comes_back: bool
 ) -> None:
     num_refused = 0
@@ -358,7 +346,7 @@ def test_memory_for_samples_that_were_cached_is_waited_for(
         num_refused += 1
         raise MemoryError("no room")
 
-    async def test(reader: RankReader, transfers: FakeTransfers) -> None:
+    async with reading(dataset) as (reader, transfers):
         reader._new_memory = new_memory
         transfers.is_out_of_memory = not comes_back
         if comes_back:
@@ -367,30 +355,29 @@ def test_memory_for_samples_that_were_cached_is_waited_for(
             with pytest.raises(MemoryError, match="no room"):
                 await reader.room_for_cached(9)
 
-    run(dataset, test)
 
-
-def test_a_shard_without_an_index_is_an_error_in_its_rows(tmp_path: Path) -> None:
+@in_virtual_time
+async def test_a_shard_without_an_index_is_an_error_in_its_rows(tmp_path: Path) -> None:
     dataset = mm.open_dataset(write_corpus(tmp_path, COUNTS, sample))
     (tmp_path / "shard-000001.tar.idx").write_bytes(b"")
-    errors, num_wrong = errors_of_epoch(dataset, FakeTransfers.read)
+    errors, num_wrong = await errors_of_epoch(dataset, FakeTransfers.read)
     assert len(errors) == COUNTS[1]
     assert num_wrong > 0
 
 
-def test_a_storage_error_ends_the_step_that_needs_the_range(dataset: mm.Dataset) -> None:
+@in_virtual_time
+async def test_a_storage_error_ends_the_step_that_needs_the_range(dataset: mm.Dataset) -> None:
     with pytest.raises(StorageError, match="away"):
-        errors_of_epoch(dataset, lambda *_: StorageError("away"))
+        await errors_of_epoch(dataset, lambda *_: StorageError("away"))
 
 
-def test_an_error_of_the_plan_ends_the_step(dataset: mm.Dataset) -> None:
-    async def test(reader: RankReader, _: FakeTransfers) -> None:
+@in_virtual_time
+async def test_an_error_of_the_plan_ends_the_step(dataset: mm.Dataset) -> None:
+    async with reading(dataset, begins=False) as (reader, _):
         reader._plan_steps = None  # type: ignore[assignment]  # calling it raises a TypeError
         reader.begin(0, 0, (0, 8))
         with pytest.raises(TypeError):
             await reader.step(0, 0)
-
-    run(dataset, test)
 
 
 def test_windows_that_do_not_fit_are_single_samples_or_an_error(

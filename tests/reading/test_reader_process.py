@@ -14,7 +14,6 @@ import sys
 import tempfile
 import threading
 from contextlib import ExitStack, closing
-from functools import partial
 from itertools import product
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -41,10 +40,9 @@ from mmstream.reading.process import ReaderProcess
 from mmstream.reading.rank_reader import RankReader
 from mmstream.reading.server import main
 from mmstream.reading.step import Job
-from mmstream.storage import transfers
-from mmstream.storage.transfer_limits import TransferLimits
 from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
+from tests.helpers.far_limits import set_far_limits
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.topology import described
 
@@ -194,7 +192,9 @@ def test_a_loop_that_holds_all_its_samples_takes_no_room_from_the_reader_process
 ) -> None:
     write_tiny(tmp_path, [40, 40], set())
     pipeline = make_pipeline(str(tmp_path), global_batch_size=8)
-    monkeypatch.setattr(server, "most_bytes", lambda: 256 << 10)
+    # Ranges in use take up to 160 KiB, and leave holes. All samples together take more than that.
+    monkeypatch.setattr(server, "most_bytes", lambda: 1 << 20)
+    set_far_limits(monkeypatch)  # the loop may be slow to give room back
     held, expected, num_bytes = [], [], 0
     with (
         reader_thread(pipeline) as reader,
@@ -202,11 +202,11 @@ def test_a_loop_that_holds_all_its_samples_takes_no_room_from_the_reader_process
         closing(PipelineRunner(pipeline)) as own,
     ):
         iteration = reader.begin(0, 0, (0, 8))
-        for epoch, step in product(range(6), range(pipeline.order.steps_per_epoch)):
+        for epoch, step in product(range(20), range(pipeline.order.steps_per_epoch)):
             held.append(runner.batch(Job(epoch, step, 0, 8, 1, iteration)))
             num_bytes += held[-1]["__lineage__"].num_bytes
             expected.append(contents(own.batch(Job(epoch, step, 0, 8))))
-    assert num_bytes > 256 << 10
+    assert num_bytes > 1 << 20
     assert [contents(batch) for batch in held] == expected
 
 
@@ -215,7 +215,7 @@ def test_a_run_without_memory_for_a_step_ends_with_an_error(
 ) -> None:
     pipeline = make_pipeline(corpus)
     monkeypatch.setattr(server, "most_bytes", lambda: server.NUM_ROOMS * server.ROOM_BYTES + 4096)
-    monkeypatch.setattr(transfers, "TransferLimits", partial(TransferLimits, memory_s=0.0))
+    set_far_limits(monkeypatch, memory_s=0.0)
     with (
         reader_thread(pipeline) as reader,
         closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
@@ -230,7 +230,7 @@ def test_a_process_without_file_descriptors_says_so(corpus: str) -> None:
     with reader_thread(pipeline) as reader:
         connection, iteration = reader.connections[0], reader.begin(0, 0, (0, 8))
         connection._send(StepRequest(iteration, 0, 0))
-        assert select.select([connection._socket], [], [], 60)[0]
+        assert select.select([connection._socket], [], [], 500)[0]
         with ExitStack() as stack:
             stack.callback(resource.setrlimit, resource.RLIMIT_NOFILE, limits)
             resource.setrlimit(resource.RLIMIT_NOFILE, (3, limits[1]))
@@ -272,7 +272,7 @@ def test_later_steps_come_while_a_step_is_in_use_and_are_dropped_by_a_jump(corpu
         jobs = [Job(0, step, 0, 8, 1, iteration) for step in (0, 1)]
         first = runner.batch(jobs[0])
         assert reader.connections[0].num_ahead == MAX_AHEAD
-        assert select.select([reader.connections[0]._socket], [], [], 60)[0]
+        assert select.select([reader.connections[0]._socket], [], [], 500)[0]
         second = runner.batch(jobs[1])
         jump = Job(1, 0, 0, 8, 1, reader.begin(1, 0, (0, 8)))
         third = runner.batch(jump)
@@ -330,7 +330,7 @@ def test_an_answer_that_comes_late_is_no_log_record(
         os.kill(reader.pid, signal.SIGCONT)
         assert reader._control.poll(500)
         reader.pass_on_log()
-        monkeypatch.setattr(process, "ANSWER_S", 60)
+        monkeypatch.setattr(process, "ANSWER_S", 500)
         assert "it has not begun" in reader.describe()
 
 

@@ -17,6 +17,7 @@ from mmstream.pipeline import PipelineRunner
 from mmstream.reading.plan import RankPlan
 from mmstream.reading.step import Job
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
+from tests.helpers.far_limits import set_far_limits
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.web_stubs import Stub, running
 
@@ -107,6 +108,7 @@ def gate(local, tmp_path, monkeypatch) -> Iterator[Gate]:
     gate = Gate()
     monkeypatch.setattr(GatedS3, "gate", gate, raising=False)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no index is there yet
+    set_far_limits(monkeypatch)  # a second request for what is held would be held, too
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_REGION", "us-east-1")

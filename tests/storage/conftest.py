@@ -37,12 +37,11 @@ def memory_url(tmp_path):
 
 @pytest.fixture
 def pauses(monkeypatch):
-    """The pauses between tries. They take no time here, but the clock goes on. No store answered
-    before.
-    """
+    """The pauses between tries. The clock goes on by them alone. No store answered before."""
     taken: list[float] = []
-    monkeypatch.setattr(patience, "_pause", lambda url, seconds: taken.append(seconds))
-    clock = SimpleNamespace(monotonic=lambda: time.monotonic() + sum(taken))
+    monkeypatch.setattr(patience, "pause", lambda url, seconds: taken.append(seconds))
+    start = time.monotonic()
+    clock = SimpleNamespace(monotonic=lambda: start + sum(taken))
     monkeypatch.setattr(patience, "time", clock)
     patience._patience.cache_clear()
     return taken

@@ -61,14 +61,6 @@ def test_worker_processes_read_a_dataset_in_memory(corpus, memory_corpus, multip
     assert sum(map(len, batches)) == 96  # 97 samples in whole batches
 
 
-def test_zero_copy_reads_from_memory_as_from_disk(corpus, memory_corpus):
-    def payloads(url):
-        pipeline = mm.Pipeline(mm.open_dataset(url), **SETTINGS, zero_copy=True)
-        return [bytes(view) for batch in mm.Loader(pipeline) for view in batch["txt"]]
-
-    assert payloads(memory_corpus) == payloads(corpus)
-
-
 def test_tars_in_memory_are_indexed_verified_and_given_a_bad_list(memory_corpus):
     store = open_store(memory_corpus)
     indexes = {name: store.read(name) for name in store.list() if name.endswith(".idx")}

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import gc
 import ssl
+from contextlib import asynccontextmanager, suppress
+from functools import wraps
 
 import pytest
 
@@ -15,18 +17,25 @@ from tests.helpers.stub_server import StubAnswer, reply, stub_server
 DATA = bytes(range(256)) * 5000  # more than a piece
 
 
-def talk(answer, calls, **settings):
-    """What a coroutine function returns that gets a client and the stub server it may ask."""
+def in_loop(test):
+    """Run a test that is a coroutine, but not for ever."""
 
-    async def run():
-        async with stub_server(answer) as stub:
-            client = HttpClient(**settings)
-            try:
-                return await asyncio.wait_for(calls(client, stub), 500)
-            finally:
-                await client.close()
+    @wraps(test)
+    def run(*arguments, **named):
+        asyncio.run(asyncio.wait_for(test(*arguments, **named), 500))
 
-    return asyncio.run(run())
+    return run
+
+
+@asynccontextmanager
+async def talking(answer, **settings):
+    """A client, and the stub server that it may ask."""
+    async with stub_server(answer) as stub:
+        client = HttpClient(**settings)
+        try:
+            yield client, stub
+        finally:
+            await client.close()
 
 
 async def get(client, url, method="GET"):
@@ -37,6 +46,7 @@ async def get(client, url, method="GET"):
     return data
 
 
+HEAD = reply(body=DATA)[: -len(DATA)]
 CHUNKED = b"HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n"
 
 
@@ -75,35 +85,37 @@ def bytewise(answer: bytes) -> StubAnswer:
         "long head",
     ],
 )
-def test_a_body_arrives_whole_in_every_framing_and_twice(answer):
-    async def twice(client, stub):
-        return [await get(client, f"{stub.endpoint}/a?b=c") for _ in range(2)]
+@in_loop
+async def test_a_body_arrives_whole_in_every_framing_and_twice(answer):
+    async with talking(lambda request: answer) as (client, stub):
+        for _ in range(2):
+            assert await get(client, f"{stub.endpoint}/a?b=c") == DATA
 
-    assert talk(lambda request: answer, twice) == [DATA, DATA]
 
+@in_loop
+async def test_a_connection_is_used_again_and_others_are_opened_beside_it():
+    def answer(request):
+        return reply(body=b"x" * 9) if request.method == "GET" else reply(headers={"x": "y"})
 
-def test_a_connection_is_used_again_and_others_are_opened_beside_it():
-    async def several(client, stub):
+    async with talking(answer) as (client, stub):
         url = f"{stub.endpoint}/x"
         for _ in range(3):
             await get(client, url)
         assert stub.num_connections == 1
         await asyncio.gather(*(get(client, url) for _ in range(5)))
         assert await get(client, url, "HEAD") == b""
-        return stub
+        assert stub.num_connections <= 5
+        assert [request.target for request in stub.requests] == ["/x"] * 9
+        headers = stub.requests[0].headers
+        assert (headers["x-test"], headers["host"]) == ("1", stub.endpoint.removeprefix("http://"))
 
+
+@in_loop
+async def test_a_kept_connection_that_the_server_closed_costs_no_error():
     def answer(request):
-        return reply(body=b"x" * 9) if request.method == "GET" else reply(headers={"x": "y"})
+        return [reply(body=b"ok"), b""] if request.connection == 0 else reply(body=b"ok")
 
-    stub = talk(answer, several)
-    assert stub.num_connections <= 5
-    assert [request.target for request in stub.requests] == ["/x"] * 9
-    assert stub.requests[0].headers["x-test"] == "1"
-    assert stub.requests[0].headers["host"] == stub.endpoint.removeprefix("http://")
-
-
-def test_a_kept_connection_that_the_server_closed_costs_no_error():
-    async def twice(client, stub):
+    async with talking(answer) as (client, stub):
         assert await get(client, stub.endpoint) == b"ok"
         connections = list(client._connections)
         # The server's end of the connection is on its way as the second request is sent.
@@ -111,48 +123,34 @@ def test_a_kept_connection_that_the_server_closed_costs_no_error():
             connection.transport.pause_reading()
         await asyncio.sleep(0.05)
         connections[0].transport.resume_reading()
-        return await get(client, stub.endpoint)
-
-    def answer(request):
-        return [reply(body=b"ok"), b""] if request.connection == 0 else reply(body=b"ok")
-
-    assert talk(answer, twice) == b"ok"
+        assert await get(client, stub.endpoint) == b"ok"
 
 
-def test_what_came_before_a_connection_broke_is_handed_over():
-    async def read(client, stub):
+@in_loop
+async def test_what_came_before_a_connection_broke_is_handed_over():
+    came = bytearray()
+    async with talking(lambda request: [HEAD, DATA[:700_001], b""]) as (client, stub):
         answer = await client.request("GET", stub.endpoint, {})
-        came = bytearray()
-
-        async def read_all():
+        with pytest.raises(ConnectionError):  # noqa: PT012
             async for piece in answer:
                 came.extend(piece)
-
-        with pytest.raises(ConnectionError):
-            await read_all()
         await answer.close()
         assert not client._connections
-        return came
-
-    head = reply(body=DATA)[: -len(DATA)]
-    assert talk(lambda request: [head, DATA[:700_001], b""], read) == DATA[:700_001]
+    assert came == DATA[:700_001]
 
 
-def test_bytes_that_wait_for_their_piece_are_handed_over(monkeypatch):
+@in_loop
+async def test_bytes_that_wait_for_their_piece_are_handed_over(monkeypatch):
     monkeypatch.setattr(http_client, "FLUSH_S", 0.01)
-
-    async def read(client, stub):
+    async with talking(lambda request: [HEAD + DATA[:1000], 500.0]) as (client, stub):
         answer = await client.request("GET", stub.endpoint, {})
-        piece = await anext(aiter(answer))
+        assert await anext(aiter(answer)) == DATA[:1000]
         await answer.close()
-        return bytes(piece)
-
-    head = reply(body=DATA)[: -len(DATA)]
-    assert talk(lambda request: [head + DATA[:1000], 30.0], read) == DATA[:1000]
 
 
-def test_a_cancelled_request_drops_its_connection():
-    async def cancel(client, stub):
+@in_loop
+async def test_a_cancelled_request_drops_its_connection():
+    async with talking(lambda request: None) as (client, stub):
         request = asyncio.create_task(client.request("GET", stub.endpoint, {}))
         while not stub.requests:
             await asyncio.sleep(0.01)
@@ -160,21 +158,17 @@ def test_a_cancelled_request_drops_its_connection():
         await asyncio.wait([request])
         while not stub.num_closed:  # the server sees it
             await asyncio.sleep(0.01)
-        return request.cancelled()
-
-    assert talk(lambda request: None, cancel)
+        assert request.cancelled()
 
 
-def test_an_answer_that_is_closed_early_drops_its_connection():
-    async def close(client, stub):
+@in_loop
+async def test_an_answer_that_is_closed_early_drops_its_connection():
+    async with talking(lambda request: [HEAD, 0.05, *[b"x"] * 1000, 500.0]) as (client, stub):
         answer = await client.request("GET", stub.endpoint, {})
         await answer.close()
         while not stub.num_closed:
             await asyncio.sleep(0.01)
-        return answer.status
-
-    head = reply(body=DATA)[: -len(DATA)]
-    assert talk(lambda request: [head, 0.05, *[b"x"] * 1000, 60.0], close) == 200
+        assert answer.status == 200
 
 
 def test_a_read_may_fill_all_memory_that_was_given_and_is_one_piece():
@@ -190,10 +184,10 @@ def test_a_read_may_fill_all_memory_that_was_given_and_is_one_piece():
     assert body.is_complete
 
 
-def test_memory_that_was_given_is_let_go_and_never_written_after_the_close():
-    buffer = bytearray(len(DATA))
-
-    async def read_and_drop(client, stub):
+@in_loop
+async def test_memory_that_was_given_is_let_go_and_never_written_after_the_close():
+    buffer, body = bytearray(len(DATA)), reply(body=DATA)
+    async with talking(lambda request: [body[:5000], 0.01, body[5000:]]) as (client, stub):
         answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
         await answer.close()
         for _ in range(3):
@@ -206,43 +200,35 @@ def test_memory_that_was_given_is_let_go_and_never_written_after_the_close():
         await answer.close()
         assert client._idle
         del answer
-        data = bytes(buffer)
+        assert buffer == DATA
         buffer.append(0)  # impossible while a connection holds it
-        return data
-
-    body = reply(body=DATA)
-    assert talk(lambda request: [body[:5000], 0.01, body[5000:]], read_and_drop) == DATA
 
 
-def test_the_memory_of_a_broken_answer_is_let_go_at_once():
+@in_loop
+async def test_the_memory_of_a_broken_answer_is_let_go_at_once():
     buffer = bytearray(len(DATA))
-
-    async def read(client, stub):
-        answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
-        try:
-            async for piece in answer:
-                del piece
-        except ConnectionError:
-            await answer.close()
-
     gc.collect()
     gc.disable()
     try:
-        talk(lambda request: [reply(body=DATA)[:5000], b""], read)
+        async with talking(lambda request: [reply(body=DATA)[:5000], b""]) as (client, stub):
+            answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
+            with suppress(ConnectionError):
+                async for piece in answer:
+                    del piece
+            await answer.close()
+        del answer
         buffer.append(0)  # impossible while anything holds it; no garbage collector has run
     finally:
         gc.enable()
 
 
 @pytest.mark.parametrize("answer", [reply("404 No", DATA[:9]), reply(body=DATA), chunked(DATA)])
-def test_what_is_no_answer_of_that_length_goes_elsewhere(answer):
+@in_loop
+async def test_what_is_no_answer_of_that_length_goes_elsewhere(answer):
     buffer = bytearray(len(DATA) - 1)
-
-    async def read(client, stub):
-        answer = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
-        return b"".join([piece async for piece in answer])
-
-    assert talk(lambda request: answer, read) in (DATA[:9], DATA)
+    async with talking(lambda request: answer) as (client, stub):
+        came = await client.request("GET", stub.endpoint, {}, memoryview(buffer))
+        assert b"".join([piece async for piece in came]) in (DATA[:9], DATA)
     assert not any(buffer)
 
 
@@ -264,23 +250,18 @@ def test_what_is_no_answer_of_that_length_goes_elsewhere(answer):
         *("endless trailer", "endless head", "too long"),
     ],
 )
-def test_what_is_no_http_is_an_error(answer):
-    with pytest.raises(ProtocolError):
-        talk(lambda request: answer, lambda client, stub: get(client, stub.endpoint))
+@in_loop
+async def test_what_is_no_http_is_an_error(answer):
+    async with talking(lambda request: answer) as (client, stub):
+        with pytest.raises(ProtocolError):
+            await get(client, stub.endpoint)
 
 
-def test_a_server_that_refuses_connections_is_an_error():
-    with pytest.raises(OSError):
-        talk(None, lambda client, stub: get(client, "http://127.0.0.1:1/x"))
-
-
-def test_requests_go_through_a_proxy():
-    async def ask(client, stub):
+@in_loop
+async def test_requests_go_through_a_proxy():
+    async with talking(lambda request: reply(body=b"ok")) as (client, stub):
         client._proxy = http_client.urlsplit(stub.endpoint.replace("//", "//me:p%40ss@"))
-        return await get(client, "http://storage.example/b/k"), stub
-
-    data, stub = talk(lambda request: reply(body=b"ok"), ask)
-    assert data == b"ok"
+        assert await get(client, "http://storage.example/b/k") == b"ok"
     (request,) = stub.requests
     assert request.target == "http://storage.example/b/k"
     assert request.headers["host"] == "storage.example"
@@ -288,17 +269,18 @@ def test_requests_go_through_a_proxy():
 
 
 @pytest.mark.parametrize("body", [b"", b"<html>this server is not allowed</html>"])
-def test_a_proxy_that_refuses_a_tunnel_says_its_status(body):
-    async def ask(client, stub):
+@in_loop
+async def test_a_proxy_that_refuses_a_tunnel_says_its_status(body):
+    tls = ssl.create_default_context()
+    async with talking(lambda request: reply("403 Forbidden", body), tls=tls) as (client, stub):
         client._proxy = http_client.urlsplit(stub.endpoint)
-        await get(client, "https://storage.example/b/k")
-
-    with pytest.raises(ProxyError, match=r"^the proxy 127\.0\.0\.1 answers 403$"):
-        talk(lambda request: reply("403 Forbidden", body), ask, tls=ssl.create_default_context())
+        with pytest.raises(ProxyError, match=r"^the proxy 127\.0\.0\.1 answers 403$"):
+            await get(client, "https://storage.example/b/k")
 
 
 @pytest.mark.parametrize("through_proxy", [False, True])
-def test_answers_come_through_tls_and_through_a_tunnel(certificate, through_proxy):
+@in_loop
+async def test_answers_come_through_tls_and_through_a_tunnel(certificate, through_proxy):
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate)
 
@@ -320,20 +302,16 @@ def test_answers_come_through_tls_and_through_a_tunnel(certificate, through_prox
 
         await asyncio.gather(copy(reader, target_writer), copy(target_reader, writer))
 
-    async def run():
-        server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=serving)
-        proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
-        proxy_url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
-        client = HttpClient(
-            ssl.create_default_context(cafile=certificate), proxy_url if through_proxy else None
-        )
-        port = server.sockets[0].getsockname()[1]
-        data = await get(client, f"https://localhost:{port}/x")
-        await client.close()
-        with pytest.raises(ssl.SSLCertVerificationError):
-            await get(HttpClient(ssl.create_default_context()), f"https://localhost:{port}/x")
-        server.close()
-        proxy.close()
-        return data
-
-    assert asyncio.run(asyncio.wait_for(run(), 500)) == DATA
+    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=serving)
+    proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
+    proxy_url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
+    client = HttpClient(
+        ssl.create_default_context(cafile=certificate), proxy_url if through_proxy else None
+    )
+    port = server.sockets[0].getsockname()[1]
+    assert await get(client, f"https://localhost:{port}/x") == DATA
+    await client.close()
+    with pytest.raises(ssl.SSLCertVerificationError):
+        await get(HttpClient(ssl.create_default_context()), f"https://localhost:{port}/x")
+    server.close()
+    proxy.close()

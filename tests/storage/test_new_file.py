@@ -69,24 +69,15 @@ def test_a_file_has_the_mode_that_the_umask_gives(tmp_path):
     assert stat.S_IMODE((tmp_path / "a").stat().st_mode) == 0o640
 
 
-def test_an_error_leaves_the_old_file_and_no_other(tmp_path):
-    store = open_store(tmp_path)
-    store.write("a", b"old")
-
-    def interrupted():
-        with store.create("a") as file:
-            file.write(b"new")
-            raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        interrupted()
-    assert names(tmp_path) == ["a"]
-    assert store.read("a") == b"old"
-
-
 def test_what_killed_writers_left_is_removed_by_its_final_name(tmp_path):
-    left = [".shard-000001.tar.tmp", ".shard-000001.tar.41-0a1b2c.tmp", ".shard-1.tar.idx.7-0.tmp"]
-    stays = [".shard-000001.tar", ".shard-x.tar.tmp", ".notes.tmp", "shard-000001.tar.tmp"]
+    left = [".shard-000001.tar.41-0a1b2c.tmp", ".shard-1.tar.idx.7-0.tmp"]
+    stays = [
+        ".shard-000001.tar",
+        ".shard-000001.tar.tmp",
+        ".shard-x.tar.tmp",
+        ".notes.tmp",
+        "shard-000001.tar.tmp",
+    ]
     for name in left + stays:
         (tmp_path / name).write_bytes(b"")
     remove_temporaries(tmp_path, r"shard-\d+\.tar(\.idx)?")

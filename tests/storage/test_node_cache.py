@@ -72,6 +72,20 @@ def written(cache: NodeCache) -> None:
     wait_until(lambda: not cache._thread.is_alive())
 
 
+def fill(cache: NodeCache, *pieces: tuple[CacheFile, int, int]) -> NodeCache:
+    """Write pieces of files, and wait until they are on the disk."""
+    for piece in pieces:
+        write(cache, *piece)
+    written(cache)
+    return cache
+
+
+def assert_usable(cache: NodeCache, later: Callable[[], NodeCache]) -> None:
+    """A file that was not used is written anew."""
+    fill(cache, (file_of(), 0, 10))
+    assert read(later(), file_of(), 0, 10) == expected(0, 10)
+
+
 def bytes_on_disk(root: str) -> int:
     paths = (path for path in Path(root).rglob("*") if len(path.name) == 40)
     return sum(path.stat().st_blocks * 512 for path in paths)
@@ -96,10 +110,7 @@ def new_cache(root: str) -> Iterator[Callable[..., NodeCache]]:
 
 
 def test_what_was_written_in_pieces_is_read_in_other_pieces(new_cache, root):
-    cache = new_cache()
-    for first, end in [(10, 20), (0, 5), (5, 10), (25, 30)]:
-        write(cache, file_of(), first, end)
-    written(cache)
+    fill(new_cache(), *((file_of(), *ends) for ends in [(10, 20), (0, 5), (5, 10), (25, 30)]))
     cache = new_cache()
     assert read(cache, file_of(), 0, 40) == expected(0, 20) | expected(25, 30)
     assert read(cache, file_of(), 7, 13) == expected(7, 13)
@@ -110,11 +121,8 @@ def test_what_was_written_in_pieces_is_read_in_other_pieces(new_cache, root):
 
 @pytest.mark.parametrize("num_samples", [1, 3, 9])
 def test_room_is_counted_as_the_disk_counts_it(new_cache, root, num_samples):
-    cache = new_cache()
-    starts = np.arange(0, 40, num_samples)
-    for first in np.random.default_rng(1).permutation(starts).tolist():
-        write(cache, file_of(), first, min(first + num_samples, 40))
-    written(cache)
+    starts = np.random.default_rng(1).permutation(np.arange(0, 40, num_samples))
+    fill(new_cache(), *((file_of(), n, min(n + num_samples, 40)) for n in starts.tolist()))
     counted = json.loads(Path(root, "room").read_text())[FOLDER]
     on_disk = bytes_on_disk(root)
     assert on_disk <= counted <= on_disk + starts.size * PAGE_BYTES
@@ -127,10 +135,7 @@ def test_a_folder_on_a_network_is_refused(tmp_path, monkeypatch):
 
 
 def test_a_sample_that_is_there_is_not_written_again(new_cache):
-    cache = new_cache()
-    write(cache, file_of(), 0, 10)
-    write(cache, file_of(), 5, 15)
-    written(cache)
+    cache = fill(new_cache(), (file_of(), 0, 10), (file_of(), 5, 15))
     assert cache.pop_counts()["num_cached_bytes"] == 15_000
 
 
@@ -143,9 +148,7 @@ def test_a_sample_that_is_there_is_not_written_again(new_cache):
     ],
 )
 def test_a_damaged_file_is_removed_and_read_from_storage(new_cache, root, place, damage, caplog):
-    cache = new_cache()
-    write(cache, file_of(), 0, 10)
-    written(cache)
+    fill(new_cache(), (file_of(), 0, 10))
     with Path(file_of().path(root)).open("r+b") as file:
         file.seek(place)
         file.write(damage)
@@ -155,15 +158,11 @@ def test_a_damaged_file_is_removed_and_read_from_storage(new_cache, root, place,
     assert cache.pop_counts()["num_cache_damaged"] == 1
     assert "damaged file" in caplog.text
     wait_until(lambda: cache._room.num_bytes == 0)
-    write(cache, file_of(), 0, 10)
-    written(cache)
-    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+    assert_usable(cache, new_cache)
 
 
 def test_a_sample_whose_entry_is_damaged_is_not_there(new_cache, root):
-    cache = new_cache()
-    write(cache, file_of(), 0, 10)
-    written(cache)
+    fill(new_cache(), (file_of(), 0, 10))
     with Path(file_of().path(root)).open("r+b") as file:
         file.seek(44)  # the checksum of sample 0
         file.write(bytes(4))
@@ -172,15 +171,11 @@ def test_a_sample_whose_entry_is_damaged_is_not_there(new_cache, root):
 
 @pytest.mark.parametrize("size", [0, 30, 4096, 8_000], ids=str)
 def test_a_file_that_was_cut_is_not_used(new_cache, root, size):
-    cache = new_cache()
-    write(cache, file_of(), 0, 10)
-    written(cache)
+    fill(new_cache(), (file_of(), 0, 10))
     os.truncate(file_of().path(root), size)
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
-    write(cache, file_of(), 0, 10)
-    written(cache)
-    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+    assert_usable(cache, new_cache)
 
 
 def test_a_process_killed_between_bytes_and_checksum_leaves_no_sample(
@@ -194,13 +189,11 @@ def test_a_process_killed_between_bytes_and_checksum_leaves_no_sample(
         write_all(descriptor, view, start)
 
     monkeypatch.setattr(cache_file_module, "_write_all", killed)
-    write(cache, file_of(), 0, 10)
-    written(cache)
+    fill(cache, (file_of(), 0, 10))
     monkeypatch.setattr(cache_file_module, "_write_all", write_all)
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
-    write(cache, file_of(), 5, 10)
-    written(cache)
+    fill(cache, (file_of(), 5, 10))
     assert read(new_cache(), file_of(), 0, 10) == expected(5, 10)
 
 
@@ -210,28 +203,12 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(new_cache, root, tmp_path
     path = Path(file_of().path(root))
     path.parent.mkdir(parents=True)
     path.symlink_to(precious)
-    cache = new_cache()
-    write(cache, file_of(), 0, 10)
-    written(cache)
+    fill(new_cache(), (file_of(), 0, 10))
     assert precious.read_bytes() == b"mine"
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
-    write(cache, file_of(), 0, 10)
-    written(cache)
-    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+    assert_usable(cache, new_cache)
     assert precious.read_bytes() == b"mine"
-
-
-def found_then(root: str, change: Callable[[Path], object]) -> bool:
-    """Whether a sample is right that was found, and whose file was changed before it is read."""
-    path = Path(file_of().path(root))
-    samples, view = samples_of(3, 4), memoryview(bytearray(SAMPLE_BYTES))
-    assert NodeCache(root, {FOLDER: 0}, 1 << 30).find(file_of(), samples).all()
-    change(path)
-    start, checksum = file_of().data_start + int(samples.start[0]), int(samples.checksum[0])
-    is_right = read_sample(str(path), start, view, checksum)
-    assert not is_right or bytes(view) == expected(3, 4)[3]
-    return is_right
 
 
 @pytest.mark.parametrize(
@@ -254,10 +231,14 @@ def found_then(root: str, change: Callable[[Path], object]) -> bool:
     ],
 )
 def test_a_sample_that_was_found_is_compared_when_it_is_read(new_cache, root, change, is_right):
-    cache = new_cache()
-    write(cache, file_of(), 0, 10)
-    written(cache)
-    assert found_then(root, change) == is_right
+    fill(new_cache(), (file_of(), 0, 10))
+    path, samples = Path(file_of().path(root)), samples_of(3, 4)
+    assert NodeCache(root, {FOLDER: 0}, 1 << 30).find(file_of(), samples).all()
+    change(path)
+    view = memoryview(bytearray(SAMPLE_BYTES))
+    start, checksum = file_of().data_start + int(samples.start[0]), int(samples.checksum[0])
+    assert read_sample(str(path), start, view, checksum) == is_right
+    assert not is_right or bytes(view) == expected(3, 4)[3]
 
 
 def test_samples_of_another_shard_of_the_same_name_are_replaced(new_cache):
@@ -269,22 +250,14 @@ def test_samples_of_another_shard_of_the_same_name_are_replaced(new_cache):
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
     assert "num_cache_damaged" not in cache.pop_counts()
-    write(cache, file_of(), 0, 10)
-    written(cache)
-    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
+    assert_usable(cache, new_cache)
 
 
 def test_the_limit_is_kept_and_what_is_there_stays(new_cache, root):
     limit = 100_000
-    cache = new_cache(limit)
-    for number in range(10):
-        write(cache, file_of(number), 0, 40)
-    written(cache)
+    fill(new_cache(limit), *((file_of(number), 0, 40) for number in range(10)))
     assert limit - PAGE_BYTES < bytes_on_disk(root) <= limit
-    cache = new_cache(limit)
-    for number in range(10, 20):
-        write(cache, file_of(number), 0, 40)
-    written(cache)
+    fill(new_cache(limit), *((file_of(number), 0, 40) for number in range(10, 20)))
     assert bytes_on_disk(root) <= limit
     assert read(new_cache(limit), file_of(0), 0, 40) == expected(0, 40)
     assert read(new_cache(limit), file_of(2), 0, 40) == expected(0, 4)  # as far as there was room
@@ -293,10 +266,8 @@ def test_the_limit_is_kept_and_what_is_there_stays(new_cache, root):
 
 @pytest.mark.parametrize("is_removed", [False, True])
 def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root, is_removed):
-    cache, file = new_cache(), file_of()
-    write(cache, file, 0, 4)
-    written(cache)
-    path = Path(cache.path(file))
+    file = file_of()
+    path = Path(fill(new_cache(), (file, 0, 4)).path(file))
     os.utime(path, (1, 1))  # an earlier run has written it
 
     def reserve(num_bytes: np.ndarray) -> int:
@@ -312,10 +283,8 @@ def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root
 
 
 def test_no_room_is_taken_for_a_file_that_was_removed_before(new_cache, root, monkeypatch):
-    cache, file = new_cache(), file_of()
-    write(cache, file, 0, 4)
-    written(cache)
-    path, mark_as_used = Path(cache.path(file)), os.utime
+    file, mark_as_used = file_of(), os.utime
+    path = Path(fill(new_cache(), (file, 0, 4)).path(file))
 
     def utime(descriptor: int) -> None:
         path.unlink()  # another process makes room of it at this moment
@@ -332,17 +301,12 @@ def test_no_room_is_taken_for_a_file_that_was_removed_before(new_cache, root, mo
 
 
 def test_leftovers_of_runs_that_are_over_go_first_the_oldest_before_others(new_cache, root):
-    cache = new_cache(needs={OTHER_FOLDER: 0})
-    for number in range(3):
-        write(cache, file_of(number, OTHER_FOLDER), 0, 40)
-    written(cache)
-    for number, used_at in enumerate((3_000, 1_000, 2_000)):
-        os.utime(file_of(number, OTHER_FOLDER).path(root), (used_at, used_at))
-    cache = new_cache(140_000)
-    write(cache, file_of(), 0, 40)
-    written(cache)
-    left = [Path(file_of(number, OTHER_FOLDER).path(root)).exists() for number in range(3)]
-    assert left == [True, False, True]
+    others = [file_of(number, OTHER_FOLDER) for number in range(3)]
+    fill(new_cache(needs={OTHER_FOLDER: 0}), *((file, 0, 40) for file in others))
+    for file, used_at in zip(others, (3_000, 1_000, 2_000), strict=True):
+        os.utime(file.path(root), (used_at, used_at))
+    fill(new_cache(140_000), (file_of(), 0, 40))
+    assert [Path(file.path(root)).exists() for file in others] == [True, False, True]
     assert read(new_cache(), file_of(), 0, 40) == expected(0, 40)
 
 
@@ -350,18 +314,13 @@ def test_what_another_run_uses_is_no_leftover(new_cache, root):
     other = new_cache(needs={OTHER_FOLDER: 0})
     write(other, file_of(0, OTHER_FOLDER), 0, 40)
     wait_until(lambda: not other._queue and bytes_on_disk(root) >= 40_000)
-    cache = new_cache(60_000)
-    write(cache, file_of(), 0, 40)
-    written(cache)
+    cache = fill(new_cache(60_000), (file_of(), 0, 40))
     assert read(other, file_of(0, OTHER_FOLDER), 0, 40) == expected(0, 40)
     assert read(cache, file_of(), 0, 40) == expected(0, 8)
 
 
 def test_what_nobody_has_used_for_two_epochs_is_a_leftover(new_cache, root):
-    cache = new_cache(100_000)
-    write(cache, file_of(0), 0, 40)
-    write(cache, file_of(1), 0, 40)
-    written(cache)
+    fill(new_cache(100_000), (file_of(0), 0, 40), (file_of(1), 0, 40))
     for number in range(2):
         os.utime(file_of(number).path(root), (1_000, 1_000))
     cache = new_cache(100_000)
@@ -372,8 +331,7 @@ def test_what_nobody_has_used_for_two_epochs_is_a_leftover(new_cache, root):
     wait_until(lambda: cache._room is not None)
     cache.begin_epoch()
     cache.begin_epoch()
-    write(cache, file_of(2), 0, 40)
-    written(cache)
+    fill(cache, (file_of(2), 0, 40))
     assert [Path(file_of(number).path(root)).exists() for number in range(3)] == [False, True, True]
 
 
@@ -383,9 +341,7 @@ def test_the_dataset_that_comes_again_soonest_gets_the_room(new_cache, root):
     for number in range(3):
         write(cache, file_of(number, OTHER_FOLDER), 0, 40)
     wait_until(lambda: not cache._queue)
-    for number in range(2):
-        write(cache, file_of(number), 0, 40)
-    written(cache)
+    fill(cache, *((file_of(number), 0, 40) for number in range(2)))
     cache = new_cache(140_000, needs)
     for number in range(2):
         assert read(cache, file_of(number), 0, 40) == expected(0, 40)
@@ -409,9 +365,7 @@ def test_a_full_disk_ends_writing_with_one_warning(new_cache, monkeypatch, caplo
 
 def test_a_part_of_the_disk_stays_free(new_cache, root, monkeypatch):
     monkeypatch.setattr(room_module, "LEAST_FREE_SHARE", 1.0)  # others write to this disk, too
-    cache = new_cache()
-    write(cache, file_of(), 0, 10)
-    written(cache)
+    fill(new_cache(), (file_of(), 0, 10))
     assert bytes_on_disk(root) == 0
 
 
@@ -432,9 +386,7 @@ def test_without_a_limit_the_cache_takes_the_same_at_each_start(new_cache, root,
 
 @pytest.mark.parametrize("content", [b"", b"no JSON", b"[1]", b'{"a": -1}'], ids=str)
 def test_room_is_counted_anew_where_the_count_is_damaged(new_cache, root, content):
-    cache = new_cache()
-    write(cache, file_of(), 0, 40)
-    written(cache)
+    fill(new_cache(), (file_of(), 0, 40))
     Path(root, "room").write_bytes(content)
     room = CacheRoom(root, {OTHER_FOLDER: 0}, 1 << 30)
     assert room.num_bytes == bytes_on_disk(root) > 40_000
@@ -442,9 +394,7 @@ def test_room_is_counted_anew_where_the_count_is_damaged(new_cache, root, conten
 
 
 def test_a_process_alone_with_a_dataset_counts_its_files_anew(new_cache, root):
-    cache = new_cache()
-    write(cache, file_of(), 0, 40)
-    written(cache)
+    fill(new_cache(), (file_of(), 0, 40))
     Path(file_of().path(root)).unlink()  # by hand
     assert json.loads(Path(root, "room").read_text())[FOLDER] > 40_000
     room = CacheRoom(root, {FOLDER: 0}, 1 << 30)
@@ -470,35 +420,40 @@ def test_a_new_folder_is_private(tmp_path):
     assert open_cache_dir(str(tmp_path / "new" / "cache"), None) == str(path)
 
 
-def test_a_folder_that_others_may_change_is_refused(tmp_path, monkeypatch):
+def test_a_folder_that_others_may_rename_or_no_folder_is_refused(tmp_path):
     parent = tmp_path / "cache"
     folder = Path(open_cache_dir(str(parent), None))
-    for mode in (0o777, 0o750):
-        folder.chmod(mode)
-        with pytest.raises(ConfigError, match="is no folder of this user alone"):
-            open_cache_dir(str(parent), None)
-    folder.chmod(0o700)
     parent.chmod(0o1777)  # as /tmp
     open_cache_dir(str(parent), None)
     parent.chmod(0o777)
     with pytest.raises(ConfigError, match="all users may rename"):
         open_cache_dir(str(parent), None)
-    parent.chmod(0o755)
     folder.rmdir()
-    folder.symlink_to(tmp_path)
-    with pytest.raises(ConfigError, match="is no folder of this user alone"):
-        open_cache_dir(str(parent), None)
-    folder.unlink()
     folder.write_bytes(b"")
-    with pytest.raises(ConfigError, match="is no folder of this user alone"):
-        open_cache_dir(str(parent), None)
     with pytest.raises(ConfigError, match="give another folder"):
         open_cache_dir(str(folder / "below"), None)
-    folder.unlink()
-    (parent / "mmstream-12345").mkdir(mode=0o700)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        pytest.param(lambda folder: folder.chmod(0o777), id="of all users"),
+        pytest.param(lambda folder: folder.chmod(0o750), id="of a group"),
+        pytest.param(lambda folder: (folder.rmdir(), folder.symlink_to("/")), id="a link"),
+        pytest.param(lambda folder: (folder.rmdir(), folder.write_bytes(b"")), id="a file"),
+    ],
+)
+def test_a_folder_that_is_not_of_this_user_alone_is_refused(tmp_path, change):
+    change(Path(open_cache_dir(str(tmp_path), None)))
+    with pytest.raises(ConfigError, match="is no folder of this user alone"):
+        open_cache_dir(str(tmp_path), None)
+
+
+def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
+    (tmp_path / "mmstream-12345").mkdir(mode=0o700)
     monkeypatch.setattr(os, "geteuid", lambda: 12345)
     with pytest.raises(ConfigError, match="is no folder of this user alone"):
-        open_cache_dir(str(parent), None)
+        open_cache_dir(str(tmp_path), None)
 
 
 def test_a_folder_in_memory_needs_a_limit(tmp_path, monkeypatch):

@@ -17,7 +17,7 @@ from mmstream.storage import open_store
 from tests.helpers.corpora import write_corpus
 from tests.helpers.topology import collate_in_workers
 
-pytestmark = [pytest.mark.s3, pytest.mark.slow]
+pytestmark = pytest.mark.s3
 
 
 WARNING = "it is tried again until"
@@ -40,7 +40,7 @@ def epochs(loader: mm.Loader) -> Iterator[dict[str, Any]]:
         yield from loader
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
+@pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_workers, caplog):
     def come_back() -> None:
         while num_workers == 0 and WARNING not in caplog.text:
@@ -67,6 +67,7 @@ def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_worker
         assert int(found[1]) >= 5
 
 
+@pytest.mark.slow
 def test_a_server_that_stays_away_is_an_error_after_the_patience(corpus_url, proxy, monkeypatch):
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "2")
     store = open_store(corpus_url)
@@ -77,17 +78,8 @@ def test_a_server_that_stays_away_is_an_error_after_the_patience(corpus_url, pro
         store.read("shard-000000.tar")
     found = re.search(pattern, str(caught.value))
     assert found
-    assert 2 <= float(found[1]) < 60
+    assert float(found[1]) >= 2
     with pytest.raises(StorageError, match=r"failed once in \d+\.\d s"):  # the clock runs on
         store.stat("shard-000000.tar")
     proxy.come_back()
     assert store.stat("shard-000000.tar").size
-
-
-def test_a_run_without_its_server_ends_after_the_patience(corpus_url, proxy, monkeypatch):
-    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "2")
-    stream = epochs(loader_of(corpus_url))
-    next(stream)
-    proxy.go_away()
-    with pytest.raises(StorageError, match=r"in \d+\.\d s \(MMSTREAM_STORAGE_PATIENCE_S=2\)"):
-        list(stream)

@@ -12,22 +12,20 @@ import pytest
 import mmstream as mm
 from mmstream.cli import main
 from mmstream.loader.balance import balanced
-from mmstream.packing.plan_file import open_plan, plan_folder
 from mmstream.storage import open_store
-from mmstream.train import TrainConfig
-from mmstream.train.models import build_model, decode_for, open_model_tokenizer
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.forked_ranks import run_starts
 from tests.helpers.http_fault_proxy import FaultProxy, Faults
 from tests.helpers.logged_runs import require_exact
-from tests.helpers.packed_texts import plan_texts, write_texts
+from tests.helpers.packed_texts import write_texts
+from tests.helpers.packs_pipeline import pipeline as packs_pipeline
 
 pytestmark = pytest.mark.s3
 
 COUNTS = [150, 150, 150, 150]
 MAX_TOKENS = 128
-DECODE = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=MAX_TOKENS))
+DECODE = mm.Decode(text=mm.TextDecoder(byte_tokenizer(chat=True), max_length=MAX_TOKENS))
 ATTENTION = mm.Cost(tokens=0, squared_tokens=1)
 FAULTS = Faults(
     latency_s=0.002,
@@ -54,8 +52,7 @@ def planned(corpora: tuple[str, str]) -> tuple[str, str]:
     for url in corpora:
         for words in (
             ("index", url, "--facts"),
-            ("measure", url, "--tokenizer", "bytes"),
-            ("plan", url, "--max-tokens", str(MAX_TOKENS)),
+            ("plan", url, "--max-tokens", str(MAX_TOKENS), "--tokenizer", "bytes"),
         ):
             run(*words)
     return corpora
@@ -78,7 +75,7 @@ def loader_of(url: str, world: mm.World | None = None, **settings: Any) -> mm.Lo
         seed=3,
         grid=grid,
         decode=DECODE,
-        batching=mm.Pack(MAX_TOKENS, plan=f"default-{MAX_TOKENS}", **settings),
+        batching=mm.Pack(MAX_TOKENS, **settings),
     )
     return mm.Loader(pipeline, num_workers=num_workers, world=world)
 
@@ -91,7 +88,8 @@ def content(batch: dict[str, Any]) -> tuple[Any, ...]:
 def files_of(url: str) -> dict[str, bytes]:
     """Return the facts and the files of measure and plan."""
     files = {}
-    for folder in ("", "/mmstream.measure.default", f"/mmstream.plan.default-{MAX_TOKENS}"):
+    folders = [f"/{name}" for name in open_store(url).folders() if "mmstream." in name]
+    for folder in ("", *folders):
         store = open_store(url + folder)
         for name in store.list():
             if folder or name.endswith(".facts"):
@@ -104,18 +102,19 @@ def test_facts_measure_and_plan_on_the_server_are_those_of_a_folder(
 ) -> None:
     local, remote = map(files_of, planned)
     assert local.keys() == remote.keys()
+    assert len({name.split("/")[1] for name in local if name.count("/") > 1}) == 2
     assert sum(name.endswith(".facts") for name in local) == len(COUNTS)
     assert [name for name in local if local[name] != remote[name]] == []
 
 
 def test_a_measure_reads_the_facts_and_hardly_any_of_the_shards(
-    planned: tuple[str, str], proxy: FaultProxy
+    planned: tuple[str, str], proxy: FaultProxy, tmp_path: Path
 ) -> None:
-    mm.measure(planned[1], decode=DECODE, name="again", num_workers=0, progress=False)
+    pipeline = mm.Pipeline(mm.open_dataset(planned[1]), global_batch_size=1, decode=DECODE)
+    mm.plan(pipeline, 64, folder=tmp_path, num_workers=0, progress=False)
     gets = proxy.counts().gets_by_suffix
-    num_reads = len(COUNTS) + 2  # the first shard is tried twice, to say how long all will take
-    assert gets["facts"] == num_reads
-    assert gets["tar"] <= 4 * num_reads + 64  # samples compared with their files, and probes
+    assert gets["facts"] == len(COUNTS)
+    assert gets["tar"] <= 4 * len(COUNTS)  # samples compared with their files
 
 
 def test_converted_facts_on_the_server_are_those_of_a_folder(s3: str, tmp_path: Path) -> None:
@@ -142,33 +141,6 @@ def test_packs_behind_faults_are_those_of_a_local_disk(
     assert sum(proxy.counts().faults.values()) > 0
 
 
-def test_packs_of_a_mixture_behind_faults_are_those_of_local_disks(
-    planned: tuple[str, str], tmp_path: Path, proxy: FaultProxy
-) -> None:
-    notes = write_texts(tmp_path / "notes", [60])
-    plan = plan_texts(mm.open_dataset(notes), MAX_TOKENS)
-
-    def loader_over(url: str) -> mm.Loader:
-        texts = mm.open_dataset(url)
-        mixture = mm.Mixture(
-            {"texts": (texts, 2), "notes": (mm.open_dataset(notes), 1)}, epoch_steps=12
-        )
-        plans = {"texts": open_plan(plan_folder(url, f"default-{MAX_TOKENS}")), "notes": plan}
-        pack = mm.Pack(MAX_TOKENS, plan=plans, weights_of="tokens")
-        pipeline = mm.Pipeline(mixture, global_batch_size=8, seed=3, decode=DECODE, batching=pack)
-        return mm.Loader(pipeline)
-
-    local, remote = planned
-    expected = [(content(batch), batch["__source__"]) for batch in loader_over(local)]
-    assert {name for _, names in expected for name in names} == {"texts", "notes"}
-    proxy.set(FAULTS)
-    loader = loader_over(remote)
-    assert [(content(batch), batch["__source__"]) for batch in loader] == expected
-    loader.close()
-    assert loader.stats.num_bad == 0
-    assert sum(proxy.counts().faults.values()) > 0
-
-
 @pytest.mark.parametrize(
     ("num_lanes", "deal", "dealt"),
     [
@@ -185,6 +157,7 @@ def test_ranks_that_share_no_lanes_keep_their_rows(
     assert balanced(loader.pipeline, 2, None, logs=False).settings == {"rows dealt": dealt}
 
 
+@pytest.mark.slow
 def test_a_rank_that_sorts_its_rows_reads_the_same_samples_in_each_step(
     planned: tuple[str, str],
 ) -> None:
@@ -212,28 +185,19 @@ def chat(number: int) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_a_killed_run_on_packs_goes_on_with_one_rank_and_with_three(
-    s3: str, tmp_path: Path
+    s3: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     url, out = write_corpus(f"{s3}/chats", [120, 120], chat, checksums=True), tmp_path / "run"
-    settings: dict[str, Any] = {
-        "model": "vlm", "pack": 512, "plan": "default-512", "global_batch_size": 6, "seed": 1,
-        "device": "cpu", "log_keys": True, "checkpoint_every": 1, "image_size": 16, "epochs": 2,
-    }  # fmt: skip
-    config = TrainConfig(url=url, out=str(out), num_workers=0, progress=False, **settings)
-    tokenizer = open_model_tokenizer(config)
-    decode = decode_for(config, tokenizer, build_model(config, tokenizer, 1))
-    mm.measure(url, decode=decode, num_workers=0, progress=False)
-    plan = mm.plan_packs(url, 512)
+    monkeypatch.setenv("PACKS_CACHE", str(tmp_path / "cache"))
+    plan = mm.plan(packs_pipeline(mm.open_dataset(url)), num_workers=0, progress=False)
     num_steps = 2 * (plan.num_units // 6)
-    flags = [
-        word
-        for name, value in settings.items()
-        for word in (f"--{name.replace('_', '-')}", *([] if value is True else [str(value)]))
-    ]
-    cache = ["--cache-dir", str(tmp_path / "cache"), "--max-cache-bytes", "100000000"]
-    command = [url, "--num-workers", "0", "--reshuffle", "global", *cache, *flags]
+    command = [
+        url, "--model", "vlm", "--image-size", "16", "--device", "cpu", "--log-keys", "--epochs",
+        "2", "--checkpoint-every", "1", "--num-workers", "0",
+    ]  # fmt: skip
+    command += ["--pipeline", "tests.helpers.packs_pipeline:pipeline"]
     run_starts(command, out, [(2, 3), (1, 3), (3, None)])
-    lines = require_exact(url, out, num_steps, open_plan(plan_folder(url, "default-512")))
+    lines = require_exact(url, out, num_steps, plan)
     worlds = [line["world_size"] for line in lines]
     assert worlds[0] == 2
     assert {1, 3} <= set(worlds)

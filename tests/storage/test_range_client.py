@@ -3,14 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import multiprocessing
-import os
 
 import pytest
 
-from mmstream.errors import StorageError
 from mmstream.storage import Store
-from mmstream.storage.range_client import RangeClient, RequestError, range_client
+from mmstream.storage.range_client import RangeClient, range_client
 
 DATA = bytes(range(256)) * 40
 
@@ -101,36 +98,3 @@ def test_a_range_past_the_end_ends_early_and_says_the_size(store, start):
     length, stat = run(store, read_past_the_end)
     assert length <= max(0, len(DATA) - start)
     assert stat == store.stat("a.bin")
-
-
-def read_in_child(store, environment, out):
-    os.environ.update(environment)  # a fork server may have started before the S3 server
-    out.put(run(store, lambda client: read(client, "a.bin", 1, 9)))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("method", ["fork", "forkserver", "spawn"])
-@pytest.mark.filterwarnings("ignore:.*multi-threaded, use of fork.*")
-def test_a_child_reads_with_a_client_of_its_own_beside_a_living_one(store, method):
-    store.write("a.bin", DATA)
-    context = multiprocessing.get_context(method)
-    out = context.Queue()
-
-    async def read_beside_a_child(client):
-        assert await read(client, "a.bin", 0, 10) == DATA[:10]
-        child = context.Process(target=read_in_child, args=(store, dict(os.environ), out))
-        child.start()
-        try:
-            return [out.get(timeout=500), await read(client, "a.bin", 1, 9)]
-        finally:
-            child.kill()
-            child.join()
-
-    assert run(store, read_beside_a_child) == [DATA[1:9]] * 2
-
-
-def test_a_request_error_says_what_the_server_asks():
-    error = RequestError("503 SlowDown", is_throttled=True, retry_after_s=7)
-    assert (str(error), error.is_throttled, error.retry_after_s) == ("503 SlowDown", True, 7)
-    assert isinstance(error, OSError)
-    assert not isinstance(error, StorageError)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import time
 
 import pytest
 
@@ -60,15 +59,6 @@ def test_a_range_past_the_end_of_the_known_object_is_no_replacement(store):
         [error] = store.read_ranges([("a", start, 3000)], store.list())
         assert "ends 1976 bytes before 3000" in str(error)
         assert not isinstance(error, ReplacedError)
-
-
-def test_a_touched_file_is_another_one(tmp_path):
-    store = open_store(tmp_path)
-    store.write("a", DATA)
-    known = store.list()
-    os.utime(tmp_path / "a", ns=(0, time.time_ns() + 1))
-    [error] = store.read_ranges([("a", 0, 2)], known)
-    assert isinstance(error, ReplacedError)
 
 
 def test_a_file_that_keeps_its_time_and_size_is_told_by_its_number(tmp_path):

@@ -90,6 +90,7 @@ def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_w
     assert all(bytes(text).startswith(b"caption") for batch in batches for text in batch["txt"])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("on_change", "num_before"), [("refuse", 2), ("finish_epoch", 20)])
 def test_no_value_of_on_change_goes_on_with_another_shard(folder, on_change, num_before):
     expected = [batch["__key__"] for batch in epochs(loader_of(folder))]
@@ -124,20 +125,15 @@ def test_no_value_of_on_change_goes_on_with_another_shard(folder, on_change, num
 
 
 def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
-    loader = loader_of(folder)
+    loader, dataset = loader_of(folder), mm.open_dataset(folder)
     replace(folder, noticed_unread(folder))
     with pytest.raises(ShardError, match=WITHDRAWN):
         list(loader)
-    if not is_remote(folder):  # there, the manifest says another size
-        assert len(list(loader_of(folder))) == 20  # a new run has no quarrel with the new shard
-
-
-def test_random_access_notices_it(folder):
-    dataset = mm.open_dataset(folder)
-    replace(folder, noticed_unread(folder))
     assert dataset[0]["txt"]
     with pytest.raises(ShardError, match=WITHDRAWN):
         dataset[40]
+    if not is_remote(folder):  # there, the manifest says another size
+        assert len(list(loader_of(folder))) == 20  # a new run has no quarrel with the new shard
 
 
 def test_what_no_listing_held_is_remembered_at_its_first_read(folder, tmp_path):
@@ -150,15 +146,20 @@ def test_what_no_listing_held_is_remembered_at_its_first_read(folder, tmp_path):
         dataset[40]
 
 
-def test_a_policy_may_count_its_samples_as_bad(folder):
-    loader = loader_of(
-        folder, bad_samples=mm.BadSamplePolicy(shards=True, max_fraction=1), decode=None
-    )
-    replace(folder, noticed_unread(folder))
-    texts = [bytes(text) for batch in loader for text in batch["txt"]]
+@pytest.mark.parametrize("zero_copy", [False, True])
+@pytest.mark.parametrize("checksums", [False, True])
+def test_a_policy_may_count_its_samples_as_bad(tmp_path, checksums, zero_copy):
+    folder = write_corpus(tmp_path, [40, 40], checksums=checksums)
+    policy = mm.BadSamplePolicy(shards=True, max_fraction=1)
+    loader = loader_of(folder, zero_copy=zero_copy, bad_samples=policy)
+    texts = [
+        bytes(text)
+        for batch in batches_around(loader, lambda: replace(folder))
+        for text in batch["txt"]
+    ]
     assert len(texts) == 80
     assert all(text.startswith(b"caption") for text in texts)
-    assert loader.stats.bad == {"ShardError": 40}
+    assert set(loader.stats.bad) == {"ChecksumError" if checksums else "ShardError"}
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
@@ -200,7 +201,6 @@ def test_the_old_file_put_back_is_read_on(tmp_path):
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
-@pytest.mark.timeout(120)
 def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_copy):
     folder = write_corpus(tmp_path, [40, 40])
     loader = loader_of(folder, zero_copy=zero_copy)
@@ -223,35 +223,6 @@ def test_with_checksums_a_touched_file_is_a_warning_and_no_error(tmp_path, caplo
     assert warning.startswith(f"{SHARD}: was replaced while this run read it: its version was ")
 
 
-@pytest.mark.parametrize("zero_copy", [False, True])
-def test_with_checksums_no_other_bytes_are_delivered(tmp_path, zero_copy):
-    folder = write_corpus(tmp_path, [40, 40], checksums=True)
-    policy = mm.BadSamplePolicy(shards=True, max_fraction=1)
-    loader = loader_of(folder, zero_copy=zero_copy, bad_samples=policy)
-    batches = list(batches_around(loader, lambda: replace(folder)))
-    texts = [bytes(text) for batch in batches for text in batch["txt"]]
-    assert len(texts) == 80
-    assert all(text.startswith(b"caption") for text in texts)
-    assert loader.stats.num_bad > 0
-
-
-def write_in_place(folder: str) -> None:
-    for path in Path(folder).glob("*.tar"):
-        data = path.read_bytes()
-        with path.open("r+b") as file:
-            file.write(same_size(data))
-
-
-def test_what_is_mapped_and_written_over_in_place_is_no_batch(tmp_path):
-    folder = write_corpus(tmp_path / "plain", [40, 40])
-    loader = loader_of(folder, zero_copy=True, window=40)
-    batches = iter(loader)
-    next(batches)
-    write_in_place(folder)
-    with pytest.raises(ShardError, match="was replaced while this run read it"):
-        next(batches)
-
-
 def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": "caption"}\n' * 40)
@@ -260,7 +231,9 @@ def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
     loader = loader_of(str(tmp_path / "shards"), zero_copy=True, window=40, bad_samples=policy)
     batches = iter(loader)
     next(batches)
-    write_in_place(str(tmp_path / "shards"))
+    [path] = (tmp_path / "shards").glob("*.tar")
+    with path.open("r+b") as file:
+        file.write(same_size(path.read_bytes()))
     with pytest.raises(mm.ChecksumError):
         next(batches)
 

@@ -12,7 +12,7 @@ import torch
 import mmstream as mm
 from mmstream.dataset.index import index_name
 from mmstream.dataset.index_tars import index_tars
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.verify import verify
 from mmstream.storage import RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, list_checkpoints, load_newest, save_checkpoint
@@ -98,15 +98,6 @@ def test_plain_tars_open_once_they_are_indexed(prefix, tmp_path):
         assert dataset[2]["jpg"] == jpeg(2)
 
 
-def test_an_unfinished_conversion_is_refused(prefix):
-    write_corpus(prefix, [3])
-    open_store(prefix).write(MARKER_NAME, json.dumps({"command": "mmstream convert X"}).encode())
-    assert len(mm.open_dataset(prefix)) == 3  # a conversion removes the manifest first
-    open_store(prefix).remove(MANIFEST_NAME)
-    with pytest.raises(mm.ManifestError, match="mmstream convert X"):
-        mm.open_dataset(prefix)
-
-
 def test_an_empty_prefix_is_no_dataset(prefix):
     with pytest.raises(mm.ManifestError, match="neither"):
         mm.open_dataset(prefix)
@@ -184,14 +175,6 @@ def test_samples_that_lie_together_come_in_one_request(remote):
     loader = mm.Loader(pipe)
     assert len(keys(loader)) == 8
     assert 0 < loader.stats.num_requests < loader.stats.num_samples / 2
-
-
-def test_a_missing_shard_stops_the_run_and_says_which(prefix):
-    write_corpus(prefix, [8, 8])
-    pipe = make_pipeline(prefix, global_batch_size=4)
-    open_store(prefix).remove("shard-000001.tar")
-    with pytest.raises(mm.ShardError, match=r"shard-000001\.tar: no such shard"):
-        batches(pipe)
 
 
 def test_a_truncated_shard_is_told_from_failing_storage(prefix):

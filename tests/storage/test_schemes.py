@@ -143,11 +143,13 @@ def test_what_is_written_is_read(kind, request):
     store.write("a", b"alpha")
     with store.create("deep/b") as file:
         file.write(b"beta" * 1000)
-    assert store.read("a") == b"alpha"
-    assert store.read("deep/b") == b"beta" * 1000
+    assert (store.read("a"), store.read("deep/b")) == (b"alpha", b"beta" * 1000)
     assert store.list().keys() == {"a"}
-    store.remove("a")
-    store.remove("a")
+    store.write("crlf", b"alpha\r")  # gcsfs would lose the last byte
+    assert store.read("crlf") == b"alpha\r"
+    store.remove("crlf")
+    for _ in range(2):
+        store.remove("a")
     assert not store.exists("a")
 
 
@@ -165,10 +167,10 @@ def test_what_can_only_be_read_says_so(kind, request):
 
 def test_a_server_without_ranges_is_one_clear_error(corpus, pauses):
     with running(WebStub, objects_of(corpus, "corpus"), has_ranges=False) as server:
-        with pytest.raises(StorageError, match="this server knows no ranges"):
+        with pytest.raises(StorageError, match="the server does not know ranges"):
             open_store(f"{server.url}/corpus").read_range("shard-000000.tar", 5, 10)
-        assert len(server.requests) == 1
-        with pytest.raises(StorageError, match="this server knows no ranges"):
+        assert len(server.requests) == 5
+        with pytest.raises(StorageError, match="the server does not know ranges"):
             batches(f"{server.url}/corpus")
 
 
@@ -186,6 +188,26 @@ def test_another_range_than_the_one_asked_for_is_asked_for_again(web, pauses, wr
     web.handler.answer_object = answer_wrongly_at_first
     assert store.read_range(name, 100, 104) == data[100:104]
     assert len(pauses) == 1
+
+
+@pytest.mark.parametrize("kind", ["page", "forbidden"])
+def test_what_a_proxy_says_in_place_of_a_web_server_is_asked_for_again(web, corpus, pauses, kind):
+    store, local, answers = open_store(web.corpus), open_store(corpus), 0
+    store.read_range("shard-000000.tar", 0, 9)  # it has answered
+
+    def answer(request, name):
+        nonlocal answers
+        answers += 1
+        if answers % 3 == 0:
+            WebStub.answer_object(request, name)
+        else:
+            request.answer(200 if kind == "page" else 502, b"<html>", Content_Type="text/html")
+
+    web.handler.answer_object = answer
+    for call in ("read", "size"):
+        assert getattr(store, call)("mmstream.json") == getattr(local, call)("mmstream.json")
+    assert store.read_range("shard-000000.tar", 9, 99) == local.read("shard-000000.tar")[9:99]
+    assert len(pauses) >= 4
 
 
 def test_passing_faults_are_tried_again(web, pauses):
@@ -259,11 +281,6 @@ def test_a_missing_package_is_named(scheme, package, monkeypatch):
         ConfigError, match=f"{scheme}:// needs another package: pip install {package}"
     ):
         open_store(f"{scheme}://bucket/x").read("a")
-
-
-def test_an_unknown_scheme_is_an_error_of_one_line():
-    with pytest.raises(ConfigError, match="nope"):
-        mm.open_dataset("nope://bucket/x")
 
 
 @pytest.mark.parametrize("url", ["s3:/bucket/x", "gs:/bucket/x", "https:/host/x", "hf:/datasets/x"])

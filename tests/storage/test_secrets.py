@@ -64,24 +64,6 @@ def test_a_run_on_s3_shows_no_key(s3, tmp_path, caplog, monkeypatch):
         assert secret not in text
 
 
-@pytest.mark.s3
-@pytest.mark.parametrize("call", ["read", "stat", "list", "write"])
-def test_a_refused_key_is_not_shown(s3, monkeypatch, caplog, pauses, call):
-    secrets = {
-        "AWS_ACCESS_KEY_ID": "AKIAREFUSED000000001",
-        "AWS_SECRET_ACCESS_KEY": "secret-that-is-refused",
-        "AWS_SESSION_TOKEN": "token-that-is-refused",
-    }
-    for name, value in secrets.items():
-        monkeypatch.setenv(name, value)
-    store = open_store(f"{s3}/refused")
-    arguments = {"read": ("a",), "stat": ("a",), "list": (), "write": ("a", b"x")}[call]
-    with caplog.at_level(logging.DEBUG, logger="mmstream"), pytest.raises(OSError) as raised:
-        getattr(store, call)(*arguments)
-    for secret in secrets.values():
-        assert secret not in text_of(raised.value) + caplog.text
-
-
 URLS = [
     f"http://user:{PASSWORD}@host/corpus",
     f"https://{PASSWORD}@host/corpus",
@@ -140,7 +122,7 @@ def test_a_password_of_netrc_opens_a_web_server(corpus, tmp_path, monkeypatch):
     objects = test_schemes.objects_of(corpus, "corpus")
     with running(WebStub, objects, needs_password=True) as server:
         monkeypatch.setenv("NETRC", os.devnull)
-        with pytest.raises(OSError, match=r"answers 401; if the host needs a password"):
+        with pytest.raises(OSError, match=r"401.*; if the host needs a password"):
             open_store(f"{server.url}/corpus").stat("mmstream.json")
     with running(WebStub, objects, needs_password=True) as server:
         monkeypatch.setenv("NETRC", str(netrc))

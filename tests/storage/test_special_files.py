@@ -11,12 +11,18 @@ import pytest
 from mmstream.errors import StorageError
 from mmstream.storage import LocalStore
 
+
+def bind(name: str) -> None:
+    with socket.socket(socket.AF_UNIX) as end:
+        end.bind(name)
+
+
 KINDS = {
-    "fifo": "a FIFO",
-    "folder": "a folder",
-    "device": "a device",
-    "socket": "a socket|such de",
-    "link to itself": "levels of symbolic links",
+    "fifo": (os.mkfifo, "a FIFO"),
+    "folder": (os.mkdir, "a folder"),
+    "device": (lambda name: Path(name).symlink_to("/dev/zero"), "a device"),
+    "socket": (bind, "a socket|such de"),
+    "link to itself": (lambda name: Path(name).symlink_to(name), "levels of symbolic links"),
 }
 
 
@@ -24,21 +30,11 @@ KINDS = {
 def special(request, tmp_path, monkeypatch):
     """A store with an entry "x" that is no file, and what messages call it."""
     monkeypatch.chdir(tmp_path)  # names of sockets are short
-    if request.param == "fifo":
-        os.mkfifo("x")
-    elif request.param == "folder":
-        Path("x").mkdir()
-    elif request.param == "link to itself":
-        Path("x").symlink_to("x")
-    elif request.param == "device":
-        Path("x").symlink_to("/dev/zero")
-    else:
-        with socket.socket(socket.AF_UNIX) as end:
-            end.bind("x")
-    return LocalStore(str(tmp_path)), KINDS[request.param]
+    make, kind = KINDS[request.param]
+    make("x")
+    return LocalStore(str(tmp_path)), kind
 
 
-@pytest.mark.timeout(120)
 @pytest.mark.parametrize(
     "call",
     [

@@ -14,11 +14,10 @@ from mmstream.storage.store import Access, ObjectStat, RequestError
 from mmstream.storage.store_client import StoreClient
 from mmstream.storage.transfer_limits import TransferLimits
 from mmstream.storage.transfers import RangeRequest, Transfers
+from tests.helpers.far_limits import far_limits
 from tests.helpers.web_stubs import WebStub, running
 
 DATA = bytes(range(250)) * 4
-
-IMPATIENT = TransferLimits(min_first_byte_s=0.2, tick_s=0.02)
 
 urls = (f"fake://store-{number}" for number in count())
 
@@ -49,17 +48,15 @@ class Store:
             return [error]
 
 
-def read_all(store, num_ranges=100):
+def read_all(store, limits, num_ranges=100):
     """Read ranges through transfers. Return the counts."""
+    patience_of(store.url).answered()  # so it is expected to come back, however often it fails
 
     async def read():
-        transfers = Transfers([StoreClient(store)], [{}], IMPATIENT)
+        transfers = Transfers([StoreClient(store)], [{}], limits)
         futures = [transfers.submit(RangeRequest(0, "a", i, i + 9, 0)) for i in range(num_ranges)]
         try:
-            async with asyncio.timeout(300):
-                assert await asyncio.gather(*futures) == [
-                    DATA[i : i + 9] for i in range(num_ranges)
-                ]
+            assert await asyncio.gather(*futures) == [DATA[i : i + 9] for i in range(num_ranges)]
         finally:
             counts = transfers.pop_counts()
             await transfers.close()
@@ -74,9 +71,9 @@ def test_failed_requests_are_sent_again_and_counted_by_the_transfers():
             raise ConnectionResetError("by peer")
 
     store = Store(fail)
-    counts = read_all(store)
-    assert counts.num_retries >= 5
-    assert counts.num_requests >= next(store.num_reads) - 1
+    counts = read_all(store, far_limits())
+    assert counts.num_retries == 11  # one in ten of 100, and of those that were sent again
+    assert counts.num_requests == next(store.num_reads) - 1 == 111
 
 
 def test_reads_that_hang_leave_room_for_others():
@@ -86,11 +83,12 @@ def test_reads_that_hang_leave_room_for_others():
         if number <= 2 * Store.access.max_reads:
             go_on.wait(500)
 
+    impatient = TransferLimits(standstill_s=0.2, tick_s=0.02)
     try:
-        counts = read_all(Store(hang))
+        counts = read_all(Store(hang), impatient)
     finally:
         go_on.set()
-    assert counts.num_stalls + counts.num_hedges_won >= 100
+    assert counts.num_stalls >= 100
 
 
 @pytest.mark.parametrize(("status", "is_throttled"), [(500, False), (429, True), (503, True)])

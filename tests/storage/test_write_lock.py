@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import fcntl
 import logging
 import multiprocessing
 import os
@@ -10,13 +11,14 @@ import re
 import signal
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 
 import fsspec
 import msgspec
 import pytest
 
 from mmstream.errors import ConfigError, MMStreamError
-from mmstream.storage import open_store, write_lock
+from mmstream.storage import LocalStore, NotAFileError, open_store, write_lock
 from mmstream.storage.write_lock import LOCK_NAME, Holder
 from tests.helpers.wait import wait_until
 
@@ -33,6 +35,12 @@ def store(request, tmp_path):
             fsspec.filesystem("memory").rm_file(path)
     else:
         yield open_store(f"{request.getfixturevalue('s3')}/{tmp_path.name}")
+
+
+def take(store):
+    """Hold the lock for a moment."""
+    with write_lock.write_lock(store, "index") as lock:
+        lock.require()
 
 
 @pytest.fixture
@@ -82,12 +90,11 @@ def test_a_second_writer_is_told_who_the_first_one_is(store, child):
         rf"^{re.escape(store.url)}: another convert \(pid {process.pid} on host \S+, since "
         r"20\d\d-\d\d-\d\d \d\d:\d\d:\d\d UTC\) is writing here; wait for it, or end it$"
     )
-    with pytest.raises(ConfigError, match=message), write_lock.write_lock(store, "index"):
-        pass
+    with pytest.raises(ConfigError, match=message):
+        take(store)
     pipe.send("end")
     process.join()
-    with write_lock.write_lock(store, "index") as lock:
-        lock.require()
+    take(store)
 
 
 def test_a_killed_writer_does_not_count(store, child, caplog):
@@ -95,38 +102,27 @@ def test_a_killed_writer_does_not_count(store, child, caplog):
     os.kill(process.pid, signal.SIGKILL)
     process.join()
     assert store.exists(LOCK_NAME)
-    with caplog.at_level(logging.INFO), write_lock.write_lock(store, "convert") as lock:
-        lock.require()
+    with caplog.at_level(logging.INFO):
+        take(store)
     assert f"took over the lock of another convert (pid {process.pid} " in caplog.text
     assert not store.exists(LOCK_NAME)
 
 
-def test_a_second_thread_is_refused_too_and_the_lock_is_gone_at_the_end(store):
-    def fail():
-        with write_lock.write_lock(store, "convert") as lock:
-            lock.require()
-            assert store.exists(LOCK_NAME)
-            assert LOCK_NAME not in store.list()
-            error: list[Exception] = []
-
-            def second():
-                try:
-                    with write_lock.write_lock(store, "convert"):
-                        pass
-                except ConfigError as caught:
-                    error.append(caught)
-
-            thread = threading.Thread(target=second)
-            thread.start()
-            thread.join()
-            assert f"(pid {os.getpid()} " in str(error[0])
-            lock.require()
-            raise KeyboardInterrupt
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(write_lock, "HEARTBEAT_S", 0.05)
-        with pytest.raises(KeyboardInterrupt):
-            fail()
+def test_a_second_thread_is_refused_too_and_the_lock_is_gone_at_the_end(store, monkeypatch):
+    monkeypatch.setattr(write_lock, "HEARTBEAT_S", 0.05)
+    with (  # noqa: PT012
+        ThreadPoolExecutor(1) as thread,
+        pytest.raises(KeyboardInterrupt),
+        write_lock.write_lock(store, "convert") as lock,
+    ):
+        lock.require()
+        assert store.exists(LOCK_NAME)
+        assert LOCK_NAME not in store.list()
+        error = thread.submit(take, store).exception()
+        assert isinstance(error, ConfigError)
+        assert f"(pid {os.getpid()} " in str(error)
+        lock.require()
+        raise KeyboardInterrupt
     assert not store.exists(LOCK_NAME)
 
 
@@ -146,11 +142,8 @@ def test_a_writer_on_another_machine_that_gives_signs_of_life_is_respected(
     thread = threading.Thread(target=live)
     thread.start()
     try:
-        with (
-            pytest.raises(ConfigError, match=r"pid 7 on host far, since .* is writing here"),
-            write_lock.write_lock(store, "convert"),
-        ):
-            pass
+        with pytest.raises(ConfigError, match=r"pid 7 on host far, since .* is writing here"):
+            take(store)
     finally:
         ended.set()
         thread.join()
@@ -158,8 +151,7 @@ def test_a_writer_on_another_machine_that_gives_signs_of_life_is_respected(
 
 def test_a_silent_writer_on_another_machine_is_taken_over_with_a_warning(store, quick, caplog):
     put(store, holder())
-    with write_lock.write_lock(store, "convert") as lock:
-        lock.require()
+    take(store)
     warnings = [r.getMessage() for r in caplog.records if r.levelno == logging.WARNING]
     assert "to see whether another convert (pid 7 on host far" in warnings[0]
     assert "took over the lock" in warnings[1]
@@ -178,8 +170,7 @@ def test_the_signs_of_life_of_a_real_holder_are_seen(store, quick):
 def test_a_lock_of_nobody_is_taken_over(store, quick):
     for garbage in (b"", b"\xff\xfe", b"[" * 5000, b'{"token": 1}'):
         store.write(LOCK_NAME, garbage)
-        with write_lock.write_lock(store, "convert") as lock:
-            lock.require()
+        take(store)
         assert not store.exists(LOCK_NAME)
 
 
@@ -196,8 +187,7 @@ def test_whoever_lost_the_lock_notices_and_leaves_the_new_one(store, quick):
         with pytest.raises(MMStreamError, match="had the lock and lost it, after a pause"):
             lock.require()
         put(store, holder())
-    if store.local_path("") is None:
-        assert msgspec.json.decode(store.read(LOCK_NAME), type=Holder) == holder()
+    assert msgspec.json.decode(store.read(LOCK_NAME), type=Holder) == holder()
 
 
 def test_the_name_of_a_holder_is_printable(store, quick):
@@ -206,14 +196,11 @@ def test_the_name_of_a_holder_is_printable(store, quick):
         patch.setattr(write_lock, "_boot", lambda: "b")
         patch.setattr(write_lock, "_namespace", lambda: "n")
         patch.setattr(write_lock, "_start_of", lambda _: 8)
-        with (
-            pytest.raises(ConfigError, match=r"evil\\nname \(pid 7 on host a\\x1b\[2J\\n"),
-            write_lock.write_lock(store, "convert"),
-        ):
-            pass
+        with pytest.raises(ConfigError, match=r"evil\\nname \(pid 7 on host a\\x1b\[2J\\n"):
+            take(store)
 
 
-def test_what_is_no_file_is_not_used_as_a_lock(tmp_path):
+def test_what_is_no_file_is_not_used_as_a_lock(tmp_path, quick):
     victim = tmp_path / "victim"
     victim.write_bytes(b"precious")
     (tmp_path / "link").mkdir()
@@ -221,13 +208,29 @@ def test_what_is_no_file_is_not_used_as_a_lock(tmp_path):
     (tmp_path / "fifo").mkdir()
     os.mkfifo(tmp_path / "fifo" / LOCK_NAME)
     (tmp_path / "folder" / LOCK_NAME).mkdir(parents=True)
-    for name in ("link", "fifo", "folder"):
-        with (
-            pytest.raises(ConfigError, match=rf"{name}/\.mmstream\.lock: is no file; remove it"),
-            write_lock.write_lock(open_store(tmp_path / name), "convert"),
+    for name in ("fifo", "folder"):
+        with pytest.raises(
+            NotAFileError, match=rf"{name}/\.mmstream\.lock: a .*; a file is needed"
         ):
-            pass
+            take(open_store(tmp_path / name))
+    take(open_store(tmp_path / "link"))  # a lock of nobody
     assert victim.read_bytes() == b"precious"
+
+
+@pytest.mark.parametrize("refused", ["flock", "link"])
+def test_a_lock_in_a_folder_needs_neither_flock_nor_links(tmp_path, quick, monkeypatch, refused):
+    """NFS may know no `flock`, and FAT no links."""
+
+    def refuse(*_):
+        raise OSError(errno.EOPNOTSUPP, "Operation not supported")
+
+    monkeypatch.setattr(fcntl if refused == "flock" else os, refused, refuse)
+    store = open_store(tmp_path)
+    put(store, holder())
+    take(store)
+    with write_lock.write_lock(store, "convert"), ThreadPoolExecutor(1) as thread:
+        assert isinstance(thread.submit(take, store).exception(), ConfigError)
+    assert not list(tmp_path.iterdir())
 
 
 def test_a_process_that_the_holder_forked_does_not_keep_the_lock(tmp_path):
@@ -238,10 +241,9 @@ def test_a_process_that_the_holder_forked_does_not_keep_the_lock(tmp_path):
         with write_lock.write_lock(store, "convert"):
             grandchild = os.fork()
             if grandchild == 0:
-                time.sleep(60)
-                os._exit(0)
+                signal.pause()
             pids.put(grandchild)
-            time.sleep(60)
+            signal.pause()
 
     process = FORK.Process(target=hold_and_fork)
     process.start()
@@ -249,8 +251,7 @@ def test_a_process_that_the_holder_forked_does_not_keep_the_lock(tmp_path):
     try:
         os.kill(process.pid, signal.SIGKILL)
         process.join()
-        with write_lock.write_lock(store, "convert") as lock:
-            lock.require()
+        take(store)
     finally:
         os.kill(grandchild, signal.SIGKILL)
 
@@ -291,7 +292,7 @@ def test_a_folder_that_may_not_be_written_needs_no_lock(tmp_path, monkeypatch):
     def refused(*_):
         raise PermissionError(errno.EACCES, "Permission denied")
 
-    monkeypatch.setattr(write_lock, "_open", refused)
+    monkeypatch.setattr(LocalStore, "write_if", refused)
     with pytest.raises(PermissionError), write_lock.write_lock(open_store(tmp_path), "index"):
         pass  # this process may write there: the lock is somebody else's
     monkeypatch.setattr(os, "access", lambda *_: False)

@@ -52,19 +52,12 @@ def test_a_tar_cut_at_any_block_is_an_error_or_its_first_samples():
         assert len(samples) <= len(whole)
 
 
-def test_a_cut_inside_a_member_is_always_found():
-    members = list(iter_members(lambda start, stop: SMALL[start:stop], len(SMALL)))
-    for member in members:
-        for cut in range(member.offset + 512, member.end, 512):
-            with pytest.raises(ShardError, match="truncated"):
-                read_by_mmstream(SMALL[:cut])
-
-
-def test_a_cut_inside_a_header_is_always_found():
+def test_a_cut_inside_a_member_or_its_header_is_always_found():
     for member in iter_members(lambda start, stop: SMALL[start:stop], len(SMALL)):
-        for cut in (1, 100, 511):
+        in_header = [member.offset + byte for byte in (1, 100, 511)]
+        for cut in [*in_header, *range(member.offset + 512, member.end, 512)]:
             with pytest.raises(ShardError, match=r"truncated|not a tar"):
-                read_by_mmstream(SMALL[: member.offset + cut])
+                read_by_mmstream(SMALL[:cut])
 
 
 def test_a_flipped_byte_of_a_header_is_found():
@@ -86,26 +79,22 @@ def test_a_flipped_byte_of_a_later_header_names_where():
 
 
 @pytest.mark.parametrize(
-    "data",
+    ("data", "message"),
     [
-        b"",
-        b"x",
-        b"<!DOCTYPE html><html>" + b"<p>404 not found</p>" * 100,
-        bytes(range(256)) * 8,
-        b"\xff" * 5120,
-        b"0" * 5120,
-        b"PK\x03\x04" + bytes(5000),
-        b"BZh9" + b"1AY&SY" * 1000,
+        (b"", "not a tar"),
+        (b"x", "not a tar"),
+        (b"<!DOCTYPE html><html>" + b"<p>404 not found</p>" * 100, "not a tar"),
+        (bytes(range(256)) * 8, "not a tar"),
+        (b"\xff" * 5120, "not a tar"),
+        (b"0" * 5120, "not a tar"),
+        (b"PK\x03\x04" + bytes(5000), "not a tar"),
+        (b"BZh9" + b"1AY&SY" * 1000, "not a tar"),
+        (gzip.compress(SMALL, mtime=0), "`mmstream convert` writes a plain one"),
     ],
 )
-def test_what_is_not_a_tar_is_a_shard_error(data):
-    with pytest.raises(ShardError, match="not a tar"):
+def test_what_is_not_a_tar_is_a_shard_error(data, message):
+    with pytest.raises(ShardError, match=message):
         read_by_mmstream(data)
-
-
-def test_a_gzipped_tar_is_refused_with_the_command_that_unpacks_it():
-    with pytest.raises(ShardError, match="mmstream index --repack"):
-        read_by_mmstream(gzip.compress(SMALL))
 
 
 def test_an_empty_tar_has_no_samples():
@@ -186,42 +175,26 @@ def test_impossible_pax_sizes_are_shard_errors(value):
 
 
 @pytest.mark.parametrize(
-    "records",
+    ("data", "message"),
     [
-        b"0 path=a\n",
-        b"4 x\n",
-        b"x path=a\n",
-        b"-9 path=a\n",
-        b" 9 path=a\n",
-        b"9" * 400 + b" path=a\n",
+        (pax(b"0 path=a\n") + header("b.txt"), "bad pax header"),
+        (pax(b"4 x\n") + header("b.txt"), "bad pax header"),
+        (pax(b"x path=a\n") + header("b.txt"), "bad pax header"),
+        (pax(b"-9 path=a\n") + header("b.txt"), "bad pax header"),
+        (pax(b" 9 path=a\n") + header("b.txt"), "bad pax header"),
+        (pax(b"9" * 400 + b" path=a\n") + header("b.txt"), "bad pax header"),
+        (pax(b"13 comment=x\n") * 17 + header(), "more than 16 extension headers"),
+        (header() + pax(b"9 path=a\n"), None),  # and no member behind it
     ],
 )
-def test_pax_records_that_lead_nowhere_are_shard_errors(records):
-    with pytest.raises(ShardError, match="bad pax header"):
-        read_by_mmstream(pax(records) + header("b.txt") + bytes(1024))
+def test_pax_headers_that_lead_nowhere_are_shard_errors(data, message):
+    for end in (b"", bytes(1024)):
+        with pytest.raises(ShardError, match=message):
+            read_by_mmstream(data + end)
 
 
-def test_an_extension_header_of_gigabytes_is_not_read():
-    for kind in (b"x", b"L", b"K", b"g"):
-        store = CountingStore(
-            header(size=2 << 20, kind=kind) + bytes(2 << 20) + header() + bytes(1024)
-        )
-        with pytest.raises(ShardError, match="extension header of 2097152 bytes at byte 0"):
-            list(iter_members(lambda a, b, s=store: s.read_range("", a, b), len(store.data)))
-        assert store.num_bytes == 512
-
-
-def test_hundreds_of_extension_headers_are_a_shard_error():
-    data = pax(b"13 comment=x\n") * 300 + header() + bytes(1024)
-    with pytest.raises(ShardError, match="more than 16 extension headers"):
-        read_by_mmstream(data)
+def test_sixteen_extension_headers_of_a_member_are_read():
     assert len(read_by_mmstream(pax(b"13 comment=x\n") * 16 + header() + bytes(1024))) == 1
-
-
-def test_a_tar_that_ends_after_an_extension_header_is_a_shard_error():
-    for tail in (b"", bytes(1024)):
-        with pytest.raises(ShardError):
-            read_by_mmstream(header() + pax(b"9 path=a\n") + tail)
 
 
 def test_a_sample_of_too_many_files_is_a_sample_error_and_its_neighbours_are_read():
@@ -254,7 +227,7 @@ def test_a_tar_of_too_many_samples_is_a_shard_error(monkeypatch):
 
 
 @pytest.mark.parametrize("size", [(1 << 20) + 1, 1 << 30, 8**11 - 1])
-@pytest.mark.parametrize("kind", [tarfile.GNUTYPE_LONGNAME, tarfile.XHDTYPE, tarfile.XGLTYPE])
+@pytest.mark.parametrize("kind", [b"L", b"K", b"x", b"g"])
 def test_the_size_of_an_extension_header_is_checked_before_it_is_read(kind, size):
     info = tarfile.TarInfo("x")
     info.type, info.size = kind, size

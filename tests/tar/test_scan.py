@@ -13,11 +13,10 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.dataset.index import build_index
-from mmstream.errors import SampleError
+from mmstream.errors import SampleError, ShardError
 from mmstream.reading.fetcher import Fetcher
 from mmstream.tar import scan as tarscan
 from mmstream.tar.header import BLOCK
-from mmstream.tar.plain_samples import plain_samples
 from mmstream.tar.samples import parse_sample
 from mmstream.tar.writer import TarWriter
 from tests.helpers.foreign_tars import CountingStore, make_tar, special
@@ -99,22 +98,9 @@ def together(data: bytes, starts, stops):
     return ["odd" if odd else fields for odd, fields in zip(scan.odd, samples, strict=True)]
 
 
-def num_made(data: bytes, starts, stops) -> int:
-    """Return how many samples the compiled module makes, after a look at all of them."""
-    return _num_made(data, starts, stops, alone(data, starts, stops))
-
-
-def _num_made(data: bytes, starts, stops, expected) -> int:
-    samples = plain_samples(memoryview(data), starts, stops, ["u"] * len(starts))
-    for sample, one in zip(samples, expected, strict=True):
-        assert sample is None or list(sample.items()) == one
-    return sum(sample is not None for sample in samples)
-
-
 def assert_same(data: bytes, starts, stops) -> int:
     """Return how many samples were found together, after a look at all of them."""
     expected = alone(data, starts, stops)
-    _num_made(data, starts, stops, expected)
     samples = together(data, starts, stops)
     for scanned, one in zip(samples, expected, strict=True):
         if scanned == "odd":
@@ -131,9 +117,9 @@ def test_samples_found_together_are_those_found_one_by_one(
     monkeypatch.setattr(tarscan, "MIN_HEADERS", 1)
     try:
         data = bytearray(make(members, format))
-    except (ValueError, UnicodeEncodeError):  # a name that this format cannot hold
-        return
-    offsets = build_index(CountingStore(bytes(data)), "x.tar")
+        offsets = build_index(CountingStore(bytes(data)), "x.tar")
+    except (ValueError, UnicodeEncodeError, ShardError):  # a name that this format cannot hold,
+        return  # or a sample in pieces
     for block, byte, flip in damage:
         if block * BLOCK + byte < len(data):
             data[block * BLOCK + byte] ^= flip

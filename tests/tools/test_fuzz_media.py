@@ -17,12 +17,6 @@ def test_mutated_files_decode_or_are_refused(container: str) -> None:
         assert set(outcomes.values()) <= {"decoded", "refused"}
 
 
-def test_a_file_is_the_same_whenever_it_is_made() -> None:
-    number = len(fuzz_media.seeds("wav")) + 3
-    assert file_of("wav", number, 1) == file_of("wav", number, 1)
-    assert file_of("wav", number, 1) != file_of("wav", number, 2)
-
-
 def test_an_error_that_is_no_decode_error_is_a_failure(monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(_data: bytes) -> None:
         raise IndexError("list index out of range")

@@ -50,6 +50,7 @@ def test_several_converters_in_one_folder_do_no_harm(tmp_path: Path) -> None:
         assert not two_writers.fault_of_round(rows, tmp_path / f"{number}", expected, draw)
 
 
+@pytest.mark.slow
 def test_other_bytes_after_a_round_are_a_fault(tmp_path: Path) -> None:
     rows = two_writers.write_rows(tmp_path)
     expected = two_writers.undisturbed(rows, tmp_path / "alone") | {"shard-000000.tar": "other"}
@@ -57,6 +58,7 @@ def test_other_bytes_after_a_round_are_a_fault(tmp_path: Path) -> None:
     assert fault == "other bytes: shard-000000.tar"
 
 
+@pytest.mark.slow
 def test_readers_of_a_node_cache_that_are_killed_never_get_a_wrong_byte() -> None:
     command = [sys.executable, "-m", "tools.prove.node_cache", "--seconds", "4"]
     run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -149,7 +149,7 @@ def test_a_line_that_a_kill_has_torn_is_no_line(tmp_path: Path) -> None:
 CHILD = """
 import subprocess, sys
 code = "import mmap, time; file = open(sys.argv[1], 'r+b'); " \
-       "held = mmap.mmap(file.fileno(), 8); print(flush=True); time.sleep(60)"
+       "held = mmap.mmap(file.fileno(), 8); print(flush=True); time.sleep(1000)"
 child = subprocess.Popen([sys.executable, "-c", "import sys; " + code, sys.argv[1]],
                          start_new_session=True, stdout=subprocess.PIPE)
 child.stdout.readline()
@@ -168,10 +168,10 @@ def test_a_process_and_shared_memory_that_outlive_a_start_are_found_and_removed(
     segment.write_bytes(b"12345678")
     attempt = Attempt([sys.executable, "-c", CHILD, str(segment)], 1, tmp_path)
     try:
-        assert wait_until(lambda: (tmp_path / "rank0.err").read_bytes(), 60)
+        assert wait_until(lambda: (tmp_path / "rank0.err").read_bytes(), 500)
         assert len(attempt.processes()) == 2
         attempt.ranks[0].kill()
-        assert wait_until(attempt.all_ended, 60)
+        assert wait_until(attempt.all_ended, 500)
         process, path = attempt.remains()
         assert "mmap" in process
         assert path == str(segment)

@@ -11,6 +11,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from mmstream.storage import open_store
 from tools import s3_server
 
 pytestmark = [
@@ -41,12 +42,6 @@ def test_a_command_finds_the_server_in_its_environment_and_its_exit_code_comes_b
     assert "AWS_PROFILE" not in done.stdout
 
 
-def test_usage_starts_with_what_it_is_and_names_the_command_to_copy():
-    done = subprocess.run(TOOL, capture_output=True, text=True, timeout=500)
-    assert done.returncode == 2
-    assert "python tools/s3_server.py -- COMMAND" in done.stderr
-
-
 def test_a_command_that_is_not_there_is_said_and_nothing_stays():
     done = subprocess.run([*TOOL, "--", "no-such-command"], capture_output=True, timeout=500)
     assert done.returncode == 127
@@ -56,7 +51,7 @@ def test_a_command_that_is_not_there_is_said_and_nothing_stays():
 @pytest.fixture
 def running():
     """The tool with a command that sleeps, and all processes below it."""
-    sleeper = "print('ready', flush=True); import time; time.sleep(60)"
+    sleeper = "print('ready', flush=True); import time; time.sleep(1000)"
     process = subprocess.Popen(
         [*TOOL, "--", sys.executable, "-c", sleeper],
         stdout=subprocess.PIPE,
@@ -77,7 +72,7 @@ def running():
 def test_no_server_and_no_data_outlive_the_tool(running, number):
     process, family = running
     watcher, weed = (next(p for p in family if word in p.cmdline()) for word in ("--watch", "mini"))
-    folder = Path(watcher.cmdline()[watcher.cmdline().index("--watch") + 2])
+    folder = Path(watcher.cmdline()[watcher.cmdline().index("--watch") + 3])
     assert folder.is_dir()
     if number == signal.SIGINT:
         os.killpg(process.pid, number)  # as a terminal does
@@ -87,6 +82,20 @@ def test_no_server_and_no_data_outlive_the_tool(running, number):
     _, alive = psutil.wait_procs([watcher, weed], timeout=300)
     assert alive == []
     assert not folder.exists()
+
+
+def test_a_server_that_ends_by_itself_is_started_again_with_its_data_and_said(monkeypatch):
+    said = pytest.warns(UserWarning, match=r"ended by itself and was started again")
+    with said, s3_server.s3_server() as server:
+        for name, value in server.env.items():
+            monkeypatch.setenv(name, value)
+        store = open_store(f"s3://{server.bucket}")
+        store.write("a", b"x")
+        port = server.endpoint.rpartition(":")[2]
+        for process in psutil.Process().children(recursive=True):
+            if {"mini", f"-s3.port={port}"} <= set(process.cmdline()):
+                process.kill()
+        assert store.read("a") == b"x"
 
 
 def test_a_server_that_cannot_start_is_an_error_with_its_log(tmp_path, monkeypatch):

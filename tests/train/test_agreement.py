@@ -20,8 +20,7 @@ pytestmark = pytest.mark.slow
 
 WORLD_SIZE = 2
 SETTINGS = {
-    "image_size": 16, "global_batch_size": 8, "num_workers": 0, "progress": False, "max_steps": 2,
-    "device": "cpu",
+    "image_size": 16, "global_batch_size": 8, "num_workers": 0, "max_steps": 2, "device": "cpu",
 }  # fmt: skip
 
 Change = Callable[[Path, int], dict[str, Any]]
@@ -63,7 +62,7 @@ def outcome_of(folder: Path, name: str, change: Change, rank: int) -> str:
 def play(rank: int, folder_name: str) -> None:
     folder = Path(folder_name)
     join_group(rank, Path(folder, "rendezvous"), WORLD_SIZE, timeout_s=300)
-    own_folders = {"log_dir": f"{folder}/logs-{rank}", "log_keys": not rank, "keep_checkpoints": 1}
+    own_folders = {"log_dir": f"{folder}/logs-{rank}", "log_keys": not rank}
     outcomes = {"same": outcome_of(folder, "run", lambda *_: own_folders, rank)}
     for name, (change, _) in REFUSED.items():
         outcomes[name] = outcome_of(folder, name, change, rank)

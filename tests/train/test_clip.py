@@ -42,7 +42,7 @@ def global_batch(num_rows: int, invalid: list[int]) -> dict[str, Any]:
 
 
 def loss_and_gradients(model: Any, batch: dict[str, Any], rows: slice) -> dict[str, Any]:
-    """As `mmstream.train.step.train_step` does it: scaled by W / weight of all ranks."""
+    """As `mmstream.train.loop.train_step` does it: scaled by W / weight of all ranks."""
     names = ("image", "input_ids", "attention_mask", "__valid__")
     rank_batch = {name: batch[name][rows] for name in names}
     rank_batch["image"] = rank_batch["image"].float() / 255

@@ -6,7 +6,6 @@ import signal
 from pathlib import Path
 
 import psutil
-import pytest
 
 from tests.train.test_signals import start, wait_for_steps
 
@@ -23,7 +22,6 @@ def worker_of(pid: int) -> psutil.Process:
     return workers[0]
 
 
-@pytest.mark.slow
 def test_a_killed_worker_ends_its_rank_with_one_line(corpus: str, tmp_path: Path) -> None:
     ranks = start(corpus, tmp_path, 2)
     try:

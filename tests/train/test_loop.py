@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import math
 import os
 import signal
 import time
@@ -17,7 +16,7 @@ import torch.distributed as dist
 
 from mmstream.device.to_device import Normalize, to_device
 from mmstream.errors import ConfigError, MMStreamError, StateError
-from mmstream.train import TrainConfig, TrainResult, distributed, loop
+from mmstream.train import TrainConfig, TrainResult, distributed, loop, train
 from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group, share_threads
 from mmstream.train.loop import fit
@@ -67,12 +66,6 @@ def test_max_steps_ends_a_run_alone_and_otherwise_whichever_comes_first(
     result, _ = fit_here(config(tmp_path, epochs=epochs, max_steps=max_steps))
     assert result.num_steps == num_steps
     assert result.state == {"epoch": num_steps // 4, "step": num_steps % 4}
-
-
-def test_without_epochs_the_cosine_ends_with_max_steps(tmp_path: Path) -> None:
-    fit_here(config(tmp_path, epochs=None, max_steps=6, lr_schedule="cosine", lr=1.0))
-    expected = [(1 + math.cos(math.pi * step / 6)) / 2 for step in range(6)]
-    assert [line["lr"] for line in metrics(tmp_path)] == pytest.approx(expected)
 
 
 def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
@@ -126,12 +119,9 @@ def test_a_resumed_run_takes_the_learning_rate_it_is_given(tmp_path: Path) -> No
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     fit_here(config(tmp_path, max_steps=3))
     for run, reason in (
-        (lambda: fit_here(config(tmp_path), hidden_vocab=65),
-         r"1 weights have another shape \(clip\.text.*: \(64, 128\) there, \(65, 128\) here\)"),
+        (lambda: fit_here(config(tmp_path), hidden_vocab=65), r".*size mismatch for clip\.text"),
         (lambda: fit(config(tmp_path), TinyModel(), to_device(FakeLoader(), "cpu", normalize=HALF),
-                     PROCESS),
-         r"7 weights are missing in it \(embed\.weight\), \d\d weights are unknown here \(clip\."),
-        (lambda: fit_here(config(tmp_path, freeze=("*text*",))), "loaded state dict contains a"),
+                     PROCESS), r".*Missing key\(s\) in state_dict: \"embed\.weight\""),
     ):  # fmt: skip
         with pytest.raises(StateError, match=f"step 3 is of another model: {reason}") as caught:
             run()
@@ -141,9 +131,9 @@ def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
 
 def test_undone_and_torn_lines_are_cut_from_the_metrics(tmp_path: Path) -> None:
     line = {"epoch": 0, "step": 0, "loss": 1.0, "samples_per_s": 9.0, "wait_fraction": 0.5}
-    with StepLog(str(tmp_path), rank=0, world_size=2, num_steps=0) as log:
-        for step in range(1, 6):
-            log.write({**line, "num_steps": step})
+    log = StepLog(str(tmp_path), rank=0, world_size=2, num_steps=0)
+    for step in range(1, 6):
+        log.write({**line, "num_steps": step})
     own_file, other = tmp_path / "metrics-rank0.jsonl", tmp_path / "metrics-rank1.jsonl"
     other.write_bytes(own_file.read_bytes())
     with own_file.open("a") as file:
@@ -291,7 +281,7 @@ def test_a_rank_that_is_lost_is_one_line_on_the_others(
 
     monkeypatch.setattr(loop, "fit", fail)
     with pytest.raises(MMStreamError, match=r"^another rank has ended, or did not answer in time;"):
-        loop.run(TrainConfig(url=corpus, out=str(tmp_path), num_workers=0, device="cpu"))
+        train(TrainConfig(url=corpus, out=str(tmp_path), num_workers=0, device="cpu"))
     monkeypatch.setattr(loop, "is_of_lost_rank", lambda _: False)
     with pytest.raises(type(error)):
-        loop.run(TrainConfig(url=corpus, out=str(tmp_path), num_workers=0, device="cpu"))
+        train(TrainConfig(url=corpus, out=str(tmp_path), num_workers=0, device="cpu"))

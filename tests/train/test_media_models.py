@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +17,11 @@ import torch.distributed as dist
 import mmstream as mm
 from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig, TrainResult, train
+from mmstream.train.chat import load_chat
+from mmstream.train.data import pipeline_of_model
 from mmstream.train.distributed import leave_group
-from mmstream.train.models import build_model, decode_for, normalize_for, open_model_tokenizer
+from mmstream.train.models import open_model
+from mmstream.train.tokenizer import open_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.logged_runs import metrics
@@ -25,7 +29,7 @@ from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
 
 SETTINGS = {
-    "epochs": 2, "global_batch_size": 4, "num_workers": 0, "progress": False, "device": "cpu",
+    "epochs": 2, "global_batch_size": 4, "num_workers": 0, "device": "cpu",
     "lr": 3e-3, "precision": "fp32", "log_keys": True, "checkpoint_every": 2,
 }  # fmt: skip
 MEDIA = ([], ["0.mp4"], ["0.jpg"], ["0.mp4", "1.mp4"], ["0.mp4", "1.jpg"])
@@ -67,13 +71,19 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, name: str, out: str, **changes: Any) -> TrainResult:
+def run(folder: Path, name: str, out: str, *, is_flat: bool = False, **changes: Any) -> TrainResult:
     own = {
         "url": str(folder / f"{name}-data"),
         "out": str(folder / out),
         "model": str(folder / name),
     }
-    return train(TrainConfig(**{**own, **SETTINGS, **changes}))
+    config = TrainConfig(**{**own, **SETTINGS, **changes})
+
+    def flat(dataset: mm.Dataset) -> mm.Pipeline:
+        made = pipeline_of_model(config, dataset, open_model(config, 4)[1])
+        return replace(made, batching=mm.Flat())
+
+    return train(config, pipeline=flat if is_flat else None)
 
 
 def play(rank: int, folder_name: str) -> None:
@@ -87,7 +97,7 @@ def play(rank: int, folder_name: str) -> None:
         for name in ("qwen", "whisper"):
             run(folder, name, f"{name}-moved", max_steps=max_steps)
         if part == 0:
-            run(folder, "qwen", "qwen-flat", max_steps=3, padding_free=True)
+            run(folder, "qwen", "qwen-flat", max_steps=3, is_flat=True)
         if world_size > 1:
             dist.barrier()
             leave_group()
@@ -160,7 +170,6 @@ def refused(folder: Path, name: str, out: str, **changes: Any) -> str:
 def test_whisper_on_data_without_recordings_says_what_it_takes(material: Path) -> None:
     message = refused(material, "whisper", "no-sound", url=str(material / "qwen-data"))
     assert "takes one recording (wav, flac, mp3, ...) and its transcript" in message
-    assert "there is one with json" in message
 
 
 def test_models_of_images_on_videos_name_the_models_of_videos(
@@ -168,71 +177,54 @@ def test_models_of_images_on_videos_name_the_models_of_videos(
 ) -> None:
     videos = write_corpus(tmp_path, [4], lambda number: chat(5 * number + 1))
     message = refused(material, "qwen", "squares", model="vlm", url=videos)
-    assert "videos need a model with a video processor" in message
-    assert "Qwen2.5-VL" in message
-
-
-def test_a_size_of_images_makes_squares_without_videos(material: Path) -> None:
-    config = TrainConfig(url="", out="", model=str(material / "qwen"), image_size=56)
-    decode = decode_for(config, *opened(config))
-    assert decode.video is None
-    assert decode.image is not None
-    assert decode.image.size == 56
-
-
-def opened(config: TrainConfig) -> tuple[Any, Any]:
-    tokenizer = open_model_tokenizer(config)
-    return tokenizer, build_model(config, tokenizer)
+    assert "a Qwen-VL, saved with its processor, videos too" in message
 
 
 def test_the_processor_of_a_folder_sets_the_decoders(material: Path) -> None:
-    config = TrainConfig(url="", out="", model=str(material / "qwen"))
-    decode = decode_for(config, *opened(config))
+    model, decode = open_model(TrainConfig(url="", out="", model=str(material / "qwen")), 4)
     assert decode.video is not None
     assert (decode.video.fps, decode.video.max_frames, decode.video.multiple_of) == (2, 8, 28)
     assert decode.text is not None
     assert decode.text.max_length == 4096
-    assert normalize_for(config) is not None
+    assert model.normalize is not None
     config = TrainConfig(url="", out="", model=str(material / "whisper"), max_length=1000)
-    decode = decode_for(config, *opened(config))
+    model, decode = open_model(config, 4)
     assert decode.audio is not None
     assert decode.audio.features is not None
     assert decode.text is not None
     assert decode.text.max_length == 64  # the model has no more positions
-    assert normalize_for(config) is None
+    assert model.normalize is None
 
 
-def test_a_speech_model_has_no_size_of_images(material: Path) -> None:
-    config = TrainConfig(url="", out="", model=str(material / "whisper"), image_size=32)
-    with pytest.raises(ConfigError, match="is a speech model: leave out image_size"):
-        opened(config)
+def without_extractor(folder: Path) -> None:
+    (folder / "processor_config.json").unlink()
 
 
-def test_a_folder_without_a_feature_extractor_is_refused(material: Path, tmp_path: Path) -> None:
-    shutil.copytree(material / "whisper", tmp_path / "whisper")
-    (tmp_path / "whisper" / "processor_config.json").unlink()
-    config = TrainConfig(url="", out="", model=str(tmp_path / "whisper"))
-    with pytest.raises(ConfigError, match="no feature extractor of a speech model"):
-        decode_for(config, *opened(config))
-
-
-def test_the_tokenizer_of_another_model_is_refused(material: Path) -> None:
-    config = TrainConfig(
-        url="", out="", model=str(material / "qwen"), tokenizer=str(material / "whisper")
-    )
-    tokenizer = open_model_tokenizer(TrainConfig(url="", out="", model=str(material / "whisper")))
-    with pytest.raises(ConfigError, match=r"images are token 263, which is .* in the tokenizer"):
-        build_model(config, tokenizer)
-
-
-def test_different_statistics_of_images_and_frames_are_refused(
-    material: Path, tmp_path: Path
-) -> None:
-    shutil.copytree(material / "qwen", tmp_path / "qwen")
-    path = tmp_path / "qwen" / "processor_config.json"
+def with_other_colours_of_frames(folder: Path) -> None:
+    path = folder / "processor_config.json"
     settings = json.loads(path.read_text())
     settings["video_processor"]["image_mean"] = [0.1, 0.2, 0.3]
     path.write_text(json.dumps(settings))
-    config = TrainConfig(url="", out="", model=str(tmp_path / "qwen"))
-    with pytest.raises(ConfigError, match="image_mean differs between images and videos"):
-        decode_for(config, *opened(config))
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "message"),
+    [
+        ("whisper", without_extractor, "no feature extractor of a speech model"),
+        ("qwen", without_extractor, "has no processor; save it beside the model"),
+        ("qwen", with_other_colours_of_frames, "image_mean differs between images and videos"),
+    ],
+)
+def test_what_a_folder_lacks_is_named(
+    material: Path, tmp_path: Path, name: str, change: Any, message: str
+) -> None:
+    model = shutil.copytree(material / name, tmp_path / name)
+    change(model)
+    with pytest.raises(ConfigError, match=message):
+        open_model(TrainConfig(url="", out="", model=str(model)), 4)
+
+
+def test_the_tokenizer_of_another_model_is_refused(material: Path) -> None:
+    tokenizer = open_tokenizer(str(material / "whisper"))
+    with pytest.raises(ConfigError, match=r"images are token 263, which is .* in the tokenizer"):
+        load_chat(str(material / "qwen"), tokenizer)

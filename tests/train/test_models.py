@@ -14,17 +14,12 @@ from mmstream.demo.demo import corpus_rows
 from mmstream.errors import BadSampleLimitError, ConfigError
 from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.clip import small_clip
-from mmstream.train.models import (
-    CLIP_NORMALIZE,
-    build_model,
-    decode_for,
-    hint_at_model,
-    normalize_for,
-    open_model_tokenizer,
-)
+from mmstream.train.models import CLIP_NORMALIZE, open_model
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import small_vlm
-from tests.helpers.corpora import write_corpus
+from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.logged_runs import metrics
+from tests.helpers.tiny_model import TinyModel
 
 
 @pytest.fixture(autouse=True)
@@ -55,9 +50,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_clip_on_conversations_names_the_other_model(conversations: str, tmp_path: Path) -> None:
-    with pytest.raises(
-        BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats, with any'
-    ):
+    with pytest.raises(BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats'):
         run(conversations, tmp_path)
 
 
@@ -71,39 +64,13 @@ def test_what_is_said_when_the_data_is_opened_is_said_once(
     assert caplog.text.count("1 tars are not in mmstream.json") == 1
 
 
-def test_data_that_clip_can_take_or_nobody_gives_no_hint(corpus: str, tmp_path: Path) -> None:
-    config = TrainConfig(url="", out="")
-    data = mm.open_dataset(corpus)
-    assert hint_at_model(config, data) == ""
-    assert hint_at_model(TrainConfig(url="", out="", model="vlm"), data) == ""
-    for path in Path(write_corpus(tmp_path, [4])).glob("*.tar"):
-        path.write_bytes(b"")
-    assert hint_at_model(config, mm.open_dataset(tmp_path)) == ""
-
-
-def test_a_recording_with_a_transcript_is_for_whisper_and_a_chat_about_one_is_not(
-    tmp_path: Path,
-) -> None:
-    config = TrainConfig(url="", out="")
-    samples = {"speech": {"wav": b"", "txt": b"one"}, "chat": {"wav": b"", "json": b"{}"}}
-    for name, fields in samples.items():
-        dataset = mm.open_dataset(
-            write_corpus(tmp_path / name, [1], lambda _, fields=fields: fields)
-        )
-        hint = hint_at_model(config, dataset)
-        assert ("Whisper" in hint, 'model="vlm" takes chats' in hint) == (
-            name == "speech",
-            name == "chat",
-        )
-
-
 def test_clip_on_pictures_with_classes_names_the_page_about_them(tmp_path: Path) -> None:
     media = Path(corpus_rows()).parent
     first = json.loads(Path(corpus_rows()).read_text().splitlines()[0])
     rows = [{"image": first["image"], "label": number % 2} for number in range(8)]
     shards = str(tmp_path / "shards")
     mm.convert(rows, shards, media_root=str(media), progress=False)
-    with pytest.raises(BadSampleLimitError, match="no model for classes: see docs"):
+    with pytest.raises(BadSampleLimitError, match=r"docs/classification\.md has classes"):
         run(shards, tmp_path / "out")
 
 
@@ -118,9 +85,8 @@ def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str
 def test_a_vlm_trains_with_all_options_and_resumes(conversations: str, tmp_path: Path) -> None:
     options = {
         "model": "vlm", "max_length": 160, "epochs": 2, "precision": "bf16", "accumulate": 2,
-        "micro_batches": 3, "activation_checkpointing": True, "deterministic": True,
-        "freeze": ("*vision_tower*",), "validation": conversations, "validate_every": 2,
-        "lr": 3e-3, "warmup_steps": 1, "lr_schedule": "cosine", "log_keys": True,
+        "micro_batches": 3, "activation_checkpointing": True, "validation": conversations,
+        "lr": 3e-3, "warmup_steps": 1, "log_keys": True,
     }  # fmt: skip
     whole, lines = run(conversations, tmp_path / "whole", **options)
     assert (whole.num_steps, whole.state["epoch"]) == (4, 2)  # groups of 2 and 1 batches of 3
@@ -153,13 +119,12 @@ def test_a_clip_folder_is_trained_on(corpus: str, tmp_path: Path) -> None:
     options = {"model": str(folder), "image_size": None, "max_steps": 2}
     result, _ = run(corpus, tmp_path / "run", **options)
     assert result.num_steps == 2
-    config = TrainConfig(url=corpus, out="", model=str(folder))
-    model: Any = build_model(config, open_model_tokenizer(config))
+    model, _ = open_model(TrainConfig(url=corpus, out="", model=str(folder)), 8)
     for name, weight in clip.state_dict().items():
         assert weight.equal(model.clip.state_dict()[name])
     assert model.image_size == 48
-    assert normalize_for(config).std == (0.25, 0.25, 0.25)
-    with pytest.raises(ConfigError, match="images of 48 pixels, not 32"):
+    assert model.normalize.std == (0.25, 0.25, 0.25)
+    with pytest.raises(ConfigError, match="image_size is for clip and vlm; a folder says its own"):
         run(corpus, tmp_path / "other", model=str(folder))
 
 
@@ -176,21 +141,75 @@ def test_a_vlm_folder_is_trained_on(conversations: str, tmp_path: Path) -> None:
         max_steps=1,
     )  # fmt: skip
     assert result.num_steps == 1
-    assert normalize_for(TrainConfig(url="", out="", model=str(folder))) == CLIP_NORMALIZE
+    model, _ = open_model(TrainConfig(url="", out="", model=str(folder)), 8)
+    assert model.normalize == CLIP_NORMALIZE
 
 
-def test_what_is_no_model_is_refused(tmp_path: Path) -> None:
+def test_what_is_no_model_is_refused(corpus: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="is not clip, vlm or a model's folder"):
-        train(TrainConfig(url="", out=str(tmp_path), model=str(tmp_path), device="cpu"))
+        train(TrainConfig(url=corpus, out=str(tmp_path), model=str(tmp_path), device="cpu"))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
     with pytest.raises(ConfigError, match="no vision tower"):
-        train(TrainConfig(url="", out=str(tmp_path), model=str(tmp_path), device="cpu"))
+        train(TrainConfig(url=corpus, out=str(tmp_path), model=str(tmp_path), device="cpu"))
 
 
-@pytest.mark.parametrize("model", ["clip", "vlm"])
-def test_captions_may_be_anywhere(model: str, tmp_path: Path) -> None:
-    config = TrainConfig(url="", out=str(tmp_path), model=model, text_field="json.caption")
-    tokenizer = open_model_tokenizer(config)
-    decode = decode_for(config, tokenizer, build_model(config, tokenizer))
-    assert decode.text is not None
-    assert decode.text.field == "json.caption"
+# -- a pipeline and a model of the user's ---------------------------------------------------------
+
+
+def tiny_pipeline(dataset: mm.Dataset) -> mm.Pipeline:
+    text = mm.TextDecoder(byte_tokenizer(), field="json.caption", max_length=40)
+    decode = mm.Decode(image=mm.ImageDecoder(size=32), text=text)
+    return mm.Pipeline(dataset, global_batch_size=4, decode=decode)
+
+
+class Captioned(TinyModel):
+    """Says how its pixels are normalised."""
+
+    normalize = CLIP_NORMALIZE
+
+    def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+        assert batch["image"].is_floating_point()
+        return super().forward(batch)
+
+
+def captioned(folder: Path, *, bad: int | None = None) -> str:
+    def fields(number: int) -> dict[str, bytes]:
+        row = {"title" if number == bad else "caption": f"number {number}"}
+        return {"jpg": jpeg(number), "json": json.dumps(row).encode()}
+
+    return write_corpus(folder, [9, 8], fields)
+
+
+def test_everything_particular_goes_through_a_pipeline(tmp_path: Path) -> None:
+    url, model = captioned(tmp_path / "data"), Captioned()
+    settings = {"url": url, "num_workers": 0, "device": "cpu", "log_keys": True, "max_steps": 3}
+    result = train(
+        TrainConfig(out=str(tmp_path / "a"), **settings), pipeline=tiny_pipeline, model=model
+    )
+    assert result.num_steps == 3
+    lines = metrics(tmp_path / "a")
+    assert {len(line["keys"]) for line in lines} == {4}  # the batch size of the pipeline
+    other = tiny_pipeline(mm.open_dataset(captioned(tmp_path / "other")))
+    train(
+        TrainConfig(out=str(tmp_path / "b"), **settings), pipeline=other, model=Captioned()
+    )  # its dataset is replaced
+    assert [line["loss"] for line in metrics(tmp_path / "b")] == [x["loss"] for x in lines]
+    train(
+        TrainConfig(out=str(tmp_path / "clip"), image_size=32, **settings), pipeline=tiny_pipeline
+    )
+    assert len(metrics(tmp_path / "clip")) == 3
+
+
+def test_bad_samples_of_a_pipeline_are_recorded_where_the_metrics_are(tmp_path: Path) -> None:
+    url = captioned(tmp_path / "data", bad=5)
+    config = TrainConfig(url=url, out=str(tmp_path / "run"), epochs=2, num_workers=0, device="cpu")
+    train(config, pipeline=tiny_pipeline, model=Captioned())
+    assert "caption" in (tmp_path / "run" / "quarantine-rank0.jsonl").read_text()
+
+
+def test_pipelines_that_are_none_are_one_line(tmp_path: Path) -> None:
+    config = TrainConfig(url=captioned(tmp_path / "data"), out=str(tmp_path), device="cpu")
+    with pytest.raises(ConfigError, match=r"pipeline= gave int, and no mm\.Pipeline"):
+        train(config, pipeline=lambda dataset: len(dataset))
+    with pytest.raises(ConfigError, match="model= needs pipeline=, with the decoders"):
+        train(config, model=Captioned())

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -10,17 +12,18 @@ import pytest
 
 import mmstream as mm
 from mmstream.errors import ConfigError
-from mmstream.train import TrainConfig, TrainResult, step, train
-from mmstream.train.data import open_loader
-from mmstream.train.models import decode_for, open_model_tokenizer
+from mmstream.train import TrainConfig, TrainResult, loop, train
+from mmstream.train.data import pipeline_of_model
+from mmstream.train.models import open_model
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.logged_runs import metrics
+from tests.helpers.media_files import audio_file
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
 from tests.helpers.unpacked import are_packs_of, train_unpacked
 
 SETTINGS = {
-    "max_steps": 4, "global_batch_size": 6, "num_workers": 0, "progress": False, "device": "cpu",
-    "lr": 3e-3, "precision": "fp32", "log_keys": True, "model": "vlm", "image_size": 32,
+    "max_steps": 4, "num_workers": 0, "device": "cpu", "lr": 3e-3, "precision": "fp32",
+    "log_keys": True,
 }  # fmt: skip
 MODELS = ("vlm", "qwen")
 
@@ -40,6 +43,11 @@ def chat(number: int) -> dict[str, bytes]:
     return {**fields, "json": json.dumps({"messages": messages}).encode()}
 
 
+def spoken(number: int) -> dict[str, bytes]:
+    """A sound and its transcript."""
+    return {"wav": audio_file("wav", seconds=0.3), "txt": f"number {number}".encode()}
+
+
 def words(number: int) -> dict[str, bytes]:
     """A conversation without any picture."""
     return {"json": chat(5 * number)["json"]}
@@ -55,10 +63,24 @@ def material(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
-def run(folder: Path, out: str, name: str = "vlm", **changes: Any) -> TrainResult:
-    model = {} if name == "vlm" else {"model": str(folder / name), "image_size": None}
+def pipeline_of(
+    config: TrainConfig, batching: mm.Flat | None, batch_size: int = 6
+) -> Callable[[mm.Dataset], mm.Pipeline]:
+    """Return what makes the pipeline of a model, without padding."""
+    decode = open_model(config, batch_size)[1]
+    return lambda dataset: replace(
+        pipeline_of_model(replace(config, global_batch_size=batch_size), dataset, decode),
+        batching=batching,
+    )
+
+
+def run(
+    folder: Path, out: str, name: str = "vlm", batching: mm.Flat | None = None, **changes: Any
+) -> TrainResult:
+    model = {"model": name, "image_size": 32} if name == "vlm" else {"model": str(folder / name)}
     given = {"url": str(folder / "chats"), "out": str(folder / out), **SETTINGS, **model}
-    return train(TrainConfig(**{**given, **changes}))
+    config = TrainConfig(**{**given, **changes})
+    return train(config, pipeline=pipeline_of(config, batching))
 
 
 def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
@@ -71,56 +93,36 @@ def assert_same(one: list[dict[str, Any]], other: list[dict[str, Any]]) -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_without_padding_has_the_losses_of_one_with_it(material: Path, name: str) -> None:
     run(material, f"{name}-padded", name)
-    result = run(material, f"{name}-flat", name, padding_free=True)
+    run(material, f"{name}-flat", name, mm.Flat())
     padded, flat = (metrics(material / f"{name}-{way}") for way in ("padded", "flat"))
     assert_same(padded, flat)
     assert [line["keys"] for line in flat] == [line["keys"] for line in padded]
     assert min(line["padding_fraction"] for line in padded) > 0.1
     assert {line["padding_fraction"] for line in flat} == {0}
-    assert result.summary is not None
-    assert "0.0% of the positions are padding" in result.summary
-
-
-def test_pieces_of_so_many_tokens_change_nothing(material: Path) -> None:
-    run(material, "whole", padding_free=True)
-    run(material, "pieces", padding_free=True, micro_batch_tokens=300, accumulate=2, max_steps=2)
-    run(material, "both", padding_free=True, accumulate=2, max_steps=2)
-    one, other = metrics(material / "both"), metrics(material / "pieces")
-    assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in one], rel=1e-5)
-    assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
 
 
 def test_attention_over_all_tokens_gets_pieces_by_itself(
     material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    run(material, "at-once", padding_free=True, max_steps=2)
-    monkeypatch.setattr(step, "MAX_COMPARED_TOKENS", 300)
-    run(material, "by-itself", padding_free=True, max_steps=2)
-    run(material, "eager", padding_free=True, max_steps=2, attn_implementation="eager")
-    one = [line["loss"] for line in metrics(material / "at-once")]
-    for other in ("by-itself", "eager"):
-        assert [x["loss"] for x in metrics(material / other)] == pytest.approx(one, rel=1e-5)
-
-
-def test_attention_that_is_not_there_is_refused(material: Path, tmp_path: Path) -> None:
-    for name in ("flash_attention_2", "unheard-of"):
-        with pytest.raises(ConfigError, match=f"train: attn_implementation '{name}': "):
-            run(material, "refused", padding_free=True, attn_implementation=name)
-    with pytest.raises(ConfigError, match="attn_implementation is for vlm and chat models"):
-        run(material, "refused", model="clip", attn_implementation="eager")
+    run(material, "at-once", batching=mm.Flat(), accumulate=2, max_steps=2)
+    monkeypatch.setattr(loop, "MAX_COMPARED_TOKENS", 300)
+    run(material, "by-itself", batching=mm.Flat(), accumulate=2, max_steps=2)
+    one, other = metrics(material / "at-once"), metrics(material / "by-itself")
+    assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in one], rel=1e-5)
+    assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
 
 
 def test_texts_without_any_picture_train_too(material: Path) -> None:
-    for name, ways in (("padded-words", {}), ("flat-words", {"padding_free": True})):
-        run(material, name, url=str(material / "words"), **ways)
+    for name, batching in (("padded-words", None), ("flat-words", mm.Flat())):
+        run(material, name, batching=batching, url=str(material / "words"))
     assert_same(metrics(material / "padded-words"), metrics(material / "flat-words"))
 
 
 def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) -> None:
     both = {"validation": str(material / "words"), "max_steps": 1}
     losses = [
-        run(material, f"validated-{way}", padding_free=way, **both).validation_loss
-        for way in (False, True)
+        run(material, f"validated-{batching}", batching=batching, **both).validation_loss
+        for batching in (None, mm.Flat())
     ]
     assert losses[1] == pytest.approx(losses[0], rel=1e-5)
 
@@ -146,17 +148,11 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
 ) -> None:
     model = str(save_tiny_qwen(tmp_path / "model", family=family))
     url = write_corpus(tmp_path / "albums", [20, 30, 10], album)
-    config = TrainConfig(
-        url=url, out=str(tmp_path), pack=1024, plan="default-1024",
-        **{**SETTINGS, "model": model, "image_size": None, "max_steps": 2, "global_batch_size": 3},
-    )  # fmt: skip
-    decode = decode_for(config, open_model_tokenizer(config), None)
-    mm.measure(url, decode=decode, num_workers=0, progress=False)
-    mm.plan_packs(url, 1024)
-    result = train(config)
-    assert result.summary is not None
-    assert "packs are" in result.summary
-    steps = list(train_unpacked(config))
+    config = TrainConfig(url=url, out=str(tmp_path), **{**SETTINGS, "model": model, "max_steps": 2})
+    packed = pipeline_of(config, mm.Pack(1024), 3)
+    mm.plan(packed(mm.open_dataset(url)), num_workers=0, progress=False)
+    train(config, pipeline=packed)
+    steps = list(train_unpacked(config, packed(mm.open_dataset(url))))
     assert len(steps) == 2
     for line, expected in zip(metrics(tmp_path), steps, strict=True):
         assert are_packs_of(expected.packs, [line["keys"]])
@@ -167,35 +163,21 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
         assert expected.least_cosine > 0.9999
         assert expected.num_images > 20
         assert len(expected.packs) == 3
-    # On three ranks, they have equal shares, so the log says how unequal their packs are.
-    cost = mm.Cost(tokens=0, squared_tokens=1)
-    loader = open_loader(config, mm.open_dataset(url), decode, world=mm.World(0, 3), cost=cost)
-    next(iter(loader))
-    assert loader.stats.modelled_imbalance > 1
 
 
 # -- what is refused -----------------------------------------------------------------------------
 
 
-def test_models_of_whole_rows_are_refused_with_a_line_that_says_so(
-    material: Path, tmp_path: Path
-) -> None:
-    with pytest.raises(ConfigError, match='clip compares whole rows: give model="vlm"'):
-        TrainConfig(url="", out="", padding_free=True)
-    with pytest.raises(ConfigError, match="clip compares whole rows"):
-        TrainConfig(url="", out="", pack=4096)
-    save_tiny_whisper(tmp_path / "whisper")
-    with pytest.raises(ConfigError, match="SpeechModel takes whole rows: leave them out"):
+def test_models_of_whole_rows_are_refused_with_a_line_that_says_so(material: Path) -> None:
+    save_tiny_whisper(material / "whisper")
+    with pytest.raises(ConfigError, match="whisper takes one sample a row: leave batching= out"):
         run(
-            material, "refused", model=str(tmp_path / "whisper"), image_size=None, padding_free=True
+            material,
+            "refused",
+            "whisper",
+            mm.Flat(),
+            url=write_corpus(material / "spoken", [9], spoken),
         )
-
-
-def test_settings_that_do_not_go_together_are_refused() -> None:
-    given = {"url": "", "out": "", "model": "vlm"}
-    with pytest.raises(ConfigError, match="micro_batch_tokens needs padding_free or pack"):
-        TrainConfig(**given, micro_batch_tokens=100)
-    with pytest.raises(ConfigError, match="give micro_batches or micro_batch_tokens, not both"):
-        TrainConfig(**given, padding_free=True, micro_batches=2, micro_batch_tokens=100)
-    with pytest.raises(ConfigError, match="pack is 0; it must be 1 or more"):
-        TrainConfig(**given, pack=0)
+    captions = write_corpus(material / "captions", [9])
+    with pytest.raises(ConfigError, match="CLIP compares whole rows: leave batching= out"):
+        run(material, "refused", batching=mm.Flat(), model="clip", url=captions)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pickle
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig
 from mmstream.train.clip import load_clip, small_clip
-from mmstream.train.models import build_model, normalize_for
+from mmstream.train.models import open_model
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from mmstream.train.vlm import load_vlm
 
@@ -42,10 +43,6 @@ def clip_folder(tmp_path: Path) -> Path:
     )
     tokenizer.save_pretrained(folder)
     return folder
-
-
-def change_json(path: Path, **changes: object) -> None:
-    path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
 def message_of(call: Any, *args: Any) -> str:
@@ -94,7 +91,7 @@ def test_a_model_with_code_of_its_own_is_refused_without_advice_to_run_it(tmp_pa
     }
     for name in ("config.json", "tokenizer_config.json"):
         (tmp_path / name).write_text(json.dumps(config))
-    for call in (load_vlm, open_tokenizer):
+    for call in (partial(load_vlm, tokenizer=None), open_tokenizer):
         assert "code of a folder is never run" in message_of(call, str(tmp_path))
     assert not (tmp_path / "ran").exists()
 
@@ -111,9 +108,9 @@ def test_damaged_files_of_a_tokenizer_are_one_line(clip_folder, content):
 def test_damaged_files_of_a_model_are_one_line(clip_folder, content):
     config = TrainConfig(url="", out="", model=str(clip_folder))
     (clip_folder / "preprocessor_config.json").write_bytes(content)
-    assert "preprocessor_config.json: not " in message_of(normalize_for, config)
+    assert "preprocessor_config.json: not " in message_of(open_model, config, 1)
     (clip_folder / "config.json").write_bytes(content)
-    assert "is not clip, vlm or a model's folder" in message_of(build_model, config, None)
+    assert "is not clip, vlm or a model's folder" in message_of(open_model, config, 1)
 
 
 def test_damaged_weights_are_one_line(clip_folder):
@@ -129,16 +126,16 @@ def test_pixel_statistics_that_are_no_numbers_are_refused(clip_folder, values):
     statistics = {"image_mean": values, "image_std": [1.0, 1.0, 1.0]}
     (clip_folder / "preprocessor_config.json").write_text(json.dumps(statistics))
     config = TrainConfig(url="", out="", model=str(clip_folder))
-    assert "image_mean and image_std" in message_of(normalize_for, config)
+    assert "image_mean and image_std" in message_of(open_model, config, 1)
 
 
 def test_pixel_statistics_are_taken_from_the_file_of_all_processors(clip_folder):
     whole = {"image_processor": {"image_mean": [0.1] * 3, "image_std": [0.2] * 3}}
     (clip_folder / "processor_config.json").write_text(json.dumps(whole))
     config = TrainConfig(url="", out="", model=str(clip_folder))
-    assert normalize_for(config).mean == (0.1, 0.1, 0.1)
+    assert open_model(config, 1)[0].normalize.mean == (0.1, 0.1, 0.1)
     alone = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3}
     (clip_folder / "preprocessor_config.json").write_text(json.dumps(alone))
-    assert normalize_for(config).mean == (0.1, 0.1, 0.1)
+    assert open_model(config, 1)[0].normalize.mean == (0.1, 0.1, 0.1)
     (clip_folder / "processor_config.json").write_text(json.dumps({"feature_extractor": {}}))
-    assert normalize_for(config).mean == (0.5, 0.5, 0.5)
+    assert open_model(config, 1)[0].normalize.mean == (0.5, 0.5, 0.5)

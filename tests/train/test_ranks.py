@@ -26,7 +26,6 @@ from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog
 from mmstream.train.models import CLIP_NORMALIZE
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.train.validation import Validation
 from tests.helpers.bad_corpus import truncated_jpeg, write_faulty
 from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.tiny_model import TinyModel
@@ -34,7 +33,7 @@ from tests.helpers.tiny_model import TinyModel
 pytestmark = pytest.mark.slow
 
 TOLD = {
-    "epochs": 2, "global_batch_size": 12, "lr": 3e-3, "lr_schedule": "cosine", "warmup_steps": 3,
+    "epochs": 2, "global_batch_size": 12, "lr": 3e-3, "warmup_steps": 3,
     "checkpoint_every": 4, "precision": "fp32", "log_keys": True, "num_workers": 0,
 }  # fmt: skip
 
@@ -65,7 +64,7 @@ def train(
         closing(open_batches(config, transforms=filters)) as loader,
         closing(open_batches(config, shuffle=False, drop_last=False)) as second,
     ):
-        validation = Validation(mm.to_device(second, "cpu", normalize=CLIP_NORMALIZE))
+        validation = mm.to_device(second, "cpu", normalize=CLIP_NORMALIZE)
         batches = mm.to_device(loader, "cpu", normalize=CLIP_NORMALIZE)
         return fit(config, model or TinyModel(), batches, process, validation)
 
@@ -74,7 +73,7 @@ def train_clip(corpus: str, out: Path, **changes: Any) -> TrainResult:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     clip = small_clip(image_size=32, vocab_size=259, max_length=64, seed=3)
     model = ContrastiveClip(clip, -(-12 // world_size))
-    return train(corpus, out, model=model, **{"lr": 3e-4, "validate_every": 9, **changes})
+    return train(corpus, out, model=model, **{"lr": 3e-4, **changes})
 
 
 class Interrupted(TinyModel):
@@ -124,7 +123,7 @@ def train_with_a_slow_log(corpus: str, out: Path) -> bool:
 def as_two(corpus: str, folder: Path) -> dict[str, Any]:
     train(corpus, folder / "moved", max_steps=6)
     train_clip(corpus, folder / "moved-clip", max_steps=6)
-    train(corpus, folder / "even", validate_every=5)
+    train(corpus, folder / "even", checkpoint_every=5)
     train(corpus, folder / "uneven", rows_per_rank=(9, 3), micro_batches=3)
     train(str(folder / "faulty"), folder / "counted", filters=(without_some,), max_steps=8)
     stopped = train(corpus, folder / "stopped", model=Interrupted(), checkpoint_every=100)
@@ -175,7 +174,7 @@ def played(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def alone(corpus: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The undisturbed runs, on one rank, in this process."""
     folder = tmp_path_factory.mktemp("alone")
-    train(corpus, folder / "tiny", validate_every=5)
+    train(corpus, folder / "tiny", checkpoint_every=5)
     train_clip(corpus, folder / "clip")
     return folder
 
@@ -287,7 +286,7 @@ def test_the_validation_loss_is_the_mean_over_all_valid_rows(
 
 
 def test_validation_leaves_the_training_alone(alone: Path, corpus: str, tmp_path: Path) -> None:
-    train(corpus, tmp_path, validate_every=1000, max_steps=12)
+    train(corpus, tmp_path, checkpoint_every=1000, max_steps=12)
     for name in ("keys", "loss"):
         assert curve(tmp_path, name) == curve(alone / "tiny", name)[:12]
 

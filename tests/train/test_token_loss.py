@@ -10,7 +10,7 @@ import mmstream as mm
 from mmstream.batching.flat import flatten
 from mmstream.batching.valid import next_tokens, target_weights
 from mmstream.integrations.summed_loss import summed_loss
-from mmstream.train.token_loss import weight_of_labels
+from mmstream.train.chat import ChatModel
 
 SAMPLES = [
     {
@@ -40,7 +40,7 @@ def test_each_target_counts_by_its_weight(kind: str) -> None:
     assert summed_loss(logits, targets, target_weights(batch)).item() == pytest.approx(
         float(expected), rel=1e-6
     )
-    assert weight_of_labels(batch) == 3.5
+    assert ChatModel(None).weight_of(batch) == 3.5
     # Inputs of a model may have padding and blank pictures between.
     more = torch.cat((targets, torch.full_like(targets, -100)), dim=1)
     spread = summed_loss(torch.cat((logits, logits), dim=1), more, target_weights(batch))
@@ -51,4 +51,4 @@ def test_labels_without_weights_count_the_same() -> None:
     batch = flatten(SAMPLES[1:], [0], 1, mm.Flat())
     batch["__valid__"] = torch.tensor([True])
     assert target_weights(batch) is None
-    assert weight_of_labels(batch) == 1
+    assert ChatModel(None).weight_of(batch) == 1

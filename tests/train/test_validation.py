@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.train import TrainConfig, train
-from mmstream.train.data import open_loader
+from mmstream.train.data import pipeline_of_model, validation_pipeline
 from mmstream.train.distributed import StopRequest, TrainProcess
-from mmstream.train.step import prepare
-from mmstream.train.validation import Validation
+from mmstream.train.loop import prepare, validate
+from mmstream.train.models import open_model
 from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty, write_tiny
 from tests.helpers.chats import tokenizer
 from tests.helpers.corpora import write_corpus
@@ -50,7 +50,7 @@ def test_a_pass_shows_each_sample_once_in_order_with_marked_padding(tmp_path_fac
         assert [step.keys for step in again] == [step.keys for step in whole]
 
 
-def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validation:
+def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Any:
     pipeline = make_pipeline(
         corpus,
         decode=mm.Decode(
@@ -61,13 +61,14 @@ def validation_of(corpus: str, num_workers: int = 0, **changes: Any) -> Validati
         **changes,
     )
     loader = mm.Loader(pipeline, num_workers=num_workers)
-    return Validation(mm.to_device(loader, "cpu", normalize=NORMALIZE))
+    return mm.to_device(loader, "cpu", normalize=NORMALIZE)
 
 
-def one_pass(validation: Validation, model: TinyModel) -> dict[str, float]:
+def one_pass(batches: Any, model: TinyModel, start: Any = None) -> dict[str, float]:
     config = TrainConfig(url="", out="")
     trained = prepare(config, model, PROCESS)
-    result = validation.run(trained, PROCESS, StopRequest(), config)
+    start = batches.state_dict() if start is None else start
+    result = validate(trained, batches, start, config, PROCESS, StopRequest())
     assert result is not None
     assert model.training
     return {name: result[name] for name in ("loss", "weight")}
@@ -77,13 +78,14 @@ def one_pass(validation: Validation, model: TinyModel) -> dict[str, float]:
 def test_every_pass_begins_at_the_beginning_and_gives_the_same(corpus, num_workers):
     model = TinyModel()
     validation = validation_of(corpus, num_workers)
-    with closing(validation.batches.loader):
+    start = validation.state_dict()
+    with closing(validation.loader):
         first = one_pass(validation, model)
         for _ in range(2):
-            assert one_pass(validation, model) == first
-        next(iter(validation.batches))  # a pass that a signal ended in its middle
-        assert one_pass(validation, model) == first
-        assert validation.batches.stats.num_bad == 0
+            assert one_pass(validation, model, start) == first
+        next(iter(validation))  # a pass that a signal ended in its middle
+        assert one_pass(validation, model, start) == first
+        assert validation.stats.num_bad == 0
 
 
 def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
@@ -92,7 +94,7 @@ def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
     corpus = write_faulty(tmp_path / "bad", counts, bad, truncated_jpeg)
     result = one_pass(validation_of(corpus, bad_samples=policy(action="mask")), model)
     total = weight = 0.0
-    for batch in validation_of(corpus, global_batch_size=1, bad_samples=policy()).batches:
+    for batch in validation_of(corpus, global_batch_size=1, bad_samples=policy()):
         if not batch["__lineage__"].bad:
             loss, counted = model(batch)
             total, weight = total + loss.item(), weight + counted.item()
@@ -118,13 +120,17 @@ def test_validation_in_between_costs_the_training_stream_nothing(corpus):
 def test_the_training_loop_masks_what_is_bad_in_its_validation_set(tmp_path):
     bad = {0, 5, 6, 29, 30, 31, 58, 70, 96}
     corpus = write_faulty(tmp_path / "bad", [30, 1, 0, 40, 26], bad, truncated_jpeg)
-    out = tmp_path / "run"  # bad_samples="substitute" is the default
+    out = tmp_path / "run"
     config = TrainConfig(
-        url=corpus, out=str(out), validation=corpus, max_bad_fraction=1.0,
-        max_steps=1, global_batch_size=8, image_size=32, num_workers=0, device="cpu",
-        progress=False,
+        url=corpus, out=str(out), validation=corpus, max_steps=1, image_size=32, num_workers=0,
+        device="cpu",
     )  # fmt: skip
-    train(config)
+
+    def pipeline(dataset: mm.Dataset) -> mm.Pipeline:
+        made = pipeline_of_model(config, dataset, open_model(config, 16)[1])
+        return replace(made, bad_samples=mm.BadSamplePolicy(max_fraction=1.0))  # substitutes
+
+    train(config, pipeline=pipeline)
     (line,) = (out / "validation-rank0.jsonl").read_text().splitlines()
     assert json.loads(line)["weight"] == 97 - len(bad)
     records = (out / "validation" / "quarantine-rank0.jsonl").read_text().splitlines()
@@ -132,12 +138,9 @@ def test_the_training_loop_masks_what_is_bad_in_its_validation_set(tmp_path):
 
 
 def test_training_keeps_lanes_where_asked_and_validation_is_not_shuffled(tmp_path):
-    folder = str(tmp_path / "shards")
-    write_corpus(folder, [8])
-    dataset = mm.open_dataset(folder)
-    config = TrainConfig(url=folder, out="", global_batch_size=2, num_workers=0, reshuffle="lanes")
-    with closing(open_loader(config, dataset, None)) as loader:
-        assert loader.state_dict()["order"]["reshuffle"] == "lanes"
-    settings = {"shuffle": False, "drop_last": False, "log": "validation"}
-    with closing(open_loader(config, dataset, None, **settings)) as loader:
-        assert "reshuffle" not in loader.state_dict()["order"]
+    dataset = mm.open_dataset(write_corpus(tmp_path, [8]))
+    pipeline = mm.Pipeline(dataset, global_batch_size=2, reshuffle="lanes")
+    order = validation_pipeline(pipeline, dataset).order.identity()
+    assert pipeline.order.identity()["reshuffle"] == "lanes"
+    assert "reshuffle" not in order
+    assert (order["shuffle"], order["drop_last"]) == (False, False)

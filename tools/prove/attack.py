@@ -18,8 +18,6 @@ from tqdm import tqdm
 from tools.prove.attacks import folders, images, rows, states, tars, texts
 from tools.prove.attacks.attack import MAX_SECONDS, Attack, run_attack
 
-__all__ = ["ATTACKS"]
-
 ATTACKS: tuple[Attack, ...] = (
     *tars.ATTACKS,
     *folders.ATTACKS,

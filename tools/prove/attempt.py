@@ -7,16 +7,14 @@ their parent has ended. This needs Linux.
 from __future__ import annotations
 
 import os
-import random
 import signal
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["Attempt", "free_port", "wait_until"]
+from mmstream.demo.demo import free_port
 
 MARK = "MMSTREAM_PROVE_RESUME"
 SHARED_MEMORY = Path("/dev/shm")
@@ -172,16 +170,3 @@ def _read(pid: int, name: str) -> bytes:
 def _parent(pid: int) -> int:
     fields = _read(pid, "stat").rpartition(b")")[2].split()
     return int(fields[1]) if fields else 0
-
-
-def free_port() -> int:
-    """Return a port of this machine that nobody listens on.
-
-    Linux gives ports from 32768 on to outgoing connections. One of those might be taken by a
-    connection before the process that is meant to listen there has started.
-    """
-    while True:
-        port = random.randrange(10_000, 12_000)  # the S3 server of the tests takes others
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return port

@@ -42,8 +42,6 @@ from mmstream.storage import open_store
 from tests.helpers.corpora import jpeg
 from tools import s3_server
 
-__all__ = ["Corpus", "fault_of_round", "pixels"]
-
 NUM_ROWS = 400
 ROWS_PER_SHARD = 20
 NUM_SHARDS = NUM_ROWS // ROWS_PER_SHARD

@@ -19,16 +19,6 @@ from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.tar.writer import TarWriter
 from mmstream.types import Sample
 
-__all__ = [
-    "NUM_FEATURES",
-    "Corpus",
-    "Ref",
-    "make_features",
-    "open_pipeline",
-    "write_corpus",
-    "write_mixture",
-]
-
 Ref = tuple[int, int]
 """(shard, index) of a sample."""
 

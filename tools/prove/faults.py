@@ -8,8 +8,6 @@ from collections.abc import Callable
 
 from tools.prove.history import History, Run, kept_lines
 
-__all__ = ["FAULTS", "with_fault"]
-
 
 def with_fault(history: History, fault: str, draw: random.Random) -> History:
     """Return a copy of a history with one fault, in a line that counts."""

@@ -8,7 +8,7 @@ other values in other places. A parser may return something, or raise an MMStrea
 printable line. Anything else is a failure. Then the input is saved, and the exit code is 1. An
 input that takes more than `MAX_SECONDS` of processor time is a failure too, also if it is refused.
 
-The image formats have fuzzers of their own: `fuzz_jpeg.sh` and `fuzz_images.py`.
+`fuzz_images.py` is for image formats, `fuzz_media.py` for audio and video.
 """
 
 from __future__ import annotations
@@ -30,10 +30,12 @@ from pathlib import Path
 from typing import Any, ClassVar
 
 import numpy as np
+import pyarrow as pa
 
 import mmstream as mm
 from mmstream.converting.draft import Media, RowError, samples_of
 from mmstream.converting.formats.formats import draft_of
+from mmstream.converting.rows.arrow import iter_arrow
 from mmstream.converting.rows.records import parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
 from mmstream.dataset.checksums import decode_checksums, encode_checksums, sample_checksum
@@ -65,8 +67,6 @@ from tests.helpers import chats
 from tests.helpers.corpora import write_corpus
 from tests.helpers.rows import example_rows
 from tools.prove.attacks.attack import NOT_PRINTABLE
-
-__all__ = ["Parser", "Report", "accepts", "fuzz", "mutate", "parsers"]
 
 MAX_SECONDS = 5.0
 """Longest time of one input. An input has a few kilobytes, so most take a millisecond."""
@@ -295,6 +295,13 @@ def _parsers(folder: Path) -> dict[str, Parser]:
     def parse_chat(data: bytes) -> None:
         decode_sample({"__key__": "k", "__url__": "x.tar", "json": data}, decode)
 
+    def parse_arrow(data: bytes) -> None:
+        """Read a file that stays behind if it ends this process."""
+        path = folder.parent / "rows.arrow"
+        path.write_bytes(data)
+        for _ in iter_arrow(path, path.name):
+            pass
+
     def parse_part(data: bytes) -> None:
         """Read a part whose checksums a stranger has made anew."""
         part = IndexPart("mmstream.index.0", max(1, len(data)), "", 0, 1)
@@ -316,6 +323,7 @@ def _parsers(folder: Path) -> dict[str, Parser]:
             lambda data: decode_checksums(data[len(index) :], data[: len(index)], "x.tar.crc32c"),
             [index + encode_checksums([1, 2, 3, 4], index)],
         ),
+        "arrow": Parser(parse_arrow, _arrow_files()),
         "index_part": Parser(parse_part, [_part()]),
         "manifest": Parser(Manifest.from_bytes, [manifest], is_json=True),
         "bad_list": Parser(
@@ -390,6 +398,38 @@ def _plans(dataset: Dataset, folder: Path) -> dict[str, Parser]:
         "plan": Parser(parse_plan, [json.dumps(plan).encode()], is_json=True),
         "plan_units": Parser(parse_units, [units_file.read_bytes()]),
     }
+
+
+def _arrow_files() -> list[bytes]:
+    """Return files and streams of Arrow with columns of every layout, plain and compressed."""
+    texts = ["a cat", None, "zwei \u00e4", "", "x" * 40]
+    nested = [{"a": [1, 2], "b": text} for text in texts]
+    batch = pa.record_batch(
+        {
+            "text": pa.array(texts),
+            "view": pa.array(texts, pa.string_view()),
+            "word": pa.array(texts).dictionary_encode(),
+            "image": pa.array([{"bytes": b"\xff\xd8", "path": "a.jpg"}] * 5),
+            "turns": pa.array([nested, [], None, nested[:1], nested[:2]]),
+            "map": pa.array([[("k", 1)], [], None, [], []], pa.map_(pa.string(), pa.int64())),
+            "pair": pa.array([[1.0, 2.0]] * 5, pa.list_(pa.float32(), 2)),
+            "list_view": pa.array([[1], [], None, [2, 3], []], pa.list_view(pa.int16())),
+            "runs": pa.RunEndEncodedArray.from_arrays([3, 5], ["x", "y"]),
+            "flag": pa.array([True, None, False, True, True]),
+            "day": pa.array([0, 1, None, 3, 4], pa.date32()),
+            "none": pa.nulls(5),
+        }
+    )
+    files = []
+    for make in (pa.ipc.new_file, pa.ipc.new_stream):
+        for compression in (None, "zstd", "lz4"):
+            sink = io.BytesIO()
+            options = pa.ipc.IpcWriteOptions(compression=compression)
+            with make(sink, batch.schema, options=options) as writer:
+                writer.write_batch(batch)
+                writer.write_batch(batch.slice(1, 3))
+            files.append(sink.getvalue())
+    return files
 
 
 def _part() -> bytes:

@@ -8,7 +8,7 @@ a mutation, the checksums of a PNG are repaired, so that damage reaches the code
 
 A file may decode, or raise a DecodeError of one printable line. Anything else is a failure, and so
 is a file that takes more than `MAX_SECONDS` of processor time. Then the file is saved, and the exit
-code is 1. The compiled module has a fuzzer of its own, with sanitizers: `fuzz_jpeg.sh`.
+code is 1.
 """
 
 from __future__ import annotations
@@ -32,8 +32,6 @@ from mmstream.errors import DecodeError, TimeoutError
 from tests.helpers.image_bombs import BOMBS
 from tests.helpers.paths import DATA
 from tests.helpers.pictures import encoded, photo
-
-__all__ = ["Failure", "fuzz", "mutate", "seeds"]
 
 MAX_SECONDS = 10.0
 """Longest time of one file. Files within all limits take up to 3 seconds."""
@@ -171,6 +169,7 @@ def fuzz(seconds: float, seed: int = 1, max_inputs: float = math.inf) -> Counter
 
 
 def main() -> int:
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description="Fuzz the image decoder.")
     parser.add_argument("seconds", type=float, nargs="?", default=60)
     parser.add_argument("--seed", type=int, default=1, help="of the mutations (default: 1)")

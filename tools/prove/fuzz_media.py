@@ -41,8 +41,6 @@ from typing import IO, Any, NamedTuple
 from tests.helpers.media_bombs import BOMBS, ogg_checksum
 from tests.helpers.media_files import audio_file, video_file
 
-__all__ = ["CONTAINERS", "Report", "check", "file_of", "fuzz", "mutate", "seeds"]
-
 CONTAINERS = ("mp4", "mov", "mkv", "webm", "avi", "ts", "ogg", "wav", "flac", "mp3", "m4a", "aac")
 VIDEO_CONTAINERS = CONTAINERS[:6]
 
@@ -376,6 +374,7 @@ def _messages(stdout: IO[bytes]) -> Iterator[dict[str, Any] | None]:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line; return the exit code."""
     parser = argparse.ArgumentParser(description="Fuzz the decoders of audio and video.")
     parser.add_argument("containers", nargs="*", help=f"of {', '.join(CONTAINERS)} (default: all)")
     parser.add_argument("--files", type=int, default=10_000, help="in all (default: 10,000)")

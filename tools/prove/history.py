@@ -18,8 +18,6 @@ from typing import Any, NamedTuple, TypeVar
 from mmstream.order import AnyOrder
 from tools.prove.corpus import Corpus, Ref
 
-__all__ = ["EpochStep", "History", "Line", "Run", "Verdict", "judge", "kept_lines", "read_start"]
-
 T = TypeVar("T")
 
 EpochStep = tuple[int, int]

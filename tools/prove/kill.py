@@ -12,8 +12,6 @@ from pathlib import Path
 
 from tools.prove.attempt import Attempt, wait_until
 
-__all__ = ["Kill", "Limits", "Outcome", "draw_kill", "draw_kinds", "kill_and_watch"]
-
 VICTIMS = ("rank", "worker", "everything")
 MOMENTS = ("start-up", "workers start", "checkpoint", "after steps", "any time")
 

@@ -38,8 +38,6 @@ from mmstream.storage.node_cache import (
     read_sample,
 )
 
-__all__ = ["Soak", "soak"]
-
 NUM_READERS = 8
 FOLDERS = ("a" * 16, "b" * 16)
 NUM_FILES = 40

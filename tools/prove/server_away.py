@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import hashlib
-import os
 import sys
 import tempfile
 import threading
@@ -19,25 +18,21 @@ from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
-from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
-from tools.bench.storage.corpus import write_tars
-from tools.s3_server import s3_server, without_aws
+from tests.helpers.http_fault_proxy import FaultProxy, Faults
+from tools.bench.corpus import write_corpus
+from tools.bench.storage import behind_proxy
 
 
 def main() -> None:
     """Write the corpus, and compare the two runs."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--away", type=float, default=60.0, help="seconds without a server")
-    parser.add_argument("--images", type=Path, help="folder of JPEGs; default: those of the demo")
     parser.add_argument("--samples", type=int, default=2000, help="of each of the 8 shards")
     parser.add_argument("--epochs", type=int, default=2)
     options = parser.parse_args()
-    with s3_server() as server, fault_proxy(server.endpoint) as proxy:
-        own = without_aws(os.environ) | server.env | {"AWS_ENDPOINT_URL": proxy.endpoint}
-        os.environ.clear()
-        os.environ.update(own)
+    with behind_proxy() as (server, proxy):
         url = f"s3://{server.bucket}/corpus"
-        _upload(url, options.samples, options.images)
+        _upload(url, options.samples)
         proxy.set(Faults(latency_s=0.05, bytes_per_s=40e6))
         expected, usual_s = _take(url, options.epochs)
         batches, longest_s = _take(url, options.epochs, proxy, options.away)
@@ -49,15 +44,15 @@ def main() -> None:
     sys.exit(num_equal < len(expected) or len(batches) != len(expected))
 
 
-def _upload(url: str, num_samples: int, images: Path | None) -> None:
+def _upload(url: str, num_samples: int) -> None:
     """Write the tars of the corpus, and index them with checksums."""
     from mmstream.dataset.index_tars import index_tars
     from mmstream.storage import open_store
 
     store = open_store(url)
     with tempfile.TemporaryDirectory() as folder:
-        write_tars(Path(folder), num_samples, images)
-        for path in sorted(Path(folder).iterdir()):
+        write_corpus(Path(folder), 8 * num_samples, num_samples)
+        for path in sorted(Path(folder).glob("*.tar")):
             store.write(path.name, path.read_bytes())
     index_tars(url, checksums=True, progress=False)
 

@@ -30,6 +30,7 @@ from pathlib import Path
 
 import click
 import numpy as np
+import psutil
 from PIL import Image
 
 import mmstream as mm
@@ -37,7 +38,6 @@ from mmstream.processes import pss_bytes
 from mmstream.state import state_at
 from mmstream.types import Sample
 from tests.helpers.soak import SETTLE_S, growth, num_entries, num_shared_maps
-from tools.bench.process_tree import tree
 
 MEMORY_SLACK = 40_000_000
 """Bytes by which the memory of all processes may grow: allocators keep what they once had."""
@@ -232,7 +232,8 @@ def _write_corpus(folder: Path) -> str:
 
 def _look() -> Look:
     gc.collect()
-    pids = tree(os.getpid())
+    children = psutil.Process().children(recursive=True)
+    pids = [os.getpid(), *(child.pid for child in children)]
     return Look(
         open_files=sum(num_entries(pid, "fd") for pid in pids),
         threads=sum(num_entries(pid, "task") for pid in pids),

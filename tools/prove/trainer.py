@@ -22,9 +22,8 @@ from torch.nn.parallel import DistributedDataParallel
 import mmstream as mm
 from mmstream.device.to_device import DeviceLoader
 from mmstream.storage import open_store
-from mmstream.train.checkpoint import Checkpoint, resume_training, save_checkpoint
+from mmstream.train.checkpoint import Checkpoint, Trained, resume_training, save_checkpoint
 from mmstream.train.distributed import TrainProcess, process_group
-from mmstream.train.step import Trained
 from mmstream.types import Batch
 from tools.prove.corpus import NUM_FEATURES, open_pipeline
 

@@ -24,8 +24,6 @@ from tqdm import tqdm
 
 from tests.helpers.corpora import jpeg
 
-__all__ = ["fault_of_round", "undisturbed", "write_rows"]
-
 NUM_ROWS = 1500
 ROWS_PER_SHARD = 100
 MAX_SECONDS = 120

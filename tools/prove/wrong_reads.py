@@ -32,8 +32,6 @@ from tests.helpers.corpora import jpeg
 from tests.helpers.http_fault_proxy import Faults, fault_proxy
 from tools.s3_server import s3_server
 
-__all__ = ["Epoch", "FlippingStore", "fault_of", "read_epoch", "write_corpus"]
-
 NUM_SAMPLES = 240
 GLOBAL_BATCH_SIZE = 8
 

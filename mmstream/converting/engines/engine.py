@@ -6,16 +6,15 @@ plan -> jobs -> ENGINE -> reports -> manifest
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
-from typing import TypeAlias
+from typing import Literal, TypeAlias, get_args
 
 from mmstream.converting.engines import processes
 from mmstream.converting.shard import ShardJob, ShardReport
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import require_numbers
 
-__all__ = ["ENGINES", "Engine", "engine_of", "require_engine"]
+EngineName: TypeAlias = Literal["processes", "ray"]
 
-ENGINES = ("processes", "ray")
+ENGINES = get_args(EngineName)
 
 Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]]
 """Writes shards. Yields (URL of the store, report) for each job, when it is done."""
@@ -23,11 +22,6 @@ Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardRepo
 
 def require_engine(name: str, num_workers: int | None, dest: str) -> None:
     """Raise a ConfigError where an engine cannot write to a destination."""
-    if name not in ENGINES:
-        raise ConfigError(f"engine={name!r}: must be one of {', '.join(ENGINES)}")
-    require_numbers(num_workers=num_workers)
-    if num_workers is not None and num_workers < 0:
-        raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     if dest.startswith("memory://") and (name == "ray" or (num_workers or 0) > 1):
         raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
 

@@ -15,12 +15,10 @@ from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any, ClassVar
 
-from mmstream.converting.media.check_rows import Answer, MediaBatch
+from mmstream.converting.media.check import Answer, MediaBatch
 from mmstream.converting.shard import ShardJob, ShardReport, write_shard
 from mmstream.machine import num_cores
 from mmstream.process_pool import run_in_processes
-
-__all__ = ["run_jobs"]
 
 
 def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, ShardReport]]:

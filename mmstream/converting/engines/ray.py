@@ -20,16 +20,15 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
+from traceback import format_exc
 from typing import Any, NamedTuple
 
-from mmstream.converting.media.access import MediaAccess, folder_stamp
-from mmstream.converting.media.check_rows import Answer, MediaBatch, Outcome
+from mmstream.converting.media.check import Answer, MediaBatch, Outcome
 from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.media.references import MediaAccess, folder_stamp
 from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.storage import is_remote, open_store
-
-__all__ = ["run_jobs"]
 
 MAX_RETRIES = 5
 """Deaths of a worker or node that a task survives."""
@@ -134,6 +133,7 @@ def _write_shard(
         with _IdleCpus(media_plan) as idle_cpus:
             return write_shard(job, idle_cpus)
     except Exception as error:
+        error.add_note(format_exc())  # a traceback does not travel; a function of the user needs it
         return error
 
 

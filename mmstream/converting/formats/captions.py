@@ -14,23 +14,17 @@ import re
 from typing import Any
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import expect, first_key, is_set, text_of, texts_of
-from mmstream.converting.formats.media_values import kind_by_name, media_of
+from mmstream.converting.formats.fields import (
+    expect,
+    first_key,
+    is_set,
+    kind_by_name,
+    make_draft,
+    media_of,
+    text_of,
+    texts_of,
+)
 from mmstream.errors import escaped
-
-__all__ = [
-    "CAPTION_KEYS",
-    "LABEL_KEYS",
-    "all_refs",
-    "captions",
-    "is_karpathy",
-    "is_laion",
-    "labels",
-    "laion",
-    "numbered_captions",
-    "text",
-]
 
 CAPTION_KEYS = ("captions", "caption", "text", "sentence", "transcript", "transcription", "enCap")
 URL_KEYS = ("URL", "url")

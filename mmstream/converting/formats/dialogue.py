@@ -9,7 +9,24 @@ A canonical message is what the chat templates of `transformers` take:
 Turns may have ShareGPT's keys (from, value) or OpenAI's (role, content). Their content may be a
 list of parts, or a string with ``<image>`` tokens or Qwen's ``<img>PATH</img>``. The n-th
 ``<image>`` token stands for the n-th path in the row's list of images; videos and audio likewise.
-White space around a token is dropped. Other text is kept exactly.
+White space around a token is dropped. Other text is kept exactly, Qwen's ``Picture 1:`` too.
+
+A part may have an ``index``. Beside a medium it is the number of the path in the row's list, from
+0. Where texts have one too, it is the place of the part in its turn.
+
+Boxes of ms-swift's grounding rows -> content parts. Part of step 2 of a conversion.
+
+    {"messages": [{"role": "user", "content": "<image>Find <ref-object>"},
+                  {"role": "assistant", "content": "<bbox>"}],
+     "images": ["a.jpg"], "objects": {"ref": ["a cat"], "bbox": [[10, 20, 110, 220]]}}
+
+``<ref-object>`` is replaced by the next text of ``ref``. ``<bbox>`` becomes a part, because each
+model writes boxes in another way:
+
+    {"type": "bbox", "bbox": [10, 20, 110, 220], "unit": "pixels", "field": "0.jpg"}
+
+A point has two coordinates. The unit is "pixels" of the original image, or "fraction" of its sides,
+as ``bbox_type`` says ("real" or "norm1").
 """
 
 from __future__ import annotations
@@ -19,28 +36,19 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 from typing import Any
 
-from mmstream.converting.draft import KINDS, Draft, Kind, MediaRef, RowError
-from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import expect, is_set
-from mmstream.converting.formats.grounding import fill_boxes, is_grounding
-from mmstream.converting.formats.media_values import media_of, media_ref
-
-__all__ = ["pair_of", "parse_dialogue", "rest_of", "turns_of"]
-
-ROLES = {
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "chatgpt": "assistant",
-    "bot": "assistant",
-    "model": "assistant",
-    "function_call": "assistant",  # written by the model, so trained on
-    "system": "system",
-    "tool": "tool",
-    "observation": "tool",
-    "function_response": "tool",
-}
+from mmstream.converting.draft import KINDS, Draft, MediaRef, RowError
+from mmstream.converting.formats.fields import (
+    expect,
+    is_set,
+    make_draft,
+    media_of,
+    media_ref,
+    number_of,
+    text_of,
+)
+from mmstream.decoding.text.turns import CALL, ROLES, join_calls
+from mmstream.errors import DecodeError, escaped
+from mmstream.media_types import Kind
 
 PART_KINDS: dict[str, Kind] = {
     "image": "image",
@@ -63,7 +71,6 @@ FACTS = (
 """Keys of a row that templates or people read, and that are kept."""
 
 _MARK = re.compile(
-    r"(?P<label>(?:Picture|Audio) ?\d+: ?)?"
     r"(?:<img>(?P<image>[^<>\n]+)</img>|<audio>(?P<audio>[^<>\n]+)</audio>)"
     r"|<(?P<token>image|video|audio)>"
 )
@@ -79,9 +86,7 @@ def parse_dialogue(
 ) -> Draft:
     """Return the draft of a conversation.
 
-    Media without a token come at the start of the first user's turn. Qwen's label, as in
-    ``Picture 1:<img>...``, is dropped if the row has one image. With several images it is kept as
-    text, because the question may refer to it.
+    Media without a token come at the start of the first user's turn.
 
     Args:
         row: The parsed row.
@@ -97,10 +102,12 @@ def parse_dialogue(
     media, media_keys = media_of(row)
     used = used | media_keys
     all_messages = {
-        key: [
-            _message(turn, f"turn {i + 1}" if key == "messages" else f"{key}, turn {i + 1}")
-            for i, turn in enumerate(turns)
-        ]
+        key: _joined(
+            [
+                _message(turn, f"turn {i + 1}" if key == "messages" else f"{key}, turn {i + 1}")
+                for i, turn in enumerate(turns)
+            ]
+        )
         for key, turns in dialogue.items()
     }
     messages = all_messages["messages"]
@@ -113,7 +120,6 @@ def parse_dialogue(
     every = [message for turns in all_messages.values() for message in turns]
     if not any(message["content"] for message in every):
         raise RowError("every turn is empty")
-    _drop_single_label(every)
     _match_media(every, media)
     refs: list[MediaRef] = []
     for part in _media_parts(every):
@@ -168,6 +174,14 @@ def rest_of(key: str, items: list[dict[str, Any]], read: set[str]) -> dict[str, 
     return {key: rest} if any(rest) else {}
 
 
+def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Make answers with tool calls of turns that are calls."""
+    try:
+        return join_calls(messages)
+    except DecodeError as error:
+        raise RowError(str(error)) from None
+
+
 def _message(turn: Any, name: str) -> dict[str, Any]:
     """Return one turn as a message. Its media parts have a ``path``, or None for a token."""
     expect(turn, dict, name)
@@ -176,18 +190,19 @@ def _message(turn: Any, name: str) -> dict[str, Any]:
     role = expect(turn.get(role_key), str, f"{name}: {role_key}")
     if role.lower() not in ROLES:
         raise RowError(f"{name}: unknown role {role[:40]!r}")
+    role = ROLES[role.lower()]
     content = turn.get(content_key)
     if isinstance(content, str):
-        parts = list(_split(content))
+        parts = [{"type": "text", "text": content}] if role == CALL else list(_split(content))
     elif isinstance(content, list):
-        parts = [_part(part, f"{name}, part {i + 1}") for i, part in enumerate(content)]
-    elif content is None and "tool_calls" in turn:
+        parts = [_part(part, f"{name}, part {i + 1}") for i, part in enumerate(_in_order(content))]
+    elif content is None and ("tool_calls" in turn or "function_call" in turn):
         parts = []
     else:
         expect(content, str, f"{name}: {content_key}")
     taken = ("role", "content", role_key, content_key)
     extra = {k: v for k, v in turn.items() if k not in taken and v is not None}
-    return {"role": ROLES[role.lower()], "content": parts, **extra}
+    return {"role": role, "content": parts, **extra}
 
 
 def _split(text: str) -> Iterator[dict[str, Any]]:
@@ -196,8 +211,6 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
     for mark in _MARK.finditer(text):
         if before := text[end : mark.start()].strip():
             yield {"type": "text", "text": before}
-        if mark["label"]:
-            yield {"type": "label", "text": mark["label"].strip()}
         kind: Any = mark["token"] or ("image" if mark["image"] else "audio")
         path = mark["image"] or mark["audio"]
         ref = media_ref(path, kind, "path") if path else None
@@ -206,6 +219,15 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
     rest = text[end:].strip() if end else text
     if rest:
         yield {"type": "text", "text": rest}
+
+
+def _in_order(parts: list[Any]) -> list[Any]:
+    """Return the parts of a turn by their ``index``, if all of them have one, texts too."""
+    is_numbered = all(isinstance(part, dict) and is_set(part.get("index")) for part in parts)
+    if not is_numbered or all(part.get("type") in PART_KINDS for part in parts):
+        return parts
+    parts = sorted(parts, key=lambda part: part["index"])
+    return [{key: value for key, value in part.items() if key != "index"} for part in parts]
 
 
 def _part(part: Any, name: str) -> dict[str, Any]:
@@ -242,17 +264,6 @@ def _extra(part: dict[str, Any], key: str | None) -> dict[str, Any]:
     return {k: v for k, v in part.items() if k not in taken and v is not None}
 
 
-def _drop_single_label(messages: list[dict[str, Any]]) -> None:
-    """Drop the label of a row's only image. Keep the labels of several images, as text."""
-    keep_labels = sum(1 for _ in _media_parts(messages)) > 1
-    for message in messages:
-        message["content"] = [
-            {**part, "type": "text"} if part["type"] == "label" else part
-            for part in message["content"]
-            if keep_labels or part["type"] != "label"
-        ]
-
-
 def _match_media(messages: list[dict[str, Any]], media: dict[Kind, list[MediaRef]]) -> None:
     """Check that there are as many tokens as media files.
 
@@ -269,12 +280,21 @@ def _match_media(messages: list[dict[str, Any]], media: dict[Kind, list[MediaRef
             part["type"] = "video"
     front: list[dict[str, Any]] = []
     for kind in KINDS:
-        num_tokens = sum(p["type"] == kind and p["ref"] is None for p in _media_parts(messages))
-        num_media = len(media.get(kind, ()))
-        if num_tokens == 0:
-            front += [{"type": kind, "field": -1, "ref": None} for _ in range(num_media)]
-        elif num_tokens != num_media:
-            raise RowError(f"{num_tokens} <{kind}> tokens but {num_media} {kind} files")
+        refs = media.get(kind, [])
+        tokens = [p for p in _media_parts(messages) if p["type"] == kind and p["ref"] is None]
+        indexes = [part.pop("index", None) for part in tokens]
+        if any(index is not None for index in indexes):
+            if set(indexes) != set(range(len(refs))):
+                raise RowError(
+                    f"{kind} parts of index {escaped(', '.join(map(str, indexes)))} for "
+                    f"{len(refs)} {kind} files: expected each number from 0"
+                )
+            for part, index in zip(tokens, indexes, strict=True):
+                part["ref"] = refs[int(index)]
+        elif not tokens:
+            front += [{"type": kind, "field": -1, "ref": None} for _ in refs]
+        elif len(tokens) != len(refs):
+            raise RowError(f"{len(tokens)} <{kind}> tokens but {len(refs)} {kind} files")
     if not front:
         return
     users = [message for message in messages if message["role"] == "user"]
@@ -284,3 +304,77 @@ def _match_media(messages: list[dict[str, Any]], media: dict[Kind, list[MediaRef
 
 def _media_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
     return (part for m in messages for part in m["content"] if part["type"] in KINDS)
+
+
+UNITS = {None: "pixels", "": "pixels", "real": "pixels", "norm1": "fraction"}
+_TOKEN = re.compile("<ref-object>|<bbox>")
+
+
+def is_grounding(objects: Any) -> bool:
+    """Tell whether the ``objects`` of a row are those of ms-swift."""
+    return isinstance(objects, dict) and "bbox" in objects
+
+
+def fill_boxes(
+    messages: list[dict[str, Any]], objects: dict[str, Any], refs: Sequence[MediaRef]
+) -> None:
+    """Replace the tokens in the texts of messages, in place.
+
+    Raises:
+        RowError: There are fewer or more tokens than texts or boxes, or a box is none.
+    """
+    names = list(expect(objects.get("ref") or [], list, "objects: ref"))
+    boxes = list(_boxes(objects, [i for i, ref in enumerate(refs) if ref.kind == "image"]))
+    num_tokens = {"<ref-object>": 0, "<bbox>": 0}
+    for message in messages:
+        parts: list[dict[str, Any]] = []
+        for part in message["content"]:
+            if part["type"] != "text" or _TOKEN.search(part["text"]) is None:
+                parts.append(part)
+                continue
+            text, end = "", 0
+            for match in _TOKEN.finditer(part["text"]):
+                text += part["text"][end : match.start()]
+                end = match.end()
+                number = num_tokens[match[0]]
+                num_tokens[match[0]] += 1
+                if match[0] == "<ref-object>" and number < len(names):
+                    text += text_of(names[number], f"objects: ref[{number}]")
+                elif match[0] == "<bbox>" and number < len(boxes):
+                    parts += [{"type": "text", "text": text}] if text else []
+                    parts.append(boxes[number])
+                    text = ""
+            text += part["text"][end:]
+            parts += [{"type": "text", "text": text}] if text else []
+        message["content"] = parts
+    for token, values in (("<ref-object>", names), ("<bbox>", boxes)):
+        # All boxes may be facts beside the text, but some of them are a mistake.
+        if num_tokens[token] and num_tokens[token] != len(values):
+            raise RowError(
+                f"{num_tokens[token]} {token} tokens but {len(values)} of them in objects"
+            )
+
+
+def _boxes(objects: dict[str, Any], images: list[int]) -> Iterator[dict[str, Any]]:
+    bbox_type = objects.get("bbox_type")
+    if not isinstance(bbox_type, str | None) or bbox_type not in UNITS:
+        raise RowError(f"objects: bbox_type {str(bbox_type)[:40]!r} is neither real nor norm1")
+    image_ids = expect(objects.get("image_id") or [], list, "objects: image_id")
+    for i, value in enumerate(expect(objects["bbox"], list, "objects: bbox")):
+        name = f"objects: bbox[{i}]"
+        box = [number_of(number, name) for number in expect(value, list, name)]
+        if len(box) not in (2, 4):
+            raise RowError(f"{name}: expected 2 or 4 numbers, found {len(box)}")
+        if len(box) == 4:  # as ms-swift does: the corners in any order
+            (left, right), (top, bottom) = sorted(box[::2]), sorted(box[1::2])
+            box = [left, top, right, bottom]
+        image_id = image_ids[i] if i < len(image_ids) else 0
+        is_index = isinstance(image_id, int) and not isinstance(image_id, bool)
+        if not is_index or not 0 <= image_id < len(images):
+            raise RowError(f"{name}: of image {str(image_id)[:20]}, the row has {len(images)}")
+        yield {
+            "type": "bbox",
+            "bbox": [int(number) if number.is_integer() else number for number in box],
+            "unit": UNITS[bbox_type],
+            "field": images[image_id],
+        }

@@ -2,6 +2,23 @@
 
 Every mistake in a row is detected here or in the formats. It becomes a `RowError` that names the
 key.
+
+The media of a row, in every form that corpora give them. Part of step 2 of a conversion.
+
+    "a.jpg"                                     a path or a URL
+    "data:image/png;base64,..."                 a data: URL
+    "/9j/4AAQSkZJRg..."                         base64 alone
+    {"bytes": ..., "path": "a.jpg"}             an Image, Audio or Video of Hugging Face datasets
+    {"url": "https://host/a.jpg"}               an image_url of OpenAI
+    {"data": "UklGRg...", "format": "wav"}      an input_audio of OpenAI
+    b"..."                                      bytes, from Parquet
+
+Bytes and base64 never get into the ``json`` of a sample. What names them there is the struct's
+path, or the key.
+
+Secrets in URLs that rows name. They get neither into the ``json`` nor into the sidecar.
+
+What a format knows about a row -> its `Draft`. Part of step 2 of a conversion.
 """
 
 from __future__ import annotations
@@ -14,23 +31,10 @@ from typing import Any, TypeVar
 
 import msgspec
 
-from mmstream.converting.draft import Kind, RowError
+from mmstream.converting.draft import DIALOGUE_KEYS, KINDS, Draft, MediaRef, RowError
+from mmstream.decoding.fields import decode_json
 from mmstream.errors import escaped
-
-__all__ = [
-    "MEDIA_KEYS",
-    "expect",
-    "first_key",
-    "has_media",
-    "is_set",
-    "items_of",
-    "json_name",
-    "number_of",
-    "seconds_of",
-    "text_of",
-    "texts_of",
-    "value_of_text",
-]
+from mmstream.media_types import BY_EXTENSION, Kind
 
 T = TypeVar("T")
 
@@ -119,8 +123,8 @@ def value_of_text(text: str) -> Any:
     if text[:1] not in ("[", "{") or len(text) > MAX_PARSED_CHARACTERS:
         return text
     try:
-        return msgspec.json.decode(text)
-    except (msgspec.DecodeError, RecursionError):
+        return decode_json(text.encode())
+    except (ValueError, RecursionError):
         pass
     try:
         value = ast.literal_eval(text)
@@ -155,3 +159,194 @@ def seconds_of(value: Any, name: str) -> float:
     if number < 0:
         raise RowError(f"{name}: {number:g} s is before the beginning")
     return number
+
+
+_BASE64_HEADS = ("/9j/", "iVBORw0KGgo", "R0lGOD", "UklGR", "SUQz", "T2dn", "ZkxhQ", "GkXfo", "AAAA")
+"""How base64 of JPEG, PNG, GIF, RIFF, MP3, Ogg, FLAC, Matroska and MP4 begins."""
+_BASE64 = re.compile(r"[A-Za-z0-9+/_-]{64}")
+_DECODED_KEYS = ("array", "sampling_rate")
+
+
+def kind_by_name(path: str) -> Kind | None:
+    """Return the kind of a file by its extension, or None if it says nothing."""
+    name = path.partition("?")[0].partition("#")[0] if "://" in path else path
+    found = BY_EXTENSION.get(name.rpartition(".")[2].lower()) if "." in name else None
+    return found.kind if found is not None else None
+
+
+def is_base64_media(text: str) -> bool:
+    """Tell whether a text is a media file in base64."""
+    return text.startswith(_BASE64_HEADS) and _BASE64.match(text) is not None
+
+
+def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]:
+    """Return {kind: media files} of a row, and the keys that name them.
+
+    If a row has several keys of a kind, the first one in `MEDIA_KEYS` counts. A ``file_name`` is of
+    the kind that its extension says; beside another key of this kind, it is only a name.
+
+    Raises:
+        RowError: A key holds something else than media.
+    """
+    media: dict[Kind, list[MediaRef]] = {}
+    used: set[str] = set()
+    for kind in KINDS:
+        key = first_key(row, MEDIA_KEYS[kind])
+        if key is None:
+            continue
+        value = row[key]
+        if not isinstance(value, str | list | dict | bytes):
+            raise RowError(f"{key}: expected a path or a list of paths, found {json_name(value)}")
+        real_kind = kind
+        if key == "file_name" and isinstance(value, str):
+            real_kind = kind_by_name(value) or kind
+            if real_kind != kind and first_key(row, MEDIA_KEYS[real_kind]) is not None:
+                continue  # WavCaps: the name of the sound that `audio` names
+        refs = [
+            media_ref(item, real_kind, f"{key}[{i}]" if isinstance(value, list) else key)
+            for i, item in enumerate(items_of(value))
+        ]
+        media.setdefault(real_kind, []).extend(refs)
+        used.add(key)
+    return media, used
+
+
+def media_ref(value: Any, kind: Kind, name: str) -> MediaRef:
+    """Return the medium that a value stands for.
+
+    Args:
+        value: A path or URL, bytes, base64, or a struct; see the module.
+        kind: What it must be.
+        name: Names the value in errors, and the medium where the row gives no path.
+
+    Raises:
+        RowError: The value is nothing of these, or empty.
+    """
+    if isinstance(value, bytes):
+        return _with_data(value, kind, name, name)
+    if isinstance(value, dict):
+        return _of_struct(value, kind, name)
+    path = text_of(value, name)
+    return MediaRef(kind, f"data:;base64,{path}" if is_base64_media(path) else path)
+
+
+def _of_struct(value: dict[str, Any], kind: Kind, name: str) -> MediaRef:
+    path = next((value[k] for k in ("path", "url", "file_name", "src") if value.get(k)), None)
+    data = value.get("bytes") if value.get("bytes") is not None else value.get("data")
+    if isinstance(data, bytes):
+        return _with_data(data, kind, path if isinstance(path, str) else name, name)
+    if data is not None:
+        text = text_of(data, f"{name}: bytes")
+        return MediaRef(kind, text if text.startswith("data:") else f"data:;base64,{text}")
+    if path is not None:
+        return media_ref(path, kind, f"{name}: path")
+    if all(key in value for key in _DECODED_KEYS):
+        raise RowError(f"{name}: decoded audio; give the file, such as with Audio(decode=False)")
+    keys = escaped(", ".join(list(value)[:8]), 200)
+    raise RowError(f"{name}: no bytes, path or url among the keys {keys}")
+
+
+def _with_data(data: bytes, kind: Kind, path: str, name: str) -> MediaRef:
+    if not data:
+        raise RowError(f"{name}: no bytes")
+    return MediaRef(kind, path, data)
+
+
+_SECRET = re.compile(
+    r"(?i)(?<=://)[^/?#]*(?=@)|(?<=[?&])((?:x-(?:amz|goog)-(?:signature|credential|security-token)"
+    r"|(?:access_?)?token|sig|signature|api_?key|awsaccesskeyid)=)[^&#]*"
+)
+"""Passwords, tokens and signatures in a URL. Other parameters may be part of the address."""
+
+
+def without_secrets(url: str) -> str:
+    """Return a URL with asterisks for its password, token or signature.
+
+    Examples:
+        >>> without_secrets("https://me:word@host/a.jpg?w=100&X-Amz-Signature=1f2e")
+        'https://***@host/a.jpg?w=100&X-Amz-Signature=***'
+    """
+    return _SECRET.sub(r"\1***", url) if "://" in url else url
+
+
+CANONICAL_KEYS = ("id", *DIALOGUE_KEYS, "captions", "segments", "media_paths")
+"""The keys of ``KEY.json`` with a fixed meaning. A row's own key of that name is renamed."""
+
+SPAN_KEYS = ("start_s", "end_s")
+"""What decoders of videos and recordings read of the ``json`` in training."""
+
+MAX_MEDIA = 1000
+MAX_PATH_CHARACTERS = 4096
+"""Longer paths are shortened in ``media_paths``."""
+
+
+def row_id(row: dict[str, Any]) -> Any:
+    """Return the row's ``id``, else its ``image_id``, else None."""
+    value = row.get("id")
+    return row.get("image_id") if value is None else value
+
+
+def make_draft(
+    row: dict[str, Any],
+    main: dict[str, Any],
+    refs: Sequence[MediaRef],
+    used: set[str],
+    *,
+    kept: Sequence[str] = (),
+    texts: tuple[str, ...] = (),
+    fields: Mapping[str, bytes] | None = None,
+) -> Draft:
+    """Return a draft. Its ``json`` holds id, `main`, media_paths, then the row's other keys.
+
+    ``media_paths`` has the path of each media field as the row gives it, so that a sample can be
+    traced to its files. A row's own key with a name in `CANONICAL_KEYS` is kept as ``row_KEY``.
+
+    Args:
+        row: The parsed row.
+        main: What the format made of it.
+        refs: Its media files.
+        used: The row's keys that the format has read, and that the ``json`` need not repeat.
+        kept: Keys that the format knows as facts about the medium or the row. They are kept, and
+            are not among `Draft.unread`.
+        texts: See `Draft.texts`.
+        fields: See `Draft.fields`.
+    """
+    if len(refs) > MAX_MEDIA:
+        raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
+    paths = {"media_paths": [short_path(ref.path) for ref in refs]} if refs else {}
+    content: dict[str, Any] = {"id": row_id(row), **main, **paths}
+    has_time = any(ref.kind in ("video", "audio") for ref in refs)
+    known = (*kept, *SPAN_KEYS) if has_time else kept
+    unread = []
+    for key, value in row.items():
+        if key in used or key == "id":
+            continue
+        content[f"row_{key}" if key in CANONICAL_KEYS else key] = _without_bytes(value)
+        if key not in known and is_set(value):
+            unread.append(key)
+    return Draft(content, tuple(refs), texts, fields or {}, tuple(unread))
+
+
+def short_path(path: str) -> str:
+    """Return a path as the ``json`` of a sample names it: without bytes of a file, or secrets."""
+    if path.startswith("data:"):
+        head = path[:100].partition(",")[0]
+        return f"{head},({len(path):,} characters)"
+    path = without_secrets(path)
+    if len(path) <= MAX_PATH_CHARACTERS:
+        return path
+    half = MAX_PATH_CHARACTERS // 2
+    return f"{path[:half]}...{path[-half:]}"
+
+
+def _without_bytes(value: Any) -> Any:
+    """Return a value with bytes and data: URLs replaced by their lengths."""
+    if isinstance(value, bytes):
+        return f"({len(value):,} bytes)"
+    if isinstance(value, str):
+        return short_path(value) if value.startswith("data:") and len(value) > 200 else value
+    if isinstance(value, dict):
+        return {key: _without_bytes(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [_without_bytes(item) for item in value]
+    return value

@@ -25,7 +25,7 @@ from typing import Any
 
 import msgspec
 
-from mmstream.converting.draft import Draft, Kind, MediaRef, RowError
+from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.formats.captions import (
     ALT_KEYS,
     CAPTION_KEYS,
@@ -40,23 +40,42 @@ from mmstream.converting.formats.captions import (
     text,
 )
 from mmstream.converting.formats.dialogue import parse_dialogue, turns_of
-from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import expect, first_key, has_media, is_set, texts_of
+from mmstream.converting.formats.fields import (
+    expect,
+    first_key,
+    has_media,
+    is_base64_media,
+    is_set,
+    kind_by_name,
+    make_draft,
+    texts_of,
+)
 from mmstream.converting.formats.instruction import ANSWER_KEYS, QUESTION_KEYS, instruction
 from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
-from mmstream.converting.formats.lerobot import episode, is_episode
-from mmstream.converting.formats.media_values import is_base64_media, kind_by_name
 from mmstream.converting.formats.preference import TURN_KEYS, is_preference, preference
 from mmstream.converting.formats.spans import has_spans, medium_by_id, spans
 from mmstream.converting.formats.speech import is_cut_out, is_speech, lhotse, speech
 from mmstream.converting.formats.texts import is_texts, texts
-from mmstream.converting.formats.vqa import is_vqa, require_picture, vqa
+from mmstream.converting.formats.vqa import (
+    LIST_KEYS,
+    SHORT_ANSWER_KEYS,
+    is_vqa,
+    require_picture,
+    vqa,
+)
 from mmstream.errors import escaped
-
-__all__ = ["FORMATS", "draft_of", "recognise"]
+from mmstream.media_types import Kind
 
 MAX_NAMED_KEYS = 8
 """Keys of an unknown row that its reason for rejection names."""
+
+CHAT_KEYS = frozenset(
+    (
+        *(*TURN_KEYS, *QUESTION_KEYS, *ANSWER_KEYS, *SHORT_ANSWER_KEYS, *LIST_KEYS),
+        *("question", "questions", "texts", "chosen", "rejected"),
+    )
+)
+"""Keys of questions, answers and turns. A row with one of them says more than a label."""
 
 TEXT_ROW_KEYS = frozenset(("text", "id", "timestamp", "meta", "metadata"))
 """Keys of rows of plain text. No other format is recognised by one of them alone."""
@@ -117,12 +136,11 @@ _PARSERS: MappingProxyType[str, Callable[[dict[str, Any]], Draft]] = MappingProx
         "lhotse": lhotse,
         "spans": spans,
         "webvid": _video_caption,
-        "lerobot": episode,
     }
 )
 
-FORMATS = tuple(name for name in _PARSERS if name != "lerobot")
-"""The formats that a caller may name. Only `rows.lerobot` makes rows of episodes."""
+FORMATS = tuple(_PARSERS)
+"""The formats that a caller may name."""
 
 
 def draft_of(row: Any, format: str | None = None) -> Draft:
@@ -211,8 +229,6 @@ def recognise(row: dict[str, Any]) -> str:
     """
     if "text" in row and row.keys() <= TEXT_ROW_KEYS:  # the last format, so it is asked for first
         return "text"
-    if is_episode(row):
-        return "lerobot"
     dialogue = [key for key in TURN_KEYS if key in row and _has(row, key)]
     if len(dialogue) > 1:
         raise RowError(
@@ -284,12 +300,14 @@ def _by_media(row: dict[str, Any]) -> str:
 
 def _labels_or_refuse(row: dict[str, Any]) -> str:
     """Return "labels", unless the row has a text under a name that no format knows."""
-    if first_key(row, LABEL_KEYS) is not None:
+    label = first_key(row, LABEL_KEYS)
+    if label is not None and not isinstance(row[label], bool):
         return "labels"
     known = {*MEDIA_FACTS, "id", "image_id"}
-    if is_set(row.get("question")) or is_set(row.get("questions")):
+    if not row.keys().isdisjoint(CHAT_KEYS):
+        key = next(key for key in row if key in CHAT_KEYS)
         raise RowError(
-            "a question and no answer: expected answer or answers; if KEY is the answer, say --map "
+            f"{key}: a question and no answer, or an answer alone; if KEY is the answer, say --map "
             "answer=KEY, if it is a caption --map text=KEY, else --format labels"
         )
     for key in labels(row).unread:

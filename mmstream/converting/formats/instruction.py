@@ -16,8 +16,6 @@ from mmstream.converting.draft import Draft, RowError
 from mmstream.converting.formats.dialogue import pair_of, parse_dialogue
 from mmstream.converting.formats.fields import expect, first_key, is_set, text_of
 
-__all__ = ["ANSWER_KEYS", "QUESTION_KEYS", "instruction", "question_turns"]
-
 QUESTION_KEYS = ("instruction", "input", "inputs", "query", "prompt")
 ANSWER_KEYS = ("output", "outputs", "response", "completion")
 

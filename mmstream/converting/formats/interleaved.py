@@ -15,11 +15,7 @@ from __future__ import annotations
 from typing import Any
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.formats.drafts import make_draft
-from mmstream.converting.formats.fields import expect, is_set
-from mmstream.converting.formats.media_values import media_ref
-
-__all__ = ["is_obelics", "mmc4", "obelics"]
+from mmstream.converting.formats.fields import expect, is_set, make_draft, media_ref
 
 OBELICS_FACTS = ("metadata", "general_metadata", "url")
 MMC4_FACTS = ("url", "image_info", "similarity_matrix", "could_have_url_duplicate", "scores")

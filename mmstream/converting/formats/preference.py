@@ -25,8 +25,6 @@ from mmstream.converting.formats.dialogue import parse_dialogue, turns_of
 from mmstream.converting.formats.fields import expect, first_key, json_name, text_of
 from mmstream.converting.formats.instruction import ANSWER_KEYS, question_turns
 
-__all__ = ["TURN_KEYS", "is_preference", "preference"]
-
 TURN_KEYS = ("messages", "conversations", "conversation")
 VERDICT_KEYS = ("kto_tag", "label")
 _SPEAKER = re.compile(r"\n\n(Human|Assistant):")

@@ -3,34 +3,53 @@
     one row -> columns map -> the caller's function -> tar -> tags -> format -> `Draft`
 
 It is picklable, so that the workers of any engine understand rows alike.
+
+The caller's function for rows, by its name ``module:function``. Part of step 2 of a conversion.
+
+A module that lies in the working folder is imported from there, as `python -m` does.
+
+LLaMA-Factory's ``dataset_info.json``: which columns and tags the rows of a file have.
+
+    {"my_chats": {"file_name": "chats.json", "formatting": "sharegpt",
+                  "columns": {"messages": "talk", "images": "pics"},
+                  "tags": {"role_tag": "who", "content_tag": "said", "user_tag": "me"}}}
+
+The entry of a file of rows is the one with its ``file_name``, or the one that the caller names. A
+row is rewritten to the names that `instruction`, `messages` and `preference` know. Its other
+columns are kept. The defaults are LLaMA-Factory's own: without ``columns`` those of Alpaca or
+ShareGPT, and with ``columns`` only those that are named.
+
+Rows whose sound is a member of a tar beside their file. Part of step 2 of a conversion.
+
+    tarred_audio_manifest.json  audio_0.tar  audio_1.tar             NeMo's tarred data sets
+        {"audio_filepath": "a.wav", "text": "...", "duration": 3.2, "shard_id": 1}
+    cuts.000007.jsonl.gz  recording.000007.tar                       Shar of Lhotse
+        {"id": "c1", "recording": {"sources": [{"type": "shar", "source": ""}]}, ...}
+
+Neither row names its tar. Here it gets the name, as ``tar://MEMBER::TAR``; `speech` and `spans` do
+the rest.
 """
 
 from __future__ import annotations
 
 import hashlib
+import importlib
+import inspect
 import pickle
+import re
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from traceback import walk_tb
 from typing import Any
 
 import msgspec
 
-from mmstream.converting.draft import Draft, LeftOutError, RowError
-from mmstream.converting.formats.fields import MEDIA_KEYS
+from mmstream.converting.draft import Draft, LeftOutError, RowError, unreadable
+from mmstream.converting.formats.fields import MEDIA_KEYS, expect
 from mmstream.converting.formats.formats import FORMATS, draft_of
-from mmstream.converting.formats.function import (
-    function_name,
-    load_function,
-    short_name,
-    source_sha256,
-)
-from mmstream.converting.formats.tags import Tags, read_tags, retagged
-from mmstream.converting.formats.tarred import with_tar
-from mmstream.errors import BUGS, ConfigError, escaped
-
-__all__ = ["RowFormat"]
+from mmstream.errors import BUGS, ConfigError, MMStreamError, escaped
 
 _URL_KEYS = {"url", "URL", "contentUrl", "path", "videoid", "videoID", "YoutubeID"}
 """Names of media that single formats know, besides `MEDIA_KEYS`."""
@@ -114,11 +133,16 @@ class RowFormat:
             if self.function is not None:
                 value = self._called(value)
         format = self.name if self.name is not None and self.name in FORMATS else None
-        if isinstance(value, dict):
-            value = with_tar(value, file)
-        if self.tags is not None and isinstance(value, dict):
-            value, format = retagged(value, self._tags_of(file))
-        draft = draft_of(value, format)
+        try:
+            if isinstance(value, dict):
+                value = with_tar(value, file)
+                if self.tags is not None:
+                    value, format = retagged(value, self._tags_of(file))
+            draft = draft_of(value, format)
+        except MMStreamError:
+            raise
+        except Exception as error:  # a row that no format expects: it ends itself, and no other
+            raise unreadable("row", error) from error
         if self.columns and draft.unread:
             named = {ours: theirs for ours, theirs in self.columns if theirs in original}
             unread = tuple(named.get(key, key) for key in draft.unread)
@@ -131,7 +155,7 @@ class RowFormat:
         """Raise RowError if the caller's function returned what no file of rows can hold."""
         try:
             msgspec.json.encode((draft.content, draft.texts))
-        except (TypeError, ValueError, RecursionError, OverflowError) as error:
+        except Exception as error:  # of a value whose methods raise, too
             name = short_name(self.function) if self.function is not None else ""
             raise RowError(f"{name}(): returned what is not JSON: {escaped(error, 200)}") from None
 
@@ -200,9 +224,299 @@ class RowFormat:
         except (RowError, *BUGS):
             raise
         except Exception as error:
-            raise RowError(f"{name}(): {type(error).__name__}: {escaped(error)}") from error
+            reason = f"{name}(): {type(error).__name__}: {escaped(error)}"
+            raise RowError(f"{reason}{_place_of(error)}") from error
         if value is None:
             raise LeftOutError(f"left out by {name}()")
         if not isinstance(value, dict):
             raise RowError(f"{name}(): returned no dict but {type(value).__name__}")
         return value
+
+
+def _place_of(error: Exception) -> str:
+    """Return the line that raised an error in the file of the caller's function, in brackets."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)][1:]
+    own = [(Path(file).name, line) for file, line in frames if file == frames[0][0]]
+    return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import a function by its name, such as ``my_rows:caption``.
+
+    Raises:
+        ConfigError: There is no such module, it has no such name, or that is no function. What the
+            module raises when it is imported passes.
+    """
+    value = load_object(name)
+    if not callable(value):
+        raise ConfigError(f"{name}: is {type(value).__name__}, and no function")
+    return value  # type: ignore[no-any-return]
+
+
+def load_object(name: str) -> Any:
+    """Import an object by its name, such as ``my_rows:caption``.
+
+    Raises:
+        ConfigError: There is no such module, or it has no such name. What the module raises when it
+            is imported passes.
+    """
+    module_name, _, attributes = name.partition(":")
+    words = (*module_name.split("."), *attributes.split("."))
+    if not all(word.isidentifier() for word in words):
+        raise ConfigError(f"{name}: is no name such as module:function")
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)  # behind the others, so that nothing there hides an installed one
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0] and error.name != module_name:
+            raise
+        raise ConfigError(
+            f"{name}: no module {module_name!r} here or among the installed ones"
+        ) from None
+    for attribute in attributes.split("."):
+        if not hasattr(value, attribute):
+            raise ConfigError(f"{name}: the module has no {attributes!r}")
+        value = getattr(value, attribute)
+    return value
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return ``module:function``, as plans name it."""
+    return f"{function.__module__}:{short_name(function)}"
+
+
+def short_name(function: Callable[..., Any]) -> str:
+    """Return the name that the caller gave a function, as the reasons of rejects name it."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def source_sha256(function: Callable[..., Any]) -> str:
+    """Return the checksum of the code of a function: of its module, or of it alone in a script.
+
+    A plan saves it, so that a conversion does not go on with another function than it began with.
+    """
+    in_script = function.__module__ == "__main__"
+    try:
+        source = inspect.getsource(function if in_script else sys.modules[function.__module__])
+    except (OSError, TypeError):  # written at a prompt, or not in Python
+        source = ""
+    return hashlib.sha256(source.encode()).hexdigest()
+
+
+COLUMNS = {
+    "prompt": "instruction",
+    "query": "input",
+    "response": "output",
+    "history": "history",
+    "messages": "conversations",
+    "system": "system",
+    "tools": "tools",
+    "images": "images",
+    "videos": "videos",
+    "audios": "audios",
+    "chosen": "chosen",
+    "rejected": "rejected",
+    "kto_tag": "kto_tag",
+}
+"""LLaMA-Factory's names of columns, and the names that our formats know."""
+
+DEFAULT_COLUMNS = ("prompt", "query", "response", "messages")
+"""Columns that are read when the entry names none."""
+
+TAGS = {
+    "role_tag": "from",
+    "content_tag": "value",
+    "user_tag": "human",
+    "assistant_tag": "gpt",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+ROLES = {
+    "user_tag": "user",
+    "assistant_tag": "assistant",
+    "observation_tag": "observation",
+    "function_tag": "function_call",
+    "system_tag": "system",
+}
+MAX_BYTES = 16 << 20
+
+
+class Tags(msgspec.Struct, frozen=True):
+    """One entry of ``dataset_info.json``."""
+
+    file_name: str = ""
+    formatting: str = "alpaca"
+    ranking: bool = False
+    columns: Mapping[str, str | None] | None = None
+    tags: Mapping[str, str | None] | None = None
+
+    def column(self, name: str) -> str | None:
+        """Return the name of a column in the rows, or None if it is not read."""
+        if self.columns is None:
+            return COLUMNS[name] if name in DEFAULT_COLUMNS else None
+        return self.columns.get(name)
+
+    def tag(self, name: str) -> str:
+        """Return a key of a turn, or the value of its role."""
+        return (self.tags or {}).get(name) or TAGS[name]
+
+
+def read_tags(source: str) -> dict[str, Tags]:
+    """Return {name of the file of rows: its entry}.
+
+    Args:
+        source: ``FILE``, or ``FILE#NAME`` for one entry, which then holds for all rows. That one
+            is returned under the name "".
+
+    Raises:
+        ConfigError: The file is no dataset_info.json, or it has no such entry.
+        FileNotFoundError: There is no such file.
+    """
+    file, _, name = source.partition("#")
+    path = Path(file)
+    if path.is_dir():
+        path = path / "dataset_info.json"
+    if not path.is_file():
+        raise FileNotFoundError(f"{file}: no such dataset_info.json")
+    if path.stat().st_size > MAX_BYTES:
+        raise ConfigError(f"{file}: too large for a dataset_info.json")
+    try:
+        entries = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, Any]])
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ConfigError(f"{file}: not LLaMA-Factory's dataset_info.json: {error}") from None
+    if name:
+        if name not in entries:
+            known = escaped(", ".join(entries), 200)
+            raise ConfigError(f"{file}: has no entry {name!r}, but {known}")
+        return {"": _entry(entries[name], f"{file}#{name}")}
+    tags: dict[str, Tags] = {}
+    for key, entry in entries.items():
+        if not isinstance(entry.get("file_name"), str):
+            continue  # on a hub, not a file
+        parsed = _entry(entry, f"{file}#{key}")
+        base = Path(parsed.file_name).name
+        if base in tags and tags[base] != parsed:
+            raise ConfigError(f"{file}: two entries have the file {base}; name one: {file}#{key}")
+        tags[base] = parsed
+    return tags
+
+
+def _entry(entry: dict[str, Any], name: str) -> Tags:
+    try:
+        tags = msgspec.convert(entry, Tags)
+    except msgspec.MsgspecError as error:
+        raise ConfigError(f"{name}: {error}") from None
+    if tags.formatting not in ("alpaca", "sharegpt", "openai"):
+        raise ConfigError(f"{name}: formatting {tags.formatting!r} is not alpaca or sharegpt")
+    for key in tags.columns or ():
+        if key not in COLUMNS:
+            raise ConfigError(f"{name}: no column is called {key!r}")
+    for key in tags.tags or ():
+        if key not in TAGS:
+            raise ConfigError(f"{name}: no tag is called {key!r}")
+    return tags
+
+
+def retagged(row: dict[str, Any], tags: Tags) -> tuple[dict[str, Any], str]:
+    """Return a row under the names that our formats know, and its format.
+
+    Raises:
+        RowError: A turn has no role, or one that no tag names.
+    """
+    is_alpaca = tags.formatting == "alpaca"
+    skipped = ("messages",) if is_alpaca else ("prompt", "query", "response", "history")
+    names = {
+        column: ours
+        for name, ours in COLUMNS.items()
+        if name not in skipped and (column := tags.column(name)) is not None
+    }
+    if not is_alpaca and "messages" not in (tags.columns or {"messages": ""}):
+        names[COLUMNS["messages"]] = COLUMNS["messages"]
+    ours = set(names.values())
+    renamed: dict[str, Any] = {}
+    for key, value in row.items():
+        renamed[names.get(key) or (f"row_{key}" if key in ours else key)] = value
+    for key in ("chosen", "rejected") if not tags.ranking else ():
+        if key in renamed:
+            renamed[f"row_{key}"] = renamed.pop(key)
+    if not is_alpaca:
+        turns = expect(renamed.pop("conversations", None), list, "messages")
+        renamed["messages"] = [_turn(turn, tags, f"turn {i + 1}") for i, turn in enumerate(turns)]
+        for key in ("chosen", "rejected") if tags.ranking else ():
+            renamed[key] = _turn(renamed.get(key), tags, key)
+    is_pair = tags.ranking or isinstance(renamed.get("kto_tag"), bool)
+    return renamed, "preference" if is_pair else "instruction" if is_alpaca else "messages"
+
+
+def _turn(turn: Any, tags: Tags, name: str) -> dict[str, Any]:
+    role_key, content_key = tags.tag("role_tag"), tags.tag("content_tag")
+    role = expect(expect(turn, dict, name).get(role_key), str, f"{name}: {role_key}")
+    our_role = next((ROLES[tag] for tag in ROLES if tags.tag(tag) == role), None)
+    if our_role is None:
+        raise RowError(f"{name}: {role_key} {role[:40]!r} is none of the tags")
+    others = {key: value for key, value in turn.items() if key not in (role_key, content_key)}
+    return {**others, "role": our_role, "content": turn.get(content_key)}
+
+
+_SHAR_CUTS = re.compile(r"cuts\.(\d+)\.jsonl(\.\w+)?")
+_MANIFEST = re.compile(r"tarred_audio_manifest.*\.json")
+_MANIFEST_FOLDER = "sharded_manifests"
+"""Where NeMo keeps the manifest of each tar. The tars lie beside this folder."""
+_SECOND_ROW = re.compile(r"-sub\d+(?=\.\w+$)")
+"""NeMo's mark of a second row about one file, which the tar has once, without the mark."""
+
+
+def names_tars(name: str) -> bool:
+    """Tell whether a file of rows has a name that says that the tars beside it hold its media."""
+    return bool(_SHAR_CUTS.fullmatch(name) or _MANIFEST.fullmatch(name))
+
+
+def with_tar(row: dict[str, Any], file: str) -> dict[str, Any]:
+    """Return a row with the place of its sound in a tar. Other rows are returned as they are.
+
+    Args:
+        row: A parsed row.
+        file: Name of its file, which may begin with folders. Tars lie in its folder.
+
+    Raises:
+        RowError: A cut of Shar whose file has no number.
+    """
+    if "shard_id" in row:
+        return _of_nemo(row, file)
+    recording = row.get("recording")
+    if isinstance(recording, dict) and recording.get("sources"):
+        return _of_shar(row, recording, file)
+    return row
+
+
+def _of_nemo(row: dict[str, Any], file: str) -> dict[str, Any]:
+    path, shard = row.get("audio_filepath"), row["shard_id"]
+    if not isinstance(path, str) or not re.fullmatch(r"\d{1,9}", str(shard)) or ":" in path:
+        return row
+    folder = PurePosixPath(file).parent
+    if folder.name == _MANIFEST_FOLDER:
+        folder = folder.parent
+    member = _SECOND_ROW.sub("", path)
+    return {**row, "audio_filepath": f"tar://{member}::{folder / f'audio_{shard}.tar'}"}
+
+
+def _of_shar(row: dict[str, Any], recording: dict[str, Any], file: str) -> dict[str, Any]:
+    sources = recording["sources"]
+    source = sources[0] if isinstance(sources, list) and len(sources) == 1 else None
+    if not isinstance(source, dict) or source.get("type") != "shar":
+        return row
+    name = _SHAR_CUTS.fullmatch(PurePosixPath(file).name)
+    if name is None:
+        raise RowError(
+            "a cut of Shar in a file that is not named cuts.NUMBER.jsonl: the number is that of "
+            "recording.NUMBER.tar, which holds its sound"
+        )
+    if not isinstance(row.get("id"), str):
+        raise RowError("a cut of Shar without id, by which its sound is named in the tar")
+    tar = PurePosixPath(file).with_name(f"recording.{name[1]}.tar")
+    in_tar = {**source, "type": "file", "source": f"tar://{row['id']}.*::{tar}"}
+    # The tar holds what the cut holds, and no more: so times of the cut are those of its file.
+    return {**row, "start": 0, "recording": {**recording, "sources": [in_tar]}}

@@ -21,19 +21,20 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmstream.converting.draft import Draft, Kind, MediaRef, RowError
-from mmstream.converting.formats.drafts import make_draft
+from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.formats.fields import (
     MEDIA_KEYS,
     expect,
     first_key,
     is_set,
+    kind_by_name,
+    make_draft,
+    media_of,
+    media_ref,
     seconds_of,
     text_of,
 )
-from mmstream.converting.formats.media_values import kind_by_name, media_of, media_ref
-
-__all__ = ["VIDEO_ID_KEYS", "has_spans", "medium_by_id", "spans", "spans_draft"]
+from mmstream.media_types import Kind
 
 VIDEO_ID_KEYS = ("YoutubeID", "videoID", "videoid", "video_id", "vid")
 START_KEYS = ("start_s", "start", "begin_time", "start_time", "Start_timestamp", "offset")

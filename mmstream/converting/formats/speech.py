@@ -16,18 +16,18 @@ from typing import Any
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.formats.captions import MEDIA_FACTS
-from mmstream.converting.formats.drafts import make_draft
 from mmstream.converting.formats.fields import (
     MEDIA_KEYS,
     expect,
     first_key,
+    kind_by_name,
+    make_draft,
+    media_of,
+    media_ref,
     seconds_of,
     text_of,
 )
-from mmstream.converting.formats.media_values import kind_by_name, media_of, media_ref
 from mmstream.converting.formats.spans import spans_draft
-
-__all__ = ["is_cut_out", "is_speech", "lhotse", "speech"]
 
 SPEECH_TEXT_KEYS = (
     *("text", "sentence", "transcript", "transcription", "normalized_text", "text_normalized"),

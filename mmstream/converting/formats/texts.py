@@ -13,8 +13,6 @@ from mmstream.converting.draft import Draft, RowError
 from mmstream.converting.formats.dialogue import pair_of, parse_dialogue, rest_of
 from mmstream.converting.formats.fields import expect
 
-__all__ = ["is_texts", "texts"]
-
 FACTS = (
     *("source", "relevance_ratings", "relevance_min", "formatting_ratings", "formatting_min"),
     *("visual_dependency_ratings", "visual_dependency_min"),

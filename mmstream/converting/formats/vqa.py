@@ -40,14 +40,12 @@ from mmstream.converting.formats.fields import (
 from mmstream.converting.formats.spans import medium_by_id
 from mmstream.errors import escaped
 
-__all__ = ["is_vqa", "require_picture", "vqa"]
-
-_LIST_KEYS = ("qa_pairs", "qas", "qa", "QA")
-_SHORT_ANSWER_KEYS = ("multiple_choice_answer", "answer", "answers")
+LIST_KEYS = ("qa_pairs", "qas", "qa", "QA")
+SHORT_ANSWER_KEYS = ("multiple_choice_answer", "answer", "answers")
 _ANSWER_KEYS = MappingProxyType(
     {
-        "question": (*_SHORT_ANSWER_KEYS, "correct_choice_idx"),
-        "query": (*_SHORT_ANSWER_KEYS, "label"),
+        "question": (*SHORT_ANSWER_KEYS, "correct_choice_idx"),
+        "query": (*SHORT_ANSWER_KEYS, "label"),
         "q": ("a",),
     }
 )
@@ -76,7 +74,7 @@ def is_vqa(row: dict[str, Any]) -> bool:
 
     A ``query`` with a ``label`` is one only beside a medium: rows of search have such keys too.
     """
-    if first_key(row, _LIST_KEYS) is not None or _has_parallel_lists(row):
+    if first_key(row, LIST_KEYS) is not None or _has_parallel_lists(row):
         return True
     _, answer = _keys(row)
     if answer is None:
@@ -99,7 +97,7 @@ def vqa(row: dict[str, Any]) -> Draft:
             )
         ]
         return parse_dialogue(row, {"messages": turns}, {"questions", "answers"}, kept=FACTS)
-    key = first_key(row, _LIST_KEYS)
+    key = first_key(row, LIST_KEYS)
     if key is None:
         turns, used = _turns(row, "")
         return parse_dialogue(row, {"messages": turns}, used, kept=FACTS)

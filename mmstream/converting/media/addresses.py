@@ -19,8 +19,6 @@ from urllib.parse import parse_qsl, quote, urljoin, urlsplit
 from mmstream.converting.draft import RowError
 from mmstream.errors import ConfigError, escaped
 
-__all__ = ["AllowedHosts", "WebAddress", "host_rule", "is_public", "parse_url", "shown_url"]
-
 _PORTS = {"http": 80, "https": 443}
 
 _BAD_PORTS = frozenset(

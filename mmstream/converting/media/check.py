@@ -1,29 +1,47 @@
 """What a media file really is: its type, the checks that are asked of it, and its facts.
 
 load -> CHECK -> the shard
+
+Whether the spans of a row lie in its audio and video files, where their lengths are known.
+
+load -> check -> SPANS -> the shard
+
+Media of rows as they are stored: checked, and made smaller where that is asked for.
+
+load -> CHECK ROWS -> the shard
+
+To decode and encode takes most of the time of a conversion, and needs nothing but the bytes of the
+media. So CPUs that have no shard of their own do it for a shard of others, such as the last one.
+All else stays with the process of the shard: it reads and downloads media, and writes the samples.
+Rows stay in order, so the shard has the same bytes.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+import hashlib
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from itertools import chain
+from typing import Any, NamedTuple, Protocol, TypeAlias
 
-from mmstream.converting.draft import Kind, Media, RowError
+from mmstream.converting.draft import Draft, Media, RowError
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.media.types import sniff_file
+from mmstream.converting.media.references import short_name
+from mmstream.converting.rows.records import Row
+from mmstream.decoding.facts import Facts, media_facts
+from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.limits import Limits
-from mmstream.errors import DecodeError
-
-if TYPE_CHECKING:
-    from mmstream.converting.media.probe import Facts
-
-__all__ = ["checked"]
+from mmstream.errors import DecodeError, MMStreamError, escaped
+from mmstream.media_types import Kind, sniff_file
 
 _NOT_IN_TRAINING = ("tiff", "heic")
 """Images that no decoder of a training run reads. A sample would silently have no image."""
 
-IMAGE_TIMEOUT_S = 300.0
-"""Seconds that decoding an image may take. The largest ones take some."""
+TIMEOUT_S = 300.0
+"""Seconds that reading or decoding a file may take. A busy machine must not reject a file."""
 
 _SOUND_ALONE = {"mp4": "m4a", "mov": "m4a", "mkv": "mka", "webm": "mka", "wmv": "wma"}
 """What files are called that hold sound alone. Their first bytes do not tell that."""
@@ -38,34 +56,36 @@ def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
         options: What is asked of it, and how images and videos are changed.
 
     Raises:
-        RowError: It is something else, or fails a check. The message does not name the file.
+        RowError: It is something else, fails a check, or a library fails with it in any other way.
+            The message does not name the file.
     """
+    try:
+        return _checked(kind, data, options)
+    except DecodeError as error:
+        raise RowError(str(error)) from None
+    except MMStreamError:
+        raise
+    except Exception as error:  # libraries raise what they like about a stranger's file
+        raise RowError(
+            f"cannot be read or stored: {escaped(error) or type(error).__name__}"
+        ) from None
+
+
+def _checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
     extension = _extension(kind, data, options)
     if kind == "image":
         return _image(data, extension, options)
     if options.check == "none":
         return Media(extension, data)
-    from mmstream.converting.media.probe import probe  # loads FFmpeg
-
-    facts = probe(data, kind, options.check == "full")
+    facts = media_facts(data, kind, Deadline.start(TIMEOUT_S), decode=options.check == "full")
     _check_duration(facts, options)
     if kind == "video" and options.video_format == "mp4":
-        copy = _as_mp4(data)
+        from mmstream.converting.media.remux import remuxed  # loads FFmpeg
+
+        copy = remuxed(data, Deadline.start(TIMEOUT_S))
         if copy is not None:
             return Media("mp4", copy, facts)
     return Media(extension, data, facts)
-
-
-def _as_mp4(data: bytes) -> bytes | None:
-    """Return a video as an MP4, as `remuxed` does."""
-    from mmstream.converting.media.probe import DECODE_TIMEOUT_S
-    from mmstream.converting.media.remux import remuxed
-    from mmstream.decoding.ffmpeg.deadline import Deadline
-
-    try:
-        return remuxed(data, Deadline.start(DECODE_TIMEOUT_S))
-    except DecodeError as error:
-        raise RowError(str(error)) from None
 
 
 def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:
@@ -75,7 +95,7 @@ def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:
     if media_type is None:
         raise RowError(f"not {article} {kind} (starts with {data[:12]!r})")
     if kind == "audio" and media_type.extension in _SOUND_ALONE and options.check != "none":
-        return _SOUND_ALONE[media_type.extension]  # `probe` refuses it if it has pictures
+        return _SOUND_ALONE[media_type.extension]  # `media_facts` refuses it if it has pictures
     if media_type.kind != kind:
         raise RowError(f"not {article} {kind} but {media_type.extension}")
     return media_type.extension
@@ -89,6 +109,7 @@ def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
     if options.check == "none" and not options.changes_images:
         return Media(extension, data)
     from mmstream.converting.media.images import encode, target_of  # loads Pillow
+    from mmstream.decoding.image.formats import decode_bytes
 
     shape = _shape(data, extension)
     if shape is not None:
@@ -99,44 +120,26 @@ def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
         _check_size(encoded.original, options)
         return Media(encoded.extension, encoded.data, _size_facts(encoded.shape, encoded.original))
     if options.check == "full" or (shape is None and options.check == "header"):
-        shape = _decoded_shape(data)
+        shape = decode_bytes(data, _limits())[0].shape[:2]
         _check_size(shape, options)
     return Media(extension, data, _size_facts(shape, shape) if shape is not None else {})
 
 
 def _shape(data: bytes, extension: str) -> Shape | None:
     """Return (height, width) as the header says them. None: only decoding tells."""
-    from mmstream.converting.media.images import foreign_shape
     from mmstream.decoding.image.formats import header_shape
 
-    try:
-        if extension in _NOT_IN_TRAINING:
-            return foreign_shape(data, extension, _limits())
-        shape = header_shape(data, _limits())
-        if shape is not None:
-            _limits().check_picture(*shape)
-    except DecodeError as error:
-        raise RowError(str(error)) from None
+    if extension in _NOT_IN_TRAINING:
+        return None
+    shape = header_shape(data, _limits())
+    if shape is not None:
+        _limits().check_picture(*shape)
     return shape
 
 
-def _decoded_shape(data: bytes) -> Shape:
-    """Decode an image as strictly as in training. Return its (height, width)."""
-    from mmstream.decoding.image.formats import decode_bytes
-
-    try:
-        pixels, _ = decode_bytes(data, _limits())
-    except DecodeError as error:
-        raise RowError(str(error)) from None
-    return pixels.shape[0], pixels.shape[1]
-
-
 def _limits() -> Limits:
-    """Return the limits that training has by default, with more time.
-
-    A busy machine must not reject an image that another one takes.
-    """
-    return Limits.start(timeout_s=IMAGE_TIMEOUT_S)
+    """Return the limits that training has by default, with more time."""
+    return Limits.start(timeout_s=TIMEOUT_S)
 
 
 def _size_facts(shape: Shape, original: Shape) -> Facts:
@@ -167,3 +170,256 @@ def _check_duration(facts: Facts, options: MediaOptions) -> None:
         raise RowError(f"{duration:g} s; min_duration_s is {shortest:g}")
     if longest is not None and duration > longest:
         raise RowError(f"{duration:g} s; max_duration_s is {longest:g}")
+
+
+def require_starts_inside(content: Mapping[str, Any], media: Sequence[Media]) -> None:
+    """Refuse a span that starts at the end of a file or later: training would find nothing there.
+
+    An end behind that of the file is no fault: decoders cut it, and many corpora round up.
+
+    Args:
+        content: The ``json`` of the sample, with its ``segments``, or ``start_s``.
+        media: Its files. Those whose duration is not known are not compared.
+
+    Raises:
+        RowError: A span starts too late. The message says where, and how long the file is.
+    """
+    durations = [medium.facts.get("duration_s") for medium in media]
+    lengths = [value for value in durations if isinstance(value, int | float)]
+    if not lengths:
+        return
+    for name, start_s in _starts(content):
+        if start_s >= min(lengths):
+            raise RowError(
+                f"{name}: starts at {start_s:g} s, and the file lasts {min(lengths):g} s; it is "
+                "another file, or was cut off"
+            )
+
+
+def _starts(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield (name, seconds) of each span that states its start as a number."""
+    segments = content.get("segments")
+    spans = segments if isinstance(segments, list) else []
+    named = [("start_s", content), *((f"segments[{i}]", span) for i, span in enumerate(spans))]
+    for name, span in named:
+        start = span.get("start_s") if isinstance(span, Mapping) else None
+        if isinstance(start, int | float) and not isinstance(start, bool):
+            yield name, start
+
+
+BATCH_BYTES = 4 << 20
+"""Media that a CPU gets at a time: 25 photographs, or one video."""
+BATCH_ROWS = 64
+MAX_BYTES_AT_ONCE = 128 << 20
+"""Bytes of all batches of a shard that are under way. The batch that was read last waits until the
+others leave room for it, so its bytes come on top. One batch alone may have more."""
+
+ReadRow: TypeAlias = tuple[Row, Draft | RowError, Iterator[bytes] | None]
+"""A row whose turn it is. Its media are read one after the other, when they are asked for; that may
+raise its RowError. None: it has no media."""
+
+LoadedRow: TypeAlias = tuple[Row, Draft | RowError, list[Media]]
+"""A row that failed has its RowError, and no media."""
+
+Outcome: TypeAlias = tuple[list[Media], RowError | None]
+"""Media up to the first one that fails, and why that one does. The reason does not name it."""
+
+
+class File(NamedTuple):
+    """A media file that was read."""
+
+    kind: Kind
+    sha256: str | None
+    """What the row expects."""
+    data: bytes
+
+
+class MediaBatch(NamedTuple):
+    """Media of some rows, with all that is needed to check them on any machine."""
+
+    rows: list[list[File]]
+    options: MediaOptions
+
+    def check(self) -> list[Outcome]:
+        """Check the media of each row.
+
+        The `data` of a medium is empty where it is stored as it was read: it need not travel back.
+        """
+        outcomes = []
+        for files in self.rows:
+            media, error = _check(files, self.options)
+            outcomes.append((list(map(_without_same, media, files)), error))
+        return outcomes
+
+
+class Answer(Protocol):
+    """The outcomes of a batch that is under way."""
+
+    def result(self) -> list[Outcome]:
+        """Wait for them. Raises whatever `MediaBatch.check` raised."""
+        ...
+
+
+class IdleCpus(Protocol):
+    """CPUs that have no shard of their own. An engine knows them.
+
+    At most one batch for each of them is under way, and one for the shard's own CPU.
+    """
+
+    def count(self) -> int:
+        """Return how many may check media for this shard now, beside its own.
+
+        A CPU that is counted may be busy by the time it is asked. Its batch waits then.
+        """
+        ...
+
+    def submit(self, batch: MediaBatch) -> Answer:
+        """Let one of them check a batch, or a thread on the shard's own CPU."""
+        ...
+
+
+def check_rows(
+    rows: Iterator[ReadRow], options: MediaOptions, idle_cpus: IdleCpus | None = None
+) -> Iterator[LoadedRow]:
+    """Yield each row with its draft and its checked media, in order.
+
+    Args:
+        rows: They are read in this thread.
+        options: What is asked of media, and how they are changed.
+        idle_cpus: What helps, where checks take long. While none is idle, one row at a time is in
+            memory. Otherwise it is a batch for each of them, and one for this shard's own CPU.
+    """
+    if idle_cpus is None or not _takes_long(options):
+        for row in rows:
+            yield _check_row(row, options)
+        return
+    waiting: deque[_Waiting] = deque()
+    for row in rows:
+        num_idle = idle_cpus.count()
+        if not num_idle and not waiting:
+            yield _check_row(row, options)
+            continue
+        batch = _read_batch(chain([row], rows))
+        files = [files for _, _, files, _ in batch]
+        num_bytes = _num_bytes(files)
+        while waiting and (
+            len(waiting) > num_idle
+            or num_bytes + sum(other.num_bytes for other in waiting) > MAX_BYTES_AT_ONCE
+        ):
+            yield from waiting.popleft().rows()
+        answer = idle_cpus.submit(MediaBatch(files, options))
+        waiting.append(_Waiting(batch, num_bytes, answer))
+    while waiting:
+        yield from waiting.popleft().rows()
+
+
+def _takes_long(options: MediaOptions) -> bool:
+    """Tell whether media are decoded or written anew, and not only copied."""
+    return options.changes_images or options.check == "full" or options.video_format is not None
+
+
+@dataclass(slots=True)
+class _Waiting:
+    batch: list[_BatchRow]
+    num_bytes: int
+    answer: Answer
+
+    def rows(self) -> Iterator[LoadedRow]:
+        """Wait for the outcomes. Yield the rows."""
+        for (row, draft, files, error), outcome in zip(
+            self.batch, self.answer.result(), strict=True
+        ):
+            media = list(map(_with_same, outcome[0], files))
+            yield _loaded(row, draft, (media, outcome[1]), error)
+
+
+_BatchRow: TypeAlias = tuple[Row, Draft | RowError, list[File], RowError | None]
+"""A row with the files that were read, and why the next one was not."""
+
+
+def _read_batch(rows: Iterable[ReadRow]) -> list[_BatchRow]:
+    batch: list[_BatchRow] = []
+    num_bytes = 0
+    for row in rows:
+        batch.append(_read(row))
+        num_bytes += _num_bytes([batch[-1][2]])
+        if num_bytes >= BATCH_BYTES or len(batch) == BATCH_ROWS:
+            break
+    return batch
+
+
+def _read(read_row: ReadRow) -> _BatchRow:
+    row, draft, _ = read_row
+    files: list[File] = []
+    try:
+        files.extend(_files(read_row))
+    except RowError as error:
+        return row, draft, files, error
+    return row, draft, files, None
+
+
+def _check_row(read_row: ReadRow, options: MediaOptions) -> LoadedRow:
+    """Read and check the media of a row, one after the other."""
+    row, draft, media = read_row
+    if media is None:
+        return row, draft, []
+    with closing(media):  # type: ignore[type-var]  # it is a generator
+        try:
+            return _loaded(row, draft, _check(_files(read_row), options), None)
+        except RowError as error:
+            return row, error, []
+
+
+def _files(read_row: ReadRow) -> Iterator[File]:
+    _, draft, media = read_row
+    if media is None or isinstance(draft, RowError):
+        return
+    for ref, data in zip(draft.media, media, strict=True):
+        yield File(ref.kind, ref.sha256, data)
+
+
+def _check(files: Iterable[File], options: MediaOptions) -> Outcome:
+    media: list[Media] = []
+    for kind, sha256, data in files:
+        try:
+            _require_sha256(sha256, data)
+            media.append(checked(kind, data, options))
+        except RowError as error:
+            return media, error
+    return media, None
+
+
+def _loaded(
+    row: Row, draft: Draft | RowError, outcome: Outcome, read_error: RowError | None
+) -> LoadedRow:
+    """Return a row with its media, or with the error of the first one that failed."""
+    media, error = outcome
+    if error is not None and isinstance(draft, Draft):
+        error = RowError(f"{short_name(draft.media[len(media)].path)}: {error}")
+    error = error or read_error
+    if error is None and isinstance(draft, Draft):
+        try:
+            require_starts_inside(draft.content, media)
+        except RowError as late:
+            error = RowError(f"{short_name(draft.media[0].path)}: {late}")
+    return (row, draft, media) if error is None else (row, error, [])
+
+
+def _without_same(medium: Media, file: File) -> Media:
+    return replace(medium, data=b"") if medium.data is file.data else medium
+
+
+def _with_same(medium: Media, file: File) -> Media:
+    return medium if medium.data else replace(medium, data=file.data)
+
+
+def _num_bytes(rows: Sequence[Sequence[File]]) -> int:
+    return sum(len(file.data) for files in rows for file in files)
+
+
+def _require_sha256(expected: str | None, data: bytes) -> None:
+    if expected is None:
+        return
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != expected.strip().lower():
+        raise RowError(f"another file than the row says: its sha256 is {sha256}")

@@ -10,8 +10,6 @@ import zlib
 from mmstream.converting.draft import RowError
 from mmstream.errors import escaped
 
-__all__ = ["decompressed"]
-
 _ANY_HEADER = 32 + zlib.MAX_WBITS
 """zlib reads both gzip's header and its own."""
 

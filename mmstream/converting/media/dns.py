@@ -17,9 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import NamedTuple
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.media.retries import TryFailedError
-
-__all__ = ["DnsCache", "look_up"]
+from mmstream.converting.media.hosts import TryFailedError
 
 POSITIVE_TTL_S = 600.0
 """`getaddrinfo` does not tell how long an answer holds. Most names have minutes to hours."""

@@ -6,7 +6,6 @@
               hosts.py       when does its host get a request?
               web_client.py  one request
                   robots.py, content_encoding.py
-              retries.py     when is it tried again?
               outage.py      or is the network down?
 
 Redirects are followed here and not by the HTTP client, so that each hop is checked like a new URL.
@@ -18,7 +17,6 @@ import asyncio
 import atexit
 import logging
 import os
-import random
 import re
 import threading
 import time
@@ -32,9 +30,8 @@ from mmstream.converting.draft import RowError
 from mmstream.converting.media.addresses import AllowedHosts, WebAddress, parse_url, shown_url
 from mmstream.converting.media.dns import DnsCache, look_up
 from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.hosts import DeadHostError, Host, Hosts
+from mmstream.converting.media.hosts import DeadHostError, Host, Hosts, TryFailedError
 from mmstream.converting.media.outage import Outage
-from mmstream.converting.media.retries import TryFailedError, backoff_s
 from mmstream.converting.media.web_client import (
     CONNECT_TIMEOUT_S,
     CheckedResolver,
@@ -43,8 +40,7 @@ from mmstream.converting.media.web_client import (
     WebClient,
 )
 from mmstream.errors import StorageError
-
-__all__ = ["Downloader", "shared_downloader"]
+from mmstream.storage.patience import backoff_s
 
 logger = logging.getLogger(__name__)
 
@@ -84,7 +80,6 @@ class Downloader:
         self._hosts = Hosts(max(1, options.num_connections_per_host // num_processes))
         self._allowed = AllowedHosts.from_names(options.allow_hosts)
         self._look_up = look_up
-        self._random = random.Random()
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="mmstream-downloads", daemon=True
@@ -165,7 +160,7 @@ class Downloader:
                 failure = error
             self.counts["failed tries"] += 1
             if num_tries < self._options.num_tries:
-                await asyncio.sleep(backoff_s(num_tries, self._random))
+                await asyncio.sleep(backoff_s(num_tries))
         if not failure.is_answered:
             outage = self._dns_outage if failure.is_dns else self._server_outage
             await outage.require_network(failure.origin, failure.reason, failure.started)

@@ -5,15 +5,16 @@ They change how the work is done, not what is written, so the plan of a conversi
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 
 from mmstream.converting.media.addresses import host_rule
-from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["DOWNLOAD_FLAGS", "DownloadOptions"]
+from mmstream.wrong_arguments import (
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    checked,
+)
 
 DOWNLOAD_FLAGS = {
     "num_connections": "--num-connections",
@@ -28,6 +29,7 @@ DOWNLOAD_FLAGS = {
 """Flags of ``mmstream convert`` by the names of the numbers."""
 
 
+@checked()
 @dataclass(frozen=True)
 class DownloadOptions:
     """How to download media that rows name by ``http://`` and ``https://`` URLs.
@@ -62,34 +64,18 @@ class DownloadOptions:
         64
     """
 
-    num_connections: int = 64
-    num_connections_per_host: int = 16
-    timeout_s: float = 20.0
-    idle_timeout_s: float = 10.0
-    num_tries: int = 3
-    max_bytes: int = 128 << 20
-    max_redirects: int = 5
+    num_connections: PositiveInt = 64
+    num_connections_per_host: PositiveInt = 16
+    timeout_s: Seconds = 20.0
+    idle_timeout_s: Seconds = 10.0
+    num_tries: PositiveInt = 3
+    max_bytes: PositiveInt = 128 << 20
+    max_redirects: NonNegativeInt = 5
     honor_robots: bool = True
     allow_hosts: tuple[str, ...] = ()
-    max_unanswered: int = 100
+    max_unanswered: NonNegativeInt = 100
 
     def __post_init__(self) -> None:
-        numbers = {
-            "num_connections": (self.num_connections, 1),
-            "num_connections_per_host": (self.num_connections_per_host, 1),
-            "timeout_s": (self.timeout_s, 0.001),
-            "idle_timeout_s": (self.idle_timeout_s, 0.001),
-            "num_tries": (self.num_tries, 1),
-            "max_bytes": (self.max_bytes, 1),
-            "max_redirects": (self.max_redirects, 0),
-            "max_unanswered": (self.max_unanswered, 0),
-        }
-        refuse_bools(**{name: value for name, (value, _) in numbers.items()})
-        for name, (value, least) in numbers.items():
-            if not least <= value < math.inf:
-                raise ConfigError(f"{name}={value}: must be a finite number of at least {least}")
-        if isinstance(self.allow_hosts, str):
-            raise ConfigError(f"allow_hosts={self.allow_hosts!r}: give a tuple of names")
         for host in self.allow_hosts:
             host_rule(host)
 

@@ -13,14 +13,12 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from urllib.parse import unquote
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.media.access import folder_stamp
+from mmstream.converting.media.references import folder_stamp
 from mmstream.errors import StorageError, escaped
 from mmstream.storage import NotAFileError, open_file
-
-__all__ = ["LocalFolder"]
+from mmstream.storage.urls import file_path
 
 _KERNEL_FOLDERS = ("/proc/", "/sys/", "/dev/")
 """Their files are no data. Some of them fail when they are read, or never end."""
@@ -105,12 +103,12 @@ class LocalFolder:
         except FileNotFoundError:
             if "\\" not in path and not _DRIVE.match(path):
                 raise
-            return open_file(self._resolve(_without_drive(path).replace("\\", "/")))
+            return open_file(self._resolve(plain_path(path)))
 
     def _resolve(self, path: str) -> str:
         """Return the real path of a media file. It lies under the root."""
         if path.startswith("file://"):
-            path = _without_drive(unquote(path.removeprefix("file://").removeprefix("localhost")))
+            path = plain_path(path)
         if "\0" in path:
             raise RowError("not a path")
         # os.path is twice as fast as pathlib.
@@ -147,6 +145,13 @@ class LocalFolder:
             )
 
 
+def plain_path(path: str) -> str:
+    r"""Return a path as it is looked for last: no ``file://``, no drive of Windows, no ``\``."""
+    if path.startswith("file://"):
+        return _without_drive(file_path(path))
+    return _without_drive(path).replace("\\", "/")
+
+
 def _without_drive(path: str) -> str:
     match = _DRIVE.match(path)
     return path[match.end() :] if match else path
@@ -154,11 +159,7 @@ def _without_drive(path: str) -> str:
 
 def _tried(path: str) -> str:
     """Say which path in the root was looked for last, where the row spells it otherwise."""
-    last = path
-    if path.startswith("file://"):
-        last = _without_drive(unquote(path.removeprefix("file://").removeprefix("localhost")))
-    elif "\\" in path or _DRIVE.match(path):
-        last = _without_drive(path).replace("\\", "/")
+    last = plain_path(path)
     return f"; tried {escaped(repr(last), 200)} in the media root" if last != path else ""
 
 

@@ -17,9 +17,8 @@ from collections import deque
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
-from mmstream.converting.media.retries import MAX_WAIT_S, TryFailedError
-
-__all__ = ["DeadHostError", "Host", "Hosts"]
+MAX_WAIT_S = 60.0
+"""Longest wait that a server can ask for. A longer one would hold up the whole shard."""
 
 MIN_FAILURES = 8
 """A host is dead after the first tries of so many URLs in a row without an answer."""
@@ -31,6 +30,39 @@ FIRST_REST_S = 60.0
 """How long a dead host is left alone, at first. The time doubles with each failure after it."""
 
 MAX_REST_S = 600.0
+
+
+class TryFailedError(Exception):
+    """One try of a download failed, in a way that may pass.
+
+    Attributes:
+        reason: For the message, if no try succeeds.
+        is_answered: Whether the server answered at all.
+        is_dns: Whether it was the DNS server that did not answer.
+        is_throttled: The server said that it gets too many requests.
+        wait_s: What the server asked for by ``Retry-After``, or None.
+        origin: Host and port of the request.
+        started: When the request was sent, by `time.monotonic`.
+    """
+
+    origin = ""
+    started = 0.0
+
+    def __init__(
+        self,
+        reason: str,
+        *,
+        is_answered: bool = False,
+        is_dns: bool = False,
+        is_throttled: bool = False,
+        wait_s: float | None = None,
+    ) -> None:
+        super().__init__(reason)
+        self.reason = reason
+        self.is_answered = is_answered
+        self.is_dns = is_dns
+        self.is_throttled = is_throttled
+        self.wait_s = wait_s
 
 
 class DeadHostError(Exception):
@@ -117,7 +149,7 @@ class Host:
     def failed(self, failure: TryFailedError, *, is_retry: bool = False) -> None:
         """Note that a try failed."""
         now = self._clock()
-        if failure.asks_patience and self._resume_at <= now:  # once for all requests that ran
+        if failure.is_throttled and self._resume_at <= now:  # once for all requests that ran
             self._limit = max(1.0, self._limit / 2)
         if failure.wait_s is not None:
             self._resume_at = max(self._resume_at, now + min(failure.wait_s, MAX_WAIT_S))

@@ -4,8 +4,7 @@
 
 An image that needs no change keeps its bytes. Others are decoded by the strict decoder of training,
 turned upright, resized with training's filter, and encoded. JPEGs are decoded at a half, a quarter
-or an eighth where that is still twice the result. Plain upright JPEGs never become RGB: their luma
-and chroma are resized as they are stored (`planes.py`).
+or an eighth where that is still twice the result.
 
 Never silently wrong: what cannot be kept is a reject (animations, 16 bits a channel) or written
 down here. Transparency is kept in PNG and WebP, and laid on white in JPEG. Colour profiles are kept
@@ -24,7 +23,6 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, TiffImagePlugin
 
-from mmstream.converting.draft import RowError
 from mmstream.converting.media.options import ImageFormat, MediaOptions
 from mmstream.converting.unwarned import unwarned
 from mmstream.decoding.image.formats import JPEG_START, decode_bytes, plugin_of
@@ -32,11 +30,8 @@ from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.jpeg import read_header
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import upright
-from mmstream.decoding.image.pillow import decode_with_pillow, pillow_shape, to_rgb
-from mmstream.decoding.image.planes import decode_planes
+from mmstream.decoding.image.pillow import decode_with_pillow, to_rgb, with_alpha
 from mmstream.errors import DecodeError
-
-__all__ = ["Encoded", "encode", "foreign_shape", "target_of"]
 
 Pixels = NDArray[np.uint8]
 
@@ -115,22 +110,13 @@ def encode(
         limits: Of decoding it.
 
     Raises:
-        RowError: It is damaged, exceeds a limit, or cannot be kept as it is shown.
+        DecodeError: It is damaged, exceeds a limit, or cannot be kept as it is shown.
+        Exception: What an encoder raises, such as for a side that its format cannot have.
     """
-    try:
-        if extension == target == "jpg" and shape is not None:
-            size = _fitting(shape, options.max_image_side)
-            # Chroma is stored at half the size, so it may be decoded smaller than luma.
-            factors = (_factor(shape, options), _factor(shape, options, 2))
-            planes = decode_planes(data, shape, factors, size, limits)
-            if planes is not None:
-                return Encoded("jpg", _encode_planes(planes, data, options), size, shape)
-        if extension == "jpg":
-            decoded = _decode_jpeg(data, shape, limits, options)
-        else:
-            decoded = _decode_others(data, extension, limits)
-    except DecodeError as error:
-        raise RowError(str(error)) from None
+    if extension == "jpg":
+        decoded = _decode_jpeg(data, shape, limits, options)
+    else:
+        decoded = _decode_others(data, extension, limits)
     pixels = decoded.pixels
     original = shape or (pixels.shape[0], pixels.shape[1])
     size = _fitting(original, options.max_image_side)
@@ -138,12 +124,6 @@ def encode(
         pixels = _resized(pixels, size)
     stored = _ENCODERS[target](pixels, decoded, options)
     return Encoded(target, stored, size, original)
-
-
-def foreign_shape(data: bytes, extension: str, limits: Limits) -> Shape | None:
-    """Return (height, width) of a TIFF or HEIC from its header. None: only decoding tells."""
-    with unwarned:
-        return pillow_shape(_plugin(data, extension), data, limits)
 
 
 def _fitting(shape: Shape, side: int | None) -> Shape:
@@ -158,15 +138,12 @@ def _fitting(shape: Shape, side: int | None) -> Shape:
     return height, width
 
 
-def _factor(shape: Shape | None, options: MediaOptions, divisor: int = 1) -> int:
-    """Return how many times smaller a JPEG may be decoded, so that it is still twice the result.
-
-    The result is that of `options`, made smaller by `divisor`.
-    """
+def _factor(shape: Shape | None, options: MediaOptions) -> int:
+    """Return how many times smaller a JPEG may be decoded, so that it is still twice the result."""
     side = options.max_image_side
     if side is None or shape is None:
         return 1
-    return next((f for f in (8, 4, 2) if max(shape) * divisor >= 2 * side * f), 1)
+    return next((f for f in (8, 4, 2) if max(shape) >= 2 * side * f), 1)
 
 
 def _decode_jpeg(
@@ -243,8 +220,9 @@ def _require_keepable(image: Image.Image, data: bytes) -> None:
 
 def _pixels_of(image: Image.Image) -> Pixels:
     """Return the pixels of a loaded picture: uint8 [H, W, 1], [H, W, 3] or [H, W, 4]."""
-    if image.has_transparency_data:
-        return np.array(image.convert("RGBA"))
+    layer = with_alpha(image)
+    if layer is not None:
+        return np.array(layer)
     if image.mode in ("1", "L"):
         return np.array(image.convert("L"))[:, :, None]
     return to_rgb(image)
@@ -285,13 +263,6 @@ def _encode_jpeg(pixels: Pixels, decoded: _Decoded, options: MediaOptions) -> by
     return data if decoded.profile is None else _with_profile(data, decoded.profile)
 
 
-def _encode_planes(planes: list[Pixels], data: bytes, options: MediaOptions) -> bytes:
-    luma, blue, red = planes if len(planes) == 3 else (planes[0], None, None)
-    encoded: bytes = simplejpeg.encode_jpeg_yuv_planes(luma, blue, red, options.quality)
-    profile, _ = _jpeg_profile(data)
-    return encoded if profile is None else _with_profile(encoded, profile)
-
-
 def _with_profile(jpeg: bytes, profile: bytes) -> bytes:
     """Return a JPEG with a colour profile, right after its first two segments (SOI and JFIF)."""
     pieces = [
@@ -330,10 +301,7 @@ def _encode_webp(pixels: Pixels, decoded: _Decoded, options: MediaOptions) -> by
 def _saved(pixels: Pixels, name: str, profile: bytes | None, **settings: object) -> bytes:
     image = Image.fromarray(pixels[:, :, 0] if pixels.shape[2] == 1 else pixels)
     file = io.BytesIO()
-    try:
-        image.save(file, name, icc_profile=profile, **settings)
-    except (OSError, ValueError) as error:  # such as a side that WebP cannot have
-        raise RowError(f"cannot be stored as {name}: {error}") from None
+    image.save(file, name, icc_profile=profile, **settings)
     return file.getvalue()
 
 

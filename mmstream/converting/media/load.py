@@ -4,49 +4,56 @@ rows -> formats -> LOAD -> shard
 
 references   what a path or URL means
 look_ahead   downloads and objects arrive before their row's turn
-cut          some frames of a longer video
 check_rows   rows whose media are read; idle CPUs help
 types        what the bytes really are
 check        what is asked of them; their facts
 images       what is stored instead, where images are made smaller
+
+Bytes of media that arrive before their row's turn: in memory, and beyond a limit on disk.
+
+    downloads and objects -> LOOK AHEAD -> load
+
+Rows keep their order. One slow server must not hold up the downloads of the rows behind it. So many
+rows are in flight, and what has arrived waits for its turn.
 """
 
 from __future__ import annotations
 
+import os
+import tempfile
+import threading
 from collections import deque
-from collections.abc import Callable, Hashable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
 import msgspec
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.media.access import MediaAccess
-from mmstream.converting.media.check_rows import IdleCpus, LoadedRow, ReadRow, check_rows
-from mmstream.converting.media.data_urls import (
-    decode_base64,
-    decode_data_url,
-    is_base64,
-    is_data_url,
-)
+from mmstream.converting.media.archives import TarMembers, ZipMembers
+from mmstream.converting.media.check import IdleCpus, LoadedRow, ReadRow, check_rows
 from mmstream.converting.media.download_options import DownloadOptions
 from mmstream.converting.media.files import LocalFolder
-from mmstream.converting.media.look_ahead import ArrivedBytes, Ticket
-from mmstream.converting.media.objects import object_size, read_object, read_object_range
 from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.media.references import Reference, parse_reference, short_name
-from mmstream.converting.media.tar_members import TarMembers
-from mmstream.converting.media.zip_members import ZipMembers
-from mmstream.converting.rows.source import Row
-from mmstream.lazy_bytes import LazyBytes
+from mmstream.converting.media.references import (
+    MediaAccess,
+    Reference,
+    inline_bytes,
+    is_inline,
+    object_size,
+    parse_reference,
+    read_object,
+    read_object_range,
+    short_name,
+)
+from mmstream.converting.rows.records import Row
+from mmstream.errors import StorageError, escaped
 
 if TYPE_CHECKING:
     from mmstream.converting.media.download import Downloader
-
-__all__ = ["load_rows"]
 
 MAX_ROW_BYTES = 1 << 30
 """Limit on the media of one row. A sample is held in memory whole, when written and when read."""
@@ -202,15 +209,14 @@ class _Loader:
 
     def _fetch(self, ref: MediaRef) -> Future[bytes] | None:
         """Start to fetch a medium that lies elsewhere. None: it is at hand, or it is refused."""
-        if ref.data is not None or is_data_url(ref.path) or is_base64(ref.path):
+        if ref.data is not None or is_inline(ref.path):
             return None
         try:
             reference = parse_reference(ref.path, self._access)
         except RowError:
             return None  # `finish` says it
         if reference.source == "web":
-            # A part of a file is not downloaded; `_read` says it.
-            return self._download(reference.location) if ref.frames is None else None
+            return self._download(reference.location)
         if reference.source == "object":
             return self._thread_pool().submit(self._read_object, ref, reference)
         return None
@@ -219,57 +225,37 @@ class _Loader:
         """Return the bytes of a medium that is at hand."""
         if ref.data is not None:
             return ref.data
-        if is_data_url(ref.path):
-            return decode_data_url(ref.path)
-        if is_base64(ref.path):
-            return decode_base64(ref.path)
+        if (data := inline_bytes(ref.path)) is not None:
+            return data
         reference = parse_reference(ref.path, self._access)
-        path, span = reference.location, reference.span
-        if ref.frames is not None:
-            if reference.source == "web":
-                raise RowError("some frames of a file on the web; download the data set first")
-            read = partial(self._folder.read_range, path)
-            return _cut(ref, self._folder.stamp(path)[1], read, max_bytes)
-        if reference.member is not None:
-            archive = self._folder.stamp(path)
-            read = partial(self._folder.read_range, path)
-            return self._read_member(reference, archive, read, archive[1], max_bytes)
-        if span is None:
-            return self._folder.read(path, max_bytes)
-        _require_fitting(span, max_bytes)
-        return self._folder.read_range(path, *span)
+        return self._read_stored(reference, max_bytes)
 
     def _read_object(self, ref: MediaRef, reference: Reference) -> bytes:
         """Return the bytes of an object, a span or a member of it. Runs in a thread."""
-        url, span = reference.location, reference.span
         with _named(ref):
-            if ref.frames is not None:
-                read = partial(read_object_range, url, self._access)
-                return _cut(ref, object_size(url, self._access), read, MAX_ROW_BYTES)
-            if reference.member is not None:
-                read = partial(read_object_range, url, self._access)
-                num_bytes = object_size(url, self._access)
-                archive = (url, num_bytes)
-                return self._read_member(reference, archive, read, num_bytes, MAX_ROW_BYTES)
-            if span is None:
-                return read_object(url, self._access, MAX_ROW_BYTES)
-            _require_fitting(span, MAX_ROW_BYTES)
-            return read_object_range(url, self._access, *span)
+            return self._read_stored(reference, MAX_ROW_BYTES)
 
-    def _read_member(
-        self,
-        reference: Reference,
-        archive: Hashable,
-        read: Callable[[int, int], bytes],
-        num_bytes: int,
-        max_bytes: int,
-    ) -> bytes:
-        """Return the bytes of a member of a tar or zip of `num_bytes`."""
-        assert reference.member is not None
-        if reference.is_zip:
-            return self._zips.read(archive, reference.member, read, num_bytes, max_bytes)
-        span = self._tars.span(archive, reference.member, read, num_bytes)
-        _require_fitting(span, max_bytes)
+    def _read_stored(self, reference: Reference, max_bytes: int) -> bytes:
+        """Return the bytes of a local file or an object, a span or a member of it."""
+        path, span = reference.location, reference.span
+        is_object = reference.source == "object"
+        if span is None and not reference.member:
+            if is_object:
+                return read_object(path, self._access, max_bytes)
+            return self._folder.read(path, max_bytes)
+        read: Callable[[int, int], bytes] = partial(self._folder.read_range, path)
+        if is_object:
+            read = partial(read_object_range, path, self._access)
+        if reference.member:
+            archive: tuple[Any, ...] = (
+                (path, object_size(path, self._access)) if is_object else self._folder.stamp(path)
+            )
+            if reference.is_zip:
+                return self._zips.read(archive, reference.member, read, archive[1], max_bytes)
+            span = self._tars.span(archive, reference.member, read, archive[1])
+        assert span is not None
+        if span[1] - span[0] > max_bytes:
+            raise RowError(f"the row's media are over the limit of {MAX_ROW_BYTES} bytes")
         return read(*span)
 
     def _download(self, url: str) -> Future[bytes]:
@@ -296,22 +282,110 @@ def _named(ref: MediaRef) -> Iterator[None]:
         raise RowError(f"{short_name(ref.path)}: {error}") from None
 
 
-def _cut(ref: MediaRef, num_bytes: int, read: Callable[[int, int], bytes], max_bytes: int) -> bytes:
-    """Return the frames of a video that are meant. Of the rest, only the header is read."""
-    from mmstream.converting.media.cut import cut_frames  # loads FFmpeg
-
-    assert ref.frames is not None
-    data = LazyBytes(num_bytes, lambda ranges: [read(start, stop) for start, stop in ranges])
-    return cut_frames(data, ref.frames, max_bytes)
-
-
-def _require_fitting(span: tuple[int, int], max_bytes: int) -> None:
-    if span[1] - span[0] > max_bytes:
-        raise RowError(f"the row's media are over the limit of {MAX_ROW_BYTES} bytes")
-
-
 def shared_downloader(options: DownloadOptions, num_processes: int) -> Downloader:
     """Return the downloader of this process. Its client is imported when a row needs it first."""
     from mmstream.converting.media import download
 
     return download.shared_downloader(options, num_processes)
+
+
+class _Spilled(NamedTuple):
+    start: int
+    num_bytes: int
+
+
+class Ticket:
+    """A medium that was asked for. `ArrivedBytes.take` redeems it, once."""
+
+    __slots__ = ("done", "is_dropped", "value")
+
+    def __init__(self) -> None:
+        self.done = threading.Event()
+        self.is_dropped = False
+        self.value: bytes | _Spilled | BaseException = b""
+
+
+class ArrivedBytes:
+    """What has arrived and was not taken yet. A context manager, which removes its file.
+
+    Args:
+        max_bytes: Beyond this much in memory, what arrives is written to a temporary file.
+    """
+
+    def __init__(self, max_bytes: int) -> None:
+        self._max_bytes = max_bytes
+        self._num_bytes = 0
+        self._lock = threading.Lock()
+        self._file: BinaryIO | None = None
+        self._file_size = 0
+
+    def __enter__(self) -> ArrivedBytes:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            if self._file is not None:
+                self._file.close()
+
+    def wait_for(self, future: Future[bytes]) -> Ticket:
+        """Return the ticket of a medium that will arrive."""
+        ticket = Ticket()
+        future.add_done_callback(lambda done: self._arrive(ticket, done))
+        return ticket
+
+    def take(self, ticket: Ticket) -> bytes:
+        """Wait for a medium and return its bytes. Raises what its future raised."""
+        ticket.done.wait()
+        value, ticket.value = ticket.value, b""
+        if isinstance(value, BaseException):
+            raise value
+        if isinstance(value, _Spilled):
+            return self._read(value)
+        with self._lock:
+            self._num_bytes -= len(value)
+        return value
+
+    def drop(self, ticket: Ticket) -> None:
+        """Forget a medium whose row failed, once it has arrived."""
+        with self._lock:
+            ticket.is_dropped = True
+            if ticket.done.is_set() and isinstance(ticket.value, bytes):
+                self._num_bytes -= len(ticket.value)
+                ticket.value = b""
+
+    def _arrive(self, ticket: Ticket, future: Future[bytes]) -> None:
+        with self._lock:
+            try:
+                data = future.result()
+                ticket.value = b"" if ticket.is_dropped else self._keep(data)
+            except BaseException as error:  # CancelledError too: whoever waits must get it
+                ticket.value = error
+            ticket.done.set()
+
+    def _keep(self, data: bytes) -> bytes | _Spilled:
+        if self._num_bytes + len(data) > self._max_bytes:
+            return self._spill(data)
+        self._num_bytes += len(data)
+        return data
+
+    def _spill(self, data: bytes) -> _Spilled:
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile()  # noqa: SIM115 - closed by __exit__
+            self._file.write(data)
+            self._file.flush()
+        except (OSError, ValueError) as error:  # ValueError: closed, nobody waits any more
+            raise StorageError(
+                f"{escaped(tempfile.gettempdir())}: {error}; media wait there for the rows before "
+                "them. Set TMPDIR to a folder with more space, then run the same command again"
+            ) from error
+        self._file_size += len(data)
+        return _Spilled(self._file_size - len(data), len(data))
+
+    def _read(self, spilled: _Spilled) -> bytes:
+        with self._lock:
+            assert self._file is not None
+            data = os.pread(self._file.fileno(), spilled.num_bytes, spilled.start)
+        if len(data) != spilled.num_bytes:
+            raise StorageError("a temporary file of media was cut short; run the command again")
+        return data

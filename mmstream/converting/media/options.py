@@ -8,27 +8,22 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 from importlib.metadata import version
-from typing import Any, Literal, TypeAlias
+from typing import Annotated, Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = [
-    "CHECKS",
-    "IMAGE_FORMATS",
-    "MEDIA_FLAGS",
-    "Check",
-    "ImageFormat",
-    "MediaOptions",
-    "VideoFormat",
-]
+from mmstream.wrong_arguments import (
+    NonNegativeFloat,
+    PositiveInt,
+    Within,
+    checked,
+)
 
 Check: TypeAlias = Literal["none", "header", "full"]
 ImageFormat: TypeAlias = Literal["jpg", "png", "webp"]
 VideoFormat: TypeAlias = Literal["mp4"]
 
-CHECKS: tuple[Check, ...] = ("none", "header", "full")
-IMAGE_FORMATS: tuple[ImageFormat, ...] = ("jpg", "png", "webp")
+Quality: TypeAlias = Annotated[int, Within(1, 100, "a whole number from 1 to 100")]
+Aspect: TypeAlias = Annotated[float, Within(1, 1e9, "a number from 1 up")]
 
 MEDIA_FLAGS = {
     "check": "--media-check",
@@ -50,6 +45,7 @@ DEFAULT_QUALITY = 95
 """Quality of images that are encoded again, where `image_quality` is not set."""
 
 
+@checked()
 @dataclass(frozen=True)
 class MediaOptions:
     """What a conversion asks of media files, and how it changes them.
@@ -89,35 +85,16 @@ class MediaOptions:
     """
 
     check: Check = "header"
-    max_image_side: int | None = None
-    image_quality: int | None = None
+    max_image_side: PositiveInt | None = None
+    image_quality: Quality | None = None
     image_format: ImageFormat | None = None
     video_format: VideoFormat | None = None
-    min_image_side: int | None = None
-    max_aspect: float | None = None
-    min_duration_s: float | None = None
-    max_duration_s: float | None = None
+    min_image_side: PositiveInt | None = None
+    max_aspect: Aspect | None = None
+    min_duration_s: NonNegativeFloat | None = None
+    max_duration_s: NonNegativeFloat | None = None
 
     def __post_init__(self) -> None:
-        refuse_bools(
-            **{field.name: getattr(self, field.name) for field in fields(self)},
-        )
-        if self.check not in CHECKS:
-            raise ConfigError(f"check={self.check!r}: must be one of {', '.join(CHECKS)}")
-        if self.image_format is not None and self.image_format not in IMAGE_FORMATS:
-            raise ConfigError(
-                f"image_format={self.image_format!r}: must be one of {', '.join(IMAGE_FORMATS)}"
-            )
-        if self.video_format not in (None, "mp4"):
-            raise ConfigError(f"video_format={self.video_format!r}: must be one of mp4")
-        _require_at_least(1, max_image_side=self.max_image_side, min_image_side=self.min_image_side)
-        _require_at_least(1, image_quality=self.image_quality, max_aspect=self.max_aspect)
-        _require_at_least(0, min_duration_s=self.min_duration_s, max_duration_s=self.max_duration_s)
-        if self.image_quality is not None and self.image_quality > 100:
-            raise ConfigError(f"image_quality={self.image_quality}: must be 100 or less")
-        self._refuse_contradictions()
-
-    def _refuse_contradictions(self) -> None:
         shortest, longest = self.min_duration_s, self.max_duration_s
         if shortest is not None and longest is not None and shortest > longest:
             raise ConfigError(
@@ -165,8 +142,7 @@ class MediaOptions:
     def plan(self) -> dict[str, Any]:
         """Return what the plan saves: `settings`, and the libraries that write media anew.
 
-        Other versions of them may give other bytes. So a conversion goes on with the same ones. And
-        JPEGs that are resized with and without the compiled module differ.
+        Other versions of them may give other bytes. So a conversion goes on with the same ones.
         """
         names = [
             *(_LIBRARIES if self.changes_images else ()),
@@ -174,15 +150,4 @@ class MediaOptions:
         ]
         if not names:
             return self.settings()
-        plan = {**self.settings(), "libraries": {name: version(name) for name in names}}
-        if not self.changes_images:
-            return plan
-        from mmstream.decoding.image.planes import is_built
-
-        return {**plan, "compiled": is_built()}
-
-
-def _require_at_least(least: int, **values: float | None) -> None:
-    for name, value in values.items():
-        if value is not None and not value >= least:  # `not` also refuses NaN
-            raise ConfigError(f"{name}={value}: must be {least} or more")
+        return {**self.settings(), "libraries": {name: version(name) for name in names}}

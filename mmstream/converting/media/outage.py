@@ -18,8 +18,6 @@ from collections.abc import Awaitable, Callable
 
 from mmstream.errors import StorageError
 
-__all__ = ["Outage"]
-
 FRESH_S = 1.0
 """An older answer shows nothing about the network as it is now."""
 

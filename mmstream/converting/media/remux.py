@@ -5,27 +5,29 @@ check -> REMUX
 The header of an MP4 says where each frame lies and when it is shown. So training reads a few frames
 of a large file without the rest. Of an MKV or an MPEG-TS it must read everything. Nothing is
 encoded anew.
+
+An MP4 of packets that are there already. Nothing is encoded anew.
+
+remux -> MP4
 """
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 import av
 import numpy as np
 from crc32c import crc32c
 
-from mmstream.converting.media.mp4 import mp4_of
 from mmstream.decoding.audio.container import open_container
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.open import NoStreamError, media_stream, open_media
 from mmstream.decoding.image.limits import MAX_PIXELS
 from mmstream.decoding.video.file import VideoFile, read_video_file
 from mmstream.errors import DecodeError, TimeoutError
-
-__all__ = ["remuxed"]
 
 _SAME_TIME_S = 1e-6
 _SAME_RATE = 0.01
@@ -118,3 +120,28 @@ def _sound(data: bytes, deadline: Deadline) -> tuple[float, int, int, int, int]:
             *(source.start_s, source.sample_rate, source.num_channels),
             *(source.num_samples, checksum),
         )
+
+
+_SAME_BYTES = {"fflags": "+bitexact"}
+"""No version of FFmpeg and no time of day in the file."""
+
+
+def mp4_of(templates: Sequence[Any], packets: Iterable[tuple[Any, Any]]) -> bytes:
+    """Return an MP4 of packets. The same packets give the same bytes.
+
+    Args:
+        templates: PyAV's streams that the packets come from. The MP4 has them in this order.
+        packets: (stream, packet), in the order of decoding.
+
+    Raises:
+        FFmpegError: An MP4 cannot hold them.
+    """
+    target = io.BytesIO()
+    with av.open(target, "w", format="mp4", options=_SAME_BYTES) as out:
+        streams: dict[int, Any] = {}
+        for template in templates:
+            streams[template.index] = out.add_stream_from_template(template, opaque=True)
+        for template, packet in packets:
+            packet.stream = streams[template.index]
+            out.mux(packet)
+    return target.getvalue()

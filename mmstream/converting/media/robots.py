@@ -9,8 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-__all__ = ["TOKEN", "disallowed_by"]
-
 TOKEN = "mmstream"
 """What ``X-Robots-Tag: mmstream: noai`` is addressed to."""
 

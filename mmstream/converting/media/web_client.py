@@ -21,11 +21,11 @@ from mmstream.converting.media.addresses import AllowedHosts, WebAddress, is_pub
 from mmstream.converting.media.content_encoding import decompressed
 from mmstream.converting.media.dns import DnsCache
 from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.retries import TryFailedError, may_pass, retry_after_s
+from mmstream.converting.media.hosts import TryFailedError
 from mmstream.converting.media.robots import TOKEN, disallowed_by
 from mmstream.errors import StorageError
-
-__all__ = ["CheckedResolver", "Partial", "Redirect", "WebClient"]
+from mmstream.storage.http_headers import seconds_until
+from mmstream.storage.patience import THROTTLED_STATUS, may_pass
 
 CONNECT_TIMEOUT_S = 5.0
 """Hosts that are gone are common, and most of them do not even refuse. A live one takes 0.3 s."""
@@ -241,8 +241,8 @@ class WebClient:
             raise TryFailedError(
                 f"http {status}",
                 is_answered=True,
-                asks_patience=status in (429, 503),
-                wait_s=retry_after_s(headers.get("Retry-After")),
+                is_throttled=status in THROTTLED_STATUS,
+                wait_s=seconds_until(headers.get("Retry-After", "").strip()),
             )
         if status != 200:
             raise RowError(f"http {status}")

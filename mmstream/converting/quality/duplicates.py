@@ -14,27 +14,19 @@ from dataclasses import dataclass
 import msgspec
 import numpy as np
 
-from mmstream.converting.quality.corpus import Corpus, Entries, SampleName, read_corpus
-from mmstream.converting.quality.equal import equal_to_first
+from mmstream.converting.quality.corpus import (
+    Corpus,
+    Entries,
+    SampleName,
+    equal_to_first,
+    read_corpus,
+)
 from mmstream.converting.quality.near import keep_first, near_pairs
 from mmstream.dataset.bad_list import listed_as_bad, write_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError
 from mmstream.types import IntArray
-
-__all__ = [
-    "DUPLICATES_NAME",
-    "KINDS",
-    "DuplicatePair",
-    "Duplicates",
-    "drop_duplicates",
-    "entries_of",
-    "find_duplicates",
-    "find_in",
-    "numbers_of",
-    "pair_of",
-    "write_pairs",
-]
+from mmstream.wrong_arguments import PositiveInt, checked
 
 DUPLICATES_NAME = "duplicates.jsonl"
 
@@ -90,15 +82,11 @@ class Duplicates:
         """{kind: number of pairs}. A sample or medium that comes n times is n - 1 pairs."""
         return {kind: int(numbers.again.size) for kind, numbers in self.by_kind.items()}
 
-    @property
-    def num_across(self) -> dict[str, int]:
-        """{kind: pairs of samples of two datasets}. Between splits, each of them is a leak."""
-        return {
-            kind: int(
-                np.count_nonzero(self._dataset_of(numbers.first) != self._dataset_of(numbers.again))
-            )
-            for kind, numbers in self.by_kind.items()
-        }
+    def across(self, kind: str) -> PairNumbers:
+        """Return the pairs of one kind whose samples are in two datasets. In splits, these leak."""
+        numbers = self.by_kind[kind]
+        is_across = self._dataset_of(numbers.first) != self._dataset_of(numbers.again)
+        return numbers.only(np.flatnonzero(is_across))
 
     def refs(self, kinds: Collection[str]) -> dict[str, IntArray]:
         """Return the samples that are duplicates as a whole.
@@ -186,12 +174,13 @@ class Duplicates:
         return np.asarray(np.searchsorted(ends, samples, side="right"), dtype=np.int64)
 
 
+@checked({"dataset": "give mm.open_dataset(...), or {name: dataset}"})
 def find_duplicates(
     dataset: Dataset | Mapping[str, Dataset],
     *,
     kinds: Collection[str] = KINDS,
     near: bool = False,
-    num_threads: int = 1,
+    num_threads: PositiveInt = 1,
     progress: bool = True,
 ) -> Duplicates:
     """Find samples that hold the same media, the same text, or both.

@@ -9,29 +9,28 @@ from collections.abc import Collection
 
 import numpy as np
 
-from mmstream.converting.quality.corpus import Corpus, read_corpus
+from mmstream.converting.quality.corpus import Corpus, equal_to_first, read_corpus
 from mmstream.converting.quality.duplicates import (
     Duplicates,
     PairNumbers,
     entries_of,
     numbers_of,
 )
-from mmstream.converting.quality.equal import equal_to_first
 from mmstream.converting.quality.near import match_with_first, near_pairs
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError
-
-__all__ = ["LEAK_KINDS", "find_leaks"]
+from mmstream.wrong_arguments import PositiveInt, checked
 
 LEAK_KINDS = ("media", "near", "text", "id")
 
 
+@checked()
 def find_leaks(
     a: Dataset,
     b: Dataset,
     *,
     kinds: Collection[str] = LEAK_KINDS,
-    num_threads: int = 1,
+    num_threads: PositiveInt = 1,
     progress: bool = True,
 ) -> Duplicates:
     """Find samples of `b` that hold something that `a` holds too.

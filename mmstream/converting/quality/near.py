@@ -17,15 +17,6 @@ import numpy.typing as npt
 
 from mmstream.types import IntArray
 
-__all__ = [
-    "MAX_DISTANCE",
-    "Matches",
-    "NearPairs",
-    "keep_first",
-    "match_with_first",
-    "near_pairs",
-]
-
 MAX_DISTANCE = 15
 """Most bits of 256 that differ between near-duplicates. One less than the number of bands."""
 

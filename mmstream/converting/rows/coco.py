@@ -16,12 +16,9 @@ from typing import Any
 import msgspec
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.rows.json_text import decode_json
-from mmstream.converting.rows.records import BOM
-from mmstream.converting.rows.spool import NumberedRow
+from mmstream.converting.rows.records import BOM, NumberedRow
+from mmstream.decoding.fields import decode_json
 from mmstream.errors import ConfigError
-
-__all__ = ["iter_coco", "parse_coco"]
 
 MAX_COCO_BYTES = 4 << 30
 """A larger file is refused: it is in memory whole."""

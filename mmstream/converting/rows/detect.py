@@ -3,34 +3,26 @@
     a file -> DETECT -> the module that reads its kind
 
 Where the content says that the file is no rows at all, the error names what it is.
+
+How rows are read: the options that the files of this package need.
 """
 
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, TypeAlias
 
-from mmstream.converting.media.types import sniff
-from mmstream.converting.rows.json_text import is_json
+from mmstream.converting.rows.encodings import advice
 from mmstream.converting.rows.json_values import NotJSONError, iter_values
 from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES
 from mmstream.converting.rows.tables import DELIMITERS, delimiters_of
 from mmstream.converting.rows.transcripts import is_transcripts
+from mmstream.decoding.fields import is_json
 from mmstream.errors import ConfigError
+from mmstream.media_types import sniff
 from mmstream.tar.header import BLOCK
-
-__all__ = [
-    "HEAD_BYTES",
-    "NAMES_OF_KINDS",
-    "ROW_KINDS",
-    "RowKind",
-    "is_tar",
-    "refuse_wrong_kind",
-    "require_kind",
-    "require_text_kind",
-    "text_kind",
-]
 
 RowKind: TypeAlias = Literal[
     "jsonl",
@@ -47,7 +39,6 @@ RowKind: TypeAlias = Literal[
 ]
 """What rows may lie in; the values of ``rows_as``."""
 
-ROW_KINDS: tuple[RowKind, ...] = get_args(RowKind)
 
 NAMES_OF_KINDS: dict[RowKind, str] = {
     "jsonl": "JSONL",
@@ -67,6 +58,8 @@ HEAD_BYTES = 64 << 10
 """Bytes at the beginning of a file that are looked at."""
 
 _UTF16 = (b"\xff\xfe", b"\xfe\xff")
+_CONTROL = bytes((*range(9), *range(14, 32)))
+"""Control characters. A text has few of them; of other bytes they are a tenth."""
 _COCO = re.compile(rb'\s*\{\s*"(info|licenses|images|annotations|categories|type)"\s*:')
 _WRONG_MAGIC = (
     (b"%PDF", "a PDF"),
@@ -99,16 +92,6 @@ def _is_old_tar(head: bytes) -> bool:
     return int(digits, 8) == sum(head[:148]) + 8 * ord(" ") + sum(head[156:512])
 
 
-def require_kind(rows_as: RowKind | None, kind: RowKind, url: str) -> None:
-    """Refuse `rows_as` where the content is clearly something else.
-
-    Raises:
-        ConfigError: It is.
-    """
-    if rows_as not in (None, kind):
-        raise ConfigError(f"{url}: is {NAMES_OF_KINDS[kind]}, not rows_as={rows_as!r}")
-
-
 def refuse_wrong_kind(head: bytes, rows: str) -> None:
     """Raise a ConfigError that names the kind of a file that holds no rows.
 
@@ -127,13 +110,15 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
     elif text.startswith((b"<?xml", b"<")) and not text.startswith(b"<image"):
         kind = "XML"
     elif head.startswith(_UTF16):
-        raise ConfigError(f"{rows}: is UTF-16; save it as UTF-8")
+        raise ConfigError(f"{rows}: is not UTF-8; {advice(head)}")
     elif kind is None and (media_type := sniff(head[:64])) is not None:
         article = "a" if media_type.kind == "video" else "an"
         kind = f"{article} {media_type.kind} ({media_type.extension}), not rows; name its folder"
     if kind is not None:
         raise ConfigError(f"{rows}: this is {kind}")
-    if b"\0" in head and not _has_json_line(head):  # else NULs are a bad row among others
+    num_control = len(head) - len(head.translate(None, _CONTROL))
+    is_text = num_control * 20 < len(head) or _has_json_line(head)
+    if b"\0" in head and not is_text:  # else NULs are a bad row among others
         raise ConfigError(
             f"{rows}: a binary file of an unknown kind; rows are JSONL, JSON, csv, tsv, Parquet, "
             "Arrow, or tars of samples"
@@ -148,17 +133,17 @@ def text_kind(path: Path, rows: str) -> tuple[RowKind, str]:
     """
     with path.open("rb") as file:
         head = file.read(HEAD_BYTES)
-    refuse_wrong_kind(head, rows)
     text = head.removeprefix(BOM).lstrip()
     if text.startswith(b"["):
-        return ("jsonl" if _is_jsonl_of_lists(path) else "json"), ""
+        line = _first_line(path)  # a list of its own, where others follow; a dense array has one
+        return ("jsonl" if line is not None and is_json(line) else "json"), ""
     if text.startswith(b"{"):
         return _object_kind(path, head), ""
     if not text or _has_json_line(text):
         return "jsonl", ""
     if is_transcripts(head):
         return "transcripts", ""
-    return _table_kind(head, rows)
+    return _table_kind(path, rows)
 
 
 def require_text_kind(rows_as: RowKind, path: Path, rows: str) -> None:
@@ -210,12 +195,6 @@ def _first_line(path: Path) -> bytes | None:
         return file.read(min(stop - start, MAX_ROW_BYTES)).strip()
 
 
-def _is_jsonl_of_lists(path: Path) -> bool:
-    """Tell whether each line is a list of its own. A dense array has one line."""
-    line = _first_line(path)
-    return line is not None and is_json(line)
-
-
 def _object_kind(path: Path, head: bytes) -> RowKind:
     """Return the kind of a file that begins with an object."""
     line = _first_line(path)
@@ -240,9 +219,15 @@ def _has_json_line(text: bytes) -> bool:
     return any(line[:1] in (b"{", b"[", b'"') and is_json(line) for line in lines if line)
 
 
-def _table_kind(head: bytes, rows: str) -> tuple[RowKind, str]:
-    text = head.removeprefix(BOM).decode(errors="replace")
-    delimiters = delimiters_of(text)
+def _table_kind(path: Path, rows: str) -> tuple[RowKind, str]:
+    with path.open("rb") as file:
+        for size in (HEAD_BYTES, 16 * HEAD_BYTES, MAX_ROW_BYTES):  # cells may be whole pictures
+            file.seek(0)
+            head = file.read(size)
+            text = head.removeprefix(BOM).decode(errors="replace")
+            delimiters = delimiters_of(text, is_cut=len(head) == size)
+            if delimiters or len(head) < size:
+                break
     if "\t" in delimiters and "," not in delimiters:
         delimiters = ["\t"]
     if len(delimiters) == 1:
@@ -255,3 +240,35 @@ def _table_kind(head: bytes, rows: str) -> tuple[RowKind, str]:
         )
     names = " and ".join(DELIMITERS[delimiter] for delimiter in delimiters)
     raise ConfigError(f"{rows}: may be {names}; choose one with rows_as='csv' or rows_as='tsv'")
+
+
+@dataclass(frozen=True)
+class RowOptions:
+    """How rows are read. `RowReading` has checked what the caller says."""
+
+    rows_as: RowKind | None = None
+    """What the rows lie in. None: their content says it."""
+    encoding: str | None = None
+    """Encoding of texts, by Python's name. None: UTF-8."""
+    limit: int | None = None
+    """Only the first so many rows."""
+    group_spans: bool = False
+    """Consecutive rows about the same medium are one row, with the key "segments"."""
+    run_length: int = 5000
+    """Rows that are read together: those of a shard, or 1 where they are shuffled."""
+    media_keys: tuple[str, ...] = field(default=(), compare=False)
+    """Keys that name the medium of a row, for `group_spans`, before the usual ones."""
+
+    def require_kind(self, kind: RowKind, url: str) -> None:
+        """Refuse `rows_as` and `encoding` where the content is clearly something else.
+
+        Raises:
+            ConfigError: It is.
+        """
+        name = NAMES_OF_KINDS[kind]
+        if self.rows_as not in (None, kind):
+            raise ConfigError(f"{url}: is {name}, not rows_as={self.rows_as!r}")
+        if self.encoding is not None:
+            raise ConfigError(
+                f"{url}: is {name}, where encoding={self.encoding!r} has no effect; leave it out"
+            )

@@ -1,38 +1,50 @@
 """Names of rows -> files: patterns, folders of URLs, standard input, downloads.
 
 what the caller named -> FETCH -> detect
+
+Compressed files of rows: gzip, zstd, bzip2, xz -> a plain temporary file.
+
+Files of several frames or members are read to their end. The compression is recognised by the first
+bytes, whatever the file is called.
+
+Tars of samples that cannot be read at any place -> plain tars in the temporary folder.
+
+    compressed tars, remote tars without indexes, standard input -> TARS -> samples
+
+A sample is read at its place in a tar, and a compressed file or a stream has no such places. So the
+tar is read once, from front to back. Other tars of the same list are linked beside the copies, or
+copied too if they are remote.
 """
 
 from __future__ import annotations
 
+import bz2
 import fnmatch
 import glob
+import gzip
+import io
+import logging
+import lzma
 import os
 import re
 import shutil
 import sys
+import zlib
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
+from pathlib import Path, PurePosixPath
+from typing import Any, BinaryIO
 
-from mmstream.dataset.open import expand_braces
+from mmstream.converting.rows.detect import HEAD_BYTES, is_tar
+from mmstream.dataset.index import index_name
+from mmstream.dataset.open import expand_braces, open_dataset
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage import is_remote, open_file, open_store, split_url
-from mmstream.storage.urls import require_no_secret
+from mmstream.storage.urls import local_path, require_no_secret
+from mmstream.tar.header import BLOCK
 
-__all__ = [
-    "SPLIT_WORDS",
-    "STDIN",
-    "InputFile",
-    "download",
-    "expand",
-    "local_path",
-    "read_head",
-    "short_names",
-    "split_of",
-    "with_splits",
-]
+logger = logging.getLogger(__name__)
 
 STDIN = "-"
 """The name of standard input."""
@@ -67,12 +79,6 @@ class InputFile:
     """For metadata of a folder: where the file lies in it, empty or with a slash at the end."""
     copy: Path | None = None
     """A local copy of standard input, which can be read once only."""
-
-
-def local_path(name: str) -> str:
-    """Return a local path without ``file://``, and with the home folder for ``~``."""
-    path = name.removeprefix("file://")
-    return os.path.expanduser(path) if path.startswith("~") else path  # noqa: PTH111
 
 
 def expand(names: Sequence[str]) -> list[str]:
@@ -209,3 +215,236 @@ def download(url: str, target: Path) -> Path:
                 raise data
             file.write(data)
     return target
+
+
+_PACKED_BLOCK = 4 << 20
+_DAMAGE = (EOFError, OSError, zlib.error, lzma.LZMAError, ValueError)
+_MAGIC = {
+    "gzip": re.compile(rb"\x1f\x8b"),
+    "zstd": re.compile(rb"\x28\xb5\x2f\xfd|[\x50-\x5f]\x2a\x4d\x18"),
+    "bzip2": re.compile(rb"BZh[1-9](1AY&SY|\x17rE8P\x90)"),
+    "xz": re.compile(rb"\xfd7zXZ\x00"),
+}
+"""How compressed files begin. A file of zstd may begin with a frame that is skipped, and a file of
+bzip2 without content with its end."""
+
+
+def compression_of(head: bytes) -> str | None:
+    """Return the name of a file's compression by its first bytes. None: it has none."""
+    if is_tar(head):  # it begins with the name of a member, which may be any bytes
+        return None
+    return next((name for name, magic in _MAGIC.items() if magic.match(head)), None)
+
+
+def plain_head(head: bytes, num_bytes: int) -> bytes:
+    """Return the first bytes of a file's content, by the first bytes of the file.
+
+    Fewer come back where the file is damaged, or where so few bytes hold no more.
+    """
+    compression = compression_of(head)
+    if compression is None:
+        return head[:num_bytes]
+    content = b""
+    try:
+        for block in _plain_blocks(io.BytesIO(head), compression, num_bytes):
+            content += block
+            if len(content) >= num_bytes:
+                break
+    except _DAMAGE:
+        pass
+    return content[:num_bytes]
+
+
+def plain_file(file: InputFile, target: Path, downloaded: Path) -> Path:
+    """Return a plain local file with the content of a file.
+
+    It is the file itself where that is plain and local. Otherwise it is `target`.
+
+    Args:
+        file: Any file. A copy of standard input is moved or removed.
+        target: Where the content is written. No such file exists.
+        downloaded: Where a remote file lies meanwhile.
+
+    Raises:
+        ConfigError: The file is damaged or cut off.
+        StorageError: It could not be read.
+    """
+    is_ours = file.copy is not None or is_remote(file.url)
+    if file.copy is None and is_ours:
+        path = download(file.url, downloaded)
+    else:
+        path = file.copy or Path(local_path(file.url))
+    compression = compression_of(read_head(str(path), HEAD_BYTES))
+    if compression is not None:
+        _decompress(path, target, compression, file.url)
+        if is_ours:
+            path.unlink()
+        return target
+    return path.rename(target) if is_ours else path
+
+
+def _decompress(path: Path, target: Path, compression: str, rows: str) -> None:
+    """Write the plain content of a compressed file to `target`, a block at a time.
+
+    Raises:
+        ConfigError: The file is damaged or cut off.
+    """
+    with path.open("rb") as source, target.open("xb") as file:
+        blocks = _plain_blocks(source, compression, _PACKED_BLOCK)
+        while True:
+            try:
+                block = next(blocks, None)
+            except _DAMAGE as error:
+                raise ConfigError(
+                    f"{rows}: damaged {compression} ({error}); fetch or write it again"
+                ) from None
+            if block is None:
+                return
+            file.write(block)
+
+
+def _plain_blocks(file: BinaryIO, compression: str, num_bytes: int) -> Iterator[bytes]:
+    """Yield the content of a compressed file, at most `num_bytes` at a time.
+
+    Raises:
+        OSError, EOFError, ValueError, zlib.error, lzma.LZMAError: The file is damaged or cut off.
+    """
+    if compression in _STREAMS:
+        yield from _joined_streams(file, _STREAMS[compression], num_bytes)
+        return
+    if compression == "gzip":
+        source: Any = gzip.GzipFile(fileobj=file)
+    else:
+        import pyarrow as pa
+
+        source = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+    yield from iter(lambda: source.read(num_bytes), b"")
+
+
+def _joined_streams(file: BinaryIO, new: Callable[[], Any], num_bytes: int) -> Iterator[bytes]:
+    """Yield the content of streams that follow each other, with zeros between them or not.
+
+    ``bz2.open`` and ``lzma.open`` end in silence where a later stream is damaged or has zeros in
+    front of it.
+    """
+    stream, data = new(), b""
+    while True:
+        if stream.eof:
+            data = stream.unused_data.lstrip(b"\0")
+            while not data and (data := file.read(_PACKED_BLOCK)):
+                data = data.lstrip(b"\0")
+            if not data:
+                return
+            stream = new()
+        elif stream.needs_input and not (data := file.read(_PACKED_BLOCK)):
+            raise EOFError("it is cut off")
+        yield stream.decompress(data, num_bytes)
+        data = b""
+
+
+_STREAMS: dict[str, Callable[[], Any]] = {
+    "bzip2": bz2.BZ2Decompressor,
+    "xz": lzma.LZMADecompressor,
+}
+
+
+_COMPRESSED_HEAD_BYTES = 1 << 20
+"""A block of bzip2 has up to 900 kB, and gives nothing before its end."""
+
+
+def holds_tar(path: str) -> bool:
+    """Tell whether a file is a tar, compressed or not. Its beginning is read.
+
+    Args:
+        path: Of a local file, or a URL.
+
+    Raises:
+        FileNotFoundError: There is no such file.
+        StorageError: It could not be read.
+    """
+    head = read_head(path, HEAD_BYTES)
+    if compression_of(head) is not None and len(head) == HEAD_BYTES:
+        head = read_head(path, _COMPRESSED_HEAD_BYTES)
+    return is_tar(plain_head(head, 2 * BLOCK))
+
+
+def are_readable(files: Sequence[InputFile]) -> bool:
+    """Tell whether all tars can be read where they lie: plain ones, and remote ones with an index.
+
+    The folders of remote tars are listed, and the beginnings of local ones are read.
+    """
+    names: dict[str, set[str]] = {}
+    for file in files:
+        if file.copy is not None:
+            return False
+        if not is_remote(file.url):
+            if not _is_plain(read_head(file.url, 2 * BLOCK)):
+                return False
+            continue
+        folder, name = split_url(file.url)
+        if folder not in names:
+            names[folder] = _names_in(folder)
+        if index_name(name) not in names[folder]:
+            return False
+    return True
+
+
+def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> list[str]:
+    """Return plain local tars with the content of compressed or remote ones, in their order.
+
+    Args:
+        files: The tars.
+        folder: Temporary folder. The copies are written to its folder ``tars``. Messages and plans
+            name them by their place in that.
+        limit: No more tars are read than have so many samples together.
+
+    Raises:
+        ConfigError: A file is no tar, or damaged.
+        StorageError: A remote tar could not be read.
+    """
+    copies: list[str] = []
+    num_samples = 0
+    for file, place in zip(files, _places(files), strict=True):
+        path = folder / "tars" / place
+        path.parent.mkdir(parents=True, exist_ok=True)
+        plain = plain_file(file, path, folder / "download")
+        if plain != path:
+            path.symlink_to(plain.resolve())
+        if not _is_plain(read_head(str(path), 2 * BLOCK)):
+            raise ConfigError(f"{file.url}: is no tar, and the first file is one; name tars alone")
+        copies.append(str(path))
+        if limit is not None:
+            num_samples += len(open_dataset([path]))
+            if num_samples >= limit:
+                break
+    return copies
+
+
+def _names_in(folder: str) -> set[str]:
+    """Return the names in a folder of remote tars. Without the right to list it, there are none."""
+    try:
+        return set(open_store(folder).list())
+    except (StorageError, PermissionError) as error:
+        logger.warning("%s: cannot be listed, so its tars are copied: %s", folder, error)
+        return set()
+
+
+def _places(files: Sequence[InputFile]) -> Iterator[PurePosixPath]:
+    """Yield a relative path for each tar. They are different, and none is a folder of another.
+
+    They are the names of the tars where these are so. Otherwise each has a folder of its own. Names
+    that differ by their case alone are one file on some disks.
+    """
+    names = [PurePosixPath(file.name) for file in files]
+    num_different = len({str(name).casefold() for name in names})
+    differ = len({len(name.parts) for name in names}) == 1 and num_different == len(names)
+    if differ and not any({"/", "//", ".."} & set(name.parts) for name in names):
+        yield from names
+        return
+    for number, name in enumerate(names):
+        yield PurePosixPath(str(number), name.name)
+
+
+def _is_plain(head: bytes) -> bool:
+    """Tell whether a file begins as a plain tar. One without members begins with zeros."""
+    return is_tar(head) or (bool(head) and not any(head))

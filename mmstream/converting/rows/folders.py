@@ -25,22 +25,14 @@ from typing import Any, Literal, NamedTuple
 import msgspec
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.formats.tarred import names_tars
+from mmstream.converting.formats.fields import kind_by_name
+from mmstream.converting.formats.row_format import names_tars
+from mmstream.converting.rows.encodings import advice
 from mmstream.converting.rows.fetch import SPLIT_WORDS
-from mmstream.converting.rows.spool import NumberedRow
+from mmstream.converting.rows.records import NumberedRow
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
-from mmstream.decoding.fields import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.errors import ConfigError, escaped
 from mmstream.storage import NotAFileError, Store, open_store
-
-__all__ = [
-    "FolderContent",
-    "MediaFolder",
-    "iter_media",
-    "look_into",
-    "with_folder",
-    "with_media_prefix",
-]
 
 logger = logging.getLogger(__name__)
 
@@ -59,7 +51,6 @@ _NOT_ROWS = frozenset(
     {"dataset_info.json", "dataset_infos.json", "dataset_dict.json", "state.json", "package.json"}
     | {"sizes.json"}  # counts of samples beside tars for webdataset
 )
-_MORE_IMAGES = frozenset({"tif", "tiff", "heic"})
 
 
 @dataclass
@@ -170,7 +161,7 @@ def look_into(url: str, listing: Path | None = None) -> FolderContent:
                 content.tarred.append(path)
             if words[0] == "metadata":
                 content.metadata.append(path)
-        elif _media_kind(path) is not None:
+        elif kind_by_name(path) is not None:
             content.num_media += 1
             folders = [*parts[:-1], "", ""]
             folders_of[folders[0]].add(folders[1])
@@ -280,16 +271,9 @@ def _text_name(path: str) -> str:
     return f"{path.rpartition('.')[0]}.txt"
 
 
-def _media_kind(path: str) -> str | None:
-    extension = path.rpartition(".")[2].lower()
-    if extension in IMAGE_EXTENSIONS or extension in _MORE_IMAGES:
-        return "image"
-    if extension in VIDEO_EXTENSIONS:
-        return "video"
-    return "audio" if extension in AUDIO_EXTENSIONS else None
-
-
-def iter_media(url: str, content: FolderContent, split: str | None) -> Iterator[NumberedRow]:
+def iter_media(
+    url: str, content: FolderContent, split: str | None, encoding: str | None = None
+) -> Iterator[NumberedRow]:
     """Yield (number, row) of each media file of a folder, or of one of its splits.
 
     If some of the files have a text beside them and others have none, the log says so.
@@ -303,13 +287,14 @@ def iter_media(url: str, content: FolderContent, split: str | None) -> Iterator[
         start, prefix = open_store(store.url_of(split)), f"{split}/"
     classes = content.classes.get(split, {})
     walked = _walk(start, prefix) if content.listing is None else _listed(content.listing, prefix)
-    files = (file for file in walked if _media_kind(file.path) is not None)
+    files = (file for file in walked if kind_by_name(file.path) is not None)
     number = num_texts = num_errors = 0
     is_remote_store = store.access.concurrent
     with ThreadPoolExecutor(TEXTS_AT_ONCE) if is_remote_store else nullcontext() as pool:
         while batch := list(islice(files, TEXTS_AT_ONCE)):
             read = pool.map if pool is not None else map
-            for file, text in zip(batch, read(lambda f: _text_of(store, f), batch), strict=True):
+            texts = read(lambda file: _text_of(store, file, encoding), batch)
+            for file, text in zip(batch, texts, strict=True):
                 number += 1
                 row: dict[str, Any] | RowError
                 if isinstance(text, RowError):
@@ -332,12 +317,12 @@ def iter_media(url: str, content: FolderContent, split: str | None) -> Iterator[
 
 
 def _media_row(path: str, classes: dict[str, int], prefix: str) -> dict[str, Any]:
-    row: dict[str, Any] = {str(_media_kind(path)): path}
+    row: dict[str, Any] = {str(kind_by_name(path)): path}
     class_name = path.removeprefix(prefix).split("/")[0]
     return row | ({"label": classes[class_name], "label_name": class_name} if classes else {})
 
 
-def _text_of(store: Store, file: _File) -> str | RowError | None:
+def _text_of(store: Store, file: _File, encoding: str | None) -> str | RowError | None:
     """Return the text beside a media file, or why it cannot be read. None: there is none."""
     if file.text_bytes is None:
         return None
@@ -346,9 +331,10 @@ def _text_of(store: Store, file: _File) -> str | RowError | None:
     if file.text_bytes > MAX_TEXT_BYTES:
         return RowError(f"{name}: a text of more than {MAX_TEXT_BYTES} bytes")
     try:
-        return store.read(path).decode("utf-8-sig").strip()
-    except UnicodeDecodeError:
-        return RowError(f"{name}: not UTF-8")
+        return store.read(path).decode(encoding or "utf-8-sig").removeprefix("\ufeff").strip()
+    except UnicodeDecodeError as error:
+        cure = "" if encoding else f"; {advice(error.object)}"
+        return RowError(f"{name}: not {encoding or 'UTF-8'}{cure}")
     except (FileNotFoundError, NotAFileError):
         return RowError(f"{name}: no file, or a link that leads nowhere")
 

@@ -11,49 +11,255 @@ million empty rows.
 Rows are numbered through over all files. With files of 2 and 3 rows, rows 2 to 4 are those of the
 second file. Its rejects name their numbers 1 to 3 there. A file of n rows has n + 1 offsets, so
 row r of file f has the offsets r + f and r + f + 1.
+
+What every source of rows gives: its number of rows, and the rows of a shard.
+
+    a file, a table, a set of shards, an iterable -> ROW SOURCE -> plan -> row ranges -> formats
+
+A `RowSource` is opened once, in the main process. Each job of a shard gets a `RowRange`, which can
+be pickled and read in another process.
+
+What decides the split of a row: a group, an id, or the content.
+
+a source of rows -> IDENTITY of each row -> plan: which split it goes into
+
+The spool: rows that have no lines of their own, in one temporary file.
+
+    csv, COCO, a folder, an iterable, grouped rows -> SPOOL -> records.py
+
+A record is MessagePack: the row's number in its file, its value, and the reason why it has none.
+MessagePack is JSON with bytes. So a row may hold the bytes of a picture.
 """
 
 from __future__ import annotations
 
 import hashlib
+import logging
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
+from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, Protocol
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.converting.draft import LeftOutError, RowError
-from mmstream.converting.rows.identity import ID_KEYS, hash_ids, identity_of
-from mmstream.converting.rows.json_text import decode_json
-from mmstream.converting.rows.source import Row
-from mmstream.converting.rows.spool import read_spooled
-from mmstream.decoding.fields import is_too_deep
-from mmstream.errors import ConfigError, MMStreamError
+from mmstream.converting.draft import LeftOutError, RowError, unreadable
+from mmstream.decoding.fields import decode_json, is_too_deep
+from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.types import IntArray
 
-__all__ = [
-    "BOM",
-    "MAX_ROW_BYTES",
-    "RecordFile",
-    "RecordRange",
-    "RecordSource",
-    "RowFile",
-    "iter_lines",
-    "joint_sha256",
-    "lines_of",
-    "parse_row",
-    "ranges_of_splits",
-    "require_rows",
-    "scan_lines",
-    "stamp_of",
-    "text_row",
-]
+logger = logging.getLogger(__name__)
+
+
+class Row(msgspec.Struct, frozen=True):
+    """One row as its source gives it."""
+
+    index: int
+    """0-based number of the row over all files of the source. It decides the sample's key."""
+    file: str
+    """Name of its file, for the rejects."""
+    number: int
+    """Number in its file, from 1: the line that an editor shows, or the item of an array."""
+    value: Any
+    """The parsed row, a `StoredSample` of another dataset, or a `RowError` that says why it cannot
+    be read."""
+
+
+class RowRange(Protocol):
+    """The rows of one shard. It can be pickled."""
+
+    def __len__(self) -> int: ...
+
+    def read(self) -> Iterator[Row]:
+        """Yield the rows in order. One of them is in memory at a time.
+
+        Raises:
+            MMStreamError: The source changed since it was opened.
+        """
+        ...
+
+    def detached(self) -> RowRange:
+        """Return the same rows without temporary files of this machine.
+
+        Rows of a temporary copy are read into memory. Files that the caller named are not.
+        """
+        ...
+
+
+@dataclass(frozen=True)
+class HeldRows:
+    """The rows of one shard in memory: a `RowRange` without any file."""
+
+    rows: tuple[Row, ...]
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def read(self) -> Iterator[Row]:
+        """Yield the rows in order."""
+        return iter(self.rows)
+
+    def detached(self) -> HeldRows:
+        """Return the rows themselves."""
+        return self
+
+
+class RowSource(Protocol):
+    """All rows of a conversion."""
+
+    @property
+    def name(self) -> str:
+        """What the caller named: a file's base name, such as ``rows.jsonl``."""
+        ...
+
+    @property
+    def sha256(self) -> str:
+        """Checksum of the content of all rows. It goes into the plan."""
+        ...
+
+    @property
+    def num_rows(self) -> int:
+        """Number of rows, those that will be rejected included."""
+        ...
+
+    @property
+    def splits(self) -> Mapping[str, range]:
+        """{split: its rows} where the source has splits, such as the folders train and val.
+
+        They cover all rows. Empty: it has none.
+        """
+        ...
+
+    def select(self, rows: IntArray | range) -> RowRange:
+        """Return rows by their 0-based indexes, in the given order."""
+        ...
+
+    def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
+        """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity.
+
+        A row's identity decides its split. It is the value of `field`, where the row has it; else
+        its ``id``, else its ``image_id``, else its content. 5 and "5" are the same.
+
+        Args:
+            field: Key of a group, such as ``speaker``. None: every row is on its own.
+
+        Raises:
+            ConfigError: No row has the field.
+        """
+        ...
+
+
+ID_KEYS = ("id", "image_id")
+"""The keys that identify a row, the first one first."""
+
+
+def identity_of(value: Any, field: str | None = None) -> tuple[bytes, bool]:
+    """Return the identity of a parsed row, and whether it is the value of `field`.
+
+    The number 5 and the text "5" are the same. Without `field` and without an id, the identity is
+    the row itself, as compact JSON.
+
+    Examples:
+        >>> identity_of({"id": 5, "speaker": "ann"}), identity_of({"id": "5"}, "speaker")
+        ((b'5', False), (b'5', False))
+        >>> identity_of({"id": 5, "speaker": "ann"}, "speaker")
+        (b'ann', True)
+    """
+    if isinstance(value, dict):
+        for key in (field, *ID_KEYS) if field else ID_KEYS:
+            row_id = value.get(key)
+            if row_id is not None:
+                is_text = isinstance(row_id, str)
+                return row_id.encode() if is_text else msgspec.json.encode(row_id), key == field
+    return msgspec.json.encode(value), False
+
+
+def hash_ids(
+    identities: Iterable[tuple[bytes, bool]], num_rows: int, field: str | None
+) -> npt.NDArray[np.uint64]:
+    """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of each identity.
+
+    Raises:
+        ConfigError: No row has the field.
+    """
+    hashes = np.empty(num_rows, dtype="<u8")
+    num_grouped = 0
+    for number, (identity, is_grouped) in enumerate(identities):
+        hashes[number] = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
+        num_grouped += is_grouped
+    if field is not None and not num_grouped:
+        raise ConfigError(f"split_by={escaped(field)!r}: no row has this key")
+    if field is not None and num_grouped < num_rows:
+        logger.warning(
+            "split_by=%r: %d of %d rows lack this key; each of them is split by its own id",
+            escaped(field),
+            num_rows - num_grouped,
+            num_rows,
+        )
+    return hashes
+
+
+NumberedRow = tuple[int, Any]
+"""(number of the row in its file from 1, its value or a `RowError`)."""
+
+
+class _Spooled(msgspec.Struct, array_like=True):
+    number: int
+    value: Any
+    reason: str | None
+
+
+def write_spool(
+    rows: Iterable[NumberedRow], path: Path, offsets: BinaryIO, limit: int | None = None
+) -> tuple[int, str]:
+    """Write rows to a new file, and their offsets. Return their number and their checksum.
+
+    Args:
+        rows: JSON values that may also hold bytes. One of them is in memory at a time.
+        path: The new file.
+        offsets: Where int64 [num_rows + 1] byte offsets are written.
+        limit: Most rows. No more are taken from `rows`.
+    """
+    digest = hashlib.sha256()
+    position = num_rows = 0
+    encoder = msgspec.msgpack.Encoder()
+    with path.open("wb") as file:
+        np.array([0], np.int64).tofile(offsets)
+        for number, value in islice(rows, limit):
+            try:
+                record = encoder.encode(_spooled(number, value))
+            except UnicodeEncodeError as error:
+                reason = f"{escaped(error.object, 80)}: text that is not UTF-8: {error.reason}"
+                record = encoder.encode(_Spooled(number, None, reason))
+            except Exception as error:  # nested too deeply, a number of more than 64 bits
+                record = encoder.encode(_Spooled(number, None, str(unreadable("row", error))))
+            digest.update(record)
+            file.write(record)
+            position += len(record)
+            num_rows += 1
+            offsets.write(position.to_bytes(8, sys.byteorder))
+    return num_rows, digest.hexdigest()
+
+
+def _spooled(number: int, value: Any) -> _Spooled:
+    if isinstance(value, RowError):
+        return _Spooled(number, None, str(value))
+    return _Spooled(number, value, None)
+
+
+def read_spooled(record: bytes) -> NumberedRow:
+    """Return the row of one record."""
+    spooled = msgspec.msgpack.decode(record, type=_Spooled)
+    if spooled.reason is not None:
+        return spooled.number, RowError(spooled.reason)
+    return spooled.number, spooled.value
+
 
 MAX_ROW_BYTES = 64 << 20
 """A longer line is rejected. No real row is as long, but a file without line ends is."""
@@ -78,7 +284,7 @@ class RecordFile:
     first_row: int
     """Index of its first row over all files."""
     is_spool: bool
-    """True: its records were written by `mmstream.converting.rows.spool`. False: lines of JSON."""
+    """True: its records were written by `write_spool`. False: lines of JSON."""
     is_temporary: bool
     """True: the file goes when the conversion ends."""
 
@@ -120,11 +326,10 @@ class RecordRange:
         for file, index, record in self.records():
             yield row_of(file, index, record)
 
-    def detached(self) -> RecordRange | LooseRange:
+    def detached(self) -> RecordRange | HeldRows:
         """Return the same rows without temporary files of this machine."""
-        if not any(file.is_temporary for file in self.files):
-            return self
-        return LooseRange(tuple(self.records()))
+        is_temporary = any(file.is_temporary for file in self.files)
+        return HeldRows(tuple(self.read())) if is_temporary else self
 
     def records(self) -> Iterator[tuple[RecordFile, int, bytes | None]]:
         """Yield (file, index, bytes of the row). A row over the limit is None."""
@@ -149,25 +354,6 @@ class RecordRange:
         columns = (self.file_of_row, self.indexes, self.starts, self.stops)
         for i in range(0, len(self), _BATCH):
             yield from zip(*(column[i : i + _BATCH].tolist() for column in columns), strict=True)
-
-
-@dataclass(frozen=True)
-class LooseRange:
-    """The rows of one shard with their bytes: a `RowRange` without any file."""
-
-    rows: tuple[tuple[RecordFile, int, bytes | None], ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self) -> Iterator[Row]:
-        """Yield the rows in order."""
-        for file, index, record in self.rows:
-            yield row_of(file, index, record)
-
-    def detached(self) -> LooseRange:
-        """Return the rows themselves."""
-        return self
 
 
 def row_of(file: RecordFile, index: int, record: bytes | None) -> Row:
@@ -385,26 +571,19 @@ def text_row(line: bytes | None) -> Any:
 def iter_lines(
     path: Path, parse: Callable[[bytes | None], Any] = parse_row
 ) -> Iterator[tuple[int, Any]]:
-    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file."""
-    with path.open("rb") as file:
-        yield from lines_of(file, parse)
-
-
-def lines_of(
-    file: BinaryIO, parse: Callable[[bytes | None], Any] = parse_row
-) -> Iterator[tuple[int, Any]]:
-    """Yield (number from 1, parsed row or `RowError`) of each line of an open file.
+    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file.
 
     Args:
-        file: At its beginning.
+        path: Of the file.
         parse: What a line is. It gets None for one that is too long.
     """
-    if file.read(len(BOM)) != BOM:
-        file.seek(0)
-    number = 0
-    while line := file.readline(MAX_ROW_BYTES + 1):
-        number += 1
-        is_long = len(line) > MAX_ROW_BYTES
-        yield number, parse(None if is_long else line.strip())
-        while is_long and not line.endswith(b"\n") and line:
-            line = file.readline(MAX_ROW_BYTES)
+    with path.open("rb") as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
+        number = 0
+        while line := file.readline(MAX_ROW_BYTES + 1):
+            number += 1
+            is_long = len(line) > MAX_ROW_BYTES
+            yield number, parse(None if is_long else line.strip())
+            while is_long and not line.endswith(b"\n") and line:
+                line = file.readline(MAX_ROW_BYTES)

@@ -15,23 +15,20 @@ from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import RowError, StoredSample
-from mmstream.converting.rows.identity import hash_ids, identity_of
-from mmstream.converting.rows.source import Row
+from mmstream.converting.rows.records import HeldRows, Row, hash_ids, identity_of
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.open import open_dataset
+from mmstream.decoding.fields import json_object
 from mmstream.errors import ChecksumError, SampleError
 from mmstream.tar.samples import is_reserved
 from mmstream.types import IntArray, Sample
-
-__all__ = ["SampleSource"]
 
 SAMPLES_AT_ONCE = 64
 """Samples that are fetched together from an object store."""
@@ -91,27 +88,9 @@ class SampleRange:
         except (SampleError, ChecksumError) as error:
             return RowError(str(error))
 
-    def detached(self) -> SampleRange | HeldSamples:
+    def detached(self) -> SampleRange | HeldRows:
         """Return the same samples without temporary files of this machine."""
-        return HeldSamples(tuple(self.read())) if self.is_temporary else self
-
-
-@dataclass(frozen=True)
-class HeldSamples:
-    """The samples of one shard in memory: a `RowRange` without any file."""
-
-    rows: tuple[Row, ...]
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def read(self) -> Iterator[Row]:
-        """Yield the samples in order."""
-        return iter(self.rows)
-
-    def detached(self) -> HeldSamples:
-        """Return the samples themselves."""
-        return self
+        return HeldRows(tuple(self.read())) if self.is_temporary else self
 
 
 def _stored(sample: Sample) -> StoredSample:
@@ -194,31 +173,21 @@ class SampleSource:
         With `field`, it is the value of this key in the sample's ``json``, and all samples are
         read; otherwise one header of each.
         """
-        identities = self._groups(field) if field is not None else self._keys()
-        return hash_ids(identities, self.num_rows, field)
+        return hash_ids(self._identities(field), self.num_rows, field)
 
-    def _keys(self) -> Iterator[tuple[bytes, bool]]:
+    def _identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
         for start in range(0, self.num_rows, KEYS_AT_ONCE):
             rows = self.select(range(start, min(self.num_rows, start + KEYS_AT_ONCE)))
-            refs = list(zip(rows.shards.tolist(), rows.positions.tolist(), strict=True))
-            for ref, key in zip(refs, read_keys(self.dataset, refs), strict=True):
-                yield (key if key is not None else str(ref)).encode("utf-8", "replace"), False
-
-    def _groups(self, field: str) -> Iterator[tuple[bytes, bool]]:
-        for start in range(0, self.num_rows, KEYS_AT_ONCE):
-            rows = self.select(range(start, min(self.num_rows, start + KEYS_AT_ONCE)))
+            if field is None:
+                refs = list(zip(rows.shards.tolist(), rows.positions.tolist(), strict=True))
+                for ref, key in zip(refs, read_keys(self.dataset, refs), strict=True):
+                    yield (key if key is not None else str(ref)).encode("utf-8", "replace"), False
+                continue
             for row in rows.read():
                 if isinstance(row.value, StoredSample):
-                    content = _json_of(row.value)
-                    has_field = isinstance(content, dict) and content.get(field) is not None
-                    key = row.value.key.encode("utf-8", "replace")
-                    yield identity_of(content, field) if has_field else (key, False)
+                    content = json_object(row.value.fields.get("json"))
+                    own_key = row.value.key.encode("utf-8", "replace")
+                    has_field = content.get(field) is not None
+                    yield identity_of(content, field) if has_field else (own_key, False)
                 else:
                     yield str((row.file, row.number)).encode(), False
-
-
-def _json_of(sample: StoredSample) -> Any:
-    try:
-        return msgspec.json.decode(sample.fields.get("json", b"null"))
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
-        return None

@@ -22,39 +22,38 @@ from typing import Any, Literal, TextIO
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.fields import value_of_text
-from mmstream.converting.rows.records import MAX_ROW_BYTES
-from mmstream.converting.rows.spool import NumberedRow
+from mmstream.converting.rows.records import MAX_ROW_BYTES, NumberedRow
 from mmstream.errors import ConfigError, escaped
-
-__all__ = ["DELIMITERS", "delimiters_of", "iter_table"]
+from mmstream.media_types import BY_EXTENSION
 
 DELIMITERS = {",": "csv", "\t": "tsv", ";": "csv with ;", "|": "csv with |"}
 
 _HEAD_RECORDS = 20
 _URL = re.compile(r"https?://\S+", re.IGNORECASE)
 _NUMBERED_FILE = re.compile(r"(\S+\.(?:jpe?g|png|webp|gif))#\d+", re.IGNORECASE)
-_MEDIA_FILE = re.compile(r"\S+\.(jpe?g|png|webp|gif|wav|flac|mp3|ogg|mp4|webm|mkv)", re.IGNORECASE)
+_MEDIA_FILE = re.compile(rf"\S+\.({'|'.join(BY_EXTENSION)})\b", re.IGNORECASE)
 
 
-def delimiters_of(head: str) -> list[str]:
+def delimiters_of(head: str, *, is_cut: bool) -> list[str]:
     """Return the delimiters with which the beginning of a text is a table.
 
     Every record must then have as many cells as the first one, and at least two. Where several do,
     those that come inside longer cells of another are left out.
 
     Args:
-        head: Whole lines.
+        head: The text.
+        is_cut: More of it follows, so the last record counts for nothing.
     """
     with _long_cells():
         return [
             delimiter
             for delimiter in DELIMITERS
-            if _is_table(head, delimiter, csv.QUOTE_MINIMAL)
-            or (delimiter == "\t" and _is_table(head, delimiter, csv.QUOTE_NONE))
+            if _is_table(head, delimiter, csv.QUOTE_MINIMAL, is_cut)
+            or (delimiter == "\t" and _is_table(head, delimiter, csv.QUOTE_NONE, is_cut))
         ]
 
 
-def _is_table(head: str, delimiter: str, quoting: Literal[0, 3]) -> bool:
+def _is_table(head: str, delimiter: str, quoting: Literal[0, 3], is_cut: bool) -> bool:
     lines = head.splitlines(keepends=True)
     reader = csv.reader(lines, delimiter=delimiter, quoting=quoting)
     try:
@@ -62,8 +61,8 @@ def _is_table(head: str, delimiter: str, quoting: Literal[0, 3]) -> bool:
     except csv.Error:
         return False
     records = [record for record in records if record]
-    if len(records) > _HEAD_RECORDS or len(records) > 2:
-        records = records[:-1]  # the last one may be cut off
+    if is_cut or len(records) > 2:  # the last one may be cut off
+        records = records[:-1]
     counts = {len(record) for record in records}
     return len(records) >= 2 and len(counts) == 1 and counts.pop() >= 2
 
@@ -74,31 +73,25 @@ def iter_table(path: Path, delimiter: str, rows: str) -> Iterator[NumberedRow]:
     A record with too many or too few cells, or with damaged quotes, has a `RowError`.
 
     Raises:
-        ConfigError: Not UTF-8, a column that is named twice, no line of names, or a quote that is
-            never closed.
+        ConfigError: A column that is named twice, no line of names, or a quote that is never
+            closed.
     """
-    is_quoted = delimiter != "\t" or _has_whole_quotes(path)  # else quotes are part of the text
-    quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
     with _long_cells(), _open_text(path) as file:
+        is_quoted = delimiter != "\t" or _has_whole_quotes(path)  # else quotes are part of texts
+        quoting: Literal[0, 3] = csv.QUOTE_MINIMAL if is_quoted else csv.QUOTE_NONE
         reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)
         records = _records(reader, rows)
-        try:
-            first = next(records, None)
-            names = _names(first, rows)
-            number = 0
-            if names is None:
-                assert isinstance(first, list)
-                names = _published_names(first, rows)
-                number = 1
-                yield number, _row(first, names)
-            for record in records:
-                number += 1
-                yield number, _row(record, names)
-        except UnicodeDecodeError as error:
-            raise ConfigError(
-                f"{rows}: not UTF-8 ({error.reason}, near line {reader.line_num + 1}); convert it, "
-                "such as with `iconv -f latin1 -t utf-8`"
-            ) from None
+        first = next(records, None)
+        names = _names(first, rows)
+        number = 0
+        if names is None:
+            assert isinstance(first, list)
+            names = _published_names(first, rows)
+            number = 1
+            yield number, _row(first, names)
+        for record in records:
+            number += 1
+            yield number, _row(record, names)
 
 
 @contextmanager
@@ -112,7 +105,8 @@ def _long_cells() -> Iterator[None]:
 
 
 def _open_text(path: Path) -> TextIO:
-    return path.open(encoding="utf-8-sig", newline="")
+    """Open a table. Bytes that are not UTF-8 make rejects of their rows, in the spool."""
+    return path.open(encoding="utf-8-sig", errors="surrogateescape", newline="")
 
 
 def _has_whole_quotes(path: Path) -> bool:
@@ -123,8 +117,6 @@ def _has_whole_quotes(path: Path) -> bool:
                 pass
         except csv.Error:
             return False
-        except UnicodeDecodeError:
-            return True
     return True
 
 
@@ -154,12 +146,17 @@ def _names(record: list[str] | RowError | None, rows: str) -> list[str] | None:
     names = [name.strip() for name in record]
     if any(map(_is_data, names)):
         return None
-    doubled = [name for i, name in enumerate(names) if name and name in names[:i]]
-    if doubled:
-        raise ConfigError(f"{rows}: two columns are named {escaped(doubled[0])!r}; rename one")
+    require_different(list(filter(None, names)), rows)
     if not any(names):
         raise ConfigError(f"{rows}: the first line names no columns")
     return names
+
+
+def require_different(names: Sequence[Any], rows: str) -> None:
+    """Raise a ConfigError if two columns have one name: a row would keep one of them."""
+    doubled = [name for i, name in enumerate(names) if name in names[:i]]
+    if doubled:
+        raise ConfigError(f"{rows}: two columns are named {escaped(doubled[0])!r}; rename one")
 
 
 def _is_data(cell: str) -> bool:
@@ -186,9 +183,6 @@ def _row(record: list[str] | RowError, names: Sequence[str]) -> dict[str, Any] |
     row = {
         name: value_of_text(cell) for name, cell in zip(names, record, strict=True) if name and cell
     }
-    numbered = _NUMBERED_FILE.fullmatch(row["image"]) if _has_text(row, "image") else None
+    image = row.get("image")
+    numbered = _NUMBERED_FILE.fullmatch(image) if isinstance(image, str) else None
     return {**row, "image": numbered[1]} if numbered else row
-
-
-def _has_text(row: dict[str, Any], key: str) -> bool:
-    return isinstance(row.get(key), str)

@@ -19,11 +19,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.rows.fetch import local_path
-from mmstream.converting.rows.spool import NumberedRow
+from mmstream.converting.rows.records import NumberedRow
 from mmstream.storage import is_remote
-
-__all__ = ["is_transcripts", "iter_transcripts"]
+from mmstream.storage.urls import local_path
 
 _LIBRISPEECH = re.compile(r"(\d+-\d+-\d+) (\S.*)")
 _LJSPEECH_ID = re.compile(r"\w+[_-]\d+")
@@ -48,7 +46,7 @@ def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[Numbere
         root: Folder or prefix that the rows' media are relative to. None: that of `url`.
     """
     folder = "." if root is None else _folder_in(root, url)
-    with path.open(encoding="utf-8", errors="strict") as file:
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
         for number, line in enumerate(file, 1):
             yield number, _row(line.rstrip("\r\n"), folder)
 

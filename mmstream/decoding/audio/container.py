@@ -20,12 +20,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.audio.headers import num_opus_samples
+from mmstream.decoding.audio.limits import refuse_short
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.open import NoStreamError, media_stream, open_media
-from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.errors import DecodeError
-
-__all__ = ["ContainerSource", "open_container"]
+from mmstream.media_types import EncodedMedia
 
 _NEAR_S = 0.2
 """Seconds by which what a header says and what there is may differ."""
@@ -48,9 +47,16 @@ class ContainerSource:
         data: The file.
         deadline: When the time of the sample is over.
         container: The file, opened.
+        num_samples: Its samples per channel, where they are known.
     """
 
-    def __init__(self, data: EncodedMedia, deadline: Deadline, container: Any) -> None:
+    def __init__(
+        self,
+        data: EncodedMedia,
+        deadline: Deadline,
+        container: Any,
+        num_samples: int | None = None,
+    ) -> None:
         self._data, self._deadline = data, deadline
         stream = media_stream(container, "audio")
         packets: list[Any] = []
@@ -63,7 +69,9 @@ class ContainerSource:
         self.start_s = _start_s(container, first)
         self._tick_s = float(first.time_base)  # fractions take a tenth of the time of AAC
         self._num_priming = _num_priming(stream, packets, first)
-        self._stated_samples = _stated_samples(data, container, stream, packets, first)
+        self._stated_samples = num_samples or _stated_samples(
+            data, container, stream, packets, first
+        )
         self._stated_s = _stated_s(container, stream)
         self._unread: Iterator[Any] | None = chain((first,), frames)
 
@@ -73,11 +81,8 @@ class ContainerSource:
         if self._stated_samples is not None:
             return self._stated_samples
         num_samples = int(sum(frame.samples for frame in self._frames())) - self._num_priming
-        if self._stated_s is not None and num_samples / self.sample_rate < self._stated_s - _NEAR_S:
-            raise DecodeError(
-                f"damaged or truncated: its header promises {self._stated_s:.2f} s, "
-                f"and it ends after {num_samples / self.sample_rate:.2f} s"
-            )
+        if self._stated_s is not None:
+            refuse_short(self._stated_s, num_samples / self.sample_rate, _NEAR_S)
         return num_samples
 
     def blocks(
@@ -133,15 +138,22 @@ class ContainerSource:
 
 
 @contextmanager
-def open_container(data: EncodedMedia, deadline: Deadline) -> Iterator[ContainerSource]:
+def open_container(
+    data: EncodedMedia, deadline: Deadline, num_samples: int | None = None
+) -> Iterator[ContainerSource]:
     """Read the header and the first frame of an audio track, for the body of a with statement.
+
+    Args:
+        data: The file.
+        deadline: When the time of the sample is over.
+        num_samples: Its samples per channel, where they are known.
 
     Raises:
         DecodeError: FFmpeg cannot read it, here or in the body, or it has no audio.
         TimeoutError: The time of the sample is over.
     """
     with open_media(data, deadline) as container:
-        yield ContainerSource(data, deadline, container)
+        yield ContainerSource(data, deadline, container, num_samples)
 
 
 def _decoded(

@@ -33,20 +33,22 @@ from mmstream.decoding.audio.limits import (
     TIMEOUT_S,
     AudioLimits,
     check_result,
+    refuse_short,
 )
 from mmstream.decoding.audio.processors import settings_of
 from mmstream.decoding.audio.resample import Resampler, num_resampled, source_piece
 from mmstream.decoding.audio.source import AudioSource, open_audio
-from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.media_shapes import AudioShape
-from mmstream.decoding.spans import Span, is_span, row_of_span, row_span
+from mmstream.decoding.spans import Span, require_span, row_of_span, row_span
 from mmstream.errors import ConfigError, DecodeError
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["AudioDecoder", "AudioPlan", "DecodedAudio"]
-
-_TOLERANCE_S = 0.1
-"""Seconds by which a file may be shorter than its header says. It ends in silence then."""
+from mmstream.media_types import EncodedMedia
+from mmstream.wrong_arguments import (
+    NonNegativeFloat,
+    PositiveFloat,
+    PositiveInt,
+    checked,
+    refuse_overridden,
+)
 
 
 class AudioPlan(NamedTuple):
@@ -84,6 +86,7 @@ class DecodedAudio(NamedTuple):
         return self.plan.shape.num_samples
 
 
+@checked({"features": "give mm.WhisperFeatures(...)"}, own=("span",))
 @dataclass(frozen=True, kw_only=True)
 class AudioDecoder:
     """Decode one audio file: a callable from bytes to an array of samples.
@@ -131,21 +134,20 @@ class AudioDecoder:
     decoded_medium: ClassVar[str] = "audio"
     reads_ranges: ClassVar[bool] = True
 
-    sample_rate: int | None = SAMPLE_RATE
-    channels: int | None = 1
+    sample_rate: PositiveInt | None = SAMPLE_RATE
+    channels: PositiveInt | None = 1
     dtype: Literal["float32", "int16"] = "float32"
-    offset_s: float = 0.0
-    duration_s: float | None = None
+    offset_s: NonNegativeFloat = 0.0
+    duration_s: PositiveFloat | None = None
     span: Literal["row"] | Span | None = "row"
     crop: Literal["random"] | None = None
     features: WhisperFeatures | None = None
-    max_bytes: int = MAX_BYTES
-    max_duration_s: float = MAX_DURATION_S
-    timeout_s: float | None = TIMEOUT_S
+    max_bytes: PositiveInt = MAX_BYTES
+    max_duration_s: PositiveFloat = MAX_DURATION_S
+    timeout_s: PositiveFloat | None = TIMEOUT_S
 
     def __post_init__(self) -> None:
-        _check_subclass(self)
-        _check_values(self)
+        refuse_overridden(self, AudioDecoder, "samples")
         _check_combinations(self)
 
     @classmethod
@@ -353,14 +355,9 @@ class AudioDecoder:
                 position = _put(resampler.resample(mixed, num_missing <= 0), samples, position)
             else:
                 position += len(block)
-        if num_missing > _TOLERANCE_S * source.sample_rate:
-            promised_s = plan.num_source_samples / source.sample_rate
-            end_s = (piece.stop - num_missing) / source.sample_rate
-            raise DecodeError(
-                f"damaged or truncated: its header promises {promised_s:.2f} s, and it ends after "
-                f"{end_s:.2f} s"
-            )
         if num_missing > 0:
+            rate = source.sample_rate
+            refuse_short(plan.num_source_samples / rate, (piece.stop - num_missing) / rate)
             silence = np.zeros((num_missing, num_channels), np.float32)
             position = _put(resampler.resample(silence, last=True), samples, position)
         samples[max(0, position) :] = 0  # a resampler may end a sample early
@@ -407,49 +404,13 @@ def _clipped(seconds: float, rate: int, num_samples: int) -> int:
     return num_samples if seconds * rate >= num_samples else max(0, round(seconds * rate))
 
 
-def _check_subclass(decoder: AudioDecoder) -> None:
-    """Refuse a subclass with a method that a pipeline does not always call."""
-    if type(decoder).__call__ is not AudioDecoder.__call__:
-        raise ConfigError(
-            f"{type(decoder).__name__} overrides AudioDecoder.__call__, which a pipeline does not "
-            "always call: override `decode`, or change the samples in transforms=(function,)"
-        )
-
-
-def _check_values(decoder: AudioDecoder) -> None:
-    """Refuse settings of a wrong type or range."""
-    names = ("offset_s", "duration_s", "span", "max_bytes", "max_duration_s", "timeout_s")
-    for name in ("sample_rate", "channels", *names):
-        refuse_bools(**{name: getattr(decoder, name)})
-    for name in ("sample_rate", "channels", "max_bytes"):
-        value = getattr(decoder, name)
-        is_optional = name != "max_bytes"
-        if not ((value is None and is_optional) or (isinstance(value, int) and value >= 1)):
-            raise ConfigError(f"{name}={value!r}: give a number from 1 up")
-    for name in ("duration_s", "max_duration_s", "timeout_s"):
-        value = getattr(decoder, name)
-        is_optional = name != "max_duration_s"
-        is_time = isinstance(value, int | float) and 0 < value < float("inf")
-        if not ((value is None and is_optional) or is_time):
-            raise ConfigError(f"{name}={value!r}: give seconds above 0")
-    if not isinstance(decoder.offset_s, int | float) or not 0 <= decoder.offset_s < float("inf"):
-        raise ConfigError(f"offset_s={decoder.offset_s!r}: give seconds from 0 up")
-    if decoder.span not in ("row", None) and not is_span(decoder.span):
-        raise ConfigError(f'span={decoder.span!r}: give "row", (start_s, end_s) or None')
-    if decoder.dtype not in ("float32", "int16"):
-        raise ConfigError(f"dtype={decoder.dtype!r}: give 'float32' or 'int16'")
-    if decoder.crop not in (None, "random"):
-        raise ConfigError(f"crop={decoder.crop!r}: give 'random' or None")
-
-
 def _check_combinations(decoder: AudioDecoder) -> None:
     """Refuse settings that do not go with each other."""
+    require_span(decoder.span)
     if decoder.crop == "random" and decoder.duration_s is None:
         raise ConfigError('crop="random": give duration_s too')
     if decoder.features is None:
         return
-    if not isinstance(decoder.features, WhisperFeatures):
-        raise ConfigError(f"features={decoder.features!r}: give mm.WhisperFeatures(...)")
     settings = (decoder.sample_rate, decoder.channels, decoder.dtype)
     if settings != (SAMPLE_RATE, 1, "float32"):
         raise ConfigError('features need sample_rate=16000, channels=1 and dtype="float32"')

@@ -21,9 +21,7 @@ from numpy.typing import NDArray
 
 from mmstream._vector_math import resolve_vector_math
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["WhisperFeatures", "mel_filters"]
+from mmstream.wrong_arguments import PositiveInt, checked
 
 SAMPLE_RATE = 16_000
 HOP = 160
@@ -39,6 +37,7 @@ _RANGE = 8.0
 """Powers of ten that a recording's features span: what is weaker is lifted."""
 
 
+@checked()
 @dataclass(frozen=True, kw_only=True)
 class WhisperFeatures:
     """Log-mel features: a callable from samples at 16 kHz to float32 [num_mels, num_frames].
@@ -70,18 +69,9 @@ class WhisperFeatures:
         300
     """
 
-    num_mels: int = 80
+    num_mels: PositiveInt = 80
     padding: Literal["max", "valid", "longest"] = "max"
-    chunk_s: int = 30
-
-    def __post_init__(self) -> None:
-        refuse_bools(num_mels=self.num_mels, chunk_s=self.chunk_s)
-        for name in ("num_mels", "chunk_s"):
-            value = getattr(self, name)
-            if not isinstance(value, int) or value < 1:
-                raise ConfigError(f"{name}={value!r}: give a number from 1 up")
-        if self.padding not in ("max", "valid", "longest"):
-            raise ConfigError(f"padding={self.padding!r}: give one of 'max', 'valid', 'longest'")
+    chunk_s: PositiveInt = 30
 
     @property
     def max_samples(self) -> int | None:

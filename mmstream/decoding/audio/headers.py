@@ -1,49 +1,102 @@
 """What the libraries do not tell about a FLAC, an MP3 or an Ogg: its length, and if it is whole.
 
-Place in the flow: `source.py` asks before it opens a file, and `container.py` for its length.
+Place in the flow: `source.py` asks before it opens a file, `container.py` for its length, and
+`decoding.facts` for that of an MP3.
+
+Of an MP3, libsndfile goes by the Xing header of the first frame. Without one it takes all frames
+for as large as the first, which is too much or too little. So frames are counted here by their
+headers. The libraries get them without tags and junk, of which each refuses another kind.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from functools import cache
+from itertools import islice
 from typing import NamedTuple
 
-from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
+from mmstream.decoding.audio.limits import refuse_short
+from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.errors import DecodeError
-
-__all__ = [
-    "check_last_page",
-    "flac_tells_length",
-    "is_single_stream",
-    "mp3_tells_length",
-    "num_opus_samples",
-]
+from mmstream.lazy_bytes import LazyBytes
+from mmstream.media_types import EncodedMedia, behind_id3, read_range
 
 _OGG_PAGE = b"OggS"
 _MAX_PAGE_BYTES = 65_307
 """A header of 27 bytes, 255 sizes, and 255 pieces of 255 bytes (RFC 3533, section 6)."""
-_MAX_GAP_BYTES = 1 << 12
-"""What may stand between the tag of an MP3 and its first frame."""
-_WINDOW_BYTES = 1 << 20
-_KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320)
-_KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160)
+_KBITS_1 = (0, 32, 40, 48, 56, 64, 80, 96, 112, 128, 160, 192, 224, 256, 320, 0)
+_KBITS_2 = (0, 8, 16, 24, 32, 40, 48, 56, 64, 80, 96, 112, 128, 144, 160, 0)
 """Bit rates of MPEG 1 and of MPEG 2 and 2.5, layer III (ISO 11172-3, section 2.4.2.3)."""
 _RATES_1 = (44_100, 48_000, 32_000)
+_MONO = 0xC0
+"""Least fourth byte of a frame with one channel."""
+_SYNC = re.compile(rb"\xff[\xe2\xe3\xf2\xf3\xfa\xfb]")
+"""How a frame of layer III starts, with or without a checksum: MPEG 2.5, 2, and 1."""
+_WINDOW_BYTES = 1 << 20
+_MAX_GAP_BYTES = 1 << 12
+"""What may stand between two frames besides tags. More is a hole: sound is missing."""
+_MAX_RUNS = 10_001
+_HEADERS = (b"Xing", b"Info", b"VBRI")
+_MAX_HEADER_START = 44
+"""A header in the first frame begins behind 4 bytes, a checksum, and up to 32 bytes of zeros."""
 
 
-class _Mp3Frame(NamedTuple):
-    """A frame of an MP3."""
+class Mp3Frames(NamedTuple):
+    """The frames of a file."""
 
+    data: EncodedMedia
+    """They alone, or all from the first one on."""
+    num_samples: int
+    """Samples per channel in them."""
+    is_stated: bool
+    """Whether a header states them. Then libsndfile knows how many of them are heard."""
+    is_tagged: bool
+    """Whether a header may say that some of the samples are not heard."""
+    is_trusted: bool = False
+    """Whether a header was believed, so that no frame was counted."""
+
+
+class _Frame(NamedTuple):
     position: int
     """Where it begins in the file."""
     head: bytes
     """Its first four bytes."""
-    num_bytes: int
-    """Its length without padding, which is one byte."""
+
+    @property
+    def kind(self) -> tuple[int, int, bool]:
+        """Version (3: MPEG 1, 2: MPEG 2, 0: MPEG 2.5), number of the rate, whether it is mono."""
+        return self.head[1] >> 3 & 3, self.head[2] >> 2 & 3, self.head[3] >= _MONO
+
+    @property
+    def num_samples(self) -> int:
+        return 1152 if self.kind[0] == 3 else 576
 
     @property
     def end(self) -> int:
-        """Where the next frame begins."""
-        return self.position + self.num_bytes + (self.head[2] >> 1 & 1)
+        """Where the next frame begins. Padding is one byte."""
+        return self.position + _sizes(self.kind)[self.head[2] >> 4] + (self.head[2] >> 1 & 1)
+
+
+def _rate_of(kind: tuple[int, int, bool]) -> int:
+    """Return the samples per second of a kind of frames."""
+    return _RATES_1[kind[1]] >> {3: 0, 2: 1, 0: 2}[kind[0]]
+
+
+@cache
+def _sizes(kind: tuple[int, int, bool]) -> list[int]:
+    """Return the bytes of a frame without padding, by the number of its bit rate. 0: none."""
+    rates, slots = (_KBITS_1, 144) if kind[0] == 3 else (_KBITS_2, 72)
+    return [slots * 1000 * kbits // _rate_of(kind) for kbits in rates]
+
+
+class _Header(NamedTuple):
+    """What the first frame says in place of sound."""
+
+    name: bytes = b""
+    """Empty: there is none."""
+    num_frames: int = 0
+    num_bytes: int = 0
 
 
 def flac_tells_length(data: EncodedMedia) -> bool:
@@ -53,80 +106,6 @@ def flac_tells_length(data: EncodedMedia) -> bool:
     """
     head = read_range(data, 0, 26)
     return head.startswith(b"fLaC") and int.from_bytes(head[18:26], "big") % (1 << 36) > 0
-
-
-def mp3_tells_length(data: EncodedMedia) -> bool:
-    """Tell whether libsndfile knows the length of an MP3.
-
-    It goes by the Xing header of the first frame. Without one it takes all frames for as large as
-    the first: a variable bit rate then loses its end. Where files were joined, the header is that
-    of the first file alone. A file in which no frame is found is left to libsndfile too.
-    """
-    first = _first_mp3_frame(data, 0)
-    if first is None:
-        return True
-    num_bytes = _xing_bytes(read_range(data, first.position, first.end))
-    if num_bytes is None:
-        return _has_constant_bit_rate(data, first)
-    return not num_bytes or _first_mp3_frame(data, first.position + num_bytes) is None
-
-
-def _first_mp3_frame(data: EncodedMedia, position: int) -> _Mp3Frame | None:
-    """Return the first frame from a position on, behind a tag. Another frame follows it."""
-    head = read_range(data, position, position + 10)
-    if head.startswith(b"ID3") and len(head) == 10:
-        bits = zip(head[6:], (21, 14, 7, 0), strict=True)
-        position += 10 + sum((byte & 0x7F) << shift for byte, shift in bits)
-    near = read_range(data, position, position + _MAX_GAP_BYTES)
-    start = near.find(b"\xff")
-    while start >= 0:
-        frame = _mp3_frame(data, position + start)
-        if frame is not None and _mp3_frame(data, frame.end) is not None:
-            return frame
-        start = near.find(b"\xff", start + 1)
-    return None
-
-
-def _mp3_frame(data: EncodedMedia, position: int) -> _Mp3Frame | None:
-    """Return the frame at a position. None: there is none of layer III."""
-    head = read_range(data, position, position + 4)
-    if len(head) < 4 or head[0] != 0xFF or head[1] & 0xE6 != 0xE2:
-        return None
-    version, kbits, rate = head[1] >> 3 & 3, head[2] >> 4, head[2] >> 2 & 3
-    if version == 1 or kbits in (0, 15) or rate == 3:
-        return None
-    slots, rates = (144, _KBITS_1) if version == 3 else (72, _KBITS_2)
-    hertz = _RATES_1[rate] >> {3: 0, 2: 1, 0: 2}[version]
-    return _Mp3Frame(position, head, slots * 1000 * rates[kbits] // hertz)
-
-
-def _xing_bytes(frame: bytes) -> int | None:
-    """Return how many bytes of frames a Xing header states; 0 if it does not say. None: no header.
-
-    A header that states no number of frames is none.
-    """
-    start = max(frame.find(b"Xing"), frame.find(b"Info"))
-    flags = int.from_bytes(frame[start + 4 : start + 8], "big")
-    if start < 0 or not flags & 1:
-        return None
-    return int.from_bytes(frame[start + 12 : start + 16], "big") if flags & 2 else 0
-
-
-def _has_constant_bit_rate(data: EncodedMedia, first: _Mp3Frame) -> bool:
-    """Tell whether all frames have the bit rate of the first one."""
-    second, third = first.head[1:3]
-    window, window_start, position = b"", 0, first.position
-    while True:
-        offset = position - window_start
-        if offset + 4 > len(window):
-            window = read_range(data, position, position + _WINDOW_BYTES)
-            window_start, offset = position, 0
-            if len(window) < 4:
-                return True
-        padded = window[offset + 2] ^ third
-        if window[offset] != 0xFF or window[offset + 1] != second or padded & 0xFD:
-            return _mp3_frame(data, position) is None  # a tag at the end is no frame
-        position += first.num_bytes + (window[offset + 2] >> 1 & 1)
 
 
 def is_single_stream(data: EncodedMedia) -> bool:
@@ -168,3 +147,137 @@ def _last_page(data: EncodedMedia) -> bytes:
     tail = read_range(data, max(0, len(data) - _MAX_PAGE_BYTES), len(data))
     start = tail.rfind(_OGG_PAGE)
     return tail[start:] if start >= 0 else b""
+
+
+def mp3_frames(
+    data: EncodedMedia, deadline: Deadline, trusts_header: bool = True
+) -> Mp3Frames | None:
+    """Find the frames of an MP3. None: there are none of layer III.
+
+    Args:
+        data: The file.
+        deadline: When the time of the sample is over.
+        trusts_header: Whether a header that states frames and bytes is believed. Then only the
+            beginning is read, and what is behind those bytes. False: all frames are counted.
+
+    Raises:
+        DecodeError: Frames are missing, or change their kind.
+        TimeoutError: The time of the sample is over.
+    """
+    first = _next_frame(data, behind_id3(data, 0), deadline)
+    if first is None:
+        return None
+    header = _header_of(read_range(data, first.position, first.end))
+    stop = first.position + header.num_bytes
+    num_stated, sizes = header.num_frames, _sizes(first.kind)
+    fits = num_stated * sizes[1] <= header.num_bytes <= (num_stated + 2) * (sizes[14] + 1)
+    has_end = num_stated > 0 and fits and stop <= len(data)
+    if trusts_header and has_end and _next_frame(data, behind_id3(data, stop), deadline) is None:
+        num_samples = header.num_frames * first.num_samples
+        return Mp3Frames(_part(data, first.position, len(data)), num_samples, True, True, True)
+    start = first.end if header.name else first.position
+    runs = list(islice(_runs(data, first, start, deadline), _MAX_RUNS))
+    if len(runs) == _MAX_RUNS:
+        raise DecodeError(f"damaged: its frames lie in more than {_MAX_RUNS - 1:,} pieces")
+    num_frames = sum(num for _, _, num in runs)
+    frame_s = first.num_samples / _rate_of(first.kind)
+    refuse_short(header.num_frames * frame_s, num_frames * frame_s)
+    if not num_frames:
+        raise DecodeError("no frame in it can be decoded")
+    is_tagged = header.name in _HEADERS[:2]
+    spans = [(start, stop) for start, stop, _ in runs]
+    if is_tagged:
+        spans[0] = first.position, spans[0][1]
+    frames = _part(data, *spans[0])
+    if len(spans) > 1:
+        frames = b"".join(read_range(data, *span) for span in spans)
+    is_stated = is_tagged and header.num_frames >= num_frames
+    return Mp3Frames(frames, num_frames * first.num_samples, is_stated, is_tagged)
+
+
+def _part(data: EncodedMedia, start: int, stop: int) -> EncodedMedia:
+    return (
+        data.within(start, stop) if isinstance(data, LazyBytes) else read_range(data, start, stop)
+    )
+
+
+def _next_frame(data: EncodedMedia, position: int, deadline: Deadline) -> _Frame | None:
+    """Return the first frame from a position on that one of its kind follows."""
+    num_bytes = _MAX_GAP_BYTES
+    while position < len(data):
+        deadline.check()
+        window = read_range(data, position, position + num_bytes)
+        for match in _SYNC.finditer(window):
+            frame = _frame(data, position + match.start())
+            follower = None if frame is None else _frame(data, frame.end)
+            if frame is not None and follower is not None and follower.kind == frame.kind:
+                return frame
+        position += max(1, len(window) - 1)
+        num_bytes = _WINDOW_BYTES
+    return None
+
+
+def _frame(data: EncodedMedia, position: int) -> _Frame | None:
+    """Return the frame at a position. None: there is none of layer III with a known length."""
+    head = read_range(data, position, position + 4)
+    if len(head) < 4 or not _SYNC.match(head) or head[2] & 0x0C == 0x0C or head[2] >> 4 in (0, 15):
+        return None
+    return _Frame(position, head)
+
+
+def _runs(
+    data: EncodedMedia, first: _Frame, position: int, deadline: Deadline
+) -> Iterator[tuple[int, int, int]]:
+    """Yield (start, stop, number of frames) of frames that follow each other, without gaps."""
+    while True:
+        start = position
+        position, num_frames = _run(data, first, position, deadline)
+        if num_frames:
+            yield start, position, num_frames
+        end = behind_id3(data, position)
+        frame = _next_frame(data, end, deadline)
+        if frame is None:
+            return
+        if frame.kind != first.kind:
+            raise DecodeError("its audio changes its sample rate or its number of channels")
+        if frame.position - end > _MAX_GAP_BYTES:
+            raise DecodeError(f"damaged: {frame.position - end:,} bytes within it are no frames")
+        position = frame.position
+
+
+def _run(data: EncodedMedia, first: _Frame, position: int, deadline: Deadline) -> tuple[int, int]:
+    """Return where frames like the first one end, and how many there are from a position on."""
+    second, rate, is_mono = first.head[1] | 1, first.head[2] & 0x0C, first.kind[2]
+    sizes = _sizes(first.kind)
+    window, window_start, num_frames = data if isinstance(data, bytes) else b"", 0, 0
+    while True:
+        offset = position - window_start
+        if offset + 4 > len(window):
+            deadline.check()
+            window = read_range(data, position, position + _WINDOW_BYTES)
+            window_start, offset = position, 0
+            if len(window) < 4:
+                break
+        third = window[offset + 2]
+        size = sizes[third >> 4]
+        end = position + size + (third >> 1 & 1)
+        if window[offset] != 0xFF or window[offset + 1] | 1 != second or third & 0x0C != rate:
+            break
+        if not size or (window[offset + 3] >= _MONO) != is_mono or end > len(data):
+            break
+        position, num_frames = end, num_frames + 1
+    return position, num_frames
+
+
+def _header_of(frame: bytes) -> _Header:
+    """Read the header of Xing, LAME or Fraunhofer that may stand in the first frame."""
+    for name in _HEADERS:
+        start = frame.find(name, 0, _MAX_HEADER_START)
+        if start >= 0:
+            words = [int.from_bytes(frame[start + i : start + i + 4]) for i in (4, 8, 12, 14)]
+            if name == b"VBRI":
+                return _Header(name, words[3])
+            flags, *numbers, _ = words
+            num_frames = numbers.pop(0) if flags & 1 else 0
+            return _Header(name, num_frames, numbers[0] if flags & 2 else 0)
+    return _Header()

@@ -24,10 +24,9 @@ import soundfile
 from numpy.typing import NDArray
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.source import EncodedMedia, MediaSource
+from mmstream.decoding.ffmpeg.source import MediaSource
 from mmstream.errors import DecodeError
-
-__all__ = ["SoundFileSource", "open_sound_file"]
+from mmstream.media_types import EncodedMedia
 
 _BLOCK_SAMPLES = 1 << 16
 _SHOWN_REASON = 160

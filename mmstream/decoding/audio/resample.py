@@ -20,8 +20,6 @@ import numpy as np
 import soxr
 from numpy.typing import NDArray
 
-__all__ = ["Piece", "Resampler", "num_resampled", "source_piece"]
-
 MARGIN_S = 0.2
 """Seconds beside a span that take part in its resampling."""
 

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import replace
 from typing import Protocol
 
 import numpy as np
@@ -18,24 +19,23 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.audio.container import open_container
 from mmstream.decoding.audio.headers import (
+    Mp3Frames,
     check_last_page,
     flac_tells_length,
     is_single_stream,
-    mp3_tells_length,
+    mp3_frames,
 )
 from mmstream.decoding.audio.libsndfile import open_sound_file
+from mmstream.decoding.audio.limits import check_rate
 from mmstream.decoding.audio.wav import open_wav
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.sniff import container_format
-from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.errors import DecodeError
-
-__all__ = ["AudioSource", "open_audio"]
+from mmstream.media_types import EncodedMedia, container_format, read_range
 
 _VORBIS = b"\x01vorbis"
 _HEAD_BYTES = 512
-_RATES = range(1_000, 1_000_001)
-"""Samples per second that files have. The filter of an absurd rate takes seconds to compute."""
+_UNKNOWN_LENGTH = (1 << 63) - 1
+"""What libsndfile returns where a header states less than nothing."""
 
 
 class AudioSource(Protocol):
@@ -78,12 +78,15 @@ class AudioSource(Protocol):
 
 
 @contextmanager
-def open_audio(data: EncodedMedia, deadline: Deadline) -> Iterator[AudioSource]:
+def open_audio(
+    data: EncodedMedia, deadline: Deadline, frames: Mp3Frames | None = None
+) -> Iterator[AudioSource]:
     """Open an audio file, or the audio track of a video, for the body of a with statement.
 
     Args:
         data: The file.
         deadline: When the time of the sample is over.
+        frames: Of an MP3, if they were looked for already.
 
     Yields:
         The samples of its first audio track.
@@ -97,22 +100,42 @@ def open_audio(data: EncodedMedia, deadline: Deadline) -> Iterator[AudioSource]:
     name = container_format(data)
     if name == "ogg":
         check_last_page(data)
-    with _opened(data, name, deadline) as source:
-        if source.sample_rate not in _RATES:
-            raise DecodeError(f"its audio has a sample rate of {source.sample_rate} Hz")
+    with _opened(data, name, deadline, frames) as source:
+        check_rate(source.sample_rate)
         yield source
 
 
 def _opened(
-    data: EncodedMedia, name: str | None, deadline: Deadline
+    data: EncodedMedia, name: str | None, deadline: Deadline, frames: Mp3Frames | None
 ) -> AbstractContextManager[AudioSource]:
     """Open a file of this format by the library that reads it fastest."""
     wav = open_wav(data) if name == "wav" else None
     if wav is not None:
         return nullcontext(wav)
+    if name == "mp3":
+        return _open_mp3(data, deadline, frames or mp3_frames(data, deadline))
     if name is not None and _is_for_libsndfile(data, name):
         return open_sound_file(data, name, deadline)
     return open_container(data, deadline)
+
+
+@contextmanager
+def _open_mp3(
+    data: EncodedMedia, deadline: Deadline, frames: Mp3Frames | None
+) -> Iterator[AudioSource]:
+    """Open an MP3 by libsndfile, unless it would take the file for shorter than it is."""
+    exact = None
+    if frames is not None:
+        data, num_samples = frames.data, frames.num_samples
+        exact = None if frames.is_tagged else num_samples
+        with open_sound_file(data, "mp3", deadline) as file:
+            if frames.is_stated:  # less what the encoder has put before and behind the samples
+                num_samples = min(num_samples, file.num_samples)
+            if num_samples <= file.num_samples < _UNKNOWN_LENGTH:
+                yield replace(file, num_samples=num_samples)
+                return
+    with open_container(data, deadline, exact) as source:
+        yield source
 
 
 def _is_for_libsndfile(data: EncodedMedia, name: str) -> bool:
@@ -120,8 +143,6 @@ def _is_for_libsndfile(data: EncodedMedia, name: str) -> bool:
         return _is_plain_vorbis(data)
     if name == "flac":
         return flac_tells_length(data)
-    if name == "mp3":
-        return mp3_tells_length(data)
     return name in ("wav", "aiff")
 
 

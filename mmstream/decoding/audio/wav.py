@@ -13,10 +13,9 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
+from mmstream.decoding.audio.limits import TOLERANCE_S
 from mmstream.errors import DecodeError
-
-__all__ = ["WavSource", "open_wav"]
+from mmstream.media_types import EncodedMedia, read_range
 
 _PCM = 1
 _FLOAT = 3
@@ -25,8 +24,6 @@ _MAX_CHUNKS = 1000
 """Most chunks of a file that are looked at."""
 _UNKNOWN_SIZE = 0x7FFF_0000
 """A pipe does not know its size when it writes the header: programs write such a number or more."""
-_TOLERANCE_S = 0.1
-"""Seconds of samples that may be missing: some programs count too many bytes."""
 _BLOCK_VALUES = 1 << 18
 
 
@@ -113,7 +110,7 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
             is_plain = sample_bits % 8 == 0 and sample_bytes in known and sample_rate > 0
             if not is_plain or not num_channels or frame_bytes != num_channels * sample_bytes:
                 return None
-            tolerated = int(_TOLERANCE_S * sample_rate) * frame_bytes
+            tolerated = int(TOLERANCE_S * sample_rate) * frame_bytes
             num_bytes = _data_bytes(size, long_size, len(data) - position - 8, tolerated)
             num_samples = num_bytes // frame_bytes
             return WavSource(

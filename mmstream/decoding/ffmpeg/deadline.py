@@ -14,8 +14,6 @@ from typing import NamedTuple
 
 from mmstream.errors import TimeoutError
 
-__all__ = ["Deadline"]
-
 
 class Deadline(NamedTuple):
     """When the time of a sample is over."""

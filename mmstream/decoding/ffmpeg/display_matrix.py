@@ -6,8 +6,6 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["UPRIGHT", "Turn", "turn_of"]
-
 
 class Turn(NamedTuple):
     """What a player does with each stored frame."""

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT, Turn, turn_of
-from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
-
-__all__ = ["Box", "boxes", "mp4_rotation", "track_id", "track_turn"]
+from mmstream.media_types import EncodedMedia, read_range
 
 
 class Box(NamedTuple):

@@ -17,11 +17,9 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from mmstream.decoding.ffmpeg.mp4_boxes import Box, boxes
-from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.errors import DecodeError
 from mmstream.lazy_bytes import LazyBytes
-
-__all__ = ["MAX_SAMPLES", "check_mp4"]
+from mmstream.media_types import EncodedMedia, read_range
 
 MAX_SAMPLES = 5_000_000
 """Most samples of all tracks. 23 hours at 60 frames a second have as many. FFmpeg needs 175 MB."""

@@ -22,12 +22,10 @@ from av.stream import Disposition
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
-from mmstream.decoding.ffmpeg.sniff import container_format
-from mmstream.decoding.ffmpeg.source import EncodedMedia, MediaSource
+from mmstream.decoding.ffmpeg.source import MediaSource
 from mmstream.decoding.ffmpeg.truncated import refuse_truncated
 from mmstream.errors import DecodeError
-
-__all__ = ["MediaKind", "NoStreamError", "is_cover", "media_stream", "open_media"]
+from mmstream.media_types import EncodedMedia, container_format
 
 MediaKind: TypeAlias = Literal["audio", "video"]
 

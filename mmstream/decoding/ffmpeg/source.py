@@ -9,41 +9,12 @@ video.
 from __future__ import annotations
 
 import io
-from collections.abc import Sequence
-from typing import Protocol, TypeAlias
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.lazy_bytes import LazyBytes
-
-__all__ = ["EncodedMedia", "MediaSource", "RangeReadable", "read_range"]
+from mmstream.media_types import EncodedMedia, read_range
 
 _INVALID_ARGUMENT = -22
-
-
-class RangeReadable(Protocol):
-    """A file that is read piece by piece, such as `mmstream.lazy_bytes.LazyBytes`."""
-
-    def __len__(self) -> int: ...
-
-    def read(self, start: int, stop: int) -> bytes:
-        """Return the bytes from `start` to before `stop`, fewer at the end of the file."""
-        ...
-
-    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
-        """Announce the ranges that will be read, in place of those before."""
-        ...
-
-
-EncodedMedia: TypeAlias = bytes | RangeReadable
-"""An audio or video file: all of its bytes, or a way to read some."""
-
-
-def read_range(data: EncodedMedia, start: int, stop: int) -> bytes:
-    """Return a part of a file. It is shorter where the file ends."""
-    if isinstance(data, bytes):
-        return data[start:stop]
-    stop = min(stop, len(data))
-    return data.read(start, stop) if start < stop else b""
 
 
 class MediaSource:

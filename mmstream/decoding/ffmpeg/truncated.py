@@ -12,10 +12,8 @@ from __future__ import annotations
 from itertools import islice
 
 from mmstream.decoding.ffmpeg.mp4_boxes import boxes
-from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.errors import DecodeError
-
-__all__ = ["refuse_truncated"]
+from mmstream.media_types import EncodedMedia, read_range
 
 MAX_BOXES = 1_000_000
 _HOLDING = (b"moov", b"mdat", b"moof")

@@ -10,12 +10,7 @@ image_shape.py   the shape of the result, known from the header
 limits.py        pixels, memory and time that the images of a sample may cost
 formats.py       chooses the library by the first bytes of a file
 jpeg.py          decodes JPEG with libjpeg-turbo, strict about damage
-compiled.py      the compiled module, where it is built
-reduced.py       decodes JPEG at 1/4 and 1/8 with the compiled module
-planes.py        makes JPEG smaller without RGB, for the converter, with the compiled module
 pillow.py        decodes PNG, WebP, BMP, GIF and AVIF
 orientation.py   reads and applies the EXIF orientation
 resize.py        makes the result of the pixels, antialiased
-encoded.py       pictures that stay files until a GPU decodes them
-gpu_eligible.py  which files the GPU may decode
 """

@@ -12,16 +12,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.fields import call_user, value_at
 from mmstream.decoding.image.geometry import Shape, View
-from mmstream.errors import ConfigError, DecodeError, escaped
-
-__all__ = ["Boxes", "Placed", "Points", "placed_xy"]
+from mmstream.errors import DecodeError, escaped
+from mmstream.wrong_arguments import NonEmptyStr, checked
 
 BoxFormat = Literal["xyxy", "xywh", "cxcywh"]
 
@@ -30,9 +29,12 @@ Units = Literal["pixels", "0-1", "0-1000"]
 Placed = tuple[NDArray[np.float32], NDArray[Any]]
 """The coordinates on the result, and what of each is visible there."""
 
-_Source = str | Callable[[dict[str, Any]], Any]
+_Source = NonEmptyStr | Callable[[dict[str, Any]], Any]
+
+_ADVICE = {"source": 'give a path such as "json.boxes", or a function from the sample'}
 
 
+@checked(_ADVICE)
 @dataclass(frozen=True)
 class Boxes:
     """Boxes of a sample that follow the geometry of its picture.
@@ -74,11 +76,6 @@ class Boxes:
     to_format: BoxFormat | None = None
     to_units: Units | None = None
 
-    def __post_init__(self) -> None:
-        for name in ("format", "to_format"):
-            _check_choice(self, name, get_args(BoxFormat))
-        _check_source_and_units(self)
-
     def place(self, sample: Mapping[str, Any], picture: Shape, view: View) -> Placed:
         """Return the boxes of a sample on the result of its picture.
 
@@ -112,6 +109,7 @@ class Boxes:
         return result.astype(np.float32), visible.astype(np.float32)
 
 
+@checked(_ADVICE)
 @dataclass(frozen=True)
 class Points:
     """Points of a sample, such as keypoints, that follow the geometry of its picture.
@@ -139,9 +137,6 @@ class Points:
     source: _Source
     units: Units = "pixels"
     to_units: Units | None = None
-
-    def __post_init__(self) -> None:
-        _check_source_and_units(self)
 
     def place(self, sample: Mapping[str, Any], picture: Shape, view: View) -> Placed:
         """Return the points of a sample on the result of its picture: float32 [N, 2], bool [N].
@@ -224,22 +219,3 @@ def _unit_pixels(units: str, shape: Shape, size: int) -> NDArray[np.float64]:
 def _areas(corners: NDArray[np.float64]) -> NDArray[np.float64]:
     areas: NDArray[np.float64] = (corners[:, 2:] - corners[:, :2]).prod(1)
     return areas
-
-
-def _check_source_and_units(decoder: Boxes | Points) -> None:
-    if not (callable(decoder.source) or (isinstance(decoder.source, str) and decoder.source)):
-        raise ConfigError(
-            f'{type(decoder).__name__}: source={decoder.source!r}: give a path such as "json.boxes"'
-            ", or a function from the sample"
-        )
-    for name in ("units", "to_units"):
-        _check_choice(decoder, name, get_args(Units))
-
-
-def _check_choice(decoder: Boxes | Points, name: str, choices: tuple[str, ...]) -> None:
-    value = getattr(decoder, name)
-    if value not in choices and not (value is None and name.startswith("to_")):
-        raise ConfigError(
-            f"{type(decoder).__name__}: {name}={value!r}: give one of "
-            f"{', '.join(map(repr, choices))}"
-        )

@@ -24,7 +24,6 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from functools import partial
-from numbers import Real
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
@@ -42,14 +41,12 @@ from mmstream.decoding.image.geometry import (
     shrink_factor,
     whole_view,
 )
-from mmstream.decoding.image.gpu_eligible import plain_jpeg
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.jpeg import (
-    JpegHeader,
     JpegPlan,
     decode_jpeg,
-    jpeg_header,
     plan_jpeg,
+    readable_header,
 )
 from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
 from mmstream.decoding.image.plan import Plan
@@ -62,9 +59,15 @@ from mmstream.decoding.image.tiles import (
     SquareTile,
 )
 from mmstream.errors import ConfigError, DecodeError
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["Decoded", "ImageDecoder", "PicturePlan"]
+from mmstream.gone import arguments_gone
+from mmstream.wrong_arguments import (
+    Fraction,
+    Level,
+    PositiveFloat,
+    PositiveInt,
+    checked,
+    refuse_overridden,
+)
 
 IGNORED_CLASS = 255
 """The class number around a mask that is smaller than its result."""
@@ -73,15 +76,16 @@ MAX_BYTES = 256 * 2**20
 
 Resize = Literal["shortest", "exact", "letterbox", "max_pixels", "native"]
 
-_CHOICES = {
-    "resize": (None, "shortest", "exact", "letterbox", "max_pixels", "native"),
-    "crop": (None, "center", "random"),
-    "crop_rounding": ("even", "down"),
-    "interpolation": ("bilinear", "bicubic", "lanczos", "nearest"),
-    "mask": (False, True),
-    "scaled_decoding": (False, True),
-    "device": ("cpu", "cuda"),
+SETTINGS_ADVICE = {
+    "size": "give a side in pixels, or (height, width)",
+    "scale": "give (low, high), above zero and in order",
+    "ratio": "give (low, high), above zero and in order",
+    "pixel_budget": "give (low, high), above zero and in order",
+    "flip": "give a probability, such as flip=0.5",
+    "fill": "give (red, green, blue), or one number for a mask, 0 to 255",
+    "resize_size": "give pixels, together with size",
 }
+"""What to write in place of wrong settings that images and videos share."""
 
 
 class Decoded(NamedTuple):
@@ -110,6 +114,13 @@ class PicturePlan(NamedTuple):
     """`views` of the smaller picture."""
 
 
+@checked(
+    {
+        **SETTINGS_ADVICE,
+        **arguments_gone("ImageDecoder"),
+        "tiles": "give LlavaNextTiles(), LlavaOnevisionTiles() or InternVLTiles()",
+    }
+)
 @dataclass(frozen=True, kw_only=True)
 class ImageDecoder:
     """Decode one image: a callable from bytes to a uint8 array.
@@ -167,9 +178,6 @@ class ImageDecoder:
         timeout_s: Seconds that decoding the images of one sample may take, all together. A sample
             that takes longer is bad, and has an `mmstream.TimeoutError`. One call of a C library
             cannot be interrupted, so the limits above keep such calls short. None: no limit.
-        device: Who decodes. "cpu": this decoder. "cuda": in a pipeline, plain JPEGs stay encoded
-            until `mmstream.to_device`, where the GPU decodes them at full size. The CPU still
-            decodes all other pictures, and all direct calls. "cuda" does not go with `tiles`.
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message
@@ -188,34 +196,31 @@ class ImageDecoder:
         5
     """
 
-    size: int | Shape | None = None
+    size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
     resize: Resize | None = None
     crop: Literal["center", "random"] | None = "center"
     crop_rounding: Literal["even", "down"] = "even"
-    resize_size: int | None = None
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.0
-    multiple_of: int = 28
-    pixel_budget: tuple[int, int] = (56 * 56, 28 * 28 * 1280)
+    resize_size: PositiveInt | None = None
+    scale: tuple[PositiveFloat, PositiveFloat] = (0.08, 1.0)
+    ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
+    flip: Fraction = 0.0
+    multiple_of: PositiveInt = 28
+    pixel_budget: tuple[PositiveInt, PositiveInt] = (56 * 56, 28 * 28 * 1280)
     tiles: LlavaNextTiles | InternVLTiles | SquareTile | None = None
     interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = "bilinear"
     mask: bool = False
-    fill: tuple[int, int, int] | int = (0, 0, 0)
+    fill: tuple[Level, Level, Level] | Level = (0, 0, 0)
     scaled_decoding: bool = True
-    max_pixels: int = MAX_PIXELS
-    max_bytes: int = MAX_BYTES
-    max_memory: int = MAX_MEMORY
-    timeout_s: float | None = TIMEOUT_S
-    device: Literal["cpu", "cuda"] = "cpu"
+    max_pixels: PositiveInt = MAX_PIXELS
+    max_bytes: PositiveInt = MAX_BYTES
+    max_memory: PositiveInt = MAX_MEMORY
+    timeout_s: PositiveFloat | None = TIMEOUT_S
 
     def __post_init__(self) -> None:
         if self.mask and self.fill == (0, 0, 0):
             object.__setattr__(self, "fill", IGNORED_CLASS)
-        _check_subclass(self)
-        _check_bools(self)
+        refuse_overridden(self, ImageDecoder, "pixels")
         _check_values(self)
-        _check_timeout(self)
         _check_combinations(self)
         _check_resize_size(self)
         _check_random_area(self)
@@ -305,8 +310,7 @@ class ImageDecoder:
             data: The encoded file.
             out: As in a call.
             rng: As in a call. Not used with a plan.
-            plan: What `plan` returned for this file, or the plan of another picture of the same
-                size. None: the result is planned now.
+            plan: The plan of another picture of the same size. None: the result is planned now.
             limits: What `start_limits` returned for this sample. None: they start now.
 
         Raises:
@@ -314,22 +318,29 @@ class ImageDecoder:
                 picture has another size than that of `plan`.
             ConfigError: As in a call.
         """
+        if out is not None:
+            self._check_out(out, plan)
         limits = limits or self.start_limits()
+        if plan is None:  # by the methods that a subclass may have overridden
+            picture = self.plan_picture(data, rng, limits)
+            return self.decode_planned(data, picture, out, rng, limits)
         try:
-            if out is not None:
-                self._check_out(out, plan)
             return self._decode(data, self._plan(data, rng, plan, limits), out, rng, limits)
         except MemoryError as error:
             raise _out_of_memory(error) from None
 
     def plan_picture(
-        self, data: bytes | memoryview, rng: np.random.Generator | None = None
+        self,
+        data: bytes | memoryview,
+        rng: np.random.Generator | None = None,
+        limits: Limits | None = None,
     ) -> PicturePlan | None:
         """Work out from the header of an image how it is decoded. `decode_planned` does it then.
 
         Args:
             data: The encoded file.
             rng: As in a call.
+            limits: As in `decode`.
 
         Returns:
             The plan of a JPEG, with crop and flip drawn. None: the picture is planned after it is
@@ -340,7 +351,7 @@ class ImageDecoder:
             ConfigError: ``rng`` is missing.
         """
         try:
-            return self._plan(data, rng, None, self.start_limits())
+            return self._plan(data, rng, None, limits or self.start_limits())
         except MemoryError as error:
             raise _out_of_memory(error) from None
 
@@ -350,20 +361,22 @@ class ImageDecoder:
         plan: PicturePlan | None,
         out: NDArray[np.uint8] | None = None,
         rng: np.random.Generator | None = None,
+        limits: Limits | None = None,
     ) -> Decoded:
-        """Decode one image as `decode` does, after `plan_picture`. Its time starts now.
+        """Decode one image as `decode` does, after `plan_picture`.
 
         Args:
             data: The encoded file.
             plan: What `plan_picture` returned for this file.
             out: As in a call. It fits the result.
             rng: What `plan_picture` was given.
+            limits: As in `decode`.
 
         Raises:
             DecodeError: As in `decode`.
         """
         try:
-            return self._decode(data, plan, out, rng, self.start_limits())
+            return self._decode(data, plan, out, rng, limits or self.start_limits())
         except MemoryError as error:
             raise _out_of_memory(error) from None
 
@@ -382,7 +395,7 @@ class ImageDecoder:
             raise DecodeError(f"image of {len(data)} bytes exceeds max_bytes={self.max_bytes}")
         if geometry is None:
             self._check_rng(rng)
-        header = _jpeg_header(data)
+        header = readable_header(data) if data[:2] == JPEG_START else None
         if geometry is not None:
             if header is not None:
                 _check_same_size(header.picture, geometry.picture)
@@ -447,28 +460,6 @@ class ImageDecoder:
             return Decoded(pixels, plan.picture, plan.views[0])
         tiles = [result if result.ndim == 4 else result[None] for result in results]
         return Decoded(np.concatenate(tiles), plan.picture, plan.views[0])
-
-    def plan(self, data: bytes, rng: np.random.Generator | None = None) -> Plan | None:
-        """Plan the result of an image that is left to the GPU.
-
-        Returns:
-            The plan, with crop and flip drawn. None: the CPU must decode this image.
-
-        Raises:
-            DecodeError: The image exceeds a limit.
-            ConfigError: ``rng`` is missing.
-        """
-        self._check_rng(rng)
-        if self.device == "cpu" or len(data) > self.max_bytes or data[:2] != JPEG_START:
-            return None
-        limits = self.start_limits()
-        header = plain_jpeg(data, self.max_pixels)
-        if header is None:
-            return None
-        stored, orientation = header
-        plan = Plan(stored, orientation, whole_view(stored, stored))
-        limits.check_picture(*plan.picture)
-        return plan._replace(view=self.views(plan.picture, rng, limits)[0])
 
     def prepared_shape(self, data: bytes | memoryview) -> ImageShape | None:
         """Tell from an image's header alone which shape its result will have.
@@ -566,16 +557,6 @@ class ImageDecoder:
         return whole_view(picture, resized, size, self.crop_rounding)
 
 
-def _jpeg_header(data: bytes | memoryview) -> JpegHeader | None:
-    """Return the header of a JPEG. None: it is none, or one that libjpeg takes after repairs."""
-    if data[:2] != JPEG_START:
-        return None
-    try:
-        return jpeg_header(data)
-    except ValueError:
-        return None
-
-
 def _out_of_memory(error: MemoryError) -> DecodeError:
     return DecodeError(f"out of memory: {str(error) or 'the image needs more'}")
 
@@ -590,56 +571,15 @@ def _check_same_size(picture: Shape, planned: Shape) -> None:
         )
 
 
-def _check_bools(decoder: ImageDecoder) -> None:
-    names = (
-        *("resize_size", "scale", "ratio", "multiple_of", "pixel_budget", "fill"),
-        *("max_pixels", "max_bytes", "max_memory", "timeout_s"),
-    )
-    for name in names:
-        refuse_bools(**{name: getattr(decoder, name)})
-
-
 def _check_values(decoder: ImageDecoder) -> None:
-    """Refuse settings of a wrong type or range."""
-    size = decoder.size
-    sides = size if isinstance(size, tuple) else (size, size)
-    if size is not None and not (len(sides) == 2 and all(map(_is_count, sides))):
-        raise ConfigError(f"size={size!r}: give a side in pixels or (height, width)")
-    for name in ("max_pixels", "max_bytes", "max_memory", "multiple_of"):
-        if not _is_count(getattr(decoder, name)):
-            raise ConfigError(f"{name}={getattr(decoder, name)!r}: give a number from 1 up")
-    for name, choices in _CHOICES.items():
-        value = getattr(decoder, name)
-        if not isinstance(value, bool | str | None) or value not in choices:
-            raise ConfigError(f"{name}={value!r}: give one of {', '.join(map(repr, choices))}")
-    fill = decoder.fill if isinstance(decoder.fill, tuple) else (decoder.fill,)
-    num_values = 1 if decoder.mask else 3
-    are_levels = all(type(value) is int and 0 <= value <= 255 for value in fill)
-    if len(fill) != num_values or not are_levels:
+    """Refuse settings out of range."""
+    if isinstance(decoder.fill, int) != decoder.mask:
         wanted = "one number" if decoder.mask else "(red, green, blue)"
         raise ConfigError(f"fill={decoder.fill!r}: give {wanted}, 0 to 255")
     for name, limit in (("scale", 1.0), ("ratio", float("inf")), ("pixel_budget", float("inf"))):
         value = getattr(decoder, name)
-        are_two = isinstance(value, tuple | list) and len(value) == 2
-        if not (are_two and all(map(_is_number, value)) and 0 < value[0] <= value[1] <= limit):
+        if not value[0] <= value[1] <= limit:
             raise ConfigError(f"{name}={value!r}: give (low, high), above zero and in order")
-    if not (_is_number(decoder.flip) and 0 <= decoder.flip <= 1):
-        raise ConfigError(f"flip={decoder.flip!r}: give a probability, such as flip=0.5")
-
-
-def _check_subclass(decoder: ImageDecoder) -> None:
-    """Refuse a subclass with a method that a pipeline does not always call."""
-    if type(decoder).__call__ is not ImageDecoder.__call__:
-        raise ConfigError(
-            f"{type(decoder).__name__} overrides ImageDecoder.__call__, which a pipeline does not "
-            "always call: override `decode`, or change the pixels in transforms=(function,)"
-        )
-
-
-def _check_timeout(decoder: ImageDecoder) -> None:
-    seconds = decoder.timeout_s
-    if seconds is not None and not (_is_number(seconds) and seconds > 0):
-        raise ConfigError(f"timeout_s={seconds!r}: give seconds above 0, or None")
 
 
 def _check_combinations(decoder: ImageDecoder) -> None:
@@ -658,15 +598,8 @@ def _check_combinations(decoder: ImageDecoder) -> None:
     _check_mask(decoder)
     if decoder.tiles is None:
         return
-    if not isinstance(decoder.tiles, LlavaNextTiles | InternVLTiles | SquareTile):
-        raise ConfigError(
-            f"tiles={decoder.tiles!r}: give LlavaNextTiles(), LlavaOnevisionTiles() or "
-            "InternVLTiles()"
-        )
     if not isinstance(size, int) or resize is not None or crop == "random" or decoder.flip:
         raise ConfigError("tiles need one number as size, and go without resize, crop and flip")
-    if decoder.device != "cpu":
-        raise ConfigError('the CPU cuts tiles: give device="cpu"')
     decoder.tiles.check(size)
 
 
@@ -684,10 +617,6 @@ def _check_mask(decoder: ImageDecoder) -> None:
             "mask=True: class numbers are not mixed; leave out "
             f'interpolation="{decoder.interpolation}"'
         )
-    if decoder.device != "cpu" and (
-        decoder.mask or decoder.interpolation in ("nearest", "lanczos")
-    ):
-        raise ConfigError('mask=True, interpolation="nearest" and "lanczos" need device="cpu"')
     if decoder.mask and decoder.tiles is not None:
         raise ConfigError("mask=True does not go with tiles")
 
@@ -696,17 +625,9 @@ def _check_resize_size(decoder: ImageDecoder) -> None:
     resize_size, shape = decoder.resize_size, decoder.output_shape
     if resize_size is None:
         return
-    if not _is_count(resize_size) or shape is None:
+    if shape is None:
         raise ConfigError(f"resize_size={resize_size!r}: give pixels, together with size")
     if decoder.crop != "center" or decoder.resize not in ("shortest", None):
         raise ConfigError(f"resize_size={resize_size} goes with a centre crop only")
     if resize_size < max(shape):
         raise ConfigError(f"resize_size={resize_size} is below size={decoder.size}")
-
-
-def _is_number(value: object) -> bool:
-    return isinstance(value, Real) and not isinstance(value, bool)
-
-
-def _is_count(value: object) -> bool:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

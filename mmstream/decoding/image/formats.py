@@ -25,7 +25,7 @@ from PIL import (
 )
 
 from mmstream.decoding.image.geometry import Shape
-from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
+from mmstream.decoding.image.jpeg import decode_jpeg, readable_header
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import upright, upright_bytes
 from mmstream.decoding.image.pillow import (
@@ -118,7 +118,8 @@ def header_shape(data: bytes | memoryview, limits: Limits) -> Shape | None:
         DecodeError: The format is not known, or the header exceeds a limit.
     """
     if data[:2] == JPEG_START:
-        return jpeg_shape(data)
+        header = readable_header(data)
+        return header.picture if header is not None and min(header.stored) > 0 else None
     data = bytes(data)
     plugin = plugin_of(data)
     if plugin is PngImagePlugin.PngImageFile and has_late_metadata(data):

@@ -10,8 +10,6 @@ from typing import NamedTuple
 
 from mmstream.decoding.image.geometry import Shape, View
 
-__all__ = ["ImageShape"]
-
 
 class ImageShape(NamedTuple):
     """The shape that an `ImageDecoder` gives a picture. Functions of image length take it.

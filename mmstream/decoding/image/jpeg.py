@@ -47,18 +47,17 @@ from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import (
     SIDEWAYS,
-    exif_orientation,
+    picture_orientation,
     upright,
     upright_bytes,
-    xmp_orientation,
 )
 from mmstream.decoding.image.pillow import decode_with_pillow, one_line, to_rgb
-from mmstream.decoding.image.reduced import decode_reduced
 from mmstream.errors import DecodeError
 
 _SOI = b"\xff\xd8"
 _EOI = b"\xff\xd9"
 _APP0, _APP1, _APP14, _APP15, _COM, _SOS = 0xE0, 0xE1, 0xEE, 0xEF, 0xFE, 0xDA
+_EXIF, _XMP = b"Exif\0\0", b"http://ns.adobe.com/xap/1.0/\0"
 _SEQUENTIAL = (0xC0, 0xC1)
 _FRAMES = frozenset(range(0xC0, 0xD0)) - {0xC4, 0xC8, 0xCC}
 _ONE_SCAN = (0xC0, 0xC1, 0xC9)
@@ -143,20 +142,12 @@ def _header_of(data: bytes | memoryview, segments: list[Segment], start: int) ->
     return JpegHeader(segments, start, (height, width), colorspace in ("CMYK", "YCCK"))
 
 
-def jpeg_shape(data: bytes | memoryview) -> Shape | None:
-    """Read the (height, width) of the upright JPEG from its header, without judging the file.
-
-    Returns:
-        None where libjpeg refuses the header. The file may still decode after `tidy`.
-
-    Raises:
-        DecodeError: The header exceeds a limit.
-    """
+def readable_header(data: bytes | memoryview) -> JpegHeader | None:
+    """Read the header of a JPEG as `jpeg_header` does. None where libjpeg refuses it."""
     try:
-        header = jpeg_header(data)
+        return jpeg_header(data)
     except ValueError:
         return None
-    return header.picture if min(header.stored) > 0 else None
 
 
 def plan_jpeg(
@@ -247,9 +238,6 @@ def _decode_strictly(data: bytes | memoryview, plan: JpegPlan) -> tuple[NDArray[
         return to_rgb(cmyk), 1
     if factor == 1:
         return simplejpeg.decode_jpeg(data, "RGB"), 1
-    reduced = decode_reduced(data, factor)
-    if reduced is not None:
-        return reduced, factor
     # simplejpeg has the scales n/8, and takes the smallest one that gives at least these sides.
     # That is 1/factor: at factor 4, 500x375 pixels become 125x94.
     small = (-(-height // factor), -(-width // factor))
@@ -452,13 +440,8 @@ def _without_padding(body: bytes) -> bytes:
 
 
 def orientation_of(segments: list[Segment]) -> int | None:
-    """Return the orientation that a header asks for: EXIF's, else XMP's, in Pillow's order."""
-    xmp_value = None
-    for marker, payload in segments:
-        if marker == _APP1 and payload.startswith(b"Exif\0\0"):
-            exif_value = exif_orientation(payload)
-            if exif_value is not None:
-                return exif_value
-        elif marker == _APP1 and xmp_value is None:
-            xmp_value = xmp_orientation(payload)
-    return xmp_value
+    """Return the orientation that a header asks for. A large EXIF block has several segments."""
+    blocks = [payload for marker, payload in segments if marker == _APP1]
+    exif = b"".join(block[len(_EXIF) :] for block in blocks if block.startswith(_EXIF))
+    xmp = [block for block in blocks if block.startswith(_XMP)]
+    return picture_orientation(exif, xmp[-1] if xmp else None)

@@ -20,8 +20,6 @@ from typing import NamedTuple
 
 from mmstream.errors import DecodeError, TimeoutError
 
-__all__ = ["MAX_MEMORY", "MAX_PIXELS", "MAX_SIDE", "TIMEOUT_S", "Limits"]
-
 MAX_PIXELS = 128 * 2**20
 """Default of `Limits.max_pixels`."""
 MAX_MEMORY = 640 * 2**20

@@ -12,18 +12,19 @@ from __future__ import annotations
 import io
 import zlib
 from collections.abc import Callable, Iterator
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile
+from PIL import Image, ImageFile, TiffImagePlugin
 
 from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.orientation import SIDEWAYS, exif_orientation, xmp_orientation
+from mmstream.decoding.image.orientation import SIDEWAYS, picture_orientation
 from mmstream.errors import DecodeError
 
 _PNG_SIGNATURE_BYTES = 8
-_PNG_ORIENTING = (b"exif\0", b"xmp\0", b"XML:com.adobe.xmp\0")
+_RAW_EXIF, _XMP = "Raw profile type exif", "XML:com.adobe.xmp"
+_PNG_ORIENTING = (b"exif\0", b"xmp\0", *(f"{name}\0".encode() for name in (_RAW_EXIF, _XMP)))
 """Keywords of PNG text chunks that Pillow reads an orientation from."""
 _MAX_REASON_CHARS = 160
 
@@ -122,8 +123,10 @@ def decode_with_pillow(
             packing = image.tile[0][3] if image.tile else None
             image.load()
             limits.check_time()
-            if convert is to_numbers and packing in _SPREAD_LEVELS:
-                return Picture(to_numbers(image) // _SPREAD_LEVELS[packing], _orientation(image))
+            spread = _SPREAD_LEVELS.get(packing, 1) if isinstance(packing, str) else 1
+            _scale_colour_key(image.info, spread, is_deep=packing == "RGB;16B")
+            if convert is to_numbers:
+                return Picture(to_numbers(image) // spread, _orientation(image))
             return Picture((convert or to_rgb)(image), _orientation(image))
     except (DecodeError, MemoryError):
         raise
@@ -216,14 +219,40 @@ def to_numbers(image: Image.Image) -> NDArray[np.uint8]:
     )
 
 
+def _scale_colour_key(info: dict[Any, Any], spread: int, is_deep: bool) -> None:
+    """Bring the transparent colour of a PNG to the levels that Pillow gave its pixels.
+
+    Pillow leaves it as the file has it. Of colours with 16 bits it keeps the high byte.
+    """
+    colour = info.get("transparency")
+    if isinstance(colour, int) and spread > 1:
+        info["transparency"] = (colour & (255 // spread)) * spread
+    elif isinstance(colour, tuple) and is_deep:
+        info["transparency"] = tuple(level >> 8 for level in colour)
+
+
+def with_alpha(image: Image.Image) -> Image.Image | None:
+    """Return a loaded picture with its transparency as RGBA. None: it states none.
+
+    Transparency is alpha, a palette with alpha, or a transparent colour.
+    """
+    if not image.has_transparency_data:
+        return None
+    if not image.mode.startswith("I;16"):
+        return image.convert("RGBA")
+    numbers = np.asarray(image)
+    grey, opaque = numbers >> 8, 255 * (numbers != image.info["transparency"])
+    return Image.fromarray(np.dstack((grey, grey, grey, opaque)).astype(np.uint8))
+
+
 def _band_to_rgb(image: Image.Image) -> NDArray[np.uint8]:
-    if image.mode.startswith("I;16"):  # convert("RGB") would clip at 255 instead
-        grey = (np.asarray(image) >> 8).astype(np.uint8)
-        return np.repeat(grey[:, :, None], 3, axis=2)
-    if image.has_transparency_data:
-        layer = image.convert("RGBA")
+    layer = with_alpha(image)
+    if layer is not None:
         white = Image.new("RGBA", layer.size, (255, 255, 255, 255))
         image = Image.alpha_composite(white, layer)
+    elif image.mode.startswith("I;16"):  # convert("RGB") would clip at 255 instead
+        grey = (np.asarray(image) >> 8).astype(np.uint8)
+        return np.repeat(grey[:, :, None], 3, axis=2)
     elif image.mode in ("1", "L"):  # ten times as fast as convert("RGB")
         channel = image.convert("L")
         image = Image.merge("RGB", (channel, channel, channel))
@@ -297,12 +326,18 @@ def one_line(error: Exception) -> str:
 
 
 def _orientation(image: Image.Image) -> int | None:
-    """Return the orientation that the metadata asks for: EXIF's, else XMP's."""
-    exif = image.info.get("exif")
-    exif_value = exif_orientation(exif) if isinstance(exif, bytes) else None
-    if exif_value is not None:
-        return exif_value
-    xmp = image.info.get("xmp") or image.info.get("XML:com.adobe.xmp")
-    if isinstance(xmp, str):
-        xmp = xmp.encode()
-    return xmp_orientation(xmp) if isinstance(xmp, bytes) else None
+    """Return the orientation that the metadata asks for, where Pillow looks for it.
+
+    ImageMagick keeps the EXIF of a PNG as text: hexadecimal digits behind three lines. A TIFF is
+    turned by Pillow itself.
+    """
+    if isinstance(image, TiffImagePlugin.TiffImageFile):
+        return None
+    info = image.info
+    exif, xmp = info.get("exif"), info.get(_XMP) or info.get("xmp")
+    if exif is None and _RAW_EXIF in info:
+        try:
+            exif = bytes.fromhex("".join(info[_RAW_EXIF].split("\n")[3:]))
+        except ValueError:
+            exif = None
+    return picture_orientation(exif, xmp.encode() if isinstance(xmp, str) else xmp)

@@ -18,9 +18,7 @@ from functools import lru_cache
 
 from mmstream.decoding.image.geometry import Shape, View, fitting_shape, whole_view
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import refuse_bools
-
-__all__ = ["InternVLTiles", "LlavaNextTiles", "LlavaOnevisionTiles", "SquareTile"]
+from mmstream.wrong_arguments import Level, PositiveInt, checked
 
 LLAVA_NEXT_SHAPES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 """``image_grid_pinpoints`` of the published Llava-NeXT models, for tiles of 336 pixels."""
@@ -31,6 +29,7 @@ LLAVA_ONEVISION_SHAPES = tuple(
 """``image_grid_pinpoints`` of the published LLaVA-OneVision models, for tiles of 384 pixels."""
 
 
+@checked({"shapes": "give (height, width) pairs in pixels"})
 @dataclass(frozen=True)
 class LlavaNextTiles:
     """Cut pictures into tiles by the rule of Llava-NeXT.
@@ -55,13 +54,11 @@ class LlavaNextTiles:
         (672, 672)
     """
 
-    shapes: tuple[Shape, ...] = LLAVA_NEXT_SHAPES
+    shapes: tuple[tuple[PositiveInt, PositiveInt], ...] = LLAVA_NEXT_SHAPES
 
     def __post_init__(self) -> None:
-        refuse_bools(shapes=self.shapes)
-        shapes = self.shapes
-        if not (isinstance(shapes, tuple | list) and shapes and all(map(_is_shape, shapes))):
-            raise ConfigError(f"shapes={self.shapes!r}: give (height, width) pairs in pixels")
+        if not self.shapes:
+            raise ConfigError("shapes=(): give (height, width) pairs in pixels")
 
     def check(self, side: int) -> None:
         """Refuse shapes that are not a whole number of tiles.
@@ -96,6 +93,12 @@ class LlavaNextTiles:
         return [whole_view(picture, (side, side)), tiles._replace(tile=side)]
 
 
+@checked(
+    {
+        "shapes": "give (height, width) pairs in pixels",
+        "background": "give (red, green, blue), 0 to 255",
+    }
+)
 @dataclass(frozen=True)
 class LlavaOnevisionTiles(LlavaNextTiles):
     """Cut pictures into tiles by the rule of LLaVA-OneVision.
@@ -120,16 +123,8 @@ class LlavaOnevisionTiles(LlavaNextTiles):
         (768, 1152)
     """
 
-    shapes: tuple[Shape, ...] = LLAVA_ONEVISION_SHAPES
-    background: tuple[int, int, int] = (122, 116, 104)
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        refuse_bools(background=self.background)
-        levels = self.background
-        is_colour = isinstance(levels, tuple | list) and len(levels) == 3
-        if not (is_colour and all(isinstance(n, int) and 0 <= n <= 255 for n in levels)):
-            raise ConfigError(f"background={self.background!r}: give (red, green, blue), 0 to 255")
+    shapes: tuple[tuple[PositiveInt, PositiveInt], ...] = LLAVA_ONEVISION_SHAPES
+    background: tuple[Level, Level, Level] = (122, 116, 104)
 
 
 @dataclass(frozen=True)
@@ -150,6 +145,7 @@ class SquareTile:
         return [View(box, (side, side), (side, side), (0, 0), tile=side)]
 
 
+@checked()
 @dataclass(frozen=True)
 class InternVLTiles:
     """Cut pictures into tiles by the rule of InternVL.
@@ -174,14 +170,12 @@ class InternVLTiles:
         (1, 2)
     """
 
-    min_tiles: int = 1
-    max_tiles: int = 12
+    min_tiles: PositiveInt = 1
+    max_tiles: PositiveInt = 12
     thumbnail: bool = True
 
     def __post_init__(self) -> None:
-        refuse_bools(min_tiles=self.min_tiles, max_tiles=self.max_tiles)
-        are_counts = isinstance(self.min_tiles, int) and isinstance(self.max_tiles, int)
-        if not (are_counts and 1 <= self.min_tiles <= self.max_tiles):
+        if self.min_tiles > self.max_tiles:
             raise ConfigError(
                 f"min_tiles={self.min_tiles!r}, max_tiles={self.max_tiles!r}: from 1 up"
             )
@@ -210,13 +204,6 @@ class InternVLTiles:
         if not self.thumbnail or rows * columns == 1:
             return [tiles]
         return [tiles, whole_view(picture, (side, side))]
-
-
-def _is_shape(value: object) -> bool:
-    """Tell whether a value is a (height, width) in pixels."""
-    if not isinstance(value, tuple | list) or len(value) != 2:
-        return False
-    return all(isinstance(side, int) and side >= 1 for side in value)
 
 
 @lru_cache(maxsize=16)

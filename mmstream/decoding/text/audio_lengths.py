@@ -17,15 +17,6 @@ from mmstream.decoding.media_shapes import AudioShape
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError, DecodeError
 
-__all__ = [
-    "AudioLength",
-    "num_audio_tokens",
-    "num_qwen3_omni_tokens",
-    "qwen3_omni_audio_length",
-    "qwen_audio_length",
-]
-
-
 AudioLength: TypeAlias = Callable[[AudioShape], int | MediaText]
 """Says how many tokens an audio of a shape takes, from 1 up, or which text takes its place."""
 

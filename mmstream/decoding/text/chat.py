@@ -2,32 +2,46 @@
 
 Place in the flow: `TextDecoder` renders the messages of a sample here, and tokenizes the text.
 
-A chat template can be any program from messages to a string. Few templates mark what the model
-should learn, so the assistant's turns are located from outside:
+A chat template can be any program from messages to a string. Some mark what the model generates,
+for `transformers`: then these marks hold. With others, an answer is the difference of renderings:
 
-- A turn starts where the rendering of the messages before it ends (with the generation prompt).
-  For plain loops over the messages, `message_starts` tells this without rendering them.
-- It ends where the rendering of the messages up to it ends.
+- It starts behind the generation prompt: what the template writes behind the messages before it.
+- It ends where the template goes on to the next message, without the white space after its end
+  mark. Where the template writes no such mark, the token that begins the next turn ends the answer.
 
-Some templates are not that regular: Qwen3 drops the reasoning of earlier turns, and adds an empty
-one to the last. Then the turn's own text and the end-of-turn mark are searched for.
+`message_starts` tells what the template wrote for each message, so that a long conversation is
+rendered once, and once more for each role before an answer. Nothing is searched by its content.
 """
 
 from __future__ import annotations
 
+import datetime
+import json
+import logging
+import multiprocessing
 import re
 import threading
-from collections.abc import Collection, Mapping
-from dataclasses import dataclass, replace
-from functools import cached_property
-from itertools import takewhile
-from typing import Any
+from bisect import bisect_right
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache
+from typing import Any, NamedTuple
 
 import jinja2
 
 from mmstream.decoding.fields import parse_json
-from mmstream.decoding.text.message_starts import MarkingTemplate, marking_template
+from mmstream.decoding.text.message_starts import (
+    GENERATION,
+    MarkedText,
+    has_fixed_prompt,
+    holds_mark,
+    marking_source,
+    split,
+)
+from mmstream.decoding.text.turns import CALL, ROLES, join_calls, read_calls
 from mmstream.errors import DecodeError, escaped
+
+_log = logging.getLogger(__name__)
 
 Message = dict[str, Any]
 """One turn: ``role`` and ``content``."""
@@ -35,13 +49,28 @@ Message = dict[str, Any]
 Span = tuple[int, int]
 """(start, stop) of characters in a text."""
 
+DEFAULT_TODAY = datetime.date(2026, 1, 1)
+"""The date that chat templates write, unless a decoder is told another one."""
+
 _MARKED_LOCK = threading.Lock()
 """transformers keeps one tracker of marked turns per template, which all threads share."""
 
 _PROBE = "mmstream-probe"
-_SPACE = r"\s{0,64}?"  # bounded, because a search over white space without a limit takes n^2 steps
-_LEADING_SPACE = re.compile(r"\s*")
-_GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+_PROBE_TOOL = {
+    "type": "function",
+    "function": {
+        "name": _PROBE,
+        "description": "",
+        "parameters": {"type": "object", "properties": {}},
+    },
+}
+_DATE = re.compile(r"""strftime_now\s*\(\s*(["'])(.*?)\1\s*\)""")
+_DEVELOPER = re.compile(r"""(["'])developer\1""")
+_CLOCK = re.compile(r"strftime_now\s*\(")
+_THOUGHT_KEYS = ("reasoning_content", "reasoning", "thinking")
+_END_OF_THOUGHT = "</think>"
+_INK = re.compile(r"\S|\Z")
+_TAG = re.compile(r"<[^<>\s]*>")
 # What a template raises for messages that it was not written for. Other errors are bugs, and pass.
 _TEMPLATE_ERRORS = (
     jinja2.TemplateError,
@@ -64,43 +93,76 @@ MAX_MESSAGES = 500
 MAX_PARTS = 10_000
 """Most parts of all messages of a conversation."""
 
+_MAX_CHAIN = 50
+"""Most messages since a question that are rendered to tell the end of one answer among them."""
+
 MAX_RENDERED = 250_000
 """Most answers times messages and parts: each answer takes a rendering of what comes before it.
 
 A template takes up to 10 µs for a message or a part.
 """
 
-_MAX_CANDIDATES = 1000
-"""Places at which a turn's text is tried, where a template renders turns in an irregular way."""
+
+class Rendered(NamedTuple):
+    """A conversation as text."""
+
+    text: str
+    spans: list[Span]
+    """The turns of the assistant that are trained, in order: what the model generates of them."""
+    weights: list[float]
+    """Of each span in the loss."""
+    messages: list[Message]
+    """As the template got them."""
+    marked: MarkedText
+    """Which message wrote what."""
 
 
 @dataclass(frozen=True)
 class Chat:
-    """A tokenizer's chat template, and what it can do.
+    """A chat template, and what it can do.
 
     Attributes:
-        tokenizer: A tokenizer of `transformers` with a chat template.
+        tokenizer: A tokenizer of `transformers` with this chat template.
         tokens: By kind of media, the text for a medium where the template takes only strings.
+        template: The chat template.
+        kinds: The kinds of media that it should write.
+        tools: What it gets as ``tools`` while it is probed.
+        today: The date that it writes, if it writes one. None: `DEFAULT_TODAY`.
         takes_parts: Whether content may be a list of parts (texts and media).
-        end_of_turn: The text that follows the assistant's content, such as ``<|im_end|>``.
-        marks_turns: Whether the template marks turns itself, with ``{% generation %}`` blocks.
-        marking: A copy of the template that says where messages begin. None: the template may look
-            ahead, or it marks turns itself.
-        generation_prompt: What the template writes for `marking` behind the last message, before an
-            answer is generated.
+        takes_strings: Whether content may be a string.
+        prompt: What the template writes for an answer to a user, before it is generated.
+        header: What it writes before the content of an answer, if it writes no prompt. None:
+            unknown.
+        tail: What it writes between the content of an answer and the next turn. None: unknown.
+        others: The tokenizer's other templates, by their text.
     """
 
     tokenizer: Any
     tokens: Mapping[str, str]
-    takes_parts: bool
-    end_of_turn: str
-    marks_turns: bool
-    marking: MarkingTemplate | None = None
-    generation_prompt: str = ""
+    template: str
+    kinds: Collection[str]
+    tools: list[Any] | None = None
+    today: datetime.date | None = None
+    takes_parts: bool = False
+    takes_strings: bool = True
+    prompt: str = ""
+    header: str | None = None
+    tail: str | None = None
+    others: dict[str, Chat] = field(default_factory=dict, compare=False, repr=False)
 
-    def render(
-        self, messages: list[Message], tools: list[Any] | None = None
-    ) -> tuple[str, list[Span]]:
+    def chosen(self, tools: list[Any] | None) -> Chat:
+        """Return what the tokenizer renders with: some have a template of their own for tools."""
+        template = self.tokenizer.get_chat_template(tools=tools)
+        if template == self.template:
+            return self
+        if template not in self.others:
+            probe = [_PROBE_TOOL] if template != self.tokenizer.get_chat_template() else None
+            self.others[template] = _probed(
+                Chat(self.tokenizer, self.tokens, template, self.kinds, probe, self.today)
+            )
+        return self.others[template]
+
+    def render(self, messages: list[Message], tools: list[Any] | None = None) -> Rendered:
         """Render a conversation.
 
         Args:
@@ -108,39 +170,58 @@ class Chat:
             tools: What the template gets as ``tools``: the functions that the model may call.
 
         Returns:
-            The text, and the spans of those turns of the assistant that are trained, in order. A
-            span holds the content and the end-of-turn mark, without the header before and the white
-            space after.
+            The text, and those turns of the assistant in it that are trained: from the first
+            character that the model generates to the end mark, without the white space behind it.
 
         Raises:
             DecodeError: The template refuses the messages, or a turn cannot be found in the text.
         """
-        options = {"tools": tools} if tools else {}
-        is_trained = [weight > 0 for weight in answer_weights(messages)]
+        weights = answer_weights(messages)
         messages = [self._adapt(message) for message in messages]
+        answers = [i for i, message in enumerate(messages) if message["role"] == "assistant"]
         try:
             if self.marks_turns:
-                with _MARKED_LOCK:
-                    text, spans = _render_marked(self.tokenizer, messages, **options)
+                marked, spans = self._render_tracked(messages, tools)
+                owners = _owners(marked, spans, answers)
             else:
-                text, starts = self._render_with_starts(messages, **options)
-                spans = self._find_all(messages, text, starts, **options)
+                marked = self._render(messages, tools)
+                is_told = all(map(marked.parts.get, answers))
+                locate = self._locate if is_told else self._locate_by_prefixes
+                owned = list(locate(messages, answers, marked, tools))
+                owners, spans = [owner for owner, _ in owned], [span for _, span in owned]
         except _TEMPLATE_ERRORS as error:
             raise DecodeError(f"chat template: {escaped(' '.join(str(error).split()))}") from None
-        if all(is_trained):
-            return text, spans
-        if len(spans) != len(is_trained):
+        if -1 in owners and any(weight != 1 for weight in weights):
             raise DecodeError(
-                f"chat template: marks {len(spans)} answers of {len(is_trained)}, and the messages "
-                "say which of them are not trained"
+                f"chat template: it marks {len(spans)} answers of {len(answers)}, and the messages "
+                "say which of them are not trained, or how much each counts"
             )
-        return text, [span for span, trained in zip(spans, is_trained, strict=True) if trained]
+        weight_of = {-1: 1.0, **dict(zip(answers, weights, strict=True))}
+        trained = [
+            (span, weight_of[owner])
+            for owner, span in zip(owners, spans, strict=True)
+            if weight_of[owner]
+        ]
+        return Rendered(
+            marked.text,
+            [span for span, _ in trained],
+            [weight for _, weight in trained],
+            messages,
+            marked,
+        )
 
-    def writes_tools(self, text: str, messages: list[Message]) -> bool:
+    @property
+    def marks_turns(self) -> bool:
+        """Whether the template marks turns itself, with ``{% generation %}`` blocks."""
+        return _marks_turns(self.template)
+
+    def writes_tools(self, rendered: Rendered) -> bool:
         """Tell whether a text that was rendered with tools differs from the one without."""
-        return text != _try_render(self.tokenizer, [self._adapt(message) for message in messages])
+        return rendered.text != self._try_render(rendered.messages)
 
-    def num_unwritten(self, text: str, messages: list[Message], tools: list[Any] | None) -> int:
+    def num_unwritten(
+        self, text: str, messages: list[Message], tools: list[Any] | None = None
+    ) -> int:
         """Return how many parts, other than texts and images, left no trace in the text.
 
         A template is a program: whether it writes a part shows in a text without it.
@@ -148,131 +229,384 @@ class Chat:
         kinds = [_kind_of(part) for message in messages for part in _parts(message)]
         if not self.takes_parts:
             return sum(kind is not None and kind not in self.tokens for kind in kinds)
-        options = {"tools": tools} if tools else {}
         num_unwritten = 0
         for kind in sorted({kind for kind in kinds if kind is not None}):
             without = [self._adapt(_without(message, kind)) for message in messages]
-            if _try_render(self.tokenizer, without, **options) == text:
+            if self._try_render(without, tools) == text:
                 num_unwritten += kinds.count(kind)
         return num_unwritten
 
-    def _render_with_starts(
-        self, messages: list[Message], **options: Any
-    ) -> tuple[str, list[int] | None]:
-        """Render a conversation, and tell where each message begins. None: nobody knows."""
-        if self.marking is not None and self.tokenizer.chat_template == self.marking.source:
-            template = self.marking.template
-            rendered = _render(self.tokenizer, messages, chat_template=template, **options)
-            split = self.marking.split(rendered, len(messages))
-            if split is not None:
-                return split
-        return _render(self.tokenizer, messages, **options), None
+    def lost(self, rendered: Rendered, tools: list[Any] | None) -> tuple[list[str], int]:
+        """Look for calls, thoughts and texts that the template did not write.
 
-    def _find_all(
-        self, messages: list[Message], text: str, starts: list[int] | None, **options: Any
-    ) -> list[Span]:
-        """Find the assistant's turns in the text. They are in order."""
-        spans: list[Span] = []
-        position = 0
-        for i, message in enumerate(messages):
-            if message["role"] == "assistant":
-                start = self._start(messages, i, text, starts, **options)
-                span = self._find(messages, i, text, position, start, **options)
-                if span is None or not position <= span[0] <= span[1]:
-                    raise DecodeError(
-                        f"chat template: turn {i} cannot be found in the rendered text"
-                    )
-                spans.append(span)
-                position = span[1]
-        return spans
+        Each of them is rendered once more with a trace in it. Many templates write thoughts in the
+        last turns only: a model does not see its earlier ones either.
 
-    def _start(
-        self,
-        messages: list[Message],
-        i: int,
-        text: str,
-        starts: list[int] | None,
-        **options: Any,
-    ) -> int | None:
-        """Return the end of what is rendered before answer i. None: the text begins otherwise."""
-        if starts is not None and i:
-            is_start = text.startswith(self.generation_prompt, starts[i])
-            return starts[i] + len(self.generation_prompt) if is_start else None
-        before = _try_render(self.tokenizer, messages[:i], add_generation_prompt=True, **options)
-        return None if before is None or not text.startswith(before) else len(before)
-
-    def _find(
-        self,
-        messages: list[Message],
-        i: int,
-        text: str,
-        position: int,
-        start: int | None,
-        **options: Any,
-    ) -> Span | None:
-        """Find message i, an assistant's, in the text.
-
-        Args:
-            messages: Of the conversation.
-            i: Which of them.
-            text: The rendered conversation.
-            position: Where earlier turns end.
-            start: Where the rendering of the messages before it ends, if the text begins with that.
-            options: Of the template.
+        Returns:
+            What the template never writes, such as "messages[1]: a tool call"; and how many others
+            it leaves out of this conversation, but writes where the conversation ends with them.
         """
-        content = flatten(messages[i]["content"], self.tokens).strip()
-        if start is None:
-            return _search(text, content, self._end, self._after(messages[:i], text, position))
-        spaces = _LEADING_SPACE.match(text, start)
-        body = spaces.end() if spaces else start
-        if self.end_of_turn and text.startswith(content, body):
-            match = self._end.match(text, body + len(content))
-            if match:
-                return start, match.end()
-        with_turn = _try_render(self.tokenizer, messages[: i + 1], **options)
-        if with_turn is not None and len(with_turn) >= start and text.startswith(with_turn):
-            return start, self._trim(text, start, len(with_turn))
-        if text.startswith(content, body):
-            return start, body + len(content)
-        stop = text.find(self.end_of_turn, start) if self.end_of_turn else -1
-        return None if stop < 0 else (start, stop + len(self.end_of_turn))
+        traces: dict[str, tuple[int, str]] = {}
+        traced = [
+            _traced(message, number, traces) if self._is_at_risk(rendered, number) else message
+            for number, message in enumerate(rendered.messages)
+        ]
+        text = self._try_render(traced, tools) if traces else None
+        if text is None:
+            return [], 0
+        text = text.lower()  # some templates write capitals
+        absent = {trace: found for trace, found in traces.items() if trace not in text}
+        unwritten, hidden = [], dict[str, bool]()
+        for trace, (number, what) in absent.items():
+            if rendered.messages[number]["role"] == "assistant" and what not in hidden:
+                shorter = self._try_render(traced[: number + 1], tools)
+                hidden[what] = number + 1 < len(traced) and trace in (shorter or "").lower()
+            if not hidden.get(what):
+                unwritten.append(f"messages[{number}]: {what}")
+        return unwritten, len(absent) - len(unwritten)
+
+    def _is_at_risk(self, rendered: Rendered, number: int) -> bool:
+        """Tell whether a template may have left out something of a message."""
+        message = rendered.messages[number]
+        texts = [part["text"].strip() for part in _text_parts(message)]
+        if message["role"] == "assistant" and (
+            message.get("tool_calls")
+            or any(message.get(key) for key in _THOUGHT_KEYS)
+            or any(_END_OF_THOUGHT in text for text in texts)
+        ):
+            return True
+        if number == 0 and message["role"] == "system" and self._writes_system:
+            return False
+        parts = rendered.marked.parts.get(number, [(0, 0)])
+        return not all(
+            any(rendered.text.find(text, *part) >= 0 for part in parts) for text in texts
+        )
 
     @cached_property
-    def _end(self) -> re.Pattern[str]:
-        # The content is no part of the pattern: to compile a megabyte takes seconds.
-        return re.compile(_SPACE + re.escape(self.end_of_turn))
+    def _writes_system(self) -> bool:
+        turns = [{"role": "system", "content": _PROBE}, *_conversation("?")]
+        return _PROBE in (self._try_render([self._adapt(turn) for turn in turns], self.tools) or "")
 
-    def _after(self, earlier: list[Message], text: str, position: int) -> int:
-        """Return the position after the messages since the assistant's last turn.
+    @cached_property
+    def _takes_text_arguments(self) -> bool:
+        """Whether the template joins the arguments of a call to other texts: DeepSeek's do."""
+        turns = _conversation("?")
+        call: Any = {"name": _PROBE, "arguments": {}}
+        turns[1]["tool_calls"] = [{"id": "call00001", "type": "function", "function": call}]
+        if self._try_render(turns, self.tools) is not None:
+            return False
+        call["arguments"] = "{}"
+        return self._try_render(turns, self.tools) is not None
 
-        These messages may contain the same text as the turn that is searched for.
+    @cached_property
+    def _knows_developers(self) -> bool:
+        return _DEVELOPER.search(self.template) is not None
+
+    @cached_property
+    def _added(self) -> re.Pattern[str]:
+        """A pattern of the tokens that the tokenizer never splits."""
+        tokens = {str(token.content) for token in self.tokenizer.added_tokens_decoder.values()}
+        tokens |= set(self.tokenizer.all_special_tokens)
+        longest_first = sorted(tokens - {""}, key=len, reverse=True)
+        return re.compile(f"({'|'.join(map(re.escape, longest_first)) or '(?!)'})")
+
+    def _sources(self, messages: list[Message], tools: list[Any] | None) -> list[str]:
+        """Return the template, and before it the copy that marks messages, if there is one."""
+        source = _dated(self.template, self.today or DEFAULT_TODAY)
+        marking = marking_source(source)
+        is_safe = marking is not None and not (holds_mark(messages) or holds_mark(tools))
+        return [marking, source] if marking is not None and is_safe else [source]
+
+    def _render(
+        self, messages: list[Message], tools: list[Any] | None = None, *, prompt: bool = False
+    ) -> MarkedText:
+        """Render messages, and tell who wrote what, if the template can be marked."""
+        options = {"tools": tools} if tools else {}
+        *_, source = sources = self._sources(messages, tools)
+        for template in sources:
+            text = self.tokenizer.apply_chat_template(
+                messages,
+                tokenize=False,
+                chat_template=template,
+                add_generation_prompt=prompt,
+                **options,
+            )
+            if template != source and (marked := split(text, len(messages))):
+                return marked
+        return MarkedText(text, {}, len(text), [])
+
+    def _try_render(self, messages: list[Message], tools: list[Any] | None = None) -> str | None:
+        try:
+            return self._render(messages, tools).text
+        except _TEMPLATE_ERRORS:
+            return None
+
+    def _render_tracked(
+        self, messages: list[Message], tools: list[Any] | None
+    ) -> tuple[MarkedText, list[Span]]:
+        """Render messages with a template that marks turns itself."""
+        from transformers.utils.chat_template_utils import render_jinja_template
+
+        *_, source = sources = self._sources(messages, tools)
+        for template in sources:
+            with _MARKED_LOCK:
+                texts, spans = render_jinja_template(
+                    conversations=[messages],
+                    tools=tools,
+                    chat_template=template,
+                    return_assistant_tokens_mask=True,
+                    **self.tokenizer.special_tokens_map,
+                )
+            if template != source and (marked := split(texts[0], len(messages))):
+                return marked, [
+                    (marked.moved(start), marked.moved(stop)) for start, stop in spans[0]
+                ]
+        return MarkedText(texts[0], {}, len(texts[0]), []), [
+            (start, end) for start, end in spans[0]
+        ]
+
+    def _locate(
+        self,
+        messages: list[Message],
+        answers: list[int],
+        marked: MarkedText,
+        tools: list[Any] | None,
+    ) -> Iterator[tuple[int, Span]]:
+        """Yield the number and the spans of each answer, of a text that tells who wrote what."""
+        prompts: list[tuple[str, str, str]] = []
+        for i in answers:
+            (start, stop), *others = marked.parts[i]
+            prompt = self._prompt_of(messages, i, marked, tools, prompts)
+            following = messages[i + 1] if i + 1 < len(messages) else None
+            if not i:
+                start = self._first_start(messages, marked, tools)
+            if others or (following is not None and not marked.parts.get(i + 1)):
+                stop = self._own_end(messages, i, marked, tools)
+            if not prompt and marked.text.startswith(self.prompt, start, stop):
+                prompt = self.prompt  # not asked for here, and written all the same
+            begin = self._begin(i, prompt, marked.text, start, stop)
+            yield i, (begin, self._end(marked.text, begin, stop, following))
+
+    def _locate_by_prefixes(
+        self,
+        messages: list[Message],
+        answers: list[int],
+        marked: MarkedText,
+        tools: list[Any] | None,
+    ) -> Iterator[tuple[int, Span]]:
+        """Yield the number and the span of each answer, from a rendering of what comes before it.
+
+        It must be the beginning of the whole text.
         """
-        newest_first = list(
-            takewhile(lambda message: message["role"] != "assistant", reversed(earlier))
-        )
-        for message in reversed(newest_first):
-            content = flatten(message["content"], self.tokens).strip()
-            start = text.find(content, position)
-            position = start + len(content) if start >= 0 else position
-        return position
+        text = marked.text
+        for i in answers:
+            start = self._prefix_start(messages, i, text, tools)
+            through = self._render(messages[: i + 1], tools).text
+            stop = self._behind(through, text, 0, len(text))
+            # Behind the last message a template may write tokens that it leaves out elsewhere.
+            if stop < start or self._added.sub("", through[stop:]).strip():
+                raise _lost(i)
+            following = messages[i + 1] if i + 1 < len(messages) else None
+            yield i, (start, self._end(text, start, stop, following))
 
-    def _trim(self, text: str, start: int, stop: int) -> int:
-        """Move the end of a span before the white space after the end-of-turn mark."""
+    def _prefix_start(
+        self, messages: list[Message], i: int, text: str, tools: list[Any] | None
+    ) -> int:
+        """Return where the model begins answer i of a text that begins as what is before it."""
+        if not i:  # a template may write its own beginning with it, but not behind a question
+            later = [self._adapt(_conversation("?")[0]), *messages]
+            whole = self._render(later, tools).text
+            own = whole[self._prefix_start(later, 1, whole, tools) :]
+            if not text.endswith(own):
+                raise _lost(i)
+            return len(text) - len(own)
+        before = self._render(messages[:i], tools, prompt=True).text
+        if not text.startswith(before):
+            raise _lost(i)
+        if self.prompt and (
+            before.endswith(self.prompt) or before != self._render(messages[:i], tools).text
+        ):
+            return len(before)
+        return self._begin(i, self.prompt or self._known_header, text, len(before), len(text))
+
+    def _prompt_of(
+        self,
+        messages: list[Message],
+        i: int,
+        marked: MarkedText,
+        tools: list[Any] | None,
+        known: list[tuple[str, str, str]],
+    ) -> str:
+        """Return what the template writes behind the messages before answer i, to generate it.
+
+        Args:
+            messages: The conversation.
+            i: The number of the answer.
+            marked: The whole text.
+            tools: The tools of the conversation.
+            known: (role before the answer, prompt, what the template writes between the prompt and
+                the answer's own words) of earlier answers. Gets that of this one.
+        """
+        if not self.prompt:
+            return self._known_header
+        role = messages[i - 1]["role"] if i else ""
+        text, (start, stop) = marked.text, marked.parts[i][0]
+        is_fixed = has_fixed_prompt(self.template)
+        words = [""] if is_fixed else _own_words(messages[i])
+        usual = [("user", self.prompt, "")] if not tools else []
+        for before, prompt, between in (*usual, *known):
+            is_known = is_fixed and (before, prompt, between) in known
+            if before == role and (
+                is_known or any(text.startswith(prompt + between + word, start) for word in words)
+            ):
+                return prompt
+        try:
+            asked = self._render(messages[:i], tools, prompt=True) if i else None
+        except _TEMPLATE_ERRORS:
+            asked = None
+        prompt = self.prompt if asked is None else _written_behind(asked, marked, i - 1)
+        begin = start + len(prompt)
+        places = [place for word in words if (place := text.find(word, begin, stop)) >= 0]
+        between = text[begin : min(places, default=begin)]
+        if is_fixed or (places and "\n" not in between):  # a prompt may hold lines of a thought
+            known.append((role, prompt, between))
+        return prompt
+
+    @property
+    def _known_header(self) -> str:
+        if self.header is None:
+            raise DecodeError(
+                "chat template: it writes no generation prompt, and around an answer something "
+                "that cannot be told apart, so it cannot be told where the model begins"
+            )
+        return self.header
+
+    def _begin(self, number: int, prompt: str, text: str, start: int, stop: int) -> int:
+        """Return where the model begins answer `number`, whose part begins with its prompt.
+
+        Raises:
+            DecodeError: It begins with something else.
+        """
+        begin = self._behind(prompt, text, start, stop)
+        left_out = prompt[begin - start :].strip()
+        is_mark = _TAG.match(left_out) or self._added.match(left_out)
+        if left_out and (begin == start or not is_mark):
+            raise DecodeError(
+                f"chat template: turn {number} does not begin as its generation prompt does, "
+                f"{escaped(prompt, 60)}, so it cannot be told where the model begins"
+            )
+        return begin
+
+    def _first_start(
+        self, messages: list[Message], marked: MarkedText, tools: list[Any] | None
+    ) -> int:
+        """Return where a conversation's first message begins, which is an answer.
+
+        A template may write its own beginning with it. It does not where a question comes before.
+
+        Raises:
+            DecodeError: Then the answer is written in another way.
+        """
+        start, stop = marked.parts[0][0]
+        question = self._adapt(_conversation("?")[0])
+        later = self._render([question, *messages], tools)
+        own = later.text[slice(*later.parts[1][0])] if later.parts.get(1) else ""
+        if not own or not marked.text.endswith(own, start, stop):
+            raise DecodeError(
+                "chat template: it writes an answer without a question in another way"
+            )
+        return stop - len(own)
+
+    def _behind(self, prompt: str, text: str, start: int, stop: int) -> int:
+        """Return the position behind a prompt, or behind the tokens and lines at its begin.
+
+        A template may leave out the rest, such as the begin of a thought.
+        """
+        for piece in self._added.split(prompt):
+            for line in piece.splitlines(keepends=True):
+                if not text.startswith(line, start, stop):
+                    return start
+                start += len(line)
+        return start
+
+    def _own_end(
+        self, messages: list[Message], i: int, marked: MarkedText, tools: list[Any] | None
+    ) -> int:
+        """Return the end of answer i where the template wrote the next message with it.
+
+        Raises:
+            DecodeError: The text does not begin with what the answer is without that message.
+        """
+        start, stop = marked.parts[i][0]
+        last = max((j for j in range(i) if messages[j]["role"] == "user"), default=0)
+        answer = max(
+            (j for j in range(last, i) if messages[j]["role"] == "assistant"), default=last
+        )
+        # What is near is enough for most. All that is before takes long, in a long chain of calls.
+        near = [messages[last : last + 1], [messages[last], *messages[answer:i]]]
+        for before in [*near, messages[last:i], messages[:i]][: 2 if i - last > _MAX_CHAIN else 4]:
+            for turn in (messages[i], _without_thought(messages[i])):
+                try:
+                    own = self._render([*before, turn], tools)
+                except _TEMPLATE_ERRORS:
+                    continue
+                parts = own.parts.get(len(before))
+                written = own.text[parts[0][0] : own.end].rstrip() if parts else ""
+                if written and marked.text.startswith(written, start, stop):
+                    return start + len(written)
+        traces: dict[str, tuple[int, str]] = {}
+        traced = list(messages)
+        for j in range(i + 1, len(messages)):
+            if marked.parts.get(j):
+                break
+            traced[j] = _traced(_with_word(messages[j]), j, traces)
+        text = self._try_render(traced, tools)
+        if len(marked.parts[i]) == 1 and text and not any(trace in text for trace in traces):
+            return stop  # what follows is not written at all
+        raise DecodeError(
+            f"chat template: it writes messages[{i + 1}] inside of messages[{i}], whose end "
+            "cannot be told; leave out the text beside the tool call"
+        )
+
+    def _end(self, text: str, start: int, stop: int, following: Message | None) -> int:
+        """Return where an answer ends that the template has left at `stop`."""
         trimmed = start + len(text[start:stop].rstrip())
-        return trimmed if text.endswith(self.end_of_turn, start, trimmed) else stop
+        if self.tail is None:
+            ends = [token.end() for token in self._added.finditer(text, start, trimmed)]
+            return trimmed if ends and ends[-1] == trimmed else stop
+        behind = next(_INK.finditer(text, stop)).start()
+        if mark := self.tail.strip():  # of the last answer, it may stand behind the messages
+            is_behind = text.startswith(mark, behind) and not text.endswith(mark, start, trimmed)
+            return behind + len(mark) if is_behind else trimmed
+        # The template writes no mark: what the model generates instead begins the next turn.
+        token = self._added.match(text, behind)
+        is_end = following is None or following["role"] != "assistant"
+        return token.end() if token and is_end else stop
 
     def _adapt(self, message: Message) -> Message:
-        """Return a message with content of the kind that the template takes."""
+        """Return a message of the kind that the template takes."""
+        adapted = {key: value for key, value in message.items() if value is not None}
+        if message["role"] == "developer" and not self._knows_developers:
+            adapted["role"] = "system"
+        if message.get("tool_calls") and self._takes_text_arguments:
+            adapted["tool_calls"] = [_with_text_arguments(call) for call in message["tool_calls"]]
         content = message["content"]
-        if not self.takes_parts:
-            return {**message, "content": flatten(content, self.tokens)}
-        if isinstance(content, str):
-            return {**message, "content": [{"type": "text", "text": content}]}
-        return message
+        is_text = isinstance(content, str) or (
+            all(part["type"] == "text" for part in content)
+            and (len(content) < 2 or message["role"] == "tool")
+        )
+        if not self.takes_parts or (self.takes_strings and is_text):
+            adapted["content"] = flatten(content, self.tokens)
+        elif isinstance(content, str):
+            adapted["content"] = [{"type": "text", "text": content}]
+        return adapted
 
 
 def probe_chat(
-    tokenizer: Any, tokens: Mapping[str, str], kinds: Collection[str] = ("image",)
+    tokenizer: Any,
+    tokens: Mapping[str, str],
+    kinds: Collection[str] = ("image",),
+    today: datetime.date | None = None,
 ) -> Chat:
     """Find out what a chat template can do, by rendering a few short conversations.
 
@@ -280,61 +614,110 @@ def probe_chat(
         tokenizer: A tokenizer of `transformers` with a chat template.
         tokens: By kind of media, the text for a medium where the template takes only strings.
         kinds: The kinds of media that the template should write.
+        today: The date that the template writes. None: `DEFAULT_TODAY`, and the log says so.
 
     Returns:
         The template's description. A template gets strings as content if it prints a list as it is,
         drops media of all these kinds or fails on them.
     """
+    return _probed(Chat(tokenizer, tokens, tokenizer.get_chat_template(), kinds, today=today))
+
+
+def _probed(chat: Chat) -> Chat:
+    """Find out what one template can do."""
+    if _CLOCK.search(chat.template):
+        _log_date(chat.template, chat.today)
     item = {"type": "text", "text": _PROBE}
-    from_string = _try_render(tokenizer, _conversation(_PROBE))
-    from_parts = _try_render(tokenizer, _conversation([item]))
+    from_string = chat._try_render(_conversation(_PROBE), chat.tools)
+    from_parts = chat._try_render(_conversation([item]), chat.tools)
     with_media = [
-        _try_render(tokenizer, _conversation([{"type": kind}, item], [item])) for kind in kinds
+        chat._try_render(_conversation([{"type": kind}, item], [item]), chat.tools)
+        for kind in chat.kinds
     ]
     takes_parts = (
         _has_both_probes(from_parts)
         and (from_string == from_parts or not _has_both_probes(from_string))
         and any(text not in (None, from_parts) for text in with_media)
     )
-    rendered = (from_parts if takes_parts else from_string) or ""
-    tail = rendered.rpartition(_PROBE)[2]
-    chat = Chat(
-        tokenizer=tokenizer,
-        tokens=tokens,
-        takes_parts=takes_parts,
-        end_of_turn=tail.strip() or tail,
-        marks_turns=bool(_GENERATION.search(tokenizer.get_chat_template())),
-        marking=marking_template(tokenizer.chat_template),
-    )
-    return chat if chat.marking is None else _with_generation_prompt(chat)
+    takes_strings = _has_both_probes(from_string) or not takes_parts
+    return _with_turns(replace(chat, takes_parts=takes_parts, takes_strings=takes_strings))
 
 
-def _with_generation_prompt(chat: Chat) -> Chat:
-    """Find out what a template writes behind the last message. It is the same for all messages."""
-    turns = [chat._adapt(message) for message in _conversation(_PROBE)]
+def _with_turns(chat: Chat) -> Chat:
+    """Find out what a template writes around an answer."""
+    words = f"{_PROBE}-answer"
+    question, answer = (chat._adapt(turn) for turn in _conversation(_PROBE, words))
     try:
-        text, starts = chat._render_with_starts(turns)
-        prompted = _render(chat.tokenizer, turns[:1], add_generation_prompt=True)
+        marked = chat._render([question, answer, question], chat.tools)
+        prompted = chat._render([question], chat.tools, prompt=True)
+        unprompted = chat._render([question], chat.tools)
+        answered = chat._render([question, answer], chat.tools)
     except _TEMPLATE_ERRORS:
-        starts = None
-    if starts is None or not prompted.startswith(text[: starts[1]]):
-        return replace(chat, marking=None)
-    return replace(chat, generation_prompt=prompted[starts[1] :])
+        return chat
+    is_behind = prompted.text[: prompted.end] == unprompted.text[: unprompted.end]
+    if prompted.marks and marked.parts.get(1) and is_behind:
+        prompt = _written_behind(prompted, marked, 0)
+    else:  # the template writes it inside its loop, or in a way that cannot be marked
+        written = chat._behind(unprompted.text, prompted.text, 0, len(prompted.text))
+        prompt = prompted.text[written:]
+    if parts := marked.parts.get(1):
+        own = marked.text[slice(*parts[0])]
+    else:  # what all renderings of the answer have behind the question
+        stop = chat._behind(answered.text, marked.text, 0, len(marked.text))
+        is_behind = marked.text.startswith(unprompted.text)
+        own = marked.text[len(unprompted.text) : stop] if is_behind else ""
+    around = own.split(words)
+    if len(around) != 2:
+        return replace(chat, prompt=prompt)
+    return replace(chat, prompt=prompt, header=around[0].rstrip(), tail=around[1])
 
 
-def _search(text: str, content: str, end: re.Pattern[str], position: int) -> Span | None:
-    """Return the first span from `position` on that holds `content` and then matches `end`."""
-    if not content:
-        match = end.search(text, position)
-        return match.span() if match else None
-    for _ in range(_MAX_CANDIDATES):
-        start = text.find(content, position)
-        if start < 0:
-            return None
-        if match := end.match(text, start + len(content)):
-            return start, match.end()
-        position = start + 1
-    return None
+def _written_behind(before: MarkedText, whole: MarkedText, i: int) -> str:
+    """Return what a text has behind message i, its last one, that the whole text has not there."""
+    if (parts := before.parts.get(i)) and (known := whole.parts.get(i)):
+        written = before.text[parts[-1][0] :]
+        own = whole.text[known[-1][0] : whole.parts[i + 1][0][0]]
+        if written.startswith(own):
+            return written[len(own) :]
+    return before.text[before.end :]
+
+
+@lru_cache(maxsize=64)
+def _marks_turns(source: str) -> bool:
+    return GENERATION.search(source) is not None
+
+
+@lru_cache(maxsize=64)
+def _dated(source: str, today: datetime.date) -> str:
+    """Return a chat template that writes this date instead of the clock's."""
+    return _DATE.sub(lambda call: json.dumps(today.strftime(call[2])), source)
+
+
+@lru_cache(maxsize=64)
+def _log_date(source: str, today: datetime.date | None) -> None:
+    """Say once which date a chat template writes, unless it is the one that was asked for."""
+    if multiprocessing.parent_process() is not None:
+        return
+    if _CLOCK.search(_dated(source, DEFAULT_TODAY)):
+        advice = "its form is computed, so tokens differ from day to day: write it as a string"
+    elif today is None:
+        advice = (
+            f"every text gets {DEFAULT_TODAY}, so that tokens stay the same: "
+            "TextDecoder(today=datetime.date(...)) sets another one"
+        )
+    else:
+        return
+    _log.warning("the chat template writes the date of today; %s", advice)
+
+
+def _owners(marked: MarkedText, spans: list[Span], answers: list[int]) -> list[int]:
+    """Return the number of the answer that each span is in. -1: it is in none, or nobody knows."""
+    parts = sorted((*part, i) for i in answers for part in marked.parts.get(i, ()))
+    owners = []
+    for start, stop in spans:
+        place = bisect_right(parts, (start, len(marked.text) + 1, 0)) - 1
+        owners.append(parts[place][2] if place >= 0 and stop <= parts[place][1] else -1)
+    return owners
 
 
 def check_messages(messages: Any) -> list[Message]:
@@ -344,10 +727,11 @@ def check_messages(messages: Any) -> list[Message]:
         messages: Parsed JSON.
 
     Returns:
-        The same list, which is not empty. Each message is a dict with a string ``role``. Its
-        ``content`` is a string or a list of parts. A part is a dict with a ``type``, and with a
-        string ``text`` if its type is "text". What says whether it is trained is 0, 1, true or
-        false, and its ``weight`` is a number from 0 up.
+        A list of them, which is not empty. Each message is a dict with a string ``role``: that of
+        `transformers` where it has another name for it. Its ``content`` is a string or a list of
+        parts. A part is a dict with a ``type``, and with a string ``text`` if its type is "text".
+        Its ``tool_calls`` have objects as arguments. What says whether it is trained is 0, 1, true
+        or false, and its ``weight`` is a number from 0 up.
 
     Raises:
         DecodeError: A message has another form; the error says which. Or there are more than
@@ -363,6 +747,8 @@ def check_messages(messages: Any) -> list[Message]:
     for i, message in enumerate(messages):
         if not isinstance(message, dict) or not isinstance(message.get("role"), str):
             raise DecodeError(f"messages[{i}]: no role")
+    messages = [_read(message, i) for i, message in enumerate(messages)]
+    for i, message in enumerate(messages):
         content = message.get("content")
         num_parts += len(content) if isinstance(content, list) else 0
         if num_parts > MAX_PARTS:
@@ -373,13 +759,27 @@ def check_messages(messages: Any) -> list[Message]:
         if not is_valid:
             raise DecodeError(f"messages[{i}]: content is neither text nor a list of parts")
         _check_weight(message, i)
-    num_answers = sum(message["role"] == "assistant" for message in messages)
+    num_answers = sum(message["role"] in ("assistant", CALL) for message in messages)
     if num_answers * (len(messages) + num_parts) > MAX_RENDERED:
         raise DecodeError(
             f"{num_answers:,} answers among {len(messages):,} messages of {num_parts:,} parts are "
             "too many to locate; split the conversation"
         )
-    return messages
+    return join_calls(messages)
+
+
+def _read(message: Message, number: int) -> Message:
+    """Return a message with a role and calls as `transformers` knows them."""
+    role = ROLES.get(message["role"].lower(), message["role"])
+    if role != message["role"]:
+        message = {**message, "role": role}
+    if "tool_calls" in message or "function_call" in message:
+        message = read_calls(message, number)
+        if message.get("tool_calls") and message.get("content") is None:
+            message["content"] = ""
+    elif role == CALL and not isinstance(message.get("content"), str | list):
+        message = {**message, "content": json.dumps(message.get("content"))}
+    return message
 
 
 def _check_weight(message: Message, number: int) -> None:
@@ -477,27 +877,96 @@ def _conversation(question: Any, answer: Any = None) -> list[Message]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def _render(tokenizer: Any, messages: list[Message], **options: Any) -> str:
-    return str(tokenizer.apply_chat_template(messages, tokenize=False, **options))
+def _own_words(message: Message) -> list[str]:
+    """Return the texts that a template may write first for an answer: thoughts, content, a name."""
+    texts = [value for key in _THOUGHT_KEYS if isinstance(value := message.get(key), str)]
+    texts += [part["text"] for part in _text_parts(message)[:1]]
+    texts += [call.get("function", call)["name"] for call in message.get("tool_calls", [])[:1]]
+    return [text.strip() for text in texts if text.strip()]
 
 
-def _try_render(tokenizer: Any, messages: list[Message], **options: Any) -> str | None:
-    try:
-        return _render(tokenizer, messages, **options)
-    except _TEMPLATE_ERRORS:
-        return None
+def _with_word(message: Message) -> Message:
+    """Return a message with a word in place of a content that is empty or blank."""
+    if any(part["text"].strip() for part in _text_parts(message)):
+        return message
+    is_text = isinstance(message["content"], str)
+    return {**message, "content": _PROBE if is_text else [{"type": "text", "text": _PROBE}]}
 
 
-def _render_marked(
-    tokenizer: Any, messages: list[Message], **options: Any
-) -> tuple[str, list[Span]]:
-    from transformers.utils.chat_template_utils import render_jinja_template
+def _text_parts(message: Message) -> list[dict[str, Any]]:
+    """Return the parts of a message that are texts; of a string, one."""
+    if isinstance(message["content"], str):
+        return [{"type": "text", "text": message["content"]}]
+    return [part for part in message["content"] if part["type"] == "text"]
 
-    texts, spans = render_jinja_template(
-        conversations=[messages],
-        chat_template=tokenizer.get_chat_template(),
-        return_assistant_tokens_mask=True,
-        **options,
-        **tokenizer.special_tokens_map,
-    )
-    return texts[0], [(start, stop) for start, stop in spans[0]]
+
+def _with_texts(message: Message, change: Callable[[str], str]) -> Message:
+    """Return a message with a function's results in place of its texts."""
+    if isinstance(message["content"], str):
+        return {**message, "content": change(message["content"])}
+    parts = [
+        {**part, "text": change(part["text"])} if part["type"] == "text" else part
+        for part in message["content"]
+    ]
+    return {**message, "content": parts}
+
+
+def _lost(number: int) -> DecodeError:
+    return DecodeError(f"chat template: turn {number} cannot be found in the rendered text")
+
+
+def _without_thought(message: Message) -> Message:
+    """Return a message without what its model thought before."""
+    kept = {key: value for key, value in message.items() if key not in _THOUGHT_KEYS}
+    return _with_texts(kept, lambda text: text.rpartition(_END_OF_THOUGHT)[2])
+
+
+def _traced(message: Message, number: int, traces: dict[str, tuple[int, str]]) -> Message:
+    """Return a message with a word in each thought, call and text of it.
+
+    Args:
+        message: The message.
+        number: Its number.
+        traces: Gets what each word stands for.
+    """
+
+    def trace(what: str) -> str:
+        word = f"zq{number}x{len(traces)}qz"
+        traces[word] = (number, what)
+        return word
+
+    traced = dict(message)
+    words: dict[str, str] = {}  # one thought may stand in several places
+
+    def think(thought: str, what: str) -> str:
+        said = thought.replace("<think>", "").strip()
+        if said and said not in words:
+            words[said] = trace(what)
+        return thought + words.get(said, "")
+
+    def mark(text: str) -> str:
+        thought, end, rest = text.rpartition(_END_OF_THOUGHT)
+        rest += trace("its text") if rest.strip() else ""
+        return think(thought, "a thought in its text") + end + rest
+
+    for key in _THOUGHT_KEYS:
+        if isinstance(thought := message.get(key), str):
+            traced[key] = think(thought, "a thought")
+    traced = _with_texts(traced, mark)
+    if calls := message.get("tool_calls"):
+        traced["tool_calls"] = [_with_name(call, trace("a tool call")) for call in calls]
+    return traced
+
+
+def _with_name(call: dict[str, Any], word: str) -> dict[str, Any]:
+    """Return a tool call with a word behind the name of its function."""
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_name(call["function"], word)}
+    return {**call, "name": f"{call.get('name', '')}{word}"}
+
+
+def _with_text_arguments(call: dict[str, Any]) -> dict[str, Any]:
+    """Return a tool call whose arguments are JSON."""
+    if isinstance(call.get("function"), dict):
+        return {**call, "function": _with_text_arguments(call["function"])}
+    return {**call, "arguments": json.dumps(call.get("arguments", {}), ensure_ascii=False)}

@@ -14,6 +14,7 @@ text of the batch. It asks `TextDecoder` for what to pad with.
 from __future__ import annotations
 
 import dataclasses
+import datetime
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -36,7 +37,6 @@ from mmstream.decoding.text.audio_lengths import AudioLength
 from mmstream.decoding.text.chat import (
     Chat,
     Span,
-    answer_weights,
     check_messages,
     check_tools,
     probe_chat,
@@ -52,11 +52,10 @@ from mmstream.decoding.text.placeholders import (
     make_placeholders,
 )
 from mmstream.decoding.text.video_lengths import VideoLength
+from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL
-from mmstream.wrong_arguments import require_counts
-
-__all__ = ["DecodedText", "TextDecoder", "TextLengths", "Tokens"]
+from mmstream.wrong_arguments import PositiveInt, checked
 
 Tokens: TypeAlias = dict[str, Any]
 """``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]; ``label_weights``,
@@ -129,6 +128,13 @@ class _LabelledIds(NamedTuple):
     """How many of them `append_eos` has added."""
 
 
+@checked(
+    {
+        "field": 'give the name of a field, a path such as "json.caption", or a function from the '
+        "sample",
+        "today": "give a datetime.date, without a time",
+    }
+)
 @dataclass(frozen=True, eq=False)
 class TextDecoder:
     """Tokenize text: a callable from a sample to ids, mask and labels.
@@ -136,9 +142,12 @@ class TextDecoder:
     The text of a sample is the messages in its ``json`` field, if there are any and the tokenizer
     has a chat template. Else it is the ``txt`` field.
 
-    The chat template also gets the ``tools`` of the ``json`` field: a list, or JSON of one. An
-    answer is not trained whose message has ``weight``, ``train`` or ``loss``, and it is 0 or false.
-    Where messages have other weights, the tokens of an answer have them as ``label_weights``.
+    The chat template also gets the ``tools`` of the ``json`` field: a list, or JSON of one. It gets
+    the arguments of tool calls as objects, also where they are stored as JSON.
+
+    An answer is not trained whose message has ``weight``, ``train`` or ``loss``, and it is 0 or
+    false. Where messages have other weights, the tokens of an answer have them as
+    ``label_weights``.
 
     A decoder can be pickled, and called from many threads at once. It encodes with its own copy of
     the tokenizer's core, because `transformers` writes truncation settings into the shared one.
@@ -184,6 +193,8 @@ class TextDecoder:
             ``chosen`` and ``rejected`` beside its messages, is two: the conversation with the
             chosen answer, then the one with the rejected answer. It is for batches of `mm.Flat`
             and `mm.Pack`.
+        today: The date of a chat template that writes today's. It is the same for all texts, so
+            that a sample has the same tokens every day. None: 2026-01-01; a warning says so.
         append_eos: Whether plain text ends with the tokenizer's token for the end of text. It is
             added where the tokenizer has not done so. Chat templates write their own.
 
@@ -201,20 +212,21 @@ class TextDecoder:
     """
 
     tokenizer: Any
-    max_length: int = 512
+    max_length: PositiveInt = 512
     padding: Literal["longest", "max_length"] = "longest"
     field: str | Callable[[dict[str, Any]], str | list[dict[str, Any]]] | None = None
     image_token: str = "<image>"
-    image_length: int | ImageLength | None = None
+    image_length: PositiveInt | ImageLength | None = None
     video_token: str = "<video>"
-    video_length: int | VideoLength | None = None
+    video_length: PositiveInt | VideoLength | None = None
     audio_token: str = "<audio>"
-    audio_length: int | AudioLength | None = None
-    max_bytes: int = MAX_TEXT_BYTES
+    audio_length: PositiveInt | AudioLength | None = None
+    max_bytes: PositiveInt = MAX_TEXT_BYTES
     undecoded_parts: UndecodedParts = "bad"
     unlabeled_texts: Literal["bad", "keep"] = "bad"
     texts: Literal["one", "all"] = "one"
     append_eos: bool = False
+    today: datetime.date | None = None
     _chat: Chat | None = dataclasses.field(init=False, repr=False)
     _core: Any = dataclasses.field(init=False, repr=False)
     _placeholders: Placeholders | None = dataclasses.field(init=False, repr=False)
@@ -224,18 +236,6 @@ class TextDecoder:
 
     def __post_init__(self) -> None:
         _check_use(self)
-        require_counts(max_length=self.max_length, max_bytes=self.max_bytes)
-        for name in ("image_token", "video_token", "audio_token"):
-            if not isinstance(getattr(self, name), str):
-                raise ConfigError(f"{name}={getattr(self, name)!r}: give the token as text")
-        if self.padding not in ("longest", "max_length"):
-            raise ConfigError(f'padding={self.padding!r}: "longest" or "max_length"')
-        if self.undecoded_parts not in ("bad", "drop", "keep"):
-            raise ConfigError(f'undecoded_parts={self.undecoded_parts!r}: "bad", "drop" or "keep"')
-        if self.unlabeled_texts not in ("bad", "keep"):
-            raise ConfigError(f'unlabeled_texts={self.unlabeled_texts!r}: "bad" or "keep"')
-        if self.texts not in ("one", "all"):
-            raise ConfigError(f'texts={self.texts!r}: "one" or "all"')
         if self.append_eos and self.tokenizer.eos_token_id is None:
             raise ConfigError("append_eos=True: the tokenizer has no eos_token; set it first")
         has_template = bool(getattr(self.tokenizer, "chat_template", None))
@@ -251,7 +251,9 @@ class TextDecoder:
         kinds = self.counted_media
         # A part of another kind has no token that anybody would expand.
         written = {kind: token for kind, token in tokens.items() if kind in {"image", *kinds}}
-        chat = probe_chat(self.tokenizer, written, kinds or {"image"}) if has_template else None
+        chat = None
+        if has_template:
+            chat = probe_chat(self.tokenizer, written, kinds or {"image"}, self.today)
         media = media_parts(self.tokenizer, tokens, action=self.undecoded_parts, counted=kinds)
         object.__setattr__(self, "_chat", chat)
         object.__setattr__(self, "_core", core)
@@ -299,6 +301,13 @@ class TextDecoder:
             "audio": (self.audio_token, self.audio_length),
         }
 
+    @cached_property
+    def has_user_functions(self) -> bool:
+        """Whether a function of the user finds the text or counts the tokens of media."""
+        lengths = [length for _, length in self._lengths.values() if callable(length)]
+        own = [self.field] if callable(self.field) else []
+        return any(map(is_user_function, [type(self), *own, *lengths]))
+
     def source(self, sample: dict[str, Any]) -> str:
         """Return the name of the field that a sample's text comes from; "" for a function."""
         if self.field is not None:
@@ -319,7 +328,9 @@ class TextDecoder:
         Returns:
             ``input_ids``, ``attention_mask`` (ones) and ``labels``, each int64 [T] with
             1 <= T <= max_length. Labels of plain text are the ids. Labels of messages are the ids
-            in the assistant's turns (content and end-of-turn mark), and -100 elsewhere. Labels of
+            in the assistant's turns, from what follows the generation prompt to the end-of-turn
+            mark, and -100 elsewhere. Where the template marks what is generated, its marks hold.
+            Labels of
             media's tokens are -100, also of what a `MediaText` writes between them. Only text after
             the last medium is cut off.
 
@@ -452,6 +463,8 @@ class TextDecoder:
         self, sample: dict[str, Any], media: Collection[str], shapes: MediaShapes | None
     ) -> list[_Prompt]:
         """Return the texts of a sample, with what takes the places of its media."""
+        if self.has_user_functions:
+            seed_generators(sample, "text")
         values = self._texts(sample)
         return [self._prompt(value, sample, media, shapes) for value in values]
 
@@ -669,22 +682,23 @@ class TextDecoder:
             check_fields(messages, FIELDS_OF[kind](sample), kind)
         row = sample.get("json")
         tools = check_tools(row.get("tools")) if isinstance(row, dict) else None
-        text, spans = self._chat.render(messages, tools)
-        if tools and not self._chat.writes_tools(text, messages):
-            num_dropped += self._media.drop_tools()
+        chat = self._chat.chosen(tools)
+        rendered = chat.render(messages, tools)
+        unwritten, num_hidden = chat.lost(rendered, tools)
+        if tools and not chat.writes_tools(rendered):
+            unwritten = ["tools", *unwritten]
+        num_dropped += num_hidden + self._media.lose(unwritten)
         # Parts that are counted must be in the text exactly as often. Of others, a template that
         # does not know their kind leaves no trace.
         if self.undecoded_parts == "keep" or set(media) - self.counted_media - {"image"}:
-            num_dropped += self._chat.num_unwritten(text, messages, tools)
-        weights: list[float] | None = [weight for weight in answer_weights(messages) if weight]
-        if weights is not None and all(weight == 1 for weight in weights):
-            weights = None
-        if weights is not None and len(weights) != len(spans):
-            raise DecodeError(
-                f"chat template: marks {len(spans)} answers of {len(weights)}, and the messages "
-                "say how much each of them counts"
-            )
-        return _Prompt(check_text(text, self.max_bytes), spans, num_dropped, weights=weights)
+            num_dropped += chat.num_unwritten(rendered.text, messages, tools)
+        is_weighted = any(weight != 1 for weight in rendered.weights)
+        return _Prompt(
+            check_text(rendered.text, self.max_bytes),
+            rendered.spans,
+            num_dropped,
+            weights=rendered.weights if is_weighted else None,
+        )
 
 
 def _refuse_preference(row: dict[str, Any]) -> None:
@@ -738,7 +752,7 @@ def _no_weights(text: DecodedText) -> NDArray[np.float32]:
 
 
 def _check_use(decoder: TextDecoder) -> None:
-    """Refuse a subclass, a tokenizer or a source of text that cannot work."""
+    """Refuse a subclass, a tokenizer, a source of text or a date that cannot work."""
     if type(decoder).__call__ is not TextDecoder.__call__:
         raise ConfigError(
             f"{type(decoder).__name__} overrides TextDecoder.__call__, which a pipeline does not "
@@ -754,11 +768,8 @@ def _check_use(decoder: TextDecoder) -> None:
         raise ConfigError(
             f"tokenizer: {name} is not a fast tokenizer (it has no offsets); {advice}"
         )
-    if not (decoder.field is None or isinstance(decoder.field, str) or callable(decoder.field)):
-        raise ConfigError(
-            f'field={decoder.field!r}: give the name of a field, a path such as "json.caption", '
-            "or a function from the sample"
-        )
+    if decoder.today is not None and type(decoder.today) is not datetime.date:
+        raise ConfigError(f"today={decoder.today!r}: give a datetime.date, without a time")
 
 
 def _with_media(

@@ -17,22 +17,14 @@ from typing import TypeAlias
 
 from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import require_counts
-
-__all__ = [
-    "ImageLength",
-    "internvl_length",
-    "llava_next_length",
-    "llava_onevision_length",
-    "qwen_vl_length",
-]
-
+from mmstream.wrong_arguments import PositiveInt, checked
 
 ImageLength: TypeAlias = Callable[[ImageShape], int]
 """Says how many tokens an image of a shape takes, from 1 up."""
 
 
-def qwen_vl_length(patch_size: int = 14, merge_size: int = 2) -> ImageLength:
+@checked()
+def qwen_vl_length(patch_size: PositiveInt = 14, merge_size: PositiveInt = 2) -> ImageLength:
     """Count the tokens of an image for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
 
     An image takes one token per square of merged patches. The rule is that of transformers'
@@ -53,11 +45,11 @@ def qwen_vl_length(patch_size: int = 14, merge_size: int = 2) -> ImageLength:
         >>> length(ImageShape(476, 644, picture=(480, 640)))  # 17 x 23 squares of 28 pixels
         391
     """
-    require_counts(patch_size=patch_size, merge_size=merge_size)
     return partial(_merged_patches, side=patch_size * merge_size)
 
 
-def llava_next_length(patch_size: int = 14) -> ImageLength:
+@checked()
+def llava_next_length(patch_size: PositiveInt = 14) -> ImageLength:
     """Count the tokens of an image for Llava-NeXT.
 
     An image takes one token per patch of the whole picture as one tile. It takes one more per patch
@@ -78,11 +70,11 @@ def llava_next_length(patch_size: int = 14) -> ImageLength:
         >>> length(shape)  # 24 x 24 patches, and 36 rows of 48 patches and a mark
         2340
     """
-    require_counts(patch_size=patch_size)
     return partial(_unpadded_patches, patch_size=patch_size)
 
 
-def llava_onevision_length(patch_size: int = 14, max_tiles: int = 9) -> ImageLength:
+@checked()
+def llava_onevision_length(patch_size: PositiveInt = 14, max_tiles: PositiveInt = 9) -> ImageLength:
     """Count the tokens of an image for LLaVA-OneVision.
 
     A picture that is alone in its sample takes tokens as for Llava-NeXT, see `llava_next_length`.
@@ -106,11 +98,11 @@ def llava_onevision_length(patch_size: int = 14, max_tiles: int = 9) -> ImageLen
         >>> length(ImageShape(384, 384, picture=(480, 640)))  # beside another picture
         730
     """
-    require_counts(patch_size=patch_size, max_tiles=max_tiles)
     return partial(_shrunk_patches, patch_size=patch_size, max_tiles=max_tiles)
 
 
-def internvl_length(tile_length: int = 256) -> ImageLength:
+@checked()
+def internvl_length(tile_length: PositiveInt = 256) -> ImageLength:
     """Count the tokens of an image for InternVL.
 
     Every tile takes the same number. The rule is that of transformers'
@@ -129,7 +121,6 @@ def internvl_length(tile_length: int = 256) -> ImageLength:
         >>> length(ImageShape(448, 448, picture=(400, 800), num_tiles=3, grid=(1, 2)))
         768
     """
-    require_counts(tile_length=tile_length)
     return partial(_by_tile, tile_length=tile_length)
 
 

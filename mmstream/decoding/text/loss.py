@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-__all__ = ["LOSS_FIELD", "TextLoss"]
-
 LOSS_FIELD = "__text_loss__"
 """The field of a decoded sample in which its `TextLoss` travels to the lineage of the batch."""
 

@@ -15,10 +15,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, TypeAlias
 
-from mmstream.decoding.fields import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.decoding.text.chat import Message, flatten
 from mmstream.decoding.text.placeholders import FIELDS_OF, check_fields
 from mmstream.errors import DecodeError, escaped
+from mmstream.media_types import kind_of
 
 UndecodedParts: TypeAlias = Literal["bad", "drop", "keep"]
 """What happens to media that nothing decodes."""
@@ -116,26 +116,29 @@ class MediaParts:
             return text, 0
         num_dropped = 0
         for name in sample if self.counted else ():
-            kind = _kind(name)
-            if kind is not None and kind not in decoded and kind not in self.counted:
+            kind = kind_of(name)
+            if kind and kind not in ("image", *decoded, *self.counted):
                 self._refuse(f"the text belongs to {_a(kind)} ({escaped(name, 80)})")
                 num_dropped += 1
         text, num_lost = self._of_string(text, self.in_plain_text)
         return text, num_dropped + num_lost
 
-    def drop_tools(self) -> int:
-        """Return how many parts a conversation loses whose template does not write its tools.
+    def lose(self, unwritten: Collection[str]) -> int:
+        """Return how many parts a conversation loses that its template does not write.
+
+        Args:
+            unwritten: What they are, such as "the tools".
 
         Raises:
             DecodeError: The action is "bad".
         """
-        if self.action == "bad":
+        if self.action == "bad" and unwritten:
             raise DecodeError(
-                "the conversation has tools, which the chat template does not write; give the "
-                'tokenizer a template that does, or pass TextDecoder(undecoded_parts="drop") to '
-                "train without them"
+                f"the conversation has {', '.join(unwritten)}, which the chat template does not "
+                "write; give the tokenizer a template that does, or pass "
+                'TextDecoder(undecoded_parts="drop") to train without'
             )
-        return 1
+        return len(unwritten)
 
     def _check_number(self, messages: list[Message], fields: list[str], kind: str) -> None:
         """Refuse messages with more media of a kind than the sample has, or with other fields."""
@@ -219,11 +222,3 @@ def _any_of(tokens: frozenset[str]) -> re.Pattern[str] | None:
 def _a(kind: str) -> str:
     """Return a kind of media with its article."""
     return f"{'an' if kind[:1] in 'aeiou' else 'a'} {escaped(kind, 80)}"
-
-
-def _kind(name: str) -> str | None:
-    """Return "video" or "audio" for a field of such media, by its extension."""
-    extension = name.rpartition(".")[2]
-    if extension in VIDEO_EXTENSIONS:
-        return "video"
-    return "audio" if extension in AUDIO_EXTENSIONS else None

@@ -9,8 +9,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-__all__ = ["MediaText"]
-
 
 class MediaText(NamedTuple):
     """A text that takes the place of a medium's token, such as one with times between the frames.

@@ -1,134 +1,305 @@
-"""Where each message begins in a rendered conversation, from one rendering of it.
+"""Where a chat template writes each message, from one rendering of it.
 
-Place in the flow: `Chat` locates answers by what is rendered before them. That takes a rendering
-for each answer, unless the template is a plain loop over the messages:
+Place in the flow: `Chat` renders a copy of the template that writes a mark where a loop over the
+messages begins a message, and where it ends:
 
-    {{ tools }}{% for m in messages %}[mark]{{ m.role }}: {{ m.content }}{% endfor %}{{ prompt }}
+    {{ tools }}{% for m in messages %}[mark]{{ m.role }}: {{ m.content }}{% endfor %}[mark]{{ eos }}
 
-A message then leaves the same text whatever follows it. So a copy of the template, which writes a
-mark before each message, tells where all of them begin. Its syntax tree shows whether a template is
-such a loop.
+A template cannot read what it has written. So the copy writes the same text otherwise, also where
+it looks at the last or at the next message.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from itertools import accumulate
+from bisect import bisect_right
+from collections import Counter
+from collections.abc import Iterator
+from functools import lru_cache
+from typing import NamedTuple
 
 import jinja2
 from jinja2 import nodes
 
-__all__ = ["MarkingTemplate", "marking_template"]
+MARK = "\ufdd0"
+"""Begins a mark. Unicode keeps this character for such use inside a program."""
 
-MARK = "\ufdd0\ufdd1"
-"""Written before each message. Unicode keeps these characters for such use inside a program."""
+GENERATION = re.compile(r"\{%-?\s*generation\s*-?%\}")
+"""Where a template begins what the model generates, for `transformers`."""
 
-_LOOP = re.compile(r"(\{%[-+]?\s*for\s+\w+\s+in\s+messages\s*)([-+]?%\})")
-_LOOKS_BACK = frozenset({"first", "index", "index0"})
-"""What a template may ask its loop. Everything else may depend on the messages that follow."""
-
-
-@dataclass(frozen=True)
-class MarkingTemplate:
-    """A chat template that writes `MARK` before each message.
-
-    Attributes:
-        source: The template that it was made of.
-        template: Itself. It writes the same text otherwise.
-    """
-
-    source: str
-    template: str
-
-    @staticmethod
-    def split(rendered: str, num_messages: int) -> tuple[str, list[int]] | None:
-        r"""Return a text without its marks, and where each message begins.
-
-        Returns:
-            None where there is not one mark a message: a message holds one, or the loop has ended.
-
-        Examples:
-            >>> MarkingTemplate.split(f"{MARK}user: hi\n{MARK}assistant: ho\n", 2)
-            ('user: hi\nassistant: ho\n', [0, 9])
-        """
-        pieces = rendered.split(MARK)
-        if len(pieces) != num_messages + 1:
-            return None
-        return "".join(pieces), list(accumulate(map(len, pieces[:-1])))
+_GENERATION_TAG = re.compile(r"(\{%-?\s*)(generation|endgeneration)(\s*-?%\})")
+_TAG = re.compile(r"(\{%[-+]?\s*(for|endfor)\b(?:[^%]|%(?!\}))*?)([-+]?%\})")
+_FOUND = re.compile(rf"{MARK}(\d+):(?:(\d+):)?")
+_ASKED = "add_generation_prompt"
+_CAPTURES = (nodes.Macro, nodes.CallBlock, nodes.FilterBlock, nodes.AssignBlock, nodes.Block)
+"""What may read the text that is written inside it."""
 
 
-def marking_template(source: object) -> MarkingTemplate | None:
+class MarkedText(NamedTuple):
+    """A rendered conversation, and who wrote what."""
+
+    text: str
+    """Without marks."""
+    parts: dict[int, list[tuple[int, int]]]
+    """By number of a message: what was written while the template was at it, in order. None of them
+    is empty."""
+    end: int
+    """Where the last loop over the messages ends."""
+    marks: list[tuple[int, int]]
+    """(position in the text, characters of marks up to it), in order."""
+
+    def moved(self, position: int) -> int:
+        """Return the position in the text of one in the text with marks."""
+        place = bisect_right(self.marks, position, key=sum)
+        return position - (self.marks[place - 1][1] if place else 0)
+
+
+@lru_cache(maxsize=64)
+def _parsed(source: str) -> nodes.Template | None:
+    """Return the nodes of a chat template. None: it has tags that only transformers knows."""
+    plain = _GENERATION_TAG.sub(
+        lambda tag: tag[1] + ("if true" if tag[2] == "generation" else "endif") + tag[3], source
+    )
+    try:
+        return jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+    except jinja2.TemplateSyntaxError:
+        return None
+
+
+@lru_cache(maxsize=64)
+def marking_source(source: str) -> str | None:
     """Return a copy of a chat template that marks messages.
 
     Args:
         source: The template.
 
     Returns:
-        None where what a message leaves in the text may depend on those that follow it.
+        None where no loop over the messages writes them, or where their text may be read again.
     """
-    if not isinstance(source, str) or len(_LOOP.findall(source)) != 1:
+    tree = _parsed(source)
+    if tree is None or MARK in source:
         return None
-    try:
-        tree = jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(source)
-    except jinja2.TemplateSyntaxError:  # tags that only transformers knows
+    loops = list(tree.find_all(nodes.For))
+    marked = _message_loops(tree)
+    tags = list(_TAG.finditer(source))
+    if not marked or sum(tag[2] == "for" for tag in tags) != len(loops):
         return None
-    if not _is_plain_loop(tree):
-        return None
-    # The white space around a tag depends on how it ends, so the last tag ends as the loop's did.
-    marked = rf'\1%}}{{{{ "{MARK}" }}}}{{% if false %}}{{% endif \2'
-    return MarkingTemplate(source, _LOOP.sub(marked, source))
+    pieces, copied, number = [], 0, 0
+    opened: list[int] = []
+    for tag in tags:
+        if tag[2] == "for":
+            opened.append(number)
+            number += 1
+        elif not opened:
+            return None
+        loop = opened[-1] if tag[2] == "for" else opened.pop()
+        if not any(loops[loop] is each for each in marked):
+            continue
+        mark = f'"{MARK}{loop}:"'
+        if tag[2] == "for":
+            mark += ' ~ loop.revindex ~ ":"'
+        # The white space around a tag depends on how it ends, so the last tag ends as this one did.
+        again = f"{tag[1]}%}}{{{{ {mark} }}}}{{% if false %}}{{% endif {tag[3]}"
+        pieces += [source[copied : tag.start()], again]
+        copied = tag.end()
+    return "".join([*pieces, source[copied:]])
 
 
-def _is_plain_loop(tree: nodes.Template) -> bool:
-    """Tell whether a template writes messages one after another, without looking ahead."""
-    loops = [node for node in tree.body if isinstance(node, nodes.For) and _is_messages(node.iter)]
-    if len(loops) != 1:
+def holds_mark(value: object) -> bool:
+    """Tell whether a string of messages or tools holds what begins a mark."""
+    return ascii(MARK)[1:-1] in repr(value)  # which writes this character as ascii() does
+
+
+@lru_cache(maxsize=64)
+def has_fixed_prompt(source: str) -> bool:
+    """Tell whether a chat template writes the same generation prompt behind all messages."""
+    tree = _parsed(source)
+    if tree is None:
         return False
-    loop = loops[0]
-    position = tree.body.index(loop)
-    firsts = sum(
-        _is_messages(node.node) and isinstance(node.arg, nodes.Const) and node.arg.value == 0
-        for node in tree.find_all(nodes.Getitem)
-    )
-    names_of_loop = _own_loop_names(loop.body)
-    looks_back = sum(
-        isinstance(node.node, nodes.Name)
-        and node.node in names_of_loop
-        and node.attr in _LOOKS_BACK
-        for node in loop.find_all(nodes.Getattr)
-    )
+    changing = {"messages", "tools", "loop"} | {macro.name for macro in tree.find_all(nodes.Macro)}
+    changing |= {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"} - {_ASKED}
+    prompts = [n for n in tree.body if isinstance(n, nodes.If) and _ASKED in _names(n.test)]
+    told = {id(n) for node in (*prompts, *tree.find_all(nodes.Not)) for n in _asked(node)}
     return (
-        not (loop.test or loop.else_ or loop.recursive)
-        and _names(tree.body).count("messages") == 1 + firsts
-        and len(names_of_loop) == looks_back
-        and "add_generation_prompt" not in _names(tree.body[: position + 1])
-        and {*_names(tree.body[position + 1 :])} <= {"add_generation_prompt"}
-        and not any(tree.find_all((nodes.Block, nodes.Extends, nodes.Include, nodes.ImportedName)))
-        and not any(tree.find_all((nodes.Import, nodes.FromImport)))
+        bool(prompts)
+        and all(id(n) in told for n in _asked(tree))
+        and not any(_names(node) & changing for node in prompts)
     )
 
 
-def _is_messages(node: nodes.Node) -> bool:
-    return isinstance(node, nodes.Name) and node.name == "messages" and node.ctx == "load"
+def split(rendered: str, num_messages: int) -> MarkedText | None:
+    r"""Return a text without its marks, and who wrote what.
+
+    Returns:
+        None where the marks do not fit together: a message holds one, or is written twice.
+
+    Examples:
+        >>> marked = split(f"<s>{MARK}0:2:user: hi\n{MARK}0:1:bot: ho\n{MARK}0:</s>", 2)
+        >>> marked.text, marked.parts
+        ('<s>user: hi\nbot: ho\n</s>', {0: [(3, 12)], 1: [(12, 20)]})
+    """
+    pieces = _FOUND.split(rendered)  # a piece, the loop of a mark, how many messages are left in it
+    if len(pieces) == 1 or len(pieces) // 3 != rendered.count(MARK):
+        return None
+    reader = _Reader()
+    num_read = 0
+    for i in range(0, len(pieces) - 1, 3):
+        piece, loop, num_left = pieces[i : i + 3]
+        num_read += len(piece)
+        if piece:
+            reader.write(piece)
+        is_right = (
+            reader.leave(loop)
+            if num_left is None
+            else reader.enter(loop, num_messages - int(num_left))
+        )
+        if not is_right:
+            return None
+        num_read += len(loop) + (2 if num_left is None else len(num_left) + 3)
+        reader.marks.append((reader.position, num_read - reader.position))
+    if reader.stack:
+        return None
+    return MarkedText("".join(pieces[::3]), reader.parts, reader.end, reader.marks)
 
 
-def _names(body: Sequence[nodes.Node]) -> list[str]:
-    """Return the names that nodes read or write, each as often as they do."""
-    names = [node.name for node in body if isinstance(node, nodes.Name)]
-    return names + [name.name for node in body for name in node.find_all(nodes.Name)]
+class _Reader:
+    """Follows a template through its loops over the messages."""
+
+    def __init__(self) -> None:
+        self.position = 0
+        self.end = 0
+        self.marks: list[tuple[int, int]] = []
+        self.parts: dict[int, list[tuple[int, int]]] = {}
+        self.stack: list[tuple[str, int]] = []
+        """(loop, message) of the loops that the template is in, the innermost one last."""
+        self.left: set[str] = set()
+        """Outer loops that have ended."""
+        self.written: set[int] = set()
+        """Messages that an outer loop before this one has written."""
+
+    def write(self, piece: str) -> None:
+        start, self.position = self.position, self.position + len(piece)
+        if self.stack:
+            parts = self.parts.setdefault(self.stack[-1][1], [])
+            if parts and parts[-1][1] == start:
+                start = parts.pop()[0]
+            parts.append((start, self.position))
+
+    def enter(self, loop: str, number: int) -> bool:
+        """Begin a message. False: it cannot begin here."""
+        if self.stack and self.stack[-1][0] == loop:
+            is_next = number == self.stack.pop()[1] + 1
+        else:
+            is_next = loop not in self.left
+        self.stack.append((loop, number))
+        return is_next and number >= 0 and number not in self.written
+
+    def leave(self, loop: str) -> bool:
+        """End a loop, which may have had no message. False: it cannot end here."""
+        if self.stack and self.stack[-1][0] == loop:
+            self.stack.pop()
+        if not self.stack:
+            if loop in self.left:
+                return False
+            self.left.add(loop)
+            self.written = set(self.parts)
+            self.end = self.position
+        return True
 
 
-def _own_loop_names(body: Sequence[nodes.Node]) -> list[nodes.Name]:
-    """Return where the body of a loop names its ``loop``. Loops inside it have their own."""
-    return [name for node in body for name in _loop_names(node)]
+def _message_loops(tree: nodes.Template) -> list[nodes.For]:
+    """Return the loops over the messages that write something."""
+    names = _message_names(tree)
+    return [
+        loop
+        for loop in _plain_loops(tree)
+        if not (loop.test or loop.recursive)
+        and _is_messages(_counted(loop), names)
+        and any(output for node in loop.body for output in _outputs(node))
+    ]
 
 
-def _loop_names(node: nodes.Node) -> Iterator[nodes.Name]:
-    if isinstance(node, nodes.Name) and node.name == "loop":
-        yield node
-    inner = node.body if isinstance(node, nodes.For) else []
+def _message_names(tree: nodes.Template) -> set[str]:
+    """Return the names that hold the messages, or all but the first ones."""
+    assigned: dict[str, list[nodes.Node]] = {"messages": []}
+    bound = Counter[str]()
+    for node in _outside_macros(tree):
+        if isinstance(node, nodes.Assign) and isinstance(node.target, nodes.Name):
+            assigned.setdefault(node.target.name, []).append(node.node)
+        if isinstance(node, nodes.Name) and node.ctx != "load":
+            bound[node.name] += 1
+    # What a loop, a `with` or a pair binds, is not followed.
+    names = {name for name in assigned if bound[name] == len(assigned[name])}
+    while True:  # a name is none of them where one of its values is not
+        others = {
+            name
+            for name in names
+            if not all(_is_messages(value, names) for value in assigned[name])
+        }
+        if not others:
+            return names
+        names -= others
+
+
+def _is_messages(node: nodes.Node, names: set[str]) -> bool:
+    """Tell whether an expression is the messages, or all but the first ones."""
+    if isinstance(node, nodes.Name):
+        return node.name in names
+    return (
+        isinstance(node, nodes.Getitem)
+        and isinstance(node.arg, nodes.Slice)
+        and node.arg.stop is None
+        and node.arg.step is None
+        and _is_messages(node.node, names)
+    )
+
+
+def _counted(loop: nodes.For) -> nodes.Node:
+    """Return X of a loop over ``range(X | length)`` that reads X, else what a loop is over."""
+    node = loop.iter
+    if (
+        isinstance(node, nodes.Call)
+        and isinstance(node.node, nodes.Name)
+        and node.node.name == "range"
+        and len(node.args) == 1
+        and isinstance(node.args[0], nodes.Filter)
+        and node.args[0].name in ("length", "count")
+        and (counted := node.args[0].node) is not None
+        and isinstance(loop.target, nodes.Name)
+    ):
+        read = [n for n in loop.find_all(nodes.Getitem) if loop.target.name in _names(n.arg)]
+        return counted if all(item.node == counted for item in read) else node
+    return node
+
+
+def _outside_macros(node: nodes.Node) -> Iterator[nodes.Node]:
+    """Yield the nodes in a node whose names are those of the template itself."""
     for child in node.iter_child_nodes():
-        if not any(child is each for each in inner):
-            yield from _loop_names(child)
+        if not isinstance(child, nodes.Macro):
+            yield child
+            yield from _outside_macros(child)
+
+
+def _names(node: nodes.Node) -> set[str]:
+    own = {node.name} if isinstance(node, nodes.Name) else set()
+    return own | {name.name for name in node.find_all(nodes.Name)}
+
+
+def _asked(node: nodes.Node) -> Iterator[nodes.Name]:
+    return (name for name in node.find_all(nodes.Name) if (name.name, name.ctx) == (_ASKED, "load"))
+
+
+def _plain_loops(node: nodes.Node) -> Iterator[nodes.For]:
+    """Yield the loops whose text nothing reads again."""
+    for child in node.iter_child_nodes():
+        if isinstance(child, _CAPTURES):
+            continue
+        if isinstance(child, nodes.For):
+            yield child
+        yield from _plain_loops(child)
+
+
+def _outputs(node: nodes.Node) -> Iterator[nodes.Output]:
+    if isinstance(node, nodes.Output):
+        yield node
+    yield from node.find_all(nodes.Output)

@@ -36,6 +36,10 @@ FIELDS_OF = {"image": image_fields, "video": video_fields, "audio": audio_fields
 """The fields that hold media of a kind, in the order in which messages count them."""
 
 
+IDEFICS_MARK = "<fake_token_around_image>"
+"""What chat templates of Idefics write before and behind a picture."""
+
+
 @dataclass(frozen=True)
 class Placeholder:
     """How a text decoder treats the media of one kind.
@@ -216,6 +220,8 @@ class Placeholders:
             DecodeError: The text has more or fewer placeholders than the sample has media.
             ConfigError: A shape is missing, or a function returned no number of tokens.
         """
+        if IDEFICS_MARK in text and "<global-img>" not in text:
+            text, spans, _ = _replace_tokens(text, spans, {IDEFICS_MARK: _idefics2_marks(text)})
         tokens: list[MediaTokens] = []
         texts: dict[str, list[str]] = {}
         media_of: dict[str, list[_Medium]] = {}
@@ -453,6 +459,18 @@ def _replace_tokens(
         moved = edges + np.asarray(shifts)[np.searchsorted(stops, edges, side="right")]
         spans = [(int(start), int(stop)) for start, stop in moved]
     return "".join(pieces), spans, stamps
+
+
+def _idefics2_marks(text: str) -> list[str]:
+    """Return what takes the place of each mark around pictures, as ``Idefics2Processor`` has it.
+
+    Pictures side by side share a mark, and a word that follows one gets a space before it. Idefics3
+    does not do so: it writes ``<global-img>`` behind its first mark.
+    """
+    followers = re.findall(rf"{IDEFICS_MARK}(?=({IDEFICS_MARK}|[^\s<])?)", text)
+    return [
+        "" if other == IDEFICS_MARK else IDEFICS_MARK + " " * bool(other) for other in followers
+    ]
 
 
 def _shapes_of(kind: str, shapes: MediaShapes | None) -> Sequence[Any]:

@@ -22,17 +22,7 @@ from mmstream.decoding.media_shapes import VideoShape
 from mmstream.decoding.text.audio_lengths import num_audio_tokens, num_qwen3_omni_tokens
 from mmstream.decoding.text.media_text import MediaText
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import require_counts
-
-__all__ = [
-    "VideoLength",
-    "llava_onevision_video_length",
-    "qwen3_omni_video_length",
-    "qwen3_vl_video_length",
-    "qwen_omni_video_length",
-    "qwen_vl_video_length",
-    "smolvlm_video_length",
-]
+from mmstream.wrong_arguments import PositiveInt, checked
 
 OMNI_CHUNK_S = 2
 """Seconds of a video whose frames stand together in Qwen2.5-Omni's text, and then their sound."""
@@ -54,8 +44,9 @@ VideoLength: TypeAlias = Callable[[VideoShape], int | MediaText]
 """Says how many tokens a video of a shape takes, from 1 up, or which text takes its place."""
 
 
+@checked()
 def qwen_vl_video_length(
-    patch_size: int = 14, merge_size: int = 2, temporal_patch_size: int = 2
+    patch_size: PositiveInt = 14, merge_size: PositiveInt = 2, temporal_patch_size: PositiveInt = 2
 ) -> VideoLength:
     """Count the tokens of a video for Qwen2-VL, Qwen2.5-VL and the Qwen omni models.
 
@@ -85,10 +76,11 @@ def qwen_vl_video_length(
     return _merging(_merged_patches, patch_size, merge_size, temporal_patch_size)
 
 
+@checked()
 def qwen3_vl_video_length(
-    patch_size: int = 16,
-    merge_size: int = 2,
-    temporal_patch_size: int = 2,
+    patch_size: PositiveInt = 16,
+    merge_size: PositiveInt = 2,
+    temporal_patch_size: PositiveInt = 2,
     *,
     video_token: str = "<|video_pad|>",
     vision_start_token: str = "<|vision_start|>",
@@ -135,10 +127,11 @@ def qwen3_vl_video_length(
     )
 
 
+@checked()
 def qwen_omni_video_length(
-    patch_size: int = 14,
-    merge_size: int = 2,
-    temporal_patch_size: int = 2,
+    patch_size: PositiveInt = 14,
+    merge_size: PositiveInt = 2,
+    temporal_patch_size: PositiveInt = 2,
     *,
     video_token: str = "<|video_pad|>",
     audio_token: str = "<|AUDIO|>",
@@ -189,10 +182,11 @@ def qwen_omni_video_length(
     )
 
 
+@checked()
 def qwen3_omni_video_length(
-    patch_size: int = 16,
-    merge_size: int = 2,
-    temporal_patch_size: int = 2,
+    patch_size: PositiveInt = 16,
+    merge_size: PositiveInt = 2,
+    temporal_patch_size: PositiveInt = 2,
     *,
     video_token: str = "<|video_pad|>",
     audio_token: str = "<|audio_pad|>",
@@ -239,7 +233,8 @@ def qwen3_omni_video_length(
     )
 
 
-def llava_onevision_video_length(patch_size: int = 14) -> VideoLength:
+@checked()
+def llava_onevision_video_length(patch_size: PositiveInt = 14) -> VideoLength:
     """Count the tokens of a video for LLaVA-OneVision.
 
     The patches of a frame are pooled two by two, and one token ends the video. The rule is that of
@@ -262,12 +257,12 @@ def llava_onevision_video_length(patch_size: int = 14) -> VideoLength:
         >>> length(shape)  # 8 frames of 14 x 14, and one
         1569
     """
-    require_counts(patch_size=patch_size)
     return partial(_pooled_patches, patch_size=patch_size)
 
 
+@checked()
 def smolvlm_video_length(
-    image_length: int = 169,
+    image_length: PositiveInt = 169,
     *,
     image_token: str = "<image>",
     fake_image_token: str = "<fake_token_around_image>",
@@ -300,7 +295,6 @@ def smolvlm_video_length(
         >>> text.text.splitlines()[-2]
         'Frame from 01:01:<fake_token_around_image><global-img><image><fake_token_around_image>'
     """
-    require_counts(image_length=image_length)
     marked = f"{fake_image_token}{global_image_token}{image_token}{fake_image_token}"
     return partial(_introduced, image_length=image_length, marked=marked)
 
@@ -341,9 +335,6 @@ def _merging(
     **settings: Any,
 ) -> VideoLength:
     """Return a rule of tokens that stand for squares of merged patches, with its settings."""
-    require_counts(
-        patch_size=patch_size, merge_size=merge_size, temporal_patch_size=temporal_patch_size
-    )
     side = patch_size * merge_size
     return partial(rule, side=side, num_merged=temporal_patch_size, **settings)
 

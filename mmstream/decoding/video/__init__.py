@@ -8,9 +8,6 @@ mp4.py              the same of an MP4 or MOV, from the tables of its header
 timeline.py         when each frame is shown, and which packets it is decoded from
 sampling.py         which frames are taken; family_sampling.py: as families of models take them
 frames.py           decodes these frames, and nothing that they do not need
-gpu_eligible.py     which videos a GPU may decode
-clip.py             the packets that chosen frames need, as a small file for the GPU
-encoded.py          videos on their way to the GPU; cpu_videos.py: those that the CPU has decoded
 geometry.py         sizes of frames that share a budget of pixels
 limits.py           memory and time that the videos of a sample may cost
 """

@@ -8,8 +8,7 @@ and then decodes them:
                     -> `image.resize` writes each frame to its row of the batch
 
 Only one decoded frame exists at a time beside the frames that a codec itself holds. Pixels stay
-uint8 on the CPU. Normalization belongs to the device. With ``device="cuda"`` the last two steps
-happen there too, and `clip.py` copies the packets that they need.
+uint8 on the CPU. Normalization belongs to the device.
 
 All files follow the same rules:
 
@@ -29,8 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.ffmpeg.source import EncodedMedia
-from mmstream.decoding.image.decoder import ImageDecoder, Resize
+from mmstream.decoding.image.decoder import SETTINGS_ADVICE, ImageDecoder, Resize
 from mmstream.decoding.image.geometry import Shape, View, budgeted_shape, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
@@ -53,12 +51,21 @@ from mmstream.decoding.video.sampling import (
 from mmstream.decoding.video.settings import check_settings
 from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import ConfigError, DecodeError
+from mmstream.gone import arguments_gone
+from mmstream.media_types import EncodedMedia
 from mmstream.types import IntArray
+from mmstream.wrong_arguments import (
+    Fraction,
+    Level,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    checked,
+    refuse_overridden,
+)
 
 if TYPE_CHECKING:
     from mmstream.decoding.video.file import VideoFile
-
-__all__ = ["DecodedVideo", "VideoDecoder", "VideoPlan"]
 
 MAX_BYTES = 4 * 2**30
 MAX_PIXELS = 36 * 2**20
@@ -90,15 +97,8 @@ class VideoPlan(NamedTuple):
     """The packet of each frame, without those that pad. A packet may stand here repeatedly."""
     file: VideoFile
     """What is known of the file: its timeline, the stored size and the rotation."""
-    cpu_reason: str | None = None
-    """Why the CPU decodes it with ``device="cuda"``. "": a GPU may decode it."""
     first_view: View | None = None
     """How a picture is resized before, for `VideoDecoder.resize_longest`."""
-
-    @property
-    def is_for_gpu(self) -> bool:
-        """Whether the frames are left to the GPU."""
-        return self.cpu_reason == ""
 
 
 class DecodedVideo(NamedTuple):
@@ -110,6 +110,14 @@ class DecodedVideo(NamedTuple):
     """float64 [F], seconds from the first frame of the file."""
 
 
+@checked(
+    {
+        **SETTINGS_ADVICE,
+        **arguments_gone("VideoDecoder"),
+        "indices": "give numbers of frames from 0 up, such as (0, 8)",
+    },
+    own=("span",),
+)
 @dataclass(frozen=True, kw_only=True)
 class VideoDecoder:
     """Decode some frames of one video: a callable from bytes to a uint8 array.
@@ -169,11 +177,6 @@ class VideoDecoder:
             together. It is a last resort: the limits above hold on every machine alike. A sample
             that takes longer is bad, and has an `mmstream.TimeoutError`. The default is a minute.
             None: no limit.
-        device: Who decodes. "cpu": this decoder. "cuda": in a pipeline, the packets that the frames
-            need stay encoded until `mmstream.to_device`, where the GPU decodes and resizes them.
-            The CPU still decodes videos of codecs that GPUs do not know, and all direct calls.
-            ``loader.stats`` counts both. "cuda" does not go with `resize_longest`, and
-            interpolation must be "bilinear" or "bicubic".
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message
@@ -191,42 +194,41 @@ class VideoDecoder:
     decoded_medium: ClassVar[str] = "video"
     reads_ranges: ClassVar[bool] = True
 
-    fps: float | None = None
-    num_frames: int | None = None
-    indices: tuple[int, ...] | None = None
+    fps: PositiveFloat | None = None
+    num_frames: PositiveInt | None = None
+    indices: tuple[NonNegativeInt, ...] | None = None
     sampling: Literal["uniform", "qwen2_vl", "qwen3_vl", "llava_onevision", "smolvlm"] = "uniform"
     span: Span | Literal["row"] | None = "row"
-    clip_s: float | None = None
-    min_frames: int = 1
-    max_frames: int = 768
-    frame_multiple_of: int = 1
-    size: int | Shape | None = None
+    clip_s: PositiveFloat | None = None
+    min_frames: PositiveInt = 1
+    max_frames: PositiveInt = 768
+    frame_multiple_of: PositiveInt = 1
+    size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
     resize: Resize | None = None
     crop: Literal["center", "random"] | None = "center"
     crop_rounding: Literal["even", "down"] = "even"
-    resize_size: int | None = None
-    resize_longest: int | None = None
-    scale: tuple[float, float] = (0.08, 1.0)
-    ratio: tuple[float, float] = (3 / 4, 4 / 3)
-    flip: float = 0.0
-    multiple_of: int = 28
-    pixel_budget: tuple[int, int] = (128 * 28 * 28, 768 * 28 * 28)
-    video_pixel_budget: tuple[int, int] | None = None
-    max_frame_pixels: int | None = None
-    max_video_pixels: int | None = None
+    resize_size: PositiveInt | None = None
+    resize_longest: PositiveInt | None = None
+    scale: tuple[PositiveFloat, PositiveFloat] = (0.08, 1.0)
+    ratio: tuple[PositiveFloat, PositiveFloat] = (3 / 4, 4 / 3)
+    flip: Fraction = 0.0
+    multiple_of: PositiveInt = 28
+    pixel_budget: tuple[PositiveInt, PositiveInt] = (128 * 28 * 28, 768 * 28 * 28)
+    video_pixel_budget: tuple[PositiveInt, PositiveInt] | None = None
+    max_frame_pixels: PositiveInt | None = None
+    max_video_pixels: PositiveInt | None = None
     interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = "bilinear"
-    fill: tuple[int, int, int] = (0, 0, 0)
+    fill: tuple[Level, Level, Level] = (0, 0, 0)
     audio: Any = None
-    max_pixels: int = MAX_PIXELS
-    max_bytes: int = MAX_BYTES
-    max_duration_s: float = MAX_DURATION_S
-    max_decoded_frames: int = MAX_DECODED_FRAMES
-    max_memory: int = MAX_MEMORY
-    timeout_s: float | None = TIMEOUT_S
-    device: Literal["cpu", "cuda"] = "cpu"
+    max_pixels: PositiveInt = MAX_PIXELS
+    max_bytes: PositiveInt = MAX_BYTES
+    max_duration_s: PositiveFloat = MAX_DURATION_S
+    max_decoded_frames: PositiveInt = MAX_DECODED_FRAMES
+    max_memory: PositiveInt = MAX_MEMORY
+    timeout_s: PositiveFloat | None = TIMEOUT_S
 
     def __post_init__(self) -> None:
-        _check_subclass(self)
+        refuse_overridden(self, VideoDecoder, "frames")
         check_settings(self)
         _ = self._picture_decoder  # checks the settings that both share
 
@@ -444,16 +446,7 @@ class VideoDecoder:
             end_s=end_s,
             requested_fps=self.fps or 0.0,
         )
-        reason = self._cpu_reason(file, packets, view)
-        return VideoPlan(shape, view, packets, file, reason, first_view)
-
-    def _cpu_reason(self, file: VideoFile, packets: IntArray, view: View) -> str | None:
-        """Return why the CPU decodes a video; see `VideoPlan.cpu_reason`."""
-        if self.device == "cpu":
-            return None
-        from mmstream.decoding.video.gpu_eligible import refusal
-
-        return refusal(file, packets.tolist(), view)
+        return VideoPlan(shape, view, packets, file, first_view)
 
     def _cut_span(
         self, timeline: Timeline, span: Span | None, rng: np.random.Generator | None
@@ -541,15 +534,6 @@ class VideoDecoder:
                 f"{number} frames must be decoded for {len(packets)}, more than "
                 f"max_decoded_frames={self.max_decoded_frames}"
             )
-
-
-def _check_subclass(decoder: VideoDecoder) -> None:
-    """Refuse a subclass with a method that a pipeline does not call."""
-    if type(decoder).__call__ is not VideoDecoder.__call__:
-        raise ConfigError(
-            f"{type(decoder).__name__} overrides VideoDecoder.__call__, which a pipeline does not "
-            "call: override `decode`, or change the frames in transforms=(function,)"
-        )
 
 
 def _sampled_fps(file: VideoFile, numbers: IntArray, num_chosen: int, duration_s: float) -> float:

@@ -20,16 +20,6 @@ import numpy as np
 from mmstream.errors import DecodeError
 from mmstream.types import IntArray
 
-__all__ = [
-    "FAMILY_SAMPLING",
-    "FamilySampling",
-    "FrameRequest",
-    "llava_onevision_frames",
-    "qwen2_vl_frames",
-    "qwen3_vl_frames",
-    "smolvlm_frames",
-]
-
 
 @dataclass(frozen=True, kw_only=True)
 class FrameRequest:

@@ -14,8 +14,6 @@ from numpy.typing import NDArray
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT, Turn, turn_of
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
-from mmstream.decoding.ffmpeg.sniff import container_format
-from mmstream.decoding.ffmpeg.source import EncodedMedia
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.video.frames import (
     DamagedError,
@@ -27,8 +25,7 @@ from mmstream.decoding.video.frames import (
 from mmstream.decoding.video.mp4 import Mp4Table, TablePackets, mp4_tables
 from mmstream.decoding.video.timeline import Timeline, demuxed_timeline
 from mmstream.errors import DecodeError
-
-__all__ = ["VideoFile", "read_video_file"]
+from mmstream.media_types import EncodedMedia, container_format
 
 MAX_PACKETS = 1 << 22
 """Most packets of a video: 19 hours at 60 frames per second."""

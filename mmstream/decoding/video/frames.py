@@ -19,18 +19,6 @@ from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import DecodeError
 
-__all__ = [
-    "DamagedError",
-    "DemuxedPackets",
-    "PacketReader",
-    "UnseekableError",
-    "decoded_frames",
-    "is_leading",
-    "needs_first_packet",
-    "num_decoded",
-    "runs",
-]
-
 _MARK_UNUSED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
 """Codecs that mark each frame that no other frame is predicted from.
 

@@ -7,8 +7,6 @@ import math
 from mmstream.decoding.image.geometry import MAX_ASPECT_RATIO, Shape
 from mmstream.errors import DecodeError
 
-__all__ = ["budgeted_video_shape", "capped_frame_pixels", "longest_shape"]
-
 _LEAST_SHARE = 1.05
 """The share of a frame is at least so many times the fewest pixels, which leaves room to round."""
 

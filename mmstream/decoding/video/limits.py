@@ -12,8 +12,6 @@ from typing import NamedTuple
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.errors import DecodeError
 
-__all__ = ["VideoLimits"]
-
 
 class VideoLimits(NamedTuple):
     """The limits of decoding the videos of one sample, in one thread."""

@@ -27,12 +27,10 @@ import numpy as np
 from mmstream.decoding.ffmpeg.display_matrix import Turn
 from mmstream.decoding.ffmpeg.mp4_boxes import boxes, track_id, track_turn
 from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
-from mmstream.decoding.ffmpeg.source import EncodedMedia, read_range
 from mmstream.decoding.video.timeline import Timeline, without_undecodable_start
 from mmstream.errors import DecodeError
+from mmstream.media_types import EncodedMedia, read_range
 from mmstream.types import IntArray
-
-__all__ = ["Mp4Table", "TablePackets", "mp4_tables"]
 
 _CODECS = frozenset(
     (b"avc1", b"avc3", b"hvc1", b"hev1", b"av01", b"vp08", b"vp09", b"mp4v", b"mjpa", b"jpeg")

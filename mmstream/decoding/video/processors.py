@@ -12,8 +12,6 @@ from typing import Any
 
 from mmstream.errors import ConfigError
 
-__all__ = ["settings_of"]
-
 _INTERPOLATIONS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters."""
 

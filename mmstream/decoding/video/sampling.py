@@ -14,13 +14,6 @@ from numpy.typing import NDArray
 
 from mmstream.types import IntArray
 
-__all__ = [
-    "frames_of_span",
-    "is_constant_rate",
-    "uniform_frames",
-    "uniform_number",
-]
-
 Times = NDArray[np.float64]
 
 

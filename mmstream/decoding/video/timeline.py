@@ -28,8 +28,6 @@ from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.errors import DecodeError
 from mmstream.types import IntArray
 
-__all__ = ["Timeline", "demuxed_timeline"]
-
 BoolArray = NDArray[np.bool_]
 
 _MAX_STEP_BACK_S = 0.5

@@ -40,9 +40,6 @@ from mmstream.order.mixture.schedule import Schedule, lane_phases
 from mmstream.order.permute import random_words
 from mmstream.types import IntArray
 
-__all__ = ["NEVER", "Draws"]
-
-
 NEVER = 1 << 62
 """The step of a draw that is never made, because its source has no weight any more."""
 

@@ -26,8 +26,6 @@ from mmstream.order.permute import random_words
 from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
 from mmstream.types import IntArray
 
-__all__ = ["MixtureOrder"]
-
 MAX_ROWS = 1 << 62
 """Rows of a whole run, at most. Larger numbers could overflow 64-bit integers."""
 

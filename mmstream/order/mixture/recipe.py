@@ -28,8 +28,6 @@ from mmstream.order.defaults import SINGLE_SAMPLE, RowShape, mixture_settings
 from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
 from mmstream.order.mixture.source import SourceSettings
 
-__all__ = ["Recipe", "Stop", "binding"]
-
 MIXTURE_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
 """Part of every saved state; a change of any rule of the order must raise it. See `Order`'s."""
 

@@ -39,9 +39,6 @@ from mmstream.order.checks import require
 from mmstream.order.permute import random_words
 from mmstream.types import IntArray
 
-__all__ = ["MAX_PERIOD", "Schedule", "lane_phases", "whole_shares"]
-
-
 MAX_PERIOD = 65_536
 """Largest sum of the shares. A schedule of this length is built in 0.1 s."""
 

@@ -52,9 +52,6 @@ from mmstream.order.lanes import interleaved
 from mmstream.order.permute import permutation, stream_key
 from mmstream.types import IntArray
 
-__all__ = ["Source", "SourceSettings"]
-
-
 SMALL_ROUNDS = 16
 """A source is small if it has fewer samples than this many rounds of P steps have rows.
 

@@ -30,17 +30,6 @@ from crc32c import crc32c
 
 from mmstream.types import IntArray
 
-__all__ = [
-    "PAGE_BYTES",
-    "CacheFile",
-    "CachedSamples",
-    "Reading",
-    "find_samples",
-    "read_sample",
-    "read_samples",
-    "write_samples",
-]
-
 MAGIC = b"mmcache\x01"
 TABLE_START = 40
 PAGE_BYTES = 4096

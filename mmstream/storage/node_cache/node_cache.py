@@ -35,8 +35,6 @@ from mmstream.storage.node_cache.cache_file import (
 )
 from mmstream.storage.node_cache.room import CacheRoom
 
-__all__ = ["NodeCache"]
-
 logger = logging.getLogger(__name__)
 
 MAX_QUEUED_BYTES = 256 << 20

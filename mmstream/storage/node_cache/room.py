@@ -33,9 +33,8 @@ from typing import NamedTuple
 
 from mmstream.errors import ConfigError, escaped
 from mmstream.storage.shared import file_system_of, is_shared
+from mmstream.storage.urls import local_path
 from mmstream.types import IntArray
-
-__all__ = ["CacheRoom", "open_cache_dir"]
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +69,7 @@ def open_cache_dir(cache_dir: str, max_bytes: int | None) -> str:
     Raises:
         ConfigError: It cannot be made, is not on a local disk, or others may change it.
     """
-    parent = Path(cache_dir).expanduser().resolve()
+    parent = Path(local_path(os.fspath(cache_dir))).resolve()
     path = parent / f"mmstream-{os.geteuid()}"
     try:
         parent.mkdir(mode=0o700, parents=True, exist_ok=True)

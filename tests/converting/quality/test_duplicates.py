@@ -12,11 +12,21 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.cli import cli
-from mmstream.converting.quality.perceptual_hash import perceptual_hash
+from mmstream.converting.quality import corpus as hashed
+from mmstream.converting.quality import near
+from mmstream.converting.quality.corpus import equal_to_first
+from mmstream.converting.quality.hashes import perceptual_hash
+from mmstream.converting.quality.near import (
+    MAX_DISTANCE,
+    keep_first,
+    match_with_first,
+    near_pairs,
+)
 from mmstream.dataset.bad_list import BAD_NAME, read_duplicates, write_bad
 from mmstream.errors import ConfigError
 from tests.helpers.convert_corpus import interrupted, run, tree, write_rows
 from tests.helpers.paths import PHOTOS
+from tests.helpers.pictures import encoded as saved
 
 NUM_PHOTOS = 12
 
@@ -74,8 +84,7 @@ def test_all_planted_duplicates_are_found_and_no_others(corpus, tmp_path, option
     run(corpus, tmp_path / "out", samples_per_shard=5, **options)
     report = mm.find_duplicates(mm.open_dataset(tmp_path / "out"), near=True, progress=False)
     assert pairs_by_row(report) == EXPECTED
-    fields = {pair.again_field for pair in report.pairs(["near"])}
-    assert fields == {"jpg", "png"}
+    assert {pair.again_field for pair in report.pairs(["near"])} == {"jpg", "png"}
 
 
 def test_a_conversion_lists_pairs_and_leaves_whole_duplicates_out_of_epochs(corpus, tmp_path):
@@ -94,15 +103,13 @@ def test_a_conversion_lists_pairs_and_leaves_whole_duplicates_out_of_epochs(corp
         "field": "jpg",
         "first": {"shard": "shard-000000.tar", "index": 0, "key": "000000001", "field": "jpg"},
     }
-    dataset = mm.open_dataset(out)
-    assert dataset.bad.tolist() == [[2, 2], [3, 2]]
+    assert mm.open_dataset(out).bad.tolist() == [[2, 2], [3, 2]]
     assert run(corpus, out, samples_per_shard=5, duplicates="drop").was_finished
 
 
 def test_near_duplicates_are_dropped_by_their_pictures_alone(corpus, tmp_path):
     run(corpus, tmp_path / "out", near_duplicates="drop", samples_per_shard=50)
-    dataset = mm.open_dataset(tmp_path / "out")
-    assert dataset.bad[:, 1].tolist() == [12, 13, 15, 16, 17]
+    assert mm.open_dataset(tmp_path / "out").bad[:, 1].tolist() == [12, 13, 15, 16, 17]
 
 
 def test_an_interrupted_conversion_finds_the_same(corpus, tmp_path, monkeypatch):
@@ -167,10 +174,12 @@ def test_a_known_bad_sample_is_no_original(corpus, tmp_path):
 
 
 def test_duplicates_need_sidecars_and_known_words(corpus, tmp_path):
-    with pytest.raises(ConfigError, match="needs the sidecars"):
-        run(corpus, tmp_path / "out", duplicates="report", sidecar=False)
-    with pytest.raises(ConfigError, match="must be 'report' or 'drop'"):
-        run(corpus, tmp_path / "out", near_duplicates="yes")
+    for options, reason in (
+        ({"duplicates": "report", "sidecar": False}, "needs the sidecars"),
+        ({"near_duplicates": "yes"}, "give 'report', 'drop' or None"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            run(corpus, tmp_path / "out", **options)
     run(corpus, tmp_path / "out")
     with pytest.raises(ConfigError, match="must be among"):
         mm.find_duplicates(mm.open_dataset(tmp_path / "out"), kinds=["id"], progress=False)
@@ -222,8 +231,7 @@ def test_leakcheck_names_what_two_datasets_share(corpus, tmp_path):
     code, text = command(
         "leakcheck", tmp_path / "a", tmp_path / "b", "--pairs", pairs, "--html", page
     )
-    assert code == 1
-    assert "media: 1" in text
+    assert (code, "media: 1" in text) == (1, True)
     lines = [json.loads(line) for line in pairs.read_text().splitlines()]
     shared = {(line["kind"], line["key"], line["first"]["key"]) for line in lines}
     assert shared == {
@@ -234,8 +242,7 @@ def test_leakcheck_names_what_two_datasets_share(corpus, tmp_path):
         ("text", "000000004", "000000010"),
     }
     assert page.read_text().count("<img") == 9
-    code, text = command("leakcheck", tmp_path / "a", tmp_path / "b", "--kind", "text,media")
-    assert code == 1
+    assert command("leakcheck", tmp_path / "a", tmp_path / "b", "--kind", "text,media")[0] == 1
     write_bad(mm.open_dataset(tmp_path / "b"), [(0, i) for i in range(4)])
     code, text = command("leakcheck", tmp_path / "a", tmp_path / "b")
     assert (code, text.splitlines()[-1]) == (0, f"ok: nothing of 5 samples is in {tmp_path / 'a'}")
@@ -269,17 +276,136 @@ def test_a_rotated_camera_gives_the_hash_of_the_upright_picture():
         upright, turned = image.convert("RGB"), image.convert("RGB").rotate(90, expand=True)
     exif = Image.Exif()
     exif[0x0112] = 6
-    buffer = io.BytesIO()
-    turned.save(buffer, "JPEG", exif=exif, quality=95)
-    plain = io.BytesIO()
-    upright.save(plain, "PNG")
-    pair = [np.frombuffer(perceptual_hash(b.getvalue()), np.uint8) for b in (buffer, plain)]
-    assert np.bitwise_count(pair[0] ^ pair[1]).sum() <= 15
+    one, other = (
+        np.frombuffer(perceptual_hash(data), np.uint8)
+        for data in (saved(turned, "JPEG", exif=exif, quality=95), saved(upright, "PNG"))
+    )
+    assert np.bitwise_count(one ^ other).sum() <= 15
 
 
-def test_pictures_without_content_have_no_hash():
-    flat = io.BytesIO()
-    Image.new("RGB", (64, 64), "white").save(flat, "PNG")
-    assert perceptual_hash(flat.getvalue()) is None
-    assert perceptual_hash(b"not a picture") is None
-    assert perceptual_hash(PHOTOS[0].read_bytes()[:200]) is None
+@pytest.mark.parametrize(
+    "data",
+    [
+        saved(Image.new("RGB", (64, 64), "white"), "PNG"),
+        b"not a picture",
+        PHOTOS[0].read_bytes()[:200],
+    ],
+    ids=["white", "no picture", "cut off"],
+)
+def test_pictures_without_content_have_no_hash(data):
+    assert perceptual_hash(data) is None
+
+
+# -- hashes that differ in few bits, and equal ones: compared with a search of all pairs
+
+
+def flipped(hashes, num_bits, rng):
+    """Return hashes with so many bits changed."""
+    bits = np.unpackbits(hashes, axis=1)
+    for row, count in zip(bits, num_bits):
+        row[rng.permutation(256)[:count]] ^= 1
+    return np.packbits(bits, axis=1)
+
+
+def planted(count, rng):
+    """Return random hashes. The last quarter are the first with 0 to 20 bits changed."""
+    hashes = rng.integers(0, 256, (count, 32), dtype=np.uint8)
+    quarter = count // 4
+    hashes[-quarter:] = flipped(hashes[:quarter], rng.integers(0, 21, quarter), rng)
+    hashes[quarter : quarter + 30] = hashes[0]
+    return hashes[rng.permutation(count)]
+
+
+def distances(hashes):
+    return np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(-1, dtype=np.int64)
+
+
+@pytest.mark.parametrize("max_bucket", [near.MAX_BUCKET, 1])
+def test_every_pair_within_the_distance_is_found_and_no_other(monkeypatch, max_bucket):
+    monkeypatch.setattr(near, "MAX_BUCKET", max_bucket)
+    hashes = planted(600, np.random.default_rng(0))
+    pairs = near_pairs(hashes)
+    bits = distances(hashes)
+    assert pairs.representative.tolist() == [int(np.flatnonzero(row == 0)[0]) for row in bits]
+    different = np.unique(pairs.representative)
+    expected = {
+        (int(a), int(b))
+        for a in different
+        for b in different[different > a]
+        if bits[a, b] <= MAX_DISTANCE
+    }
+    found = list(zip(pairs.first.tolist(), pairs.second.tolist()))
+    assert set(found) == expected
+    assert len(found) == len(expected) > 90
+    assert pairs.distance.tolist() == [bits[a, b] for a, b in found]
+
+
+def test_each_later_hash_is_matched_with_the_first_kept_one():
+    rng = np.random.default_rng(1)
+    hashes = planted(400, rng)
+    bits = distances(hashes)
+    kept, expected = [], {}
+    for number in range(len(hashes)):
+        leaders = [leader for leader in kept if bits[leader, number] <= MAX_DISTANCE]
+        if leaders:
+            expected[number] = leaders[0]
+        else:
+            kept.append(number)
+    matches = keep_first(near_pairs(hashes))
+    assert dict(zip(matches.again.tolist(), matches.first.tolist())) == expected
+    assert matches.distance.tolist() == [bits[a, b] for b, a in expected.items()]
+
+
+def test_a_chain_of_pictures_keeps_what_is_not_near_to_the_first():
+    """Each is 10 bits from the one before, so the third is 20 bits from the first."""
+    bits = np.zeros((3, 256), dtype=np.uint8)
+    bits[1, :10] = bits[2, :20] = 1
+    matches = keep_first(near_pairs(np.packbits(bits, axis=1)))
+    assert (matches.first.tolist(), matches.again.tolist()) == ([0], [1])
+
+
+def test_later_hashes_are_matched_with_the_nearest_of_the_first_ones():
+    rng = np.random.default_rng(2)
+    hashes = planted(500, rng)
+    bits = distances(hashes)[:300, 300:]
+    matches = match_with_first(near_pairs(hashes), 300)
+    expected = {
+        300 + number: int(column.min())
+        for number, column in enumerate(bits.T)
+        if column.min() <= MAX_DISTANCE
+    }
+    assert dict(zip(matches.again.tolist(), matches.distance.tolist())) == expected
+    assert len(expected) > 20
+    assert (matches.first < 300).all()
+
+
+def test_a_hash_that_comes_again_leaks_where_its_likeness_is_in_the_first_dataset():
+    rng = np.random.default_rng(3)
+    one = rng.integers(0, 256, (1, 32), dtype=np.uint8)
+    other = flipped(one, [5], rng)
+    matches = match_with_first(near_pairs(np.concatenate([one, other, other])), 1)
+    assert (matches.first.tolist(), matches.again.tolist()) == ([0, 0], [1, 2])
+
+
+def test_no_hashes_have_no_pairs():
+    pairs = near_pairs(np.zeros((0, 32), np.uint8))
+    assert pairs.first.size == keep_first(pairs).again.size == 0
+
+
+@pytest.mark.parametrize("bucket", [hashed.BUCKET, 7])
+def test_equal_hashes_are_matched_with_the_first_in_any_number_of_buckets(monkeypatch, bucket):
+    monkeypatch.setattr(hashed, "BUCKET", bucket)
+    rng = np.random.default_rng(0)
+    values = rng.integers(0, 2**64, (60, 2), dtype=np.uint64)
+    values[1, 0] = values[2, 0]  # equal in 64 bits only
+    values[3, 1] = values[4, 1]
+    hashes = values[rng.integers(0, 60, 200)]
+    first, again = equal_to_first([hashes[:50], hashes[50:50], hashes[50:]])
+    earliest: dict[bytes, int] = {}
+    expected = {}
+    for number, value in enumerate(hashes):
+        leader = earliest.setdefault(value.tobytes(), number)
+        if leader != number:
+            expected[number] = leader
+    assert dict(zip(again.tolist(), first.tolist())) == expected
+    assert again.tolist() == sorted(expected)

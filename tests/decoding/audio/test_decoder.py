@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import io
 import struct
-import threading
+from concurrent.futures import ThreadPoolExecutor
 
-import av
 import numpy as np
 import pytest
 import soundfile
@@ -126,15 +125,11 @@ def test_every_wav_has_the_samples_of_soundfile(format_: str, subtype: str) -> N
     np.testing.assert_array_equal(NATIVE(file.getvalue()), expected.T)
 
 
-def test_a_wav_from_a_pipe_has_the_samples_up_to_its_end() -> None:
+@pytest.mark.parametrize("data_bytes", [0xFFFF_FFFF, 236], ids=["of a pipe", "a few too many"])
+def test_a_wav_that_states_too_many_bytes_has_the_samples_up_to_its_end(data_bytes: int) -> None:
     values = np.arange(100, dtype=np.int16)[:, None]
-    samples = NATIVE(wav(values, data_bytes=0xFFFF_FFFF))
-    np.testing.assert_array_equal(samples[0] * 2**15, values[:, 0])
-
-
-def test_a_wav_that_counts_a_few_bytes_too_many_is_decoded() -> None:
-    values = np.arange(100, dtype=np.int16)[:, None]
-    assert NATIVE(wav(values, data_bytes=236)).shape == (1, 100)
+    samples = NATIVE(wav(values, data_bytes=data_bytes))
+    np.testing.assert_array_equal(samples * 2**15, values.T)
 
 
 def test_a_flac_that_does_not_know_its_length_is_counted() -> None:
@@ -180,62 +175,33 @@ def test_an_opus_in_matroska_begins_where_its_own_head_says() -> None:
     np.testing.assert_array_equal(span, NATIVE(data)[:, 12_000:24_000])
 
 
-def test_an_opus_in_mp4_ends_with_its_last_packet() -> None:
-    """As with FFmpeg. A packet has 960 samples, and the last one is filled up by the encoder."""
-    ogg, mp4 = audio_file("opus", seconds=1.013), io.BytesIO()
-    with av.open(io.BytesIO(ogg)) as source, av.open(mp4, "w", format="mp4") as out:
-        stream = out.add_stream_from_template(source.streams.audio[0])
-        for packet in source.demux(source.streams.audio[0]):
-            if packet.dts is not None:
-                packet.stream = stream
-                out.mux(packet)
-    samples, expected = NATIVE(mp4.getvalue()), NATIVE(ogg)
-    length = expected.shape[1]
-    assert 0 < samples.shape[1] - length < 960
-    np.testing.assert_array_equal(samples[:, :length], expected)
-    assert NATIVE.plan(mp4.getvalue()).shape.num_samples == samples.shape[1]
-
-
 def test_a_plan_tells_the_length_before_decoding() -> None:
     decoder = mm.AudioDecoder(features=mm.WhisperFeatures())
-    plan = decoder.plan(audio_file("opus", seconds=2.0))
+    data = audio_file("opus", seconds=2.0)
+    plan = decoder.plan(data)
     assert plan.shape == (32_000, 200, 16_000)
-    result = decoder.decode(audio_file("opus", seconds=2.0), plan)
-    assert result.samples is None
-    assert result.features is not None
+    result = decoder.decode(data, plan)
+    assert (result.samples, result.num_samples) == (None, 32_000)
     assert result.features.shape == (80, 3000)
-    assert result.num_samples == 32_000
 
 
 def test_threads_share_a_decoder() -> None:
     decoder = mm.AudioDecoder()
-    files = [audio_file(kind) for kind in ("wav", "mp3", "m4a", "opus")]
-    expected = [decoder(data) for data in files]
-    results: list[NDArray[np.generic]] = []
-
-    def decode_all() -> None:
-        results.extend(decoder(data) for data in files)
-
-    threads = [threading.Thread(target=decode_all) for _ in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert len(results) == 16
-    for result in results:
-        assert any(np.array_equal(result, samples) for samples in expected)
+    files = [audio_file(kind) for kind in ("wav", "mp3", "m4a", "opus")] * 4
+    with ThreadPoolExecutor(4) as pool:
+        together = list(pool.map(decoder, files))
+    for data, samples in zip(files, together, strict=True):
+        np.testing.assert_array_equal(samples, decoder(data))
 
 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"sample_rate": 0}, "sample_rate=0: give a number from 1 up"),
-        ({"channels": "mono"}, "channels='mono': give a number from 1 up"),
-        ({"duration_s": 0}, "duration_s=0: give seconds above 0"),
-        ({"max_duration_s": None}, "max_duration_s=None: give seconds above 0"),
-        ({"offset_s": -1.0}, "offset_s=-1.0: give seconds from 0 up"),
-        ({"span": (2.0, 1.0)}, r"span=\(2.0, 1.0\): give \"row\""),
-        ({"span": "whole"}, "span='whole': give \"row\""),
+        ({"sample_rate": 0}, "sample_rate=0: give a whole number from 1 up"),
+        ({"channels": "mono"}, "channels='mono': give a whole number from 1 up"),
+        ({"duration_s": 0}, "duration_s=0: give a number above 0"),
+        ({"max_duration_s": None}, "max_duration_s=None: give a number above 0"),
+        ({"offset_s": -1.0}, "offset_s=-1.0: give a number from 0 up"),
         ({"dtype": "int32"}, "dtype='int32': give 'float32' or 'int16'"),
         ({"crop": "center"}, "crop='center': give 'random' or None"),
         ({"crop": "random"}, 'crop="random": give duration_s too'),
@@ -246,12 +212,3 @@ def test_threads_share_a_decoder() -> None:
 def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(mm.ConfigError, match=message):
         mm.AudioDecoder(**settings)  # type: ignore[arg-type]
-
-
-def test_a_subclass_that_overrides_the_call_is_refused() -> None:
-    class Quiet(mm.AudioDecoder):
-        def __call__(self, *args: object, **kwargs: object) -> NDArray[np.float32]:  # type: ignore[override]
-            return np.zeros(1, np.float32)
-
-    with pytest.raises(mm.ConfigError, match=r"Quiet overrides AudioDecoder.__call__"):
-        Quiet()

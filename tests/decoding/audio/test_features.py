@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 import mmstream as mm
-from mmstream.decoding.audio.features import _constants, mel_filters
+from mmstream.decoding.audio.features import _constants
 from tests.helpers.media_files import audio_file, tone
 
 LENGTHS = (1, 159, 160, 161, 200, 201, 400, 48_000, 48_077, 479_900, 480_000)
@@ -26,12 +27,6 @@ def extracted(samples: np.ndarray, num_mels: int, **settings: Any) -> Any:
         return_attention_mask=True,
         **settings,
     )
-
-
-@pytest.mark.parametrize("num_mels", [80, 128])
-def test_the_mel_filters_are_those_of_transformers(num_mels: int) -> None:
-    expected = WhisperFeatureExtractor(feature_size=num_mels).mel_filters
-    np.testing.assert_array_equal(mel_filters(num_mels), expected.T.astype(np.float32))
 
 
 @pytest.mark.parametrize("num_mels", [80, 128])
@@ -61,24 +56,31 @@ def test_without_padding_features_are_those_of_a_single_recording(length: int) -
     assert features.num_frames(length) == expected.attention_mask.sum()
 
 
-def test_torchs_default_dtype_does_not_change_features() -> None:
-    """Models are loaded in bfloat16 by setting it, while a loader may decode already."""
+@pytest.fixture
+def bfloat16_by_default() -> Iterator[None]:
+    """Models are loaded in bfloat16 like this, while a loader may decode already."""
+    torch.set_default_dtype(torch.bfloat16)
+    _constants.cache_clear()
+    yield
+    torch.set_default_dtype(torch.float32)
+    _constants.cache_clear()
+
+
+def test_torchs_settings_around_the_features_do_not_change_them(
+    request: pytest.FixtureRequest,
+) -> None:
     samples = torch.from_numpy(tone(1.0)[0])
     expected = mm.WhisperFeatures(num_mels=80)(samples)
-    torch.set_default_dtype(torch.bfloat16)
-    try:
-        _constants.cache_clear()
-        result = mm.WhisperFeatures(num_mels=80)(samples)
-    finally:
-        torch.set_default_dtype(torch.float32)
-        _constants.cache_clear()
-    assert torch.equal(result, expected)
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        assert torch.equal(mm.WhisperFeatures(num_mels=80)(samples), expected)
+    request.getfixturevalue("bfloat16_by_default")
+    assert torch.equal(mm.WhisperFeatures(num_mels=80)(samples), expected)
 
 
-@pytest.mark.parametrize("num_mels", [80, 128])
-def test_features_do_not_depend_on_the_number_of_threads(num_mels: int) -> None:
+@pytest.mark.parametrize("settings", [{"num_mels": 128}, {"padding": "longest"}], ids=str)
+def test_features_do_not_depend_on_the_number_of_threads(settings: dict[str, Any]) -> None:
     """Worker processes have one thread, and the main process has one for each core."""
-    features = mm.WhisperFeatures(num_mels=num_mels)
+    features = mm.WhisperFeatures(**settings)
     samples = [torch.from_numpy(tone(seconds)[0]) for seconds in (0.0625, 0.19, 1.01, 3.0047)]
     results = []
     for num_threads in (1, 2, 3, 4, 7, 16):
@@ -96,24 +98,6 @@ def test_silence_has_the_features_of_silence() -> None:
     np.testing.assert_array_equal(features(torch.from_numpy(samples)), expected)
     np.testing.assert_array_equal(features(torch.zeros(0)), expected)
     assert features.num_frames(0) == 0
-
-
-@pytest.mark.parametrize("num_threads", [1, 3])
-def test_the_number_of_threads_does_not_change_features(num_threads: int) -> None:
-    features = mm.WhisperFeatures(padding="longest")
-    samples = torch.from_numpy(tone(4.0)[0])
-    torch.set_num_threads(2)
-    expected = features(samples)
-    torch.set_num_threads(num_threads)
-    assert torch.equal(features(samples), expected)
-
-
-def test_mixed_precision_around_the_features_does_not_change_them() -> None:
-    features = mm.WhisperFeatures()
-    samples = torch.from_numpy(tone(1.0)[0])
-    expected = features(samples)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(features(samples), expected)
 
 
 @pytest.mark.parametrize("padding", ["max", "valid", "longest"])
@@ -139,13 +123,6 @@ def test_int16_samples_have_the_features_of_their_floats() -> None:
     floats = torch.from_numpy(mm.AudioDecoder()(data))
     features = mm.WhisperFeatures()
     torch.testing.assert_close(features(levels), features(floats), atol=0, rtol=0)
-
-
-def test_a_decoder_makes_features_in_the_worker() -> None:
-    decoder = mm.AudioDecoder(features=mm.WhisperFeatures(num_mels=128))
-    data = audio_file("mp3", seconds=1.5, sample_rate=44_100)
-    expected = extracted(mm.AudioDecoder()(data), 128).input_features[0]
-    np.testing.assert_allclose(decoder(data), expected, atol=1e-6)
 
 
 def test_a_recording_that_is_too_long_is_refused_or_cut_when_asked() -> None:

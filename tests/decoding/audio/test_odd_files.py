@@ -3,6 +3,11 @@
 from __future__ import annotations
 
 import io
+import re
+import struct
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
 
 import av
 import numpy as np
@@ -11,9 +16,9 @@ import soundfile
 from numpy.typing import NDArray
 
 import mmstream as mm
-from mmstream.decoding.audio.headers import mp3_tells_length
+from mmstream.decoding.facts import media_facts
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.facts import media_facts
+from mmstream.lazy_bytes import LazyBytes
 from tests.helpers.media_files import audio_file, tone
 
 NATIVE = mm.AudioDecoder(sample_rate=None, channels=None)
@@ -27,27 +32,32 @@ def encoded(
     samples: NDArray[np.float32],
     layout: str = "mono",
     bit_rate: int | None = None,
+    rate: int = 16_000,
     **options: str,
 ) -> bytes:
-    """Return a recording at 16 kHz with samples [C, T]."""
+    """Return a recording with samples [C, T]. Without a bit rate, an MP3 varies its own."""
     file = io.BytesIO()
     with av.open(file, "w", format=container, options={"fflags": "+bitexact", **options}) as out:
-        stream = out.add_stream(codec, rate=16_000, layout=layout)
+        stream = out.add_stream(codec, rate=rate, layout=layout)
         if bit_rate is not None:
             stream.bit_rate = bit_rate
-        resampler = av.AudioResampler(stream.format, layout, 16_000, stream.frame_size or None)
+        elif codec == "libmp3lame":
+            stream.options = {"compression_level": "5", "flags": "+qscale", "global_quality": "472"}
+        resampler = av.AudioResampler(stream.format, layout, rate, stream.frame_size or None)
         frame = av.AudioFrame.from_ndarray(samples.T.reshape(1, -1), format="flt", layout=layout)
-        frame.sample_rate = 16_000
+        frame.sample_rate = rate
         for piece in [*resampler.resample(frame), *resampler.resample(None)]:
             out.mux(stream.encode(piece))
         out.mux(stream.encode())
     return file.getvalue()
 
 
-def mp3(bit_rate: int, seconds: float = 1.0, **options: str) -> bytes:
-    """Return an MP3 without tags, of one bit rate."""
+def mp3(bit_rate: int | None, seconds: float = 1.0, rate: int = 16_000, **options: str) -> bytes:
+    """Return an MP3 without tags. Its first second is loud, and what follows is quiet."""
     settings = {"id3v2_version": "0", "write_xing": "0", **options}
-    return encoded("mp3", "libmp3lame", tone(seconds), bit_rate=bit_rate, **settings)
+    samples = tone(seconds, sample_rate=rate)
+    samples[:, :rate] += np.random.default_rng(0).uniform(-0.3, 0.3, samples[:, :rate].shape)
+    return encoded("mp3", "libmp3lame", samples, bit_rate=bit_rate, rate=rate, **settings)
 
 
 def ogg_vorbis(samples: NDArray[np.float32]) -> bytes:
@@ -57,16 +67,6 @@ def ogg_vorbis(samples: NDArray[np.float32]) -> bytes:
     return file.getvalue()
 
 
-def test_an_mp3_of_variable_bit_rate_without_a_header_keeps_its_end() -> None:
-    slow, fast = mp3(32_000), mp3(128_000)
-    num_samples = NATIVE(slow).shape[1] + NATIVE(fast).shape[1]
-    for joined in (slow + fast, fast + slow):
-        assert abs(NATIVE(joined).shape[1] - num_samples) < FRAME
-        assert NATIVE.plan(joined).shape.num_samples == NATIVE(joined).shape[1]
-    late = NATIVE(fast + slow, span=(1.0, 2.0))
-    np.testing.assert_array_equal(late, NATIVE(fast + slow)[:, 16_000:32_000])
-
-
 def test_plain_aac_is_not_taken_for_truncated_where_its_bit_rate_falls() -> None:
     slow, fast = (encoded("adts", "aac", tone(3.0), bit_rate=rate) for rate in (16_000, 96_000))
     samples = NATIVE(slow + fast)
@@ -74,21 +74,162 @@ def test_plain_aac_is_not_taken_for_truncated_where_its_bit_rate_falls() -> None
     assert NATIVE(fast + slow).shape == samples.shape
 
 
-def test_joined_mp3s_are_all_heard_though_the_first_header_knows_only_the_first() -> None:
-    first, second = mp3(64_000, write_xing="1"), mp3(64_000, 0.5, write_xing="1")
-    assert NATIVE(first).shape[1] == 16_000
-    assert NATIVE(first + second).shape[1] > 24_000
-    with pytest.raises(mm.DecodeError, match="damaged mp3"):  # with a tag in the middle
-        NATIVE(first + mp3(64_000, id3v2_version="4", write_xing="1"))
+def decoded_by_ffmpeg(data: bytes) -> int:
+    with av.open(io.BytesIO(data), format="mp3") as file:
+        return sum(frame.samples for frame in file.decode(audio=0))
 
 
-@pytest.mark.parametrize("tag", [b"", b"TAG" + bytes(125), b"APETAGEX" + bytes(5000)])
-def test_an_mp3_with_a_header_or_one_bit_rate_is_left_to_the_fast_library(tag: bytes) -> None:
-    assert mp3_tells_length(mp3(64_000) + tag)
-    assert mp3_tells_length(mp3(64_000, write_xing="1") + tag)
-    assert mp3_tells_length(mp3(64_000, write_xing="1", id3v2_version="4") + tag)
-    assert not mp3_tells_length(mp3(64_000) + mp3(32_000) + tag)
-    assert mp3_tells_length(tag)  # no frame: the library says what is wrong
+def lengths(data: bytes) -> set[int]:
+    """Return how long an MP3 is: decoded, planned, and for the converter that decodes or not."""
+    durations = [
+        media_facts(data, "audio", Deadline.start(60), decode=decode) for decode in (False, True)
+    ]
+    samples = [round(float(facts["duration_s"]) * int(facts["sample_rate"])) for facts in durations]
+    return {NATIVE(data).shape[1], NATIVE.plan(data).shape.num_samples, *samples}
+
+
+RATES = [48_000, 44_100, 32_000, 24_000, 22_050, 16_000, 12_000, 11_025, 8_000]
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("bit_rate", [32_000, 48_000, None], ids=["32", "48", "variable"])
+@pytest.mark.parametrize("xing", ["0", "1"])
+def test_the_length_of_an_mp3_is_that_of_its_frames(
+    rate: int, bit_rate: int | None, xing: str
+) -> None:
+    data = mp3(bit_rate, 4.0, rate, write_xing=xing)
+    assert lengths(data) == {4 * rate if xing == "1" else decoded_by_ffmpeg(data)}
+
+
+def id3(num_bytes: int, flags: int = 0) -> bytes:
+    """Return a tag of version 2.4 with zeros, and a footer where its flag is set."""
+    size = bytes(num_bytes >> shift & 0x7F for shift in (21, 14, 7, 0))
+    head = bytes((4, 0, flags)) + size
+    return b"ID3" + head + bytes(num_bytes) + (b"3DI" + head if flags & 0x10 else b"")
+
+
+def ape(num_bytes: int) -> bytes:
+    ends = [
+        b"APETAGEX" + struct.pack("<IIII", 2000, num_bytes + 32, 0, flags) + bytes(8)
+        for flags in (0xA000_0000, 0x8000_0000)
+    ]
+    return ends[0] + bytes(num_bytes) + ends[1]
+
+
+CBR = mp3(64_000, 4.0, 44_100)
+STARTS = [match.start() for match in re.finditer(rb"\xff\xfb[\x50\x52]\xc4", CBR)]
+"""Where its frames start."""
+MIDDLE, PADDED = STARTS[60], next(start for start in STARTS[1:] if CBR[start + 2] & 2)
+TAGGED = mp3(64_000, 4.0, 44_100, write_xing="1")
+FRAMES_AT = TAGGED.index(b"Info") + 8
+VBRI = b"VBRI" + struct.pack(">HHHIIHHHH", 1, 0, 75, len(CBR), len(STARTS), 0, 1, 2, 10)
+ODD_MP3S = {
+    "no frame is padded first": (CBR[PADDED:], len(STARTS) - STARTS.index(PADDED)),
+    "tags before": (id3(300) + id3(70_000) + CBR, len(STARTS)),
+    "a footer": (id3(300, 0x10) + CBR, len(STARTS)),
+    "zeros behind a tag": (id3(300) + bytes(9000) + CBR, len(STARTS)),
+    "ID3v1": (CBR + b"TAG" + bytes(125), len(STARTS)),
+    "APE and ID3v1": (CBR + ape(90_000) + b"TAG" + bytes(125), len(STARTS)),
+    "ID3v2 at the end": (CBR + id3(9000), len(STARTS)),
+    "zeros at the end": (CBR + bytes(200_000), len(STARTS)),
+    "a page at the end": (CBR + b"<html>" * 2000, len(STARTS)),
+    "ones at the end": (CBR + b"\xff" * 5000, len(STARTS)),
+    "cut in its last frame": (CBR[:-9], len(STARTS) - 1),
+    "junk within": (CBR[:MIDDLE] + b"\xff\xfb" * 400 + CBR[MIDDLE:], len(STARTS)),
+    "no tag within": (CBR[:MIDDLE] + b"ID3" + b"\xff" * 20 + CBR[MIDDLE:], len(STARTS)),
+    "a tag within": (CBR[:MIDDLE] + id3(90_000) + CBR[MIDDLE:], len(STARTS)),
+    "a part of a frame lost": (CBR[: MIDDLE - 99] + CBR[MIDDLE:], len(STARTS) - 1),
+    "joined": (CBR + mp3(48_000, 1.0, 44_100), len(STARTS) + 40),
+    "joined with headers": (TAGGED + TAGGED, 2 * len(STARTS) + 1 - 1105 / 1152),
+    "a header that counts none": (
+        TAGGED[:FRAMES_AT] + bytes(4) + TAGGED[FRAMES_AT + 4 :],
+        len(STARTS),
+    ),
+    "a header that counts one": (
+        TAGGED[:FRAMES_AT] + b"\0\0\0\1" + TAGGED[FRAMES_AT + 4 :],
+        len(STARTS) - 1105 / 1152,
+    ),
+    "a header without bytes": (
+        TAGGED[: FRAMES_AT + 4] + bytes(4) + TAGGED[FRAMES_AT + 8 :],
+        (4 * 44_100) / 1152,
+    ),
+    "VBRI": (CBR[:4] + (bytes(32) + VBRI).ljust(STARTS[1] - 4, b"\0") + CBR, len(STARTS)),
+}
+
+
+@pytest.mark.parametrize("name", ODD_MP3S)
+def test_an_mp3_with_odd_bytes_around_its_frames_is_heard_to_its_end(name: str) -> None:
+    data, num_frames = ODD_MP3S[name]
+    assert lengths(data) == {round(num_frames * 1152)}
+    lazy = LazyBytes(len(data), lambda ranges: [data[start:stop] for start, stop in ranges])
+    assert NATIVE.plan(lazy).shape.num_samples == round(num_frames * 1152)
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (CBR[:MIDDLE] + bytes(9000) + CBR[MIDDLE:], "9,000 bytes within it are no frames"),
+        (CBR + mp3(64_000, 1.0, 48_000), "changes its sample rate"),
+        (
+            CBR + encoded("mp3", "libmp3lame", tone(1.0, 44_100, 2), "stereo", 64_000, 44_100),
+            "number of",
+        ),
+        (TAGGED[: len(TAGGED) // 2], "its header promises 4.05 s, and it ends after 2.0"),
+        (CBR[:100], "damaged mp3"),
+        (re.sub(rb"\xff\xfb[\x50\x52]\xc4", b"\xff\xfb\0\xc4", CBR), "damaged mp3"),  # free format
+        (id3(300) + b"RIFF" * 5000, "damaged mp3"),
+    ],
+    ids=["hole", "rate", "channels", "cut", "no frame", "free", "no mp3"],
+)
+def test_an_mp3_that_lacks_sound_is_refused_everywhere(data: bytes, reason: str) -> None:
+    calls: list[Callable[[], object]] = [
+        *(lambda: NATIVE(data), lambda: NATIVE.plan(data)),
+        *(partial(media_facts, data, "audio", Deadline.start(60), decode=d) for d in (False, True)),
+    ]
+    for call in calls:
+        with pytest.raises(mm.DecodeError, match=reason):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("num_frames", "reason"), [(60, "more than its header says"), (2**31, "promises")]
+)
+def test_an_mp3_whose_header_lies_is_refused_by_the_converter(num_frames: int, reason: str) -> None:
+    data = TAGGED[:FRAMES_AT] + num_frames.to_bytes(4) + TAGGED[FRAMES_AT + 4 :]
+    with pytest.raises(mm.DecodeError, match=reason):
+        media_facts(data, "audio", Deadline.start(60))
+
+
+@pytest.mark.parametrize(("container", "rate"), [("WAV", 999), ("WAV", 1_000_001), ("FLAC", 500)])
+def test_a_rate_that_no_decoder_takes_is_a_reject(
+    tmp_path: Path, container: str, rate: int
+) -> None:
+    file = io.BytesIO()
+    soundfile.write(file, tone(0.1).T, rate, format=container)
+    reason = f"its audio has a sample rate of {rate} Hz"
+    with pytest.raises(mm.DecodeError, match=reason):
+        NATIVE(file.getvalue())
+    rows = [{"audio": file.getvalue(), "text": "a"}, {"text": "b"}]
+    report = mm.convert(rows, tmp_path / "out", progress=False)
+    assert (report.num_samples, report.num_rejects) == (1, 1)
+    assert reason in (tmp_path / "out/rejects.jsonl").read_text()
+
+
+def test_of_an_mp3_with_a_header_the_end_is_not_read_for_its_length() -> None:
+    data = mp3(64_000, 100.0, write_xing="1")
+    ranges_read: list[tuple[int, int]] = []
+
+    def read(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        ranges_read.extend(ranges)
+        return [data[start:stop] for start, stop in ranges]
+
+    assert NATIVE.plan(LazyBytes(len(data), read)).shape.num_samples == 1_600_000
+    assert sum(stop - start for start, stop in ranges_read) < len(data) // 3
+
+
+def test_the_frames_of_hours_are_counted() -> None:
+    frames = CBR[: STARTS[60]] * 5000  # of 26 ms
+    assert NATIVE.plan(frames, {"start_s": 5.0, "end_s": 6.0}).num_source_samples == 345_600_000
 
 
 def test_joined_ogg_files_are_all_heard() -> None:
@@ -98,34 +239,41 @@ def test_joined_ogg_files_are_all_heard() -> None:
     np.testing.assert_allclose(samples[:, :15_000], NATIVE(first)[:, :15_000], atol=1e-3)
 
 
-def test_an_opus_that_was_cut_without_encoding_keeps_its_end() -> None:
-    """FFmpeg writes pages that count from the cut, and the packets before it."""
-    whole, cut = audio_file("opus"), io.BytesIO()
-    with (
-        av.open(io.BytesIO(whole)) as source,
-        av.open(cut, "w", format="ogg", options={"fflags": "+bitexact"}) as out,
-    ):
+def remuxed(data: bytes, container: str, delay: int = 0, **options: str) -> bytes:
+    """Return the packets of a recording in another file, so many samples later."""
+    file = io.BytesIO()
+    with av.open(io.BytesIO(data)) as source, av.open(file, "w", container, options) as out:
         stream = out.add_stream_from_template(source.streams.audio[0])
         for packet in source.demux(source.streams.audio[0]):
             if packet.dts is not None:
                 packet.stream = stream
-                packet.pts, packet.dts = packet.pts - 24_000, packet.dts - 24_000
+                packet.pts, packet.dts = packet.pts + delay, packet.dts + delay
                 out.mux(packet)
-    samples = NATIVE(cut.getvalue())
+    return file.getvalue()
+
+
+def test_an_opus_that_was_cut_without_encoding_keeps_its_end() -> None:
+    """FFmpeg writes pages that count from the cut, and the packets before it."""
+    whole = audio_file("opus")
+    samples = NATIVE(remuxed(whole, "ogg", delay=-24_000, fflags="+bitexact"))
     assert 0 <= samples.shape[1] - 48_000 < 960
     np.testing.assert_array_equal(samples[:, :48_000], NATIVE(whole))
 
 
+def test_an_opus_in_mp4_ends_with_its_last_packet() -> None:
+    """As with FFmpeg. A packet has 960 samples, and the last one is filled up by the encoder."""
+    whole = audio_file("opus", seconds=1.013)
+    mp4 = remuxed(whole, "mp4")
+    samples, expected = NATIVE(mp4), NATIVE(whole)
+    length = expected.shape[1]
+    assert 0 < samples.shape[1] - length < 960
+    np.testing.assert_array_equal(samples[:, :length], expected)
+    assert NATIVE.plan(mp4).shape.num_samples == samples.shape[1]
+
+
 def test_a_matroska_that_begins_late_is_whole() -> None:
-    whole, late = audio_file("opus"), io.BytesIO()
-    with av.open(io.BytesIO(whole)) as source, av.open(late, "w", format="matroska") as out:
-        stream = out.add_stream_from_template(source.streams.audio[0])
-        for packet in source.demux(source.streams.audio[0]):
-            if packet.dts is not None:
-                packet.stream = stream
-                packet.pts, packet.dts = packet.pts + 144_000, packet.dts + 144_000
-                out.mux(packet)
-    samples = NATIVE(late.getvalue())
+    whole = audio_file("opus")
+    samples = NATIVE(remuxed(whole, "matroska", delay=144_000))
     np.testing.assert_array_equal(samples[:, :48_000], NATIVE(whole))
 
 
@@ -153,20 +301,17 @@ def test_facts_of_a_flac_behind_a_tag_are_those_of_the_flac() -> None:
 
 def test_facts_are_those_of_the_track_that_is_decoded() -> None:
     file = io.BytesIO()
+    tracks = ((48_000, "stereo"), (16_000, "mono"))
     with av.open(file, "w", format="matroska") as out:
-        for rate, layout in ((48_000, "stereo"), (16_000, "mono")):
-            stream = out.add_stream("pcm_s16le", rate=rate, layout=layout)
-            is_default = layout == "mono"
-            stream.disposition = av.stream.Disposition.default if is_default else 0
-        for stream, (rate, layout) in zip(
-            out.streams.audio, ((48_000, "stereo"), (16_000, "mono")), strict=True
-        ):
-            silence = np.zeros((1, rate * (2 if layout == "stereo" else 1)), np.int16)
+        streams = [out.add_stream("pcm_s16le", rate=rate, layout=layout) for rate, layout in tracks]
+        streams[0].disposition, streams[1].disposition = 0, av.stream.Disposition.default
+        for stream, (rate, layout) in zip(streams, tracks, strict=True):
+            silence = np.zeros((1, 2 * rate if layout == "stereo" else rate), np.int16)
             frame = av.AudioFrame.from_ndarray(silence, format="s16", layout=layout)
             frame.sample_rate = rate
             out.mux(stream.encode(frame))
             out.mux(stream.encode())
     plan = NATIVE.plan(file.getvalue())
     facts = media_facts(file.getvalue(), "audio", Deadline.start(60))
-    assert (facts["sample_rate"], facts["num_channels"]) == (plan.source_rate, plan.num_channels)
-    assert plan.source_rate == 16_000
+    assert (facts["sample_rate"], facts["num_channels"]) == (16_000, 1)
+    assert (plan.source_rate, plan.num_channels) == (16_000, 1)

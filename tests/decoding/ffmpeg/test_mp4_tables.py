@@ -77,12 +77,10 @@ def test_a_file_of_a_few_bytes_cannot_take_gigabytes(bomb: str, reason: str) -> 
 def test_tables_are_found_wherever_ffmpeg_looks(name: bytes) -> None:
     bomb = mp4(80_000_000)
     moov = bomb[bomb.index(b"moov") - 4 :]
-    assert refused(box(b"ftyp", b"isom\0\0\2\0") + box(b"moov", box(name, moov)))
-    assert refused(box(b"ftyp", b"isom\0\0\2\0") + box(name, moov))
     # A box that says that it is larger than the box around it ends with that one.
-    lying = bytearray(moov)
-    lying[:4] = b"\x7f\xff\xff\xff"
-    assert refused(box(b"ftyp", b"isom\0\0\2\0") + box(name, bytes(lying)))
+    lying = b"\x7f\xff\xff\xff" + moov[4:]
+    boxes = (box(b"moov", box(name, moov)), box(name, moov), box(name, lying))
+    assert [refused(box(b"ftyp", b"isom\0\0\2\0") + each) for each in boxes] == [True] * 3
 
 
 def test_boxes_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,12 +12,11 @@ from PIL import Image
 
 from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.image.geometry import View, random_box
-from mmstream.decoding.image.resize import render
+from mmstream.decoding.image.geometry import random_box
 from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
 from mmstream.errors import ConfigError
 from tests.helpers.paths import PHOTOS
-from tests.helpers.pictures import JPEG, PNG, encoded, photo, psnr
+from tests.helpers.pictures import JPEG, encoded, photo, psnr
 
 import_torchvision()
 from torchvision.transforms import InterpolationMode, v2  # noqa: E402
@@ -142,11 +141,11 @@ def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> 
 
 def test_tiles_are_the_parts_of_one_resized_picture() -> None:
     data = encoded(photo(300, 600), "png")
-    tiles = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))(data)
+    few = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))
     whole = ImageDecoder(size=(64, 128), resize="exact")(data)
     thumbnail = ImageDecoder(size=(64, 64), resize="exact")(data)
-    assert tiles.shape == (3, 64, 64, 3)
-    np.testing.assert_array_equal(tiles, [whole[:, :64], whole[:, 64:], thumbnail])
+    np.testing.assert_array_equal(few(data), [whole[:, :64], whole[:, 64:], thumbnail])
+    assert few(encoded(photo(60, 60), "png")).shape == (1, 64, 64, 3)  # without a thumbnail
     shapes = ((64, 192), (128, 64))
     tiles = ImageDecoder(size=64, tiles=LlavaNextTiles(shapes), fill=(9, 9, 9))(data)
     padded = ImageDecoder(size=(64, 192), resize="letterbox", fill=(9, 9, 9))(data)
@@ -154,34 +153,19 @@ def test_tiles_are_the_parts_of_one_resized_picture() -> None:
     np.testing.assert_array_equal(tiles, [thumbnail, *parts])
 
 
-def test_a_picture_of_one_tile_has_no_thumbnail() -> None:
-    tiles = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))(encoded(photo(60, 60), "png"))
-    assert tiles.shape == (1, 64, 64, 3)
-
-
-def test_a_view_is_written_into_a_row_that_holds_something_else() -> None:
-    image = np.full((4, 8, 3), 200, np.uint8)
-    out = np.full((6, 6, 3), 77, np.uint8)
-    view = View((0, 0, 4, 8), (3, 6), (6, 6), (1, 0))
-    render(image, view, "bilinear", (5, 6, 7), out)
-    assert (out[[0, 4, 5]] == [5, 6, 7]).all()
-    assert (out[1:4] == 200).all()
-
-
-def test_a_result_is_written_where_it_is_asked_for() -> None:
-    for settings in ({}, {"resize": "letterbox"}, {"crop": "random", "flip": 1.0}):
-        batch = np.full((3, 32, 32, 3), 9, dtype=np.uint8)
-        decoder = ImageDecoder(size=32, **settings)
-        row = batch[1]
-        assert decoder(JPEG, row, np.random.default_rng(0)) is row
-        np.testing.assert_array_equal(batch[1], decoder(JPEG, rng=np.random.default_rng(0)))
-        assert (batch[[0, 2]] == 9).all()
-
-
-def test_a_picture_of_the_right_size_is_copied_into_the_row() -> None:
-    row = np.zeros((60, 90, 3), dtype=np.uint8)
-    ImageDecoder(size=(60, 90))(PNG, row)
-    np.testing.assert_array_equal(row, np.asarray(photo()))
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"resize": "letterbox"}, {"crop": "random", "flip": 1.0}, {"size": (60, 90)}],
+    ids=str,
+)
+def test_a_result_is_written_where_it_is_asked_for(settings: dict[str, Any]) -> None:
+    """Over something else. A picture of the right size is copied."""
+    decoder = ImageDecoder(**{"size": 32, **settings})
+    batch = np.full((3, *decoder.output_shape, 3), 9, dtype=np.uint8)
+    row = batch[1]
+    assert decoder(JPEG, row, np.random.default_rng(0)) is row
+    np.testing.assert_array_equal(row, decoder(JPEG, rng=np.random.default_rng(0)))
+    assert (batch[[0, 2]] == 9).all()
 
 
 @pytest.mark.parametrize(
@@ -192,12 +176,13 @@ def test_a_picture_of_the_right_size_is_copied_into_the_row() -> None:
         np.zeros((3, 32, 32), np.uint8).transpose(1, 2, 0),
     ],
 )
-def test_a_row_that_cannot_hold_the_result_is_a_config_error(row: np.ndarray) -> None:
+@pytest.mark.parametrize(
+    "settings",
+    [{"size": 32}, {}, {"size": 32, "crop": None}, {"size": 32, "tiles": InternVLTiles()}],
+    ids=str,
+)
+def test_a_row_that_cannot_hold_the_result_is_a_config_error(
+    row: np.ndarray, settings: dict[str, Any]
+) -> None:
     with pytest.raises(ConfigError, match="out"):
-        ImageDecoder(size=32)(JPEG, row)
-    with pytest.raises(ConfigError, match="out"):
-        ImageDecoder()(JPEG, row)
-    with pytest.raises(ConfigError, match="out"):
-        ImageDecoder(size=32, crop=None)(JPEG, row)
-    with pytest.raises(ConfigError, match="out"):
-        ImageDecoder(size=32, tiles=InternVLTiles())(JPEG, row)
+        ImageDecoder(**settings)(JPEG, row)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from typing import Any
 
 import numpy as np
@@ -14,7 +13,8 @@ from PIL import Image
 
 from mmstream.decoding.image import jpeg
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.image.jpeg import decode_jpeg, jpeg_shape
+from mmstream.decoding.image.formats import header_shape
+from mmstream.decoding.image.jpeg import decode_jpeg
 from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError
 from tests.helpers.pictures import ODD, damaged, encoded, photo, read
@@ -61,13 +61,11 @@ def scales(monkeypatch: pytest.MonkeyPatch) -> list[int]:
 def test_a_large_picture_is_decoded_small_unless_it_is_to_be_exact(
     name: str, scales: list[int]
 ) -> None:
-    for size in (60, 61, 120, 121, 240, 241, 500):
-        ImageDecoder(size=size)(FILES[name])
-    assert scales == [8, 4, 4, 2, 2, 1, 1]
-    scales.clear()
-    ImageDecoder(size=60, scaled_decoding=False)(FILES[name])
-    ImageDecoder()(FILES[name])
-    assert scales == [1, 1]
+    exact = ImageDecoder(size=60, scaled_decoding=False)
+    small = [ImageDecoder(size=size) for size in (60, 61, 120, 121, 240, 241, 500)]
+    for decoder in (*small, exact, ImageDecoder()):
+        decoder(FILES[name])
+    assert scales == [8, 4, 4, 2, 2, 1, 1, 1, 1]
 
 
 def test_a_random_crop_is_decoded_as_small_as_its_box_allows(scales: list[int]) -> None:
@@ -78,7 +76,7 @@ def test_a_random_crop_is_decoded_as_small_as_its_box_allows(scales: list[int]) 
 
 
 @pytest.mark.parametrize("name", FILES)
-@pytest.mark.parametrize("fraction", [0.05, 0.3, 0.6, 0.9, 0.98, 0.999])
+@pytest.mark.parametrize("fraction", [0.05, 0.3, 0.9, 0.999])
 def test_a_truncated_jpeg_is_a_decode_error_at_every_scale(name: str, fraction: float) -> None:
     data = FILES[name]
     cut = data[: int(len(data) * fraction)]
@@ -108,29 +106,28 @@ def test_odd_files_are_accepted_or_refused_as_at_full_size(path: object) -> None
 
 
 @pytest.mark.parametrize("orientation", range(1, 9))
-@pytest.mark.parametrize("factor", [2, 4, 8])
-def test_a_small_decoding_is_upright(orientation: int, factor: int) -> None:
+def test_a_small_decoding_is_upright(orientation: int) -> None:
     exif = Image.Exif()
     exif[0x0112] = orientation
     smooth = Image.radial_gradient("L").convert("RGB").resize((640, 480)).crop((0, 0, 500, 300))
     data = encoded(smooth, "jpeg", quality=95, exif=exif.tobytes())
     full, _ = decode_jpeg(data, LIMITS)
-    small, used = decode_jpeg(data, LIMITS, factor)
-    assert used == factor
-    assert jpeg_shape(data) == full.shape[:2]
-    assert small.shape[:2] == tuple(-(-side // factor) for side in full.shape[:2])
-    expected = np.asarray(Image.fromarray(full).resize(small.shape[1::-1], Image.Resampling.BOX))
-    assert np.abs(small.astype(int) - expected).max() < 16
+    assert header_shape(data, Limits.start()) == full.shape[:2]
+    for factor in (2, 4, 8):
+        small, used = decode_jpeg(data, LIMITS, factor)
+        assert used == factor
+        assert small.shape[:2] == tuple(-(-side // factor) for side in full.shape[:2])
+        expected = Image.fromarray(full).resize(small.shape[1::-1], Image.Resampling.BOX)
+        assert np.abs(small.astype(int) - np.asarray(expected)).max() < 16
 
 
 def test_tiny_pictures_and_cmyk_are_decoded_at_full_size() -> None:
-    tiny, cmyk = photo(9, 9), photo(64, 96).convert("CMYK")
     for size in ((1, 1), (1, 2), (2, 3)):
-        data = encoded(tiny.resize(size), "jpeg")
+        data = encoded(photo(9, 9).resize(size), "jpeg")
         for factor in (2, 4, 8):
             image, used = decode_jpeg(data, LIMITS._replace(max_pixels=100), factor)
             assert image.shape[:2] == tuple(-(-side // used) for side in size[::-1])
-    image, used = decode_jpeg(encoded(cmyk, "jpeg"), LIMITS, 4)
+    image, used = decode_jpeg(encoded(photo(64, 96).convert("CMYK"), "jpeg"), LIMITS, 4)
     assert (image.shape, used) == ((64, 96, 3), 1)
 
 
@@ -139,11 +136,8 @@ def test_limits_hold_before_a_small_decoding() -> None:
         ImageDecoder(size=8, max_pixels=100_000)(FILES["baseline"])
 
 
-def test_other_formats_do_not_change_with_exact() -> None:
-    for format in ("png", "webp", "bmp"):
-        file = io.BytesIO()
-        LARGE.save(file, format)
-        exact = ImageDecoder(size=60, scaled_decoding=False)
-        np.testing.assert_array_equal(
-            ImageDecoder(size=60)(file.getvalue()), exact(file.getvalue())
-        )
+@pytest.mark.parametrize("format", ["png", "webp", "bmp"])
+def test_other_formats_do_not_change_with_exact(format: str) -> None:
+    data = encoded(LARGE, format)
+    exact = ImageDecoder(size=60, scaled_decoding=False)
+    np.testing.assert_array_equal(ImageDecoder(size=60)(data), exact(data))

@@ -6,6 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
 
 import mmstream as mm
 from mmstream.decoding.sample import decode_sample, decode_texts
@@ -47,34 +48,18 @@ def test_a_step_is_tokenized_as_its_samples_are_one_by_one(chat, field):
         for s, t in decode_texts(SAMPLES, decode)
     ]
     assert sum(isinstance(one, str) for one in alone) >= 3
-    for one, other in zip(alone, together, strict=True):
-        assert type(one) is type(other)
-        if isinstance(one, str):
-            assert one == other
-            continue
-        assert one.keys() == other.keys()
-        for name in one:
-            assert np.array_equal(one[name], other[name]), name
+    np.testing.assert_equal(together, alone)
 
 
 @pytest.mark.parametrize("settings", [{}, {"max_length": 5}, {"texts": "all"}])
 def test_counts_are_the_lengths_of_what_is_decoded(settings):
     text = mm.TextDecoder(byte_tokenizer(chat=True), **settings)
     parsed = [sample for sample, _ in decode_texts(SAMPLES, None)]
-    decoded, counted = text.decode_all(parsed), text.count_all(parsed)
-    assert sum(isinstance(one, DecodeError) for one in counted) >= 3
-    for one, other in zip(decoded, counted, strict=True):
-        if isinstance(one, DecodeError):
-            assert str(one) == str(other)
-            continue
-        ids, labels = (np.ravel(one.tokens[name]) for name in ("input_ids", "labels"))
-        assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
+    assert 0 < assert_counts_are_lengths(text, parsed) <= len(SAMPLES) - 3
 
 
 def sentence_pieces():
     """A tokenizer that joins spaces to words, changes characters and knows emoji by bytes only."""
-    from transformers import PreTrainedTokenizerFast
-
     core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
     core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("!", " !!")])
     core.pre_tokenizer = pre_tokenizers.Metaspace()
@@ -85,15 +70,27 @@ def sentence_pieces():
     return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template)
 
 
+def with_marks():
+    return byte_tokenizer(chat=True)
+
+
 def without_marks():
     """A tokenizer whose template writes nothing but contents."""
-    fast = byte_tokenizer(chat=True)
+    fast = with_marks()
     fast.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
     return fast
 
 
-def with_marks():
-    return byte_tokenizer(chat=True)
+def assert_counts_are_lengths(text, samples):
+    """Counts are those of what is decoded. Gives how many samples are good."""
+    decoded, counted = text.decode_all(samples), text.count_all(samples)
+    for one, other in zip(decoded, counted, strict=True):
+        if isinstance(one, DecodeError):
+            assert str(one) == str(other)
+            continue
+        ids, labels = (np.ravel(one.tokens[name]) for name in ("input_ids", "labels"))
+        assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
+    return sum(not isinstance(one, DecodeError) for one in counted)
 
 
 ANSWERS = ["a cat", "", " the mat ", "\n\nwhy!", "so 😀", "😀", "½!", "!", "\n", "<|im_end|>", "ﬁ"]
@@ -107,14 +104,7 @@ def test_counted_answers_have_the_labels_of_decoded_ones(tokenizer):
         {"json": {"messages": [{"role": r, "content": c} for r, c in zip(roles, [*two, *two])]}}
         for two in itertools.product(ANSWERS, repeat=2)
     ]
-    decoded, counted = text.decode_all(samples), text.count_all(samples)
-    assert sum(not isinstance(one, DecodeError) for one in counted) > 90
-    for one, other in zip(decoded, counted, strict=True):
-        if isinstance(one, DecodeError):
-            assert str(one) == str(other)
-            continue
-        ids, labels = one.tokens["input_ids"], one.tokens["labels"]
-        assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
+    assert assert_counts_are_lengths(text, samples) > 90
 
 
 def test_without_a_text_decoder_only_json_is_parsed():
@@ -125,29 +115,26 @@ def test_without_a_text_decoder_only_json_is_parsed():
 
 
 def word_tokenizer():
-    from transformers import PreTrainedTokenizerFast
-
     core = Tokenizer(models.WordLevel({"known": 0, "word": 1}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()
     return PreTrainedTokenizerFast(tokenizer_object=core)
 
 
-def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample():
-    text = mm.TextDecoder(word_tokenizer())
-    outcomes = text.decode_all([{"txt": "known word"}, {"txt": "other"}, {"txt": "word"}])
-    assert outcomes[0].tokens["input_ids"].tolist() == [0, 1]
-    assert isinstance(outcomes[1], DecodeError)
-    assert "tokenizer: " in str(outcomes[1])
-    assert outcomes[2].tokens["input_ids"].tolist() == [1]
+@pytest.mark.parametrize(
+    ("tokenizer", "bad"),
+    [(word_tokenizer(), "other"), (byte_tokenizer(), "\ud800")],
+    ids=["an unknown word", "half a character"],
+)
+def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample(tokenizer, bad):
+    text = mm.TextDecoder(tokenizer)
+    good = ("known word", "word")
+    first, refused, last = text.decode_all([{"txt": words} for words in (good[0], bad, good[1])])
+    for words, decoded in zip(good, (first, last), strict=True):
+        assert decoded.tokens["input_ids"].tolist() == tokenizer(words).input_ids
+    assert isinstance(refused, DecodeError)
+    assert "tokenizer: " in str(refused)
     with pytest.raises(DecodeError, match="tokenizer"):
-        text({"txt": "other"})
-
-
-def test_a_text_with_half_a_character_is_one_bad_sample():
-    text = mm.TextDecoder(byte_tokenizer())
-    good, bad = text.decode_all([{"txt": "good"}, {"txt": "\ud800"}])
-    assert len(good.tokens["input_ids"]) == 6
-    assert isinstance(bad, DecodeError)
+        text({"txt": bad})
 
 
 @pytest.mark.parametrize("helpers", [1, 3])

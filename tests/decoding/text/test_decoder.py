@@ -25,14 +25,6 @@ from tests.helpers.chats import (
 )
 
 
-def test_truncation_keeps_the_start() -> None:
-    decoder = TextDecoder(tokenizer(CHATML))
-    whole = decoder({"json": {"messages": TWO_TURNS}})
-    cut = TextDecoder(decoder.tokenizer, 26)({"json": {"messages": TWO_TURNS}})
-    for name, array in cut.items():
-        np.testing.assert_array_equal(array, whole[name][:26])
-
-
 def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:
     core = byte_level_bpe()
     core.post_processor = processors.TemplateProcessing(
@@ -47,28 +39,36 @@ def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:
 
 def test_ids_are_those_of_the_tokenizer_itself() -> None:
     fast = tokenizer(CHATML)
-    decoder = TextDecoder(fast)
-    assert (
-        decoder({"txt": "a cat über 猫"})["input_ids"].tolist() == fast("a cat über 猫").input_ids
-    )
-    ids = fast.apply_chat_template(TWO_TURNS, return_dict=True)["input_ids"]
-    assert decoder({"json": {"messages": TWO_TURNS}})["input_ids"].tolist() == ids
+    words = "a cat über 猫"
+    by_decoder = [TextDecoder(fast)(x) for x in ({"txt": words}, {"json": {"messages": TWO_TURNS}})]
+    expected = fast.apply_chat_template(TWO_TURNS, return_dict=True)["input_ids"]
+    assert [each["input_ids"].tolist() for each in by_decoder] == [fast(words).input_ids, expected]
 
 
-def test_messages_come_first_then_txt_and_a_field_overrides() -> None:
+@pytest.mark.parametrize(
+    ("template", "field", "chosen"),
+    [
+        (CHATML, None, "messages"),
+        (CHATML, "json", "messages"),
+        (CHATML, "txt", "a caption"),
+        (CHATML, "alt.txt", "another"),
+        (None, None, "a caption"),
+    ],
+)
+def test_messages_come_first_then_txt_and_a_field_overrides(
+    template: str | None, field: str | None, chosen: str
+) -> None:
     sample = {"json": {"messages": TWO_TURNS}, "txt": b"a caption", "alt.txt": b"another"}
-    fast = tokenizer(CHATML)
-    seen = {
-        field: fast.decode(TextDecoder(fast, field=field)(sample)["input_ids"])
-        for field in (None, "json", "txt", "alt.txt")
-    }
-    assert seen[None] == seen["json"]
-    assert seen[None].startswith("<|im_start|>user")
-    assert seen["txt"] == "a caption"
-    assert seen["alt.txt"] == "another"
-    plain = tokenizer()
-    assert plain.decode(TextDecoder(plain)(sample)["input_ids"]) == "a caption"
+    fast = tokenizer(template)
+    expected = chosen
+    if chosen == "messages":
+        expected = fast.apply_chat_template(TWO_TURNS, tokenize=False)
+    assert fast.decode(TextDecoder(fast, field=field)(sample)["input_ids"]) == expected
+
+
+def test_a_row_without_messages_has_a_caption() -> None:
     captions = {"json": {"id": 1, "messages": []}, "txt": b"a caption"}
+    fast = tokenizer(CHATML)
     assert fast.decode(TextDecoder(fast)(captions)["input_ids"]) == "a caption"
 
 
@@ -96,17 +96,14 @@ def test_unusable_text_is_a_decode_error(sample: dict[str, Any], reason: str) ->
         TextDecoder(tokenizer(LLAMA))(sample)
 
 
-def test_padding_is_described_for_the_collate() -> None:
-    fast = tokenizer(padding_side="left")
-    assert TextDecoder(fast).pad_to is None
-    assert TextDecoder(fast, max_length=7, padding="max_length").pad_to == 7
-    assert TextDecoder(fast).padding_side == "left"
-
-
-def test_the_pad_token_falls_back_to_the_end_token_then_to_zero() -> None:
-    assert TextDecoder(tokenizer(pad_token="</s>")).pad_token_id == 5
-    assert TextDecoder(tokenizer(eos_token="<|im_end|>")).pad_token_id == 2
-    assert TextDecoder(tokenizer(eos_token=None)).pad_token_id == 0
+@pytest.mark.parametrize(
+    ("tokens", "pad_token_id"),
+    [({"pad_token": "</s>"}, 5), ({"eos_token": "<|im_end|>"}, 2), ({"eos_token": None}, 0)],
+)
+def test_the_pad_token_falls_back_to_the_end_token_then_to_zero(
+    tokens: dict[str, Any], pad_token_id: int
+) -> None:
+    assert TextDecoder(tokenizer(**tokens)).pad_token_id == pad_token_id
 
 
 @pytest.mark.parametrize(
@@ -122,7 +119,7 @@ def test_impossible_arguments_are_config_errors(options: dict[str, Any]) -> None
 def test_a_token_that_is_no_text_is_named(name: str, token: object) -> None:
     with pytest.raises(ConfigError) as error:
         TextDecoder(tokenizer(), **{name: token})
-    assert str(error.value) == f"{name}={token!r}: give the token as text"
+    assert str(error.value) == f"{name}={token!r}: give text"
 
 
 def test_a_slow_tokenizer_is_a_config_error_that_says_why() -> None:
@@ -141,20 +138,9 @@ def test_what_others_set_on_the_shared_tokenizer_changes_nothing() -> None:
     np.testing.assert_array_equal(decoder({"txt": "a cat on a mat"})["input_ids"], before)
 
 
-def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
-    decoder = TextDecoder(tokenizer(CHATML), max_length=30, field="json")
-    clone = pickle.loads(pickle.dumps(decoder))
-    assert (clone.max_length, clone.field) == (30, "json")
-    samples = [{"json": {"messages": TWO_TURNS[: 2 + 2 * (i % 2)]}} for i in range(40)]
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(clone, samples))
-    for sample, result in zip(samples, together, strict=True):
-        for name, array in decoder(sample).items():
-            np.testing.assert_array_equal(result[name], array)
-
-
-def test_threads_do_not_mix_the_turns_of_a_template_that_marks_them() -> None:
-    decoder = TextDecoder(tokenizer(MARKED), max_length=60, field="json")
+@pytest.mark.parametrize("template", [CHATML, MARKED])
+def test_threads_share_a_decoder_and_do_not_mix_turns(template: str) -> None:
+    decoder = pickle.loads(pickle.dumps(TextDecoder(tokenizer(template), 60, field="json")))
     samples = [{"json": {"messages": TWO_TURNS[: 2 + 2 * (i % 2)]}} for i in range(400)]
     alone = [decoder(sample)["labels"].tolist() for sample in samples[:2]]
     with ThreadPoolExecutor(4) as pool:

@@ -94,12 +94,12 @@ def half(shape: ImageShape) -> Any:
     return shape.height / 2
 
 
-def true(shape: ImageShape) -> Any:
-    return shape.height > 0
-
-
 def none(shape: ImageShape) -> Any:
     return 0 if shape.height else None
+
+
+def true(shape: ImageShape) -> Any:
+    return shape.height > 0
 
 
 @pytest.mark.parametrize(
@@ -136,14 +136,20 @@ def test_more_or_fewer_placeholders_than_pictures_are_a_bad_sample(
     assert isinstance(tokens, DecodeError)
 
 
-def test_settings_that_cannot_work_are_refused() -> None:
-    for length in (0, -1, True, 1.5, "256"):
-        with pytest.raises(ConfigError, match=f"image_length={length!r}: give a number"):
-            native(length=length)
-    for make in (mm.qwen_vl_length, mm.llava_next_length, mm.qwen_vl_video_length):
-        for side in (None, 0, "14", 1.5):
-            with pytest.raises(ConfigError, match=f"patch_size={side!r}: give a number from 1 up"):
-                make(patch_size=side)
+@pytest.mark.parametrize("length", [0, -1, True, 1.5, "256"])
+def test_a_length_that_is_no_number_is_refused(length: Any) -> None:
+    with pytest.raises(ConfigError, match=f"image_length={length!r}: give a whole number"):
+        native(length=length)
+
+
+@pytest.mark.parametrize("make", [mm.qwen_vl_length, mm.llava_next_length, mm.qwen_vl_video_length])
+@pytest.mark.parametrize("side", [None, 0, "14", 1.5])
+def test_a_patch_size_that_is_no_number_is_refused(make: Any, side: Any) -> None:
+    with pytest.raises(ConfigError, match=f"patch_size={side!r}: give a whole number from 1 up"):
+        make(patch_size=side)
+
+
+def test_a_length_that_depends_on_the_picture_needs_the_picture() -> None:
     with pytest.raises(ConfigError, match=r"is a function of the image: give Decode\(image=\)"):
         Decode(text=native().text)
     with pytest.raises(ConfigError, match="3 images needs the prepared_shape of each, not 0"):

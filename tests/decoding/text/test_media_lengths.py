@@ -64,15 +64,20 @@ def conversation(kind: str, count: int, extension: str) -> dict[str, Any]:
     }
 
 
-def expected_ids(family: MediaFamily, sample: dict[str, Any], **media: Any) -> list[int]:
+def learned(fast: Any, tokens: dict[str, Any]) -> str:
+    return str(fast.decode(tokens["labels"][tokens["labels"] != -100]))
+
+
+def assert_ids_and_labels(
+    family: MediaFamily, sample: dict[str, Any], shapes: MediaShapes, **media: Any
+) -> None:
+    """The ids are those of the processor for these media. The answers are trained."""
+    tokens = family.text(sample, shapes)
     text = family.tokenizer.apply_chat_template(sample["json"]["messages"], tokenize=False)
     processed = family.processor(text=[text], add_special_tokens=False, **media)
-    return list(processed["input_ids"][0])
-
-
-def assert_labels_are_the_answers(family: MediaFamily, tokens: dict[str, Any]) -> None:
-    learned = family.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
-    assert learned == "a cat at <1.0 seconds><|im_end|>a mat<|im_end|>"
+    assert tokens["input_ids"].tolist() == list(processed["input_ids"][0])
+    answers = "a cat at <1.0 seconds><|im_end|>a mat<|im_end|>"
+    assert learned(family.tokenizer, tokens) == answers
 
 
 @pytest.mark.parametrize("fps", [25.0, 30.0, 30000 / 1001, 23.976, 10.0])
@@ -81,33 +86,25 @@ def assert_labels_are_the_answers(family: MediaFamily, tokens: dict[str, Any]) -
 )
 def test_the_ids_of_videos_are_those_of_the_models_own_processor(make: Any, fps: float) -> None:
     family = make(do_sample_frames=False, do_resize=False)
-    side = 384 if make is llava_onevision else 224
-    width = 384 if make is llava_onevision else 448
-    videos = [video_of(count, side, width, fps) for count in FRAMES]
-    sample = conversation("video", len(FRAMES), "mp4")
-    tokens = family.text(sample, MediaShapes(videos=[shape for _, _, shape in videos]))
-    expected = expected_ids(
+    height, width = (384, 384) if make is llava_onevision else (224, 448)
+    videos = [video_of(count, height, width, fps) for count in FRAMES]
+    assert_ids_and_labels(
         family,
-        sample,
+        conversation("video", len(FRAMES), "mp4"),
+        MediaShapes(videos=[shape for _, _, shape in videos]),
         videos=[frames for frames, _, _ in videos],
         video_metadata=[[metadata for _, metadata, _ in videos]],
     )
-    assert tokens["input_ids"].tolist() == expected
-    assert_labels_are_the_answers(family, tokens)
 
 
 def test_times_of_a_variable_frame_rate_are_the_containers() -> None:
     times = (10.0, 10.04, 13.5, 13.9)
     shape = VideoShape(4, 32, 32, (32, 32), times, 25.0, 1.0, start_s=10.0, indices=(0, 1, 2, 3))
-    text = mm.qwen3_vl_video_length()(shape)
-    assert isinstance(text, MediaText)
-    assert text.text.split("<|vision_start|><|video_pad|><|vision_end|>") == [
-        "<0.0 seconds>",
-        "<3.7 seconds>",
-        "",
-    ]
+    length = mm.qwen3_vl_video_length()
+    frame = "<|vision_start|><|video_pad|><|vision_end|>"
+    assert length(shape).text == f"<0.0 seconds>{frame}<3.7 seconds>{frame}"
     span = shape._replace(start_s=9.5)  # a span that begins before its first frame
-    assert mm.qwen3_vl_video_length()(span).text.startswith("<0.5 seconds>")
+    assert length(span).text.startswith("<0.5 seconds>")
 
 
 @pytest.mark.parametrize("make", [qwen2_audio, qwen2_5_omni], ids=lambda make: make.__name__)
@@ -118,10 +115,8 @@ def test_the_ids_of_audio_are_those_of_the_models_own_processor(make: Any) -> No
     most = extractor.n_samples // extractor.hop_length
     shapes = [AudioShape(len(s), min(-(-len(s) // 160), most), 16_000) for s in sounds]
     sample = conversation("audio", len(sounds), "wav")
-    tokens = family.text(sample, MediaShapes(audios=shapes))
-    expected = expected_ids(family, sample, audio=sounds, sampling_rate=16_000)
-    assert tokens["input_ids"].tolist() == expected
-    assert_labels_are_the_answers(family, tokens)
+    given = {"audio": sounds, "sampling_rate": 16_000}
+    assert_ids_and_labels(family, sample, MediaShapes(audios=shapes), **given)
 
 
 def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says() -> None:
@@ -153,16 +148,15 @@ def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_i
     seconds = [0.31, 6.2, 2.01, 3.99, 4.01, 29.99]  # longer than the frames, and shorter
     side = 32 if make is qwen3_omni else 28
     videos = [video_of(count, 2 * side, 3 * side) for count in counts]
-    sample = conversation("video", len(counts), "mp4")
     sounds = [heard_of(each) for each in seconds]
     shapes = [
         shape._replace(sound=sound, requested_fps=fps)
         for (_, _, shape), sound in zip(videos, sounds, strict=True)
     ]
-    tokens = family.text(sample, MediaShapes((), shapes, sounds, range(len(sounds))))
-    expected = expected_ids(
+    assert_ids_and_labels(
         family,
-        sample,
+        conversation("video", len(counts), "mp4"),
+        MediaShapes((), shapes, sounds, range(len(sounds))),
         videos=[frames for frames, _, _ in videos],
         video_metadata=[[metadata for _, metadata, _ in videos]],
         audio=[np.zeros(sound.num_samples, np.float32) for sound in sounds],
@@ -171,8 +165,6 @@ def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_i
         sampling_rate=16_000,
         fps=fps,
     )
-    assert tokens["input_ids"].tolist() == expected
-    assert_labels_are_the_answers(family, tokens)
 
 
 @pytest.mark.parametrize(
@@ -196,32 +188,35 @@ def test_sound_between_frames_needs_the_rate_that_the_decoder_was_asked_for(
 def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -> None:
     family = qwen2_5_omni_with_sound()
     video, sounds = video_of(2, 56, 56)[2], [heard_of(1.0), heard_of(0.5)]
-    token = family.tokenizer.convert_tokens_to_ids("<|AUDIO|>")
 
-    def tokens_of(kinds: list[str], shapes: MediaShapes) -> Any:
+    def heard(kinds: list[str], shapes: MediaShapes) -> int:
+        """How many tokens stand for sound, in a text of these parts."""
         messages = [user([{"type": kind} for kind in kinds]), assistant("a cat")]
-        extensions = {"video": "mp4", "audio": "wav"}
-        files = {f"{i}.{extensions[kind]}": b"" for i, kind in enumerate(kinds)}
-        return family.text({"json": {"messages": messages}, **files}, shapes)["input_ids"]
+        names = [f"{i}.{'mp4' if kind == 'video' else 'wav'}" for i, kind in enumerate(kinds)]
+        return heard_in({"json": {"messages": messages}, **dict.fromkeys(names, b"")}, shapes)
 
-    first = MediaShapes((), [video._replace(requested_fps=2.0, sound=sounds[0])], sounds, [0])
-    last = MediaShapes((), [video._replace(requested_fps=2.0, sound=sounds[1])], sounds, [1])
-    for kinds, shapes in ((["video", "audio"], first), (["audio", "video"], last)):
-        assert (tokens_of(kinds, shapes) == token).sum() == 25 + 12
+    def heard_in(sample: dict[str, Any], shapes: MediaShapes) -> int:
+        return len(positions_of(family.text(sample, shapes))["audio"])
+
+    first, last = (
+        MediaShapes((), [video._replace(requested_fps=2.0, sound=sounds[i])], sounds, [i])
+        for i in (0, 1)
+    )
+    assert heard(["video", "audio"], first) == heard(["audio", "video"], last) == 25 + 12
     with pytest.raises(DecodeError, match=r"in the order \[1, 0\], counted as files are: name"):
-        tokens_of(["video", "audio"], last)
+        heard(["video", "audio"], last)
     silent = MediaShapes((), [first.videos[0], video], sounds[:1], [0, None])
     with pytest.raises(DecodeError, match="1 of 2 videos have no sound: in one text"):
-        tokens_of(["video", "video"], silent)
-    caption = family.text({"txt": b"a cat", "0.mp4": b""}, first._replace(audios=sounds[:1]))
-    assert (caption["input_ids"] == token).sum() == 25
+        heard(["video", "video"], silent)
+    caption = {"txt": b"a cat", "0.mp4": b""}
+    assert heard_in(caption, first._replace(audios=sounds[:1])) == 25
     deaf = TextDecoder(
         family.tokenizer,
         video_token="<|video_pad|>",
         video_length=mm.qwen_omni_video_length(),
     )
     with pytest.raises(ConfigError, match="puts the sound of videos into the text: give audio_len"):
-        deaf({"txt": b"a cat", "0.mp4": b""}, first)
+        deaf(caption, first)
 
 
 # -- all kinds together ---------------------------------------------------------------------------
@@ -255,45 +250,51 @@ def all_kinds(**options: Any) -> TextDecoder:
     return TextDecoder(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), **{**settings, **options})
 
 
+def positions_of(tokens: dict[str, Any]) -> dict[str, list[int]]:
+    """Where each kind of medium stands in a text."""
+    fast = all_kinds().tokenizer
+    names = {"video": "<|video_pad|>", "image": "<|image_pad|>", "audio": "<|AUDIO|>"}
+    return {
+        kind: np.flatnonzero(tokens["input_ids"] == fast.convert_tokens_to_ids(token)).tolist()
+        for kind, token in names.items()
+    }
+
+
 def test_images_videos_and_audio_of_one_conversation_have_their_own_tokens() -> None:
     sample, shapes = mixed()
-    decoder = all_kinds()
+    decoder = pickle.loads(pickle.dumps(all_kinds()))  # it travels to workers
     tokens = decoder(sample, shapes)
-    names = {name: decoder.tokenizer.convert_tokens_to_ids(name) for name in MEDIA_SPECIAL}
-    counts = {name: int((tokens["input_ids"] == number).sum()) for name, number in names.items()}
+    counts = {kind: len(places) for kind, places in positions_of(tokens).items()}
     # Two pairs of 2 x 3 squares and one square; 2 x 2 squares; 10 feature frames.
-    assert [counts[name] for name in ("<|video_pad|>", "<|image_pad|>", "<|AUDIO|>")] == [13, 4, 2]
+    assert counts == {"video": 13, "image": 4, "audio": 2}
     text = decoder.tokenizer.decode(tokens["input_ids"])
     assert "<0.3 seconds>" in text  # of the frames 0 and 17: (0 + 17 / 25) / 2
     assert "<1.4 seconds>" in text  # of frame 35, which is a pair with itself
-    learned = decoder.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
-    assert learned == "a cat<|im_end|>"
+    assert learned(decoder.tokenizer, tokens) == "a cat<|im_end|>"
+    del sample["2.wav"]  # the one audio is the track of a video, which only its shape tells
+    assert decoder(sample, shapes)["input_ids"].tolist() == tokens["input_ids"].tolist()
 
 
-def test_media_are_never_cut_and_the_message_names_the_first_that_is_too_long() -> None:
+@pytest.mark.parametrize(
+    ("kind", "token", "reason"),
+    [
+        ("video", 11, "video 1 of 2 does, which takes 12 tokens"),
+        ("image", 3, "image 1 of 1 does, which takes 4 tokens"),
+        ("audio", 1, "audio 1 of 1 does, which takes 2 tokens"),
+        ("video", 12, "video 2 of 2 does, which takes 1 tokens"),
+    ],
+)
+def test_media_are_never_cut_and_the_message_names_the_first_that_is_too_long(
+    kind: str, token: int, reason: str
+) -> None:
     sample, shapes = mixed()
-    whole = all_kinds()(sample, shapes)["input_ids"]
-    fast = all_kinds().tokenizer
-    media = {
-        kind: np.flatnonzero(whole == fast.convert_tokens_to_ids(token))
-        for kind, token in (
-            ("video", "<|video_pad|>"),
-            ("image", "<|image_pad|>"),
-            ("audio", "<|AUDIO|>"),
-        )
-    }
-    cases = [
-        (media["video"][11], "video 1 of 2 does, which takes 12 tokens"),
-        (media["image"][3], "image 1 of 1 does, which takes 4 tokens"),
-        (media["audio"][1], "audio 1 of 1 does, which takes 2 tokens"),
-        (media["video"][12], "video 2 of 2 does, which takes 1 tokens"),
-    ]
-    for position, reason in cases:
-        with pytest.raises(DecodeError, match=f"ends before {reason}"):
-            all_kinds(max_length=int(position))(sample, shapes)
-    last = int(media["video"][12])
-    cut = all_kinds(max_length=last + 1, unlabeled_texts="keep")(sample, shapes)
-    np.testing.assert_array_equal(cut["input_ids"], whole[: last + 1])
+    whole = all_kinds()(sample, shapes)
+    places = positions_of(whole)
+    with pytest.raises(DecodeError, match=f"ends before {reason}"):
+        all_kinds(max_length=places[kind][token])(sample, shapes)
+    length = places["video"][12] + 1
+    cut = all_kinds(max_length=length, unlabeled_texts="keep")(sample, shapes)
+    np.testing.assert_array_equal(cut["input_ids"], whole["input_ids"][:length])
 
 
 @pytest.mark.parametrize(
@@ -316,16 +317,6 @@ def test_a_sample_that_does_not_agree_with_its_text_is_bad(
         all_kinds()(changed, shapes)
 
 
-def test_tracks_of_videos_count_as_audio() -> None:
-    sample, shapes = mixed()
-    del sample["2.wav"]  # the one audio is the track of a video, which only its shape tells
-    decoder = all_kinds()
-    is_audio = decoder(sample, shapes)["input_ids"] == decoder.tokenizer.convert_tokens_to_ids(
-        "<|AUDIO|>"
-    )
-    assert is_audio.sum() == 2
-
-
 def test_a_caption_gets_its_media_in_front_and_learns_no_time() -> None:
     decoder = all_kinds()
     shapes = MediaShapes(videos=[video_of(4, 32, 32)[2]], audios=[AudioShape(1600, 10, 16_000)])
@@ -333,8 +324,7 @@ def test_a_caption_gets_its_media_in_front_and_learns_no_time() -> None:
     text = decoder.tokenizer.decode(tokens["input_ids"])
     assert text.startswith("<bos><0.3 seconds><|vision_start|><|video_pad|><|vision_end|><1.7 sec")
     assert text.endswith("<|AUDIO|><|AUDIO|>a cat<eos>")
-    learned = decoder.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
-    assert learned == "<bos>a cat<eos>"
+    assert learned(decoder.tokenizer, tokens) == "<bos>a cat<eos>"
 
 
 def test_a_template_of_strings_gets_the_token_of_each_medium() -> None:
@@ -358,8 +348,8 @@ def test_a_video_in_an_answer_is_not_learned_and_the_words_around_it_are() -> No
     sample = {"json": {"messages": [user("show"), assistant(answer)]}, "0.mp4": b""}
     decoder = all_kinds()
     tokens = decoder(sample, MediaShapes(videos=[video_of(4, 32, 32)[2]]))
-    learned = decoder.tokenizer.decode(tokens["labels"][tokens["labels"] != -100])
-    assert learned == "see <|vision_start|><|vision_end|> here<|im_end|>"
+    text = "see <|vision_start|><|vision_end|> here<|im_end|>"
+    assert learned(decoder.tokenizer, tokens) == text
 
 
 # -- what cannot work -----------------------------------------------------------------------------
@@ -383,8 +373,8 @@ def test_a_text_without_a_token_for_each_length_is_refused(length: Any) -> None:
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ({"video_length": 0}, "video_length=0: give a number from 1 up"),
-        ({"audio_length": True}, "audio_length=True: give a number"),
+        ({"video_length": 0}, "video_length=0: give a whole number from 1 up"),
+        ({"audio_length": True}, "audio_length=True: give a whole number"),
         ({"audio_token": "<sound>"}, "audio_token='<sound>': not an added or special token"),
         ({"audio_token": "<|video_pad|>"}, "videos have the same token"),
     ],
@@ -394,40 +384,77 @@ def test_settings_that_cannot_work_are_refused(options: dict[str, Any], reason: 
         all_kinds(**options)
 
 
-def test_shapes_that_the_model_does_not_take_are_told_in_one_line() -> None:
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"videos": ()}, "2 videos needs the planned shape of each, not 0"),
+        (
+            {"videos": [shape._replace(height=33) for shape in mixed()[1].videos]},
+            "96x33 are not made of squares of 32 pixels: give Vid",
+        ),
+    ],
+    ids=["none", "odd"],
+)
+def test_shapes_that_do_not_fit_the_text_are_told_in_one_line(
+    changes: dict[str, Any], message: str
+) -> None:
     sample, shapes = mixed()
-    with pytest.raises(ConfigError, match="2 videos needs the planned shape of each, not 0"):
-        all_kinds()(sample, shapes._replace(videos=()))
-    odd = [shape._replace(height=33) for shape in shapes.videos]
-    with pytest.raises(ConfigError, match="96x33 are not made of squares of 32 pixels: give Vid"):
-        all_kinds()(sample, shapes._replace(videos=odd))
-    with pytest.raises(ConfigError, match="448x224 are no squares: give VideoDecoder"):
-        mm.llava_onevision_video_length()(video_of(2, 224, 448)[2])
-    with pytest.raises(ConfigError, match="the audio has no features, of which the tokens"):
-        mm.qwen_audio_length()(AudioShape(1600, 0, 16_000))
-    with pytest.raises(DecodeError, match="audio of 300 samples is too short"):
-        mm.qwen_audio_length()(AudioShape(300, 2, 16_000))
+    with pytest.raises(ConfigError, match=message):
+        all_kinds()(sample, shapes._replace(**changes))
 
 
 @pytest.mark.parametrize(
-    "length",
-    [mm.qwen_vl_video_length(), mm.qwen3_vl_video_length(), mm.llava_onevision_video_length()],
+    ("length", "shape", "error", "message"),
+    [
+        (
+            mm.llava_onevision_video_length(),
+            video_of(2, 224, 448)[2],
+            ConfigError,
+            "448x224 are no squares: give VideoDecoder",
+        ),
+        (
+            mm.qwen_audio_length(),
+            AudioShape(1600, 0, 16_000),
+            ConfigError,
+            "the audio has no features, of which the tokens",
+        ),
+        (
+            mm.qwen_audio_length(),
+            AudioShape(300, 2, 16_000),
+            DecodeError,
+            "audio of 300 samples is too short",
+        ),
+    ],
+    ids=["no squares", "no features", "too short"],
 )
-def test_functions_travel_to_workers(length: Any) -> None:
-    shape = video_of(4, 448, 448)[2]
-    assert pickle.loads(pickle.dumps(length))(shape._replace(height=448)) == length(shape)
+def test_shapes_that_the_model_does_not_take_are_told_in_one_line(
+    length: Any, shape: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        length(shape)
 
 
-def test_what_is_counted_is_decoded_for_a_text_and_the_rest_is_not() -> None:
+@pytest.mark.parametrize(
+    ("sample", "message"),
+    [
+        (
+            {"json": {"messages": [user([{"type": "video"}, {"type": "audio"}]), assistant("a")]}},
+            "an audio part, which nothing decodes",
+        ),
+        ({"txt": b"a cat"}, r"the text belongs to an audio \(wav\)"),
+    ],
+)
+def test_media_that_are_not_counted_are_not_decoded_for_a_text(
+    sample: dict[str, Any], message: str
+) -> None:
     seeing = TextDecoder(
         byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), video_token="<|video_pad|>", video_length=2
     )
-    parts = [{"type": "video"}, {"type": "audio"}]
-    sample = {"json": {"messages": [user(parts), assistant("a cat")]}, "mp4": b"", "wav": b""}
-    with pytest.raises(DecodeError, match="an audio part, which nothing decodes"):
-        seeing(sample)
-    with pytest.raises(DecodeError, match=r"the text belongs to an audio \(wav\)"):
-        seeing({"txt": b"a cat", "mp4": b"", "wav": b""})
+    with pytest.raises(DecodeError, match=message):
+        seeing({**sample, "mp4": b"", "wav": b""})
+
+
+def test_a_video_that_is_not_counted_must_be_in_the_sample_too() -> None:
     plain = TextDecoder(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), video_token="<|video_pad|>")
     messages = [user([{"type": "video"}]), assistant("no")]
     [decoded] = plain.decode_all([{"json": {"messages": messages}}], media={"video"})

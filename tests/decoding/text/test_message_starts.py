@@ -1,25 +1,21 @@
-"""Answers are found alike in one rendering with marks, and in a rendering for each answer."""
+"""Answers are found alike from marks in one rendering, and from a rendering for each answer."""
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import pytest
 
 import mmstream as mm
-from mmstream.decoding.text.chat import Chat, probe_chat
-from mmstream.decoding.text.message_starts import MARK, marking_template
+from mmstream.decoding.text.message_starts import MARK
 from mmstream.train.tokenizer import CHAT_TEMPLATE
 from tests.helpers.chats import (
     CHATML,
-    MARKED,
     NEWLINES,
     ONLY_PARTS,
     PARTS,
     QWEN_VL,
     THINKING,
-    UNSTABLE,
     VICUNA,
     assistant,
     byte_chat,
@@ -36,13 +32,13 @@ LINES = """{%- if tools %}
         [system]
     {% endif %}
     {% set count.value = count.value + 1 %}
-    {{ count.value }} {{ message['role'] }}:
+    {{ message['role'] }}: {{ count.value }}
     {% for word in message['content'].split() %}{{ word }}{{ '' if loop.last else ' ' }}{% endfor %}
     <|im_end|>
 {% endfor %}
 {%- if add_generation_prompt %}
     assistant:
-{%- endif %}
+{%- endif -%}
 """
 TRIMMED = LINES.replace("{%- for message in messages -%}", "{% for message in messages %}")
 LOOPS = {
@@ -55,7 +51,9 @@ LOOPS = {
     "images": CHAT_TEMPLATE,
     "lines": LINES,
     "trimmed": TRIMMED,
-    "breaks": CHATML.replace("<|im_start|>", "{% if m.role == 'x' %}{% break %}{% endif %}<", 1),
+    "breaks": CHATML.replace(
+        "<|im_start|>", "{% if m.role == 'x' %}{% break %}{% endif %}<|im_start|>", 1
+    ),
 }
 CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "two turns": [user("what is this?"), assistant("a cat"), user("where?"), assistant("mat 😀")],
@@ -65,61 +63,45 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
     "spaces": [user(" hi \n"), assistant("\n ho \n"), user(""), assistant("")],
     "same texts": [user("ho"), assistant("ho"), user("ho"), assistant("ho")],
     "a mark": [user(f"hi{MARK}"), assistant("ho")],
+    "lost marks": [user(f"a{MARK}5:b"), assistant("ho")],
+    "forged marks": [user("q"), assistant(f"x{MARK}7:2:y{MARK}7:z"), user("r"), assistant("t")],
     "the end": [user("hi"), assistant("ho"), {"role": "x", "content": ""}, assistant("ho")],
 }
 
 
-def outcome(chat: Chat, messages: list[dict[str, Any]], tools: list[Any] | None) -> object:
+CASES = [case for case in CONVERSATIONS if case != "an answer first"]
+
+
+def outcome(template: str, messages: list[dict[str, Any]]) -> object:
+    """The labels of a conversation; None where they cannot be told."""
+    decoder = mm.TextDecoder(byte_chat(template), max_length=10_000, undecoded_parts="drop")
     try:
-        return chat.render(messages, tools)
-    except mm.DecodeError as error:
-        return str(error)
+        return decoder({"json": {"messages": messages}})["labels"].tolist()
+    except mm.DecodeError:
+        return None
 
 
 @pytest.mark.parametrize("name", LOOPS)
 def test_answers_are_those_of_a_rendering_for_each(name: str) -> None:
-    chat = probe_chat(byte_chat(LOOPS[name]), {"image": "<image>"})
-    assert chat.marking is not None
-    slow = replace(chat, marking=None)
-    for messages in CONVERSATIONS.values():
-        for tools in (None, [{"name": "look"}]):
-            assert outcome(chat, messages, tools) == outcome(slow, messages, tools)
-
-
-AHEAD = {
-    "loop.last": CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ loop.last }}"),
-    "the number of messages": UNSTABLE,
-    "the last message": CHATML.replace("{{ m['role'] }}", "{{ messages[-1]['role'] }}"),
-    "the next message": CHATML.replace("{{ m['role'] }}", "{{ messages[loop.index0 + 1] }}"),
-    "another list": "{% set messages = messages[1:] %}" + CHATML,
-    "a loop that is passed on": CHATML.replace("{{ m['role'] }}", "{{ loop | string }}"),
-    "some messages": CHATML.replace("in messages", "in messages if loop"),
-    "the prompt inside": CHATML.replace("{{ m['role'] }}", "{{ add_generation_prompt }}"),
-    "a count behind": "{% set n = namespace(v=0) %}" + CHATML + "{{ n.v }}",
-    "two loops": CHATML + CHATML,
-    "thinking": THINKING,
-    "marked turns": MARKED,
-    "no template": "{% for m in messages %}",
-}
-
-
-@pytest.mark.parametrize("name", AHEAD)
-def test_a_template_that_may_look_ahead_is_rendered_for_each_answer(name: str) -> None:
-    assert marking_template(AHEAD[name]) is None
+    # What is captured before it is written might be read again, so it is never marked.
+    captured = "{% set all %}" + LOOPS[name].removesuffix("\n") + "{% endset %}{{ all }}"
+    found = {case: outcome(LOOPS[name].removesuffix("\n"), CONVERSATIONS[case]) for case in CASES}
+    assert found == {case: outcome(captured, CONVERSATIONS[case]) for case in CASES}
+    assert sum(labels is not None for labels in found.values()) > 5
 
 
 def test_a_template_that_is_set_later_is_used() -> None:
     fast = byte_chat(CHATML)
-    chat = probe_chat(fast, {"image": "<image>"})
+    decoder = mm.TextDecoder(fast)
     fast.chat_template = CHATML.replace("<|im_start|>", "# ")
-    text, spans = chat.render(CONVERSATIONS["two turns"])
-    assert text.startswith("# user")
-    assert [text[start:stop] for start, stop in spans] == ["a cat<|im_end|>", "mat 😀<|im_end|>"]
+    tokens = decoder({"json": {"messages": CONVERSATIONS["two turns"]}})
+    assert fast.decode(tokens["input_ids"]).startswith("# user")
 
 
-def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    fast = byte_chat(QWEN_VL)
-    chat = probe_chat(fast, {"image": "<image>"})
+def renderings(monkeypatch: pytest.MonkeyPatch, template: str, num_turns: int) -> list[int]:
+    """The number of messages of each rendering of a conversation."""
+    fast = byte_chat(template)
+    decoder = mm.TextDecoder(fast, max_length=100_000)
     calls = []
     real = fast.apply_chat_template
 
@@ -128,7 +110,215 @@ def test_a_conversation_is_rendered_once(monkeypatch: pytest.MonkeyPatch) -> Non
         return real(messages, **options)
 
     monkeypatch.setattr(fast, "apply_chat_template", counted)
-    messages = [user("why?"), assistant("so")] * 20
-    _, spans = chat.render(messages)
-    assert len(spans) == 20
-    assert calls == [40]
+    decoder({"json": {"messages": [user("why?"), assistant("so")] * num_turns}})
+    return calls
+
+
+@pytest.mark.parametrize("template", [QWEN_VL, THINKING])
+def test_a_long_conversation_is_rendered_once(
+    monkeypatch: pytest.MonkeyPatch, template: str
+) -> None:
+    assert renderings(monkeypatch, template, 20) == [40]
+
+
+ODD = {
+    "reversed": CHATML.replace("in messages", "in messages[::-1]"),
+    "twice": CHATML + CHATML,
+    "another header": CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ loop.last }}"),
+    "some messages": CHATML.replace("in messages", "in messages if loop.index0 != 1"),
+    "changed texts": CHATML.split("{% if add")[0].replace("m['content']", "m['content'] | upper"),
+    "with its question": "{% for m in messages %}{% if m.role == 'assistant' %}Q: "
+    "{{ loop.previtem.content }}\nA: {{ m.content }}</s>{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_answers_that_cannot_be_told_make_a_bad_sample(name: str) -> None:
+    assert outcome(ODD[name], CONVERSATIONS["two turns"]) is None
+
+
+LOOKS_AHEAD = {
+    "the last message": CHATML.replace("{{ m", "{{ '' if loop.last }}{{ m"),
+    "all but the first": "{% set later = messages[1:] %}" + CHATML.replace("messages %", "later %"),
+    "by number": CHATML.replace(
+        "for m in messages %}", "for i in range(messages | length) %}{% set m = messages[i] %}"
+    ),
+    "checked first": "{% for m in messages %}{% if m.role == 'x' %}{{ raise_exception('x') }}"
+    "{% endif %}{% endfor %}" + CHATML,
+    "inside": CHATML.replace(
+        "<|im_end|>",
+        "{% for l in messages[loop.index:] %}"
+        "{% if l.role == 'x' %}x{% endif %}{% endfor %}<|im_end|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS_AHEAD)
+def test_loops_of_many_kinds_tell_their_messages(name: str) -> None:
+    messages = [user("hi"), user("again"), assistant("ho"), user("ha"), assistant("he")]
+    fast = byte_chat(LOOKS_AHEAD[name])
+    labels = mm.TextDecoder(fast, undecoded_parts="drop")({"json": {"messages": messages}})[
+        "labels"
+    ]
+    assert fast.decode(labels[labels != -100]) == "ho<|im_end|>he<|im_end|>"
+
+
+BARE = CHATML.split("{% if add")[0]
+OTHERS = {
+    "other messages": BARE.replace(
+        "for m in messages %}",
+        "set later = messages[1:] %}{% for i in range(later | length) %}{% set m = messages[i] %}",
+    ),
+    "a with": "{% with messages = messages[:-1] %}" + BARE + "{% endwith %}",
+    "a pair": "{% set messages, x = messages[:-1], 1 %}" + BARE,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_loop_over_other_messages_is_not_counted(name: str) -> None:
+    messages = [user("hi"), assistant("ho"), user("ha"), assistant("he"), user("hu")]
+    assert outcome(OTHERS[name], messages) is None
+
+
+NO_THINK = (
+    CHATML.replace("{% for", "{% set ns = namespace(t=1) %}{% for", 1)
+    .replace(
+        "{{ m['content'] }}",
+        "{% if m.role == 'user' %}{% set ns.t = '/no' not in m.content %}{% else %}<think>"
+        "{% if ns.t %}{{ m.reasoning_content }}{% endif %}</think>{% endif %}{{ m.content }}",
+    )
+    .replace(
+        "assistant\n{% endif", "assistant\n{% if not ns.t %}<think></think>{% endif %}{% endif"
+    )
+)
+NUMBERED = CHATML.replace("<|im_start|>{{ m['role'] }}", "[{{ loop.index }}] ").replace(
+    "<|im_start|>assistant", "[{{ messages | length + 1 }}] "
+)
+WITH_QUESTION = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<user>{{ loop.previtem.content }}"
+    "<bot>{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<user>{{ messages[-1].content }}<bot>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "second"),
+    [
+        (NO_THINK, "<think>hm</think>ho<|im_end|>", "he<|im_end|>"),
+        (NUMBERED, "ho<|im_end|>", "he<|im_end|>"),
+        (WITH_QUESTION, "ho</s>", "he</s>"),
+    ],
+)
+def test_a_prompt_that_depends_on_the_messages_is_not_trained(
+    template: str, first: str, second: str
+) -> None:
+    answers = [{**assistant("ho"), "reasoning_content": "hm"}, assistant("he")]
+    messages = [user("(hi) you?"), answers[0], user("¿you? /no"), answers[1]]
+    assert trained(template, messages) == first + second
+    assert trained(template, messages[2:]) == second
+
+
+def trained(template: Any, messages: list[dict[str, Any]], tools: Any = None) -> str:
+    fast = byte_chat(template)
+    row = {"messages": messages, "tools": tools}
+    labels = mm.TextDecoder(fast, undecoded_parts="drop")({"json": row})["labels"]
+    return str(fast.decode(labels[labels != -100]))
+
+
+TOOL = (
+    "{{ tools | length }}{% for m in messages %}{% if m.role == 'assistant' %}<s>{{ m.content }}"
+    "</s>{% else %}# {{ m.content }}{% endif %}{% endfor %}"
+)
+BETWEEN = (
+    "{{ tools | length }}{% for m in messages %}{% if not loop.first %}</s>{% endif %}"
+    "{{ '<s>' if m.role == 'assistant' else '# ' }}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}</s><s>{% endif %}"
+)
+PROMPTED = TOOL + "{% if add_generation_prompt %}<s>{% endif %}"
+MARKING = PROMPTED.replace(
+    "{{ m.content }}</s>", "{% generation %}{{ m.content }}{% endgeneration %}</s>"
+)
+
+
+@pytest.mark.parametrize(
+    ("default", "tool_use", "expected"),
+    [
+        (CHATML, TOOL, "ho</s>he</s>"),
+        (CHATML, BETWEEN, "ho</s>he"),
+        (BETWEEN, PROMPTED, "ho</s>he</s>"),
+        (CHATML, MARKING, "hohe"),
+        (MARKING, PROMPTED, "ho</s>he</s>"),
+        (TOOL, PROMPTED, "ho</s>he</s>"),
+    ],
+)
+def test_each_template_of_a_tokenizer_is_read_as_it_is(
+    default: str, tool_use: str, expected: str
+) -> None:
+    default = default.replace("{{ tools | length }}", "")
+    messages = [user("hi"), assistant("ho"), user("ha"), assistant("he")]
+    templates = {"default": default, "tool_use": tool_use}
+    assert trained(templates, messages, [{"name": "f"}]) == expected
+
+
+UNOWNED = {
+    "outside of a loop": "{% macro r(m) %}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endmacro %}"
+    "{{ r(messages[0]) }}{{ r(messages[1]) }}{% for m in messages[2:] %}{{ r(m) }}{% endfor %}",
+    "with its question": "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}"
+    "{% generation %}{{ loop.nextitem.content }}{% endgeneration %}{% endif %}{% endfor %}",
+    "as many by chance": "{% for m in messages if m.role != 'x' %}{% if m.role == 'user' %}"
+    "{{ m.content }}{% elif m.content %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% generation %}</s>{% endgeneration %}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", UNOWNED)
+def test_weights_need_to_know_whose_mark_it_is(name: str) -> None:
+    empty = assistant("" if name == "as many by chance" else "ho")
+    messages = [user("hi"), empty, user("ha"), {**assistant("he"), "weight": 0}]
+    with pytest.raises(mm.DecodeError, match="the messages say which of them are not trained"):
+        trained(UNOWNED[name], messages)
+
+
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}"
+ENDED = "{% if not loop.first %}<|im_end|>\n{% endif %}" + TURN
+PLACES = {
+    "no prompt": ("{% set all %}" + BARE + "{% endset %}{{ all }}", "\nho<|im_end|>\nhe<|im_end|>"),
+    "no prompt, with an if": (
+        BARE.replace("in messages", "in messages if m.role != 'x'"),
+        "\nho<|im_end|>\nhe<|im_end|>",
+    ),
+    "a mark between": (
+        "{% set all %}{% for m in messages %}" + ENDED + "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_end|>\n<|im_start|>assistant\n{% endif %}{% endset %}"
+        "{{ all }}",
+        "ho<|im_end|>he",
+    ),
+    "two loops": (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+        + CHATML.replace("in messages", "in messages if m.role != 'system'"),
+        "ho<|im_end|>he<|im_end|>",
+    ),
+    "the last mark behind": (
+        "{% for m in messages %}"
+        + TURN
+        + "{% if not loop.last %}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_end|>\n<|im_start|>assistant\n{% else %}<|im_end|>"
+        "{% endif %}",
+        "ho<|im_end|>he<|im_end|>",
+    ),
+    "no mark, lines between": (
+        "{% for m in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}"
+        + TURN
+        + "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\n' }}<|im_start|>assistant\n{% endif %}",
+        "ho\n<|im_start|>he",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_answer_is_trained_from_its_prompt_to_its_end_mark(name: str) -> None:
+    template, expected = PLACES[name]
+    messages = [user("hi"), assistant("ho"), user("ha"), assistant("he")]
+    assert trained(template, messages) == expected

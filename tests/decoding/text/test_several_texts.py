@@ -35,18 +35,19 @@ def test_a_preference_is_two_documents_of_which_the_answers_are_trained() -> Non
     }
     tokens = mm.TextDecoder(fast, texts="all")({"json": row})
     texts = [fast.decode(labels[labels != -100]) for labels in tokens["labels"]]
-    assert ["a cat" in text for text in texts] == [True, False]
-    assert ["a dog" in text for text in texts] == [False, True]
-    assert not any("hello" in text for text in texts)
+    for text, answer, other in zip(texts, ("a cat", "a dog"), ("a dog", "a cat"), strict=True):
+        assert answer in text
+        assert other not in text
+        assert "hello" not in text
     assert all("hello" in fast.decode(ids) for ids in tokens["input_ids"])
 
 
-def test_other_samples_are_one_document() -> None:
-    fast = byte_chat(CHATML)
-    decoder = mm.TextDecoder(fast, texts="all")
-    messages = [user("hi"), assistant("good")]
-    assert len(decoder({"json": {"messages": messages}})["input_ids"]) == 1
-    assert len(decoder({"txt": b"a cat"})["input_ids"]) == 1
+@pytest.mark.parametrize(
+    "sample", [{"json": {"messages": [user("hi"), assistant("good")]}}, {"txt": b"a cat"}]
+)
+def test_other_samples_are_one_document(sample: dict[str, Any]) -> None:
+    decoder = mm.TextDecoder(byte_chat(CHATML), texts="all")
+    assert len(decoder(sample)["input_ids"]) == 1
 
 
 def test_texts_without_weights_count_fully_beside_others() -> None:
@@ -88,33 +89,45 @@ def two_texts(sample: dict[str, Any]) -> list[str]:
     return [sample["txt"], f"again {sample['txt']}"]
 
 
+def pipeline_of(folder: Path, text: mm.TextDecoder, batching: mm.Flat | None) -> mm.Pipeline:
+    """Batches of two samples with a picture and a text."""
+    return mm.Pipeline(
+        mm.open_dataset(write_corpus(folder, [4])),
+        global_batch_size=2,
+        decode=mm.Decode(image=mm.ImageDecoder(size=16), text=text),
+        batching=batching,
+    )
+
+
 def test_a_flat_batch_has_the_documents_of_a_sample_as_neighbours(tmp_path: Path) -> None:
-    write_corpus(tmp_path, [4])
     text = mm.TextDecoder(byte_tokenizer(), field=two_texts, texts="all")
-    given: dict[str, Any] = {
-        "global_batch_size": 2,
-        "decode": mm.Decode(image=mm.ImageDecoder(size=16), text=text),
-    }
-    dataset = mm.open_dataset(tmp_path)
-    with pytest.raises(mm.ConfigError, match=r"pass batching=mm\.Flat\(\)"):
-        mm.Pipeline(dataset, **given)
-    batch = next(iter(mm.Loader(mm.Pipeline(dataset, **given, batching=mm.Flat()))))
+    batch = next(iter(mm.Loader(pipeline_of(tmp_path, text, mm.Flat()))))
     assert batch["document_row"].tolist() == batch["document_sample"].tolist() == [0, 0, 1, 1]
     assert batch["__key__"][0] == batch["__key__"][1] != batch["__key__"][2]
     # Nothing in the texts stands for pictures, so each comes once.
     assert batch["image_document"].tolist() == [0, 2]
 
 
+@pytest.mark.parametrize(
+    ("settings", "batching", "reason"),
+    [
+        ({"field": two_texts, "texts": "all"}, None, r"pass batching=mm\.Flat\(\)"),
+        ({"max_length": 512}, mm.Pack(8192), "give max_length=8192"),
+    ],
+)
+def test_texts_that_do_not_fit_their_batches_are_refused(
+    settings: dict[str, Any], batching: Any, reason: str, tmp_path: Path
+) -> None:
+    text = mm.TextDecoder(byte_tokenizer(), **settings)
+    with pytest.raises(mm.ConfigError, match=reason):
+        pipeline_of(tmp_path, text, batching)
+
+
 def test_pictures_in_the_text_come_with_each_document(tmp_path: Path) -> None:
-    write_corpus(tmp_path, [4])
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<image>"]})
     text = mm.TextDecoder(tokenizer, field=two_texts, texts="all", image_length=3)
-    decode = mm.Decode(image=mm.ImageDecoder(size=16), text=text)
-    pipeline = mm.Pipeline(
-        mm.open_dataset(tmp_path), global_batch_size=2, decode=decode, batching=mm.Flat()
-    )
-    batch = next(iter(mm.Loader(pipeline)))
+    batch = next(iter(mm.Loader(pipeline_of(tmp_path, text, mm.Flat()))))
     assert batch["image_document"].tolist() == [0, 1, 2, 3]
     assert batch["image_row"].tolist() == [0, 0, 1, 1]
     token = tokenizer.convert_tokens_to_ids("<image>")
@@ -122,37 +135,21 @@ def test_pictures_in_the_text_come_with_each_document(tmp_path: Path) -> None:
 
 
 def test_plain_text_ends_with_the_token_of_its_end() -> None:
+    cat = {"txt": b"a cat"}
     whole = byte_tokenizer()  # it writes tokens at both ends by itself
-    assert mm.TextDecoder(whole, append_eos=True)({"txt": b"a cat"})["input_ids"].tolist() == (
-        mm.TextDecoder(whole)({"txt": b"a cat"})["input_ids"].tolist()
-    )
+    ends = [mm.TextDecoder(whole, append_eos=each)(cat)["input_ids"] for each in (True, False)]
+    np.testing.assert_array_equal(*ends)
     fast = byte_tokenizer()
     fast.backend_tokenizer.post_processor = TemplateProcessing(single="$A")
-    end = fast.eos_token_id
-    plain = mm.TextDecoder(fast)({"txt": b"a cat"})["input_ids"]
+    expected = [*mm.TextDecoder(fast)(cat)["input_ids"], fast.eos_token_id]
     decoder = mm.TextDecoder(fast, 8, append_eos=True)
-    tokens = decoder({"txt": b"a cat"})
-    assert tokens["input_ids"].tolist() == tokens["labels"].tolist() == [*plain, end]
-    cut = decoder({"txt": b"a cat that is long"})
-    assert len(cut["input_ids"]) == 8
-    assert cut["input_ids"][-1] == end
-    twice = decoder({"txt": f"a cat{fast.eos_token}"})["input_ids"]
-    assert twice.tolist() == [*plain, end]
+    for text in ("a cat", f"a cat{fast.eos_token}"):
+        tokens = decoder({"txt": text})
+        assert tokens["input_ids"].tolist() == tokens["labels"].tolist() == expected
+    cut = decoder({"txt": b"a cat that is long"})["input_ids"].tolist()
+    assert (len(cut), cut[-1]) == (8, fast.eos_token_id)
     with pytest.raises(DecodeError, match="empty text"):
         decoder({"txt": b""})
-
-
-def test_a_tokenizer_without_an_end_of_text_is_refused() -> None:
-    fast = byte_chat(CHATML)
     fast.eos_token = None
     with pytest.raises(mm.ConfigError, match="the tokenizer has no eos_token"):
         mm.TextDecoder(fast, append_eos=True)
-
-
-def test_texts_that_packs_would_cut_are_refused(tmp_path: Path) -> None:
-    write_corpus(tmp_path, [4])
-    decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=512))
-    with pytest.raises(mm.ConfigError, match="give max_length=8192"):
-        mm.Pipeline(
-            mm.open_dataset(tmp_path), global_batch_size=2, decode=decode, batching=mm.Pack(8192)
-        )

@@ -72,11 +72,20 @@ def test_the_tokens_of_an_answer_have_the_weight_of_its_message(template: str) -
     assert "label_weights" not in alike
 
 
-def test_answers_that_a_template_marks_in_another_number_cannot_be_excluded() -> None:
-    unmarked = CHATML + "{% if false %}{% generation %}{% endgeneration %}{% endif %}"
+def test_an_answer_with_two_marks_has_one_weight() -> None:
+    twice = MARKED.replace(
+        "{{ m['content'] }}<|im_end|>{% endgeneration %}",
+        "{{ m['content'] }}{% endgeneration %}!{% generation %}<|im_end|>{% endgeneration %}",
+    )
     row = user("hi"), {**assistant("bad"), "weight": 0}, user("again"), assistant("good")
-    with pytest.raises(DecodeError, match="marks 0 answers of 2, and the messages say"):
-        trained(unmarked, *row)
+    assert trained(twice, *row) == "good<|im_end|>"
+
+
+def test_answers_that_a_template_marks_in_another_number_cannot_be_excluded() -> None:
+    captured = "{% set all %}" + MARKED.replace("messages %", "messages[2:] %")
+    row = user("hi"), {**assistant("bad"), "weight": 0}, user("again"), assistant("good")
+    with pytest.raises(DecodeError, match="marks 1 answers of 2, and the messages say"):
+        trained(captured + "{% endset %}{{ all }}", *row)
 
 
 @pytest.mark.parametrize("template", [WITH_TOOLS, WITH_TOOLS.replace(CHATML, MARKED)])

@@ -15,24 +15,47 @@ from tests.helpers.media_files import video_file
 import_torchvision()
 import transformers  # noqa: E402
 
+RULES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "qwen2": (
+        transformers.Qwen2VLVideoProcessor(),
+        {
+            "sampling": "qwen2_vl",
+            "fps": 2,
+            "min_frames": 4,
+            "max_frames": 768,
+            "resize": "max_pixels",
+            "multiple_of": 28,
+            "interpolation": "bicubic",
+            "pixel_budget": (128 * 28 * 28, 768 * 28 * 28),
+            "video_pixel_budget": None,
+        },
+    ),
+    "qwen3": (
+        transformers.Qwen3VLVideoProcessor(),
+        {
+            "sampling": "qwen3_vl",
+            "multiple_of": 32,
+            "frame_multiple_of": 2,
+            "video_pixel_budget": (128 * 32 * 32, 768 * 32 * 32),
+        },
+    ),
+    "llava": (
+        transformers.LlavaOnevisionVideoProcessor(num_frames=16),
+        {
+            "sampling": "llava_onevision",
+            "num_frames": 16,
+            "size": (384, 384),
+            "resize": "exact",
+        },
+    ),
+}
 
-def test_each_family_has_its_own_rules_of_frames_and_pixels() -> None:
-    qwen2 = mm.VideoDecoder.from_processor(transformers.Qwen2VLVideoProcessor())
-    assert (qwen2.sampling, qwen2.fps, qwen2.min_frames, qwen2.max_frames) == (
-        "qwen2_vl",
-        2,
-        4,
-        768,
-    )
-    assert (qwen2.resize, qwen2.multiple_of, qwen2.interpolation) == ("max_pixels", 28, "bicubic")
-    assert qwen2.pixel_budget == (128 * 28 * 28, 768 * 28 * 28)
-    assert qwen2.video_pixel_budget is None
-    qwen3 = mm.VideoDecoder.from_processor(transformers.Qwen3VLVideoProcessor())
-    assert (qwen3.sampling, qwen3.multiple_of, qwen3.frame_multiple_of) == ("qwen3_vl", 32, 2)
-    assert qwen3.video_pixel_budget == (128 * 32 * 32, 768 * 32 * 32)
-    llava = mm.VideoDecoder.from_processor(transformers.LlavaOnevisionVideoProcessor(num_frames=16))
-    assert (llava.sampling, llava.num_frames, llava.size) == ("llava_onevision", 16, (384, 384))
-    assert llava.resize == "exact"
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_family_has_its_own_rules_of_frames_and_pixels(name: str) -> None:
+    processor, rules = RULES[name]
+    decoder = mm.VideoDecoder.from_processor(processor)
+    assert {setting: getattr(decoder, setting) for setting in rules} == rules
 
 
 def test_what_the_user_says_of_frames_takes_the_place_of_the_processors_word() -> None:

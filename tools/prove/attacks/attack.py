@@ -24,16 +24,6 @@ from typing import Any
 
 import mmstream as mm
 
-__all__ = [
-    "MAX_MEMORY_BYTES",
-    "MAX_SECONDS",
-    "NOT_PRINTABLE",
-    "Attack",
-    "Result",
-    "run_attack",
-    "train",
-]
-
 MAX_SECONDS = 90
 """Longest time of one attack. Most take less than one second, all image bombs together 25."""
 

@@ -19,8 +19,6 @@ from mmstream.dataset.manifest import index_part_name
 from tests.helpers.corpora import write_corpus
 from tools.prove.attacks.attack import Attack, train
 
-__all__ = ["ATTACKS"]
-
 SHARD = "shard-000000.tar"
 
 NO_INDEX = "no index shard-"

@@ -10,8 +10,6 @@ from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.image_bombs import BOMBS
 from tools.prove.attacks.attack import Attack, train
 
-__all__ = ["ATTACKS"]
-
 NUM_GOOD = 100
 
 

@@ -13,8 +13,6 @@ import mmstream as mm
 from tests.helpers.corpora import jpeg
 from tools.prove.attacks.attack import Attack
 
-__all__ = ["ATTACKS"]
-
 NUM_GOOD = 5
 
 

@@ -11,8 +11,6 @@ import mmstream as mm
 from tests.helpers.corpora import write_corpus
 from tools.prove.attacks.attack import Attack
 
-__all__ = ["ATTACKS"]
-
 HUGE = 10**30
 
 

@@ -12,8 +12,6 @@ import mmstream as mm
 from tests.helpers.corpora import jpeg
 from tools.prove.attacks.attack import Attack, train
 
-__all__ = ["ATTACKS", "good_members", "member", "write_tar"]
-
 NUM_GOOD = 12
 """Good samples of a corpus that is attacked."""
 

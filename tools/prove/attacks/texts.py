@@ -11,8 +11,6 @@ from tests.helpers import chats
 from tests.helpers.corpora import write_corpus
 from tools.prove.attacks.attack import Attack, train
 
-__all__ = ["ATTACKS"]
-
 NUM_GOOD = 12
 
 

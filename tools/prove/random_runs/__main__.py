@@ -32,8 +32,6 @@ from mmstream._torchvision import import_torchvision
 from tests.helpers.http_fault_proxy import Faults, fault_proxy
 from tools.s3_server import s3_server
 
-__all__ = ["main"]
-
 
 def main() -> int:
     """Run trials, print what they counted and which failed, and return the exit code."""

@@ -23,8 +23,6 @@ from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
 from mmstream.tar.writer import TarWriter
 
-__all__ = ["FAULTS", "WAV_RATE", "Corpus", "Known", "Ref", "append_shards", "write_corpus"]
-
 Ref: TypeAlias = tuple[int, int]
 """(shard, index) of a sample."""
 

@@ -14,8 +14,6 @@ from typing import TypeAlias
 from tools.prove.random_runs.corpus import FAULTS, Known, Ref
 from tools.prove.random_runs.rows import Content, Record, Row
 
-__all__ = ["Facts", "Steps", "judge"]
-
 Steps: TypeAlias = Mapping[tuple[int, int], Mapping[int, Row]]
 """By (epoch, step): the rows of the global batch."""
 

@@ -11,8 +11,6 @@ import mmstream as mm
 from mmstream.types import Batch, Sample
 from tools.prove.random_runs.corpus import Ref
 
-__all__ = ["Content", "Record", "Row", "marked", "rows_of"]
-
 
 class Content(NamedTuple):
     """What a batch holds of one sample."""
@@ -44,7 +42,7 @@ class Row(NamedTuple):
 
     planned: tuple[Ref, ...]
     shown: tuple[Ref, ...]
-    """() for a row that is not valid: where nothing fills it, it repeats a row of its rank."""
+    """() for a row that is not valid: where nothing fills it, it repeats a row of its step."""
     valid: bool
     records: tuple[Record, ...]
     contents: tuple[Content, ...]

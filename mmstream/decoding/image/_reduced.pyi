@@ -1,6 +1,0 @@
-"""The compiled JPEG decoder (mmstream/csrc/); `reduced.py` describes it."""
-
-def decode_reduced(data: bytes, factor: int) -> tuple[bytearray, int, int] | None: ...
-def decode_planes(
-    data: bytes, factor: int, chroma_factor: int, height: int, width: int
-) -> list[tuple[bytearray, int, int, int]] | None: ...

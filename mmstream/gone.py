@@ -1,0 +1,141 @@
+"""What went away in this version, and what to use instead. The next version empties this table.
+
+Ground floor. Nothing but words lies here. The command line asks for commands and options, the
+package for its public names, and `mmstream.wrong_arguments.advise` for arguments.
+"""
+
+from __future__ import annotations
+
+INSTEAD = {
+    "mm.measure": "mm.plan(pipeline) measures and plans; measure_only=True gives lengths alone",
+    "mm.plan_packs": "mm.plan(pipeline) measures and plans",
+    "mmstream measure": "`mmstream plan URL --max-tokens T --pipeline module:object` measures and "
+    "plans",
+    "mmstream plan --measure": "it measures by itself; give --pipeline module:object",
+    "mmstream reshard --measure": "a plan knows its lengths; leave it out",
+    "reshard(measure=)": "a plan knows its lengths; leave it out",
+    "mm.bench": "run `mmstream bench URL --pipeline module:object`",
+    "mmstream bench --ranks": "one rank is measured, with all rows; leave it out",
+    "mmstream bench --cold": "empty the page cache by `sync; echo 1 | sudo tee "
+    "/proc/sys/vm/drop_caches` before it",
+    "mmstream bench --json": "read the lines; figures of your own come from loader.stats",
+    **dict.fromkeys(
+        (
+            "mmstream info --pack-plan",
+            "mmstream info --pipeline",
+            "mmstream info --ranged-bytes",
+            "mmstream info --ranged-requests",
+            "mmstream info --cache-bytes",
+            "mmstream info --reshuffle",
+            "mmstream info --window-bytes",
+            "mmstream info --weights-of",
+            "mmstream info --ranks-per-node",
+            "mmstream info --memory-bytes",
+        ),
+        "--plan G --ranks W says about what any run of that size asks of storage; "
+        "loader.stats counts what a run asks",
+    ),
+    **dict.fromkeys(
+        (
+            "mmstream info --epochs",
+            "mmstream info --mean-bytes",
+            "mmstream info --samples-per-second",
+            "mmstream info --request-price",
+            "mmstream info --egress-price",
+        ),
+        "multiply the bytes and requests of an epoch that --plan G says",
+    ),
+    "mmstream index --repack": "`mmstream convert TARS DEST` writes plain tars of gzipped ones",
+    **dict.fromkeys(
+        (
+            "mmstream show --step",
+            "mmstream show --epoch",
+            "mmstream show --rank",
+            "mmstream show --world-size",
+            "mmstream show --global-batch-size",
+            "mmstream show --state",
+        ),
+        "`mmstream replay URL --state STATE --step N > FILE`, then --quarantine FILE",
+    ),
+    **dict.fromkeys(
+        (
+            "mmstream show --padding-free",
+            "mmstream show --pack",
+            "mmstream show --plan",
+            "mmstream show --weights-of",
+            "mmstream show --model",
+        ),
+        "mm.show(batch) in a notebook draws a batch without padding",
+    ),
+    **dict.fromkeys(
+        (
+            "mmstream train --tokenizer",
+            "mmstream train --text-field",
+            "mmstream train --padding-free",
+            "mmstream train --pack",
+            "mmstream train --plan",
+            "mmstream train --weights-of",
+            "mmstream train --bad-samples",
+            "mmstream train --max-bad-fraction",
+            "mmstream train --substitute-bad-shards",
+            "mmstream train --reshuffle",
+            "mmstream train --cache-dir",
+            "mmstream train --max-cache-bytes",
+        ),
+        "give --pipeline module:object, whose mm.Pipeline has this setting",
+    ),
+    **dict.fromkeys(
+        (
+            "mmstream train --freeze",
+            "mmstream train --compile",
+            "mmstream train --attn-implementation",
+            "mmstream train --micro-batch-tokens",
+            "mmstream train --deterministic",
+            "mmstream train --profile",
+        ),
+        "call mmstream.train.train(config, model=, pipeline=) with a model that you prepare",
+    ),
+    **dict.fromkeys(
+        (
+            "mmstream train --lr-schedule",
+            "mmstream train --decay-steps",
+            "mmstream train --final-lr-fraction",
+            "mmstream train --weight-decay",
+            "mmstream train --max-grad-norm",
+            "mmstream train --keep-checkpoints",
+        ),
+        "change it in a copy of mmstream/train/loop.py",
+    ),
+    "mmstream train --validate-every": "--validation runs with each checkpoint: --checkpoint-every",
+    "mmstream train --no-progress": "there is no progress bar any more; leave it out",
+    "mmstream train --progress": "there is no progress bar any more; leave it out",
+    "ImageDecoder(device=)": "the CPU decodes; leave it out, and pass mm.to_device(loader, 'cuda')",
+    "VideoDecoder(device=)": "the CPU decodes; leave it out, and pass mm.to_device(loader, 'cuda')",
+    "to_device(decode_jpegs=)": "the loader's workers decode, on the CPU; leave it out",
+    "to_device(decode_clip=)": "the loader's workers decode, on the CPU; leave it out",
+}
+"""What to write instead, by what went away, in one of four forms.
+
+A command ("mmstream measure"), its option ("mmstream bench --quick"), a public name ("mm.measure"),
+or an argument ("ImageDecoder(device=)").
+"""
+
+
+def instead_of(name: str) -> str | None:
+    """Return one line: what is gone, and what to use instead. None: it is not in the table.
+
+    Examples:
+        >>> instead_of("to_device(decode_clip=)")
+        "to_device(decode_clip=) is gone: the loader's workers decode, on the CPU; leave it out"
+    """
+    return f"{name} is gone: {INSTEAD[name]}" if name in INSTEAD else None
+
+
+def arguments_gone(function: str) -> dict[str, str]:
+    """Return what to write instead, by the names of the arguments that a function has lost."""
+    start = f"{function}("
+    return {
+        name.removeprefix(start).removesuffix("=)"): advice
+        for name, advice in INSTEAD.items()
+        if name.startswith(start)
+    }

@@ -1,0 +1,203 @@
+"""What a loader says at its start: of rows, of media that nothing decodes, of storage."""
+
+from __future__ import annotations
+
+import json
+import logging
+import re
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.loader.advice import log_cost
+from mmstream.packing.order import PackOrder
+from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.corpora import equal_samples, jpeg, write_corpus
+from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
+from tests.helpers.packed_texts import pack_pipeline, plan_texts, write_texts
+
+ALONE = mm.World(0, 1)
+
+
+def lines_of(
+    caplog: pytest.LogCaptureFixture,
+    pipeline: mm.Pipeline,
+    world: mm.World = ALONE,
+    **settings: Any,
+) -> list[str]:
+    """What the log says of settings when a loader is used twice."""
+    caplog.set_level(logging.INFO)
+    with closing(mm.Loader(pipeline, world=world, **settings)) as loader:
+        for _ in range(2):
+            next(iter(loader))
+    return [line for line in caplog.messages if line.startswith("without effect")]
+
+
+def test_rows_of_unequal_ranks_are_not_dealt(
+    caplog: pytest.LogCaptureFixture, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    folder = write_texts(tmp_path_factory.mktemp("texts"), [40])
+    pipeline = pack_pipeline(folder)
+    batching = mm.Pack(64, plan=pipeline.order.plan, cost=mm.Cost(tokens=1, squared_tokens=1))
+    costly = mm.Pipeline(
+        pipeline.dataset, global_batch_size=4, decode=pipeline.decode, batching=batching
+    )
+    uneven = {"rows_per_rank": [3, 1]}
+    assert lines_of(caplog, costly, mm.World(0, 2), **uneven) == [
+        "without effect: mm.Pack(cost=), because rows are dealt in equal shares only: "
+        "global_batch_size 4 over 2 ranks, rows_per_rank=[3, 1]"
+    ]
+    caplog.clear()
+    assert lines_of(caplog, costly, mm.World(1, 2), **uneven) == []
+
+
+@pytest.mark.parametrize(
+    ("limits", "words"),
+    [
+        (mm.PackLimits(32), r"mm\.Pack\(64, limits=mm\.PackLimits\(32\)\): rows have one length"),
+        ({"max_documents": 1}, r"limits=\{'max_documents': 1\}: give mm\.PackLimits"),
+    ],
+)
+def test_limits_of_another_length_are_refused(limits: Any, words: str) -> None:
+    with pytest.raises(mm.ConfigError, match=words):
+        mm.Pack(64, limits=limits)
+    assert mm.Pack(64, limits=mm.PackLimits(64, max_documents=2)).max_tokens == 64
+
+
+# -- videos and recordings that nothing decodes: once --------------------------------------------
+
+
+def same(sample: dict[str, Any]) -> dict[str, Any]:
+    return sample
+
+
+@pytest.mark.parametrize(
+    ("settings", "said", "is_mixture"),
+    [
+        ({}, "", False),
+        ({"decode": mm.Decode({"txt": str})}, "4 mp4, 4 wav", False),
+        ({"decode": mm.Decode({"txt": str})}, "4 mp4, 4 wav", True),
+        ({"decode": mm.Decode({"txt": str}, video=FakeVideoDecoder())}, "4 wav", False),
+        ({"decode": mm.Decode({"mp4": len}, audio=FakeAudioDecoder())}, "", True),
+        ({"decode": mm.Decode({"txt": str}), "transforms": (same,)}, "", False),
+        ({"decode": mm.Decode({"txt": str}), "before": (same,)}, "", False),
+    ],
+)
+def test_media_that_nothing_decodes_are_named_once(
+    settings: dict[str, Any],
+    said: str,
+    is_mixture: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fields = {"mp4": fake_file(0, 1), "wav": fake_file(0, 1), "txt": b"a text"}
+    write_corpus(tmp_path, [4], lambda number: fields)
+    path = tmp_path / MANIFEST_NAME
+    manifest = Manifest.from_bytes(path.read_bytes())
+    path.write_bytes(replace(manifest, fields=dict.fromkeys(fields, 4)).to_bytes())
+    dataset: Any = mm.open_dataset(tmp_path)
+    if is_mixture:
+        dataset = mm.Mixture({"one": (dataset, 1)}, epoch_steps=1)
+    loader = mm.Loader(mm.Pipeline(dataset, global_batch_size=4, **settings))
+    with caplog.at_level(logging.INFO):
+        for _ in range(2):
+            assert len(list(loader)) == 1
+    messages = [each for each in caplog.messages if each.startswith("not decoded: ")]
+    assert [message.partition(";")[0] for message in messages] == (
+        [f"not decoded: {said}"] if said else []
+    )
+
+
+# -- samples without a picture among others: once, and never of conversations ----------------------
+
+TURNS = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+TEXT = {"txt": b"a caption"}
+CHAT = {"json": json.dumps({"messages": TURNS}).encode()}
+PICTURE = {"jpg": jpeg(0)}
+
+
+@pytest.mark.parametrize(
+    ("samples", "num_workers", "is_said"),
+    [
+        ([TEXT, {**TEXT, **PICTURE}], 0, True),
+        pytest.param([TEXT, {**TEXT, **PICTURE}], 2, True, marks=pytest.mark.slow),
+        ([{**TEXT, **PICTURE}, {**TEXT, **PICTURE}], 0, False),
+        ([TEXT, TEXT], 0, False),
+        ([CHAT, {**TEXT, **PICTURE}], 0, False),
+    ],
+)
+def test_a_sample_without_a_picture_is_named_once(
+    samples: list[dict[str, Any]],
+    num_workers: int,
+    is_said: bool,
+    tmp_path: Path,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    write_corpus(tmp_path, [8], lambda number: samples[number % 2])
+    decode = mm.Decode(
+        image=mm.ImageDecoder(size=8), text=mm.TextDecoder(byte_tokenizer(chat=True))
+    )
+    dataset = mm.open_dataset(tmp_path)
+    pipeline = mm.Pipeline(dataset, global_batch_size=4, decode=decode, shuffle=False)
+    loader = mm.Loader(pipeline, num_workers=num_workers)
+    with caplog.at_level(logging.WARNING), closing(loader):
+        for _ in range(2):
+            assert len(list(loader)) == 2
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == is_said
+    if is_said:
+        assert messages[0].startswith("shard-000000.tar[0] ")
+        assert "no picture, and other rows have one: pair texts and pictures" in messages[0]
+
+
+# -- what a run on object storage costs ------------------------------------------------------------
+
+
+@pytest.fixture
+def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
+    caplog.set_level(logging.INFO, logger="mmstream")
+    return caplog
+
+
+def bounds_of(num_ranks: int) -> list[int]:
+    return [256 * rank // num_ranks for rank in range(num_ranks + 1)]
+
+
+def test_the_log_says_about_what_an_epoch_asks_of_storage(log: pytest.LogCaptureFixture) -> None:
+    dataset = equal_samples(1_000_000, 110_080)
+    log_cost(dataset, dataset.plan_order(global_batch_size=256), bounds_of(4), None)
+    (message,) = log.messages
+    assert re.fullmatch(
+        r"an epoch reads about 110.1 GB from object storage, in about 3\d\d?,\d\d\d requests "
+        r"\([23]\d\d a GB\); the windows take up to 5\d\d.\d MB on a rank; a prefix of S3 answers "
+        r"5,500 requests/s, which is about 1\d\d,\d\d\d samples/s",
+        message,
+    ), message
+
+
+def test_where_means_say_little_nothing_is_said(
+    log: pytest.LogCaptureFixture, tmp_path: Path
+) -> None:
+    corpus, videos = equal_samples(1_000_000, 110_080), equal_samples(10_000, 20_000_256)
+    mixture = mm.Mixture({"a": (corpus, 1), "b": (videos, 1)}, epoch_steps=100)
+    for source, least_large_bytes in ((mixture, None), (videos, 8 << 20)):
+        order = source.plan_order(global_batch_size=256)
+        log_cost(source, order, bounds_of(4), least_large_bytes)
+    dataset = mm.open_dataset(write_texts(tmp_path, [60]))
+    packs = PackOrder.from_plan(plan_texts(dataset), dataset.corpus, global_batch_size=4)
+    log_cost(equal_samples(60, 2048), packs, [0, 4], None)
+    assert log.messages == []
+
+
+def test_a_folder_costs_no_requests(log: pytest.LogCaptureFixture, tmp_path) -> None:
+    local = mm.open_dataset(write_corpus(tmp_path / "local", [300]))
+    log_cost(local, local.plan_order(global_batch_size=256), bounds_of(4), None)
+    remote = equal_samples(1000, 110_080)
+    mixture = mm.Mixture({"a": (local, 1), "b": (remote, 1)}, epoch_steps=100)
+    log_cost(mixture, mixture.plan_order(global_batch_size=256), bounds_of(4), None)
+    assert log.messages == []

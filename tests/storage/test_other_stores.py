@@ -1,0 +1,126 @@
+"""Stores that are no Amazon S3: a conversion and a training through a proxy that behaves so."""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import time
+from functools import partial
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+import mmstream as mm
+from mmstream.errors import StorageError
+from mmstream.storage import open_store, patience, remote, write_lock
+from tests.helpers.corpora import jpeg
+from tests.helpers.forked_ranks import run_starts
+from tests.helpers.logged_runs import require_exact
+from tests.helpers.store_proxy import HOST, STORES, store_proxy
+
+pytestmark = pytest.mark.s3
+
+
+@pytest.fixture
+def store(request, s3, monkeypatch, tmp_path):
+    """A URL behind the proxy of a store, set up as the docs say, and the proxy."""
+    kind = STORES[request.param]
+    with store_proxy(os.environ, kind) as proxy:
+        style = "s3 =\n    addressing_style = virtual\n" if kind.path_style else ""
+        (tmp_path / "config").write_text(f"[default]\n{style}")
+        monkeypatch.setenv("AWS_CONFIG_FILE", str(tmp_path / "config"))
+        monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{HOST}")
+        monkeypatch.setenv("HTTP_PROXY", proxy.url)
+        for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
+            monkeypatch.setenv(name, kind.region or "us-east-1")
+        patience._patience.cache_clear()
+        remote._client_of.cache_clear()
+        yield f"{s3}/{tmp_path.name}", proxy
+    remote._client_of.cache_clear()
+
+
+every_store = pytest.mark.parametrize("store", STORES, indirect=True)
+
+
+@every_store
+def test_what_is_written_is_read_whole_and_by_ranges(store, monkeypatch):
+    monkeypatch.setattr(write_lock, "SETTLE_S", 0.1)
+    url, proxy = store
+    data = os.urandom((8 << 20) + 5)
+    folder = open_store(url)
+    with write_lock.write_lock(folder, "test") as lock:
+        folder.write("small", data[:100])
+        folder.write("large", data)
+        lock.require()
+    assert folder.read("large", len(data)) == data
+    assert folder.read_range("large", 7, 1007) == data[7:1007]
+    assert {name: stat.size for name, stat in folder.list().items()} == {
+        "large": len(data),
+        "small": 100,
+    }
+    folder.remove("small")
+    assert not folder.exists("small")
+    assert set(proxy.refused) <= {"InvalidArgument", "NotImplemented"}  # of optional headers
+
+
+@pytest.mark.parametrize("store", [s for s in STORES if STORES[s].path_style], indirect=True)
+@pytest.mark.parametrize("call", ["list", "read"])
+def test_a_store_that_refuses_path_style_names_the_setting(store, call, monkeypatch):
+    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
+    remote._client_of.cache_clear()
+    url, _ = store
+    with pytest.raises(StorageError, match=r": 403 \w+ .*s3\.addressing_style virtual") as caught:
+        open_store(url).list() if call == "list" else mm.open_dataset(url)
+    assert "credentials" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("store", "warns"),
+    [("MinIO", False), ("GCS", True), ("Backblaze B2", True)],
+    indirect=["store"],
+)
+def test_a_store_without_conditional_writes_is_told_of_and_one_of_two_writers_gives_up(
+    store, warns, monkeypatch, caplog
+):
+    url, _ = store
+    folder = open_store(url)
+    others = write_lock.Holder("t", "convert", "far", "b", "n", 7, 8, "2026-11-28 12:00:00 UTC")
+    write = partial(folder.write, write_lock.LOCK_NAME, encoded(others))
+    clock = SimpleNamespace(**{**vars(time), "sleep": lambda _: write()})  # of the lock alone
+    monkeypatch.setattr(write_lock, "time", clock)
+    with caplog.at_level(logging.WARNING):
+        if warns:
+            with pytest.raises(write_lock.LockedError, match="another convert"):
+                write_lock.write_lock(folder, "index").__enter__()
+        else:
+            with write_lock.write_lock(folder, "index"):
+                pass
+    assert ("no conditional writes (If-None-Match)" in caplog.text) == warns
+
+
+def encoded(holder):
+    return json.dumps({name: getattr(holder, name) for name in holder.__struct_fields__}).encode()
+
+
+@pytest.mark.slow
+@every_store
+def test_a_conversion_and_a_killed_and_resumed_training_are_exact(store, tmp_path):
+    url, _ = store
+    for number in range(60):
+        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
+    rows = [{"image": f"{number}.jpg", "text": f"picture {number}"} for number in range(60)]
+    settings = {"media_root": str(tmp_path), "samples_per_shard": 20, "progress": False}
+    report = mm.convert(rows, url, **settings)
+    assert report.num_samples == 60
+    local = str(tmp_path / "local")
+    mm.convert(rows, local, **settings)
+    shards = [path.name for path in Path(local).glob("*.tar*")]
+    assert len(shards) >= 9
+    assert [n for n in shards if open_store(url).read(n) != Path(local, n).read_bytes()] == []
+    out = tmp_path / "run"
+    command = f"{url} --global-batch-size 6 --epochs 2 --checkpoint-every 1 --device cpu --seed 1"
+    command += " --image-size 16 --num-workers 1 --log-keys --model clip"
+    run_starts(command.split(), out, [(1, 4), (1, None)])
+    require_exact(url, out, num_steps=20)

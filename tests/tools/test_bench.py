@@ -1,0 +1,68 @@
+"""The commands of docs/benchmarks.md, on little data, and that their judge can fail."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tools.bench import __main__ as bench
+from tools.bench import equal_steps
+from tools.bench.equal_steps import Cell, Corpus, Delivered, Tally
+
+
+@pytest.mark.slow
+def test_a_table_has_mmstream_and_webdataset_side_by_side(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    size, _, batch_size = bench.decoded.CORPORA["0.2 megapixels"]
+    monkeypatch.setattr(bench.decoded, "CORPORA", {"photographs": (size, 0, batch_size)})
+    rows = ["--loader", "mmstream", "--loader", "webdataset"]
+    bench.main(["decoded", "--samples", "768", "--rounds", "1", *rows])
+    lines = [line for line in capsys.readouterr().out.splitlines() if line.startswith("| ")]
+    assert [line.split()[1] for line in lines] == ["|", "mmstream", "webdataset"]
+    for line in lines[1:]:
+        figures = [cell.replace(",", "").split()[0] for cell in line.strip("| ").split("|")[1:]]
+        assert all(float(figure) > 0 for figure in figures)
+
+
+@pytest.mark.slow
+@pytest.mark.s3
+def test_batches_come_from_behind_a_faulty_link(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(bench.storage, "NUM_SHARDS", 16)
+    monkeypatch.setattr(bench.storage, "SHARD_SAMPLES", 40)
+    words = ["--scenario", "faults", "--seconds", "10", "--rounds", "1"]
+    bench.main(["storage", *words])
+    assert "| faults | " in capsys.readouterr().out
+
+
+@pytest.mark.slow
+def test_all_ranks_stay_in_step_and_show_every_readable_sample_once(tmp_path: Path) -> None:
+    cells = [Cell(1, 1, 0, 20), Cell(1, 3, 2, 20), Cell(5, 8, 0, 5), Cell(5, 3, 1, 5)]
+    corpora = equal_steps.write_corpora(tmp_path, cells)
+    tally = equal_steps.judge("mmstream", cells, corpora)
+    assert (tally.equal, tally.complete, tally.both, tally.same) == (4, 4, 4, 4)
+
+
+def tallied(*ranks: list[list[str]], bad: frozenset[str] = frozenset()) -> Tally:
+    tally = Tally(logs_bad=bool(bad))
+    delivered = [[Delivered(keys) for keys in rank] for rank in ranks]
+    tally.add(Cell(1, len(ranks), 0, 0), Corpus("", frozenset("abcd"), bad), delivered)
+    return tally
+
+
+@pytest.mark.parametrize(
+    ("tally", "expected"),
+    [
+        (tallied([["a"], ["b"]], [["c"], ["d"]]), (1, 1, 1)),
+        (tallied([["a"], ["b"], ["c"]], [["d"]]), (0, 1, 0)),
+        (tallied([["a"], ["b"]], [["c"], []]), (1, 0, 0)),
+        (tallied([["a"], ["b"]], [["c"], ["d", "a"]]), (1, 0, 0)),
+        (tallied([["a"], ["b"]], [["c"], ["d"]], bad=frozenset({"shard[4]"})), (1, 0, 0)),
+    ],
+    ids=["good", "out of step", "lost", "twice", "bad and not named"],
+)
+def test_the_judge_sees_what_is_wrong(tally: Tally, expected: tuple[int, int, int]) -> None:
+    assert (tally.equal, tally.complete, tally.both) == expected

@@ -1,0 +1,189 @@
+"""`tools/test.sh` says in one line what a machine lacks, and trusts no half-made environment."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.helpers.paths import ROOT
+
+PYTHON = """#!/bin/sh
+case "$*" in
+"-m venv --clear"*)
+    mkdir -p "$4/bin"
+    cp "$0" "$4/bin/python"
+    echo "$VENV_SAYS" >&2
+    test -z "$VENV_SAYS" ;;
+*"pip"*)
+    echo "$PIP_SAYS" >&2
+    exit 1 ;;
+*version_info*)
+    exit "${TOO_OLD:-0}" ;;
+esac
+"""
+"""Stands for Python: its venv and its pip fail with words of the real ones."""
+
+
+@pytest.fixture
+def checkout(tmp_path: Path) -> Path:
+    """A checkout without .venv, and a folder of programs with a Python that can do nothing."""
+    root = tmp_path / "checkout"
+    (root / "tools").mkdir(parents=True)
+    for name in ("env.sh", "test.sh"):
+        shutil.copy(ROOT / "tools" / name, root / "tools")
+    (root / "pyproject.toml").write_text("")
+    (root / "requirements.lock").write_text("torch==2.14.1 \\\n")
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    for name in ("python3", "python3.14", "python3.13", "python3.12", "python3.11"):
+        (programs / name).write_text(PYTHON)
+        (programs / name).chmod(0o755)
+    return root
+
+
+def run_test_sh(checkout: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    path = f"{checkout.parent / 'bin'}:{os.environ['PATH']}"
+    variables = {**os.environ, "PATH": path, "TMPDIR": str(checkout.parent), **environment}
+    command = ["bash", str(checkout / "tools" / "test.sh")]
+    return subprocess.run(command, env=variables, capture_output=True, text=True)
+
+
+@pytest.mark.parametrize(
+    ("environment", "cure"),
+    [
+        ({"TOO_OLD": "1"}, "install it (Debian: apt-get install python3.11 python3.11-venv)"),
+        ({"VENV_SAYS": "ensurepip is not available"}, "apt-get install python3-venv"),
+        ({"PIP_SAYS": "Failed to establish a new connection"}, "check the network, or set PIP_IN"),
+        ({"PIP_SAYS": "OSError: [Errno 28] No space left on device"}, "need 3 GB together"),
+        ({"PIP_SAYS": "ERROR: something else"}, "ERROR: something else"),
+    ],
+)
+def test_what_is_missing_is_one_line_with_the_cure(checkout, environment, cure):
+    for _ in range(2):  # the second call does not trust what the first has left
+        done = run_test_sh(checkout, **environment)
+        assert done.returncode in (1, 2)
+        (line,) = done.stderr.splitlines()
+        assert cure in line
+        assert "run this command again" in line
+        assert list(checkout.glob(".venv/.mmstream-*")) == []
+
+
+def test_an_environment_that_could_not_be_renewed_is_made_anew(checkout):
+    stamp = checkout / ".venv" / ".mmstream-dev"
+    stamp.parent.mkdir()
+    stamp.write_text("of an older lock file")
+    (checkout / ".venv" / "left").write_text("half of an upgrade")
+    assert run_test_sh(checkout, PIP_SAYS="ERROR").returncode == 1
+    assert not stamp.exists()
+
+
+def test_a_full_disk_is_said_before_the_tests_begin(checkout):
+    for name in ("df", "ruff", "mypy"):
+        program = checkout.parent / "bin" / name
+        program.write_text("#!/bin/sh\necho Avail\necho 1000\n")
+        program.chmod(0o755)
+    wanted = 'cd "$1" && cat pyproject.toml requirements.lock | sha256sum'
+    stamp = checkout / ".venv" / ".mmstream-dev"
+    stamp.parent.mkdir()
+    command = ["sh", "-c", wanted, "sh", str(checkout)]
+    stamp.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
+    done = run_test_sh(checkout)
+    assert done.returncode == 1
+    assert "free some, or set TMPDIR to a larger disk" in done.stderr
+
+
+@pytest.mark.slow
+def test_a_wheel_is_pure_python_and_needs_no_compiler(tmp_path):
+    source = tmp_path / "source"
+    shutil.copytree(ROOT / "mmstream", source / "mmstream")
+    for name in ("pyproject.toml", "README.md", "LICENSE"):
+        shutil.copy(ROOT / name, source)
+    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
+    command += ["--wheel-dir", str(tmp_path), str(source)]
+    subprocess.run(command, env=os.environ | {"CC": "false"}, capture_output=True, check=True)
+    (wheel,) = tmp_path.glob("*.whl")
+    assert wheel.name.endswith("-py3-none-any.whl")
+    suffixes = {Path(name).suffix for name in zipfile.ZipFile(wheel).namelist()}
+    assert suffixes.isdisjoint({".so", ".c", ".h", ".pyi"})
+
+
+CHILD = """
+import signal, subprocess, sys
+from tests.helpers.default_signals import reset_ignored_signals
+if len(sys.argv) == 1:
+    reset_ignored_signals()
+    subprocess.run([sys.executable, __file__, "grandchild"], check=True)
+for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+    print(signal.getsignal(number) is signal.SIG_IGN)
+"""
+
+
+def test_children_of_tests_begin_with_default_signals_also_below_nohup(tmp_path):
+    def ignore() -> None:
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
+            signal.signal(number, signal.SIG_IGN)
+
+    program = tmp_path / "child.py"
+    program.write_text(CHILD)
+    done = subprocess.run(
+        [sys.executable, program],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        preexec_fn=ignore,
+        capture_output=True,
+        text=True,
+    )
+    assert done.stdout.split() == ["False"] * 6, done.stderr
+
+
+BUSY = """
+import time
+import pytest
+
+def work():
+    started = time.process_time()
+    while time.process_time() < started + 0.2:
+        pass
+
+def test_busy():
+    work()
+
+@pytest.mark.slow
+def test_marked():
+    work()
+
+def test_quick():
+    pass
+"""
+
+
+@pytest.mark.slow
+def test_a_test_that_takes_long_is_marked_slow_or_fails(tmp_path):
+    (tmp_path / "conftest.py").write_text(
+        "import tests.conftest\ntests.conftest.MAX_STARTS = 0.01\n"
+    )
+    (tmp_path / "test_busy.py").write_text(BUSY)
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-p",
+        "tests.conftest",
+        "-c",
+        ROOT / "pyproject.toml",
+    ]
+    done = subprocess.run(
+        [*command, "-q", "-p", "no:cacheprovider", tmp_path],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+    )
+    assert "1 failed, 2 passed" in done.stdout, done.stdout
+    assert "of processor time, more than 0: mark it slow" in done.stdout

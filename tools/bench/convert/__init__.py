@@ -1,1 +1,0 @@
-"""Conversions measured beside others: ``python -m tools.bench.convert.speed``."""
