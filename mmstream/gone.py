@@ -1,7 +1,7 @@
 """What went away in this version, and what to use instead. The next version empties this table.
 
 Ground floor. Nothing but words lies here. The command line asks for commands and options, the
-package for its public names, and `mmstream.wrong_arguments.advise` for arguments.
+package for its public names, and `mmstream.wrong_arguments.checked` for arguments.
 """
 
 from __future__ import annotations

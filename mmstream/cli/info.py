@@ -1,4 +1,4 @@
-"""``mmstream info``: what a dataset or a mixture holds. --stats and --pipeline import torch."""
+"""``mmstream info``: what a dataset or a mixture holds. --stats imports torch."""
 
 from __future__ import annotations
 

@@ -32,8 +32,6 @@ class RowReading:
 
     Attributes:
         rows_as: What the rows lie in, such as "csv". Default: their content says it.
-        encoding: Encoding of files of text that are not UTF-8, such as "gb18030", "shift_jis" or
-            "utf-16". A guess is never made; the log says what such a file may be.
         limit: Convert the first so many rows only.
         format: The format of all rows, such as "captions" or "llava": the page on formats of rows
             lists them. Or a function as "module:function". Default: each row is recognised by its
@@ -45,6 +43,8 @@ class RowReading:
         captions: "all": one sample with all captions of a row. "each": one sample per caption.
         group_spans: Consecutive rows about the same medium become one sample with ``segments``, so
             that the medium is stored once.
+        encoding: Encoding of files of text that are not UTF-8, such as "gb18030", "shift_jis" or
+            "utf-16". A guess is never made; the log says what such a file may be.
 
     Raises:
         ConfigError: A value is impossible. What needs the rows or a file is checked by `convert`.
@@ -56,13 +56,13 @@ class RowReading:
     """
 
     rows_as: RowKind | None = None
-    encoding: str | None = None
     limit: PositiveInt | None = None
     format: str | None = None
     columns: Mapping[str, str] | None = None
     dataset_info: str | os.PathLike[str] | None = None
     captions: Literal["all", "each"] = "all"
     group_spans: bool = False
+    encoding: str | None = None
 
     def __post_init__(self) -> None:
         if self.encoding is not None:

@@ -105,7 +105,7 @@ class DeliveredCounts:
         logger.warning(
             "packs are %.1f %% full, and their plan has %.1f %%: %d samples were bad, %d left out "
             "by a filter, %d shorter than measured; filter in the plan (mmstream plan --where), or "
-            "measure anew",
+            "make it anew (mmstream plan --overwrite)",
             100 * stats.fill,
             100 * stats.planned_fill,
             stats.num_bad,

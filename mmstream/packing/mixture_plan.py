@@ -1,6 +1,6 @@
 """The plans of a mixture's sources as one plan, which numbers their groups and units end to end.
 
-Place in the flow: `measuring.automatic.find_mixture_plan` makes one, and `MixturePackOrder` asks
+Place in the flow: `measuring.find_plan.packs_of_mixture` makes one, and `MixturePackOrder` asks
 it. Sources stay apart: each group and each unit is of one source. Shards are numbered as in the
 mixture, over all shards of all sources.
 

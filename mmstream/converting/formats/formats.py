@@ -199,7 +199,7 @@ def _is_media(text: str) -> bool:
 
 
 def _looks_like_media(value: Any) -> bool:
-    """Tell whether a value is a medium in any of the forms of `media_values`."""
+    """Tell whether a value is a medium in any of the forms of `fields.media_of`."""
     if isinstance(value, dict):  # a struct of Hugging Face
         return "bytes" in value and any(
             _looks_like_media(value.get(key)) for key in ("bytes", "path")
