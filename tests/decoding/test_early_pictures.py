@@ -14,7 +14,6 @@ from mmstream.decoding import stage
 from mmstream.decoding.image import limits
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.pictures import early_decoders, plan_pictures
-from mmstream.errors import TimeoutError
 from mmstream.progress import Progress, Stage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.decoding.test_views import PICTURES, batches, contents, fields_of
@@ -150,7 +149,7 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     clock = iter((0.0, 31.0))
     monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
     result = stage.decode_picture(picture, out)
-    assert isinstance(result, TimeoutError)
+    assert isinstance(result, mm.TimeoutError)
     assert str(result) == "k.jpg: decoding takes longer than timeout_s=30"
 
 

@@ -12,7 +12,6 @@ from torch.utils.data import DataLoader
 
 import mmstream as mm
 from mmstream._torchvision import import_torchvision
-from mmstream.errors import ConfigError
 from tests.helpers.frameworks import NUM_STEPS, TextModel, keys_of, plan, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks warn of their own affairs
@@ -54,12 +53,12 @@ def test_a_stateful_data_loader_resumes_at_every_step_also_on_another_world(pipe
 
 
 def test_a_data_loader_that_makes_batches_of_batches_is_refused(pipeline):
-    with pytest.raises(ConfigError, match=r"batch_size=None, .*integrations\.LoaderTrainer"):
+    with pytest.raises(mm.ConfigError, match=r"batch_size=None, .*integrations\.LoaderTrainer"):
         next(iter(DataLoader(mm.Loader(pipeline), batch_size=8)))
 
 
 def test_a_data_loader_with_workers_around_a_loader_is_refused_not_repeated(pipeline):
-    with pytest.raises(ConfigError, match="worker processes of its own"):
+    with pytest.raises(mm.ConfigError, match="worker processes of its own"):
         next(iter(DataLoader(mm.Loader(pipeline), batch_size=None, num_workers=1)))
 
 
@@ -92,7 +91,7 @@ def test_accelerate_tries_to_shard_a_data_loader_and_fails(pipeline):
         DataLoader(mm.Loader(pipeline), batch_size=None),
         num_processes=2, process_index=0, dispatch_batches=False, put_on_device=False,
     )  # fmt: skip
-    with pytest.raises((TypeError, ConfigError), match="NoneType"):
+    with pytest.raises((TypeError, mm.ConfigError), match="NoneType"):
         next(iter(sharded))
 
 

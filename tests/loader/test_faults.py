@@ -11,14 +11,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream import Decode, ImageDecoder
 from mmstream.decoding.batch_memory import BatchMemory
-from mmstream.errors import (
-    BadSampleLimitError,
-    ConfigError,
-    ShardError,
-    StorageError,
-)
 from mmstream.loader.batch_transport import BatchReceiver, SentBatch
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.reader import Reader
@@ -57,10 +50,10 @@ class Raises:
 def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_path, num_workers):
     corpus = write_corpus(tmp_path / "corpus", [20, 20])
     for kind in (
-        ShardError,
-        StorageError,
-        ConfigError,
-        BadSampleLimitError,
+        mm.ShardError,
+        mm.StorageError,
+        mm.ConfigError,
+        mm.BadSampleLimitError,
         NameError,
         MemoryError,
     ):
@@ -84,7 +77,7 @@ def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
         bad_samples=policy(max_consecutive=3),
     )
     loader = mm.Loader(pipeline, num_workers=1)
-    with pytest.raises(BadSampleLimitError, match="4 bad samples in a row"):
+    with pytest.raises(mm.BadSampleLimitError, match="4 bad samples in a row"):
         list(loader)
     state = loader.state_dict()
     assert state["step"] == 1
@@ -117,7 +110,7 @@ def test_an_error_in_the_users_loop_loses_and_repeats_nothing(corpus, error, ahe
 )
 def test_one_process_resumes_exactly_at_every_step(tmp_path, ahead, drop_last, shuffle):
     corpus = write_faulty(tmp_path, [30, 1, 0, 40, 26], BAD, truncated_jpeg)
-    decode = Decode(image=ImageDecoder(size=16))
+    decode = mm.Decode(image=mm.ImageDecoder(size=16))
     pipeline = make_pipeline(corpus, decode=decode, drop_last=drop_last, shuffle=shuffle)
 
     def make_loader():
@@ -243,7 +236,7 @@ def test_two_loaders_of_one_pipeline_do_not_disturb_each_other(corpus):
 def test_a_loop_inside_a_loop_over_the_same_loader_takes_over_with_the_next_epoch(corpus):
     loader = mm.Loader(make_pipeline(corpus))
     epochs = []
-    with pytest.raises(ConfigError, match="drop the old loop"):  # noqa: PT012
+    with pytest.raises(mm.ConfigError, match="drop the old loop"):  # noqa: PT012
         for _ in loader:
             epochs += [inner["__lineage__"].epoch for inner in loader]
     assert set(epochs) == {1}

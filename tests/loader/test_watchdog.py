@@ -17,7 +17,6 @@ import pytest
 
 import mmstream as mm
 from mmstream import processes
-from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_group import WorkerGroup
 from mmstream.progress import Progress, Stage
@@ -87,7 +86,7 @@ def test_a_killed_worker_is_one_line_with_its_signal_and_its_last_sample(
 ):
     calm = tmp_path / "calm"
     loader = make_loader(tiny, kill_itself, step=step, unless=calm, multiprocessing_context=context)
-    with closing(loader), pytest.raises(MMStreamError) as caught:
+    with closing(loader), pytest.raises(mm.MMStreamError) as caught:
         steps(loader)
     stands = loader.state_dict()["step"]  # what a killed worker had made ahead is lost with it
     assert re.fullmatch(
@@ -96,7 +95,7 @@ def test_a_killed_worker_is_one_line_with_its_signal_and_its_last_sample(
         rf"{re.escape(stands_before(stands))}",
         str(caught.value),
     )
-    assert type(caught.value) is MMStreamError
+    assert type(caught.value) is mm.MMStreamError
     assert caught.value.__suppress_context__
     assert stands <= step
     calm.touch()
@@ -116,17 +115,20 @@ def test_a_killed_worker_is_one_line_with_its_signal_and_its_last_sample(
 )
 def test_how_a_worker_ended_is_said_also_in_its_first_batch(tiny, action, words):
     loader = make_loader(tiny, action, step=0, num_workers=1)
-    with closing(loader), pytest.raises(MMStreamError) as caught:
+    with closing(loader), pytest.raises(mm.MMStreamError) as caught:
         steps(loader)
     assert words in str(caught.value)
     assert "at step 0, last sample shard-000000.tar[0] " in str(caught.value)
-    assert not isinstance(caught.value, ConfigError)
+    assert not isinstance(caught.value, mm.ConfigError)
 
 
 @pytest.mark.slow
 def test_all_ranks_but_a_single_one_are_named(tiny):
     loader = make_loader(tiny, kill_itself, world=mm.World(1, 2), num_workers=1)
-    with closing(loader), pytest.raises(MMStreamError, match=r"^rank 1: worker 0 \(pid \d+\) was "):
+    with (
+        closing(loader),
+        pytest.raises(mm.MMStreamError, match=r"^rank 1: worker 0 \(pid \d+\) was "),
+    ):
         steps(loader)
 
 
@@ -134,7 +136,7 @@ def test_all_ranks_but_a_single_one_are_named(tiny):
 def test_to_device_raises_the_same_line_after_the_batch_before_it(tiny):
     loader = make_loader(tiny, kill_itself)
     seen = []
-    with closing(loader), pytest.raises(MMStreamError, match="SIGKILL") as caught:  # noqa: PT012
+    with closing(loader), pytest.raises(mm.MMStreamError, match="SIGKILL") as caught:  # noqa: PT012
         for batch in mm.to_device(loader, "cpu"):
             seen.append(batch["__lineage__"].step)
     assert seen == list(range(loader.state_dict()["step"]))
@@ -151,7 +153,9 @@ def test_a_worker_that_dies_while_the_loop_is_busy_is_told_at_the_next_batch(tin
         (pid,) = loader._makers.workers.pids
         os.kill(pid, signal.SIGKILL)
         wait_until(lambda: has_ended(pid))  # torch raises its own error here, on SIGCHLD
-        with pytest.raises(MMStreamError, match=rf"worker 0 \(pid {pid}\) was killed by SIGKILL"):
+        with pytest.raises(
+            mm.MMStreamError, match=rf"worker 0 \(pid {pid}\) was killed by SIGKILL"
+        ):
             list(batches)
 
 
@@ -167,7 +171,7 @@ def test_a_worker_killed_in_the_middle_of_a_message_keeps_nobody_waiting(tmp_pat
         reader = loader._makers.workers._transport._iterator._worker_result_queue._reader
         assert reader.poll(500)
         os.kill(pid, signal.SIGKILL)
-        with pytest.raises(MMStreamError, match="was killed by SIGKILL"):
+        with pytest.raises(mm.MMStreamError, match="was killed by SIGKILL"):
             next(batches)
 
 
@@ -181,7 +185,7 @@ def test_a_fork_server_that_was_killed_is_no_endless_wait(tiny):
         next(batches)
         (pid,) = loader._makers.workers.pids
         os.kill(forkserver._forkserver._forkserver_pid, signal.SIGKILL)
-        with pytest.raises(MMStreamError, match="worker 0"):
+        with pytest.raises(mm.MMStreamError, match="worker 0"):
             list(batches)
         wait_until(lambda: has_ended(pid))  # it would have slept on
     with closing(make_loader(tiny)) as loader:  # a new server starts
@@ -200,7 +204,7 @@ def test_a_fork_server_that_hangs_is_ended_at_the_time_limit(tiny):
     message = (
         r"the workers have not started: their fork server imports modules \(stall_timeout_s=1\)"
     )
-    with pytest.raises(MMStreamError, match=message):
+    with pytest.raises(mm.MMStreamError, match=message):
         steps(make_loader(tiny, num_workers=1, stall_timeout_s=1))
     with closing(make_loader(tiny)) as loader:  # a new server starts
         assert steps(loader) == list(range(12))
@@ -217,7 +221,7 @@ def test_workers_that_start_after_the_time_limit_are_not_waited_for(tiny, monkey
 
     monkeypatch.setattr(WorkerGroup, "attach", attach_late)
     try:
-        with pytest.raises(MMStreamError, match=r"stall_timeout_s=0\.2"):
+        with pytest.raises(mm.MMStreamError, match=r"stall_timeout_s=0\.2"):
             steps(make_loader(tiny, stop_itself, step=0, num_workers=1, stall_timeout_s=0.2))
         # Their fork server has ended, so only /proc tells how they are.
         wait_until(lambda: all(has_ended(worker.pid) for worker in workers))
@@ -255,7 +259,7 @@ def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(
         next(batches)
     gate.touch()
     loader._makers.workers._watchdog._limits = StallLimits(0.25, 5)
-    with pytest.raises(MMStreamError) as caught:
+    with pytest.raises(mm.MMStreamError) as caught:
         list(batches)
     assert re.fullmatch(
         r"worker 1 \(pid \d+, state T: stopped by a signal.*\) has not answered: "
@@ -311,7 +315,7 @@ def test_a_loader_without_workers_warns_of_itself(tiny, caplog):
     ],
 )
 def test_impossible_limits_are_refused(tiny, settings):
-    with pytest.raises(ConfigError, match="stall_"):
+    with pytest.raises(mm.ConfigError, match="stall_"):
         make_loader(tiny, **{"num_workers": 0, **settings})
 
 

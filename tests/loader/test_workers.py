@@ -15,7 +15,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.errors import ConfigError, ShardError
 
 
 def note_process(sample):
@@ -76,7 +75,7 @@ def test_a_step_that_fails_in_a_worker_fails_as_everywhere(corpus, tmp_path):
     for path in copy.glob("*.tar"):
         os.truncate(path, 512)
     truncated = make_pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
-    with pytest.raises(ShardError, match="truncated"):
+    with pytest.raises(mm.ShardError, match="truncated"):
         next(iter(mm.Loader(truncated, num_workers=1)))
 
 
@@ -92,7 +91,7 @@ class NeedsAbsentModule:
 
 def test_workers_that_end_while_they_start_are_no_bad_data(corpus):
     pipeline = make_pipeline(corpus, transforms=(NeedsAbsentModule(),))
-    with pytest.raises(ConfigError, match="workers ended before their first batch"):
+    with pytest.raises(mm.ConfigError, match="workers ended before their first batch"):
         list(mm.Loader(pipeline, num_workers=1))
 
 
@@ -123,7 +122,7 @@ def test_workers_that_would_stop_the_machine_are_refused_before_one_starts(corpu
     for num_cores, most in ((2, 64), (100, 400)):
         monkeypatch.setattr("mmstream.loader.maker_settings.num_cores", lambda n=num_cores: n)
         mm.Loader(make_pipeline(corpus), num_workers=most).close()
-        with pytest.raises(ConfigError, match=f"at most {most} with {num_cores} cores"):
+        with pytest.raises(mm.ConfigError, match=f"at most {most} with {num_cores} cores"):
             mm.Loader(make_pipeline(corpus), num_workers=most + 1)
 
 

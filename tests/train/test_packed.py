@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig, TrainResult, loop, train
 from mmstream.train.data import pipeline_of_model
 from mmstream.train.models import open_model
@@ -170,7 +169,7 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
 
 def test_models_of_whole_rows_are_refused_with_a_line_that_says_so(material: Path) -> None:
     save_tiny_whisper(material / "whisper")
-    with pytest.raises(ConfigError, match="whisper takes one sample a row: leave batching= out"):
+    with pytest.raises(mm.ConfigError, match="whisper takes one sample a row: leave batching= out"):
         run(
             material,
             "refused",
@@ -179,5 +178,5 @@ def test_models_of_whole_rows_are_refused_with_a_line_that_says_so(material: Pat
             url=write_corpus(material / "spoken", [9], spoken),
         )
     captions = write_corpus(material / "captions", [9])
-    with pytest.raises(ConfigError, match="CLIP compares whole rows: leave batching= out"):
+    with pytest.raises(mm.ConfigError, match="CLIP compares whole rows: leave batching= out"):
         run(material, "refused", batching=mm.Flat(), model="clip", url=captions)

@@ -17,8 +17,7 @@ from mmstream.decoding.video.file import discard_others
 from mmstream.decoding.video.frames import runs
 from mmstream.decoding.video.mp4 import TablePackets, mp4_tables
 from mmstream.decoding.video.timeline import demuxed_timeline
-from mmstream.errors import DecodeError
-from mmstream.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
+from mmstream.lazy_bytes import LEAST_FETCH_BYTES
 from tests.helpers.media_files import frame_number, video_file
 
 VARIABLE = (0.0, 0.1, 0.15, 0.9, 1.0, 1.05, 3.0, 3.5)
@@ -96,7 +95,7 @@ def test_few_frames_take_the_bytes_of_their_groups(moov_first: bool) -> None:
         audio_codec="aac",
     )
     reads = Reads(content)
-    value = LazyBytes(len(content), reads)
+    value = mm.LazyBytes(len(content), reads)
     decoder = mm.VideoDecoder(num_frames=4, span=(40.0, 100.0))
     plan = decoder.plan(value)
     assert reads.num_bytes <= 4 * LEAST_FETCH_BYTES < len(content) // 5
@@ -138,7 +137,7 @@ def test_facts_count_the_frames_that_an_edit_list_leaves() -> None:
 def test_a_cut_file_is_a_bad_one() -> None:
     for moov_first in (True, False):
         data = video_file("mp4", moov_first=moov_first)
-        with pytest.raises(DecodeError, match="truncated: 100 bytes are missing at least"):
+        with pytest.raises(mm.DecodeError, match="truncated: 100 bytes are missing at least"):
             mm.VideoDecoder().plan(data[:-100])
 
 
@@ -150,7 +149,7 @@ def test_damaged_tables_give_no_wrong_frames(name: bytes) -> None:
         data[data.index(name) + position] ^= 0xFF
         try:
             pixels = mm.VideoDecoder(max_decoded_frames=100)(bytes(data))
-        except DecodeError:
+        except mm.DecodeError:
             continue
         numbers = [frame_number(frame) for frame in pixels]
         assert numbers == sorted(numbers) or name in (b"stts", b"stss")
@@ -170,5 +169,5 @@ def test_a_track_header_that_is_cut_states_no_rotation() -> None:
 def test_tables_of_too_many_frames_take_no_memory() -> None:
     data = bytearray(video_file("mp4"))
     struct.pack_into(">II", data, data.index(b"stsz") + 8, 1, 2**32 - 1)
-    with pytest.raises(DecodeError, match="its tables state"):
+    with pytest.raises(mm.DecodeError, match="its tables state"):
         mp4_tables(bytes(data))

@@ -11,7 +11,6 @@ import pytest
 import mmstream as mm
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.video.timeline import Timeline, demuxed_timeline, without_undecodable_start
-from mmstream.errors import DecodeError
 from tests.helpers.media_files import video_file
 
 
@@ -31,7 +30,7 @@ def test_frames_in_front_of_the_first_key_are_not_counted() -> None:
 
 @pytest.mark.parametrize("keys", [[], [1]])
 def test_a_video_without_a_frame_that_is_shown_is_a_bad_one(keys: list[int]) -> None:
-    with pytest.raises(DecodeError, match="has no frame"):
+    with pytest.raises(mm.DecodeError, match="has no frame"):
         without_undecodable_start(timeline([0, 1, 2], keys, [True, False, False]))
 
 
@@ -79,5 +78,5 @@ def test_frames_before_the_first_key_are_left_out_where_a_cut_has_removed_their_
 
 @pytest.mark.parametrize("pts", [[None, 0, 1], [0, 1, None], [0, 4, None, 2]])
 def test_packets_without_times_are_refused_elsewhere(pts: list[int | None]) -> None:
-    with pytest.raises(DecodeError, match="its packets have no times"):
+    with pytest.raises(mm.DecodeError, match="its packets have no times"):
         demuxed(pts, [0])
