@@ -17,7 +17,6 @@ from mmstream.decoding.sample import decode_sample
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.world import rows_of_rank
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.topology import assert_resumes_exactly
 
@@ -57,32 +56,6 @@ def make(source: str, *before: Callable[[Sample], Sample], **settings: Any) -> m
     )
     defaults = {"global_batch_size": 8, "seed": 1, "decode": decode}
     return mm.Pipeline(mm.open_dataset(source), before=before, **(defaults | settings))
-
-
-def rows_of(pipeline: mm.Pipeline, size: int, step: int) -> list[tuple[Any, ...]]:
-    """The rows of a step, put together from all ranks."""
-    rows: list[tuple[Any, ...]] = []
-    for rank in range(size):
-        job = Job(0, step, *rows_of_rank(pipeline.global_batch_size, mm.World(rank, size)))
-        with closing(PipelineRunner(pipeline)) as runner:
-            batch = runner.batch(job)
-        is_token = batch["attention_mask"].bool()
-        texts = [row[mask].tolist() for row, mask in zip(batch["input_ids"], is_token, strict=True)]
-        columns = batch["__key__"], batch["txt"], batch["jpg"].tolist(), batch["cls"].tolist()
-        rows += zip(*columns, texts, strict=True)
-    return rows
-
-
-def test_draws_are_the_same_on_every_topology(captions: str) -> None:
-    pipeline = make(captions, one_caption, even_only)
-    for step in (0, 1):
-        alone = rows_of(pipeline, 1, step)
-        assert rows_of(pipeline, 4, step) == alone
-        for _, text, *_, tokens in alone:
-            assert byte_tokenizer().decode(tokens, skip_special_tokens=True) == text
-            assert text.startswith("caption ")
-    drawn = {text[8] for step in (0, 1, 2) for _, text, *_ in rows_of(pipeline, 1, step)}
-    assert len(drawn) > 2
 
 
 def test_the_function_of_a_text_draws_anew_for_each_seed_and_epoch(captions: str) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gzip
-import pickle
 from typing import Any
 
 import pytest
@@ -135,22 +134,6 @@ def test_a_bad_field_is_named_with_shard_index_and_key(
 def test_without_lineage_the_key_is_the_address() -> None:
     with pytest.raises(mm.DecodeError, match=r"^000123\.jpg: empty"):
         decode_sample(sample(jpg=b""), IMAGES)
-
-
-def test_a_wrong_row_is_the_callers_mistake_and_not_a_bad_sample() -> None:
-    with pytest.raises(mm.ConfigError):
-        decode_sample(
-            sample(png=picture(1)),
-            IMAGES,
-            RowMemory({"image": torch.zeros((4, 4, 3), dtype=torch.uint8)}, {}),
-        )
-
-
-def test_a_decode_can_be_pickled(text: mm.TextDecoder) -> None:
-    decode = pickle.loads(pickle.dumps(mm.Decode(image=mm.ImageDecoder(size=4), text=text)))
-    decoded = decode_sample(sample(jpg=picture(3), txt=b"a cat"), decode)
-    assert decoded["image"].shape == (3, 4, 4)
-    assert decoded["labels"].tolist() == text({"txt": "a cat"})["labels"].tolist()
 
 
 def test_a_file_cannot_be_a_field_that_a_decoder_makes(text: mm.TextDecoder) -> None:

@@ -421,22 +421,3 @@ def test_few_rows_are_decoded_before_their_turn() -> None:
             results.append(result)
             assert len(begun) <= len(results) + 4
     assert results == [number * 2 for number in range(20)]
-
-
-def test_an_error_waits_for_its_row_and_ends_what_runs_ahead() -> None:
-    finished = []
-
-    def decode(number: int) -> int:
-        if number == 1:
-            raise ValueError("one")
-        finished.append(number)
-        return number
-
-    with ThreadPoolExecutor(2) as pool:
-        results = calls_ahead(decode, ((number, True) for number in range(9)), pool, 3)
-        assert next(results) == 0
-        with pytest.raises(ValueError, match="one"):
-            next(results)
-        num_finished = len(finished)
-        pool.submit(int).result()
-        assert len(finished) == num_finished

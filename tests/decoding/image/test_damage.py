@@ -12,7 +12,6 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.image import jpeg
-from mmstream.decoding.image.jpeg import read_header, tidy
 from tests.helpers.pictures import JPEG, PNG, damaged, encoded, read
 
 SAMPLES = ["hopper.jpg", "hopper.gif", "hopper.webp", "hopper.avif"]
@@ -114,12 +113,6 @@ def test_an_oddly_marked_jpeg_that_is_also_truncated_is_a_decode_error(name: str
     data = jpeg_oddities()[name]
     with pytest.raises(mm.DecodeError):
         decode(data[: int(len(data) * 0.8)])
-
-
-def test_tidying_keeps_every_pixel_of_a_good_jpeg() -> None:
-    tidied = tidy(JPEG, read_header(JPEG))
-    assert len(tidied) <= len(JPEG)
-    np.testing.assert_array_equal(decode(tidied), decode(JPEG))
 
 
 def test_sampling_factors_unknown_to_turbojpeg_are_left_to_pillow() -> None:

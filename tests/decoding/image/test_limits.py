@@ -29,7 +29,6 @@ from tests.helpers.image_bombs import (
     chunk,
     cost,
     empty_scan,
-    exif_of,
     in_header,
     many_scans,
     png_of,
@@ -163,14 +162,6 @@ def test_limits_on_headers_hold_where_only_the_shape_is_asked_for() -> None:
         assert decoder.prepared_shape(BOMBS[name].make()) is None
 
 
-def test_an_entry_far_behind_in_exif_is_not_looked_for() -> None:
-    entries = exif_of(orientation.MAX_ENTRIES + 1)
-    turned = entries[:-12] + b"\x12\x01\x03\0\1\0\0\0\6\0\0\0"
-    assert orientation.picture_orientation(turned, None) is None
-    found = orientation.picture_orientation(exif_of(0)[:8] + b"\1\0" + turned[-12:], None)
-    assert found == 6
-
-
 # ---- memory
 
 NOISE = Image.fromarray(np.random.default_rng(0).integers(0, 256, (2048, 2048, 3), dtype=np.uint8))
@@ -182,6 +173,26 @@ def turned(value: int) -> bytes:
     exif = Image.Exif()
     exif[0x0112] = value
     return exif.tobytes()
+
+
+IN_BANDS = {
+    **{f"turned {value}": encoded(photo(), "png", exif=turned(value)) for value in range(2, 9)},
+    **{mode: encoded(photo().convert(mode), "png") for mode in ("1", "L", "LA", "RGB", "RGBA")},
+    "16 bits": encoded(Image.fromarray(np.asarray(photo().convert("L"), np.uint16) * 257), "png"),
+    "a clear colour": encoded(photo().convert("P"), "png", transparency=3),
+    "CMYK": encoded(photo().convert("CMYK"), "jpeg"),
+}
+
+
+@pytest.mark.parametrize("name", IN_BANDS)
+def test_large_pictures_are_turned_and_converted_in_bands_to_the_same_pixels(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    whole = mm.ImageDecoder()(IN_BANDS[name])
+    for module, band, size in ((orientation, "BAND_ROWS", 7), (pillow, "BAND_PIXELS", 90 * 7)):
+        monkeypatch.setattr(module, "WHOLE_PIXELS", 1)
+        monkeypatch.setattr(module, band, size)
+    np.testing.assert_array_equal(mm.ImageDecoder()(IN_BANDS[name]), whole)
 
 
 FORMATS: dict[str, tuple[Callable[[], bytes], int]] = {
@@ -232,37 +243,6 @@ def test_memory_counts_at_the_scale_that_is_decoded() -> None:
             decoder(file)
 
 
-@pytest.mark.parametrize("value", range(1, 9))
-def test_a_picture_turned_in_bands_is_the_same(value: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    image = np.array(photo(60, 90))
-    whole = orientation.upright(image, value)
-    monkeypatch.setattr(orientation, "WHOLE_PIXELS", 1)
-    monkeypatch.setattr(orientation, "BAND_ROWS", 7)
-    banded = orientation.upright(image, value)
-    np.testing.assert_array_equal(banded, whole)
-    assert banded.flags.c_contiguous
-
-
-def grey_of(mode: str) -> Image.Image:
-    """A grey picture in a mode that Pillow does not convert to."""
-    if mode == "I;16":
-        return Image.fromarray(np.asarray(photo().convert("L"), np.uint16) * 257)
-    picture = photo().convert("L").convert("P")
-    picture.info["transparency"] = 3
-    return picture
-
-
-@pytest.mark.parametrize("mode", ["1", "L", "P", "LA", "RGB", "RGBA", "CMYK", "I;16", "PA"])
-def test_a_picture_converted_in_bands_is_the_same(
-    mode: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    picture = grey_of(mode) if mode in ("I;16", "PA") else photo().convert(mode)
-    whole = pillow.to_rgb(picture)
-    monkeypatch.setattr(pillow, "WHOLE_PIXELS", 1)
-    monkeypatch.setattr(pillow, "BAND_PIXELS", 90 * 7)
-    np.testing.assert_array_equal(pillow.to_rgb(picture), whole)
-
-
 # ---- time
 
 
@@ -298,14 +278,6 @@ def test_a_decoding_is_ended_on_its_way(time_ends_at: Callable[[int], list[int]]
     with pytest.raises(mm.TimeoutError):
         mm.ImageDecoder()(BOMBS["bmp: lines that are filled"].make())
     assert len(reads) == 100
-
-
-def test_a_jpeg_is_not_decoded_again_when_the_time_is_over(monkeypatch: pytest.MonkeyPatch) -> None:
-    decode = Mock(side_effect=ValueError("damaged"))
-    monkeypatch.setattr(jpeg, "_decode_strictly", decode)
-    with pytest.raises(mm.TimeoutError):
-        mm.ImageDecoder(timeout_s=1e-9)(JPEG)
-    assert decode.call_count == 1
 
 
 def test_a_sample_that_takes_too_long_is_bad_and_says_so(

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
-import simplejpeg
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.image import jpeg
 from mmstream.decoding.image.formats import header_shape
 from mmstream.decoding.image.jpeg import decode_jpeg
 from mmstream.decoding.image.limits import Limits
@@ -39,39 +35,6 @@ def refused(decoder: mm.ImageDecoder, data: bytes) -> bool:
 
 
 LIMITS = Limits.start(10**9, 10**9, None)
-
-
-@pytest.fixture
-def scales(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The factors at which JPEGs are decoded, one a call."""
-    seen: list[int] = []
-    real = jpeg._decode_strictly
-
-    def spy(data: bytes, *args: Any) -> tuple[np.ndarray, int]:
-        image, factor = real(data, *args)
-        seen.append(round(simplejpeg.decode_jpeg_header(data)[0] / image.shape[0]))
-        return image, factor
-
-    monkeypatch.setattr(jpeg, "_decode_strictly", spy)
-    return seen
-
-
-@pytest.mark.parametrize("name", FILES)
-def test_a_large_picture_is_decoded_small_unless_it_is_to_be_exact(
-    name: str, scales: list[int]
-) -> None:
-    exact = mm.ImageDecoder(size=60, scaled_decoding=False)
-    small = [mm.ImageDecoder(size=size) for size in (60, 61, 120, 121, 240, 241, 500)]
-    for decoder in (*small, exact, mm.ImageDecoder()):
-        decoder(FILES[name])
-    assert scales == [8, 4, 4, 2, 2, 1, 1, 1, 1]
-
-
-def test_a_random_crop_is_decoded_as_small_as_its_box_allows(scales: list[int]) -> None:
-    decoder = mm.ImageDecoder(size=40, crop="random")
-    for seed in range(60):
-        decoder(FILES["baseline"], rng=np.random.default_rng(seed))
-    assert {*scales} == {2, 4, 8}
 
 
 @pytest.mark.parametrize("name", FILES)

@@ -106,13 +106,6 @@ def test_counted_answers_have_the_labels_of_decoded_ones(tokenizer):
     assert assert_counts_are_lengths(text, samples) > 90
 
 
-def test_without_a_text_decoder_only_json_is_parsed():
-    ready = decode_texts(SAMPLES, None)
-    assert ready[1][0]["json"]["messages"][0]["role"] == "user"
-    assert ready[4][0] is SAMPLES[4]
-    assert all(tokens is None for _, tokens in ready)
-
-
 def word_tokenizer():
     core = Tokenizer(models.WordLevel({"known": 0, "word": 1}, unk_token="[UNK]"))
     core.pre_tokenizer = pre_tokenizers.Whitespace()

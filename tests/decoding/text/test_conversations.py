@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -163,26 +162,6 @@ def test_real_conversations_are_right_token_by_token(
         assert (decoded["labels"][is_image] == -100).all()
 
 
-def test_the_reference_reads_as_the_templates_do() -> None:
-    row = rows_of("qwen_single_images.json")[1]
-    text = "".join(token for token, _ in tokens_of(as_qwen(row)))
-    assert text == (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\nHow many values are below 40 in Unfavorable graph?"
-        "<|vision_start|><|image_pad|><|image_pad|><|image_pad|><|image_pad|><|vision_end|>"
-        "<|im_end|>\n<|im_start|>assistant\n6<|im_end|>\n"
-    )
-    learned = "".join(token for token, learned in tokens_of(as_qwen(row)) if learned)
-    assert learned == "6<|im_end|>"
-    row = rows_of("mllm_demo.json")[0]
-    assert "".join(token for token, _ in tokens_of(as_llava(row))) == (
-        "USER: <image><image><image><image>\nWho are they? "
-        "ASSISTANT: They're Kane and Gretzka from Bayern Munich. "
-        "USER: <image><image><image><image>\nWhat are they doing? "
-        "ASSISTANT: They are celebrating on the soccer field. "
-    )
-
-
 def question(*fields: str, text: str = "what is this?") -> dict[str, Any]:
     """A sample that asks about its images."""
     images = [{"type": "image", "field": field} for field in fields]
@@ -248,21 +227,6 @@ def test_an_image_that_the_template_drops_is_a_decode_error() -> None:
     )
 
 
-def test_images_are_never_cut_and_the_text_behind_them_is() -> None:
-    sample = question("0.jpg", "1.jpg")
-    whole = decoder()(sample)
-    before = len("USER: ") + 2 * LENGTH + len("\n")
-    for length in range(before, len(whole["input_ids"]) + 1):
-        text = decoder(max_length=length, unlabeled_texts="keep")
-        for name, array in text(sample).items():
-            np.testing.assert_array_equal(array, whole[name][:length])
-    for length in range(1, before):
-        image = 1 if length < len("USER: ") + LENGTH else 2
-        reason = f"max_length={length} ends before image {image} of 2 does"
-        with pytest.raises(mm.DecodeError, match=reason):
-            decoder(max_length=length)(sample)
-
-
 def test_plain_text_with_an_image_keeps_its_special_tokens() -> None:
     fast = byte_chat("")
     text = mm.TextDecoder(fast, max_length=10, image_length=LENGTH)
@@ -273,26 +237,6 @@ def test_plain_text_with_an_image_keeps_its_special_tokens() -> None:
     assert tokens["labels"].tolist()[:6] == [bos, -100, -100, -100, -100, tokens["input_ids"][5]]
     with pytest.raises(mm.DecodeError, match="max_length=5 ends before image 1 of 1"):
         mm.TextDecoder(fast, 5, image_length=LENGTH)({"txt": b"<image>a caption", "jpg": b""})
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"image_length": 0}, "image_length=0"),
-        ({"image_token": "<picture>"}, "'<picture>': not an added"),
-        ({"image_token": "a"}, "'a': not an added"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(mm.ConfigError, match=reason):
-        decoder(**options)
-
-
-def test_the_decoder_travels_to_workers() -> None:
-    sample = question("0.jpg")
-    travelled = pickle.loads(pickle.dumps(decoder(QWEN_VL)))
-    for name, array in travelled(sample).items():
-        np.testing.assert_array_equal(array, decoder(QWEN_VL)(sample)[name])
 
 
 def test_the_byte_tokenizer_can_chat_about_images(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from tests.helpers.chats import assistant, byte_chat, user
+from tests.helpers.chats import assistant, byte_chat, learned, user
 from tests.helpers.media_families import (
     MEDIA_SPECIAL,
     SEEING_TEMPLATE,
@@ -60,10 +60,6 @@ def conversation(kind: str, count: int, extension: str) -> dict[str, Any]:
         "json": {"messages": messages},
         **{f"{i}.{extension}": b"" for i in range(count)},
     }
-
-
-def learned(fast: Any, tokens: dict[str, Any]) -> str:
-    return str(fast.decode(tokens["labels"][tokens["labels"] != -100]))
 
 
 def assert_ids_and_labels(

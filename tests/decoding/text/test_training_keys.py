@@ -9,17 +9,10 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from tests.helpers.chats import CHATML, MARKED, QWEN_VL, assistant, byte_chat, user
+from tests.helpers.chats import CHATML, MARKED, QWEN_VL, assistant, byte_chat, trained, user
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 WITH_TOOLS = "{% if tools %}TOOLS {{ tools|tojson }}\n{% endif %}" + CHATML
-
-
-def trained(template: str, *messages: dict[str, Any], **row: Any) -> str:
-    """The text that has labels."""
-    fast = byte_chat(template)
-    labels = mm.TextDecoder(fast)({"json": {"messages": list(messages), **row}})["labels"]
-    return str(fast.decode(labels[labels != -100]))
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])

@@ -29,6 +29,12 @@ def numbers(pixels: np.ndarray) -> list[int]:
         *({"kind": kind, "b_frames": 2} for kind in VIDEO_KINDS if kind not in ("avi", "webm")),
         {"kind": "avi"},
         {"kind": "webm"},
+        {"moov_first": True},
+        {"num_frames": 1},
+        {"num_frames": 2, "b_frames": 1},
+        {"start_s": 3.0, "b_frames": 2},
+        {"audio_codec": "aac", "b_frames": 2},
+        {"codec": "mpeg4"},
         *(
             {"codec": codec, "b_frames": 3, "open_gop": True, "num_frames": 30}
             for codec in ("libx264", "libx265")

@@ -34,26 +34,12 @@ def test_a_video_without_a_frame_that_is_shown_is_a_bad_one(keys: list[int]) -> 
         without_undecodable_start(timeline([0, 1, 2], keys, [True, False, False]))
 
 
-def test_decoding_starts_at_the_key_that_a_frame_needs() -> None:
-    # The frame of packet 3 is shown before the key of packet 2, and may need the group before.
-    groups = timeline([0, 1, 4, 3, 5], [0, 2])
-    assert [groups.start_of(packet) for packet in range(5)] == [0, 0, 2, 0, 2]
-
-
 def test_files_that_were_joined_byte_by_byte_are_refused() -> None:
     """Their times start anew. By time, frames of one part would stand between those of another."""
     part = video_file("ts", num_frames=20, b_frames=2)
     assert len(mm.VideoDecoder()(part)) == 20
     with pytest.raises(mm.DecodeError, match=r"jump by -1\.90 s at frame 20,"):
         mm.VideoDecoder()(part + part)
-
-
-def test_times_beyond_the_range_of_integers_rise() -> None:
-    pts = np.array([-(2**62), 0, 2**62, 2**63 - 1])
-    is_key = np.ones(4, bool)
-    far = Timeline(pts, pts, is_key, is_key, Fraction(1, 1000))
-    assert (np.diff(far.times_s) > 0).all()
-    assert far.duration_s > 2**53
 
 
 def demuxed(pts: list[int | None], keys: list[int]) -> Timeline:
