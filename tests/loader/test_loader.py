@@ -199,13 +199,6 @@ def test_no_process_and_no_shared_memory_outlives_a_run(corpus, tmp_path, way):
     wait_until(lambda: not any(path.exists() for path in shared))
 
 
-def test_pictures_are_decoded_into_the_batch_and_never_copied(corpus, monkeypatch):
-    monkeypatch.setattr(torch, "stack", None)  # what a copy would be made with
-    pipeline = make_pipeline(corpus, decode=decoding())
-    for batch in mm.Loader(pipeline, num_threads=2):
-        assert batch["image"].shape == (12, 3, 16, 16)
-
-
 def test_a_loop_over_a_loader_that_was_closed_does_not_end_quietly(corpus):
     loader = mm.Loader(make_pipeline(corpus))
     loop = iter(loader)
