@@ -194,19 +194,6 @@ def test_decoders_in_a_wrong_place_are_refused(arguments: dict[str, Any], messag
         mm.Decode(**arguments)
 
 
-@pytest.mark.parametrize(
-    ("decode", "media"),
-    [
-        (mm.Decode(image=mm.ImageDecoder()), {"image"}),
-        (mm.Decode(video=VIDEO), {"video"}),
-        (mm.Decode(video=FakeVideoDecoder(audio=AUDIO)), {"video", "audio"}),
-        (mm.Decode({"mp4": VIDEO}), set()),
-    ],
-)
-def test_what_is_decoded_is_known_before(decode: mm.Decode, media: set[str]) -> None:
-    assert decode.media == media
-
-
 def test_media_that_a_decoder_takes_are_read_by_ranges() -> None:
     decode = mm.Decode({"a.mp4": AUDIO, "b.mp4": len}, video=VIDEO)
     names = ("a.mp4", "b.mp4", "c.mp4", "wav")

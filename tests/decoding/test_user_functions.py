@@ -190,18 +190,18 @@ def test_sources_of_a_mixture_draw_on_their_own(corpus: str) -> None:
     assert len(set(drawn.values())) == len(drawn) == 48
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_no_generator_of_the_process_moves(corpus: str, num_threads: int) -> None:
+def fail(sample: Sample) -> Sample:
+    raise NameError(f"a bug after {draw()}")
+
+
+@pytest.mark.parametrize("settings", [{"num_threads": 1}, {"num_threads": 4}, {"num_workers": 1}])
+def test_no_generator_of_the_process_moves(corpus: str, settings: dict[str, int]) -> None:
     """Also where a function fails."""
-
-    def fail(sample: Sample) -> Sample:
-        raise NameError(f"a bug after {draw()}")
-
     torch.randn(()), np.random.randn(), random.gauss()  # each keeps half of a pair
     before = states()
-    delivered(make(corpus), num_threads=num_threads)
+    delivered(make(corpus), **settings)
     with pytest.raises(NameError):
-        delivered(make(corpus, transforms=(draw_noise, fail)), num_threads=num_threads)
+        delivered(make(corpus, transforms=(draw_noise, fail)), **settings)
     assert states() == before
 
 

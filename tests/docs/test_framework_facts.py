@@ -5,6 +5,7 @@ One process and no kill here (see test_frameworks_ranks.py), but every step, and
 
 import json
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -35,10 +36,7 @@ def stateful(*args, **settings):
 def test_a_stateful_data_loader_resumes_at_every_step_also_on_another_world(pipeline, stop):
     batches, seen = stateful(mm.Loader(pipeline), num_workers=0), []
     while len(seen) < stop:
-        for batch in batches:
-            seen.append(batch["__key__"])
-            if len(seen) == stop:
-                break
+        seen += keys_of(islice(batches, stop - len(seen)))
     state = json.loads(json.dumps(batches.state_dict()))
     columns = []
     for rank in range(2):
@@ -104,10 +102,7 @@ def test_accelerate_saves_a_registered_loader_after_the_last_delivered_batch(
     accelerator, loader, seen = Accelerator(cpu=True), mm.Loader(pipeline), []
     accelerator.register_for_checkpointing(loader)
     while len(seen) < stop:
-        for batch in mm.to_device(loader, accelerator.device):
-            seen.append(batch["__key__"])
-            if len(seen) == stop:
-                break
+        seen += keys_of(islice(mm.to_device(loader, accelerator.device), stop - len(seen)))
     accelerator.save_state(tmp_path)
     again, rest = Accelerator(cpu=True), mm.Loader(pipeline)
     again.register_for_checkpointing(rest)
@@ -135,12 +130,8 @@ def test_accelerate_accumulates_across_the_end_of_an_epoch(pipeline):
 def test_dcp_takes_a_loader_as_a_stateful(pipeline, tmp_path, stop):
     import torch.distributed.checkpoint as dcp
 
-    loader, seen = mm.Loader(pipeline), []
-    if stop:
-        for batch in loader:
-            seen.append(batch["__key__"])
-            if len(seen) == stop:
-                break
+    loader = mm.Loader(pipeline)
+    seen = keys_of(islice(loader, stop))
     dcp.save({"loader": loader}, checkpoint_id=tmp_path)
     other = mm.Loader(pipeline)
     dcp.load({"loader": other}, checkpoint_id=tmp_path)

@@ -72,16 +72,6 @@ def test_functions_of_the_user_are_not_called_ahead(dataset):
     assert {thread for _, thread in seen} == {threading.current_thread()}
 
 
-def test_nothing_is_prepared_for_the_next_epoch(dataset, monkeypatch):
-    prepared = []
-    note_prepared(monkeypatch, lambda lineage: prepared.append(lineage.epoch))
-    with closing(make_loader(dataset, 2)) as loader:
-        list(loader)
-        assert prepared == [0] * STEPS
-        list(loader)
-    assert prepared == [0] * STEPS + [1] * STEPS
-
-
 def test_an_error_of_a_step_waits_for_its_step(dataset, monkeypatch):
     def note(lineage):
         if lineage.step == 2:

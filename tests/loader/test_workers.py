@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 
-import numpy as np
 import pytest
-import torch
 
 import mmstream as mm
 
@@ -20,12 +17,6 @@ import mmstream as mm
 def note_process(sample):
     """Write down which process transforms a sample."""
     return {**sample, "process": os.getpid()}
-
-
-def draw(sample):
-    """Draw from all global generators, as transforms should not."""
-    drawn = random.random() + np.random.random() + torch.rand(()).item()
-    return {**sample, "process": os.getpid(), "drawn": drawn}
 
 
 def make_pipeline(corpus, **settings):
@@ -57,15 +48,6 @@ def test_every_step_is_made_by_a_worker_and_by_all_of_them(corpus, num_workers):
         assert (batches == expected) == (epoch == 0)
         assert os.getpid() not in processes
         assert len(processes) == num_workers
-    loader.close()
-
-
-def test_workers_move_no_global_generator_of_the_main_process(corpus):
-    loader = mm.Loader(make_pipeline(corpus, transforms=(draw,)), num_workers=1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    next(iter(loader))
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert before == after
     loader.close()
 
 

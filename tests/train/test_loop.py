@@ -15,9 +15,9 @@ import torch
 import torch.distributed as dist
 
 import mmstream as mm
-from mmstream.train import TrainConfig, TrainResult, distributed, loop, train
+from mmstream.train import TrainConfig, TrainResult, loop, train
 from mmstream.train.clip import ContrastiveClip, small_clip
-from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group, share_threads
+from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog, cut_history
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
@@ -204,14 +204,6 @@ def test_sigterm_leaves_through_the_finally_blocks() -> None:
     assert signal.getsignal(signal.SIGTERM) is before
 
 
-def test_without_torchrun_a_process_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with process_group("cpu") as process:
-        assert process == TrainProcess(torch.device("cpu"), 0, 1)
-        assert not torch.distributed.is_initialized()
-
-
 @pytest.mark.parametrize(
     ("device", "backend"),
     [
@@ -240,19 +232,6 @@ def test_a_process_group_adds_on_its_device_and_is_left_at_the_end(
         assert (sums.tolist(), sums.dtype, sums.device) == ([2, 0.5, 1], torch.float64, one.device)
         process.agree({"seed": "1"})
     assert not torch.distributed.is_initialized()
-
-
-def test_cores_are_shared_by_ranks_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr(distributed, "cpu_limit", lambda: 16.5)  # as a container may have
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    share_threads(num_workers=3)
-    share_threads(num_workers=30)
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    share_threads(num_workers=3)
-    assert asked == [5, 1]
 
 
 def test_the_byte_tokenizer_gives_every_text_back(tmp_path: Path) -> None:

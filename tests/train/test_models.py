@@ -76,8 +76,7 @@ def test_clip_on_pictures_with_classes_names_the_page_about_them(tmp_path: Path)
 def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:
     options = {"num_workers": 0, "device": "cpu", "global_batch_size": 8, "image_size": 32}
     result = train(TrainConfig(url=url, out=str(out), **{**options, **changes}))
-    text = (out / "metrics-rank0.jsonl").read_text()
-    return result, [json.loads(line) for line in text.splitlines()]
+    return result, metrics(out)
 
 
 @pytest.mark.slow

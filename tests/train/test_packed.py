@@ -129,24 +129,12 @@ def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) 
 # -- packs ---------------------------------------------------------------------------------------
 
 
-def album(number: int) -> dict[str, bytes]:
-    """A conversation about no picture, or up to eight."""
-    fields = {f"{i}.jpg": jpeg(number + i, (40 + 9 * i, 64)) for i in range(number * 5 % 9)}
-    parts = [{"type": "image", "field": name} for name in fields]
-    question = [*parts, {"type": "text", "text": "How many? " * (1 + number % 6)}]
-    messages = [
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": f"{len(fields)}. " * (1 + number * 7 % 9)},
-    ]
-    return {**fields, "json": json.dumps({"messages": messages}).encode()}
-
-
 @pytest.mark.parametrize("family", ["Qwen2VL", "Qwen3VL"])
 def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
     tmp_path: Path, family: str
 ) -> None:
     model = str(save_tiny_qwen(tmp_path / "model", family=family))
-    url = write_corpus(tmp_path / "albums", [20, 30, 10], album)
+    url = write_corpus(tmp_path / "chats", [20, 30, 10], chat)
     config = TrainConfig(url=url, out=str(tmp_path), **{**SETTINGS, "model": model, "max_steps": 2})
     packed = pipeline_of(config, mm.Pack(1024), 3)
     mm.plan(packed(mm.open_dataset(url)), num_workers=0, progress=False)

@@ -186,23 +186,6 @@ def test_a_rank_without_images_does_not_stop_the_others(tmp_path: Path) -> None:
         assert_same_gradients(alone, torch.load(tmp_path / f"gradients-{rank}.pt"))
 
 
-def train(model: OneSizeModel, batches: Any, num_steps: int, lr: float) -> list[float]:
-    """The mean token loss of each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    losses: list[float] = []
-    while len(losses) < num_steps:
-        for batch in batches:
-            loss, weight = model(batch)
-            optimizer.zero_grad()
-            (loss / weight).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            losses.append((loss / weight).item())
-            if len(losses) == num_steps:
-                break
-    return losses
-
-
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
     """A question about the picture of a row, and its first caption as the answer."""
     turns = [("user", "<image>Describe the image."), ("assistant", row["captions"][0])]
@@ -226,25 +209,18 @@ def test_it_learns_the_embedded_corpus(tmp_path: Path) -> None:
     )
     with torch.random.fork_rng():
         batches = mm.to_device(mm.Loader(pipeline, num_workers=0), "cpu", normalize=NORMALIZE)
-        losses = train(model, batches, num_steps=60, lr=3e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = []
+        for batch in (batch for _ in range(10) for batch in batches):
+            loss, weight = model(batch)
+            optimizer.zero_grad()
+            (loss / weight).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append((loss / weight).item())
+    assert len(losses) == 60
     assert 5.3 < losses[0] < 5.9  # ln(262): all tokens alike
     assert sum(losses[-6:]) / 6 < 0.5 * losses[0]
-
-
-@pytest.mark.slow
-def test_it_looks_at_the_images() -> None:
-    """Only the images tell the answers apart, so only who looks can know them."""
-    answers = ["red", "green", "blue", "black"]
-    model = vlm()
-    samples = [sample(0, 1, answer) for answer in answers]
-    for row, colour in zip(samples, torch.eye(4, 3), strict=True):
-        row["image"] = (colour * 255).to(torch.uint8)[:, None, None].expand(3, SIZE, SIZE)
-    train(model, [batch_of(samples)], num_steps=120, lr=1e-3)
-    with torch.no_grad():
-        right = model(batch_of(samples))[0]
-        batch = batch_of(samples)
-        wrong = model({**batch, "image": batch["image"].roll(1, dims=0)})[0]
-    assert right < 1 < 10 < wrong
 
 
 def test_a_pretrained_folder_is_the_same_model(tmp_path: Path) -> None:

@@ -13,14 +13,11 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
 from mmstream.types import Sample
 from tests.helpers.corpora import captioned, write_corpus
+from tests.helpers.families import transformers
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded, psnr
-
-import_torchvision()
-import transformers  # noqa: E402
 
 KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("CLIPImageProcessor", {}),

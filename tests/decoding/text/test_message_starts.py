@@ -15,7 +15,6 @@ from tests.helpers.chats import (
     ONLY_PARTS,
     PARTS,
     QWEN_VL,
-    THINKING,
     VICUNA,
     assistant,
     byte_chat,
@@ -98,29 +97,6 @@ def test_a_template_that_is_set_later_is_used() -> None:
     fast.chat_template = CHATML.replace("<|im_start|>", "# ")
     tokens = decoder({"json": {"messages": CONVERSATIONS["two turns"]}})
     assert fast.decode(tokens["input_ids"]).startswith("# user")
-
-
-def renderings(monkeypatch: pytest.MonkeyPatch, template: str, num_turns: int) -> list[int]:
-    """The number of messages of each rendering of a conversation."""
-    fast = byte_chat(template)
-    decoder = mm.TextDecoder(fast, max_length=100_000)
-    calls = []
-    real = fast.apply_chat_template
-
-    def counted(messages: list[Any], **options: Any) -> Any:
-        calls.append(len(messages))
-        return real(messages, **options)
-
-    monkeypatch.setattr(fast, "apply_chat_template", counted)
-    decoder({"json": {"messages": [user("why?"), assistant("so")] * num_turns}})
-    return calls
-
-
-@pytest.mark.parametrize("template", [QWEN_VL, THINKING])
-def test_a_long_conversation_is_rendered_once(
-    monkeypatch: pytest.MonkeyPatch, template: str
-) -> None:
-    assert renderings(monkeypatch, template, 20) == [40]
 
 
 ODD = {

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import struct
-from typing import Any
 
 import numpy as np
 import pytest
@@ -11,20 +10,8 @@ import pytest
 import mmstream as mm
 from mmstream.decoding.facts import media_facts
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.lazy_bytes import LEAST_FETCH_BYTES
+from tests.decoding.test_lazy_media import CountedBytes
 from tests.helpers.media_files import frame_number, video_file
-
-
-class Reads:
-    """Notes which bytes of a file are read."""
-
-    def __init__(self, content: bytes) -> None:
-        self.content = content
-        self.num_bytes = 0
-
-    def __call__(self, ranges: Any) -> list[bytes]:
-        self.num_bytes += sum(stop - start for start, stop in ranges)
-        return [self.content[start:stop] for start, stop in ranges]
 
 
 @pytest.mark.parametrize("moov_first", [True, False])
@@ -41,18 +28,17 @@ def test_few_frames_take_the_bytes_of_their_groups(moov_first: bool) -> None:
         moov_first=moov_first,
         audio_codec="aac",
     )
-    reads = Reads(content)
-    value = mm.LazyBytes(len(content), reads)
+    file = CountedBytes(content)
     decoder = mm.VideoDecoder(num_frames=4, span=(40.0, 100.0))
-    plan = decoder.plan(value)
-    assert reads.num_bytes <= 4 * LEAST_FETCH_BYTES < len(content) // 5
+    plan = decoder.plan(file)
+    assert file.num_bytes < len(content) // 10
 
-    reads.num_bytes = 0
-    decoded = decoder.decode(value, plan)
+    file.num_bytes = 0
+    decoded = decoder.decode(file, plan)
     whole = decoder.decode(content)
     np.testing.assert_array_equal(decoded.pixels, whole.pixels)
     np.testing.assert_array_equal(decoded.times_s, whole.times_s)
-    assert reads.num_bytes < len(content) // 10  # at most 4 of 30 groups
+    assert file.num_bytes < len(content) // 10  # at most 4 of 30 groups
 
 
 def edited(*edit: int) -> bytes:
