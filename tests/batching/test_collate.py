@@ -15,8 +15,6 @@ from PIL import Image
 from torch.utils.data import default_collate
 
 import mmstream as mm
-from mmstream import Decode, ImageDecoder, TextDecoder
-from mmstream.errors import ConfigError
 from tests.helpers.bad_corpus import make_pipeline
 from tests.helpers.chats import PARTS, assistant, tokenizer, user
 from tests.helpers.corpora import jpeg, write_corpus
@@ -315,7 +313,7 @@ def test_a_users_own_collate_gets_the_samples_and_keeps_the_lineage(corpus, kind
 
 @pytest.mark.parametrize("value", [None, [1], torch.zeros(2)])
 def test_a_collate_that_returns_no_dict_is_refused(corpus, value):
-    with pytest.raises(ConfigError, match=f"collate returned {type(value).__name__}"):
+    with pytest.raises(mm.ConfigError, match=f"collate returned {type(value).__name__}"):
         list(mm.Loader(make_pipeline(corpus, collate=lambda samples: value)))
 
 
@@ -334,7 +332,7 @@ def conversation(number: int) -> dict[str, bytes]:
 def test_conversations_with_several_pictures_make_batches(tmp_path, size, side):
     corpus = write_corpus(tmp_path, [20, 16], conversation)
     words = tokenizer(PARTS, pad_token="<|endoftext|>", padding_side=side)
-    decode = Decode(image=ImageDecoder(size=size), text=TextDecoder(words, max_length=200))
+    decode = mm.Decode(image=mm.ImageDecoder(size=size), text=mm.TextDecoder(words, max_length=200))
     pad_token_id = words.convert_tokens_to_ids("<|image_pad|>")
     num_seen = 0
     for batch in mm.Loader(make_pipeline(corpus, decode=decode)):
@@ -357,8 +355,8 @@ def test_conversations_with_several_pictures_make_batches(tmp_path, size, side):
 
 
 def test_captions_are_padded_to_the_fixed_length_that_the_decoder_names(corpus):
-    text = TextDecoder(tokenizer(), max_length=10, padding="max_length")
-    for batch in mm.Loader(make_pipeline(corpus, decode=Decode(text=text))):
+    text = mm.TextDecoder(tokenizer(), max_length=10, padding="max_length")
+    for batch in mm.Loader(make_pipeline(corpus, decode=mm.Decode(text=text))):
         assert batch["input_ids"].shape == batch["labels"].shape == (12, 10)
         assert isinstance(batch["txt"], list)
         assert all(isinstance(data, bytes) for data in batch["jpg"])

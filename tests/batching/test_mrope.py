@@ -10,20 +10,16 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
 from mmstream.batching.batching import DocumentMedia
 from mmstream.batching.flat import flatten
-
-import_torchvision()
-
-from transformers import CONFIG_MAPPING, MODEL_MAPPING  # noqa: E402
+from tests.helpers.families import transformers
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
 IMAGE, VIDEO = 90, 91
 
 
 def make_config(family: str) -> Any:
-    config = CONFIG_MAPPING[family]()
+    config = transformers.CONFIG_MAPPING[family]()
     config.image_token_id, config.video_token_id = IMAGE, VIDEO
     return config
 
@@ -55,7 +51,7 @@ def document(
 def positions_of_transformers(
     config: Any, ids: np.ndarray, media: DocumentMedia
 ) -> list[list[int]]:
-    kind = MODEL_MAPPING[type(config)]
+    kind = transformers.MODEL_MAPPING[type(config)]
     model = kind.__new__(kind)  # without weights: the rule reads the config only
     model.__dict__["config"] = config
     patch, group = config.vision_config.patch_size, config.vision_config.temporal_patch_size
@@ -123,7 +119,7 @@ def test_a_text_with_other_tokens_than_its_media_is_refused(num_tokens: int) -> 
 
 def test_another_family_is_refused() -> None:
     with pytest.raises(mm.ConfigError, match="llava is none of qwen2_vl"):
-        mm.QwenVLPositions.from_config(CONFIG_MAPPING["llava"]())
+        mm.QwenVLPositions.from_config(transformers.CONFIG_MAPPING["llava"]())
 
 
 def test_positions_may_begin_at_two() -> None:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream import Decode
 from tests.helpers.corpora import write_corpus
 from tests.helpers.families import PICTURES, conversation, native
 from tests.helpers.pictures import JPEG, read
@@ -37,7 +36,7 @@ def varied(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
     return mm.open_dataset(write_corpus(folder, [7, NUM_SAMPLES - 7], sample_of))
 
 
-def batches(dataset: mm.Dataset, decode: Decode, num_workers: int = 0) -> list[dict[str, Any]]:
+def batches(dataset: mm.Dataset, decode: mm.Decode, num_workers: int = 0) -> list[dict[str, Any]]:
     pipeline = mm.Pipeline(
         dataset,
         global_batch_size=4,

@@ -13,13 +13,10 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.sample import decode_sample
-from mmstream.errors import BadSampleLimitError, ConfigError, DecodeError
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.world import World, rows_of_rank
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.topology import assert_resumes_exactly
 
@@ -59,32 +56,6 @@ def make(source: str, *before: Callable[[Sample], Sample], **settings: Any) -> m
     )
     defaults = {"global_batch_size": 8, "seed": 1, "decode": decode}
     return mm.Pipeline(mm.open_dataset(source), before=before, **(defaults | settings))
-
-
-def rows_of(pipeline: mm.Pipeline, size: int, step: int) -> list[tuple[Any, ...]]:
-    """The rows of a step, put together from all ranks."""
-    rows: list[tuple[Any, ...]] = []
-    for rank in range(size):
-        job = Job(0, step, *rows_of_rank(pipeline.global_batch_size, World(rank, size)))
-        with closing(PipelineRunner(pipeline)) as runner:
-            batch = runner.batch(job)
-        is_token = batch["attention_mask"].bool()
-        texts = [row[mask].tolist() for row, mask in zip(batch["input_ids"], is_token, strict=True)]
-        columns = batch["__key__"], batch["txt"], batch["jpg"].tolist(), batch["cls"].tolist()
-        rows += zip(*columns, texts, strict=True)
-    return rows
-
-
-def test_draws_are_the_same_on_every_topology(captions: str) -> None:
-    pipeline = make(captions, one_caption, even_only)
-    for step in (0, 1):
-        alone = rows_of(pipeline, 1, step)
-        assert rows_of(pipeline, 4, step) == alone
-        for _, text, *_, tokens in alone:
-            assert byte_tokenizer().decode(tokens, skip_special_tokens=True) == text
-            assert text.startswith("caption ")
-    drawn = {text[8] for step in (0, 1, 2) for _, text, *_ in rows_of(pipeline, 1, step)}
-    assert len(drawn) > 2
 
 
 def test_the_function_of_a_text_draws_anew_for_each_seed_and_epoch(captions: str) -> None:
@@ -161,19 +132,19 @@ def test_errors_are_errors_of_the_sample(captions: str) -> None:
     records = [record for batch in loader for record in batch["__lineage__"].bad]
     assert [record.kind for record in records] == ["SampleError"]
     assert "fails_on_seven: KeyError: 'no such class'" in records[0].reason
-    strict = make(captions, fails_on_seven, bad_samples=BadSamplePolicy(action="raise"))
+    strict = make(captions, fails_on_seven, bad_samples=mm.BadSamplePolicy(action="raise"))
     with pytest.raises(mm.SampleError, match=r"\[\d\] \d+: fails_on_seven: KeyError"):
         list(mm.Loader(strict))
     with pytest.raises(AttributeError):
         list(mm.Loader(make(captions, has_a_bug)))
-    with pytest.raises(ConfigError, match="returns_nothing returned NoneType"):
+    with pytest.raises(mm.ConfigError, match="returns_nothing returned NoneType"):
         list(mm.Loader(make(captions, returns_nothing)))
 
 
 def test_damaged_json_is_bad_before_any_function_sees_it(tmp_path: Path) -> None:
     source = write_corpus(tmp_path, [4], lambda n: captioned(n) | {"json": b"{"})
     pipeline = make(source, even_only, global_batch_size=2, decode=None)
-    with pytest.raises(BadSampleLimitError, match=r"no row has a good sample.*json: JSON"):
+    with pytest.raises(mm.BadSampleLimitError, match=r"no row has a good sample.*json: JSON"):
         list(mm.Loader(pipeline))
 
 
@@ -221,7 +192,7 @@ def test_a_path_that_leads_nowhere_says_what_is_there(
     captions: str, field: Any, reason: str
 ) -> None:
     decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), field=field))
-    with pytest.raises(DecodeError, match=reason):
+    with pytest.raises(mm.DecodeError, match=reason):
         decode_sample(mm.open_dataset(captions)[0], decode)
 
 
@@ -260,7 +231,7 @@ def test_a_wrong_place_or_an_argument_of_other_libraries_says_what_to_write(
     message: str, captions: str
 ) -> None:
     plan = partial(mm.Pipeline, mm.open_dataset(captions), global_batch_size=2)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(mm.ConfigError, match=message):
         WRONG[message](plan)
 
 

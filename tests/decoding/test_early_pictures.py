@@ -14,11 +14,10 @@ from mmstream.decoding import stage
 from mmstream.decoding.image import limits
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.pictures import early_decoders, plan_pictures
-from mmstream.errors import TimeoutError
 from mmstream.progress import Progress, Stage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.decoding.test_views import PICTURES, batches, contents, fields_of
-from tests.helpers.corpora import captioned, jpeg, write_corpus
+from tests.helpers.corpora import jpeg, write_corpus
 
 NUM_SAMPLES = 32
 
@@ -76,66 +75,6 @@ def test_early_pictures_are_those_of_a_decoding_with_their_samples(
     assert early == (expected, expected)
 
 
-@pytest.fixture
-def decoded(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
-    """The arguments of each decoding of a picture before its sample."""
-    calls: list[Any] = []
-    real = stage.decode_picture
-
-    def spy(*arguments: Any) -> Any:
-        calls.append(arguments)
-        return real(*arguments)
-
-    monkeypatch.setattr(stage, "decode_picture", spy)
-    return calls
-
-
-def test_a_sample_that_is_bad_before_its_picture_is_not_decoded(
-    tmp_path: Path, decoded: list[Any]
-) -> None:
-    def only_even(data: bytes) -> int:
-        if int(data) % 2:
-            raise mm.SkipSample("odd")
-        return int(data)
-
-    corpus = write_corpus(
-        tmp_path, [8], lambda number: captioned(number) | {"json": str(number).encode()}
-    )
-    decode = mm.Decode({"json": only_even}, image=IMAGE)
-    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=8, decode=decode)
-    (batch,) = batches(pipeline)
-    assert all(number % 2 == 0 for number in batch["json"])
-    assert len(decoded) == 4  # substitutes are decoded with their samples
-
-
-class OwnDecoder(mm.ImageDecoder):
-    """A decoder of the user."""
-
-    def decode(self, *arguments: Any, **settings: Any) -> Decoded:
-        return super().decode(*arguments, **settings)
-
-
-@pytest.mark.parametrize(
-    ("decode", "fields"),
-    [
-        (mm.Decode(image=IMAGE), {"image"}),
-        (mm.Decode({"jpg": IMAGE, "cls": int}), {"jpg"}),
-        (
-            mm.Decode({"a.png": IMAGE, "mask.png": MASK}, same_geometry=("a.png", "mask.png")),
-            {"a.png"},
-        ),
-        (mm.Decode(image=mm.ImageDecoder(resize="native")), set()),
-        (mm.Decode(image=mm.ImageDecoder(size=336, tiles=mm.LlavaNextTiles())), set()),
-        (mm.Decode(image=OwnDecoder(size=8)), set()),
-        (mm.Decode(text=TEXT), set()),
-        (mm.Decode.baked(), set()),
-        (None, set()),
-    ],
-)
-def test_pictures_of_one_shape_are_early(decode: mm.Decode | None, fields: set[str]) -> None:
-    assert {*early_decoders(decode)} == fields
-
-
 def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
@@ -150,7 +89,7 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     clock = iter((0.0, 31.0))
     monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
     result = stage.decode_picture(picture, out)
-    assert isinstance(result, TimeoutError)
+    assert isinstance(result, mm.TimeoutError)
     assert str(result) == "k.jpg: decoding takes longer than timeout_s=30"
 
 

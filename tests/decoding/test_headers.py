@@ -9,21 +9,21 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
-from mmstream import Decode, ImageDecoder
 from mmstream.decoding.sample import decode_sample, decode_texts
-from mmstream.errors import DecodeError
 from tests.helpers.families import PICTURES, SIZES, conversation, native, num_image_tokens
 from tests.helpers.image_bombs import chunk
 from tests.helpers.pictures import JPEG, ODD, PNG, encoded, photo, read
 
 DECODERS = [
-    ImageDecoder(),
-    ImageDecoder(scaled_decoding=False, resize="max_pixels", pixel_budget=(56 * 56, 28 * 28 * 16)),
-    ImageDecoder(size=56, tiles=mm.LlavaNextTiles(((56, 112), (112, 56), (112, 112)))),
-    ImageDecoder(size=56, tiles=mm.InternVLTiles(max_tiles=6)),
-    ImageDecoder(size=56, crop=None),
-    ImageDecoder(size=56, crop="random", flip=0.5),
-    ImageDecoder(size=56, tiles=mm.LlavaOnevisionTiles(((56, 112), (112, 56)))).of_sample(2),
+    mm.ImageDecoder(),
+    mm.ImageDecoder(
+        scaled_decoding=False, resize="max_pixels", pixel_budget=(56 * 56, 28 * 28 * 16)
+    ),
+    mm.ImageDecoder(size=56, tiles=mm.LlavaNextTiles(((56, 112), (112, 56), (112, 112)))),
+    mm.ImageDecoder(size=56, tiles=mm.InternVLTiles(max_tiles=6)),
+    mm.ImageDecoder(size=56, crop=None),
+    mm.ImageDecoder(size=56, crop="random", flip=0.5),
+    mm.ImageDecoder(size=56, tiles=mm.LlavaOnevisionTiles(((56, 112), (112, 56)))).of_sample(2),
 ]
 ODD_HEADERS = {
     "icc-after-SOF.jpg",
@@ -36,14 +36,14 @@ ODD_HEADERS = {
 
 
 @pytest.mark.parametrize("decoder", DECODERS, ids=lambda decoder: decoder.resize or decoder.size)
-def test_what_a_header_tells_is_what_decoding_makes(decoder: ImageDecoder) -> None:
+def test_what_a_header_tells_is_what_decoding_makes(decoder: mm.ImageDecoder) -> None:
     pictures = {path.name: path.read_bytes() for path in sorted(ODD.glob("*.*"))}
     pictures |= {str(size): data for size, data in zip(SIZES, PICTURES, strict=True)}
     results, refused = {}, set()
     for name, data in pictures.items():
         try:
             results[name] = decoder.decode(data, rng=np.random.default_rng(0))
-        except DecodeError:
+        except mm.DecodeError:
             refused.add(name)
     assert len(refused) < 10 < len(pictures)
     shapes = {name: decoder.prepared_shape(pictures[name]) for name in results}
@@ -64,10 +64,10 @@ def test_damage_never_makes_a_header_tell_another_shape() -> None:
         data = bytearray(originals[random.integers(len(originals))])
         for position in random.integers(0, min(len(data), 900), 2):
             data[position] = random.integers(256)
-        shape = ImageDecoder().prepared_shape(bytes(data))
+        shape = mm.ImageDecoder().prepared_shape(bytes(data))
         try:
-            result = ImageDecoder()(bytes(data))
-        except DecodeError:
+            result = mm.ImageDecoder()(bytes(data))
+        except mm.DecodeError:
             continue
         assert shape is None or result.shape[:2] == shape[:2]
         num_equal += shape is not None
@@ -97,7 +97,7 @@ def test_a_picture_whose_header_does_not_tell_is_counted_all_the_same(data: byte
 
 
 @pytest.mark.parametrize("decoder", [DECODERS[1], DECODERS[4]], ids=["header", "decoded"])
-def test_texts_together_are_as_one_by_one(decoder: ImageDecoder) -> None:
+def test_texts_together_are_as_one_by_one(decoder: mm.ImageDecoder) -> None:
     decode = replace(native(), image=decoder)
     samples = [conversation(*PICTURES[i : i + 3]) for i in range(0, 9, 3)]
     samples.append(conversation(read("jpeg_ff00_header.jpg"), *PICTURES[:2]))
@@ -128,17 +128,17 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_picture_is_refused_as_it_is_without_text(name: str) -> None:
-    decoder = ImageDecoder(resize="max_pixels", max_pixels=3000 * 3000)
+    decoder = mm.ImageDecoder(resize="max_pixels", max_pixels=3000 * 3000)
     decode = replace(native(), image=decoder)
     sample = {"__key__": "007"} | conversation(JPEG, BAD[name], PNG)
     [(parsed, tokens)] = decode_texts([sample], decode)
     messages = set()
     for given in (
-        {"sample": sample, "decode": Decode(image=decoder)},
+        {"sample": sample, "decode": mm.Decode(image=decoder)},
         {"sample": parsed, "decode": decode},
         {"sample": parsed, "decode": decode, "tokens": tokens},
     ):
-        with pytest.raises(DecodeError) as error:
+        with pytest.raises(mm.DecodeError) as error:
             decode_sample(**given)
         messages.add(str(error.value))
     (message,) = messages
@@ -147,5 +147,5 @@ def test_a_bad_picture_is_refused_as_it_is_without_text(name: str) -> None:
 
 @pytest.mark.parametrize("limit", [{"max_pixels": 60 * 90 - 1}, {"max_bytes": len(JPEG) - 1}])
 def test_a_header_tells_nothing_of_a_picture_beyond_a_limit(limit: dict[str, int]) -> None:
-    assert ImageDecoder().prepared_shape(JPEG) == (60, 90, (60, 90), 1, (1, 1))
-    assert ImageDecoder(**limit).prepared_shape(JPEG) is None
+    assert mm.ImageDecoder().prepared_shape(JPEG) == (60, 90, (60, 90), 1, (1, 1))
+    assert mm.ImageDecoder(**limit).prepared_shape(JPEG) is None

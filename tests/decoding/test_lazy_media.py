@@ -8,18 +8,17 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.lazy_bytes import LazyBytes
 from tests.helpers.media_files import AUDIO_KINDS, VIDEO_KINDS, audio_file, video_file
 
 
-def lazy(content: bytes) -> LazyBytes:
+def lazy(content: bytes) -> mm.LazyBytes:
     """Return a file as it lies in a tar: other files are before and behind it."""
     sample = b"before" * 100 + content + b"behind" * 100
 
     def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         return [sample[start:stop] for start, stop in ranges]
 
-    return LazyBytes(len(sample), read_ranges, sample[:1000]).within(600, 600 + len(content))
+    return mm.LazyBytes(len(sample), read_ranges, sample[:1000]).within(600, 600 + len(content))
 
 
 @pytest.mark.parametrize("kind", VIDEO_KINDS)
@@ -52,7 +51,7 @@ def test_storage_that_fails_is_no_fault_of_a_video(kind: str) -> None:
     # The first bytes are there, the others are not.
     for num_first in (0, 1000, len(content) // 2, len(content) - 1):
         with pytest.raises(mm.StorageError, match="away"):
-            mm.VideoDecoder()(LazyBytes(len(content), read_ranges, content[:num_first]))
+            mm.VideoDecoder()(mm.LazyBytes(len(content), read_ranges, content[:num_first]))
 
 
 class CountedBytes:

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream import Decode
 from mmstream.decoding.media import plan_media
 from mmstream.decoding.sample import RowMemory, decode_sample
 from mmstream.types import SampleLineage
@@ -26,7 +25,7 @@ def sample(**fields: bytes) -> dict[str, Any]:
 
 def test_all_videos_of_a_sample_become_a_list_in_the_order_of_their_numbers() -> None:
     files = {"10__mp4": fake_file(3, 1), "2__webm": fake_file(2, 2)}
-    decoded = decode_sample(sample(**files), Decode(video=VIDEO))
+    decoded = decode_sample(sample(**files), mm.Decode(video=VIDEO))
     assert [tuple(video.shape) for video in decoded["video"]] == [(2, 3, 4, 6), (1, 3, 4, 6)]
     assert [video[0, 0, 0, 0].item() for video in decoded["video"]] == [20, 30]
     assert [times.tolist() for times in decoded["video_pts_s"]] == [[0, 0.25], [0]]
@@ -34,7 +33,7 @@ def test_all_videos_of_a_sample_become_a_list_in_the_order_of_their_numbers() ->
 
 
 def test_one_video_is_no_list_and_none_is_an_empty_one() -> None:
-    decode = Decode(video=VIDEO, audio=AUDIO)
+    decode = mm.Decode(video=VIDEO, audio=AUDIO)
     decoded = decode_sample(sample(mp4=fake_file(1, 2)), decode)
     assert decoded["video"].shape == (2, 3, 4, 6)
     assert decoded["video"].is_contiguous(memory_format=torch.channels_last)
@@ -48,12 +47,12 @@ def test_one_video_is_no_list_and_none_is_an_empty_one() -> None:
 
 def test_without_a_decoder_files_stay_bytes() -> None:
     both = sample(mp4=fake_file(1, 2), wav=fake_file(1, 2))
-    assert decode_sample(both, Decode(video=VIDEO))["wav"] == both["wav"]
-    assert decode_sample(both, Decode(audio=AUDIO))["mp4"] == both["mp4"]
+    assert decode_sample(both, mm.Decode(video=VIDEO))["wav"] == both["wav"]
+    assert decode_sample(both, mm.Decode(audio=AUDIO))["mp4"] == both["mp4"]
 
 
 def test_tracks_of_videos_join_the_recordings_in_the_order_of_the_files() -> None:
-    decode = Decode(video=FakeVideoDecoder(audio=AUDIO), audio=AUDIO)
+    decode = mm.Decode(video=FakeVideoDecoder(audio=AUDIO), audio=AUDIO)
     files = {
         "3__mp4": fake_file(4, 1),
         "2__wav": fake_file(3, 1),
@@ -63,12 +62,14 @@ def test_tracks_of_videos_join_the_recordings_in_the_order_of_the_files() -> Non
     decoded = decode_sample(sample(**files), decode)
     assert [int(samples[0]) for samples in decoded["audio"]] == [1, 3, 4]
     assert decoded["audio_video"].tolist() == [0, -1, 2]
-    silent = decode_sample(sample(mp4=files["1__mp4"]), Decode(video=FakeVideoDecoder(audio=AUDIO)))
+    silent = decode_sample(
+        sample(mp4=files["1__mp4"]), mm.Decode(video=FakeVideoDecoder(audio=AUDIO))
+    )
     assert silent["audio"] == silent["audio_video"].tolist() == []
 
 
 def test_features_take_the_place_of_samples_and_say_their_length() -> None:
-    decode = Decode(audio=FakeAudioDecoder(features=FakeFeatures(8)))
+    decode = mm.Decode(audio=FakeAudioDecoder(features=FakeFeatures(8)))
     decoded = decode_sample(sample(wav=fake_file(1, 6)), decode)
     assert decoded["audio_features"].shape == (8, 4)
     assert decoded["audio_features_length"].tolist() == [3]
@@ -76,7 +77,7 @@ def test_features_take_the_place_of_samples_and_say_their_length() -> None:
 
 
 def test_a_decoder_by_field_takes_its_file_and_keeps_the_name() -> None:
-    decode = Decode(
+    decode = mm.Decode(
         {"clip.mp4": FakeVideoDecoder(audio=AUDIO), "wav;flac": AUDIO, "mp4": len},
         video=VIDEO,
         audio=AUDIO,
@@ -103,7 +104,7 @@ def test_a_decoder_by_field_takes_its_file_and_keeps_the_name() -> None:
 
 def test_what_a_function_has_decoded_before_stays_as_it_is() -> None:
     frames = torch.zeros(2, 3, 4, 4)
-    decode = Decode({"mp4": VIDEO}, audio=AUDIO)
+    decode = mm.Decode({"mp4": VIDEO}, audio=AUDIO)
     decoded = decode_sample(sample(mp4=frames, wav=torch.ones(3)), decode)
     assert decoded["mp4"] is frames
     assert decoded["wav"].tolist() == [1, 1, 1]
@@ -113,7 +114,7 @@ def test_what_a_function_has_decoded_before_stays_as_it_is() -> None:
 def test_videos_are_written_into_the_memory_of_the_batch_where_they_fit() -> None:
     memory = torch.zeros(2, 4, 6, 3, dtype=torch.uint8)
     row = RowMemory({}, {"mp4": memory})
-    decode = Decode(video=VIDEO)
+    decode = mm.Decode(video=VIDEO)
     first = sample(mp4=fake_file(1, 2))
     decoded = decode_sample(first, decode, row, plans=plan_media(first, decode))
     assert decoded["video"].data_ptr() == memory.data_ptr()
@@ -123,12 +124,12 @@ def test_videos_are_written_into_the_memory_of_the_batch_where_they_fit() -> Non
 
 def test_limits_hold_for_all_files_of_a_sample_together() -> None:
     files = {"0__mp4": fake_file(1, 1), "1__mp4": fake_file(2, 1)}  # of 4 x 6 x 3 bytes each
-    assert decode_sample(sample(**files), Decode(video=FakeVideoDecoder(max_memory=144)))
+    assert decode_sample(sample(**files), mm.Decode(video=FakeVideoDecoder(max_memory=144)))
     with pytest.raises(mm.DecodeError, match=r"a\.tar\[3\] k\.1\.mp4: 144 exceeds 143"):
-        decode_sample(sample(**files), Decode(video=FakeVideoDecoder(max_memory=143)))
+        decode_sample(sample(**files), mm.Decode(video=FakeVideoDecoder(max_memory=143)))
     recordings = {"0__wav": fake_file(1, 100), "1__wav": fake_file(2, 100)}
     with pytest.raises(mm.DecodeError, match=r"k\.1\.wav: 2 exceeds 1\.5"):
-        decode_sample(sample(**recordings), Decode(audio=FakeAudioDecoder(max_seconds=1.5)))
+        decode_sample(sample(**recordings), mm.Decode(audio=FakeAudioDecoder(max_seconds=1.5)))
 
 
 def test_a_span_comes_from_the_part_that_names_the_file_or_else_from_the_row() -> None:
@@ -138,12 +139,12 @@ def test_a_span_comes_from_the_part_that_names_the_file_or_else_from_the_row() -
     ]
     row = {"start_s": 3, "end_s": 4, "messages": [{"role": "user", "content": parts}]}
     files = {"0__mp4": fake_file(1, 1), "1__mp4": fake_file(2, 1)}
-    decoded = decode_sample(sample(**files, json=json.dumps(row).encode()), Decode(video=VIDEO))
+    decoded = decode_sample(sample(**files, json=json.dumps(row).encode()), mm.Decode(video=VIDEO))
     assert [times.tolist() for times in decoded["video_pts_s"]] == [[3], [7]]
 
 
 def test_draws_are_those_of_the_sample_whether_they_are_planned_or_not() -> None:
-    decode = Decode(
+    decode = mm.Decode(
         {"flac": FakeAudioDecoder(is_random=True)},
         video=FakeVideoDecoder(is_random=True),
         audio=FakeAudioDecoder(is_random=True),
@@ -167,8 +168,8 @@ def test_draws_are_those_of_the_sample_whether_they_are_planned_or_not() -> None
 @pytest.mark.parametrize("name", ["video", "video_row", "video_pts_s", "audio", "audio_length"])
 def test_a_file_named_like_a_field_of_the_decoder_is_refused(name: str) -> None:
     with pytest.raises(mm.DecodeError, match=f"k.{name}: the decoder makes a field of this name"):
-        decode_sample(sample(**{name: b"1"}), Decode(video=VIDEO, audio=AUDIO))
-    assert decode_sample(sample(**{name: b"1"}), Decode())[name] == b"1"
+        decode_sample(sample(**{name: b"1"}), mm.Decode(video=VIDEO, audio=AUDIO))
+    assert decode_sample(sample(**{name: b"1"}), mm.Decode())[name] == b"1"
 
 
 @pytest.mark.parametrize(
@@ -190,23 +191,10 @@ def test_a_file_named_like_a_field_of_the_decoder_is_refused(name: str) -> None:
 )
 def test_decoders_in_a_wrong_place_are_refused(arguments: dict[str, Any], message: str) -> None:
     with pytest.raises(mm.ConfigError, match=message):
-        Decode(**arguments)
-
-
-@pytest.mark.parametrize(
-    ("decode", "media"),
-    [
-        (Decode(image=mm.ImageDecoder()), {"image"}),
-        (Decode(video=VIDEO), {"video"}),
-        (Decode(video=FakeVideoDecoder(audio=AUDIO)), {"video", "audio"}),
-        (Decode({"mp4": VIDEO}), set()),
-    ],
-)
-def test_what_is_decoded_is_known_before(decode: Decode, media: set[str]) -> None:
-    assert decode.media == media
+        mm.Decode(**arguments)
 
 
 def test_media_that_a_decoder_takes_are_read_by_ranges() -> None:
-    decode = Decode({"a.mp4": AUDIO, "b.mp4": len}, video=VIDEO)
+    decode = mm.Decode({"a.mp4": AUDIO, "b.mp4": len}, video=VIDEO)
     names = ("a.mp4", "b.mp4", "c.mp4", "wav")
     assert [decode.reads_by_ranges(name) for name in names] == [True, False, True, False]

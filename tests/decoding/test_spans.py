@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.errors import ConfigError, DecodeError
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.media_files import audio_file, video_file
 
@@ -34,7 +33,9 @@ HUGE = 10**400
     ids=["huge start", "huge end", "string", "bool", "empty", "negative", "long", "NaN"],
 )
 def test_a_row_that_states_no_span_is_a_bad_sample(kind: Any, row: dict[str, Any]) -> None:
-    with pytest.raises(DecodeError, match=r"start_s=.*, end_s=.*: not a span in seconds") as error:
+    with pytest.raises(
+        mm.DecodeError, match=r"start_s=.*, end_s=.*: not a span in seconds"
+    ) as error:
         kind().plan(FILES[kind](), row)
     assert len(str(error.value)) < 200
 
@@ -42,7 +43,7 @@ def test_a_row_that_states_no_span_is_a_bad_sample(kind: Any, row: dict[str, Any
 @pytest.mark.parametrize("kind", FILES)
 @pytest.mark.parametrize("span", [(0, HUGE), (1, 1), (2, 1), [0, 1], "rows"])
 def test_a_setting_that_is_no_span_is_refused(kind: Any, span: Any) -> None:
-    with pytest.raises(ConfigError, match=r'give "row", \(start_s, end_s\) or None'):
+    with pytest.raises(mm.ConfigError, match=r'give "row", \(start_s, end_s\) or None'):
         kind(span=span)
 
 
@@ -52,10 +53,10 @@ def test_both_decoders_have_the_same_limits(kind: Any) -> None:
     assert (decoder.span, decoder.max_bytes, decoder.timeout_s) == ("row", 4 << 30, 60.0)
     assert kind(timeout_s=None).timeout_s is None
     for name in ("max_bytes", "max_duration_s"):
-        with pytest.raises(ConfigError, match=f"{name}=None: give"):
+        with pytest.raises(mm.ConfigError, match=f"{name}=None: give"):
             kind(**{name: None})
     for name in ("timeout_s", "max_duration_s"):
-        with pytest.raises(ConfigError, match=f"{name}=inf: give"):
+        with pytest.raises(mm.ConfigError, match=f"{name}=inf: give"):
             kind(**{name: float("inf")})
 
 
@@ -66,7 +67,7 @@ def test_a_call_takes_a_span_where_the_decoder_goes_by_the_row(kind: Any) -> Non
     assert kind()(data, span=(0.2, 0.6)).tolist() == expected.tolist()
     assert len(expected) < len(kind()(data))
     for setting in (None, (0, 0.5)):
-        with pytest.raises(ConfigError, match='it needs a decoder with span="row"'):
+        with pytest.raises(mm.ConfigError, match='it needs a decoder with span="row"'):
             kind(span=setting)(data, span=(0.2, 0.6))
 
 
@@ -83,5 +84,5 @@ def test_a_subclass_whose_call_would_be_passed_over_is_refused(kind: Any, advice
         def __call__(self, data: Any, **options: Any) -> Any:
             return super().__call__(data)
 
-    with pytest.raises(ConfigError, match=rf"Changed overrides .*{advice}"):
+    with pytest.raises(mm.ConfigError, match=rf"Changed overrides .*{advice}"):
         Changed(*getattr(kind, "args", ()))

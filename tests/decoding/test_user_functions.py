@@ -190,18 +190,18 @@ def test_sources_of_a_mixture_draw_on_their_own(corpus: str) -> None:
     assert len(set(drawn.values())) == len(drawn) == 48
 
 
-@pytest.mark.parametrize("num_threads", [1, 4])
-def test_no_generator_of_the_process_moves(corpus: str, num_threads: int) -> None:
+def fail(sample: Sample) -> Sample:
+    raise NameError(f"a bug after {draw()}")
+
+
+@pytest.mark.parametrize("settings", [{"num_threads": 1}, {"num_threads": 4}, {"num_workers": 1}])
+def test_no_generator_of_the_process_moves(corpus: str, settings: dict[str, int]) -> None:
     """Also where a function fails."""
-
-    def fail(sample: Sample) -> Sample:
-        raise NameError(f"a bug after {draw()}")
-
     torch.randn(()), np.random.randn(), random.gauss()  # each keeps half of a pair
     before = states()
-    delivered(make(corpus), num_threads=num_threads)
+    delivered(make(corpus), **settings)
     with pytest.raises(NameError):
-        delivered(make(corpus, transforms=(draw_noise, fail)), num_threads=num_threads)
+        delivered(make(corpus, transforms=(draw_noise, fail)), **settings)
     assert states() == before
 
 
@@ -421,22 +421,3 @@ def test_few_rows_are_decoded_before_their_turn() -> None:
             results.append(result)
             assert len(begun) <= len(results) + 4
     assert results == [number * 2 for number in range(20)]
-
-
-def test_an_error_waits_for_its_row_and_ends_what_runs_ahead() -> None:
-    finished = []
-
-    def decode(number: int) -> int:
-        if number == 1:
-            raise ValueError("one")
-        finished.append(number)
-        return number
-
-    with ThreadPoolExecutor(2) as pool:
-        results = calls_ahead(decode, ((number, True) for number in range(9)), pool, 3)
-        assert next(results) == 0
-        with pytest.raises(ValueError, match="one"):
-            next(results)
-        num_finished = len(finished)
-        pool.submit(int).result()
-        assert len(finished) == num_finished

@@ -12,22 +12,21 @@ from typing import Any
 import pytest
 import torch
 
-from mmstream.device.to_device import Normalize, to_device
-from mmstream.errors import ConfigError
+import mmstream as mm
 from mmstream.train import loop
 from mmstream.train.config import TrainConfig
 from mmstream.train.distributed import TrainProcess, process_group
 from tests.helpers.fake_cuda import fake_cuda
 from tests.helpers.fake_loader import FakeLoader
 
-HALF = Normalize(mean=0.5, std=0.5)
+HALF = mm.Normalize(mean=0.5, std=0.5)
 
 
 def test_batches_are_copied_from_pinned_memory_and_the_host_waits_for_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with fake_cuda(monkeypatch) as cuda:
-        batches = iter(to_device(FakeLoader(num_steps=4), "cuda:1", normalize=HALF))
+        batches = iter(mm.to_device(FakeLoader(num_steps=4), "cuda:1", normalize=HALF))
         next(batches)
         waits = len(cuda.host_waits)  # for the mean and the std
         num_copies = cuda.num_copies
@@ -52,7 +51,7 @@ def test_a_batch_that_nobody_waits_for_or_keeps_is_noticed(
 ) -> None:
     with fake_cuda(monkeypatch):
         monkeypatch.setattr(f"{owner}.{name}", lambda *_: None)
-        batch = next(iter(to_device(FakeLoader(), "cuda")))
+        batch = next(iter(mm.to_device(FakeLoader(), "cuda")))
         with pytest.raises(AssertionError, match=message):
             batch["image"].sum()
 
@@ -61,7 +60,7 @@ def test_the_stream_is_that_of_the_batchs_device_whatever_device_is_current(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with fake_cuda(monkeypatch):
-        batches = iter(to_device(FakeLoader(), "cuda"))  # the current one, which is cuda:0
+        batches = iter(mm.to_device(FakeLoader(), "cuda"))  # the current one, which is cuda:0
         next(batches)
         torch.cuda.set_device(1)
         assert next(batches)["image"].sum().device == torch.device("cuda", 0)
@@ -77,7 +76,7 @@ def test_the_loader_sees_the_device_as_the_current_one(
 
     devices: list[int] = []
     with fake_cuda(monkeypatch) as cuda:
-        stage = to_device(Loader(), "cuda:1")
+        stage = mm.to_device(Loader(), "cuda:1")
         assert len(list(stage)) == 4
         assert devices == [1] * 4
         assert torch.cuda.current_device() == 0
@@ -102,7 +101,7 @@ def test_between_two_training_steps_the_host_does_not_wait_for_the_device(
     monkeypatch.setattr(loop, "train_step", step)
     config = TrainConfig(url="made-up", out=str(tmp_path), log_every=100)
     with fake_cuda(monkeypatch) as cuda:
-        batches = to_device(Loader(num_steps=6, fail_at=5), device, normalize=HALF)
+        batches = mm.to_device(Loader(num_steps=6, fail_at=5), device, normalize=HALF)
         with pytest.raises(OSError, match="worker died at step 5"):
             loop.fit(config, model, batches, TrainProcess(device))  # type: ignore[arg-type]
         assert len(waits) == 5
@@ -114,7 +113,7 @@ def test_a_device_that_is_not_there_is_named(name: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_RANK", "2")
     with (
         fake_cuda(monkeypatch),
-        pytest.raises(ConfigError, match=r"^device 'cuda:2': this process sees 2 CUDA devices"),
+        pytest.raises(mm.ConfigError, match=r"^device 'cuda:2': this process sees 2 CUDA devices"),
         process_group(name),
     ):
         pass
@@ -123,6 +122,6 @@ def test_a_device_that_is_not_there_is_named(name: str, monkeypatch: pytest.Monk
 def test_a_device_for_batches_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     with (
         fake_cuda(monkeypatch),
-        pytest.raises(ConfigError, match="there is no cuda:2: this process sees 2 CUDA"),
+        pytest.raises(mm.ConfigError, match="there is no cuda:2: this process sees 2 CUDA"),
     ):
-        next(iter(to_device(FakeLoader(), "cuda:2")))
+        next(iter(mm.to_device(FakeLoader(), "cuda:2")))

@@ -5,6 +5,7 @@ One process and no kill here (see test_frameworks_ranks.py), but every step, and
 
 import json
 from dataclasses import replace
+from itertools import islice
 
 import pytest
 import torch
@@ -12,7 +13,6 @@ from torch.utils.data import DataLoader
 
 import mmstream as mm
 from mmstream._torchvision import import_torchvision
-from mmstream.errors import ConfigError
 from tests.helpers.frameworks import NUM_STEPS, TextModel, keys_of, plan, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks warn of their own affairs
@@ -36,10 +36,7 @@ def stateful(*args, **settings):
 def test_a_stateful_data_loader_resumes_at_every_step_also_on_another_world(pipeline, stop):
     batches, seen = stateful(mm.Loader(pipeline), num_workers=0), []
     while len(seen) < stop:
-        for batch in batches:
-            seen.append(batch["__key__"])
-            if len(seen) == stop:
-                break
+        seen += keys_of(islice(batches, stop - len(seen)))
     state = json.loads(json.dumps(batches.state_dict()))
     columns = []
     for rank in range(2):
@@ -54,12 +51,12 @@ def test_a_stateful_data_loader_resumes_at_every_step_also_on_another_world(pipe
 
 
 def test_a_data_loader_that_makes_batches_of_batches_is_refused(pipeline):
-    with pytest.raises(ConfigError, match=r"batch_size=None, .*integrations\.LoaderTrainer"):
+    with pytest.raises(mm.ConfigError, match=r"batch_size=None, .*integrations\.LoaderTrainer"):
         next(iter(DataLoader(mm.Loader(pipeline), batch_size=8)))
 
 
 def test_a_data_loader_with_workers_around_a_loader_is_refused_not_repeated(pipeline):
-    with pytest.raises(ConfigError, match="worker processes of its own"):
+    with pytest.raises(mm.ConfigError, match="worker processes of its own"):
         next(iter(DataLoader(mm.Loader(pipeline), batch_size=None, num_workers=1)))
 
 
@@ -92,7 +89,7 @@ def test_accelerate_tries_to_shard_a_data_loader_and_fails(pipeline):
         DataLoader(mm.Loader(pipeline), batch_size=None),
         num_processes=2, process_index=0, dispatch_batches=False, put_on_device=False,
     )  # fmt: skip
-    with pytest.raises((TypeError, ConfigError), match="NoneType"):
+    with pytest.raises((TypeError, mm.ConfigError), match="NoneType"):
         next(iter(sharded))
 
 
@@ -105,10 +102,7 @@ def test_accelerate_saves_a_registered_loader_after_the_last_delivered_batch(
     accelerator, loader, seen = Accelerator(cpu=True), mm.Loader(pipeline), []
     accelerator.register_for_checkpointing(loader)
     while len(seen) < stop:
-        for batch in mm.to_device(loader, accelerator.device):
-            seen.append(batch["__key__"])
-            if len(seen) == stop:
-                break
+        seen += keys_of(islice(mm.to_device(loader, accelerator.device), stop - len(seen)))
     accelerator.save_state(tmp_path)
     again, rest = Accelerator(cpu=True), mm.Loader(pipeline)
     again.register_for_checkpointing(rest)
@@ -136,12 +130,8 @@ def test_accelerate_accumulates_across_the_end_of_an_epoch(pipeline):
 def test_dcp_takes_a_loader_as_a_stateful(pipeline, tmp_path, stop):
     import torch.distributed.checkpoint as dcp
 
-    loader, seen = mm.Loader(pipeline), []
-    if stop:
-        for batch in loader:
-            seen.append(batch["__key__"])
-            if len(seen) == stop:
-                break
+    loader = mm.Loader(pipeline)
+    seen = keys_of(islice(loader, stop))
     dcp.save({"loader": loader}, checkpoint_id=tmp_path)
     other = mm.Loader(pipeline)
     dcp.load({"loader": other}, checkpoint_id=tmp_path)

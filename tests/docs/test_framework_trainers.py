@@ -1,10 +1,7 @@
-"""What docs/frameworks.md says of the two trainers is so: Hugging Face's, and Lightning's.
+"""What docs/frameworks.md says of Hugging Face's Trainer is so. Lightning: test_lightning.py.
 
 One process and no kill here (see test_frameworks_ranks.py).
 """
-
-import importlib
-import logging
 
 import pytest
 
@@ -21,9 +18,6 @@ def pipeline(corpus):
 
 class StopError(Exception):
     """Ends a run from a callback."""
-
-
-# ---- Trainer
 
 
 def trainer(loader, out, seen=None, callback=None, **settings):
@@ -142,64 +136,3 @@ def test_trainer_evaluates_on_the_first_epoch_of_a_loader_each_time(pipeline, tm
     assert run.model.evaluated == 2 * plan(pipeline, 1)
     seconds = metrics["eval_runtime"]
     assert metrics["eval_samples_per_second"] * seconds == pytest.approx(96, rel=0.01)
-
-
-# ---- Lightning
-
-
-def fit(loader, seen, resume=None, stop=None, **settings):
-    example = importlib.import_module("with_lightning")
-    logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-
-    class Noting(example.Captions):
-        def __init__(self):
-            super().__init__()
-            self.model = TextModel()
-
-        def training_step(self, batch, batch_idx):
-            seen.append(batch["__key__"])
-            return self.model(batch)
-
-        def on_train_batch_end(self, *args):
-            if len(seen) == stop:
-                self.trainer.save_checkpoint(settings["default_root_dir"] / "stopped.ckpt")
-                raise StopError
-
-    run = example.lightning.Trainer(
-        max_epochs=2, use_distributed_sampler=False, accelerator="cpu", devices=1, logger=False,
-        enable_progress_bar=False, enable_model_summary=False, enable_checkpointing=False,
-        **settings,
-    )  # fmt: skip
-    run.fit(Noting(), loader, ckpt_path=resume)
-    return run
-
-
-@pytest.mark.parametrize(("stop", "on_device"), [(1, False), (5, True), (6, False), (9, True)])
-def test_lightning_resumes_after_the_last_step_it_took(pipeline, tmp_path, stop, on_device):
-    def new_loader():
-        loader = mm.Loader(pipeline)
-        return mm.to_device(loader, "cpu") if on_device else loader
-
-    seen = []
-    with pytest.raises(StopError):
-        fit(new_loader(), seen, stop=stop, default_root_dir=tmp_path)
-    assert len(seen) == stop
-    run = fit(new_loader(), seen, resume=tmp_path / "stopped.ckpt", default_root_dir=tmp_path)
-    assert seen == plan(pipeline, 2)
-    assert (run.global_step, run.current_epoch) == (2 * NUM_STEPS, 2)
-
-
-class WithoutLength:
-    def __init__(self, loader):
-        self.loader = loader
-
-    def __iter__(self):
-        return iter(self.loader)
-
-
-def test_lightning_looks_ahead_at_what_has_no_length(pipeline, tmp_path):
-    loaders = [mm.Loader(pipeline), mm.Loader(pipeline)]
-    for loader, given in zip(loaders, [loaders[0], WithoutLength(loaders[1])], strict=True):
-        with pytest.raises(StopError):
-            fit(given, [], stop=3, default_root_dir=tmp_path)
-        assert loader.state_dict()["step"] == (3 if given is loader else 4)

@@ -25,6 +25,17 @@ pytestmark = pytest.mark.slow
 NUM_STEPS = 60
 CHECKPOINT_STEP = 20
 """The example saves after every 20th step."""
+RAY_SETTINGS = {
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_ENABLE_UV_RUN_RUNTIME_ENV": "0",
+    "RAY_memory_monitor_refresh_ms": "0",  # other programs' memory
+    "RAY_health_check_initial_delay_ms": "500",  # a dead node is noticed
+    "RAY_health_check_period_ms": "500",  # in a second or two
+    "RAY_health_check_failure_threshold": "2",
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2",  # and not waited for
+    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
+    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process for each group
+}
 
 
 @pytest.fixture
@@ -36,17 +47,8 @@ def cluster(tmp_path: Path) -> Iterator[Any]:
         tempfile.TemporaryDirectory(prefix="ray") as short,  # Ray's sockets need a short path
         pytest.MonkeyPatch.context() as environment,
     ):
-        environment.setenv("PYTHONPATH", str(ROOT))
-        environment.setenv("RAY_TMPDIR", short)
-        environment.setenv("RAY_USAGE_STATS_ENABLED", "0")
-        environment.setenv("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
-        environment.setenv("RAY_memory_monitor_refresh_ms", "0")  # other programs' memory
-        environment.setenv("RAY_health_check_initial_delay_ms", "500")  # a dead node is noticed
-        environment.setenv("RAY_health_check_period_ms", "500")  # in a second or two
-        environment.setenv("RAY_health_check_failure_threshold", "2")
-        environment.setenv("RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S", "2")  # and not waited for
-        environment.setenv("RAY_TRAIN_HEALTH_CHECK_INTERVAL_S", "0.2")
-        environment.setenv("RAY_TRAIN_ENABLE_PREEMPTION_WATCHER", "0")  # a process for each group
+        for name, value in {**RAY_SETTINGS, "PYTHONPATH": str(ROOT), "RAY_TMPDIR": short}.items():
+            environment.setenv(name, value)
         options = {"num_cpus": 1, "include_dashboard": False, "object_store_memory": 80 << 20}
         cluster = Cluster(initialize_head=True, head_node_args=options)
         yield cluster

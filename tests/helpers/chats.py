@@ -7,6 +7,7 @@ from typing import Any
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
+import mmstream as mm
 from mmstream.train.tokenizer import byte_tokenizer
 
 CHATML = (
@@ -139,3 +140,16 @@ def byte_chat(template: str, special: list[str] = SPECIAL) -> Any:
     tokenizer.add_special_tokens({"additional_special_tokens": special})
     tokenizer.chat_template = template
     return tokenizer
+
+
+def learned(tokenizer: Any, tokens: dict[str, Any]) -> str:
+    """The text that has labels."""
+    labels = tokens["labels"]
+    return str(tokenizer.decode(labels[labels != -100]))
+
+
+def trained(template: Any, *messages: dict[str, Any], tools: Any = None, **options: Any) -> str:
+    """What of a conversation has labels, with a chat template and options of the decoder."""
+    fast = byte_chat(template)
+    row = {"messages": list(messages), "tools": tools}
+    return learned(fast, mm.TextDecoder(fast, **options)({"json": row}))

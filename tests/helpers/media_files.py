@@ -29,6 +29,9 @@ VIDEO_KINDS = {
 }
 """FFmpeg's names of a container and of a codec, by the kind of video."""
 
+OLD_VIDEO_KINDS = {"flv": ("flv", "flv"), "asf": ("asf", "mpeg4"), "vob": ("vob", "mpeg2video")}
+"""Kinds that are opened, and that few tests need."""
+
 AUDIO_KINDS = {
     "wav": ("wav", "pcm_s16le"),
     "flac": ("flac", "flac"),
@@ -119,7 +122,7 @@ def video_file(
     """Return a video whose frames show their numbers.
 
     Args:
-        kind: One of `VIDEO_KINDS`.
+        kind: One of `VIDEO_KINDS` or `OLD_VIDEO_KINDS`.
         codec: FFmpeg's name of the encoder. None: that of the kind.
         num_frames: Number of frames. 0 gives a track without frames, where the container can.
         fps: Frames per second.
@@ -139,7 +142,7 @@ def video_file(
         start_s: Time of the first frame.
         first_number: The number that the first frame shows.
     """
-    container, default_codec = VIDEO_KINDS[kind]
+    container, default_codec = (VIDEO_KINDS | OLD_VIDEO_KINDS)[kind]
     codec = codec or default_codec
     if times_s is None:
         times_s = tuple(float(start_s + number / fps) for number in range(num_frames))

@@ -9,7 +9,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
 from mmstream.integrations.packed_text import LENGTHS
 from tests.helpers.families import transformers
@@ -107,7 +106,7 @@ def test_a_wrong_field_is_named(
     if name in VARLEN:
         use_varlen(model, monkeypatch)
         assert mm.check_packing(model, batch).leak == 0
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(mm.ConfigError, match=message):
         mm.check_packing(
             model,
             batch,
@@ -148,7 +147,7 @@ def test_a_hybrid_is_refused_without_its_kernels() -> None:
     )
     model = small(config)
     with pytest.raises(
-        ConfigError, match=r"qwen3_next does not run on this batch: .*causal_conv1d"
+        mm.ConfigError, match=r"qwen3_next does not run on this batch: .*causal_conv1d"
     ):
         model_inputs(texts(), model)  # transformers refuses seq_idx without kernels
 
@@ -158,7 +157,7 @@ def test_a_hybrid_is_refused_without_its_kernels() -> None:
         return {name: inputs[name] for name in inputs if name not in (*LENGTHS, "seq_idx")}
 
     message = r"document 1 .*: cu_seq_lens_q is missing: .*; seq_idx is missing"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(mm.ConfigError, match=message):
         mm.check_packing(model, texts(), without_lengths)
 
 
@@ -169,12 +168,12 @@ def test_a_model_that_ignores_positions_is_refused(kind: str) -> None:
         hidden_size=32, ffn_dim=32, word_embed_proj_dim=32, **settings
     )
     model = small(config)
-    with pytest.raises(ConfigError, match="does not keep documents apart: leave batching= out"):
+    with pytest.raises(mm.ConfigError, match="does not keep documents apart: leave batching= out"):
         mm.check_packing(model, texts(), lambda batch: model_inputs(batch, model, check=False))
 
 
 def test_a_padded_batch_is_no_flat_one() -> None:
-    with pytest.raises(ConfigError, match="no cu_seq_lens_q"):
+    with pytest.raises(mm.ConfigError, match="no cu_seq_lens_q"):
         mm.check_packing(llama(), {"input_ids": torch.ones(1, 4)})
-    with pytest.raises(ConfigError, match="give the model itself"):
+    with pytest.raises(mm.ConfigError, match="give the model itself"):
         mm.check_packing("llama", texts())

@@ -11,7 +11,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream import AudioShape, MediaShapes, TextDecoder, VideoShape
 from mmstream.batching.flat import flatten
 from mmstream.integrations import model_inputs
 from mmstream.train.tokenizer import byte_tokenizer
@@ -71,7 +70,7 @@ class Row:
             times = tuple(index / 25 for index in indices)
             rate = metadata.sampled_fps
             size = SEEN[name]
-            shapes.append(VideoShape(count, *size, size, times, 25.0, rate, 0.0, tuple(indices)))
+            shapes.append(mm.VideoShape(count, *size, size, times, 25.0, rate, 0.0, tuple(indices)))
         rng = np.random.default_rng(0)
         self.sounds = [
             rng.standard_normal(round(16_000 * s)).astype(np.float32) / 8 for s in audios
@@ -92,11 +91,11 @@ class Row:
             sample |= {f"{i}.{extension}": b"" for i in range(len(media))}
         tokens = family.text(
             sample,
-            MediaShapes(
+            mm.MediaShapes(
                 [mm.ImageShape(*PICTURE[name], PICTURE[name]) for _ in self.pictures],
                 shapes,
                 [
-                    AudioShape(len(sound), length, 16_000)
+                    mm.AudioShape(len(sound), length, 16_000)
                     for sound, length in zip(self.sounds, lengths, strict=True)
                 ],
             ),
@@ -184,7 +183,7 @@ def test_a_batch_of_texts_gives_each_tower_a_gradient_of_zero(
     family = make()
     model = model_of(make.__name__, family.tokenizer)
     messages = [user([{"type": "text", "text": "?"}]), assistant("a cat")]
-    tokens = family.text({"json": {"messages": messages}}, MediaShapes())
+    tokens = family.text({"json": {"messages": messages}}, mm.MediaShapes())
     batch = mm.collate([tokens] * 2, pad_token_id=family.text.pad_token_id)
     assert_blank_media_train_nothing(model, batch)
     untrained = [name for name, weight in model.named_parameters() if weight.grad is None]
@@ -289,7 +288,7 @@ def test_media_that_a_family_does_not_take_are_never_left_out(message: str) -> N
 
 
 def speech_batch(texts: list[str], seconds: list[float]) -> tuple[dict[str, Any], list[Any]]:
-    decoder = TextDecoder(byte_tokenizer(), 200)
+    decoder = mm.TextDecoder(byte_tokenizer(), 200)
     features = mm.WhisperFeatures(num_mels=80)
     rng = np.random.default_rng(0)
     sounds = [rng.standard_normal(round(16_000 * s)).astype(np.float32) / 8 for s in seconds]

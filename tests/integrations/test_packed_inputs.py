@@ -10,7 +10,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES
@@ -185,5 +184,5 @@ REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
 def test_a_flat_batch_that_a_model_cannot_take_is_refused(message: str) -> None:
     family, change = REFUSED[message]
     model = llama() if family == "llama" else family
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(mm.ConfigError, match=message):
         model_inputs(change(texts()), model)

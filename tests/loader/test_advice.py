@@ -15,11 +15,10 @@ import pytest
 import mmstream as mm
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.loader.advice import log_cost
-from mmstream.packing.order import PackOrder
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import equal_samples, jpeg, write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
-from tests.helpers.packed_texts import pack_pipeline, plan_texts, write_texts
+from tests.helpers.packed_texts import pack_pipeline, write_texts
 
 ALONE = mm.World(0, 1)
 
@@ -178,20 +177,6 @@ def test_the_log_says_about_what_an_epoch_asks_of_storage(log: pytest.LogCapture
         r"5,500 requests/s, which is about 1\d\d,\d\d\d samples/s",
         message,
     ), message
-
-
-def test_where_means_say_little_nothing_is_said(
-    log: pytest.LogCaptureFixture, tmp_path: Path
-) -> None:
-    corpus, videos = equal_samples(1_000_000, 110_080), equal_samples(10_000, 20_000_256)
-    mixture = mm.Mixture({"a": (corpus, 1), "b": (videos, 1)}, epoch_steps=100)
-    for source, least_large_bytes in ((mixture, None), (videos, 8 << 20)):
-        order = source.plan_order(global_batch_size=256)
-        log_cost(source, order, bounds_of(4), least_large_bytes)
-    dataset = mm.open_dataset(write_texts(tmp_path, [60]))
-    packs = PackOrder.from_plan(plan_texts(dataset), dataset.corpus, global_batch_size=4)
-    log_cost(equal_samples(60, 2048), packs, [0, 4], None)
-    assert log.messages == []
 
 
 def test_a_folder_costs_no_requests(log: pytest.LogCaptureFixture, tmp_path) -> None:

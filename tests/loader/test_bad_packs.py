@@ -15,12 +15,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.packing.cost import Cost
 from mmstream.packing.deal import deal
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.types import Batch
-from mmstream.world import World, rows_of_rank
+from mmstream.world import rows_of_rank
 from tests.helpers.packed_texts import (
     fields_of,
     length_of,
@@ -70,7 +69,7 @@ def global_steps(
     """The rows of each step of an epoch, put together from ranks and workers."""
     steps: list[dict[int, Any]] = [{} for _ in range(pipeline.order.steps_per_epoch)]
     for rank in range(num_ranks):
-        rows = rows_of_rank(pipeline.global_batch_size, World(rank, num_ranks), "balanced")
+        rows = rows_of_rank(pipeline.global_batch_size, mm.World(rank, num_ranks), "balanced")
         for worker in range(num_workers):
             with closing(PipelineRunner(pipeline, num_threads=1 + worker)) as runner:
                 for step in range(worker, len(steps), num_workers):
@@ -82,7 +81,7 @@ def global_steps(
 def dealt(pipeline: mm.Pipeline, num_ranks: int) -> mm.Pipeline:
     """The pipeline with its rows dealt to ranks."""
     order = pipeline.order
-    cost = Cost(tokens=1, squared_tokens=1)
+    cost = mm.Cost(tokens=1, squared_tokens=1)
     return pipeline.with_order(order.with_ranks(num_ranks, deal, cost.modelled))
 
 
@@ -296,7 +295,7 @@ def test_any_chain_of_resumes_gives_the_same_rows(data: st.DataObject) -> None:
             if data.draw(st.booleans()):
                 again = dealt(again, num_ranks)
             loaders = [
-                loaded(again, state, world=World(rank, num_ranks)) for rank in range(num_ranks)
+                loaded(again, state, world=mm.World(rank, num_ranks)) for rank in range(num_ranks)
             ]
             iterators = [iter(loader) for loader in loaders]
             for _ in range(num_steps):

@@ -12,10 +12,9 @@ import torch
 from torch.utils._pytree import tree_flatten
 
 import mmstream as mm
-from mmstream.dataset.index import encode_index
 from mmstream.decoding.batch_memory import MAX_FREE_BLOCKS, BatchMemory
 from mmstream.loader.batch_transport import BatchReceiver, SentBatch
-from mmstream.tar.writer import TarWriter
+from tests.helpers.corpora import write_corpus
 from tests.helpers.pictures import encoded, photo
 
 MIB = 1 << 20
@@ -59,22 +58,6 @@ def test_memory_is_not_used_again_while_a_view_of_it_lives(keep):
     gc.collect()
     assert memory.take(MIB).data_ptr() != where
     del kept
-
-
-def test_memory_that_waits_for_use_is_bounded():
-    memory = BatchMemory()
-    held = [memory.take(MIB) for _ in range(20)]
-    assert memory.num_bytes >= 20 * MIB
-    held.clear()
-    memory.take(8 * MIB)
-    assert memory.num_bytes <= (MAX_FREE_BLOCKS + 8 + 2) * MIB
-
-
-def test_a_batch_of_another_size_does_not_take_far_too_large_memory():
-    memory = BatchMemory()
-    memory.take(8 * MIB)
-    small = memory.take(1000)
-    assert small.untyped_storage().nbytes() < MIB
 
 
 def test_what_was_sent_stays_until_the_other_side_has_dropped_it(crossed):
@@ -215,28 +198,14 @@ def test_a_batch_that_cannot_be_pickled_is_an_error_in_the_worker():
         SentBatch({"function": lambda: 0}, BatchMemory(shared=True), receiver=0)
 
 
-def test_a_second_batch_needs_no_memory_of_its_own_for_what_lies_behind_the_pictures(crossed):
-    memory = BatchMemory(shared=True)
-    for _ in range(5):
-        pictures = memory.take(MIB, spare_bytes=memory.spare_bytes)
-        crossed({"image": pictures, "ids": torch.arange(1000)}, memory)
-        del pictures
-        gc.collect()
-    assert memory.num_bytes < 3 * MIB
+def numbered(number):
+    jpg = encoded(photo().resize((40 + number, 36)), "jpeg")
+    return {"jpg": jpg, "txt": b"n %d" % number}
 
 
 @pytest.fixture(scope="module")
 def corpus(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("memory")
-    path = folder / "a.tar"
-    with path.open("wb") as file:
-        writer = TarWriter(file)
-        for number in range(48):
-            jpg = encoded(photo().resize((40 + number, 36)), "jpeg")
-            writer.add(f"{number:03d}", {"jpg": jpg, "txt": b"n %d" % number})
-        writer.close()
-    path.with_suffix(".tar.idx").write_bytes(encode_index(writer.offsets))
-    return str(folder)
+    return write_corpus(tmp_path_factory.mktemp("memory"), [48], numbered)
 
 
 def make_pipeline(corpus):
@@ -294,3 +263,12 @@ def test_small_tensors_of_a_batch_do_not_write_over_those_of_the_batch_before(cr
     second = crossed({"before": image[:1000], "note": torch.full((9,), 7)}, memory)
     assert first["note"].unique().tolist() == [6]
     assert second["note"].unique().tolist() == [7]
+
+
+@pytest.mark.skipif(not Path("/proc/self/fd").exists(), reason="counts open files the Linux way")
+def test_a_list_of_pictures_crosses_as_one_open_file_not_one_each(crossed):
+    pictures = [torch.full((4 + n, 5, 3), n).permute(2, 0, 1) for n in range(100)]
+    before = len(list(Path("/proc/self/fd").iterdir()))
+    arrived = crossed({"image": pictures}, BatchMemory(shared=True))["image"]
+    assert len(list(Path("/proc/self/fd").iterdir())) - before < 5
+    assert all(torch.equal(a, b) for a, b in zip(pictures, arrived, strict=True))

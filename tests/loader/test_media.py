@@ -17,7 +17,7 @@ from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.world import World, rows_of_rank
-from tests.helpers.corpora import jpeg, write_corpus
+from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 from tests.helpers.media_rows import media_rows
 
@@ -143,45 +143,6 @@ def test_a_bad_video_stops_or_masks_as_the_policy_says(dataset: mm.Dataset) -> N
     assert sum((~batch["__valid__"]).sum().item() for batch in batches) == len(BAD)
 
 
-@pytest.mark.parametrize(
-    ("field", "decode", "name"),
-    [
-        ("mp4", mm.Decode(video=FakeVideoDecoder(size=(4, 6))), "video"),
-        ("wav", mm.Decode(audio=FakeAudioDecoder()), "audio"),
-    ],
-    ids=["frames of one size", "padded recordings"],
-)
-def test_media_cross_from_a_worker_in_the_memory_they_were_decoded_into(
-    field: str, decode: mm.Decode, name: str, tmp_path: Path
-) -> None:
-    # Each sample has a file of another length. So rows end anywhere in the block.
-    folder = write_corpus(tmp_path, [8], lambda n: {field: fake_file(n, 1 + n)})
-    pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=4, decode=decode)
-    with closing(PipelineRunner(pipeline, num_threads=3)) as runner:
-        first = runner.batch(Job(0, 0, 0, 4))[name]
-        kept = first.clone()
-        assert runner._decode._memory.block_of(first) is not None
-        second = runner.batch(Job(0, 1, 0, 4))[name]
-        assert second.data_ptr() != first.data_ptr()
-        assert torch.equal(first, kept)
-    with closing(mm.Loader(pipeline, num_workers=1)) as loader:
-        for sent, expected in zip(loader, mm.Loader(pipeline), strict=True):
-            assert media_rows(sent) == media_rows(expected)
-            assert sent[name].stride() == expected[name].stride()
-
-
-def test_a_sample_taken_for_a_notebook_is_that_of_the_batch(dataset: mm.Dataset) -> None:
-    pipeline = make_pipeline(dataset, (4, 6))
-    samples = pipeline.take(6)
-    batch = next(iter(mm.Loader(pipeline)))
-    lengths = [
-        len(video)
-        for sample in samples
-        for video in (sample["video"] if isinstance(sample["video"], list) else [sample["video"]])
-    ]
-    assert lengths == batch["video_frames"].tolist()
-
-
 def test_webdataset_gets_the_files(dataset: mm.Dataset) -> None:
     sample = next(iter(make_pipeline(dataset).as_webdataset()))
     assert all(isinstance(value, bytes) for name, value in sample.items() if name[:2] != "__")
@@ -207,32 +168,6 @@ def test_a_transform_may_change_frames_and_sounds(dataset: mm.Dataset) -> None:
     assert set(batch["video_frames"].tolist()) == {1}
     assert batch["audio"].shape == (6, 7)
     assert batch["audio_length"].tolist() == [7] * 6
-
-
-@pytest.mark.parametrize("has_media", [False, True])
-def test_the_texts_of_a_step_are_tokenized_together(
-    has_media: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def files(number: int) -> dict[str, bytes]:
-        media = {"mp4": fake_file(number, 1)} if number % 2 else {}
-        return {"jpg": jpeg(number), "txt": b"a text", **media}
-
-    calls = []
-    decode_all = mm.TextDecoder.decode_all
-
-    def counted(decoder: Any, samples: Any, *args: Any, **options: Any) -> Any:
-        calls.append(len(samples))
-        return decode_all(decoder, samples, *args, **options)
-
-    monkeypatch.setattr(mm.TextDecoder, "decode_all", counted)
-    decoders = mm.Decode(
-        image=mm.ImageDecoder(size=8),
-        text=mm.TextDecoder(byte_tokenizer()),
-        video=FakeVideoDecoder() if has_media else None,
-    )
-    dataset = mm.open_dataset(write_corpus(tmp_path, [8], files))
-    assert len(list(mm.Loader(mm.Pipeline(dataset, global_batch_size=4, decode=decoders)))) == 2
-    assert calls == [4, 4]
 
 
 def test_rows_that_wait_for_storage_wait_side_by_side(tmp_path: Path) -> None:

@@ -13,7 +13,6 @@ from click.testing import CliRunner
 
 import mmstream as mm
 from mmstream.cli import cli
-from mmstream.errors import StateError
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.packed_texts import plan_texts, write_texts
 
@@ -184,7 +183,7 @@ def test_another_plan_of_a_source_is_refused_and_the_message_says_so(
         batching=mm.Pack(96, plan=longer, weights_of="samples"),
         decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=96)),
     )
-    with pytest.raises(StateError, match="give the plans that this run began with"):
+    with pytest.raises(mm.StateError, match="give the plans that this run began with"):
         mm.Loader(other).load_state_dict(loader.state_dict())
 
 

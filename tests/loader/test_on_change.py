@@ -130,11 +130,6 @@ def test_another_bad_list_in_mid_epoch_is_refused_with_the_way_out(corpus):
             mm.Loader(make_pipeline(corpus), on_change=on_change).load_state_dict(state)
 
 
-def test_an_unknown_word_is_refused(corpus):
-    with pytest.raises(mm.ConfigError, match="give 'refuse' or 'finish_epoch'"):
-        mm.Loader(make_pipeline(corpus), on_change="ignore")
-
-
 def test_a_list_of_rows_waits_for_the_batch_size_that_it_is_for(corpus):
     before, now = make_pipeline(corpus), make_pipeline(corpus, global_batch_size=7)
     state, parts = stopped_at(before, 2), []
@@ -145,18 +140,6 @@ def test_a_list_of_rows_waits_for_the_batch_size_that_it_is_for(corpus):
         parts.append([len(batch["__key__"]) for _ in range(2) for batch in loader])
     assert parts[0] == [6] * 3 + [5] * now.order.steps_per_epoch
     assert parts[1] == [6] * 3 + [2] * now.order.steps_per_epoch
-
-
-def test_a_pipeline_with_the_order_of_a_state_says_the_settings_of_that_order(corpus):
-    dataset = mm.open_dataset(corpus)
-    old = mm.Pipeline(dataset, global_batch_size=4, seed=5, grid=(2, 2), window=8, shuffle=True)
-    now = mm.Pipeline(dataset, global_batch_size=8, seed=6, shuffle=False, drop_last=False)
-    finishing = now.with_order(old.order)
-    for name in ("global_batch_size", "seed", "grid", "window", "shuffle", "drop_last"):
-        assert getattr(finishing, name) == getattr(old, name)
-    assert finishing.order is old.order
-    assert now.seed == 6
-    assert now.order is not old.order
 
 
 def test_after_an_upgrade_an_epoch_ends_as_it_began_and_the_new_defaults_follow(corpus):

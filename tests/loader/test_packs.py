@@ -134,14 +134,6 @@ def test_the_log_says_once_what_dealing_gains(
     assert line.startswith("packs are not dealt, which would gain less than 2 %")
 
 
-def test_packs_without_a_cost_are_not_dealt_and_the_log_says_how_to(
-    folder: str, caplog: pytest.LogCaptureFixture
-) -> None:
-    caplog.set_level(logging.INFO)
-    list(mm.Loader(pipeline(folder), world=mm.World(0, 2)))
-    assert [line for line in caplog.messages if "cost=mm.Cost.from_config(model.config)" in line]
-
-
 @pytest.mark.parametrize("settings", [{"cost": ATTENTION, "deal": "off"}, {"cost": None}])
 def test_rows_stay_undealt_where_nobody_asks_for_it(folder: str, settings: Any) -> None:
     plain, other = batches(pipeline(folder), 2), batches(pipeline(folder, **settings), 2)

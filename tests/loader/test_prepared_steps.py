@@ -9,7 +9,6 @@ import torch
 import mmstream as mm
 from mmstream.decoding import stage
 from mmstream.decoding.batch_memory import BatchMemory
-from mmstream.decoding.threaded_calls import ThreadedCalls
 from mmstream.pipeline import PipelineRunner
 from mmstream.progress import Progress
 from mmstream.reading.step import Job
@@ -71,16 +70,6 @@ def test_functions_of_the_user_are_not_called_ahead(dataset):
         for number, _ in enumerate(loader, start=1):
             assert len(seen) == ROWS * number
     assert {thread for _, thread in seen} == {threading.current_thread()}
-
-
-def test_nothing_is_prepared_for_the_next_epoch(dataset, monkeypatch):
-    prepared = []
-    note_prepared(monkeypatch, lambda lineage: prepared.append(lineage.epoch))
-    with closing(make_loader(dataset, 2)) as loader:
-        list(loader)
-        assert prepared == [0] * STEPS
-        list(loader)
-    assert prepared == [0] * STEPS + [1] * STEPS
 
 
 def test_an_error_of_a_step_waits_for_its_step(dataset, monkeypatch):
@@ -149,19 +138,6 @@ def test_the_pictures_of_one_more_step_are_decoded_while_a_batch_is_used(dataset
             assert progress.last().step == step  # which a warning would name
 
 
-def test_one_thread_and_workers_decode_no_picture_of_the_next_step(dataset, monkeypatch):
-    pictures = NotedPictures(monkeypatch)
-    with closing(make_loader(dataset, 1)) as loader:
-        for step, _ in enumerate(loader, start=1):
-            assert pictures.counts == [ROWS] * step + [0] * (STEPS - step)
-    pictures.counts = [0] * STEPS
-    memory = BatchMemory(shared=True)
-    with closing(PipelineRunner(loader.pipeline, num_threads=2, memory=memory)) as runner:
-        for step in range(STEPS):
-            runner.batch(Job(0, step, 0, ROWS))
-            assert pictures.counts == [ROWS] * (step + 1) + [0] * (STEPS - step - 1)
-
-
 def test_a_bug_in_a_picture_that_is_decoded_ahead_waits_for_its_step(dataset, monkeypatch):
     has_failed = threading.Event()
 
@@ -182,38 +158,6 @@ def test_a_bug_in_a_picture_that_is_decoded_ahead_waits_for_its_step(dataset, mo
         assert loader.state_dict()["step"] == 2
 
 
-@pytest.mark.parametrize("leave", ["jump", "close"])
-def test_pictures_of_a_step_that_is_not_asked_for_are_left(leave, dataset, monkeypatch):
-    """The helper stands in the first picture of step 1 until it is told to leave the others."""
-    entered, is_left = threading.Event(), threading.Event()
-
-    class Calls(ThreadedCalls):
-        def stop(self):
-            super().stop()
-            is_left.set()
-
-    def decode_picture(picture, out):
-        if step_of(picture.sample) == 1 and threading.current_thread() is not main:
-            entered.set()
-            assert is_left.wait(500)
-        return noted(picture, out)
-
-    main = threading.current_thread()
-    noted = NotedPictures(monkeypatch)
-    monkeypatch.setattr(stage, "decode_picture", decode_picture)
-    monkeypatch.setattr(stage, "ThreadedCalls", Calls)
-    with closing(make_loader(dataset, 2)) as loader:
-        state = loader.state_dict() | {"step": 3}
-        del state["crc32c"]
-        next(iter(loader))
-        assert entered.wait(500)
-        if leave == "jump":
-            loader.load_state_dict(state)
-            next(iter(loader))
-        loader.close()
-    assert noted.counts[1] == 1
-
-
 def test_the_memory_of_a_batch_is_used_again(dataset):
     for num_threads, num_held in ((1, 1), (2, 2)):
         memory = BatchMemory()
@@ -223,38 +167,3 @@ def test_the_memory_of_a_batch_is_used_again(dataset):
             for step in range(STEPS):
                 runner.batch(Job(0, step, 0, ROWS))
                 assert len(memory.numbers) <= num_held
-
-
-@pytest.mark.parametrize(
-    ("decode", "expected"),
-    [
-        pytest.param(mm.Decode.baked(), True, id="baked fields"),
-        pytest.param(mm.Decode({"cls": int, "npy": ..., "txt": str}), True, id="numbers, arrays"),
-        pytest.param(mm.Decode(image=mm.ImageDecoder()), False, id="pictures"),
-        pytest.param(mm.Decode({"jpg": ...}), False, id="a picture by field"),
-        pytest.param(mm.Decode(text=mm.TextDecoder(byte_tokenizer())), False, id="texts"),
-        pytest.param(mm.Decode(audio=mm.AudioDecoder()), False, id="sound"),
-        pytest.param(mm.Decode({"npy": lambda data: len(data)}), False, id="function of the user"),
-    ],
-)
-def test_decoders_of_media_and_functions_of_the_user_may_leave_the_interpreter_free(
-    decode, expected
-):
-    assert decode.holds_interpreter == expected
-
-
-def test_what_python_alone_decodes_has_one_thread_unless_told(dataset, monkeypatch):
-    monkeypatch.setattr("mmstream.loader.maker_settings.default_threads", lambda: 2)
-
-    def threads_of(num_threads=None, **settings):
-        before = set(threading.enumerate())  # those of other tests may still be ending
-        pipeline = mm.Pipeline(dataset, global_batch_size=ROWS, **settings)
-        with closing(mm.Loader(pipeline, num_threads=num_threads)) as loader:
-            next(iter(loader))
-            own = set(threading.enumerate()) - before
-            return {thread.name.partition("_")[0] for thread in own}
-
-    values = mm.Decode({"txt": str})
-    assert "mmstream-prepare" not in threads_of(decode=values)
-    assert "mmstream-prepare" in threads_of(decode=values, transforms=(dict,))
-    assert "mmstream-prepare" in threads_of(2, decode=values)

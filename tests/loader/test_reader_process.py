@@ -14,7 +14,6 @@ from contextlib import closing
 from dataclasses import replace
 from datetime import timedelta
 from pathlib import Path
-from unittest.mock import Mock
 
 import pytest
 import torch.distributed
@@ -179,19 +178,6 @@ def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on
     )
     remote.load_state_dict(remote.state_dict())
     assert delivered + [described(batch) for batch in remote] == expected
-
-
-def test_an_error_of_a_signal_handler_at_the_begin_of_an_epoch_is_raised(
-    corpus, loaders, monkeypatch
-) -> None:
-    local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
-    loaders += [local, remote]
-    reader = remote._makers.reader
-    with monkeypatch.context() as interrupted:
-        interrupted.setattr(reader._control, "_send_bytes", Mock(side_effect=TimeoutError("of us")))
-        with pytest.raises(TimeoutError, match="of us"):
-            reader.begin(0, 0, (0, 8))
-    assert [described(batch) for batch in remote] == [described(batch) for batch in local]
 
 
 def test_variables_that_are_set_after_the_loader_reach_the_reader_process(

@@ -3,30 +3,20 @@
 from __future__ import annotations
 
 import os
-import random
 import shutil
 import signal
 import subprocess
 import sys
 from contextlib import suppress
 
-import numpy as np
 import pytest
-import torch
 
 import mmstream as mm
-from mmstream.errors import ConfigError, ShardError
 
 
 def note_process(sample):
     """Write down which process transforms a sample."""
     return {**sample, "process": os.getpid()}
-
-
-def draw(sample):
-    """Draw from all global generators, as transforms should not."""
-    drawn = random.random() + np.random.random() + torch.rand(()).item()
-    return {**sample, "process": os.getpid(), "drawn": drawn}
 
 
 def make_pipeline(corpus, **settings):
@@ -61,22 +51,13 @@ def test_every_step_is_made_by_a_worker_and_by_all_of_them(corpus, num_workers):
     loader.close()
 
 
-def test_workers_move_no_global_generator_of_the_main_process(corpus):
-    loader = mm.Loader(make_pipeline(corpus, transforms=(draw,)), num_workers=1)
-    before = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    next(iter(loader))
-    after = random.getstate(), np.random.get_state()[1].tolist(), torch.get_rng_state().tolist()
-    assert before == after
-    loader.close()
-
-
 def test_a_step_that_fails_in_a_worker_fails_as_everywhere(corpus, tmp_path):
     copy = tmp_path / "corpus"
     shutil.copytree(corpus, copy)
     for path in copy.glob("*.tar"):
         os.truncate(path, 512)
     truncated = make_pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
-    with pytest.raises(ShardError, match="truncated"):
+    with pytest.raises(mm.ShardError, match="truncated"):
         next(iter(mm.Loader(truncated, num_workers=1)))
 
 
@@ -92,7 +73,7 @@ class NeedsAbsentModule:
 
 def test_workers_that_end_while_they_start_are_no_bad_data(corpus):
     pipeline = make_pipeline(corpus, transforms=(NeedsAbsentModule(),))
-    with pytest.raises(ConfigError, match="workers ended before their first batch"):
+    with pytest.raises(mm.ConfigError, match="workers ended before their first batch"):
         list(mm.Loader(pipeline, num_workers=1))
 
 
@@ -123,7 +104,7 @@ def test_workers_that_would_stop_the_machine_are_refused_before_one_starts(corpu
     for num_cores, most in ((2, 64), (100, 400)):
         monkeypatch.setattr("mmstream.loader.maker_settings.num_cores", lambda n=num_cores: n)
         mm.Loader(make_pipeline(corpus), num_workers=most).close()
-        with pytest.raises(ConfigError, match=f"at most {most} with {num_cores} cores"):
+        with pytest.raises(mm.ConfigError, match=f"at most {most} with {num_cores} cores"):
             mm.Loader(make_pipeline(corpus), num_workers=most + 1)
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import errno
 import io
 import logging
-import os
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -177,21 +176,6 @@ def test_a_good_one_is_never_removed_for_a_damaged_later_one(tmp_path: Path) -> 
     assert load_newest(open_store(tmp_path)) is not None
 
 
-def test_a_write_that_fails_leaves_the_old_ones_and_nothing_else(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    save(tmp_path, 10, 20, keep=2)
-    before = sorted(path.name for path in tmp_path.iterdir())
-
-    def full_disk(source: Path, target: Path) -> Path:
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(os, "replace", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        save(tmp_path, 30, keep=2)
-    assert sorted(path.name for path in tmp_path.iterdir()) == before
-
-
 def test_no_flipped_bit_of_the_zips_directory_goes_into_the_weights(tmp_path: Path) -> None:
     save(tmp_path, 10, 20)
     path = path_of(tmp_path, 20)
@@ -261,6 +245,7 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_made_keeps_the_older_ones(
     tmp_path, monkeypatch
 ):
     save(tmp_path, 1, 2)
+    before = sorted(path.name for path in tmp_path.iterdir())
     num_written = 0
     create = LocalStore.create
 
@@ -283,5 +268,5 @@ def test_a_disk_that_fills_up_while_a_checkpoint_is_made_keeps_the_older_ones(
         save(tmp_path, 3, keep=1)
     # It failed in the middle: the content is not made as a whole first.
     assert 5000 < num_written < 15_000
-    assert list_checkpoints(open_store(tmp_path)) == [1, 2]
+    assert sorted(path.name for path in tmp_path.iterdir()) == before
     assert load_newest(open_store(tmp_path)).num_steps == 2

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 from pathlib import Path
 from typing import Any
 
@@ -12,15 +10,9 @@ import torch
 import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
-from mmstream.device.to_device import Normalize, to_device
 from mmstream.train.clip import ContrastiveClip, contrastive_loss, small_clip
-from mmstream.train.config import TrainConfig
-from mmstream.train.distributed import TrainProcess
-from mmstream.train.loop import fit
 from tests.helpers.fake_loader import FakeLoader
 from tests.helpers.gloo_ranks import join_group, run_ranks
-
-NORMALIZE = Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
 
 CASES = {
     # name: (rows of the global batch, rows of rank 0, rows that are invalid)
@@ -58,20 +50,6 @@ def loss_and_gradients(model: Any, batch: dict[str, Any], rows: slice) -> dict[s
     return {"loss": loss.detach(), "gradients": gradients}
 
 
-def config(out: Path, **changes: Any) -> TrainConfig:
-    settings = {"epochs": 3, "global_batch_size": 6, "checkpoint_every": 4, "log_keys": True}
-    return TrainConfig(url="made-up", out=str(out), **{**settings, **changes})
-
-
-def fit_on(process: TrainProcess, config: TrainConfig) -> Any:
-    share = config.global_batch_size // process.world_size
-    loader = FakeLoader(
-        num_steps=5, num_rows=6, start=process.rank * share, stop=(process.rank + 1) * share
-    )
-    model = ContrastiveClip(clip(), share)
-    return fit(config, model, to_device(loader, "cpu", normalize=NORMALIZE), process)
-
-
 def two_ranks(rank: int, folder: str) -> None:
     """What each of the two processes does; rank 0 writes down what came out."""
     join_group(rank, Path(folder, "rendezvous"), 2)
@@ -80,8 +58,6 @@ def two_ranks(rank: int, folder: str) -> None:
         model = DistributedDataParallel(ContrastiveClip(clip(), max(first, num_rows - first)))
         rows = slice(0, first) if rank == 0 else slice(first, num_rows)
         results[name] = loss_and_gradients(model, global_batch(num_rows, invalid), rows)
-    fit_on(TrainProcess(torch.device("cpu"), rank, 2), config(Path(folder, "whole")))
-    fit_on(TrainProcess(torch.device("cpu"), rank, 2), config(Path(folder, "broken"), max_steps=7))
     torch.save(results, Path(folder, f"results-{rank}.pt"))
     dist.destroy_process_group()
 
@@ -91,22 +67,6 @@ def from_two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("ranks")
     run_ranks(two_ranks, str(folder), num_ranks=2)
     return folder
-
-
-def curve(folder: Path, *ranks: int) -> list[dict[str, Any]]:
-    """The steps' lines of all ranks' metrics, in order."""
-    texts = [(folder / f"metrics-rank{rank}.jsonl").read_text() for rank in ranks]
-    lines = [json.loads(line) for text in texts for line in text.splitlines()]
-    return sorted(lines, key=lambda line: (line["num_steps"], line["rank"]))
-
-
-def losses(lines: list[dict[str, Any]]) -> list[float]:
-    return [line["loss"] for line in lines if line["rank"] == 0]
-
-
-def keys_by_step(lines: list[dict[str, Any]]) -> list[list[str]]:
-    steps = sorted({line["num_steps"] for line in lines})
-    return [[key for x in lines if x["num_steps"] == step for key in x["keys"]] for step in steps]
 
 
 @pytest.mark.slow
@@ -124,32 +84,6 @@ def test_two_ranks_compute_the_loss_and_gradients_of_one(from_two_ranks: Path, c
         torch.testing.assert_close(
             rank_results["gradients"], alone["gradients"], rtol=1e-5, atol=1e-6
         )
-
-
-@pytest.mark.slow
-def test_two_ranks_give_the_loss_curve_of_one(from_two_ranks: Path, tmp_path: Path) -> None:
-    fit_on(TrainProcess(torch.device("cpu")), config(tmp_path))
-    alone, together = curve(tmp_path, 0), curve(from_two_ranks / "whole", 0, 1)
-    assert keys_by_step(together) == keys_by_step(alone)
-    assert len(alone) == 15
-    assert losses(together) == pytest.approx(losses(alone), rel=1e-4)
-    assert sum(losses(alone)[-3:]) < 0.8 * sum(losses(alone)[:3])
-
-
-@pytest.mark.slow
-def test_a_run_of_two_ranks_goes_on_alone_as_if_undisturbed(
-    from_two_ranks: Path, tmp_path: Path
-) -> None:
-    whole = curve(from_two_ranks / "whole", 0, 1)
-    broken = tmp_path / "broken"
-    shutil.copytree(from_two_ranks / "broken", broken)
-    (broken / "checkpoints" / "step-00000007.pt").unlink()  # steps 5, 6 and 7 are undone
-    result = fit_on(TrainProcess(torch.device("cpu")), config(broken))
-    assert (result.resumed_from, result.num_steps) == (4, 15)
-    resumed = curve(broken, 0, 1)
-    assert [line["world_size"] for line in resumed] == [2] * 8 + [1] * 11
-    assert keys_by_step(resumed) == keys_by_step(whole)
-    assert losses(resumed) == pytest.approx(losses(whole), rel=1e-4)
 
 
 def test_invalid_rows_are_neither_asked_nor_offered() -> None:

@@ -14,11 +14,10 @@ import pytest
 import torch
 import torch.distributed as dist
 
-from mmstream.device.to_device import Normalize, to_device
-from mmstream.errors import ConfigError, MMStreamError, StateError
-from mmstream.train import TrainConfig, TrainResult, distributed, loop, train
+import mmstream as mm
+from mmstream.train import TrainConfig, TrainResult, loop, train
 from mmstream.train.clip import ContrastiveClip, small_clip
-from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group, share_threads
+from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog, cut_history
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
@@ -26,7 +25,7 @@ from tests.helpers.fake_loader import FakeLoader
 from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_model import TinyModel
 
-HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+HALF = mm.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 PROCESS = TrainProcess(torch.device("cpu"))
 
 
@@ -39,7 +38,7 @@ def fit_here(config: TrainConfig, hidden_vocab: int = 64) -> tuple[TrainResult, 
     loader = FakeLoader(num_steps=4, num_rows=4)
     clip = small_clip(image_size=32, vocab_size=hidden_vocab, max_length=8, seed=0)
     return fit(
-        config, ContrastiveClip(clip, 4), to_device(loader, "cpu", normalize=HALF), PROCESS
+        config, ContrastiveClip(clip, 4), mm.to_device(loader, "cpu", normalize=HALF), PROCESS
     ), loader
 
 
@@ -88,7 +87,7 @@ def test_a_run_without_a_folder_for_metrics_says_so_once(
 
 def test_an_out_that_cannot_be_written_ends_a_run_before_its_first_step(tmp_path: Path) -> None:
     settings = config(tmp_path, log_dir=str(tmp_path))
-    with pytest.raises(ConfigError, match=r"https:// can only be read"):
+    with pytest.raises(mm.ConfigError, match=r"https:// can only be read"):
         fit_here(dataclasses.replace(settings, out="https://host.invalid/run"))
     assert list(tmp_path.iterdir()) == []
 
@@ -118,12 +117,13 @@ def test_a_resumed_run_takes_the_learning_rate_it_is_given(tmp_path: Path) -> No
 
 def test_a_checkpoint_of_another_model_is_refused(tmp_path: Path) -> None:
     fit_here(config(tmp_path, max_steps=3))
+    batches = mm.to_device(FakeLoader(), "cpu", normalize=HALF)
     for run, reason in (
         (lambda: fit_here(config(tmp_path), hidden_vocab=65), r".*size mismatch for clip\.text"),
-        (lambda: fit(config(tmp_path), TinyModel(), to_device(FakeLoader(), "cpu", normalize=HALF),
-                     PROCESS), r".*Missing key\(s\) in state_dict: \"embed\.weight\""),
+        (lambda: fit(config(tmp_path), TinyModel(), batches, PROCESS),
+         r".*Missing key\(s\) in state_dict: \"embed\.weight\""),
     ):  # fmt: skip
-        with pytest.raises(StateError, match=f"step 3 is of another model: {reason}") as caught:
+        with pytest.raises(mm.StateError, match=f"step 3 is of another model: {reason}") as caught:
             run()
         assert "\n" not in str(caught.value)
         assert "the settings that it was trained with (model=, image_size=," in str(caught.value)
@@ -151,11 +151,11 @@ def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> 
             return {**super().batch(epoch, step), "image_row": torch.zeros(4, dtype=torch.int64)}
 
     clip = small_clip(image_size=32, vocab_size=64, max_length=8, seed=0)
-    with pytest.raises(ConfigError, match="exactly one image per sample"):
+    with pytest.raises(mm.ConfigError, match="exactly one image per sample"):
         fit(
             config(tmp_path),
             ContrastiveClip(clip, 4),
-            to_device(Several(), "cpu", normalize=HALF),
+            mm.to_device(Several(), "cpu", normalize=HALF),
             PROCESS,
         )
 
@@ -172,7 +172,7 @@ def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> 
     ],
 )
 def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(mm.ConfigError, match=message):
         dataclasses.replace(TrainConfig(url="data", out="run"), **changes)
 
 
@@ -202,14 +202,6 @@ def test_sigterm_leaves_through_the_finally_blocks() -> None:
     assert caught.value.code == 143
     assert left == ["in order"]
     assert signal.getsignal(signal.SIGTERM) is before
-
-
-def test_without_torchrun_a_process_stands_alone(monkeypatch: pytest.MonkeyPatch) -> None:
-    for name in ("RANK", "WORLD_SIZE"):
-        monkeypatch.delenv(name, raising=False)
-    with process_group("cpu") as process:
-        assert process == TrainProcess(torch.device("cpu"), 0, 1)
-        assert not torch.distributed.is_initialized()
 
 
 @pytest.mark.parametrize(
@@ -242,19 +234,6 @@ def test_a_process_group_adds_on_its_device_and_is_left_at_the_end(
     assert not torch.distributed.is_initialized()
 
 
-def test_cores_are_shared_by_ranks_and_workers(monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[int] = []
-    monkeypatch.setattr(torch, "set_num_threads", asked.append)
-    monkeypatch.setattr(distributed, "cpu_limit", lambda: 16.5)  # as a container may have
-    monkeypatch.delenv("OMP_NUM_THREADS", raising=False)
-    monkeypatch.setenv("LOCAL_WORLD_SIZE", "2")
-    share_threads(num_workers=3)
-    share_threads(num_workers=30)
-    monkeypatch.setenv("OMP_NUM_THREADS", "4")
-    share_threads(num_workers=3)
-    assert asked == [5, 1]
-
-
 def test_the_byte_tokenizer_gives_every_text_back(tmp_path: Path) -> None:
     tokenizer = byte_tokenizer()
     text = "A café, naïve\n\t 熊 🐻 <b>"
@@ -280,7 +259,9 @@ def test_a_rank_that_is_lost_is_one_line_on_the_others(
         raise error
 
     monkeypatch.setattr(loop, "fit", fail)
-    with pytest.raises(MMStreamError, match=r"^another rank has ended, or did not answer in time;"):
+    with pytest.raises(
+        mm.MMStreamError, match=r"^another rank has ended, or did not answer in time;"
+    ):
         train(TrainConfig(url=corpus, out=str(tmp_path), num_workers=0, device="cpu"))
     monkeypatch.setattr(loop, "is_of_lost_rank", lambda _: False)
     with pytest.raises(type(error)):

@@ -15,7 +15,6 @@ import pytest
 import torch.distributed as dist
 
 import mmstream as mm
-from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.chat import load_chat
 from mmstream.train.data import pipeline_of_model
@@ -160,7 +159,7 @@ def test_micro_batches_change_nothing(material: Path, name: str) -> None:
 
 
 def refused(folder: Path, name: str, out: str, **changes: Any) -> str:
-    with pytest.raises((ConfigError, mm.BadSampleLimitError)) as caught:
+    with pytest.raises((mm.ConfigError, mm.BadSampleLimitError)) as caught:
         run(folder, name, out, max_steps=1, **changes)
     message = str(caught.value)
     assert "\n" not in message
@@ -220,11 +219,11 @@ def test_what_a_folder_lacks_is_named(
 ) -> None:
     model = shutil.copytree(material / name, tmp_path / name)
     change(model)
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(mm.ConfigError, match=message):
         open_model(TrainConfig(url="", out="", model=str(model)), 4)
 
 
 def test_the_tokenizer_of_another_model_is_refused(material: Path) -> None:
     tokenizer = open_tokenizer(str(material / "whisper"))
-    with pytest.raises(ConfigError, match=r"images are token 263, which is .* in the tokenizer"):
+    with pytest.raises(mm.ConfigError, match=r"images are token 263, which is .* in the tokenizer"):
         load_chat(str(material / "qwen"), tokenizer)

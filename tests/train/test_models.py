@@ -11,7 +11,6 @@ import torch
 
 import mmstream as mm
 from mmstream.demo.demo import corpus_rows
-from mmstream.errors import BadSampleLimitError, ConfigError
 from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.clip import small_clip
 from mmstream.train.models import CLIP_NORMALIZE, open_model
@@ -50,7 +49,7 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_clip_on_conversations_names_the_other_model(conversations: str, tmp_path: Path) -> None:
-    with pytest.raises(BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats'):
+    with pytest.raises(mm.BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats'):
         run(conversations, tmp_path)
 
 
@@ -59,7 +58,7 @@ def test_what_is_said_when_the_data_is_opened_is_said_once(
 ) -> None:
     folder = Path(write_corpus(tmp_path / "shards", [4]))
     (folder / "more.tar").write_bytes((folder / "shard-000000.tar").read_bytes())
-    with pytest.raises(ConfigError, match="4 samples do not fill one step"):
+    with pytest.raises(mm.ConfigError, match="4 samples do not fill one step"):
         run(str(folder), tmp_path)
     assert caplog.text.count("1 tars are not in mmstream.json") == 1
 
@@ -70,15 +69,14 @@ def test_clip_on_pictures_with_classes_names_the_page_about_them(tmp_path: Path)
     rows = [{"image": first["image"], "label": number % 2} for number in range(8)]
     shards = str(tmp_path / "shards")
     mm.convert(rows, shards, media_root=str(media), progress=False)
-    with pytest.raises(BadSampleLimitError, match=r"docs/classification\.md has classes"):
+    with pytest.raises(mm.BadSampleLimitError, match=r"docs/classification\.md has classes"):
         run(shards, tmp_path / "out")
 
 
 def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:
     options = {"num_workers": 0, "device": "cpu", "global_batch_size": 8, "image_size": 32}
     result = train(TrainConfig(url=url, out=str(out), **{**options, **changes}))
-    text = (out / "metrics-rank0.jsonl").read_text()
-    return result, [json.loads(line) for line in text.splitlines()]
+    return result, metrics(out)
 
 
 @pytest.mark.slow
@@ -124,7 +122,9 @@ def test_a_clip_folder_is_trained_on(corpus: str, tmp_path: Path) -> None:
         assert weight.equal(model.clip.state_dict()[name])
     assert model.image_size == 48
     assert model.normalize.std == (0.25, 0.25, 0.25)
-    with pytest.raises(ConfigError, match="image_size is for clip and vlm; a folder says its own"):
+    with pytest.raises(
+        mm.ConfigError, match="image_size is for clip and vlm; a folder says its own"
+    ):
         run(corpus, tmp_path / "other", model=str(folder))
 
 
@@ -146,10 +146,10 @@ def test_a_vlm_folder_is_trained_on(conversations: str, tmp_path: Path) -> None:
 
 
 def test_what_is_no_model_is_refused(corpus: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="is not clip, vlm or a model's folder"):
+    with pytest.raises(mm.ConfigError, match="is not clip, vlm or a model's folder"):
         train(TrainConfig(url=corpus, out=str(tmp_path), model=str(tmp_path), device="cpu"))
     (tmp_path / "config.json").write_text('{"model_type": "bert"}')
-    with pytest.raises(ConfigError, match="no vision tower"):
+    with pytest.raises(mm.ConfigError, match="no vision tower"):
         train(TrainConfig(url=corpus, out=str(tmp_path), model=str(tmp_path), device="cpu"))
 
 
@@ -209,7 +209,7 @@ def test_bad_samples_of_a_pipeline_are_recorded_where_the_metrics_are(tmp_path: 
 
 def test_pipelines_that_are_none_are_one_line(tmp_path: Path) -> None:
     config = TrainConfig(url=captioned(tmp_path / "data"), out=str(tmp_path), device="cpu")
-    with pytest.raises(ConfigError, match=r"pipeline= gave int, and no mm\.Pipeline"):
+    with pytest.raises(mm.ConfigError, match=r"pipeline= gave int, and no mm\.Pipeline"):
         train(config, pipeline=lambda dataset: len(dataset))
-    with pytest.raises(ConfigError, match="model= needs pipeline=, with the decoders"):
+    with pytest.raises(mm.ConfigError, match="model= needs pipeline=, with the decoders"):
         train(config, model=Captioned())

@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig, TrainResult, loop, train
 from mmstream.train.data import pipeline_of_model
 from mmstream.train.models import open_model
@@ -130,24 +129,12 @@ def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) 
 # -- packs ---------------------------------------------------------------------------------------
 
 
-def album(number: int) -> dict[str, bytes]:
-    """A conversation about no picture, or up to eight."""
-    fields = {f"{i}.jpg": jpeg(number + i, (40 + 9 * i, 64)) for i in range(number * 5 % 9)}
-    parts = [{"type": "image", "field": name} for name in fields]
-    question = [*parts, {"type": "text", "text": "How many? " * (1 + number % 6)}]
-    messages = [
-        {"role": "user", "content": question},
-        {"role": "assistant", "content": f"{len(fields)}. " * (1 + number * 7 % 9)},
-    ]
-    return {**fields, "json": json.dumps({"messages": messages}).encode()}
-
-
 @pytest.mark.parametrize("family", ["Qwen2VL", "Qwen3VL"])
 def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
     tmp_path: Path, family: str
 ) -> None:
     model = str(save_tiny_qwen(tmp_path / "model", family=family))
-    url = write_corpus(tmp_path / "albums", [20, 30, 10], album)
+    url = write_corpus(tmp_path / "chats", [20, 30, 10], chat)
     config = TrainConfig(url=url, out=str(tmp_path), **{**SETTINGS, "model": model, "max_steps": 2})
     packed = pipeline_of(config, mm.Pack(1024), 3)
     mm.plan(packed(mm.open_dataset(url)), num_workers=0, progress=False)
@@ -170,7 +157,7 @@ def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
 
 def test_models_of_whole_rows_are_refused_with_a_line_that_says_so(material: Path) -> None:
     save_tiny_whisper(material / "whisper")
-    with pytest.raises(ConfigError, match="whisper takes one sample a row: leave batching= out"):
+    with pytest.raises(mm.ConfigError, match="whisper takes one sample a row: leave batching= out"):
         run(
             material,
             "refused",
@@ -179,5 +166,5 @@ def test_models_of_whole_rows_are_refused_with_a_line_that_says_so(material: Pat
             url=write_corpus(material / "spoken", [9], spoken),
         )
     captions = write_corpus(material / "captions", [9])
-    with pytest.raises(ConfigError, match="CLIP compares whole rows: leave batching= out"):
+    with pytest.raises(mm.ConfigError, match="CLIP compares whole rows: leave batching= out"):
         run(material, "refused", batching=mm.Flat(), model="clip", url=captions)

@@ -12,16 +12,13 @@ from typing import Any
 import pytest
 import torch
 
-from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.train import TrainConfig
 from mmstream.train.clip import load_clip, small_clip
 from mmstream.train.models import open_model
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from mmstream.train.vlm import load_vlm
-
-import_torchvision()
-from transformers import CLIPModel  # noqa: E402
+from tests.helpers.families import transformers
 
 
 class Runs:
@@ -58,7 +55,7 @@ def message_of(call: Any, *args: Any) -> str:
 def test_loading_writes_no_progress_bar_into_a_log(clip_folder, capfd):
     load_clip(str(clip_folder))
     assert capfd.readouterr() == ("", "")
-    CLIPModel.from_pretrained(clip_folder)  # the user's own loading has its bar
+    transformers.CLIPModel.from_pretrained(clip_folder)  # the user's own loading has its bar
     assert "Loading weights" in capfd.readouterr().err
 
 

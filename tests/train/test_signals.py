@@ -10,7 +10,6 @@ from contextlib import nullcontext
 from pathlib import Path
 
 import pytest
-import torch
 import torch.distributed as dist
 
 from mmstream.cli import main
@@ -18,10 +17,8 @@ from mmstream.demo.demo import free_port
 from mmstream.train import TrainResult, distributed
 from mmstream.train.distributed import (
     StopRequest,
-    TrainProcess,
     note_signals,
     process_group,
-    received_by_all,
 )
 from tests.helpers.logged_runs import metrics
 from tests.helpers.processes import end_with_parent
@@ -76,20 +73,6 @@ def codes(ranks: list[subprocess.Popen[str]]) -> list[int]:
 
 def saved_steps(out: Path) -> list[int]:
     return [int(path.stem[5:]) for path in (out / "checkpoints").iterdir()]
-
-
-def test_no_training_process_outlives_a_killed_pytest() -> None:
-    code = (
-        "import os, signal, subprocess, sys\n"
-        "from tests.helpers.processes import end_with_parent\n"
-        "command = [sys.executable, '-c', 'import signal; signal.pause()']\n"
-        "subprocess.Popen(command, start_new_session=True, preexec_fn=end_with_parent)\n"
-        "os.kill(os.getpid(), signal.SIGKILL)\n"
-    )
-    command = [sys.executable, "-c", code]
-    # The grandchild holds the pipe too: `run` returns when both are gone.
-    ended = subprocess.run(command, stdout=subprocess.PIPE, timeout=500, check=False)
-    assert ended.returncode == -signal.SIGKILL
 
 
 def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
@@ -170,22 +153,6 @@ def test_the_exit_code_says_whether_a_launcher_should_start_all_again(
     with pytest.raises(SystemExit) as ended:
         main()
     assert ended.value.code == code
-
-
-@pytest.mark.parametrize(("of_others", "expected"), [(1.0, True), (0.0, False)])
-def test_a_signal_has_come_to_all_when_each_rank_has_one(
-    monkeypatch: pytest.MonkeyPatch, of_others: float, expected: bool
-) -> None:
-    class OneOfTwo(TrainProcess):
-        def sum_over_ranks(self, *values: torch.Tensor | float) -> torch.Tensor:
-            return torch.tensor(values, dtype=torch.float64) + of_others
-
-    monkeypatch.setattr(distributed, "SPREAD_S", 0.0)
-    process = OneOfTwo(torch.device("cpu"), world_size=2)
-    stop = StopRequest()
-    assert not received_by_all(stop, process)
-    stop.note(signal.SIGTERM, None)
-    assert received_by_all(stop, process) == expected
 
 
 def test_torchrun_that_would_restart_with_an_old_store_is_a_warning(

@@ -10,8 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmstream.device.to_device import Normalize, to_device
-from mmstream.errors import ConfigError, MMStreamError, StateError
+import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult, loop
 from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.distributed import TrainProcess
@@ -21,7 +20,7 @@ from tests.helpers.logged_runs import metrics
 from tests.helpers.ragged_loader import RaggedLoader
 from tests.helpers.tiny_model import TinyModel
 
-HALF = Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+HALF = mm.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
 PROCESS = TrainProcess(torch.device("cpu"))
 
 
@@ -34,7 +33,7 @@ def fit_here(
     config: TrainConfig, loader: FakeLoader | None = None, model: Any = None
 ) -> tuple[TrainResult, Any]:
     model = model or TinyModel()
-    batches = to_device(loader or RaggedLoader(num_rows=6), "cpu", normalize=HALF)
+    batches = mm.to_device(loader or RaggedLoader(num_rows=6), "cpu", normalize=HALF)
     return fit(config, model, batches, PROCESS), model
 
 
@@ -42,7 +41,7 @@ def gradients(loader: FakeLoader, **settings: Any) -> dict[str, torch.Tensor]:
     """The gradient of one step over a loader's first epoch, accumulated into one group."""
     run_config = config(**settings)
     trained = prepare(run_config, TinyModel(), PROCESS)
-    group = list(to_device(loader, "cpu", normalize=HALF))
+    group = list(mm.to_device(loader, "cpu", normalize=HALF))
     total = sum(trained.model.weight_of(batch) for batch in group)
     loss, norm = train_step(trained, group, total, 1e-3, run_config, PROCESS)
     measured = {name: p.grad.clone() for name, p in trained.model.named_parameters()}
@@ -132,7 +131,7 @@ def test_dropout_draws_the_same_after_a_resume(tmp_path: Path) -> None:
 def test_a_contrastive_loss_is_neither_accumulated_nor_cut() -> None:
     clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
     for name in ("accumulate", "micro_batches"):
-        with pytest.raises(ConfigError, match="over the whole global batch"):
+        with pytest.raises(mm.ConfigError, match="over the whole global batch"):
             prepare(config(**{name: 2}), clip, PROCESS)
 
 
@@ -169,7 +168,7 @@ def test_fp16_leaves_out_a_step_that_overflows_and_keeps_its_scale(tmp_path: Pat
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path: Path) -> None:
-    with pytest.raises(MMStreamError, match="loss of step 2 is"):
+    with pytest.raises(mm.MMStreamError, match="loss of step 2 is"):
         fit_here(config(tmp_path, checkpoint_every=1), model=Exploding())
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert names == ["step-00000001.pt"]
@@ -190,8 +189,8 @@ def test_a_step_without_a_label_stops_the_run_before_it_is_saved(
     tmp_path: Path, log_every: int
 ) -> None:
     settings = config(tmp_path, checkpoint_every=2, log_every=log_every)
-    loader = to_device(Unlabeled(num_steps=8), "cpu", normalize=HALF)
-    with pytest.raises(MMStreamError, match=r"^step 3 has nothing to train: no row of any rank"):
+    loader = mm.to_device(Unlabeled(num_steps=8), "cpu", normalize=HALF)
+    with pytest.raises(mm.MMStreamError, match=r"^step 3 has nothing to train: no row of any rank"):
         fit(settings, TinyModel(), loader, PROCESS)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002.pt"]
 
@@ -200,9 +199,9 @@ def test_validation_without_a_label_is_an_error_not_a_loss_of_zero(tmp_path: Pat
     class NoLabels(Unlabeled):
         steps = range(99)
 
-    validation = to_device(NoLabels(), "cpu", normalize=HALF)
-    loader = to_device(FakeLoader(), "cpu", normalize=HALF)
-    with pytest.raises(MMStreamError, match=r"^validation: no row is valid and has a label"):
+    validation = mm.to_device(NoLabels(), "cpu", normalize=HALF)
+    loader = mm.to_device(FakeLoader(), "cpu", normalize=HALF)
+    with pytest.raises(mm.MMStreamError, match=r"^validation: no row is valid and has a label"):
         fit(config(tmp_path, checkpoint_every=2), TinyModel(), loader, PROCESS, validation)
 
 
@@ -212,7 +211,7 @@ def test_fp16_ends_a_run_whose_loss_overflows_for_good(tmp_path: Path) -> None:
             loss, weight = super().forward(batch)
             return loss * math.inf, weight
 
-    with pytest.raises(MMStreamError, match="the loss of step 17 is inf; resume from the last"):
+    with pytest.raises(mm.MMStreamError, match="the loss of step 17 is inf; resume from the last"):
         fit_here(
             config(tmp_path, precision="fp16", epochs=9, checkpoint_every=99), model=Overflowing()
         )
@@ -257,7 +256,7 @@ def test_what_needs_no_gradient_stays_as_it_was(tmp_path: Path) -> None:
     fit_here(config(tmp_path), model=model)
     moved = {name for name, value in model.state_dict().items() if not value.equal(before[name])}
     assert moved == before.keys() - {"vision.weight", "vision.bias"}
-    with pytest.raises(StateError, match="another model"):
+    with pytest.raises(mm.StateError, match="another model"):
         fit_here(config(tmp_path, epochs=3))
 
 
@@ -266,7 +265,7 @@ def _note(passes: list[Any], module: Any, inputs: Any) -> None:
 
 
 def test_activation_checkpointing_changes_no_gradient() -> None:
-    batch = next(iter(to_device(FakeLoader(), "cpu", normalize=HALF)))
+    batch = next(iter(mm.to_device(FakeLoader(), "cpu", normalize=HALF)))
     measured = []
     for checkpointing in (False, True):
         clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
@@ -279,5 +278,5 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
         assert len(passes) == (2 if checkpointing else 1)
         measured.append({name: p.grad for name, p in clip.named_parameters()})
     torch.testing.assert_close(measured[1], measured[0])
-    with pytest.raises(ConfigError, match="no transformers model"):
+    with pytest.raises(mm.ConfigError, match="no transformers model"):
         prepare(config(activation_checkpointing=True), TinyModel(), PROCESS)

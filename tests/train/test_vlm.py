@@ -12,8 +12,6 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
-from mmstream.batching.split import split_rows
-from mmstream.errors import ConfigError
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import OneSizeModel, load_vlm, small_vlm, vlm_decode
 from tests.helpers.gloo_ranks import join_group, run_ranks
@@ -100,7 +98,7 @@ def test_the_loss_is_the_one_transformers_computes() -> None:
 def test_invalid_rows_add_nothing() -> None:
     model, batch = vlm(), global_batch(invalid=(1, 4))
     loss, weight = model(batch)
-    parts = split_rows(batch, len(COUNTS))
+    parts = mm.split_rows(batch, len(COUNTS))
     kept = [model(part) for row, part in enumerate(parts) if row not in (1, 4)]
     torch.testing.assert_close(loss, sum(part[0] for part in kept))
     assert weight == sum(part[1] for part in kept) == model.weight_of(batch)
@@ -115,7 +113,7 @@ def test_invalid_rows_add_nothing() -> None:
 def test_micro_batches_give_the_gradients_of_the_whole(num_parts: int) -> None:
     model, batch = vlm(), global_batch()
     whole = mean_gradients(model, [batch])
-    assert_same_gradients(whole, mean_gradients(model, split_rows(batch, num_parts)))
+    assert_same_gradients(whole, mean_gradients(model, mm.split_rows(batch, num_parts)))
 
 
 @pytest.mark.parametrize("options", [{"padding_side": "left"}, {"pad_to": 200}])
@@ -132,7 +130,7 @@ def test_one_image_a_sample_needs_no_rows() -> None:
     model = vlm()
     batch = batch_of([sample(row, 1) for row in range(3)])
     assert "image_row" not in batch
-    parts = [model(part)[0] for part in split_rows(batch, 3)]
+    parts = [model(part)[0] for part in mm.split_rows(batch, 3)]
     torch.testing.assert_close(model(batch)[0], sum(parts))
 
 
@@ -157,11 +155,11 @@ def test_without_images_every_parameter_takes_part(images: Any) -> None:
 
 def test_images_that_the_model_cannot_take_are_refused() -> None:
     model, batch = vlm(), global_batch()
-    with pytest.raises(ConfigError, match="normalize"):
+    with pytest.raises(mm.ConfigError, match="normalize"):
         model({**batch, "image": batch["image"].to(torch.uint8)})
-    with pytest.raises(ConfigError, match="ImageDecoder a size"):
+    with pytest.raises(mm.ConfigError, match="ImageDecoder a size"):
         model({**batch, "image": [*batch["image"][1:], batch["image"][0, :, :16]]})
-    with pytest.raises(ConfigError, match="image"):
+    with pytest.raises(mm.ConfigError, match="image"):
         model({**batch, "image": batch["image"][1:]})
 
 
@@ -169,7 +167,7 @@ def two_ranks(rank: int, folder: str) -> None:
     """What each of the two processes does: rank 1 has no image at all."""
     join_group(rank, Path(folder, "rendezvous"), 2)
     model = DistributedDataParallel(vlm())
-    part = split_rows(global_batch(), 2)[rank]
+    part = mm.split_rows(global_batch(), 2)[rank]
     assert len(part["image"]) == (6, 0)[rank]
     weight = model.module.weight_of(part)
     dist.all_reduce(weight)
@@ -186,23 +184,6 @@ def test_a_rank_without_images_does_not_stop_the_others(tmp_path: Path) -> None:
     alone = mean_gradients(vlm(), [global_batch()])
     for rank in range(2):
         assert_same_gradients(alone, torch.load(tmp_path / f"gradients-{rank}.pt"))
-
-
-def train(model: OneSizeModel, batches: Any, num_steps: int, lr: float) -> list[float]:
-    """The mean token loss of each step."""
-    optimizer = torch.optim.AdamW(model.parameters(), lr=lr)
-    losses: list[float] = []
-    while len(losses) < num_steps:
-        for batch in batches:
-            loss, weight = model(batch)
-            optimizer.zero_grad()
-            (loss / weight).backward()
-            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-            optimizer.step()
-            losses.append((loss / weight).item())
-            if len(losses) == num_steps:
-                break
-    return losses
 
 
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
@@ -228,25 +209,18 @@ def test_it_learns_the_embedded_corpus(tmp_path: Path) -> None:
     )
     with torch.random.fork_rng():
         batches = mm.to_device(mm.Loader(pipeline, num_workers=0), "cpu", normalize=NORMALIZE)
-        losses = train(model, batches, num_steps=60, lr=3e-3)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=3e-3)
+        losses = []
+        for batch in (batch for _ in range(10) for batch in batches):
+            loss, weight = model(batch)
+            optimizer.zero_grad()
+            (loss / weight).backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+            optimizer.step()
+            losses.append((loss / weight).item())
+    assert len(losses) == 60
     assert 5.3 < losses[0] < 5.9  # ln(262): all tokens alike
     assert sum(losses[-6:]) / 6 < 0.5 * losses[0]
-
-
-@pytest.mark.slow
-def test_it_looks_at_the_images() -> None:
-    """Only the images tell the answers apart, so only who looks can know them."""
-    answers = ["red", "green", "blue", "black"]
-    model = vlm()
-    samples = [sample(0, 1, answer) for answer in answers]
-    for row, colour in zip(samples, torch.eye(4, 3), strict=True):
-        row["image"] = (colour * 255).to(torch.uint8)[:, None, None].expand(3, SIZE, SIZE)
-    train(model, [batch_of(samples)], num_steps=120, lr=1e-3)
-    with torch.no_grad():
-        right = model(batch_of(samples))[0]
-        batch = batch_of(samples)
-        wrong = model({**batch, "image": batch["image"].roll(1, dims=0)})[0]
-    assert right < 1 < 10 < wrong
 
 
 def test_a_pretrained_folder_is_the_same_model(tmp_path: Path) -> None:
@@ -259,7 +233,9 @@ def test_a_pretrained_folder_is_the_same_model(tmp_path: Path) -> None:
     assert_same_gradients(mean_gradients(model, [batch]), mean_gradients(loaded, [batch]))
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"additional_special_tokens": ["<other>", "<image>"]})
-    with pytest.raises(ConfigError, match="images are token 259, the tokenizer's <image> is 260"):
+    with pytest.raises(
+        mm.ConfigError, match="images are token 259, the tokenizer's <image> is 260"
+    ):
         load_vlm(str(tmp_path), tokenizer=tokenizer)
 
 
@@ -280,7 +256,7 @@ def test_layers_behind_the_chosen_one_are_frozen(tmp_path: Path) -> None:
 
 
 def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="no vision-language model"):
+    with pytest.raises(mm.ConfigError, match="no vision-language model"):
         load_vlm(str(tmp_path), tokenizer=byte_tokenizer(chat=True))
     from transformers import LlamaConfig, LlamaForCausalLM
 
@@ -288,5 +264,5 @@ def test_other_folders_are_refused(tmp_path: Path) -> None:
         vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
     )
     LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="no vision-language model"):
+    with pytest.raises(mm.ConfigError, match="no vision-language model"):
         load_vlm(str(tmp_path), tokenizer=byte_tokenizer(chat=True))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import io
 import struct
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -183,15 +182,6 @@ def test_a_plan_tells_the_length_before_decoding() -> None:
     result = decoder.decode(data, plan)
     assert (result.samples, result.num_samples) == (None, 32_000)
     assert result.features.shape == (80, 3000)
-
-
-def test_threads_share_a_decoder() -> None:
-    decoder = mm.AudioDecoder()
-    files = [audio_file(kind) for kind in ("wav", "mp3", "m4a", "opus")] * 4
-    with ThreadPoolExecutor(4) as pool:
-        together = list(pool.map(decoder, files))
-    for data, samples in zip(files, together, strict=True):
-        np.testing.assert_array_equal(samples, decoder(data))
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,6 @@ import torch
 from transformers import WhisperFeatureExtractor
 
 import mmstream as mm
-from mmstream.decoding.audio.features import _constants
 from tests.helpers.media_files import audio_file, tone
 
 LENGTHS = (1, 159, 160, 161, 200, 201, 400, 48_000, 48_077, 479_900, 480_000)
@@ -54,27 +52,6 @@ def test_without_padding_features_are_those_of_a_single_recording(length: int) -
         features(torch.from_numpy(samples)), expected.input_features[0], atol=1e-6
     )
     assert features.num_frames(length) == expected.attention_mask.sum()
-
-
-@pytest.fixture
-def bfloat16_by_default() -> Iterator[None]:
-    """Models are loaded in bfloat16 like this, while a loader may decode already."""
-    torch.set_default_dtype(torch.bfloat16)
-    _constants.cache_clear()
-    yield
-    torch.set_default_dtype(torch.float32)
-    _constants.cache_clear()
-
-
-def test_torchs_settings_around_the_features_do_not_change_them(
-    request: pytest.FixtureRequest,
-) -> None:
-    samples = torch.from_numpy(tone(1.0)[0])
-    expected = mm.WhisperFeatures(num_mels=80)(samples)
-    with torch.autocast("cpu", dtype=torch.bfloat16):
-        assert torch.equal(mm.WhisperFeatures(num_mels=80)(samples), expected)
-    request.getfixturevalue("bfloat16_by_default")
-    assert torch.equal(mm.WhisperFeatures(num_mels=80)(samples), expected)
 
 
 @pytest.mark.parametrize("settings", [{"num_mels": 128}, {"padding": "longest"}], ids=str)

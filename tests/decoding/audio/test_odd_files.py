@@ -18,7 +18,6 @@ from numpy.typing import NDArray
 import mmstream as mm
 from mmstream.decoding.facts import media_facts
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.lazy_bytes import LazyBytes
 from tests.helpers.media_files import audio_file, tone
 
 NATIVE = mm.AudioDecoder(sample_rate=None, channels=None)
@@ -161,7 +160,7 @@ ODD_MP3S = {
 def test_an_mp3_with_odd_bytes_around_its_frames_is_heard_to_its_end(name: str) -> None:
     data, num_frames = ODD_MP3S[name]
     assert lengths(data) == {round(num_frames * 1152)}
-    lazy = LazyBytes(len(data), lambda ranges: [data[start:stop] for start, stop in ranges])
+    lazy = mm.LazyBytes(len(data), lambda ranges: [data[start:stop] for start, stop in ranges])
     assert NATIVE.plan(lazy).shape.num_samples == round(num_frames * 1152)
 
 
@@ -223,7 +222,7 @@ def test_of_an_mp3_with_a_header_the_end_is_not_read_for_its_length() -> None:
         ranges_read.extend(ranges)
         return [data[start:stop] for start, stop in ranges]
 
-    assert NATIVE.plan(LazyBytes(len(data), read)).shape.num_samples == 1_600_000
+    assert NATIVE.plan(mm.LazyBytes(len(data), read)).shape.num_samples == 1_600_000
     assert sum(stop - start for start, stop in ranges_read) < len(data) // 3
 
 

@@ -4,11 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.decoding.audio.resample import num_resampled, source_piece
 from tests.decoding.test_lazy_media import CountedBytes
 from tests.helpers.media_files import AUDIO_KINDS, audio_file, video_file
 
@@ -44,29 +41,6 @@ def test_a_resampled_span_has_the_samples_of_the_whole_result(rate: int) -> None
         span = SPEECH(data, span=(start_s, end_s))
         expected = whole[round(start_s * 16_000) : round(end_s * 16_000)]
         np.testing.assert_allclose(span, expected, atol=ROUNDING)
-
-
-@settings(max_examples=200, deadline=None)
-@given(
-    st.integers(1, 200_000),
-    st.sampled_from([8000, 11_025, 16_000, 22_050, 44_100, 44_101, 48_000, 96_000]),
-    st.sampled_from([8000, 16_000, 44_100]),
-    st.floats(0, 1),
-    st.floats(0, 1),
-)
-def test_the_piece_of_a_span_lies_in_the_source_and_holds_the_span(
-    num_samples: int, source_rate: int, rate: int, start_share: float, length_share: float
-) -> None:
-    num_results = num_resampled(num_samples, source_rate, rate)
-    start = int(start_share * num_results)
-    stop = start + int(length_share * (num_results - start))
-    piece = source_piece(start, stop, num_samples, source_rate, rate)
-    assert piece.start >= 0
-    assert piece.stop <= num_samples
-    # Both rates have a sample at the beginning of the piece.
-    assert piece.start * rate == (start - piece.offset) * source_rate
-    if piece.stop < num_samples:
-        assert piece.stop * rate >= stop * source_rate
 
 
 def test_the_row_names_the_span() -> None:

@@ -9,9 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image, ImageOps
 
-from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
-from mmstream.errors import ConfigError, DecodeError
+import mmstream as mm
 from tests.helpers.pictures import ODD, encoded, photo, read
 
 # file -> (height, width) when it decodes, else a part of the reason
@@ -61,7 +59,7 @@ ODD_IMAGES: dict[str, tuple[int, int] | str] = {
     "zero_width.gif": "not identified",
 }
 
-decode = ImageDecoder()
+decode = mm.ImageDecoder()
 
 
 @pytest.mark.parametrize("name", sorted({path.name for path in ODD.iterdir()} - {"LICENSES.md"}))
@@ -69,7 +67,7 @@ def test_each_odd_image_decodes_or_is_refused_as_decided(name: str) -> None:
     """The pixels are those that Pillow decodes, laid on white."""
     expected = ODD_IMAGES[name]
     if isinstance(expected, str):
-        with pytest.raises(DecodeError, match=expected):
+        with pytest.raises(mm.DecodeError, match=expected):
             decode(read(name))
         return
     image = decode(read(name))
@@ -165,7 +163,7 @@ def test_an_animation_gives_its_first_frame() -> None:
     ],
 )
 def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
-    with pytest.raises(DecodeError) as caught:
+    with pytest.raises(mm.DecodeError) as caught:
         decode(data)
     assert 0 < len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)
@@ -215,26 +213,26 @@ def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
         {"fill": (0, 0, 256)},
         {"fill": (0, 0)},
         {"scaled_decoding": 1},
-        {"tiles": LlavaNextTiles()},
-        {"tiles": LlavaNextTiles(), "size": 224},
-        {"tiles": LlavaOnevisionTiles(), "size": 336},
-        {"tiles": InternVLTiles(), "size": (8, 8)},
-        {"tiles": InternVLTiles(), "size": 8, "resize": "exact"},
-        {"tiles": InternVLTiles(), "size": 8, "flip": 0.5},
+        {"tiles": mm.LlavaNextTiles()},
+        {"tiles": mm.LlavaNextTiles(), "size": 224},
+        {"tiles": mm.LlavaOnevisionTiles(), "size": 336},
+        {"tiles": mm.InternVLTiles(), "size": (8, 8)},
+        {"tiles": mm.InternVLTiles(), "size": 8, "resize": "exact"},
+        {"tiles": mm.InternVLTiles(), "size": 8, "flip": 0.5},
         {"tiles": 3, "size": 8},
-        {"tiles": InternVLTiles(), "size": 8, "resize_size": 9},
+        {"tiles": mm.InternVLTiles(), "size": 8, "resize_size": 9},
     ],
 )
 def test_impossible_arguments_are_config_errors(arguments: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
-        ImageDecoder(**arguments)
+    with pytest.raises(mm.ConfigError):
+        mm.ImageDecoder(**arguments)
 
 
 def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
-    tiles = ImageDecoder(size=8, tiles=InternVLTiles(max_tiles=3), fill=(1, 2, 3))
+    tiles = mm.ImageDecoder(size=8, tiles=mm.InternVLTiles(max_tiles=3), fill=(1, 2, 3))
     assert pickle.loads(pickle.dumps(tiles)) == tiles
-    assert hash(tiles) != hash(ImageDecoder(size=8))
-    decoder = pickle.loads(pickle.dumps(ImageDecoder(size=40, resize_size=48)))
+    assert hash(tiles) != hash(mm.ImageDecoder(size=8))
+    decoder = pickle.loads(pickle.dumps(mm.ImageDecoder(size=40, resize_size=48)))
     files = [read(name) for name, expected in ODD_IMAGES.items() if isinstance(expected, tuple)]
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(decoder, files))

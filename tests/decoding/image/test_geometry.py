@@ -10,6 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+import mmstream as mm
 from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import (
     View,
@@ -20,8 +21,6 @@ from mmstream.decoding.image.geometry import (
     shrink_factor,
     whole_view,
 )
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
-from mmstream.errors import ConfigError, DecodeError
 
 import_torchvision()
 
@@ -44,7 +43,7 @@ def test_budgeted_shapes_are_those_of_qwen_vl(multiple_of: int, fewest: int, mos
             expected = smart_resize(*picture, multiple_of, fewest, most)
         except ValueError:
             num_refused += 1
-            with pytest.raises(DecodeError, match="over 200 times"):
+            with pytest.raises(mm.DecodeError, match="over 200 times"):
                 budgeted_shape(picture, multiple_of, fewest, most)
             continue
         assert budgeted_shape(picture, multiple_of, fewest, most) == expected, picture
@@ -55,7 +54,7 @@ def test_any_resolution_chooses_and_fits_as_llava_next() -> None:
     from transformers.image_processing_utils import get_patch_output_size, select_best_resolution
 
     many = tuple((336 * i, 336 * j) for i in range(1, 5) for j in range(1, 5))
-    for rule in (LlavaNextTiles(), LlavaNextTiles(many)):
+    for rule in (mm.LlavaNextTiles(), mm.LlavaNextTiles(many)):
         chosen = set()
         for picture in PICTURES:
             best = select_best_resolution(picture, list(rule.shapes))
@@ -76,7 +75,7 @@ def test_dynamic_tiles_choose_the_grid_of_internvl(fewest: int, most: int) -> No
 
     for picture in PICTURES:
         columns, rows = get_optimal_tiled_canvas(picture, (448, 448), fewest, most)
-        assert InternVLTiles(fewest, most).best(picture, 448) == (rows, columns), picture
+        assert mm.InternVLTiles(fewest, most).best(picture, 448) == (rows, columns), picture
 
 
 def boxes_of_torchvision(
@@ -167,19 +166,19 @@ def test_a_picture_is_never_decoded_smaller_than_it_is_needed(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: LlavaNextTiles(()),
-        lambda: LlavaNextTiles(((336,),)),
-        lambda: LlavaNextTiles(((0, 336),)),
-        lambda: LlavaOnevisionTiles(background=(0, 0)),
-        lambda: LlavaOnevisionTiles(background=(0, 0, 256)),
-        lambda: InternVLTiles(0),
-        lambda: InternVLTiles(5, 4),
-        lambda: InternVLTiles(max_tiles="12"),
-        lambda: InternVLTiles(max_tiles=2.5),
-        lambda: LlavaNextTiles((336, 672)),
-        lambda: LlavaOnevisionTiles(background=0),
+        lambda: mm.LlavaNextTiles(()),
+        lambda: mm.LlavaNextTiles(((336,),)),
+        lambda: mm.LlavaNextTiles(((0, 336),)),
+        lambda: mm.LlavaOnevisionTiles(background=(0, 0)),
+        lambda: mm.LlavaOnevisionTiles(background=(0, 0, 256)),
+        lambda: mm.InternVLTiles(0),
+        lambda: mm.InternVLTiles(5, 4),
+        lambda: mm.InternVLTiles(max_tiles="12"),
+        lambda: mm.InternVLTiles(max_tiles=2.5),
+        lambda: mm.LlavaNextTiles((336, 672)),
+        lambda: mm.LlavaOnevisionTiles(background=0),
     ],
 )
 def test_impossible_tiles_are_config_errors(make: object) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(mm.ConfigError):
         make()

@@ -13,17 +13,11 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream import Decode, ImageDecoder
-from mmstream._torchvision import import_torchvision
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles, LlavaOnevisionTiles
-from mmstream.errors import ConfigError, DecodeError
 from mmstream.types import Sample
 from tests.helpers.corpora import captioned, write_corpus
+from tests.helpers.families import transformers
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded, psnr
-
-import_torchvision()
-import transformers  # noqa: E402
 
 KNOWN: list[tuple[str, dict[str, Any]]] = [
     ("CLIPImageProcessor", {}),
@@ -57,7 +51,7 @@ def plain_pixels(processor: Any, image: Any) -> np.ndarray:
 @pytest.mark.parametrize(("name", "settings"), KNOWN, ids=str)
 def test_a_known_processors_pixels_are_ours(name: str, settings: dict[str, Any]) -> None:
     processor = getattr(transformers, name)(**settings)
-    decoder = ImageDecoder.from_processor(processor, scaled_decoding=False)
+    decoder = mm.ImageDecoder.from_processor(processor, scaled_decoding=False)
     for path in PHOTOS[:6]:
         expected = plain_pixels(processor, Image.open(path).convert("RGB"))
         actual = decoder(path.read_bytes())
@@ -68,7 +62,7 @@ def test_a_known_processors_pixels_are_ours(name: str, settings: dict[str, Any])
 
 def test_several_pictures_of_llava_onevision_are_padded_to_squares_first() -> None:
     processor = transformers.LlavaOnevisionImageProcessor(image_mean=[0.5, 0.3, 0.2])
-    decoder = ImageDecoder.from_processor(processor, scaled_decoding=False)
+    decoder = mm.ImageDecoder.from_processor(processor, scaled_decoding=False)
     images = [Image.open(path).convert("RGB") for path in PHOTOS[:6]]
     images += [images[0].resize(size) for size in ((33, 1), (7, 500), (384, 384))]
     expected = plain_pixels(processor, [images])
@@ -76,7 +70,7 @@ def test_several_pictures_of_llava_onevision_are_padded_to_squares_first() -> No
         [tile] = decoder.of_sample(len(images))(encoded(image, "png"))
         np.testing.assert_array_equal(tile, square)
     # Of a JPEG that is decoded at a quarter of its size, too.
-    small = replace(decoder, size=56, tiles=LlavaOnevisionTiles(((56, 112),)))
+    small = replace(decoder, size=56, tiles=mm.LlavaOnevisionTiles(((56, 112),)))
     data = PHOTOS[0].read_bytes()
     exact = replace(small, scaled_decoding=False).of_sample(2)(data)
     assert psnr(replace(small, scaled_decoding=True).of_sample(2)(data), exact) >= 30
@@ -84,9 +78,9 @@ def test_several_pictures_of_llava_onevision_are_padded_to_squares_first() -> No
 
 def test_a_picture_that_becomes_too_large_a_square_is_refused() -> None:
     wide = encoded(Image.new("RGB", (30_000, 2)), "png")
-    decoder = ImageDecoder(size=384, tiles=LlavaOnevisionTiles())
+    decoder = mm.ImageDecoder(size=384, tiles=mm.LlavaOnevisionTiles())
     assert decoder(wide).shape == (2, 384, 384, 3)
-    with pytest.raises(DecodeError, match="max_memory"):
+    with pytest.raises(mm.DecodeError, match="max_memory"):
         decoder.of_sample(2)(wide)
 
 
@@ -115,17 +109,17 @@ LIKE_CLIP: dict[str, Any] = {
         (
             transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=336),
             {},
-            {"tiles": LlavaNextTiles()},
+            {"tiles": mm.LlavaNextTiles()},
         ),
         (
             transformers.LlavaOnevisionImageProcessor(image_mean=[0.5, 0.5, 0.5]),
             {},
-            {"tiles": LlavaOnevisionTiles(background=(127, 127, 127))},
+            {"tiles": mm.LlavaOnevisionTiles(background=(127, 127, 127))},
         ),
         (
             transformers.GotOcr2ImageProcessor(crop_to_patches=True, max_patches=6),
             {},
-            {"tiles": InternVLTiles(1, 6)},
+            {"tiles": mm.InternVLTiles(1, 6)},
         ),
     ],
     ids=["clip", "changed", "qwen", "llava next", "llava onevision", "internvl"],
@@ -133,7 +127,7 @@ LIKE_CLIP: dict[str, Any] = {
 def test_settings_are_taken_over_and_can_be_overridden(
     processor: Any, changes: dict[str, Any], expected: dict[str, Any]
 ) -> None:
-    decoder = ImageDecoder.from_processor(processor, **changes)
+    decoder = mm.ImageDecoder.from_processor(processor, **changes)
     assert {name: getattr(decoder, name) for name in expected} == expected
 
 
@@ -158,8 +152,8 @@ def test_what_the_decoder_cannot_do_is_refused_by_name(
 ) -> None:
     processor = getattr(transformers, name)()
     vars(processor).update(settings)
-    with pytest.raises(ConfigError, match=reason):
-        ImageDecoder.from_processor(processor)
+    with pytest.raises(mm.ConfigError, match=reason):
+        mm.ImageDecoder.from_processor(processor)
 
 
 PROCESSOR = transformers.ConvNextImageProcessor(size={"shortest_edge": 32})
@@ -174,7 +168,7 @@ def test_any_processor_runs_as_a_transform(tmp_path: Any) -> None:
     pipeline = mm.Pipeline(
         mm.open_dataset(write_corpus(tmp_path, [8])),
         global_batch_size=4,
-        decode=Decode(image=ImageDecoder()),
+        decode=mm.Decode(image=mm.ImageDecoder()),
         transforms=(run_processor,),
         shuffle=False,
     )

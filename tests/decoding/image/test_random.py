@@ -9,26 +9,23 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream import Decode, ImageDecoder, InternVLTiles
 from mmstream.decoding.sample import decode_sample
-from mmstream.decoding.sample_rng import sample_rng
-from mmstream.errors import ConfigError
 from mmstream.types import SampleLineage
 from tests.helpers.corpora import captioned, write_corpus
 
-RANDOM = ImageDecoder(size=16, crop="random", flip=0.5)
+RANDOM = mm.ImageDecoder(size=16, crop="random", flip=0.5)
 
 
 def with_draw(sample: mm.sample.Sample) -> mm.sample.Sample:
     return {**sample, "draw": float(mm.sample_rng(sample).random())}
 
 
-def make_pipeline(corpus: str, image: ImageDecoder) -> mm.Pipeline:
+def make_pipeline(corpus: str, image: mm.ImageDecoder) -> mm.Pipeline:
     return mm.Pipeline(
         mm.open_dataset(corpus),
         global_batch_size=8,
         seed=3,
-        decode=Decode(image=image),
+        decode=mm.Decode(image=image),
         transforms=(with_draw,),
     )
 
@@ -81,7 +78,7 @@ def test_crops_change_from_epoch_to_epoch(tmp_path: Any) -> None:
 def test_a_transforms_draws_do_not_depend_on_the_decoders(tmp_path: Any) -> None:
     corpus = write_corpus(tmp_path, [16])
     random, fixed = (
-        epoch_of(make_pipeline(corpus, one)) for one in (RANDOM, ImageDecoder(size=16))
+        epoch_of(make_pipeline(corpus, one)) for one in (RANDOM, mm.ImageDecoder(size=16))
     )
     assert {k: v[1] for k, v in random.items()} == {k: v[1] for k, v in fixed.items()}
     assert not same(random, fixed)
@@ -89,15 +86,15 @@ def test_a_transforms_draws_do_not_depend_on_the_decoders(tmp_path: Any) -> None
 
 def test_each_stream_of_a_sample_has_its_own_draws() -> None:
     sample = {"__lineage__": SampleLineage(shard=1, index=2, epoch=3, seed=4)}
-    assert sample_rng(sample).random() != sample_rng(sample, "image").random()
+    assert mm.sample_rng(sample).random() != mm.sample_rng(sample, "image").random()
 
 
 def test_several_pictures_of_a_sample_are_drawn_one_after_another() -> None:
     picture = captioned(1)["jpg"]
     lineage = SampleLineage(shard=0, index=0)
     sample = {"__key__": "0", "0.jpg": picture, "1.jpg": picture, "__lineage__": lineage}
-    decoded = decode_sample(sample, Decode(image=RANDOM))
-    rng = sample_rng(sample, "image")
+    decoded = decode_sample(sample, mm.Decode(image=RANDOM))
+    rng = mm.sample_rng(sample, "image")
     for image in decoded["image"]:
         np.testing.assert_array_equal(image.permute(1, 2, 0).numpy(), RANDOM(picture, rng=rng))
     assert not torch.equal(*decoded["image"])
@@ -105,18 +102,18 @@ def test_several_pictures_of_a_sample_are_drawn_one_after_another() -> None:
 
 def test_a_random_decoder_without_a_stream_is_a_config_error() -> None:
     picture = captioned(1)["jpg"]
-    with pytest.raises(ConfigError, match="rng"):
+    with pytest.raises(mm.ConfigError, match="rng"):
         RANDOM(picture)
-    with pytest.raises(ConfigError, match="lineage"):
-        decode_sample({"__key__": "0", "jpg": picture}, Decode(image=RANDOM))
+    with pytest.raises(mm.ConfigError, match="lineage"):
+        decode_sample({"__key__": "0", "jpg": picture}, mm.Decode(image=RANDOM))
 
 
 def test_tiles_arrive_with_their_counts_and_the_pictures_own_sizes(tmp_path: Any) -> None:
-    decoder = ImageDecoder(size=16, tiles=InternVLTiles(max_tiles=4))
+    decoder = mm.ImageDecoder(size=16, tiles=mm.InternVLTiles(max_tiles=4))
     pipeline = mm.Pipeline(
         mm.open_dataset(write_corpus(tmp_path, [8])),
         global_batch_size=4,
-        decode=Decode(image=decoder),
+        decode=mm.Decode(image=decoder),
     )
     for batch in mm.Loader(pipeline, num_workers=0):  # pictures of 40x30 become 2x1 tiles, or 2x2
         counts, sizes = batch["image_tiles"], batch["image_size"]
@@ -128,7 +125,7 @@ def test_tiles_arrive_with_their_counts_and_the_pictures_own_sizes(tmp_path: Any
 
 
 def test_a_sample_without_pictures_has_no_tiles() -> None:
-    decode = Decode(image=ImageDecoder(size=16, tiles=InternVLTiles()))
+    decode = mm.Decode(image=mm.ImageDecoder(size=16, tiles=mm.InternVLTiles()))
     decoded = decode_sample({"__key__": "0", "txt": b"words"}, decode)
     assert decoded["image"] == []
     assert decoded["image_tiles"].shape == (0,)

@@ -10,11 +10,9 @@ import pytest
 import torch
 from PIL import Image
 
+import mmstream as mm
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.image.geometry import random_box
-from mmstream.decoding.image.tiles import InternVLTiles, LlavaNextTiles
-from mmstream.errors import ConfigError
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import JPEG, encoded, photo, psnr
 
@@ -27,7 +25,7 @@ Reference = Callable[[torch.Tensor], torch.Tensor]
 
 def pixels_of(data: bytes) -> torch.Tensor:
     """The decoded original, for torchvision: uint8 [3, H, W]."""
-    return torch.from_numpy(ImageDecoder()(data)).permute(2, 0, 1)
+    return torch.from_numpy(mm.ImageDecoder()(data)).permute(2, 0, 1)
 
 
 def noise() -> list[bytes]:
@@ -73,7 +71,7 @@ PATHS: list[tuple[dict[str, Any], Reference]] = [
 def test_without_scaled_decoding_every_way_to_resize_is_bit_equal_to_torchvision(
     settings: dict[str, Any], reference: Reference
 ) -> None:
-    decoder = ImageDecoder(**settings, scaled_decoding=False)
+    decoder = mm.ImageDecoder(**settings, scaled_decoding=False)
     for data in [*(path.read_bytes() for path in PHOTOS[:25]), *noise()]:
         expected = reference(pixels_of(data)).permute(1, 2, 0).numpy()
         actual = decoder(data, rng=np.random.default_rng(0))
@@ -84,7 +82,7 @@ def test_without_scaled_decoding_every_way_to_resize_is_bit_equal_to_torchvision
 
 @pytest.mark.parametrize("interpolation", ["bilinear", "bicubic"])
 def test_a_random_crop_is_bit_equal_to_torchvisions_of_the_same_box(interpolation: str) -> None:
-    decoder = ImageDecoder(
+    decoder = mm.ImageDecoder(
         size=80, crop="random", flip=0.5, interpolation=interpolation, scaled_decoding=False
     )
     flipped = 0
@@ -120,14 +118,14 @@ def large_photos() -> list[bytes]:
         {"size": (100, 160), "resize": "exact"},
         {"size": 96, "resize": "letterbox"},
         {"resize": "max_pixels", "pixel_budget": (10_000, 60_000)},
-        {"size": 56, "tiles": InternVLTiles(max_tiles=4)},
+        {"size": 56, "tiles": mm.InternVLTiles(max_tiles=4)},
         {"size": 112, "crop": "random", "flip": 0.5},
         {"size": 64, "crop": "random", "interpolation": "bicubic"},
     ],
     ids=str,
 )
 def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> None:
-    scaled, exact = ImageDecoder(**settings), ImageDecoder(**settings, scaled_decoding=False)
+    scaled, exact = mm.ImageDecoder(**settings), mm.ImageDecoder(**settings, scaled_decoding=False)
     ratios = []
     for seed, data in enumerate([*large_photos(), *(path.read_bytes() for path in PHOTOS)]):
         images = [one(data, rng=np.random.default_rng(seed)) for one in (scaled, exact)]
@@ -141,14 +139,14 @@ def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> 
 
 def test_tiles_are_the_parts_of_one_resized_picture() -> None:
     data = encoded(photo(300, 600), "png")
-    few = ImageDecoder(size=64, tiles=InternVLTiles(max_tiles=6))
-    whole = ImageDecoder(size=(64, 128), resize="exact")(data)
-    thumbnail = ImageDecoder(size=(64, 64), resize="exact")(data)
+    few = mm.ImageDecoder(size=64, tiles=mm.InternVLTiles(max_tiles=6))
+    whole = mm.ImageDecoder(size=(64, 128), resize="exact")(data)
+    thumbnail = mm.ImageDecoder(size=(64, 64), resize="exact")(data)
     np.testing.assert_array_equal(few(data), [whole[:, :64], whole[:, 64:], thumbnail])
     assert few(encoded(photo(60, 60), "png")).shape == (1, 64, 64, 3)  # without a thumbnail
     shapes = ((64, 192), (128, 64))
-    tiles = ImageDecoder(size=64, tiles=LlavaNextTiles(shapes), fill=(9, 9, 9))(data)
-    padded = ImageDecoder(size=(64, 192), resize="letterbox", fill=(9, 9, 9))(data)
+    tiles = mm.ImageDecoder(size=64, tiles=mm.LlavaNextTiles(shapes), fill=(9, 9, 9))(data)
+    padded = mm.ImageDecoder(size=(64, 192), resize="letterbox", fill=(9, 9, 9))(data)
     parts = [padded[:, 64 * i : 64 * i + 64] for i in range(3)]
     np.testing.assert_array_equal(tiles, [thumbnail, *parts])
 
@@ -160,7 +158,7 @@ def test_tiles_are_the_parts_of_one_resized_picture() -> None:
 )
 def test_a_result_is_written_where_it_is_asked_for(settings: dict[str, Any]) -> None:
     """Over something else. A picture of the right size is copied."""
-    decoder = ImageDecoder(**{"size": 32, **settings})
+    decoder = mm.ImageDecoder(**{"size": 32, **settings})
     batch = np.full((3, *decoder.output_shape, 3), 9, dtype=np.uint8)
     row = batch[1]
     assert decoder(JPEG, row, np.random.default_rng(0)) is row
@@ -178,11 +176,11 @@ def test_a_result_is_written_where_it_is_asked_for(settings: dict[str, Any]) -> 
 )
 @pytest.mark.parametrize(
     "settings",
-    [{"size": 32}, {}, {"size": 32, "crop": None}, {"size": 32, "tiles": InternVLTiles()}],
+    [{"size": 32}, {}, {"size": 32, "crop": None}, {"size": 32, "tiles": mm.InternVLTiles()}],
     ids=str,
 )
 def test_a_row_that_cannot_hold_the_result_is_a_config_error(
     row: np.ndarray, settings: dict[str, Any]
 ) -> None:
-    with pytest.raises(ConfigError, match="out"):
-        ImageDecoder(**settings)(JPEG, row)
+    with pytest.raises(mm.ConfigError, match="out"):
+        mm.ImageDecoder(**settings)(JPEG, row)

@@ -11,7 +11,6 @@ from transformers import PreTrainedTokenizerFast
 import mmstream as mm
 from mmstream.decoding.sample import decode_sample, decode_texts
 from mmstream.decoding.stage import _all_rows
-from mmstream.errors import DecodeError
 from mmstream.train.tokenizer import byte_tokenizer
 
 CHAT = (
@@ -33,7 +32,7 @@ SAMPLES = [
 def outcome(function):
     try:
         return function()
-    except DecodeError as error:
+    except mm.DecodeError as error:
         return str(error)
 
 
@@ -85,12 +84,12 @@ def assert_counts_are_lengths(text, samples):
     """Counts are those of what is decoded. Gives how many samples are good."""
     decoded, counted = text.decode_all(samples), text.count_all(samples)
     for one, other in zip(decoded, counted, strict=True):
-        if isinstance(one, DecodeError):
+        if isinstance(one, mm.DecodeError):
             assert str(one) == str(other)
             continue
         ids, labels = (np.ravel(one.tokens[name]) for name in ("input_ids", "labels"))
         assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
-    return sum(not isinstance(one, DecodeError) for one in counted)
+    return sum(not isinstance(one, mm.DecodeError) for one in counted)
 
 
 ANSWERS = ["a cat", "", " the mat ", "\n\nwhy!", "so 😀", "😀", "½!", "!", "\n", "<|im_end|>", "ﬁ"]
@@ -105,13 +104,6 @@ def test_counted_answers_have_the_labels_of_decoded_ones(tokenizer):
         for two in itertools.product(ANSWERS, repeat=2)
     ]
     assert assert_counts_are_lengths(text, samples) > 90
-
-
-def test_without_a_text_decoder_only_json_is_parsed():
-    ready = decode_texts(SAMPLES, None)
-    assert ready[1][0]["json"]["messages"][0]["role"] == "user"
-    assert ready[4][0] is SAMPLES[4]
-    assert all(tokens is None for _, tokens in ready)
 
 
 def word_tokenizer():
@@ -131,9 +123,9 @@ def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample(tokenizer, bad):
     first, refused, last = text.decode_all([{"txt": words} for words in (good[0], bad, good[1])])
     for words, decoded in zip(good, (first, last), strict=True):
         assert decoded.tokens["input_ids"].tolist() == tokenizer(words).input_ids
-    assert isinstance(refused, DecodeError)
+    assert isinstance(refused, mm.DecodeError)
     assert "tokenizer: " in str(refused)
-    with pytest.raises(DecodeError, match="tokenizer"):
+    with pytest.raises(mm.DecodeError, match="tokenizer"):
         text({"txt": bad})
 
 

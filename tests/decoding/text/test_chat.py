@@ -7,8 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.errors import DecodeError
+import mmstream as mm
 from tests.helpers.chats import (
     CHATML,
     LLAMA,
@@ -28,7 +27,7 @@ from tests.helpers.chats import (
 
 def run(template: str, messages: Messages, **options: Any) -> tuple[str, list[str]]:
     """The text the model sees, and the runs of tokens it learns."""
-    decoder = TextDecoder(tokenizer(template), **options)
+    decoder = mm.TextDecoder(tokenizer(template), **options)
     result = decoder({"json": {"messages": messages}, "0.jpg": b""})
     ids, labels = result["input_ids"], result["labels"]
     assert result["attention_mask"].tolist() == [1] * len(ids)
@@ -40,7 +39,7 @@ def run(template: str, messages: Messages, **options: Any) -> tuple[str, list[st
 
 
 def test_labels_are_checked_token_by_token() -> None:
-    decoder = TextDecoder(tokenizer(CHATML))
+    decoder = mm.TextDecoder(tokenizer(CHATML))
     result = decoder({"json": {"messages": [user("a"), assistant("b")]}})
     tokens = decoder.tokenizer.convert_ids_to_tokens(result["input_ids"])
     learned = [token for token, label in zip(tokens, result["labels"], strict=True) if label >= 0]
@@ -85,7 +84,7 @@ def test_reasoning_is_found_where_the_template_keeps_it_and_where_not() -> None:
 def test_turns_are_found_in_a_template_whose_renderings_never_begin_alike() -> None:
     messages = [user("a cat"), assistant("a cat"), user("a"), assistant("a"), user("t")]
     assert run(UNSTABLE, messages)[1] == [" a cat<|im_end|>", " a<|im_end|>"]
-    result = TextDecoder(tokenizer(UNSTABLE))({"json": {"messages": messages}})
+    result = mm.TextDecoder(tokenizer(UNSTABLE))({"json": {"messages": messages}})
     first = int(np.flatnonzero(result["labels"] != -100)[0])
     before = tokenizer().decode(result["input_ids"][:first])
     assert before == "5 turns\nuser: a cat<|im_end|>\nassistant:"  # not the user's "a cat"
@@ -136,5 +135,5 @@ def test_a_turn_that_the_template_leaves_out_is_a_decode_error() -> None:
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}"
         "{% endfor %}X"
     )
-    with pytest.raises(DecodeError, match="turn 1 cannot be found"):
-        TextDecoder(tokenizer(silent))({"json": {"messages": TWO_TURNS}})
+    with pytest.raises(mm.DecodeError, match="turn 1 cannot be found"):
+        mm.TextDecoder(tokenizer(silent))({"json": {"messages": TWO_TURNS}})

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 import re
 from pathlib import Path
 from typing import Any
@@ -13,9 +12,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream.decoding.sample import decode_sample
-from mmstream.errors import ConfigError, DecodeError
 from mmstream.train.tokenizer import byte_tokenizer, image_token_of, open_tokenizer
 from tests.helpers.chats import (
     CHATML,
@@ -152,8 +149,8 @@ def test_real_conversations_are_right_token_by_token(
     converted: Any, template: str, rendered: Any, image_token: str
 ) -> None:
     fast = byte_chat(template)
-    text = TextDecoder(fast, max_length=2000, image_token=image_token, image_length=LENGTH)
-    decode = Decode(image=ImageDecoder(size=16), text=text)
+    text = mm.TextDecoder(fast, max_length=2000, image_token=image_token, image_length=LENGTH)
+    decode = mm.Decode(image=mm.ImageDecoder(size=16), text=text)
     for turns, sample in zip(*converted, strict=True):
         decoded = decode_sample(sample, decode)
         assert decoded_tokens(decoded, fast) == tokens_of(rendered(turns))
@@ -165,26 +162,6 @@ def test_real_conversations_are_right_token_by_token(
         assert (decoded["labels"][is_image] == -100).all()
 
 
-def test_the_reference_reads_as_the_templates_do() -> None:
-    row = rows_of("qwen_single_images.json")[1]
-    text = "".join(token for token, _ in tokens_of(as_qwen(row)))
-    assert text == (
-        "<|im_start|>system\nYou are a helpful assistant.<|im_end|>\n"
-        "<|im_start|>user\nHow many values are below 40 in Unfavorable graph?"
-        "<|vision_start|><|image_pad|><|image_pad|><|image_pad|><|image_pad|><|vision_end|>"
-        "<|im_end|>\n<|im_start|>assistant\n6<|im_end|>\n"
-    )
-    learned = "".join(token for token, learned in tokens_of(as_qwen(row)) if learned)
-    assert learned == "6<|im_end|>"
-    row = rows_of("mllm_demo.json")[0]
-    assert "".join(token for token, _ in tokens_of(as_llava(row))) == (
-        "USER: <image><image><image><image>\nWho are they? "
-        "ASSISTANT: They're Kane and Gretzka from Bayern Munich. "
-        "USER: <image><image><image><image>\nWhat are they doing? "
-        "ASSISTANT: They are celebrating on the soccer field. "
-    )
-
-
 def question(*fields: str, text: str = "what is this?") -> dict[str, Any]:
     """A sample that asks about its images."""
     images = [{"type": "image", "field": field} for field in fields]
@@ -192,15 +169,15 @@ def question(*fields: str, text: str = "what is this?") -> dict[str, Any]:
     return {"json": {"messages": messages}, **dict.fromkeys(fields, b"")}
 
 
-def decoder(template: str = VICUNA, **options: Any) -> TextDecoder:
+def decoder(template: str = VICUNA, **options: Any) -> mm.TextDecoder:
     token = "<|image_pad|>" if template == QWEN_VL else "<image>"
     settings = {"image_token": token, "image_length": LENGTH, **options}
-    return TextDecoder(byte_chat(template), **settings)
+    return mm.TextDecoder(byte_chat(template), **settings)
 
 
 def test_a_sample_without_images_stays_as_it_is() -> None:
     sample = {"json": {"messages": TWO_TURNS}}
-    plain = TextDecoder(byte_chat(QWEN_VL))(sample)
+    plain = mm.TextDecoder(byte_chat(QWEN_VL))(sample)
     for name, array in decoder(QWEN_VL)(sample).items():
         np.testing.assert_array_equal(array, plain[name])
 
@@ -233,7 +210,7 @@ def test_images_that_do_not_match_the_text_are_a_decode_error(
 ) -> None:
     sample = question("0.jpg", "1.jpg") | change
     sample = {name: value for name, value in sample.items() if value is not None}
-    with pytest.raises(DecodeError, match=reason):
+    with pytest.raises(mm.DecodeError, match=reason):
         decoder(template)(sample)
 
 
@@ -241,7 +218,7 @@ def test_an_image_that_the_template_drops_is_a_decode_error() -> None:
     sample = question("0.jpg")
     shown = [{"type": "image", "field": "1.jpg"}, {"type": "text", "text": "another"}]
     sample["json"]["messages"].append(assistant(shown))
-    with pytest.raises(DecodeError, match="1 <image> in the text, 2 images"):
+    with pytest.raises(mm.DecodeError, match="1 <image> in the text, 2 images"):
         decoder(VICUNA)(sample | {"1.jpg": b""})
     learned = decoder(QWEN_VL)(sample | {"1.jpg": b""})
     ids = learned["labels"][learned["labels"] != -100]
@@ -250,51 +227,16 @@ def test_an_image_that_the_template_drops_is_a_decode_error() -> None:
     )
 
 
-def test_images_are_never_cut_and_the_text_behind_them_is() -> None:
-    sample = question("0.jpg", "1.jpg")
-    whole = decoder()(sample)
-    before = len("USER: ") + 2 * LENGTH + len("\n")
-    for length in range(before, len(whole["input_ids"]) + 1):
-        text = decoder(max_length=length, unlabeled_texts="keep")
-        for name, array in text(sample).items():
-            np.testing.assert_array_equal(array, whole[name][:length])
-    for length in range(1, before):
-        image = 1 if length < len("USER: ") + LENGTH else 2
-        reason = f"max_length={length} ends before image {image} of 2 does"
-        with pytest.raises(DecodeError, match=reason):
-            decoder(max_length=length)(sample)
-
-
 def test_plain_text_with_an_image_keeps_its_special_tokens() -> None:
     fast = byte_chat("")
-    text = TextDecoder(fast, max_length=10, image_length=LENGTH)
+    text = mm.TextDecoder(fast, max_length=10, image_length=LENGTH)
     tokens = text({"txt": b"<image>a caption", "jpg": b""})
     bos, eos = fast.bos_token_id, fast.eos_token_id
     image = fast.convert_tokens_to_ids("<image>")
     assert tokens["input_ids"].tolist() == [bos, *[image] * 4, *fast.encode("a ca")[1:-1], eos]
     assert tokens["labels"].tolist()[:6] == [bos, -100, -100, -100, -100, tokens["input_ids"][5]]
-    with pytest.raises(DecodeError, match="max_length=5 ends before image 1 of 1"):
-        TextDecoder(fast, 5, image_length=LENGTH)({"txt": b"<image>a caption", "jpg": b""})
-
-
-@pytest.mark.parametrize(
-    ("options", "reason"),
-    [
-        ({"image_length": 0}, "image_length=0"),
-        ({"image_token": "<picture>"}, "'<picture>': not an added"),
-        ({"image_token": "a"}, "'a': not an added"),
-    ],
-)
-def test_settings_that_cannot_work_are_refused(options: dict[str, Any], reason: str) -> None:
-    with pytest.raises(ConfigError, match=reason):
-        decoder(**options)
-
-
-def test_the_decoder_travels_to_workers() -> None:
-    sample = question("0.jpg")
-    travelled = pickle.loads(pickle.dumps(decoder(QWEN_VL)))
-    for name, array in travelled(sample).items():
-        np.testing.assert_array_equal(array, decoder(QWEN_VL)(sample)[name])
+    with pytest.raises(mm.DecodeError, match="max_length=5 ends before image 1 of 1"):
+        mm.TextDecoder(fast, 5, image_length=LENGTH)({"txt": b"<image>a caption", "jpg": b""})
 
 
 def test_the_byte_tokenizer_can_chat_about_images(tmp_path: Path) -> None:
@@ -305,7 +247,7 @@ def test_the_byte_tokenizer_can_chat_about_images(tmp_path: Path) -> None:
     fast.save_pretrained(tmp_path)
     for opened in (fast, open_tokenizer(None, chat=True), open_tokenizer(str(tmp_path), chat=True)):
         assert image_token_of(opened) == "<image>"
-        chat = TextDecoder(opened, image_length=2)(question("0.jpg"))
+        chat = mm.TextDecoder(opened, image_length=2)(question("0.jpg"))
         assert opened.decode(chat["input_ids"]) == (
             "<|im_start|>user\n<image><image>what is this?<|im_end|>\n"
             "<|im_start|>assistant\na cat<|im_end|>\n"
@@ -318,7 +260,7 @@ def test_a_folder_may_keep_its_template_with_the_processor(tmp_path: Path) -> No
     byte_chat("").save_pretrained(tmp_path)
     for path in tmp_path.glob("chat_template*"):
         path.unlink()
-    with pytest.raises(ConfigError, match="no chat template"):
+    with pytest.raises(mm.ConfigError, match="no chat template"):
         open_tokenizer(str(tmp_path), chat=True)
     template = {"chat_template": VICUNA}
     (tmp_path / "chat_template.json").write_bytes(msgspec.json.encode(template))
@@ -327,5 +269,5 @@ def test_a_folder_may_keep_its_template_with_the_processor(tmp_path: Path) -> No
 
 def test_the_image_token_is_the_tokenizers_own() -> None:
     assert image_token_of(tokenizer()) == "<|image_pad|>"
-    with pytest.raises(ConfigError, match="no image token"):
+    with pytest.raises(mm.ConfigError, match="no image token"):
         image_token_of(byte_tokenizer())

@@ -11,8 +11,7 @@ import pytest
 from tokenizers import processors
 from transformers import PreTrainedTokenizerFast
 
-from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.errors import ConfigError, DecodeError
+import mmstream as mm
 from tests.helpers.chats import (
     CHATML,
     LLAMA,
@@ -31,7 +30,7 @@ def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:
         single="<s> $A </s>", special_tokens=[("<s>", 4), ("</s>", 5)]
     )
     fast = PreTrainedTokenizerFast(tokenizer_object=core)
-    result = TextDecoder(fast, max_length=6)({"txt": b"a cat on a mat, a cat on a mat"})
+    result = mm.TextDecoder(fast, max_length=6)({"txt": b"a cat on a mat, a cat on a mat"})
     assert len(result["input_ids"]) == 6
     assert result["input_ids"][[0, -1]].tolist() == [4, 5]
     np.testing.assert_array_equal(result["labels"], result["input_ids"])
@@ -40,7 +39,9 @@ def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:
 def test_ids_are_those_of_the_tokenizer_itself() -> None:
     fast = tokenizer(CHATML)
     words = "a cat über 猫"
-    by_decoder = [TextDecoder(fast)(x) for x in ({"txt": words}, {"json": {"messages": TWO_TURNS}})]
+    by_decoder = [
+        mm.TextDecoder(fast)(x) for x in ({"txt": words}, {"json": {"messages": TWO_TURNS}})
+    ]
     expected = fast.apply_chat_template(TWO_TURNS, return_dict=True)["input_ids"]
     assert [each["input_ids"].tolist() for each in by_decoder] == [fast(words).input_ids, expected]
 
@@ -63,13 +64,13 @@ def test_messages_come_first_then_txt_and_a_field_overrides(
     expected = chosen
     if chosen == "messages":
         expected = fast.apply_chat_template(TWO_TURNS, tokenize=False)
-    assert fast.decode(TextDecoder(fast, field=field)(sample)["input_ids"]) == expected
+    assert fast.decode(mm.TextDecoder(fast, field=field)(sample)["input_ids"]) == expected
 
 
 def test_a_row_without_messages_has_a_caption() -> None:
     captions = {"json": {"id": 1, "messages": []}, "txt": b"a caption"}
     fast = tokenizer(CHATML)
-    assert fast.decode(TextDecoder(fast)(captions)["input_ids"]) == "a caption"
+    assert fast.decode(mm.TextDecoder(fast)(captions)["input_ids"]) == "a caption"
 
 
 @pytest.mark.parametrize(
@@ -92,8 +93,8 @@ def test_a_row_without_messages_has_a_caption() -> None:
     ],
 )
 def test_unusable_text_is_a_decode_error(sample: dict[str, Any], reason: str) -> None:
-    with pytest.raises(DecodeError, match=reason):
-        TextDecoder(tokenizer(LLAMA))(sample)
+    with pytest.raises(mm.DecodeError, match=reason):
+        mm.TextDecoder(tokenizer(LLAMA))(sample)
 
 
 @pytest.mark.parametrize(
@@ -103,22 +104,22 @@ def test_unusable_text_is_a_decode_error(sample: dict[str, Any], reason: str) ->
 def test_the_pad_token_falls_back_to_the_end_token_then_to_zero(
     tokens: dict[str, Any], pad_token_id: int
 ) -> None:
-    assert TextDecoder(tokenizer(**tokens)).pad_token_id == pad_token_id
+    assert mm.TextDecoder(tokenizer(**tokens)).pad_token_id == pad_token_id
 
 
 @pytest.mark.parametrize(
     "options", [{"max_length": 0}, {"padding": "left"}, {"field": "json"}, {"max_length": "9"}]
 )
 def test_impossible_arguments_are_config_errors(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError):
-        TextDecoder(tokenizer(), **options)
+    with pytest.raises(mm.ConfigError):
+        mm.TextDecoder(tokenizer(), **options)
 
 
 @pytest.mark.parametrize("name", ["image_token", "video_token", "audio_token"])
 @pytest.mark.parametrize("token", [["<image>"], None, 5])
 def test_a_token_that_is_no_text_is_named(name: str, token: object) -> None:
-    with pytest.raises(ConfigError) as error:
-        TextDecoder(tokenizer(), **{name: token})
+    with pytest.raises(mm.ConfigError) as error:
+        mm.TextDecoder(tokenizer(), **{name: token})
     assert str(error.value) == f"{name}={token!r}: give text"
 
 
@@ -126,13 +127,13 @@ def test_a_slow_tokenizer_is_a_config_error_that_says_why() -> None:
     class SlowTokenizer:
         is_fast = False
 
-    with pytest.raises(ConfigError, match="SlowTokenizer is not a fast tokenizer"):
-        TextDecoder(SlowTokenizer())
+    with pytest.raises(mm.ConfigError, match="SlowTokenizer is not a fast tokenizer"):
+        mm.TextDecoder(SlowTokenizer())
 
 
 def test_what_others_set_on_the_shared_tokenizer_changes_nothing() -> None:
     fast = tokenizer(CHATML, pad_token="</s>")
-    decoder = TextDecoder(fast)
+    decoder = mm.TextDecoder(fast)
     before = decoder({"txt": "a cat on a mat"})["input_ids"]
     fast(["a cat on a mat", "a"], truncation=True, max_length=3, padding="max_length")
     np.testing.assert_array_equal(decoder({"txt": "a cat on a mat"})["input_ids"], before)
@@ -140,7 +141,7 @@ def test_what_others_set_on_the_shared_tokenizer_changes_nothing() -> None:
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])
 def test_threads_share_a_decoder_and_do_not_mix_turns(template: str) -> None:
-    decoder = pickle.loads(pickle.dumps(TextDecoder(tokenizer(template), 60, field="json")))
+    decoder = pickle.loads(pickle.dumps(mm.TextDecoder(tokenizer(template), 60, field="json")))
     samples = [{"json": {"messages": TWO_TURNS[: 2 + 2 * (i % 2)]}} for i in range(400)]
     alone = [decoder(sample)["labels"].tolist() for sample in samples[:2]]
     with ThreadPoolExecutor(4) as pool:

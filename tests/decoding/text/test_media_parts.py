@@ -11,10 +11,8 @@ import pytest
 from click.testing import CliRunner
 
 import mmstream as mm
-from mmstream import Decode, TextDecoder
 from mmstream.cli import cli
 from mmstream.decoding.sample import decode_sample, decode_texts
-from mmstream.errors import ConfigError, DecodeError
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import CHATML, PARTS, QWEN_VL, assistant, byte_chat, tokenizer, user
 from tests.helpers.corpora import jpeg
@@ -31,7 +29,7 @@ def chat(*parts: dict[str, Any], template: str = WITH_VIDEO, **options: Any) -> 
     fast = byte_chat(template, SPECIAL)
     question = user([*parts, {"type": "text", "text": "what is this?"}])
     sample = {"json": {"messages": [question, assistant("a cat")]}}
-    return str(fast.decode(TextDecoder(fast, **options)(sample)["input_ids"]))
+    return str(fast.decode(mm.TextDecoder(fast, **options)(sample)["input_ids"]))
 
 
 @pytest.mark.parametrize("template", [CHATML, PARTS, QWEN_VL, WITH_VIDEO])
@@ -49,7 +47,7 @@ def test_a_part_that_nothing_decodes_is_a_bad_sample_that_says_so(
     part: dict[str, Any], name: str, template: str
 ) -> None:
     reason = rf'has {name}, which nothing decodes; pass TextDecoder\(undecoded_parts="drop"\)'
-    with pytest.raises(DecodeError, match=reason):
+    with pytest.raises(mm.DecodeError, match=reason):
         chat(part, template=template)
 
 
@@ -68,9 +66,9 @@ def test_a_placeholder_that_no_field_answers_is_a_bad_sample(text: str, is_part:
     sample = {"json": {"messages": [user(content), assistant("a cat")]}}
     options = {"image_token": "<|image_pad|>"}
     fast = byte_chat(CHATML, SPECIAL)
-    with pytest.raises(DecodeError, match="stands for media that nothing decodes"):
-        TextDecoder(fast, **options)(sample)
-    dropping = TextDecoder(fast, undecoded_parts="drop", **options)
+    with pytest.raises(mm.DecodeError, match="stands for media that nothing decodes"):
+        mm.TextDecoder(fast, **options)(sample)
+    dropping = mm.TextDecoder(fast, undecoded_parts="drop", **options)
     (dropped,) = dropping.decode_all([sample])
     assert dropped.num_dropped_parts == 1
     shown = fast.decode(dropped.tokens["input_ids"])
@@ -89,8 +87,8 @@ def test_a_conversation_about_an_image_that_the_sample_lacks_is_a_bad_sample(
 ) -> None:
     parts = [{"type": "image", "field": "0.tiff"}, {"type": "text", "text": "what?"}]
     sample = {"json": {"messages": [user(parts), assistant("a cat")]}, "0.tiff": b""}
-    with pytest.raises(DecodeError, match=reason):
-        TextDecoder(byte_chat(QWEN_VL))(sample | fields)
+    with pytest.raises(mm.DecodeError, match=reason):
+        mm.TextDecoder(byte_chat(QWEN_VL))(sample | fields)
 
 
 def test_images_without_an_image_decoder_are_undecoded() -> None:
@@ -98,11 +96,13 @@ def test_images_without_an_image_decoder_are_undecoded() -> None:
     row = {"messages": [user(parts), assistant("a cat")]}
     sample = {"__key__": "7", "json": msgspec.json.encode(row), "jpg": jpeg(0)}
     fast = byte_chat(QWEN_VL)
-    with pytest.raises(DecodeError, match=r"^7\.json: the conversation has an image part, which"):
-        decode_sample(sample, Decode(text=TextDecoder(fast)))
+    with pytest.raises(
+        mm.DecodeError, match=r"^7\.json: the conversation has an image part, which"
+    ):
+        decode_sample(sample, mm.Decode(text=mm.TextDecoder(fast)))
     image = mm.ImageDecoder(size=32)
-    assert "input_ids" in decode_sample(sample, Decode(image=image, text=TextDecoder(fast)))
-    dropping = Decode(text=TextDecoder(fast, undecoded_parts="drop"))
+    assert "input_ids" in decode_sample(sample, mm.Decode(image=image, text=mm.TextDecoder(fast)))
+    dropping = mm.Decode(text=mm.TextDecoder(fast, undecoded_parts="drop"))
     decoded = decode_sample(sample, dropping)
     assert "image_pad" not in fast.decode(decoded["input_ids"])
     assert decoded["__text_loss__"].num_dropped_parts == 1
@@ -114,7 +114,7 @@ def test_images_without_an_image_decoder_are_undecoded() -> None:
 def test_a_decoded_video_that_the_template_does_not_write_is_counted(template, num_dropped) -> None:
     parts = [{"type": "video", "field": "mp4"}, {"type": "text", "text": "what?"}]
     sample = {"json": {"messages": [user(parts), assistant("a cat")]}, "mp4": b""}
-    decoder = TextDecoder(byte_chat(template))
+    decoder = mm.TextDecoder(byte_chat(template))
     for media, number in (("video", num_dropped), ("image", None)):
         (text,) = decoder.decode_all([sample], media={media})
         assert getattr(text, "num_dropped_parts", None) == number
@@ -123,18 +123,18 @@ def test_a_decoded_video_that_the_template_does_not_write_is_counted(template, n
 def test_html_about_videos_is_plain_text() -> None:
     fast = byte_chat(CHATML, SPECIAL)
     page = {"txt": b"<video src='a.mp4'></video> and <video>"}
-    assert "<video>" in fast.decode(TextDecoder(fast)(page)["input_ids"])
-    with pytest.raises(DecodeError, match=r"<\|video_pad\|>, which stands for media"):
-        TextDecoder(fast)({"txt": b"<|video_pad|>a cat"})
+    assert "<video>" in fast.decode(mm.TextDecoder(fast)(page)["input_ids"])
+    with pytest.raises(mm.DecodeError, match=r"<\|video_pad\|>, which stands for media"):
+        mm.TextDecoder(fast)({"txt": b"<|video_pad|>a cat"})
 
 
 def test_a_caption_of_a_video_is_bad_for_a_model_that_sees() -> None:
     fast = byte_chat("")
     caption = {"txt": b"a cat", "mp4": b""}
-    with pytest.raises(DecodeError, match=r"the text belongs to a video \(mp4\)"):
-        TextDecoder(fast, image_length=4)(caption)
-    model_of_text = TextDecoder(fast)
-    dropping = TextDecoder(fast, image_length=4, undecoded_parts="drop")
+    with pytest.raises(mm.DecodeError, match=r"the text belongs to a video \(mp4\)"):
+        mm.TextDecoder(fast, image_length=4)(caption)
+    model_of_text = mm.TextDecoder(fast)
+    dropping = mm.TextDecoder(fast, image_length=4, undecoded_parts="drop")
     assert [len(each(caption)["input_ids"]) for each in (model_of_text, dropping)] == [7, 7]
 
 
@@ -142,8 +142,8 @@ def test_a_caption_of_a_video_is_bad_for_a_model_that_sees() -> None:
     "options", [{"undecoded_parts": "ignore"}, {"unlabeled_texts": "drop"}, {"max_bytes": 0}]
 )
 def test_other_choices_are_config_errors(options: dict[str, Any]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(options))):
-        TextDecoder(tokenizer(), **options)
+    with pytest.raises(mm.ConfigError, match=next(iter(options))):
+        mm.TextDecoder(tokenizer(), **options)
 
 
 ROWS = [
@@ -201,12 +201,12 @@ def test_from_conversion_to_loader_videos_and_audio_are_named(
     converted: mm.Dataset, num_workers: int, caplog: pytest.LogCaptureFixture
 ) -> None:
     def loader(**options: Any) -> mm.Loader:
-        text = TextDecoder(byte_tokenizer(chat=True), image_length=4, **options)
+        text = mm.TextDecoder(byte_tokenizer(chat=True), image_length=4, **options)
         return mm.Loader(
             mm.Pipeline(
                 converted,
                 global_batch_size=4,
-                decode=Decode(image=mm.ImageDecoder(size=32), text=text),
+                decode=mm.Decode(image=mm.ImageDecoder(size=32), text=text),
                 bad_samples=mm.BadSamplePolicy(quarantine=None),
                 shuffle=False,
             ),

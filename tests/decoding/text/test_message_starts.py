@@ -15,10 +15,10 @@ from tests.helpers.chats import (
     ONLY_PARTS,
     PARTS,
     QWEN_VL,
-    THINKING,
     VICUNA,
     assistant,
     byte_chat,
+    trained,
     user,
 )
 
@@ -69,6 +69,7 @@ CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
 }
 
 
+DROP = {"undecoded_parts": "drop"}
 CASES = [case for case in CONVERSATIONS if case != "an answer first"]
 
 
@@ -96,29 +97,6 @@ def test_a_template_that_is_set_later_is_used() -> None:
     fast.chat_template = CHATML.replace("<|im_start|>", "# ")
     tokens = decoder({"json": {"messages": CONVERSATIONS["two turns"]}})
     assert fast.decode(tokens["input_ids"]).startswith("# user")
-
-
-def renderings(monkeypatch: pytest.MonkeyPatch, template: str, num_turns: int) -> list[int]:
-    """The number of messages of each rendering of a conversation."""
-    fast = byte_chat(template)
-    decoder = mm.TextDecoder(fast, max_length=100_000)
-    calls = []
-    real = fast.apply_chat_template
-
-    def counted(messages: list[Any], **options: Any) -> Any:
-        calls.append(len(messages))
-        return real(messages, **options)
-
-    monkeypatch.setattr(fast, "apply_chat_template", counted)
-    decoder({"json": {"messages": [user("why?"), assistant("so")] * num_turns}})
-    return calls
-
-
-@pytest.mark.parametrize("template", [QWEN_VL, THINKING])
-def test_a_long_conversation_is_rendered_once(
-    monkeypatch: pytest.MonkeyPatch, template: str
-) -> None:
-    assert renderings(monkeypatch, template, 20) == [40]
 
 
 ODD = {
@@ -156,11 +134,7 @@ LOOKS_AHEAD = {
 @pytest.mark.parametrize("name", LOOKS_AHEAD)
 def test_loops_of_many_kinds_tell_their_messages(name: str) -> None:
     messages = [user("hi"), user("again"), assistant("ho"), user("ha"), assistant("he")]
-    fast = byte_chat(LOOKS_AHEAD[name])
-    labels = mm.TextDecoder(fast, undecoded_parts="drop")({"json": {"messages": messages}})[
-        "labels"
-    ]
-    assert fast.decode(labels[labels != -100]) == "ho<|im_end|>he<|im_end|>"
+    assert trained(LOOKS_AHEAD[name], *messages, **DROP) == "ho<|im_end|>he<|im_end|>"
 
 
 BARE = CHATML.split("{% if add")[0]
@@ -214,15 +188,8 @@ def test_a_prompt_that_depends_on_the_messages_is_not_trained(
 ) -> None:
     answers = [{**assistant("ho"), "reasoning_content": "hm"}, assistant("he")]
     messages = [user("(hi) you?"), answers[0], user("¿you? /no"), answers[1]]
-    assert trained(template, messages) == first + second
-    assert trained(template, messages[2:]) == second
-
-
-def trained(template: Any, messages: list[dict[str, Any]], tools: Any = None) -> str:
-    fast = byte_chat(template)
-    row = {"messages": messages, "tools": tools}
-    labels = mm.TextDecoder(fast, undecoded_parts="drop")({"json": row})["labels"]
-    return str(fast.decode(labels[labels != -100]))
+    assert trained(template, *messages, **DROP) == first + second
+    assert trained(template, *messages[2:], **DROP) == second
 
 
 TOOL = (
@@ -257,7 +224,7 @@ def test_each_template_of_a_tokenizer_is_read_as_it_is(
     default = default.replace("{{ tools | length }}", "")
     messages = [user("hi"), assistant("ho"), user("ha"), assistant("he")]
     templates = {"default": default, "tool_use": tool_use}
-    assert trained(templates, messages, [{"name": "f"}]) == expected
+    assert trained(templates, *messages, tools=[{"name": "f"}], **DROP) == expected
 
 
 UNOWNED = {
@@ -277,7 +244,7 @@ def test_weights_need_to_know_whose_mark_it_is(name: str) -> None:
     empty = assistant("" if name == "as many by chance" else "ho")
     messages = [user("hi"), empty, user("ha"), {**assistant("he"), "weight": 0}]
     with pytest.raises(mm.DecodeError, match="the messages say which of them are not trained"):
-        trained(UNOWNED[name], messages)
+        trained(UNOWNED[name], *messages, **DROP)
 
 
 TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}"
@@ -321,4 +288,4 @@ PLACES = {
 def test_an_answer_is_trained_from_its_prompt_to_its_end_mark(name: str) -> None:
     template, expected = PLACES[name]
     messages = [user("hi"), assistant("ho"), user("ha"), assistant("he")]
-    assert trained(template, messages) == expected
+    assert trained(template, *messages, **DROP) == expected

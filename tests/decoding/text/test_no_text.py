@@ -6,8 +6,7 @@ from typing import Any
 
 import pytest
 
-from mmstream import TextDecoder
-from mmstream.errors import DecodeError
+import mmstream as mm
 from mmstream.train.tokenizer import byte_tokenizer
 
 PLAIN = byte_tokenizer()
@@ -44,13 +43,15 @@ CHAT = byte_tokenizer(chat=True)
 def test_a_sample_without_txt_names_its_fields_and_the_setting(
     sample: dict[str, Any], words: str, tokenizer: Any
 ) -> None:
-    with pytest.raises(DecodeError) as error:
-        TextDecoder(tokenizer)(sample)
+    with pytest.raises(mm.DecodeError) as error:
+        mm.TextDecoder(tokenizer)(sample)
     assert words in str(error.value)
     assert str(error.value).startswith("no text: neither messages nor txt; ")
 
 
 def test_messages_without_a_chat_template_are_said() -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
-    with pytest.raises(DecodeError, match="messages in json, and the tokenizer has no chat templ"):
-        TextDecoder(PLAIN)({"jpg": b"", "json": {"messages": messages}})
+    with pytest.raises(
+        mm.DecodeError, match="messages in json, and the tokenizer has no chat templ"
+    ):
+        mm.TextDecoder(PLAIN)({"jpg": b"", "json": {"messages": messages}})

@@ -5,7 +5,6 @@ from __future__ import annotations
 import pytest
 
 import mmstream as mm
-from mmstream.errors import DecodeError
 from tests.helpers.chats import CHATML, assistant, tokenizer, user
 
 EARLIER = [user("a"), assistant("b"), user("c")]
@@ -16,7 +15,7 @@ VERDICT = {"messages": EARLIER, "completion": [assistant("yes")], "label": False
 @pytest.mark.parametrize(("row", "key"), [(PAIR, "chosen"), (VERDICT, "completion")])
 def test_a_preference_is_no_conversation_even_with_earlier_answers(row, key):
     decoder = mm.TextDecoder(tokenizer(CHATML), max_length=64)
-    with pytest.raises(DecodeError, match=rf"its answer is in json.{key}; to train on it, join"):
+    with pytest.raises(mm.DecodeError, match=rf"its answer is in json.{key}; to train on it, join"):
         decoder({"json": row})
     joined = mm.TextDecoder(
         tokenizer(CHATML),

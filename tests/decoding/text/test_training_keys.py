@@ -8,19 +8,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from mmstream import TextDecoder
-from mmstream.errors import DecodeError
-from tests.helpers.chats import CHATML, MARKED, QWEN_VL, assistant, byte_chat, user
+import mmstream as mm
+from tests.helpers.chats import CHATML, MARKED, QWEN_VL, assistant, byte_chat, trained, user
 
 TOOLS = [{"type": "function", "function": {"name": "weather", "parameters": {}}}]
 WITH_TOOLS = "{% if tools %}TOOLS {{ tools|tojson }}\n{% endif %}" + CHATML
-
-
-def trained(template: str, *messages: dict[str, Any], **row: Any) -> str:
-    """The text that has labels."""
-    fast = byte_chat(template)
-    labels = TextDecoder(fast)({"json": {"messages": list(messages), **row}})["labels"]
-    return str(fast.decode(labels[labels != -100]))
 
 
 @pytest.mark.parametrize("template", [CHATML, MARKED])
@@ -36,7 +28,7 @@ def test_an_answer_that_its_row_excludes_has_no_label(template: str, mark: dict[
 
 
 def test_a_conversation_whose_answers_are_all_excluded_is_a_bad_sample() -> None:
-    with pytest.raises(DecodeError, match="no answer of an assistant that is trained"):
+    with pytest.raises(mm.DecodeError, match="no answer of an assistant that is trained"):
         trained(CHATML, user("hi"), {**assistant("bad"), "weight": 0})
 
 
@@ -44,12 +36,14 @@ def test_a_conversation_whose_answers_are_all_excluded_is_a_bad_sample() -> None
     "mark", [{"weight": -0.5}, {"weight": "no"}, {"weight": [1]}, {"weight": float("nan")}]
 )
 def test_a_weight_that_is_no_number_from_zero_up_is_a_bad_sample(mark: dict[str, Any]) -> None:
-    with pytest.raises(DecodeError, match=r"messages\[1\]: weight is .*; give a number from 0 to"):
+    with pytest.raises(
+        mm.DecodeError, match=r"messages\[1\]: weight is .*; give a number from 0 to"
+    ):
         trained(CHATML, user("hi"), {**assistant("so so"), **mark})
 
 
 def test_train_is_all_or_nothing() -> None:
-    with pytest.raises(DecodeError, match=r"messages\[1\]: train is 0.5; give 0 or false"):
+    with pytest.raises(mm.DecodeError, match=r"messages\[1\]: train is 0.5; give 0 or false"):
         trained(CHATML, user("hi"), {**assistant("so so"), "train": 0.5})
 
 
@@ -61,14 +55,14 @@ def test_the_tokens_of_an_answer_have_the_weight_of_its_message(template: str) -
         *(user("once more"), assistant("good")),
     ]
     fast = byte_chat(template)
-    tokens = TextDecoder(fast)({"json": {"messages": messages}})
+    tokens = mm.TextDecoder(fast)({"json": {"messages": messages}})
     weights, labels = tokens["label_weights"], tokens["labels"]
     assert weights.dtype == np.float32
     assert "bad" in fast.decode(labels[weights == 0.25])
     assert "good" in fast.decode(labels[weights == 1])
     assert ((weights == 0) == (labels == -100)).all()
     assert "none" not in fast.decode(labels[labels != -100])
-    alike = TextDecoder(fast)({"json": {"messages": [user("hi"), assistant("good")]}})
+    alike = mm.TextDecoder(fast)({"json": {"messages": [user("hi"), assistant("good")]}})
     assert "label_weights" not in alike
 
 
@@ -84,7 +78,7 @@ def test_an_answer_with_two_marks_has_one_weight() -> None:
 def test_answers_that_a_template_marks_in_another_number_cannot_be_excluded() -> None:
     captured = "{% set all %}" + MARKED.replace("messages %", "messages[2:] %")
     row = user("hi"), {**assistant("bad"), "weight": 0}, user("again"), assistant("good")
-    with pytest.raises(DecodeError, match="marks 1 answers of 2, and the messages say"):
+    with pytest.raises(mm.DecodeError, match="marks 1 answers of 2, and the messages say"):
         trained(captured + "{% endset %}{{ all }}", *row)
 
 
@@ -93,7 +87,7 @@ def test_answers_that_a_template_marks_in_another_number_cannot_be_excluded() ->
 def test_the_template_gets_the_tools_of_a_row(template: str, tools: Any) -> None:
     fast = byte_chat(template)
     sample = {"json": {"messages": [user("hi"), assistant("good")], "tools": tools}}
-    tokens = TextDecoder(fast)(sample)
+    tokens = mm.TextDecoder(fast)(sample)
     assert "TOOLS" in fast.decode(tokens["input_ids"])
     assert '"name": "weather"' in fast.decode(tokens["input_ids"])
     assert "TOOLS" not in trained(template, user("hi"), assistant("good"), tools=tools)
@@ -106,16 +100,16 @@ def test_a_row_without_tools_needs_no_template_for_them(tools: Any) -> None:
 
 @pytest.mark.parametrize("tools", ["a hammer", {"name": "f"}, ["f"], 7])
 def test_tools_that_are_no_list_of_functions_are_a_bad_sample(tools: Any) -> None:
-    with pytest.raises(DecodeError, match="tools: "):
+    with pytest.raises(mm.DecodeError, match="tools: "):
         trained(WITH_TOOLS, user("hi"), assistant("good"), tools=tools)
 
 
 def test_tools_that_the_template_does_not_write_are_refused_or_counted() -> None:
-    with pytest.raises(DecodeError, match="has tools, which the chat template does not write"):
+    with pytest.raises(mm.DecodeError, match="has tools, which the chat template does not write"):
         trained(CHATML, user("hi"), assistant("good"), tools=TOOLS)
     sample = {"json": {"messages": [user("hi"), assistant("good")], "tools": TOOLS}}
     for action in ("drop", "keep"):
-        decoder = TextDecoder(byte_chat(CHATML), undecoded_parts=action)
+        decoder = mm.TextDecoder(byte_chat(CHATML), undecoded_parts=action)
         decoded = decoder.decode_all([sample])[0]
         assert not isinstance(decoded, Exception)
         assert decoded.num_dropped_parts == 1
@@ -139,7 +133,7 @@ def test_kept_parts_that_the_template_does_not_write_are_counted(
 ) -> None:
     parts = [{"type": "video"}, {"type": "audio"}, {"type": "video"}]
     messages = [user([*parts, {"type": "text", "text": "what?"}]), assistant("a cat")]
-    decoder = TextDecoder(byte_chat(template), undecoded_parts="keep")
+    decoder = mm.TextDecoder(byte_chat(template), undecoded_parts="keep")
     decoded = decoder.decode_all([{"json": {"messages": messages}}])[0]
     assert not isinstance(decoded, Exception)
     assert decoded.num_dropped_parts == num_dropped

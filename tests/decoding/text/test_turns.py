@@ -11,11 +11,7 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.baking.fingerprint import settings_of as baking_settings
-from mmstream.measuring.lengths import Counter
-from mmstream.measuring.settings import differing_settings
-from mmstream.measuring.settings import settings_of as measuring_settings
-from tests.helpers.chats import CHATML, THINKING, assistant, byte_chat, user
+from tests.helpers.chats import CHATML, THINKING, assistant, byte_chat, trained, user
 
 CALLS = CHATML.replace(
     "<|im_end|>\n{% endfor %}",
@@ -30,12 +26,6 @@ JOINED = CHATML.replace(
 )
 CALL = {"name": "weather", "arguments": {"city": "Oslo"}}
 OSLO, ROME = "<call>weather city=Oslo</call>", "<call>weather city=Rome</call>"
-
-
-def trained(template: str, *messages: dict[str, Any], **options: Any) -> str:
-    fast = byte_chat(template)
-    labels = mm.TextDecoder(fast, **options)({"json": {"messages": list(messages)}})["labels"]
-    return str(fast.decode(labels[labels != -100]))
 
 
 def called(*calls: dict[str, Any], **keys: Any) -> dict[str, Any]:
@@ -283,16 +273,18 @@ def test_a_date_of_another_type_is_refused(today: Any) -> None:
         mm.TextDecoder(byte_chat(DATED), today=today)
 
 
-def test_plans_and_baked_corpora_are_named_by_the_date(tmp_path: Path) -> None:
-    (tmp_path / "rows.jsonl").write_text('{"text": "a cat"}\n')
-    mm.convert(tmp_path / "rows.jsonl", tmp_path / "corpus", progress=False)
-    measured, baked = [], []
-    for day in (1, 2):
+def test_plans_and_baked_corpora_are_those_of_their_date(tmp_path: Path) -> None:
+    def pipeline_of(day: int, **settings: Any) -> mm.Pipeline:
         text = mm.TextDecoder(byte_chat(CHATML), today=datetime.date(2026, 1, day))
         decode = mm.Decode(text=text)
         dataset = mm.open_dataset(tmp_path / "corpus")
-        pipeline = mm.Pipeline(dataset, global_batch_size=1, decode=decode)
-        measured.append(measuring_settings(Counter(decode)))
-        baked.append(baking_settings(pipeline, None, 1, "cpu", None))
-    assert differing_settings(*measured) == ["text.today"]
-    assert baked[0] != baked[1]
+        return mm.Pipeline(dataset, global_batch_size=1, decode=decode, **settings)
+
+    mm.convert([{"text": "a cat"}], tmp_path / "corpus", progress=False)
+    mm.bake(pipeline_of(1), tmp_path / "baked", progress=False)
+    mm.plan(pipeline_of(1), 64, progress=False)
+    assert len(mm.Loader(pipeline_of(1, batching=mm.Pack(64)))) == 1
+    with pytest.raises(mm.ConfigError, match=r"text\.today was 2026-01-01"):
+        mm.bake(pipeline_of(2), tmp_path / "baked", progress=False)
+    with pytest.raises(mm.ConfigError, match="no plan of these decoders and limits"):
+        mm.Loader(pipeline_of(2, batching=mm.Pack(64)))

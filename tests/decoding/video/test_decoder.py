@@ -12,7 +12,6 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.video import file, frames
-from mmstream.errors import ConfigError, DecodeError, TimeoutError
 from tests.helpers.media_files import VIDEO_KINDS, frame_number, video_file
 from tests.helpers.pictures import encoded
 
@@ -30,6 +29,12 @@ def numbers(pixels: np.ndarray) -> list[int]:
         *({"kind": kind, "b_frames": 2} for kind in VIDEO_KINDS if kind not in ("avi", "webm")),
         {"kind": "avi"},
         {"kind": "webm"},
+        {"moov_first": True},
+        {"num_frames": 1},
+        {"num_frames": 2, "b_frames": 1},
+        {"start_s": 3.0, "b_frames": 2},
+        {"audio_codec": "aac", "b_frames": 2},
+        {"codec": "mpeg4"},
         *(
             {"codec": codec, "b_frames": 3, "open_gop": True, "num_frames": 30}
             for codec in ("libx264", "libx265")
@@ -128,7 +133,7 @@ def test_a_span_of_time(span: tuple[float, float] | None, wanted: list[int]) -> 
 
 
 def test_a_span_begins_in_the_last_frame_at_the_latest() -> None:
-    with pytest.raises(DecodeError):
+    with pytest.raises(mm.DecodeError):
         mm.VideoDecoder(span="row").plan(video_file("mp4"), {"start_s": 1.2})
 
 
@@ -142,7 +147,7 @@ def test_a_random_clip_depends_on_its_generator_alone() -> None:
     assert len(starts) == 3
     assert all(0 <= start <= 5 for start in starts)
     assert decoder.is_random
-    with pytest.raises(ConfigError, match="sample_rng"):
+    with pytest.raises(mm.ConfigError, match="sample_rng"):
         decoder(data)
     decoder, plan = pickle.loads(pickle.dumps((decoder, plans[0])))  # they travel to workers
     expected = decoder(data, rng=np.random.Generator(np.random.Philox(1)))
@@ -159,7 +164,7 @@ def test_frames_are_resized_into_given_memory() -> None:
     resize = mm.ImageDecoder(size=32, scaled_decoding=False)
     for frame, picture in zip(memory, mm.VideoDecoder(num_frames=3)(data), strict=True):
         np.testing.assert_array_equal(frame, resize(encoded(Image.fromarray(picture), "png")))
-    with pytest.raises(ConfigError, match="cannot hold"):
+    with pytest.raises(mm.ConfigError, match="cannot hold"):
         decoder.decode(data, plan, memory[:2])
 
 
@@ -199,12 +204,12 @@ def test_a_budget_of_pixels_holds_for_all_frames() -> None:
     ids=str,
 )
 def test_a_video_is_refused_before_it_is_decoded(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(DecodeError, match=message):
+    with pytest.raises(mm.DecodeError, match=message):
         mm.VideoDecoder(**settings).plan(video_file("mp4"))
 
 
 def test_the_end_of_the_time_ends_the_work() -> None:
-    with pytest.raises(TimeoutError, match="timeout_s=1e-06"):
+    with pytest.raises(mm.TimeoutError, match="timeout_s=1e-06"):
         mm.VideoDecoder(timeout_s=1e-6)(video_file("mp4"))
 
 
@@ -213,7 +218,7 @@ def test_earlier_videos_of_a_sample_count_in_its_memory() -> None:
     decoder = mm.VideoDecoder(max_memory=1_000_000)
     limits = decoder.start_limits()
     decoder.plan(data, limits=limits)
-    with pytest.raises(DecodeError, match="and the videos before it 1 MiB"):
+    with pytest.raises(mm.DecodeError, match="and the videos before it 1 MiB"):
         decoder.plan(data, limits=limits.holding(950_000))
 
 
@@ -244,7 +249,7 @@ def test_earlier_videos_of_a_sample_count_in_its_memory() -> None:
     ids=str,
 )
 def test_wrong_settings_are_refused(settings: dict[str, object]) -> None:
-    with pytest.raises(ConfigError):
+    with pytest.raises(mm.ConfigError):
         mm.VideoDecoder(**settings)
 
 
@@ -261,6 +266,6 @@ def test_a_damaged_frame_is_decoded_from_the_start_within_the_limit(
     data = video_file("mp4", num_frames=30, gop=5)
     for limit, expected in ((27, [True]), (28, [True, False])):
         jumps.clear()
-        with pytest.raises(DecodeError, match="damaged"):
+        with pytest.raises(mm.DecodeError, match="damaged"):
             mm.VideoDecoder(indices=(27,), max_decoded_frames=limit)(data)
         assert jumps == expected

@@ -7,13 +7,9 @@ from functools import partial
 import numpy as np
 import pytest
 
-from mmstream._torchvision import import_torchvision
 from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING, FrameRequest
 from mmstream.errors import DecodeError
-
-import_torchvision()
-import transformers  # noqa: E402
-from transformers.video_utils import VideoMetadata  # noqa: E402
+from tests.helpers.families import transformers
 
 PROCESSORS = {
     "qwen2_vl": transformers.Qwen2VLVideoProcessor,
@@ -42,7 +38,9 @@ def test_frames_per_second_give_the_frames_of_the_processor(name: str, rate: flo
             except DecodeError:
                 taken = None
             try:
-                metadata = VideoMetadata(count, rate, duration=count / rate)
+                metadata = transformers.video_utils.VideoMetadata(
+                    count, rate, duration=count / rate
+                )
                 indices = processor.sample_frames(metadata, fps=fps)
                 wanted = [int(index) for index in indices]
             except ValueError:
@@ -59,7 +57,7 @@ def test_a_number_of_frames_gives_the_frames_of_the_processor(name: str, num_fra
     rule = FAMILY_SAMPLING[name]
     request = FrameRequest(num_frames=num_frames, min_frames=4, max_frames=768, multiple_of=2)
     for count in range(num_frames, 400, 7):
-        metadata = VideoMetadata(count, 25.0)
+        metadata = transformers.video_utils.VideoMetadata(count, 25.0)
         try:
             wanted = np.asarray(processor.sample_frames(metadata, num_frames=num_frames))
         except (ValueError, ZeroDivisionError):

@@ -9,11 +9,8 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
+from tests.helpers.families import transformers
 from tests.helpers.media_files import video_file
-
-import_torchvision()
-import transformers  # noqa: E402
 
 RULES: dict[str, tuple[Any, dict[str, Any]]] = {
     "qwen2": (
