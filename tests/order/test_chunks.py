@@ -54,10 +54,3 @@ def test_epochs_are_rotated_by_any_number_of_samples():
     table = ChunkTable.cut(Corpus(np.array([3, 2])), 2)
     rotations = {table.epoch(epoch, 0, shuffle=True).rotation for epoch in range(100)}
     assert rotations == {0, 1, 2, 3, 4}
-
-
-def test_slots_may_have_any_shape():
-    epoch = ChunkTable.cut(Corpus(np.array([3, 9])), 2).epoch(0, 0, shuffle=True)
-    shards, indexes = epoch.locate(np.arange(12).reshape(3, 4))
-    assert shards.shape == indexes.shape == (3, 4)
-    assert list(zip(shards.ravel(), indexes.ravel())) == located(epoch, np.arange(12))

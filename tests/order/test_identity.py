@@ -151,22 +151,6 @@ def test_another_corpus_or_bad_list_is_refused(counts, names, bad, message):
         Order.from_identity(saved(), counts, names, bad)
 
 
-def test_a_refusal_names_the_saved_and_the_present_value_and_what_to_do():
-    with pytest.raises(StateError) as refused:
-        Order.from_identity(saved(), COUNTS, NAMES, [])
-    assert str(refused.value) == (
-        f"the known bad samples are not those of the state (bad was '{saved()['bad']}' and is "
-        "None): put back mmstream.bad.previous.json, or start anew"
-    )
-    present = saved(names=None)["corpus"]
-    with pytest.raises(StateError) as refused:
-        Order.from_identity(saved(), COUNTS, None, BAD)
-    assert str(refused.value) == (
-        "the corpus' first 3 shards are not those of the state (corpus was "
-        f"'{saved()['corpus']}' and is '{present}'): resume on the old ones, or start anew"
-    )
-
-
 @pytest.mark.parametrize("missing", sorted(order().identity().keys() - {"sizes", "sha256"}))
 def test_an_identity_without_one_of_its_keys_is_refused(missing):
     identity = saved()

@@ -121,13 +121,6 @@ def test_impossible_settings_are_refused_by_name(settings, message):
         recipe(**settings)
 
 
-def test_the_smallest_settings_are_possible():
-    built = recipe(
-        {"x": [1]}, (1,), epoch_steps=1, global_batch_size=1, grid=(1, 1), window=1, interleave=1
-    )
-    assert pairs(MixtureOrder(built).refs(7, 0)) == [(0, 0)]
-
-
 # -- identity -------------------------------------------------------------------------------------
 
 
@@ -243,11 +236,6 @@ def test_an_identity_without_one_of_its_keys_is_refused(key):
 def test_a_damaged_identity_is_refused(change, message):
     with pytest.raises(StateError, match=message):
         Recipe.from_identity(saved() | change, corpora())
-
-
-def test_the_smallest_grid_is_that_of_a_possible_state():
-    identity = saved(grid=(1, 1))
-    assert Recipe.from_identity(identity, corpora()).grid == (1, 1)
 
 
 # -- what a resume is bound to --------------------------------------------------------------------
