@@ -131,7 +131,9 @@ def test_a_source_of_a_mixture_with_other_bytes_is_refused_by_name():
         sources["b"] = Corpus(sources["b"].counts, checksums=[checksum] * len(COUNTS["b"]))
         return MixtureOrder(dataclasses.replace(recipe(), corpora=sources))
 
-    message = refused(with_content("bb"), make_state(with_content("aa"), 1, 0))
+    state = make_state(with_content("aa"), 1, 0)
+    assert load_state(with_content(None), state) == (1, 0)  # whose bytes are not known
+    message = refused(with_content("bb"), state)
     assert "this run: source b sha256 was '" in message
     assert ". The bytes (sha256) of source b are not those of the state, " in message
 

@@ -3,30 +3,16 @@
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import mmstream as mm
 from mmstream.audit.check_log import Check, check_logs, steps_logged
-from mmstream.audit.training_log import (
-    _describe,
-    _join,
-    _parse,
-    log_files,
-    read_lineage,
-)
-from mmstream.bad_samples.quarantine import BadSample
+from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.device.to_device import to_device
 from mmstream.errors import ConfigError, SkipSample
-from mmstream.order import Corpus
-from mmstream.packing.order import PackOrder
-from mmstream.packing.planner import plan_of_lengths
-from mmstream.packing.settings import PackLimits
-from mmstream.reading.step import BatchLineage
 from mmstream.train import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
@@ -34,7 +20,7 @@ from mmstream.world import World
 from tests.helpers.audit_logs import write_logs
 from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty
 from tests.helpers.fake_loader import FakeLoader
-from tests.helpers.orders import pairs
+from tests.helpers.packed_texts import fields_of, length_of, pack_pipeline, write_texts
 from tests.helpers.tiny_model import TinyModel
 
 COUNTS, BAD = [30, 1, 0, 40, 26], {0, 5, 6, 29, 30, 31, 58, 70, 96}
@@ -304,40 +290,24 @@ def test_a_real_run_is_checked_from_its_own_folder(tmp_path, mmstream):
     )
 
 
-def test_logs_of_packs_are_compared_sample_by_sample() -> None:
-    """Packs that were dealt, a sample that was left out, and a row that another pack has taken."""
-    lengths = np.random.default_rng(0).integers(1, 17, 120)
-    plan = plan_of_lengths([70, 50], lengths, PackLimits(16))
-    corpus = Corpus(np.array([70, 50]), [shard.name for shard in plan.shards])
-    order = PackOrder.from_plan(plan, corpus, global_batch_size=4)
+def test_logs_of_packs_are_compared_sample_by_sample(tmp_path):
+    """Packs are dealt to two ranks. Samples are left out, and rows show other packs."""
 
-    def lineage(rows: list[int], start: int) -> BatchLineage:
-        packs = [order.refs(0, 1, (row, row + 1)) for row in rows]
-        planned = [ref for refs in packs for ref in pairs(refs)]
-        planned_rows = [n for n, refs in enumerate(packs) for _ in range(refs.shard.size)]
-        return BatchLineage(
-            0, 1, start, planned, [True] * 2, planned, (), planned_rows, planned_rows, rows
-        )
+    def fields(number):
+        is_bad = number % 4 == 0 or (length_of(number) > 30 and number % 3)
+        return {"txt": b"\xff"} if is_bad else fields_of(number)
 
-    first, second = lineage([3, 0], 0), lineage([1, 2], 2)
-    bad = BadSample(0, 1, 0, "s", 0, "DecodeError", "broken", None, None, 0)
-    number = first.planned_rows.index(1)
-    shown = [ref for n, ref in enumerate(first.planned) if n != number]
-    rows = [row for n, row in enumerate(first.planned_rows) if n != number]
-    first = replace(first, bad=(bad,), shown=shown, rows=rows)
-    substitute = order.substitute_unit(0, 1, 2, 3).refs
-    kept = [(row, ref) for row, ref in zip(second.rows, second.shown, strict=True) if row == 0]
-    taken = [*kept, *((1, ref) for ref in substitute)]
-    second = replace(second, rows=[row for row, _ in taken], shown=[ref for _, ref in taken])
-    logged = _join(
-        {
-            rank: (2, _parse(json.loads(json.dumps(_describe(part))), None))
-            for rank, part in enumerate((first, second))
-        }
-    )
-    check = check_logs(order, {(0, 1): logged}, [(0, 1)])
-    assert check.holds, check.faults
-    assert (check.num_samples, check.unfilled) == (order.refs(0, 1).shard.size, 1)
-    wrong = logged._replace(substitutes={2: [(0, 0), (1, 49)]})
-    (fault,) = check_logs(order, {(0, 1): wrong}, [(0, 1)]).faults
+    corpus = write_texts(tmp_path / "texts", [40, 25], fields_of=fields)
+    pipeline = pack_pipeline(corpus, bad_samples=policy())
+    log_run(pipeline, tmp_path, [2, 2])
+    outcome = checked(pipeline, tmp_path)
+    assert outcome.holds, outcome.faults
+    assert outcome.unfilled > 0
+
+    def show_another_pack(lines):
+        entry = next(line["lineage"][0] for line in lines if "substitutes" in line["lineage"][0])
+        entry["substitutes"][next(iter(entry["substitutes"]))] = [[0, 1], [1, 24]]
+
+    edited(tmp_path, show_another_pack)
+    (fault,) = checked(pipeline, tmp_path).faults
     assert "is of no substitute of this pack" in fault

@@ -129,6 +129,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ("info {rows}", "rows.jsonl: a file that is no tar; `mmstream convert` makes shards of r"),
         ("verify {tmp}/tars/*.tar", "no such tar; write a range in braces, or name the folder"),
         ("verify {tmp}/tars --source a", "--source names the source of --quarantine"),
+        ("verify {tmp}/tars --decode --quarantine q.jsonl", "add --write-bad"),
         ("index {tmp}/none", "/none: no tars to index: no such folder"),
         ("index {tmp}/tars/a.tar", "/a.tar: no tars to index; name their folder"),
         (

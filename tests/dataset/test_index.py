@@ -144,14 +144,3 @@ def test_numbers_are_an_index_if_they_are_ascending_blocks(numbers, in_order):
     else:
         with pytest.raises(ShardError):
             decode_index(u64(*numbers), "i")
-
-
-@given(st.binary(max_size=64).filter(lambda data: len(data) % 8))
-def test_bytes_that_are_no_whole_numbers_are_no_index(data):
-    with pytest.raises(ShardError, match=f"{len(data)} bytes are no index"):
-        decode_index(data, "i")
-
-
-@pytest.mark.parametrize("size", [0, 1, 7, 8])
-def test_a_file_too_short_for_a_sample_indexes_none(size):
-    assert num_indexed(size) == 0

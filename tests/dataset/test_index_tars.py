@@ -87,8 +87,9 @@ def test_indexes_and_a_manifest_appear_beside_the_tars(tars):
 
 def test_indexing_again_changes_nothing(tars):
     index(tars)
-    before = tree(tars)
+    before, inode = tree(tars), (tars / MANIFEST_NAME).stat().st_ino
     assert index(tars).num_built == 0
+    assert (tars / MANIFEST_NAME).stat().st_ino == inode
     assert index(tars, overwrite=True).num_built == 2
     assert tree(tars) == before
 
@@ -140,14 +141,6 @@ def test_a_damaged_manifest_is_made_anew(tars):
     (tars / MANIFEST_NAME).write_bytes(b"{")
     index(tars)
     assert tree(tars) == good
-
-
-def test_a_manifest_that_says_more_stays(tmp_path):
-    run(make_corpus(tmp_path), tmp_path / "out")
-    before = tree(tmp_path / "out")
-    index(tmp_path / "out")
-    index(tmp_path / "out", overwrite=True)
-    assert tree(tmp_path / "out") == before
 
 
 @pytest.mark.parametrize("is_damaged", [True, False])
@@ -317,13 +310,6 @@ def test_a_missing_shard_is_one_problem(converted):
     assert reason.startswith(f"{SHARD}: no such shard")
 
 
-def test_a_damaged_header_is_found(tmp_path):
-    write_corpus(tmp_path, [3])
-    change(tmp_path / "shard-000000.tar", lambda data: data.__setitem__(0, 0x58))
-    reasons = problems(tmp_path)
-    assert any("not a tar header at byte 0" in reason for reason in reasons)
-
-
 def test_a_key_that_comes_twice_in_a_shard_is_found(tmp_path):
     samples = [(key, captioned(0)) for key in ("a", "b", "a")]
     write_shard(tmp_path, "x.tar", samples)
@@ -467,13 +453,6 @@ def test_checksums_that_are_no_use_are_one_problem_with_the_cure(converted, dama
     assert reason.endswith(f"; run `mmstream index {converted} --checksums`")
     assert index(converted, checksums=True).num_summed == 1
     assert problems(converted) == []
-
-
-def test_a_sample_that_changed_is_a_problem_of_its_own(converted):
-    start = int(decode_index((converted / f"{SHARD}.idx").read_bytes(), "")[3])
-    change(converted / SHARD, lambda data: data.__setitem__(start + 3, ord("7")))
-    found = list(verify(open_dataset(converted), progress=False))
-    assert [(problem.shard, *problem.bad) for problem in found if problem.bad] == [(SHARD, 3)]
 
 
 def test_each_shard_is_read_once(converted):

@@ -7,7 +7,6 @@ import errno
 import hashlib
 import logging
 import os
-import pickle
 import resource
 from dataclasses import replace
 from pathlib import Path
@@ -275,14 +274,6 @@ def test_a_storage_that_fails_is_an_error_and_no_warning(folder, cache, caplog):
     assert not caplog.records
 
 
-def test_a_dataset_pickles_without_what_it_has_read(folder):
-    dataset = mm.open_dataset(folder)
-    size = len(pickle.dumps(dataset))
-    dataset.load_indexes(range(5))
-    assert len(pickle.dumps(dataset)) == size
-    assert_right(pickle.loads(pickle.dumps(dataset)), folder)
-
-
 def test_what_is_kept_in_memory_has_a_limit(folder, cache, monkeypatch):
     monkeypatch.setattr(shard_indexes, "MAX_KEPT_BYTES", 300)
     dataset = remote(folder)
@@ -334,15 +325,6 @@ def test_a_tar_in_the_middle_or_a_lost_file_makes_a_new_part_of_all_that_follow(
     index_tars(folder, progress=False)
     (part,) = mm.open_dataset(folder).manifest.index_parts
     assert (part.first_shard, part.last_shard) == (0, 6)
-
-
-def test_the_same_tars_give_the_same_part_and_leave_the_manifest(folder):
-    path = Path(folder, "mmstream.json")
-    before = path.read_bytes(), path.stat().st_ino
-    index_tars(folder, progress=False)
-    assert (path.read_bytes(), path.stat().st_ino) == before
-    index_tars(folder, overwrite=True, progress=False)
-    assert part_of(folder) == Manifest.from_bytes(before[0]).index_parts[0]
 
 
 def test_the_part_of_the_manifest_before_stays_and_older_ones_go(folder):
@@ -424,22 +406,6 @@ def test_verify_says_where_a_part_is_lost_or_damaged(folder, quick):
     assert reason.startswith(f"{path.name}: no such part of the index in {folder}; run `mmstream ")
     index_tars(folder, progress=False)
     assert reasons(folder, quick=quick) == []
-
-
-def test_verify_says_where_a_part_is_of_another_tar(folder):
-    manifest = mm.open_dataset(folder).manifest
-    shard = "shard-000001.tar"
-    write_shard(folder, shard, [("000000", {"a": b"1", "b": b"2" * 9000})], checksums=True)
-    shards = list(manifest.shards)
-    size = Path(folder, shard).stat().st_size
-    assert size != shards[1].num_bytes
-    shards[1] = replace(shards[1], num_bytes=size)
-    manifest = replace(manifest, shards=tuple(shards))
-    Path(folder, "mmstream.json").write_bytes(manifest.to_bytes())
-    (reason,) = reasons(folder)
-    assert "is of other shards than the manifest names; run `mmstream index" in reason
-    index_tars(folder, overwrite=True, progress=False)
-    assert reasons(folder) == []
 
 
 def test_verify_compares_checksums_of_a_part_with_those_of_the_file(folder):
