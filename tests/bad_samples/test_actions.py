@@ -149,21 +149,6 @@ def test_a_filter_masks_where_the_policy_masks(tmp_path):
     assert loader.stats.num_bad == 0
 
 
-@pytest.mark.parametrize(
-    ("action", "of_policy", "of_row"),
-    [
-        ("substitute", "substituted; the run stops above 100 % or 7 in a row", "substitute for "),
-        ("mask", "masked; the run stops above 100 % or 7 in a row", "not valid: "),
-    ],
-)
-def test_notebooks_show_what_the_policy_is_and_what_it_did(tmp_path, action, of_policy, of_row):
-    corpus, limits = write_faulty(tmp_path, COUNTS, BAD), policy(action=action, max_consecutive=7)
-    pipeline = make_pipeline(corpus, decode=DECODE, shuffle=False, bad_samples=limits)
-    assert of_policy in pipeline._repr_html_()
-    batch = next(iter(mm.Loader(pipeline)))
-    assert f"{of_row}shard-000000.tar[5]" in mm.show(batch)._repr_html_()
-
-
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("ahead", [False, True])
 def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_workers, ahead):
