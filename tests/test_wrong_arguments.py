@@ -157,7 +157,3 @@ def test_python_can_suggest_the_name_that_was_meant():
     with pytest.raises(AttributeError) as caught:
         mm.ImageDecode  # noqa: B018
     assert (caught.value.name, caught.value.obj) == ("ImageDecode", mm)
-
-
-def test_rows_of_ranks_may_still_be_a_word(dataset):
-    assert len(mm.Loader(pipeline(dataset), rows_per_rank="balanced")) == 2

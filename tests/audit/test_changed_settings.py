@@ -119,13 +119,3 @@ def test_the_logs_of_another_run_do_not_pass_by_their_own_order(corpus, tmp_path
     pipeline = make_pipeline(corpus, seed=2)
     orders = orders_logged(pipeline.order, logged, pipeline.dataset)
     assert check_logs(orders, logged, steps_logged(orders, logged)).unplanned == 10
-
-
-def test_the_order_is_written_once_and_where_it_changes(corpus, tmp_path):
-    state = write_logs(loaders_of(make_pipeline(corpus)), tmp_path, 7)
-    write_logs(loaders_of(make_pipeline(corpus, seed=9), state), tmp_path, 8)
-    lines = (tmp_path / "metrics-rank0.jsonl").read_text().splitlines()
-    entries = [entry for line in lines for entry in json.loads(line)["lineage"]]
-    seeds_from = [(e["epoch"], e["step"], e["order"]["seed"]) for e in entries if "order" in e]
-    seed = make_pipeline(corpus).order.seed
-    assert seeds_from == [(0, 0, seed), (1, 2, seed), (2, 0, 9)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from contextlib import suppress
 from pathlib import Path
 
@@ -14,7 +13,7 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
+from mmstream.dataset.sealed import read_sealed
 from mmstream.errors import ManifestError
 from mmstream.storage import open_store as real
 from tests.helpers.corpora import write_corpus
@@ -48,12 +47,6 @@ def test_no_flipped_bit_of_a_manifest_passes(position: int, bit: int) -> None:
     data[position % len(data)] ^= 1 << bit
     with suppress(ManifestError):
         assert Manifest.from_bytes(bytes(data)) == MANIFEST  # a bit of the seal itself
-
-
-def test_the_seal_is_json() -> None:
-    assert list(json.loads(MANIFEST.to_bytes()))[-1] == "crc32c"
-    sealed = seal(b'{\n  "version": 1\n}\n')
-    assert decode_sealed(sealed, "x", dict, newest=1, cure="cure")["version"] == 1
 
 
 @pytest.mark.parametrize("name", NAMES)

@@ -77,13 +77,6 @@ def test_what_is_no_hash_is_refused(key, value):
         content_of({key: value})
 
 
-def test_the_content_is_what_an_identity_says_about_it():
-    assert content_of({"corpus": "x", "bad": None}) == {}
-    assert content_of({"corpus": "x", "sizes": None}) == {"sizes": None}
-    content = {"sizes": "0" * 32, "sha256": "f" * 32}
-    assert content_of({"corpus": "x", **content}) == content
-
-
 def test_counts_names_and_bad_list_are_the_identity_and_the_size_is_not():
     plain = corpus().identity()
     assert plain["num_shards"] == 3

@@ -185,18 +185,3 @@ def test_a_damaged_identity_is_refused(change, message):
 def test_something_else_is_not_an_identity():
     with pytest.raises(StateError, match="not an order's identity: TypeError"):
         Order.from_identity(None, COUNTS)
-
-
-def test_a_resume_in_mid_epoch_is_bound_to_all_settings_and_one_at_its_start_to_corpus_and_seed():
-    identity = saved(seed=5)
-    assert Order.binding(identity, 3, 1) == identity
-    assert Order.binding(identity, 3, 0) == {
-        "corpus": identity["corpus"],
-        "num_shards": 3,
-        "sizes": identity["sizes"],
-        "sha256": identity["sha256"],
-        "seed": 5,
-    }
-    for step in (0, 1):
-        with pytest.raises(ValueError, match="sizes 5 is not a hash"):
-            Order.binding(identity | {"sizes": 5}, 0, step)

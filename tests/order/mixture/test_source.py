@@ -1,7 +1,5 @@
 """Draws of one source to its samples, epoch after epoch."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -187,14 +185,3 @@ def test_default_settings_give_16_chunks_per_column_and_single_samples_if_small(
 
 def test_a_large_source_of_few_samples_per_lane_has_chunks_of_one():
     assert SourceSettings.default(40, 4, 2, 5, 40) == SourceSettings(5, 1)
-
-
-def test_two_epochs_are_kept_and_none_is_pickled():
-    for reshuffle in ("global", "lanes"):
-        source = make_source([500], reshuffle=reshuffle)
-        assert source.size == 500  # the corpus keeps its own count
-        fresh = len(pickle.dumps(source))
-        for epoch in range(4):
-            source.pick(epoch, 5)
-        assert list(source.epochs or source.epoch_lists) == [2, 3]
-        assert len(pickle.dumps(source)) == fresh
