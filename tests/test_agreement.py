@@ -446,10 +446,6 @@ def test_a_store_that_fails_is_an_error_of_one_line(ranks, monkeypatch):
     assert "store of the process group has failed (connection\\nreset)" in errors[0]
 
 
-def test_without_a_process_group_nothing_is_compared():
-    agree({"seed": "1"}, mm.World(1, 4), beginning="", advice="")
-
-
 # -- what is compared ----------------------------------------------------------------------------
 
 

@@ -195,17 +195,16 @@ def test_an_unreadable_shard_is_raised_as_what_it_is(tmp_path, shards):
         list(mm.Loader(pipeline))
 
 
-@pytest.mark.parametrize("action", ["mask", "raise"])
-def test_without_bad_samples_all_actions_are_one(tmp_path, action):
-    pipeline = make_pipeline(write_tiny(tmp_path, [30, 31]), drop_last=False)
+@pytest.mark.parametrize(
+    ("action", "transforms"), [("mask", ()), ("raise", ()), ("raise", (without_odd,))]
+)
+def test_without_bad_samples_all_actions_are_one_and_a_filter_finds_none(
+    tmp_path, action, transforms
+):
+    corpus = write_tiny(tmp_path, [30, 31])
+    pipeline = make_pipeline(corpus, transforms=transforms, drop_last=False)
     other = replace(pipeline, bad_samples=policy(action=action))
     assert run(other).steps == run(pipeline).steps
-
-
-def test_a_filter_finds_no_fault_and_is_substituted(tmp_path):
-    pipeline = make_pipeline(write_tiny(tmp_path, [30, 31]), transforms=(without_odd,))
-    raising = replace(pipeline, bad_samples=policy(action="raise"))
-    assert run(raising).steps == run(pipeline).steps
 
 
 @pytest.mark.parametrize(("most", "step"), [(7, 5), (3, 2), (0, 0), (8, 8), (None, 8)])

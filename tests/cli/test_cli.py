@@ -14,7 +14,6 @@ import pytest
 
 from mmstream.cli import cli
 from mmstream.cli.shared import in_options
-from mmstream.converting.formats.formats import FORMATS
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.storage import open_store
@@ -64,11 +63,6 @@ def test_help_starts_with_a_command_to_copy(mmstream, name):
 
 def test_the_version(printed):
     assert printed("--version").startswith("mmstream, version ")
-
-
-def test_help_of_convert_names_every_format(mmstream):
-    shown = re.sub(r"\s+", " ", mmstream("convert", "--help")[1])
-    assert all(re.search(rf"\b{name}\b", shown) for name in FORMATS)
 
 
 # -- messages of the library, in the words of a command -----------------------------------------
