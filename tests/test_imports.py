@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Mapping, Sequence
 from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
-from typing import NamedTuple
+from typing import TypeAlias
 
 import pytest
 
@@ -74,135 +74,98 @@ FLOORS = [
 """Rooms of mmstream, bottom to top. A room is a folder or a module."""
 
 
-class Import(NamedTuple):
-    importer: str
-    """A module's name below the package, such as ``order.mixture.draws``."""
-    imported: str
-    line: int
-
-    def __str__(self) -> str:
-        return f"{self.importer}:{self.line} imports {self.imported}"
+Imports: TypeAlias = dict[str, set[str]]
+"""The modules that each module imports. Names are those below the package: ``order.corpus``."""
 
 
-class Package:
-    """The modules of a package on disk, and what they import from each other."""
+def imports_of(package: Path) -> Imports:
+    """Return what the modules of a package on disk import from each other."""
+    paths = {name_of(path, package): path for path in package.rglob("*.py")}
+    imports: Imports = {}
+    for module, path in paths.items():
+        nodes = ast.walk(ast.parse(path.read_text("utf-8")))
+        names = (name for node in nodes for name in names_imported_by(node))
+        imports[module] = {
+            module_of(name, set(paths)) for name in names if name.split(".")[0] == package.name
+        } - {module}
+    return imports
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.modules = {self._name_of(path): path for path in folder.rglob("*.py")}
-        self.imports = [
-            imported for name in sorted(self.modules) for imported in self._imports_of(name)
-        ]
 
-    def _name_of(self, path: Path) -> str:
-        parts = path.relative_to(self.folder).with_suffix("").parts
-        return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
+def name_of(path: Path, package: Path) -> str:
+    parts = path.relative_to(package).with_suffix("").parts
+    return ".".join(parts[:-1] if len(parts) > 1 and parts[-1] == "__init__" else parts)
 
-    def _imports_of(self, importer: str) -> Iterator[Import]:
-        for node in ast.walk(ast.parse(self.modules[importer].read_text("utf-8"))):
-            for name in self._names_in(node, importer):
-                imported = self._module_of(name)
-                if imported is not None and imported != importer:
-                    yield Import(importer, imported, node.lineno)  # type: ignore[attr-defined]
 
-    def _names_in(self, node: ast.AST, importer: str) -> list[str]:
-        """Return the full names that a statement or call imports."""
-        if isinstance(node, ast.Import):
-            return [alias.name for alias in node.names]
-        if isinstance(node, ast.ImportFrom):
-            start = node.module or ""
-            if node.level:
-                parents = [self.folder.name, *importer.split(".")]
-                is_package = self.modules[importer].name == "__init__.py"
-                parents = parents[: len(parents) - node.level + is_package]
-                start = ".".join([*parents, *([start] if start else [])])
-            return [f"{start}.{alias.name}" for alias in node.names]
-        if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and node.args:
-            name = node.args[0]
-            if isinstance(name, ast.Constant) and isinstance(name.value, str):
-                return [name.value]
-        return []
+def names_imported_by(node: ast.AST) -> list[str]:
+    """Return the full names that a statement or call imports."""
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    if isinstance(node, ast.ImportFrom):
+        assert not node.level, f"from {'.' * node.level}{node.module}: write the full name"
+        return [f"{node.module}.{alias.name}" for alias in node.names]
+    if isinstance(node, ast.Call) and "import_module" in ast.unparse(node.func) and node.args:
+        name = node.args[0]
+        if isinstance(name, ast.Constant) and isinstance(name.value, str):
+            return [name.value]
+    return []
 
-    def _module_of(self, full_name: str) -> str | None:
-        """Return the module of this package that has the name or defines it."""
-        first, *parts = full_name.split(".")
-        if first != self.folder.name:
-            return None
-        while parts and ".".join(parts) not in self.modules:
-            parts.pop()
-        return ".".join(parts) or "__init__"
+
+def module_of(full_name: str, modules: set[str]) -> str:
+    """Return the module that has the name or defines it."""
+    parts = full_name.split(".")[1:]
+    while parts and ".".join(parts) not in modules:
+        parts.pop()
+    return ".".join(parts) or "__init__"
 
 
 def room_of(module: str, floors: Sequence[set[str]]) -> str:
     """Return the innermost room of the floors in which a module lies."""
-    parts = module.split(".")
-    names = [".".join(parts[:count]) for count in range(len(parts), 0, -1)]
-    rooms = set().union(*floors)
-    for name in names:
-        if name in rooms:
-            return name
-    raise AssertionError(f"{module} lies on no floor: name its folder or module in FLOORS")
+    rooms, name = set().union(*floors), module
+    while name and name not in rooms:
+        name = name.rpartition(".")[0]
+    assert name, f"{module} lies on no floor: name its folder or module in FLOORS"
+    return name
 
 
-def floor_of(module: str, floors: Sequence[set[str]]) -> int:
-    room = room_of(module, floors)
-    return next(number for number, rooms in enumerate(floors) if room in rooms)
-
-
-def upward_imports(package: Package, floors: Sequence[set[str]]) -> list[str]:
+def upward_imports(imports: Imports, floors: Sequence[set[str]]) -> list[str]:
     """Return a line for each import of a module from a higher floor."""
+    floor_of = {room: number for number, rooms in enumerate(floors) for room in rooms}
     return [
-        str(imported)
-        for imported in package.imports
-        if floor_of(imported.importer, floors) < floor_of(imported.imported, floors)
+        f"{importer} imports {imported}"
+        for importer in sorted(imports)
+        for imported in sorted(imports[importer])
+        if floor_of[room_of(importer, floors)] < floor_of[room_of(imported, floors)]
     ]
 
 
-def circle(pairs: set[tuple[str, str]]) -> list[str]:
-    """Return modules of which each imports the next, and the last is the first again."""
-    sorter = TopologicalSorter[str]()
-    for importer, imported in sorted(pairs):
-        sorter.add(importer, imported)
-    try:
-        sorter.prepare()
-    except CycleError as error:
-        names: list[str] = error.args[1]
-        return names[::-1]
-    return []
+def require_no_circle(imports: Imports) -> None:
+    """Raise CycleError with modules of which each imports the next, up to the first again."""
+    TopologicalSorter(imports).prepare()
 
 
-def module_circle(package: Package) -> list[str]:
-    return circle({(imported.importer, imported.imported) for imported in package.imports})
-
-
-def room_circle(package: Package, floors: Sequence[set[str]]) -> list[str]:
-    pairs = {
-        (room_of(imported.importer, floors), room_of(imported.imported, floors))
-        for imported in package.imports
-    }
-    return circle({(importer, imported) for importer, imported in pairs if importer != imported})
+def rooms_imported(imports: Imports, floors: Sequence[set[str]]) -> Imports:
+    """Return the rooms that each room imports."""
+    rooms: Imports = {}
+    for importer, imported in imports.items():
+        room = room_of(importer, floors)
+        others = {room_of(module, floors) for module in imported} - {room}
+        rooms.setdefault(room, set()).update(others)
+    return rooms
 
 
 @pytest.fixture(scope="module")
-def mmstream() -> Package:
-    return Package(ROOT / "mmstream")
+def imports() -> Imports:
+    return imports_of(ROOT / "mmstream")
 
 
-def test_every_module_lies_on_a_floor_and_every_room_exists(mmstream: Package) -> None:
-    rooms = {room_of(module, FLOORS) for module in mmstream.modules}
-    assert rooms == set().union(*FLOORS)
+def test_every_module_lies_on_a_floor_and_every_room_exists(imports: Imports) -> None:
+    assert {room_of(module, FLOORS) for module in imports} == set().union(*FLOORS)
 
 
-def test_no_import_runs_upward(mmstream: Package) -> None:
-    assert upward_imports(mmstream, FLOORS) == []
-
-
-def test_no_modules_import_each_other_in_a_circle(mmstream: Package) -> None:
-    assert module_circle(mmstream) == []
-
-
-def test_no_rooms_import_each_other_in_a_circle(mmstream: Package) -> None:
-    assert room_circle(mmstream, FLOORS) == []
+def test_no_import_runs_upward_or_in_a_circle(imports: Imports) -> None:
+    assert upward_imports(imports, FLOORS) == []
+    require_no_circle(imports)
+    require_no_circle(rooms_imported(imports, FLOORS))
 
 
 def test_the_design_page_lists_these_floors() -> None:
@@ -210,26 +173,6 @@ def test_the_design_page_lists_these_floors() -> None:
     rows = re.findall(r"^\| (\d+) \| ([^|]*) \|", page, re.M)
     assert [set(re.findall(r"`([\w.]+)`", names)) for _, names in rows] == FLOORS
     assert [int(number) for number, _ in rows] == list(range(1, len(FLOORS) + 1))
-
-
-def unlisted_modules(package: Path) -> list[str]:
-    """Return the modules that the docstring of their package does not name, and names without one.
-
-    The docstring of a package is its list of contents. That of the whole package has none.
-    """
-    differences = []
-    for init in sorted(package.glob("*/**/__init__.py")):
-        text = ast.get_docstring(ast.parse(init.read_text("utf-8"))) or ""
-        modules = {path.name for path in init.parent.glob("*.py")} - {"__init__.py"}
-        folders = {f"{path.name}/" for path in init.parent.glob("[a-z]*/")}
-        listed = set(re.findall(r"(?<![\w/])\w+(?:\.py|/(?!\w))", text))
-        room = init.parent.relative_to(package)
-        differences += [f"{room}: {name}" for name in sorted((modules | folders) ^ listed)]
-    return differences
-
-
-def test_the_docstring_of_every_package_lists_its_modules() -> None:
-    assert unlisted_modules(ROOT / "mmstream") == []
 
 
 # -- the checks can fail ------------------------------------------------------------------------
@@ -240,7 +183,7 @@ SMALL_PACKAGE = {
     "errors.py": "",
     "tar/__init__.py": "",
     "tar/header.py": "import os\nfrom house.errors import TarError\n",
-    "tar/scan.py": "from . import header\nfrom ..errors import TarError\n",
+    "tar/scan.py": "from house.tar import header\nfrom house.errors import TarError\n",
     "storage/__init__.py": "",
     "storage/local.py": "from house.errors import StorageError\n",
     "reading/__init__.py": "",
@@ -248,42 +191,26 @@ SMALL_PACKAGE = {
 }
 
 
-def small_package(folder: Path, **planted: str) -> Package:
-    """Write a package of six modules; `planted` is appended to the modules that it names."""
-    for name, text in SMALL_PACKAGE.items():
+def small_package(folder: Path, planted: Mapping[str, str] = {}) -> Imports:
+    """Write a package of six modules, and `planted` behind those that it names."""
+    for name in SMALL_PACKAGE | planted:
         path = folder / "house" / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        module = name.removesuffix(".py").replace("/", "_")
-        path.write_text(text + planted.pop(module, ""))
-    assert not planted
-    return Package(folder / "house")
-
-
-def test_a_module_that_its_package_does_not_name_is_found(tmp_path: Path) -> None:
-    planted = '"""Tars.\n\nheader.py  one header\ngone.py    no more\n"""\n'
-    small_package(tmp_path, tar___init__=planted)
-    assert unlisted_modules(tmp_path / "house") == [
-        "reading: reader.py",
-        "storage: local.py",
-        "tar: gone.py",
-        "tar: scan.py",
-    ]
+        path.write_text(SMALL_PACKAGE.get(name, "") + planted.get(name, ""))
+    return imports_of(folder / "house")
 
 
 def test_a_package_without_faults_has_none(tmp_path: Path) -> None:
-    package = small_package(tmp_path)
-    assert [str(imported) for imported in package.imports] == [
-        "__init__:1 imports reading.reader",
-        "reading.reader:1 imports tar.scan",
-        "reading.reader:2 imports storage.local",
-        "storage.local:1 imports errors",
-        "tar.header:2 imports errors",
-        "tar.scan:1 imports tar.header",
-        "tar.scan:2 imports errors",
-    ]
-    assert upward_imports(package, SMALL_FLOORS) == []
-    assert module_circle(package) == []
-    assert room_circle(package, SMALL_FLOORS) == []
+    imports = small_package(tmp_path)
+    assert {module: imported for module, imported in imports.items() if imported} == {
+        "__init__": {"reading.reader"},
+        "reading.reader": {"tar.scan", "storage.local"},
+        "storage.local": {"errors"},
+        "tar.header": {"errors"},
+        "tar.scan": {"tar.header", "errors"},
+    }
+    assert upward_imports(imports, SMALL_FLOORS) == []
+    require_no_circle(rooms_imported(imports, SMALL_FLOORS))
 
 
 @pytest.mark.parametrize(
@@ -293,42 +220,36 @@ def test_a_package_without_faults_has_none(tmp_path: Path) -> None:
         "from house.reading import reader\n",
         "import house.reading.reader as reader\n",
         "def read():\n    from house.reading.reader import Reader\n",
-        "if TYPE_CHECKING:\n    from ..reading.reader import Reader\n",
+        "if TYPE_CHECKING:\n    from house.reading.reader import Reader\n",
         "def read():\n    importlib.import_module('house.reading.reader')\n",
     ],
 )
 def test_an_upward_import_is_found_wherever_it_stands(tmp_path: Path, planted: str) -> None:
-    package = small_package(tmp_path, storage_local=planted)
-    (line,) = upward_imports(package, SMALL_FLOORS)
-    assert line.startswith("storage.local:")
-    assert line.endswith(" imports reading.reader")
+    imports = small_package(tmp_path, {"storage/local.py": planted})
+    assert upward_imports(imports, SMALL_FLOORS) == ["storage.local imports reading.reader"]
 
 
 def test_the_public_names_are_too_high_for_every_module_below(tmp_path: Path) -> None:
-    package = small_package(tmp_path, tar_scan="import house\n")
-    assert upward_imports(package, SMALL_FLOORS) == ["tar.scan:3 imports __init__"]
+    imports = small_package(tmp_path, {"tar/scan.py": "import house\n"})
+    assert upward_imports(imports, SMALL_FLOORS) == ["tar.scan imports __init__"]
 
 
 def test_a_circle_of_modules_is_found_within_one_folder(tmp_path: Path) -> None:
-    package = small_package(tmp_path, tar_header="def late():\n    import house.tar.scan\n")
-    assert upward_imports(package, SMALL_FLOORS) == []
-    assert set(module_circle(package)) == {"tar.header", "tar.scan"}
+    late = "def late():\n    import house.tar.scan\n"
+    with pytest.raises(CycleError, match=r"tar\.header.*tar\.scan"):
+        require_no_circle(small_package(tmp_path, {"tar/header.py": late}))
 
 
 def test_a_circle_of_rooms_is_found_where_no_module_is_in_one(tmp_path: Path) -> None:
-    package = small_package(
-        tmp_path,
-        storage_local="from house.tar.header import Header\n",
-        tar_scan="from house.storage import open_store\n",
-    )
-    assert module_circle(package) == []
-    assert upward_imports(package, SMALL_FLOORS) == []
-    assert set(room_circle(package, SMALL_FLOORS)) == {"storage", "tar"}
+    header = "from house.tar.header import Header\n"
+    planted = {"storage/local.py": header, "tar/scan.py": "from house.storage import open_store\n"}
+    imports = small_package(tmp_path, planted)
+    require_no_circle(imports)
+    with pytest.raises(CycleError, match=r"'storage', 'tar'|'tar', 'storage'"):
+        require_no_circle(rooms_imported(imports, SMALL_FLOORS))
 
 
 def test_a_module_without_a_floor_is_refused(tmp_path: Path) -> None:
-    package = small_package(tmp_path)
-    (tmp_path / "house" / "attic.py").write_text("from house.errors import HouseError\n")
-    package = Package(tmp_path / "house")
+    imports = small_package(tmp_path, {"attic.py": "from house.errors import HouseError\n"})
     with pytest.raises(AssertionError, match="attic lies on no floor"):
-        upward_imports(package, SMALL_FLOORS)
+        upward_imports(imports, SMALL_FLOORS)

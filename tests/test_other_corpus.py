@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 from itertools import islice
 from pathlib import Path
@@ -11,7 +10,6 @@ import pytest
 
 import mmstream as mm
 from mmstream.audit.training_log import SampleLog
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.state import order_of_state
 from mmstream.train import TrainConfig, train
 from tests.helpers.bad_corpus import patch
@@ -30,14 +28,6 @@ def one_byte_changed(folder: Path, counts: list[int] = COUNTS) -> str:
     data = (folder / "shard-000000.tar").read_bytes()
     patch(folder, 0, data.index(b'{"id": 0}') + 7, b"7")
     return write_checksums(str(folder))
-
-
-def without_checksums(folder: str) -> str:
-    path = Path(folder, MANIFEST_NAME)
-    manifest = Manifest.from_bytes(path.read_bytes())
-    shards = tuple(dataclasses.replace(shard, sha256=None) for shard in manifest.shards)
-    path.write_bytes(dataclasses.replace(manifest, shards=shards).to_bytes())
-    return folder
 
 
 def pipeline(corpus: str) -> mm.Pipeline:
@@ -71,17 +61,6 @@ def test_a_replaced_shard_of_another_size_is_refused_without_checksums(tmp_path)
     other = write_corpus(tmp_path / "b", COUNTS, lambda n: {"txt": b"x" * 600 * (n + 1)})
     with pytest.raises(mm.StateError, match="The sizes of the shards are not those of the state"):
         mm.Loader(pipeline(other)).load_state_dict(state)
-
-
-def test_a_corpus_that_got_checksums_later_still_resumes(tmp_path, caplog):
-    corpus = write_corpus(tmp_path / "a", COUNTS)
-    before = stopped_at(pipeline(corpus), 3)
-    loader = mm.Loader(pipeline(write_checksums(corpus)))
-    loader.load_state_dict(before)
-    with_checksums = loader.state_dict()
-    assert with_checksums["order"]["sha256"] is not None
-    mm.Loader(pipeline(without_checksums(corpus))).load_state_dict(with_checksums)
-    assert caplog.messages == []
 
 
 def test_a_corpus_that_has_grown_is_the_old_one_if_its_first_shards_are(tmp_path):

@@ -131,7 +131,9 @@ def test_a_source_of_a_mixture_with_other_bytes_is_refused_by_name():
         sources["b"] = Corpus(sources["b"].counts, checksums=[checksum] * len(COUNTS["b"]))
         return MixtureOrder(dataclasses.replace(recipe(), corpora=sources))
 
-    message = refused(with_content("bb"), make_state(with_content("aa"), 1, 0))
+    state = make_state(with_content("aa"), 1, 0)
+    assert load_state(with_content(None), state) == (1, 0)  # whose bytes are not known
+    message = refused(with_content("bb"), state)
     assert "this run: source b sha256 was '" in message
     assert ". The bytes (sha256) of source b are not those of the state, " in message
 
@@ -274,12 +276,9 @@ def test_a_refused_state_of_a_mixture_says_what_may_change():
     assert refused(mixture_order(weights=(1, 1, 1)), state).endswith(ADVICE["mixture"])
     listed = {name: Corpus(np.array(counts)) for name, counts in COUNTS.items()}
     listed["a"] = Corpus(listed["a"].counts, bad=np.array([(0, 0)]))
-    with_bad_list = MixtureOrder(dataclasses.replace(recipe(), corpora=listed))
+    with_bad_list = MixtureOrder(dataclasses.replace(recipe(), corpora=listed, seed=6))
     message = refused(with_bad_list, state)
-    assert "source a bad was None and is '" in message
-    assert message.endswith(ADVICE["mixture"] + ADVICE["mixture bad"])
-    message = refused(MixtureOrder(dataclasses.replace(recipe(), corpora=listed, seed=6)), state)
-    assert "this run: seed was 5 and is 6; source a bad was None" in message
+    assert "this run: seed was 5 and is 6; source a bad was None and is '" in message
     assert message.endswith(ADVICE["mixture"] + ADVICE["mixture bad"])
 
 

@@ -1,40 +1,30 @@
-"""Training logs tell planned and shown lineage of every step, and are checked against the plan."""
+"""Training logs tell planned and shown lineage of every step, and are checked against the plan.
+
+The logs of a run whose settings changed between two epochs are checked against the order of each.
+"""
 
 from __future__ import annotations
 
 import json
-from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 import torch
 
 import mmstream as mm
-from mmstream.audit.check_log import Check, check_logs, steps_logged
-from mmstream.audit.training_log import (
-    _describe,
-    _join,
-    _parse,
-    log_files,
-    read_lineage,
-)
-from mmstream.bad_samples.quarantine import BadSample
+from mmstream.audit.check_log import Check, check_logs, orders_logged, steps_logged
+from mmstream.audit.training_log import log_files, read_lineage
+from mmstream.dataset.bad_list import write_bad
 from mmstream.device.to_device import to_device
 from mmstream.errors import ConfigError, SkipSample
-from mmstream.order import Corpus
-from mmstream.packing.order import PackOrder
-from mmstream.packing.planner import plan_of_lengths
-from mmstream.packing.settings import PackLimits
-from mmstream.reading.step import BatchLineage
 from mmstream.train import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from mmstream.world import World
 from tests.helpers.audit_logs import write_logs
-from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty
+from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty, write_tiny
 from tests.helpers.fake_loader import FakeLoader
-from tests.helpers.orders import pairs
+from tests.helpers.packed_texts import fields_of, length_of, pack_pipeline, write_texts
 from tests.helpers.tiny_model import TinyModel
 
 COUNTS, BAD = [30, 1, 0, 40, 26], {0, 5, 6, 29, 30, 31, 58, 70, 96}
@@ -107,26 +97,20 @@ def test_substitutes_of_a_filter_are_the_orders_too(corpus, tmp_path):
     assert outcome.substituted + outcome.unfilled > outcome.num_samples / 2
 
 
-def test_lines_say_only_what_is_needed(faulty, tmp_path):
+def test_lines_name_what_was_shown_where_it_differs_from_the_plan(faulty, tmp_path):
     pipeline = make_pipeline(faulty)
     log_run(pipeline, tmp_path, [4, 8])
-    lines = [
-        json.loads(text) for text in (tmp_path / "metrics-rank1.jsonl").read_text().splitlines()
-    ]
-    order, dataset = pipeline.order, pipeline.dataset
-    num_shown = 0
-    for line in lines:
+    dataset, num_shown = pipeline.dataset, 0
+    for text in (tmp_path / "metrics-rank1.jsonl").read_text().splitlines():
+        line = json.loads(text)
         [entry] = line["lineage"]
-        refs = order.refs(entry["epoch"], entry["step"])
-        assert entry["epoch"] * 8 + entry["step"] + 1 == line["num_steps"]
-        assert entry["start"] == 4
-        assert entry["planned"] == [list(ref) for ref in zip(*(c[4:].tolist() for c in refs[:2]))]
-        assert entry.keys() - {"shown"} == {"epoch", "step", "start", "planned"}
-        assert entry.get("shown") != {}
-        shown = entry.get("shown", {})
-        num_shown += len(shown)
-        for row, key in enumerate(line["keys"], start=4):
-            assert key == dataset.read(*shown.get(str(row), entry["planned"][row - 4]))["__key__"]
+        shown = entry.pop("shown", {})
+        assert entry.keys() == {"epoch", "step", "start", "planned"}
+        for row, (key, planned) in enumerate(zip(line["keys"], entry["planned"]), start=4):
+            ref = shown.pop(str(row), planned)
+            assert key == dataset.read(*ref)["__key__"]
+            num_shown += ref != planned
+        assert shown == {}
     assert num_shown > 5
 
 
@@ -304,40 +288,133 @@ def test_a_real_run_is_checked_from_its_own_folder(tmp_path, mmstream):
     )
 
 
-def test_logs_of_packs_are_compared_sample_by_sample() -> None:
-    """Packs that were dealt, a sample that was left out, and a row that another pack has taken."""
-    lengths = np.random.default_rng(0).integers(1, 17, 120)
-    plan = plan_of_lengths([70, 50], lengths, PackLimits(16))
-    corpus = Corpus(np.array([70, 50]), [shard.name for shard in plan.shards])
-    order = PackOrder.from_plan(plan, corpus, global_batch_size=4)
+def test_logs_of_packs_are_compared_sample_by_sample(tmp_path):
+    """Packs are dealt to two ranks. Samples are left out, and rows show other packs."""
 
-    def lineage(rows: list[int], start: int) -> BatchLineage:
-        packs = [order.refs(0, 1, (row, row + 1)) for row in rows]
-        planned = [ref for refs in packs for ref in pairs(refs)]
-        planned_rows = [n for n, refs in enumerate(packs) for _ in range(refs.shard.size)]
-        return BatchLineage(
-            0, 1, start, planned, [True] * 2, planned, (), planned_rows, planned_rows, rows
-        )
+    def fields(number):
+        is_bad = number % 4 == 0 or (length_of(number) > 30 and number % 3)
+        return {"txt": b"\xff"} if is_bad else fields_of(number)
 
-    first, second = lineage([3, 0], 0), lineage([1, 2], 2)
-    bad = BadSample(0, 1, 0, "s", 0, "DecodeError", "broken", None, None, 0)
-    number = first.planned_rows.index(1)
-    shown = [ref for n, ref in enumerate(first.planned) if n != number]
-    rows = [row for n, row in enumerate(first.planned_rows) if n != number]
-    first = replace(first, bad=(bad,), shown=shown, rows=rows)
-    substitute = order.substitute_unit(0, 1, 2, 3).refs
-    kept = [(row, ref) for row, ref in zip(second.rows, second.shown, strict=True) if row == 0]
-    taken = [*kept, *((1, ref) for ref in substitute)]
-    second = replace(second, rows=[row for row, _ in taken], shown=[ref for _, ref in taken])
-    logged = _join(
-        {
-            rank: (2, _parse(json.loads(json.dumps(_describe(part))), None))
-            for rank, part in enumerate((first, second))
-        }
-    )
-    check = check_logs(order, {(0, 1): logged}, [(0, 1)])
-    assert check.holds, check.faults
-    assert (check.num_samples, check.unfilled) == (order.refs(0, 1).shard.size, 1)
-    wrong = logged._replace(substitutes={2: [(0, 0), (1, 49)]})
-    (fault,) = check_logs(order, {(0, 1): wrong}, [(0, 1)]).faults
+    corpus = write_texts(tmp_path / "texts", [40, 25], fields_of=fields)
+    pipeline = pack_pipeline(corpus, bad_samples=policy())
+    log_run(pipeline, tmp_path, [2, 2])
+    outcome = checked(pipeline, tmp_path)
+    assert outcome.holds, outcome.faults
+    assert outcome.unfilled > 0
+
+    def show_another_pack(lines):
+        entry = next(line["lineage"][0] for line in lines if "substitutes" in line["lineage"][0])
+        entry["substitutes"][next(iter(entry["substitutes"]))] = [[0, 1], [1, 24]]
+
+    edited(tmp_path, show_another_pack)
+    (fault,) = checked(pipeline, tmp_path).faults
     assert "is of no substitute of this pack" in fault
+
+
+# -- settings that changed between two epochs -----------------------------------------------------
+
+
+def loaders_of(
+    pipeline: mm.Pipeline, state: dict | None = None, num_ranks: int = 1
+) -> list[mm.Loader]:
+    loaders = [
+        mm.Loader(pipeline, world=World(rank, num_ranks), rows_per_rank="balanced",
+                  on_change="finish_epoch")
+        for rank in range(num_ranks)
+    ]  # fmt: skip
+    for loader in loaders if state else ():
+        loader.load_state_dict(state)
+    return loaders
+
+
+@pytest.fixture
+def tiny(tmp_path):
+    return write_tiny(tmp_path / "tiny", [30, 20, 14])
+
+
+@pytest.fixture
+def replayed(mmstream):
+    """Run `mmstream replay --check`; return (exit code, stdout, stderr)."""
+
+    def run(url, state, folder, *words) -> tuple[int, str, str]:
+        path = folder / "state.json"
+        path.write_text(json.dumps(state))
+        return mmstream("replay", url, "--state", path, "--check", folder, *words)
+
+    return run
+
+
+@pytest.mark.parametrize("every", [1, 4])
+@pytest.mark.parametrize("num_ranks", [1, 2])
+def test_a_run_that_finished_an_epoch_and_changed_is_checked_whole(
+    tiny, tmp_path, replayed, num_ranks, every
+):
+    folder = tmp_path / "run"
+    state = write_logs(loaders_of(make_pipeline(tiny)), folder, 7)  # of 5 an epoch
+    now = make_pipeline(write_tiny(tiny, [30, 20, 14, 40]), global_batch_size=8, seed=9)
+    last = write_logs(loaders_of(now, state, num_ranks), folder, 3 + 13 + 4, every)
+    assert (last["epoch"], last["step"]) == (3, 4)
+    for known in (state, last):
+        code, out, err = replayed(tiny, known, folder)
+        assert (code, err) == (0, "")
+        assert out.startswith("ok: epoch 0 step 0 to epoch 3 step 3, 27 steps, 256 samples: 0 lost")
+
+
+def test_a_run_that_another_version_began_is_checked_whole(tiny, tmp_path, replayed):
+    folder = tmp_path / "run"
+    dataset = mm.open_dataset(tiny)
+    old = mm.Pipeline(dataset, global_batch_size=8, grid=(2, 2), window=9)
+    now = mm.Pipeline(dataset, global_batch_size=8)
+    state = write_logs(loaders_of(old), folder, 10)  # of 8 an epoch
+    loaders = loaders_of(now, state, num_ranks=2)
+    last = write_logs(loaders, folder, 6 + 8 + 3)
+    assert last["order"] == now.order.identity() != state["order"]
+    for known in (state, last):
+        code, out, err = replayed(tiny, known, folder)
+        assert (code, err) == (0, "")
+        assert out.startswith("ok: epoch 0 step 0 to epoch 3 step 2, 27 steps, 216 samples: 0 lost")
+
+
+def test_a_step_that_is_missing_on_either_side_of_the_change_is_missed(tiny, tmp_path, replayed):
+    folder = tmp_path / "run"
+    state = write_logs(loaders_of(make_pipeline(tiny)), folder, 7)
+    last = write_logs(loaders_of(make_pipeline(tiny, seed=9), state), folder, 3 + 5)
+    path = folder / "metrics-rank0.jsonl"
+    lines = path.read_text().splitlines(keepends=True)
+    for gone in (2, 11):
+        path.write_text("".join(lines[:gone] + lines[gone + 1 :]))
+        code, out, _ = replayed(tiny, last, folder)
+        assert code == 1
+        assert f"bad: epoch {gone // 5} step {gone % 5}: not in the logs\n" in out
+
+
+def test_an_epoch_from_before_the_first_bad_list_is_checked_without_it(tiny, tmp_path, replayed):
+    folder = tmp_path / "run"
+    state = write_logs(loaders_of(make_pipeline(tiny)), folder, 7)
+    write_bad(mm.open_dataset(tiny), [(0, 3), (1, 7), (1, 8), (2, 0)])
+    last = write_logs(loaders_of(make_pipeline(tiny, drop_last=False), state), folder, 3 + 5)
+    code, out, err = replayed(tiny, last, folder)
+    assert (code, err) == (0, "")
+    assert ", 15 steps, 180 samples: 0 lost, 0 repeated, 0 steps unlike the plan" in out
+
+
+def test_an_epoch_whose_bad_list_is_gone_says_how_to_check_the_others(tiny, tmp_path, replayed):
+    folder = tmp_path / "run"
+    write_bad(mm.open_dataset(tiny), [(0, 3)])
+    state = write_logs(loaders_of(make_pipeline(tiny)), folder, 5)
+    write_bad(mm.open_dataset(tiny), [(0, 3), (1, 7)])
+    last = write_logs(loaders_of(make_pipeline(tiny), state), folder, 6)
+    code, out, err = replayed(tiny, last, folder)
+    assert (code, out, err.count("\n")) == (1, "", 1)
+    assert "epoch 0: the known bad samples are not those of the state" in err
+    assert "put back mmstream.bad.previous.json" in err
+    assert err.endswith("--epoch N checks another alone\n")
+    assert replayed(tiny, last, folder, "--epoch", 1)[0] == 0
+
+
+def test_the_logs_of_another_run_do_not_pass_by_their_own_order(tiny, tmp_path):
+    write_logs(loaders_of(make_pipeline(tiny, seed=1)), tmp_path, 10)
+    logged = read_lineage(log_files([tmp_path]))
+    pipeline = make_pipeline(tiny, seed=2)
+    orders = orders_logged(pipeline.order, logged, pipeline.dataset)
+    assert check_logs(orders, logged, steps_logged(orders, logged)).unplanned == 10

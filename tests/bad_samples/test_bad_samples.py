@@ -6,7 +6,6 @@ import tempfile
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -27,7 +26,6 @@ from mmstream.errors import (
 from tests.helpers.bad_corpus import (
     FAULTS,
     FAULTS_OF_TARS,
-    bad_json,
     make_pipeline,
     offsets,
     patch,
@@ -473,41 +471,3 @@ def test_bad_samples_leave_no_trace_in_the_pixels_of_others(tmp_path):
     for batch in mm.Loader(dirty, num_threads=3):
         for key, image in zip(batch["__key__"], batch["image"]):
             assert torch.equal(image, pixels[key])
-
-
-def test_a_key_that_is_no_text_is_no_reason_to_stop(tmp_path):
-    corpus = Path(write_faulty(tmp_path, [12], {4}, bad_json))
-    name = b"000004.jpg"
-    header = int(offsets(corpus, 0)[4])
-    data = Path(corpus, "shard-000000.tar").read_bytes()
-    assert data[header : header + 10] == name
-    stop = int(offsets(corpus, 0)[5])
-    for position in range(header, stop, 512):  # a key in Latin-1, with checksums to match
-        block = bytearray(data[position : position + 512])
-        if block[257:262] == b"ustar":
-            block[:6] = b"caf\xe9-4"
-            total = sum(block) - sum(block[148:156]) + 8 * 32
-            block[148:156] = b"%06o\0 " % total
-            patch(corpus, 0, position, bytes(block))
-    quarantine = tmp_path / "bad"
-    pipeline = make_pipeline(
-        str(corpus), global_batch_size=4, bad_samples=policy(quarantine=str(quarantine))
-    )
-    assert_epoch_is_whole(pipeline, run(pipeline).steps, {(0, 4)})
-    assert len(list(mm.Loader(pipeline))) == 3
-    assert len((quarantine / "quarantine-rank0.jsonl").read_bytes().splitlines()) == 1
-
-
-def rarely(sample):
-    if int(sample["__key__"]) % 12:
-        raise mm.SkipSample("not a twelfth")
-    return sample
-
-
-@pytest.mark.parametrize("size", [2, 4])
-def test_rows_that_nothing_fills_are_the_same_on_every_topology(tmp_path, size):
-    corpus = write_corpus(tmp_path, [50, 46])
-    pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, transforms=(rarely,))
-    alone = run(pipeline)
-    assert any(not ok for step in alone.steps for ok in step.valid)
-    assert run(pipeline, size).steps == alone.steps

@@ -135,10 +135,3 @@ def test_wrong_words_are_refused(mmstream, corpus: str, words: str, reason: str)
     code, out, err = mmstream("plan", corpus, "--max-tokens", 128, *words.split())
     assert (code, out) == (2, "")
     assert reason in err
-
-
-def test_without_a_plan_the_loader_says_what_to_run(corpus: str) -> None:
-    import pipelines_of_test
-
-    with pytest.raises(mm.ConfigError, match=r"`mmstream plan .*corpus --max-tokens 128 --pipel"):
-        mm.Loader(pipelines_of_test.pipeline)

@@ -87,8 +87,9 @@ def test_indexes_and_a_manifest_appear_beside_the_tars(tars):
 
 def test_indexing_again_changes_nothing(tars):
     index(tars)
-    before = tree(tars)
+    before, inode = tree(tars), (tars / MANIFEST_NAME).stat().st_ino
     assert index(tars).num_built == 0
+    assert (tars / MANIFEST_NAME).stat().st_ino == inode
     assert index(tars, overwrite=True).num_built == 2
     assert tree(tars) == before
 
@@ -142,14 +143,6 @@ def test_a_damaged_manifest_is_made_anew(tars):
     assert tree(tars) == good
 
 
-def test_a_manifest_that_says_more_stays(tmp_path):
-    run(make_corpus(tmp_path), tmp_path / "out")
-    before = tree(tmp_path / "out")
-    index(tmp_path / "out")
-    index(tmp_path / "out", overwrite=True)
-    assert tree(tmp_path / "out") == before
-
-
 @pytest.mark.parametrize("is_damaged", [True, False])
 def test_a_new_manifest_keeps_the_checksums_that_fit_their_indexes(converted, caplog, is_damaged):
     before = tree(converted)
@@ -177,9 +170,14 @@ def test_checksums_that_do_not_fit_are_dropped_with_a_warning(converted, caplog)
     assert open_dataset(converted).manifest.checksums is None
 
 
-def test_one_bad_tar_is_named_and_the_other_indexes_stay(tars):
-    (tars / "c.tar").write_bytes(b"<html>404</html>" * 100)
-    with pytest.raises(ShardError, match=r"c\.tar: not a tar"):
+@pytest.mark.parametrize(
+    ("content", "reason"),
+    [(b"<html>404</html>" * 100, "not a tar"), (gzip.compress(A), "gzipped.*mmstream convert")],
+    ids=["a page", "gzipped"],
+)
+def test_one_bad_tar_is_named_and_the_other_indexes_stay(tars, content, reason):
+    (tars / "c.tar").write_bytes(content)
+    with pytest.raises(ShardError, match=rf"c\.tar: {reason}"):
         index(tars, num_threads=1)
     assert "b.tar.idx" in tree(tars)
     assert MANIFEST_NAME not in tree(tars)
@@ -206,12 +204,6 @@ def test_gzipped_tars_are_left_out_or_named_when_there_is_nothing_else(tars):
     for name in "a.tar", "b.tar":
         (tars / name).unlink()
     with pytest.raises(ConfigError, match=r"convert` writes plain ones of the 2 that are gzipped"):
-        index(tars)
-
-
-def test_a_gzipped_tar_under_a_plain_name_is_refused_with_the_hint(tars):
-    (tars / "c.tar").write_bytes(gzip.compress(A))
-    with pytest.raises(ShardError, match=r"c\.tar: gzipped.*mmstream convert"):
         index(tars)
 
 
@@ -315,13 +307,6 @@ def test_a_missing_shard_is_one_problem(converted):
     (converted / SHARD).unlink()
     (reason,) = problems(converted)
     assert reason.startswith(f"{SHARD}: no such shard")
-
-
-def test_a_damaged_header_is_found(tmp_path):
-    write_corpus(tmp_path, [3])
-    change(tmp_path / "shard-000000.tar", lambda data: data.__setitem__(0, 0x58))
-    reasons = problems(tmp_path)
-    assert any("not a tar header at byte 0" in reason for reason in reasons)
 
 
 def test_a_key_that_comes_twice_in_a_shard_is_found(tmp_path):
@@ -467,13 +452,6 @@ def test_checksums_that_are_no_use_are_one_problem_with_the_cure(converted, dama
     assert reason.endswith(f"; run `mmstream index {converted} --checksums`")
     assert index(converted, checksums=True).num_summed == 1
     assert problems(converted) == []
-
-
-def test_a_sample_that_changed_is_a_problem_of_its_own(converted):
-    start = int(decode_index((converted / f"{SHARD}.idx").read_bytes(), "")[3])
-    change(converted / SHARD, lambda data: data.__setitem__(start + 3, ord("7")))
-    found = list(verify(open_dataset(converted), progress=False))
-    assert [(problem.shard, *problem.bad) for problem in found if problem.bad] == [(SHARD, 3)]
 
 
 def test_each_shard_is_read_once(converted):

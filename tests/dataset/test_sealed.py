@@ -1,8 +1,9 @@
-"""Manifests and bad lists that come wrong, or were edited."""
+"""Manifests and bad lists that come wrong, were edited, or are no files."""
 
 from __future__ import annotations
 
-import json
+import os
+import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -13,10 +14,12 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
-from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.sealed import read_sealed
 from mmstream.errors import ManifestError
 from mmstream.storage import open_store as real
+from tests.helpers.convert_corpus import make_corpus, run
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import WatchedStore
 
@@ -48,12 +51,6 @@ def test_no_flipped_bit_of_a_manifest_passes(position: int, bit: int) -> None:
     data[position % len(data)] ^= 1 << bit
     with suppress(ManifestError):
         assert Manifest.from_bytes(bytes(data)) == MANIFEST  # a bit of the seal itself
-
-
-def test_the_seal_is_json() -> None:
-    assert list(json.loads(MANIFEST.to_bytes()))[-1] == "crc32c"
-    sealed = seal(b'{\n  "version": 1\n}\n')
-    assert decode_sealed(sealed, "x", dict, newest=1, cure="cure")["version"] == 1
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -110,3 +107,50 @@ def test_a_file_that_is_too_large_is_not_read(corpus: Path) -> None:
         file.truncate(1 << 40)
     with pytest.raises(mm.StorageError, match="the most that it can have"):
         mm.open_dataset(corpus)
+
+
+# -- what is there and is no file -----------------------------------------------------------------
+
+
+KINDS = {
+    "a FIFO": os.mkfifo,
+    "a folder": Path.mkdir,
+    "a device": lambda path: path.symlink_to("/dev/zero"),
+    "a link that leads nowhere": lambda path: path.symlink_to(path.with_name("gone")),
+    "Too many levels": lambda path: path.symlink_to(path.name),  # a loop
+}
+"""What may stand there, by what the error calls it."""
+FILES = [MANIFEST_NAME, BAD_NAME, MARKER_NAME]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("name", FILES)
+def test_what_says_what_a_dataset_is_and_is_no_file_is_named(tmp_path, name, kind):
+    folder = tmp_path / "corpus"
+    write_corpus(folder, [3, 4])
+    (folder / name).unlink(missing_ok=True)
+    KINDS[kind](folder / name)
+    for call in (mm.open_dataset, lambda url: index_tars(url, progress=False)):
+        with pytest.raises(ManifestError, match=f"{name}: {kind}") as caught:
+            call(folder)
+        assert "\n" not in str(caught.value)
+    with pytest.raises(ManifestError, match=f"{name}: {kind}"):
+        mm.open_dataset(folder / "shard-000000.tar")
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_convert_does_not_pass_over_it_either(tmp_path, name):
+    rows, folder = make_corpus(tmp_path), tmp_path / "out"
+    run(rows, folder)
+    (folder / name).unlink(missing_ok=True)
+    os.mkfifo(folder / name)
+    with pytest.raises(ManifestError, match=f"{name}: a FIFO"):
+        run(rows, folder)
+
+
+def test_a_link_to_a_manifest_is_followed(tmp_path):
+    folder = tmp_path / "corpus"
+    write_corpus(folder, [3, 4])
+    shutil.move(folder / MANIFEST_NAME, tmp_path / "elsewhere.json")
+    (folder / MANIFEST_NAME).symlink_to(tmp_path / "elsewhere.json")
+    assert len(mm.open_dataset(folder)) == 7

@@ -1,4 +1,7 @@
-"""Parts of an index: written with the manifest, read in place of .idx files, never trusted."""
+"""Parts of an index: written with the manifest, read in place of .idx files, never trusted.
+
+And datasets on an object store, which open with few requests.
+"""
 
 from __future__ import annotations
 
@@ -17,15 +20,17 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset import checksums, index_cache, part_reader, shard_indexes
+from mmstream.dataset import open as open_module
+from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.checksums import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars
-from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.verify import verify
 from mmstream.errors import ManifestError, ShardError, StorageError
-from mmstream.storage import open_store
+from mmstream.storage import LocalStore, ObjectStat, open_store
 from mmstream.storage import remote as remote_module
 from tests.helpers.corpora import write_corpus, write_shard
-from tests.helpers.stores import watched
+from tests.helpers.stores import WatchedStore, watched
 
 COUNTS = [30, 1, 0, 40, 26]
 
@@ -275,14 +280,6 @@ def test_a_storage_that_fails_is_an_error_and_no_warning(folder, cache, caplog):
     assert not caplog.records
 
 
-def test_a_dataset_pickles_without_what_it_has_read(folder):
-    dataset = mm.open_dataset(folder)
-    size = len(pickle.dumps(dataset))
-    dataset.load_indexes(range(5))
-    assert len(pickle.dumps(dataset)) == size
-    assert_right(pickle.loads(pickle.dumps(dataset)), folder)
-
-
 def test_what_is_kept_in_memory_has_a_limit(folder, cache, monkeypatch):
     monkeypatch.setattr(shard_indexes, "MAX_KEPT_BYTES", 300)
     dataset = remote(folder)
@@ -334,15 +331,6 @@ def test_a_tar_in_the_middle_or_a_lost_file_makes_a_new_part_of_all_that_follow(
     index_tars(folder, progress=False)
     (part,) = mm.open_dataset(folder).manifest.index_parts
     assert (part.first_shard, part.last_shard) == (0, 6)
-
-
-def test_the_same_tars_give_the_same_part_and_leave_the_manifest(folder):
-    path = Path(folder, "mmstream.json")
-    before = path.read_bytes(), path.stat().st_ino
-    index_tars(folder, progress=False)
-    assert (path.read_bytes(), path.stat().st_ino) == before
-    index_tars(folder, overwrite=True, progress=False)
-    assert part_of(folder) == Manifest.from_bytes(before[0]).index_parts[0]
 
 
 def test_the_part_of_the_manifest_before_stays_and_older_ones_go(folder):
@@ -424,22 +412,6 @@ def test_verify_says_where_a_part_is_lost_or_damaged(folder, quick):
     assert reason.startswith(f"{path.name}: no such part of the index in {folder}; run `mmstream ")
     index_tars(folder, progress=False)
     assert reasons(folder, quick=quick) == []
-
-
-def test_verify_says_where_a_part_is_of_another_tar(folder):
-    manifest = mm.open_dataset(folder).manifest
-    shard = "shard-000001.tar"
-    write_shard(folder, shard, [("000000", {"a": b"1", "b": b"2" * 9000})], checksums=True)
-    shards = list(manifest.shards)
-    size = Path(folder, shard).stat().st_size
-    assert size != shards[1].num_bytes
-    shards[1] = replace(shards[1], num_bytes=size)
-    manifest = replace(manifest, shards=tuple(shards))
-    Path(folder, "mmstream.json").write_bytes(manifest.to_bytes())
-    (reason,) = reasons(folder)
-    assert "is of other shards than the manifest names; run `mmstream index" in reason
-    index_tars(folder, overwrite=True, progress=False)
-    assert reasons(folder) == []
 
 
 def test_verify_compares_checksums_of_a_part_with_those_of_the_file(folder):
@@ -541,3 +513,77 @@ def test_the_error_of_a_shard_comes_at_its_bounds(dataset):
         with pytest.raises(ShardError, match="336 bytes, but the manifest says 40 samples"):
             dataset.bounds(3, np.array([0]))
     assert dataset.bounds(4, np.array([0])).start.tolist() == [0]
+
+
+# -- opening a dataset on an object store ---------------------------------------------------------
+
+
+@pytest.fixture
+def opened(folder, cache, monkeypatch):
+    """Open the folder as if it lay on an object store."""
+
+    def open_remote(**options):
+        store = WatchedStore(open_store(folder), maps_files=False, concurrent=True)
+        monkeypatch.setattr(open_module, "open_store", lambda url: store)
+        return mm.open_dataset(folder, **options)
+
+    return open_remote
+
+
+def test_three_requests_lead_to_the_first_data_range(opened):
+    dataset = opened()
+    store = dataset.store
+    assert sorted(store.whole_reads) == [BAD_NAME, MANIFEST_NAME]
+    assert (store.num_lists, store.size_reads, store.ranges) == (0, [], [])
+    assert dataset[0]["__key__"] == "000000"
+    (part,) = dataset.manifest.index_parts
+    assert [name for name, _, _ in store.ranges] == [part.name, "shard-000000.tar"]
+    assert (store.num_lists, store.size_reads) == (0, [])
+    assert sorted(opened(bad_list=False).store.whole_reads) == [MANIFEST_NAME]
+
+
+def test_without_a_manifest_tars_and_a_marker_are_found_by_one_listing(folder, opened):
+    Path(folder, MANIFEST_NAME).unlink()
+    dataset = opened()
+    assert (len(dataset), dataset.store.num_lists, dataset.store.size_reads) == (97, 1, [])
+    Path(folder, MARKER_NAME).write_text("{}")
+    with pytest.raises(ManifestError, match="has not finished"):
+        opened()
+
+
+def test_a_shard_of_another_size_than_the_manifest_says_is_noticed_by_its_first_answer(
+    folder, opened, caplog
+):
+    path = Path(folder, "shard-000000.tar")
+    path.write_bytes(path.read_bytes() + bytes(512))
+    dataset = opened()
+    with caplog.at_level(logging.WARNING):
+        assert dataset[0]["__key__"] == "000000"  # its bytes fit their checksum
+    assert "shard-000000.tar: is not the shard that was indexed: its size was" in caplog.text
+    plain = opened(checksums=False)
+    with pytest.raises(mm.ShardError, match=r"shard-000000\.tar: is not the shard that was inde"):
+        plain[0]
+    assert plain[40]["__key__"] == "000040"
+    assert plain.store.size_reads == []
+
+
+def test_the_version_of_a_shard_is_that_of_its_first_answer(folder, opened):
+    dataset = opened(checksums=False)
+    size = dataset.manifest.shards[3].num_bytes
+    assert dataset.known_stat(3) == ObjectStat(size, None)
+    assert dataset[40]["__key__"] == "000040"
+    assert dataset.known_stat(3) == LocalStore(folder).stat("shard-000003.tar")
+    copy = pickle.loads(pickle.dumps(dataset))
+    assert [copy.known_stat(shard) for shard in range(5)] == [
+        dataset.known_stat(shard) for shard in range(5)
+    ]
+
+
+@pytest.mark.s3
+def test_a_large_manifest_comes_in_ranges_side_by_side(s3, tmp_path, monkeypatch):
+    monkeypatch.setattr(remote_module, "OBJECT_RANGE_BYTES", 1000)
+    shards = tuple(ShardInfo(f"shard-{i:06d}.tar", 1, 1024, f"{i:064x}") for i in range(60))
+    store = open_store(f"{s3}/{tmp_path.name}")
+    store.write(MANIFEST_NAME, Manifest(shards).to_bytes())
+    assert mm.open_dataset(store.url).manifest.shards == shards
+    assert np.all(mm.open_dataset(store.url).counts == 1)

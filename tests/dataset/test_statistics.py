@@ -126,13 +126,6 @@ def test_videos_and_recordings_are_measured_by_their_headers(tmp_path):
     assert "  hours of video: 0.00122 in the samples measured, about 0.00183 in all" in lines
 
 
-def test_numbers_that_look_the_same_share_a_bar():
-    values = {"audio bytes": np.array([149_301.0, 149_312.0, 149_338.0])}
-    lines = list(statistics_lines(mm.Statistics(3, 3, 0, (), values, {})))
-    bars = [line.split() for line in lines if "#" in line]
-    assert [(" ".join(bar[:-2]), bar[-1]) for bar in bars] == [("149.3 kB", "3")]
-
-
 def test_tokens_are_counted_whole_and_those_that_are_learned(tmp_path):
     turns = [{"role": "user", "content": "abc"}, {"role": "assistant", "content": "d" * 5000}]
     row = json.dumps({"messages": turns}).encode()

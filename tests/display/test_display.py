@@ -17,7 +17,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.display.file_kinds import file_kind
-from mmstream.display.markup import html_text, player, size_text, time_text
+from mmstream.display.markup import player
 from mmstream.display.run_drawing import draw_losses, draw_speed
 from mmstream.display.sample_dict import SampleDict, value_text
 from mmstream.train.tokenizer import byte_tokenizer
@@ -363,19 +363,6 @@ def test_what_cannot_be_shown_is_refused():
     for value in (3, {"a": 1}, "text", [3]):
         with pytest.raises(mm.ConfigError, match="show: "):
             mm.show(value)
-
-
-def test_text_keeps_to_its_length_and_sizes_and_times_read_well():
-    assert html_text("a<b", 10) == "a&lt;b"
-    assert "7 more" in html_text("0123456789", 3)
-    assert html_text("\ud800x", 5) == "?x"
-    assert html_text("a\u202eb\x00\n\u200f") == "a\\u202eb\\u0000\n\u200f"
-    assert [size_text(n) for n in (0, 999, 1000, 2_500_000)] == [
-        "0 bytes", "999 bytes", "1.0 kB", "2.5 MB"
-    ]  # fmt: skip
-    assert [time_text(s) for s in (7.4, 99, 600, 5999, 9000)] == [
-        "7 s", "99 s", "10 min", "100 min", "2.5 h"
-    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(

@@ -16,15 +16,13 @@ from mmstream.display.packs import (
     MASKED,
     MEDIA,
     PADDING,
-    _sawtooth,
-    _token_kinds,
     pack_html,
     pack_lines,
     rows_of_pack,
 )
 from mmstream.reading.step import BatchLineage
 from mmstream.train.tokenizer import byte_tokenizer
-from tests.display.test_display import EVIL, parse
+from tests.display.test_display import EVIL, Page, parse
 from tests.helpers.packed_texts import pack_pipeline, write_texts
 
 IMAGE = 300
@@ -111,16 +109,13 @@ def test_a_page_is_bounded_and_escaped_and_names_the_documents() -> None:
     assert "... 34 more documents" in "\n".join(pack_lines(rows_of_pack(many)))
 
 
-def test_the_strip_of_tokens_tells_learned_masked_media_and_padding_apart() -> None:
-    row = rows_of_pack(batch(), max_tokens=96)[0]
-    colours = [tuple(pixel) for pixel in _token_kinds(row)[0, 5::10].tolist()]  # one a token
+def test_strips_tell_the_kinds_of_tokens_and_positions_that_fall_to_zero_at_each_border() -> None:
+    strips = Page(pack_html(batch(), max_tokens=96)).images()[:2]
+    kinds, curve = (np.asarray(strip)[:, 5::10] for strip in strips)  # one column a token
+    colours = [tuple(pixel) for pixel in kinds[0].tolist()]
     assert colours[:41] == [MASKED] * 10 + [LEARNED] * 10 + [MASKED] * 5 + [MEDIA] * 16
     assert colours[60:] == [PADDING] * 4 + [(0, 0, 0, 0)] * 32
-
-
-def test_the_curve_of_positions_falls_to_zero_at_each_border() -> None:
-    row = rows_of_pack(batch(), max_tokens=96)[0]
-    heights = (_sawtooth(row)[:, 5::10, 3] > 0).sum(axis=0)
+    heights = (curve[..., 3] > 0).sum(axis=0)
     assert heights[0] == heights[20] == heights[60] == 1
     assert heights[59] == heights.max()
     assert not heights[64:].any()

@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.display.cards import Card, card_lines
-from mmstream.display.recordings import batch_recordings, recordings_of, seconds_text
+from mmstream.display.recordings import batch_recordings, recordings_of
 from mmstream.display.sounds import spectrogram, wav_of, waveform
 from tests.display.test_display import parse
 
@@ -203,12 +203,6 @@ def test_a_clip_without_frames_is_said():
 def test_a_sample_rate_below_one_is_refused():
     with pytest.raises(mm.ConfigError, match="sample_rate=0: give a whole number from 1 up"):
         mm.show({"__key__": "a"}, sample_rate=0)
-
-
-def test_durations_read_well():
-    assert [seconds_text(s) for s in (0.04, 59.9, 60, 125.4, 3725)] == [
-        "0.0 s", "59.9 s", "1:00", "2:05", "1:02:05"
-    ]  # fmt: skip
 
 
 # -- files ----------------------------------------------------------------------------------------

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import pickle
+from collections.abc import Iterator, Sequence
+from itertools import cycle
 from typing import Any
 
 import numpy as np
@@ -10,7 +13,7 @@ import numpy as np
 from mmstream.packing.mixture_order import MixturePackOrder
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import UnitSums
-from mmstream.state import make_state
+from mmstream.state import load_state, make_state
 from mmstream.types import IntArray
 from mmstream.world import World, rows_of_rank
 
@@ -57,6 +60,31 @@ def dealt(costs: IntArray, num_ranks: int) -> IntArray:
     """A deal that leaves no row where it is."""
     del num_ranks
     return np.argsort(-costs, kind="stable")
+
+
+def walk(
+    order: PackOrder | MixturePackOrder, legs: Sequence[tuple[int, bool, int]], num_epochs: int
+) -> Iterator[tuple[int, int, list[list[tuple[int, int]]]]]:
+    """Walk some epochs on a chain of topologies; yield epoch, step, and the samples of each row.
+
+    Args:
+        order: each leg gets a copy of it, and the state of the leg before.
+        legs: ranks, whether rows are dealt to them, and steps until the next leg; again and again.
+        num_epochs: the walk ends before this epoch.
+    """
+    state = make_state(order, 0, 0)
+    for num_ranks, is_dealt, num_steps in cycle(legs):
+        leg = pickle.loads(pickle.dumps(order))
+        epoch, first = load_state(leg, state)
+        if epoch == num_epochs:
+            return
+        if is_dealt:
+            leg = leg.with_ranks(num_ranks, dealt, by_square)
+        for step in range(first, min(first + num_steps, order.steps_per_epoch)):
+            packs = packs_of_ranks(leg, epoch, step, num_ranks)
+            assert packs == packs_of_step(order, epoch, step)
+            yield epoch, step, packs
+            state = saved(leg, epoch, step + 1)
 
 
 def saved(order: PackOrder | MixturePackOrder, epoch: int, step: int) -> dict[str, Any]:

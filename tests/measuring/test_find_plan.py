@@ -86,14 +86,6 @@ def test_without_a_plan_a_loader_says_the_command(corpus: str) -> None:
     mm.Loader(pipeline).close()
 
 
-def test_a_pipeline_without_a_plan_is_shown(corpus: str) -> None:
-    pipeline = pipeline_of(corpus)
-    assert repr(pipeline).startswith("<Pipeline: packs of 512 tokens, of <Dataset")
-    assert pipeline._repr_html_() is None
-    mm.plan(pipeline)
-    assert "mmstream.plan.512-" in str(pipeline._repr_html_())
-
-
 def shouting(sample: Sample) -> Sample:
     return {**sample, "txt": sample["txt"] + b"!"}
 

@@ -115,12 +115,3 @@ def test_lengths_are_those_of_the_decoders(name: str) -> None:
         assert (label, other.values, other.reason) == (label, one.values, one.reason)
     assert any(not each.reason for each in counted)
     assert any(each.reason for each in counted)
-
-
-def test_no_sample_is_made_of_texts_and_pictures(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Counter, "decoded_lengths", None)
-    names = ["caption", "text alone", "two pictures", "other row", "conversation"]
-    given = samples(names)
-    refs = [(0, number) for number in range(len(given))]
-    lengths = Counter(DECODERS["tokens by size"]).lengths(given, refs, str)
-    assert all(each.values[0] > 0 for each in lengths)

@@ -185,27 +185,6 @@ def test_damaged_bytes_are_read_again(tmp_path: Path) -> None:
     assert (lengths.column("num_tokens") < 0).tolist() == [False, False, True, False]
 
 
-def test_finished_shards_are_not_measured_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, measured: list[int]
-) -> None:
-    folder = write_corpus(tmp_path, COUNTS)
-    noted = module._measure_shard
-
-    def stopped_at_the_third(work: Any, store: Any, shard: int, *more: Any) -> None:
-        if len(measured) == 2:
-            raise KeyboardInterrupt
-        noted(work, store, shard, *more)
-
-    monkeypatch.setattr(module, "_measure_shard", stopped_at_the_third)
-    with pytest.raises(KeyboardInterrupt):
-        measure(folder, num_workers=1)
-    monkeypatch.setattr(module, "_measure_shard", noted)
-    assert measure(folder, num_workers=1).num_samples == sum(COUNTS)
-    assert measured == [0, 1, 2]
-    measure(folder)
-    assert measured == [0, 1, 2]
-
-
 def test_a_damaged_file_of_lengths_is_measured_again(tmp_path: Path, measured: list[int]) -> None:
     folder = write_corpus(tmp_path, COUNTS)
     whole = measure(folder).column("num_tokens").tolist()

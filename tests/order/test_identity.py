@@ -117,13 +117,6 @@ def test_what_only_one_side_knows_of_the_shards_is_not_compared(saved_content, s
     assert again.identity() == saved(sizes=sizes, checksums=checksums)
 
 
-def test_an_identity_of_0_1_says_nothing_about_the_content_of_shards():
-    old = saved()
-    del old["sizes"], old["sha256"]
-    again = Order.from_identity(old, COUNTS, NAMES, BAD, SIZES, CHECKSUMS)
-    assert again.identity() == saved()
-
-
 def test_a_state_without_a_bad_list_ignores_a_later_one():
     again = Order.from_identity(saved(bad=[]), COUNTS, NAMES, BAD, SIZES, CHECKSUMS)
     assert again.identity() == saved(bad=[])
@@ -149,22 +142,6 @@ def test_a_state_without_a_bad_list_ignores_a_later_one():
 def test_another_corpus_or_bad_list_is_refused(counts, names, bad, message):
     with pytest.raises(StateError, match=message):
         Order.from_identity(saved(), counts, names, bad)
-
-
-def test_a_refusal_names_the_saved_and_the_present_value_and_what_to_do():
-    with pytest.raises(StateError) as refused:
-        Order.from_identity(saved(), COUNTS, NAMES, [])
-    assert str(refused.value) == (
-        f"the known bad samples are not those of the state (bad was '{saved()['bad']}' and is "
-        "None): put back mmstream.bad.previous.json, or start anew"
-    )
-    present = saved(names=None)["corpus"]
-    with pytest.raises(StateError) as refused:
-        Order.from_identity(saved(), COUNTS, None, BAD)
-    assert str(refused.value) == (
-        "the corpus' first 3 shards are not those of the state (corpus was "
-        f"'{saved()['corpus']}' and is '{present}'): resume on the old ones, or start anew"
-    )
 
 
 @pytest.mark.parametrize("missing", sorted(order().identity().keys() - {"sizes", "sha256"}))
@@ -201,18 +178,3 @@ def test_a_damaged_identity_is_refused(change, message):
 def test_something_else_is_not_an_identity():
     with pytest.raises(StateError, match="not an order's identity: TypeError"):
         Order.from_identity(None, COUNTS)
-
-
-def test_a_resume_in_mid_epoch_is_bound_to_all_settings_and_one_at_its_start_to_corpus_and_seed():
-    identity = saved(seed=5)
-    assert Order.binding(identity, 3, 1) == identity
-    assert Order.binding(identity, 3, 0) == {
-        "corpus": identity["corpus"],
-        "num_shards": 3,
-        "sizes": identity["sizes"],
-        "sha256": identity["sha256"],
-        "seed": 5,
-    }
-    for step in (0, 1):
-        with pytest.raises(ValueError, match="sizes 5 is not a hash"):
-            Order.binding(identity | {"sizes": 5}, 0, step)

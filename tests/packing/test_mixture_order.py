@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import pickle
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -26,10 +25,10 @@ from mmstream.state import load_state, make_state
 from tests.helpers.pack_orders import (
     by_square,
     dealt,
-    packs_of_ranks,
     packs_of_step,
     packs_of_windows,
     saved,
+    walk,
 )
 
 COUNTS = {"long": [70, 3, 0, 90], "short": [400, 410]}
@@ -320,24 +319,12 @@ def test_any_chain_of_topologies_delivers_each_sample_once_per_epoch_of_its_sour
     by_name = dict(zip(("long", "short", "other"), counts, strict=False))
     order = order_of(by_name, weights[: len(counts)], window=window, plan_seed=seed, epoch_steps=25)
     first_shards = np.cumsum([0, *map(len, counts)])
-    state = make_state(order, 0, 0)
     shown: dict[tuple[int, int], Counter[Ref]] = {}
-    turn = 0
-    while state["epoch"] < 2:
-        num_ranks, is_dealt, num_steps = legs[turn % len(legs)]
-        turn += 1
-        leg = pickle.loads(pickle.dumps(order))
-        epoch, first = load_state(leg, state)
-        if is_dealt:
-            leg = leg.with_ranks(num_ranks, dealt, by_square)
-        for step in range(first, min(first + num_steps, 25)):
-            packs = packs_of_ranks(leg, epoch, step, num_ranks)
-            assert packs == packs_of_step(order, epoch, step)
-            source_epochs = order.inner._step(epoch * 25 + step).epoch.tolist()
-            for row, pack in enumerate(packs):
-                source = int(np.searchsorted(first_shards, pack[0][0], side="right")) - 1
-                shown.setdefault((source, source_epochs[row]), Counter()).update(pack)
-            state = json.loads(json.dumps(make_state(leg, epoch, step + 1)))
+    for epoch, step, packs in walk(order, legs, num_epochs=2):
+        source_epochs = order.inner._step(epoch * 25 + step).epoch.tolist()
+        for row, pack in enumerate(packs):
+            source = int(np.searchsorted(first_shards, pack[0][0], side="right")) - 1
+            shown.setdefault((source, source_epochs[row]), Counter()).update(pack)
     for (source, epoch), samples in shown.items():
         assert set(samples.values()) == {1}
         size, ahead = sum(counts[source]), max(e for s, e in shown if s == source)

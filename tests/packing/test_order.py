@@ -24,10 +24,10 @@ from mmstream.world import World, rows_of_rank
 from tests.helpers.pack_orders import (
     by_square,
     dealt,
-    packs_of_ranks,
     packs_of_step,
     packs_of_windows,
     saved,
+    walk,
 )
 
 LIMITS = PackLimits(16)
@@ -260,20 +260,7 @@ def test_any_chain_of_topologies_delivers_each_pack_once(
     order = PackOrder.from_plan(
         plan, corpus_of(plan), global_batch_size=rows, seed=seed, drop_last=False
     )
-    state = make_state(order, 0, 0)
-    delivered: Counter[tuple[int, int]] = Counter()
-    turn = 0
-    while state["epoch"] == 0:
-        num_ranks, is_dealt, num_steps = legs[turn % len(legs)]
-        turn += 1
-        leg = pickle.loads(pickle.dumps(order))
-        _, first = load_state(leg, state)
-        if is_dealt:
-            leg = leg.with_ranks(num_ranks, dealt, by_square)
-        for step in range(first, min(first + num_steps, order.steps_per_epoch)):
-            packs = packs_of_ranks(leg, 0, step, num_ranks)
-            assert packs == packs_of_step(order, 0, step)
-            delivered.update(ref for pack in packs for ref in pack)
-            state = json.loads(json.dumps(make_state(leg, 0, step + 1)))
+    walked = walk(order, legs, num_epochs=1)
+    delivered = Counter(ref for _, _, packs in walked for pack in packs for ref in pack)
     assert set(delivered.values()) == {1}
     assert len(delivered) == sum(counts)

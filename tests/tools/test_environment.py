@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import zipfile
@@ -112,34 +111,6 @@ def test_a_wheel_is_pure_python_and_needs_no_compiler(tmp_path):
     assert wheel.name.endswith("-py3-none-any.whl")
     suffixes = {Path(name).suffix for name in zipfile.ZipFile(wheel).namelist()}
     assert suffixes.isdisjoint({".so", ".c", ".h", ".pyi"})
-
-
-CHILD = """
-import signal, subprocess, sys
-from tests.helpers.default_signals import reset_ignored_signals
-if len(sys.argv) == 1:
-    reset_ignored_signals()
-    subprocess.run([sys.executable, __file__, "grandchild"], check=True)
-for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-    print(signal.getsignal(number) is signal.SIG_IGN)
-"""
-
-
-def test_children_of_tests_begin_with_default_signals_also_below_nohup(tmp_path):
-    def ignore() -> None:
-        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGQUIT):
-            signal.signal(number, signal.SIG_IGN)
-
-    program = tmp_path / "child.py"
-    program.write_text(CHILD)
-    done = subprocess.run(
-        [sys.executable, program],
-        env={**os.environ, "PYTHONPATH": str(ROOT)},
-        preexec_fn=ignore,
-        capture_output=True,
-        text=True,
-    )
-    assert done.stdout.split() == ["False"] * 6, done.stderr
 
 
 BUSY = """

@@ -103,17 +103,6 @@ def test_a_lane_is_never_two_samples_off_its_due():
         assert (np.abs(draws.before(step) - positions[:, None] * shares / 100) < 2).all()
 
 
-@pytest.mark.parametrize(
-    ("shares", "grid", "rows_per_lane"), [([8, 143], (2, 8), 4), ([16, 8, 197], (1, 8), 4)]
-)
-def test_lanes_do_not_draw_a_source_all_at_once(shares, grid, rows_per_lane):
-    rows = grid[1] * rows_per_lane
-    share = shares[0] / sum(shares)
-    draws = Draws({0: shares}, rows, grid, 3, rotate=True)
-    counts = [int((draws.of_step(step)[0] == 0).sum()) for step in range(2 * sum(shares))]
-    assert np.var(counts) < rows * share * (1 - share)  # evenly spread phases: 6 times as much
-
-
 def test_rows_of_a_lane_are_rotated_by_any_number_also_far_into_a_run():
     draws = Draws({0: [1, 3]}, 4, (1, 1), 0, rotate=True)
     rows = Counter()
@@ -134,12 +123,6 @@ def test_rows_of_a_lane_are_rotated_by_any_number_also_far_into_a_run():
     assert {int(np.flatnonzero(plain.of_step(step)[0] == 0)[0]) for step in range(50)} == {
         int(plain.locate(0, 0, np.array([0]))[1][0])
     }
-
-
-def test_rotations_of_at_most_64_blocks_are_kept():
-    draws = Draws({0: [1, 3]}, 4, (1, 1), 0, rotate=True)
-    draws._rotations(np.arange(100) * BLOCK_STEPS)
-    assert 64 - 64 // 8 <= len(draws._rotation_blocks) <= 64
 
 
 def test_weights_that_change_too_often_are_refused():

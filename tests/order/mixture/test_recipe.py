@@ -1,6 +1,5 @@
 """What a mixture is made of, and how its recipe comes back from a state."""
 
-import copy
 import dataclasses
 import json
 
@@ -121,13 +120,6 @@ def test_impossible_settings_are_refused_by_name(settings, message):
         recipe(**settings)
 
 
-def test_the_smallest_settings_are_possible():
-    built = recipe(
-        {"x": [1]}, (1,), epoch_steps=1, global_batch_size=1, grid=(1, 1), window=1, interleave=1
-    )
-    assert pairs(MixtureOrder(built).refs(7, 0)) == [(0, 0)]
-
-
 # -- identity -------------------------------------------------------------------------------------
 
 
@@ -245,16 +237,7 @@ def test_a_damaged_identity_is_refused(change, message):
         Recipe.from_identity(saved() | change, corpora())
 
 
-def test_the_smallest_grid_is_that_of_a_possible_state():
-    identity = saved(grid=(1, 1))
-    assert Recipe.from_identity(identity, corpora()).grid == (1, 1)
-
-
 # -- what a resume is bound to --------------------------------------------------------------------
-
-
-def test_before_the_first_step_of_a_run_only_the_seed_binds():
-    assert binding(saved(), 0, 0) == {"seed": 5}
 
 
 def test_weights_and_sources_that_begin_later_do_not_bind():
@@ -274,14 +257,3 @@ def test_weights_and_sources_that_begin_later_do_not_bind():
     assert "weights from step 50" in binding(identity, 1, 11)
     assert "weights from step 90" in binding(identity, 2, 11)
     assert binding(identity, 1, 0) == binding(identity, 0, 1) == bound
-
-
-def test_a_change_of_what_has_begun_is_in_the_binding():
-    identity = saved()
-    other = copy.deepcopy(identity)
-    other["sources"][2]["chunk"] += 1
-    other["interleave"] = 9
-    with pytest.raises(ValueError, match="sha256 5 is not a hash"):
-        binding({**identity, "sources": [{**identity["sources"][0], "sha256": 5}]}, 0, 0)
-    was, now = binding(identity, 0, 1), binding(other, 0, 1)
-    assert {key for key in was if was[key] != now[key]} == {"source c chunk", "interleave"}

@@ -1,7 +1,5 @@
 """Draws of one source to its samples, epoch after epoch."""
 
-import pickle
-
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -9,7 +7,6 @@ from hypothesis import strategies as st
 
 from mmstream.order import Corpus
 from mmstream.order.mixture.source import Source, SourceSettings, is_small
-from mmstream.order.permute import stream_key
 
 
 def make_source(counts, *, num_lanes=4, window=6, chunk=3, interleave=2, seed=1, **others):
@@ -169,11 +166,6 @@ def test_a_source_is_small_below_16_rounds_of_rows():
     assert not make_source([128]).small
 
 
-def test_lane_ordinals_are_the_ranks_of_the_lanes():
-    source = make_source([9], num_lanes=5)
-    assert source.lane_ordinals()[source.lanes_by_first_draw].tolist() == [0, 1, 2, 3, 4]
-
-
 @pytest.mark.parametrize(
     ("num_samples", "window", "chunk", "settings"),
     [
@@ -193,19 +185,3 @@ def test_default_settings_give_16_chunks_per_column_and_single_samples_if_small(
 
 def test_a_large_source_of_few_samples_per_lane_has_chunks_of_one():
     assert SourceSettings.default(40, 4, 2, 5, 40) == SourceSettings(5, 1)
-
-
-def test_a_seed_depends_on_the_mixtures_seed_and_the_name():
-    assert make_source([9], seed=1).seed == stream_key(1, "source", "text")
-    assert make_source([9], seed=2).seed == stream_key(2, "source", "text")
-
-
-def test_two_epochs_are_kept_and_none_is_pickled():
-    for reshuffle in ("global", "lanes"):
-        source = make_source([500], reshuffle=reshuffle)
-        assert source.size == 500  # the corpus keeps its own count
-        fresh = len(pickle.dumps(source))
-        for epoch in range(4):
-            source.pick(epoch, 5)
-        assert list(source.epochs or source.epoch_lists) == [2, 3]
-        assert len(pickle.dumps(source)) == fresh
