@@ -24,12 +24,10 @@ from mmstream.converting.report import REPORTS, report_name
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.checksums import checksums_name
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import require_files
+from mmstream.dataset.files import README_NAME, json_lines, read_json, require_files, write_readme
 from mmstream.dataset.index import index_name
-from mmstream.dataset.index_writer import write_part
-from mmstream.dataset.json_file import json_lines, read_json
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
-from mmstream.dataset.readme import README_NAME, write_readme
+from mmstream.dataset.shard_indexes import write_part
 from mmstream.decoding.stored import BakedContent
 from mmstream.errors import ConfigError, escaped
 from mmstream.storage import RemoteStore, Store, open_store

@@ -18,7 +18,7 @@ import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.shard_samples import shard_samples
+from mmstream.dataset.source import shard_samples
 from mmstream.decoding.sample import RowMemory
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
 from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder, one_by_one

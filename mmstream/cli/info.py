@@ -247,7 +247,7 @@ def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
 
 def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
     """Return samples that are spread over a dataset. Print those that are bad."""
-    from mmstream.display.spread import spread
+    from mmstream.display.datasets import spread
 
     samples = []
     for index in spread(len(dataset), count) if count else []:

@@ -30,7 +30,7 @@ from tqdm import tqdm
 from mmstream.dataset.checksums import Checksums
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import encode_index
-from mmstream.dataset.shard_samples import shard_samples
+from mmstream.dataset.source import shard_samples
 from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.errors import DecodeError, ShardError
 from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS

@@ -1,12 +1,20 @@
-"""The files that say what a dataset is: they are read, or there are none."""
+"""Small files of a dataset's folder: those that say what it is, JSON, and the README.md.
+
+``datasets.load_dataset(FOLDER)`` and the viewer of Hugging Face's Hub read the YAML at the top of
+the README.md. Without it they would take indexes and reports for data. Format:
+https://huggingface.co/docs/hub/datasets-manual-configuration
+"""
 
 from __future__ import annotations
 
 import os
+from typing import Any
+
+import msgspec
 
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
-from mmstream.errors import ManifestError
+from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 
 
@@ -36,3 +44,52 @@ def require_files(store: Store) -> None:
         except OSError as error:
             reason = error.strerror or str(error).removeprefix(f"{path}: ")
             raise ManifestError(f"{path}: {reason}; remove it, or put the file back") from None
+
+
+def read_json(store: Store, name: str) -> dict[str, Any]:
+    """Return the object that a file holds.
+
+    Raises:
+        ManifestError: It is no JSON, or no object.
+    """
+    try:
+        return msgspec.json.decode(store.read(name), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{store.url_of(name)}: {error}") from None
+
+
+def json_lines(value: object) -> bytes:
+    """Return a value as JSON for people: a line for each entry.
+
+    Raises:
+        ConfigError: A text in it is no UTF-8, such as the name of a file from an old disk.
+    """
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"a name that is no UTF-8 cannot be written down: {escaped(error.object)}; rename that "
+            "file or folder, or name a link to it"
+        ) from None
+
+
+README_NAME = "README.md"
+
+_README = """\
+---
+configs:
+- config_name: default
+  data_files: "*.tar"
+---
+
+Plain WebDataset tars, with indexes and a manifest of mmstream.
+
+- `mmstream.open_dataset(FOLDER)` reads them in any order, and in training.
+- `datasets.load_dataset(FOLDER)` and `webdataset` read them as they are.
+"""
+
+
+def write_readme(store: Store) -> None:
+    """Write ``README.md`` into a dataset's folder, unless there is one."""
+    if not store.exists(README_NAME):
+        store.write(README_NAME, _README.encode())

@@ -20,8 +20,8 @@ import msgspec
 
 from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.keys import refs_at
 from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.positions import refs_at
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.substitute import Transform
 from mmstream.errors import ConfigError, ManifestError

@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import Fact, read_facts
-from mmstream.dataset.positions import refs_at
-from mmstream.dataset.shard_samples import shard_samples
+from mmstream.dataset.keys import refs_at
+from mmstream.dataset.source import shard_samples
 from mmstream.errors import (
     ConfigError,
     ManifestError,
