@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from mmstream.machine import (
+from mmstream.processes import (
     cpu_limit,
+    cpu_seconds,
     memory_bytes,
     num_cores,
     num_local_ranks,
 )
-from mmstream.processes import cpu_seconds
 
 GIB = 1 << 30
 

@@ -60,8 +60,8 @@ from mmstream.dataset.manifest import (
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import RemoteStore, Store, is_remote, open_store
-from mmstream.storage.new_file import remove_temporaries
-from mmstream.storage.side_by_side import map_requests
+from mmstream.storage.local import remove_temporaries
+from mmstream.storage.store import map_requests
 from mmstream.storage.urls import local_path
 from mmstream.storage.write_lock import LOCK_NAME
 

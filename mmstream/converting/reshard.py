@@ -52,7 +52,7 @@ from mmstream.packing.plan_file import (
     write_plan,
 )
 from mmstream.packing.planner import make_plan, plan_in_order
-from mmstream.process_pool import run_in_processes
+from mmstream.processes import run_in_processes
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK

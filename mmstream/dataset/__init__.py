@@ -1,7 +1,6 @@
 """What lies on storage: shards, their indexes, and the files that describe them.
 
 open.py          a name -> a `Dataset`
-picture_hint.py  a hint for those who name a folder of pictures
 dataset.py       length, indexes, random access to raw samples
 keys.py          samples by key
 addresses.py     samples by shard[index], as logs name them

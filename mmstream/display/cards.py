@@ -20,7 +20,7 @@ from mmstream.display.contents import (
 )
 from mmstream.display.markup import QUIET, html_text, page, problem_html
 from mmstream.display.media_files import field_text, is_media_file
-from mmstream.display.mixtures import key_text
+from mmstream.display.pipelines import key_text
 from mmstream.display.recordings import recording_text, recordings_of
 from mmstream.display.sample_dict import value_text
 from mmstream.display.samples import DEFAULT_SAMPLE_RATE, MAX_TURNS, sample_html

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.display.file_kinds import file_kind
+from mmstream.display.contents import file_kind
 from mmstream.display.markup import (
     html_text,
     media_player,

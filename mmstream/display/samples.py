@@ -39,7 +39,7 @@ from mmstream.display.media_files import (
     spectrogram,
     waveform,
 )
-from mmstream.display.mixtures import key_text, rows_of_sources
+from mmstream.display.pipelines import key_text, rows_of_sources
 from mmstream.display.recordings import (
     Clip,
     Features,

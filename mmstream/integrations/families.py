@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.image.tiles import LlavaNextTiles
-from mmstream.decoding.text.image_lengths import llava_onevision_length
+from mmstream.decoding.text.media_lengths import llava_onevision_length
 from mmstream.errors import ConfigError
 from mmstream.integrations.counts import check_count
 from mmstream.integrations.mrope_positions import QWEN3_OMNI

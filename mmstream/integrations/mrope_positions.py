@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.text.video_lengths import (
+from mmstream.decoding.text.media_lengths import (
     OMNI_CHUNK_S,
     OMNI_POSITIONS_PER_S,
     QWEN3_OMNI_POSITIONS_PER_S,

@@ -34,9 +34,7 @@ from mmstream.errors import (
     escaped,
     where,
 )
-from mmstream.machine import num_cores
-from mmstream.measuring.lengths import Counter, SampleLengths, batches
-from mmstream.measuring.settings import settings_of
+from mmstream.measuring.lengths import Counter, SampleLengths, batches, settings_of
 from mmstream.packing.measure_file import (
     COLUMNS,
     UNUSABLE_NAME,
@@ -47,7 +45,7 @@ from mmstream.packing.measure_file import (
     read_lengths,
     write_lengths,
 )
-from mmstream.process_pool import run_in_processes
+from mmstream.processes import num_cores, run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.storage import Store, open_store
 from mmstream.types import SampleRef

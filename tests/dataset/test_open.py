@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 
 from mmstream.converting.convert import convert
+from mmstream.dataset.files import picture_hint
 from mmstream.dataset.index import encode_index
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
-from mmstream.dataset.picture_hint import picture_hint
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.foreign_tars import FOREIGN, field_list, make_tar, read_by_webdataset

@@ -21,9 +21,8 @@ from mmstream.errors import (
 )
 from mmstream.loader.batch_transport import BatchReceiver, SentBatch
 from mmstream.reading.lookup import SampleLookup
-from mmstream.reading.reader import Reader
+from mmstream.reading.reader import STEPS_AHEAD, Reader
 from mmstream.reading.step import Job
-from mmstream.reading.windows import STEPS_AHEAD
 from tests.helpers.bad_corpus import (
     bad_json,
     make_pipeline,

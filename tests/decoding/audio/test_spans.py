@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.decoding.audio.resample import num_resampled, source_piece
+from mmstream.decoding.audio.decoder import num_resampled, source_piece
 from tests.decoding.test_lazy_media import CountedBytes
 from tests.helpers.media_files import AUDIO_KINDS, audio_file, video_file
 

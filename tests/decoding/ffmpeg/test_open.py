@@ -12,8 +12,7 @@ import pytest
 import soundfile
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.open import media_stream, open_media
-from mmstream.decoding.ffmpeg.source import MediaSource
+from mmstream.decoding.ffmpeg.open import MediaSource, media_stream, open_media
 from mmstream.errors import DecodeError, StorageError, TimeoutError
 from mmstream.media_types import container_format
 

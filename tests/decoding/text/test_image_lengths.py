@@ -13,10 +13,10 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.sample import decode_sample, decode_texts
-from mmstream.decoding.text.image_lengths import ImageLength
+from mmstream.decoding.text.media_lengths import ImageLength
 from mmstream.errors import ConfigError, DecodeError
 from tests.helpers.chats import CHATML, QWEN_VL, VICUNA, byte_chat
 from tests.helpers.families import FAMILIES, PICTURES, conversation, native, per_pixel

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING, FrameRequest
+from mmstream.decoding.video.sampling import FAMILY_SAMPLING, FrameRequest
 from mmstream.errors import DecodeError
 
 import_torchvision()

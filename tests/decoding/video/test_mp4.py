@@ -11,7 +11,7 @@ import pytest
 import mmstream as mm
 from mmstream.decoding.facts import media_facts
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT
+from mmstream.decoding.ffmpeg.mp4_tables import UPRIGHT
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
 from mmstream.decoding.video.file import discard_others
 from mmstream.decoding.video.frames import runs
