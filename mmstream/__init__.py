@@ -50,39 +50,39 @@ if TYPE_CHECKING:
     from mmstream.decoding.image.coordinates import Boxes as Boxes
     from mmstream.decoding.image.coordinates import Points as Points
     from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
-    from mmstream.decoding.image.image_shape import ImageShape as ImageShape
+    from mmstream.decoding.image.geometry import ImageShape as ImageShape
     from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
     from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
     from mmstream.decoding.image.tiles import LlavaOnevisionTiles as LlavaOnevisionTiles
     from mmstream.decoding.media_shapes import AudioShape as AudioShape
     from mmstream.decoding.media_shapes import MediaShapes as MediaShapes
     from mmstream.decoding.media_shapes import VideoShape as VideoShape
+    from mmstream.decoding.sample_rng import one_segment as one_segment
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
-    from mmstream.decoding.segments import one_segment as one_segment
-    from mmstream.decoding.text.audio_lengths import (
-        qwen3_omni_audio_length as qwen3_omni_audio_length,
-    )
-    from mmstream.decoding.text.audio_lengths import qwen_audio_length as qwen_audio_length
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
-    from mmstream.decoding.text.image_lengths import internvl_length as internvl_length
-    from mmstream.decoding.text.image_lengths import llava_next_length as llava_next_length
-    from mmstream.decoding.text.image_lengths import (
+    from mmstream.decoding.text.media_lengths import internvl_length as internvl_length
+    from mmstream.decoding.text.media_lengths import llava_next_length as llava_next_length
+    from mmstream.decoding.text.media_lengths import (
         llava_onevision_length as llava_onevision_length,
     )
-    from mmstream.decoding.text.image_lengths import qwen_vl_length as qwen_vl_length
-    from mmstream.decoding.text.media_text import MediaText as MediaText
-    from mmstream.decoding.text.video_lengths import (
+    from mmstream.decoding.text.media_lengths import (
         llava_onevision_video_length as llava_onevision_video_length,
     )
-    from mmstream.decoding.text.video_lengths import (
+    from mmstream.decoding.text.media_lengths import (
+        qwen3_omni_audio_length as qwen3_omni_audio_length,
+    )
+    from mmstream.decoding.text.media_lengths import (
         qwen3_omni_video_length as qwen3_omni_video_length,
     )
-    from mmstream.decoding.text.video_lengths import qwen3_vl_video_length as qwen3_vl_video_length
-    from mmstream.decoding.text.video_lengths import (
+    from mmstream.decoding.text.media_lengths import qwen3_vl_video_length as qwen3_vl_video_length
+    from mmstream.decoding.text.media_lengths import qwen_audio_length as qwen_audio_length
+    from mmstream.decoding.text.media_lengths import (
         qwen_omni_video_length as qwen_omni_video_length,
     )
-    from mmstream.decoding.text.video_lengths import qwen_vl_video_length as qwen_vl_video_length
-    from mmstream.decoding.text.video_lengths import smolvlm_video_length as smolvlm_video_length
+    from mmstream.decoding.text.media_lengths import qwen_vl_length as qwen_vl_length
+    from mmstream.decoding.text.media_lengths import qwen_vl_video_length as qwen_vl_video_length
+    from mmstream.decoding.text.media_lengths import smolvlm_video_length as smolvlm_video_length
+    from mmstream.decoding.text.placeholders import MediaText as MediaText
     from mmstream.decoding.times import Times as Times
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
     from mmstream.device.normalize import Normalize as Normalize
@@ -137,28 +137,27 @@ _NAMES_OF = {
     "decoding.audio.decoder": ("AudioDecoder",),
     "decoding.audio.features": ("WhisperFeatures",),
     "decoding.image.decoder": ("ImageDecoder",),
-    "decoding.image.image_shape": ("ImageShape",),
+    "decoding.image.geometry": ("ImageShape",),
     "decoding.image.tiles": ("LlavaNextTiles", "LlavaOnevisionTiles", "InternVLTiles"),
     "decoding.decode": ("Decode",),
     "decoding.image.coordinates": ("Boxes", "Points"),
     "decoding.media_shapes": ("AudioShape", "MediaShapes", "VideoShape"),
-    "decoding.text.audio_lengths": ("qwen3_omni_audio_length", "qwen_audio_length"),
     "decoding.text.decoder": ("TextDecoder",),
-    "decoding.text.image_lengths": (
+    "decoding.text.media_lengths": (
         "internvl_length",
         "llava_next_length",
         "llava_onevision_length",
-        "qwen_vl_length",
-    ),
-    "decoding.text.media_text": ("MediaText",),
-    "decoding.text.video_lengths": (
         "llava_onevision_video_length",
+        "qwen3_omni_audio_length",
         "qwen3_omni_video_length",
         "qwen3_vl_video_length",
+        "qwen_audio_length",
         "qwen_omni_video_length",
+        "qwen_vl_length",
         "qwen_vl_video_length",
         "smolvlm_video_length",
     ),
+    "decoding.text.placeholders": ("MediaText",),
     "decoding.times": ("Times",),
     "device.normalize": ("Normalize",),
     "device.to_device": ("to_device",),
@@ -186,9 +185,8 @@ _NAMES_OF = {
     "order": ("Order",),
     "packing.cost": ("Cost",),
     "pipeline": ("Pipeline",),
-    "decoding.sample_rng": ("sample_rng",),
+    "decoding.sample_rng": ("one_segment", "sample_rng"),
     "decoding.video.decoder": ("VideoDecoder",),
-    "decoding.segments": ("one_segment",),
     "world": ("World",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}

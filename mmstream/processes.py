@@ -27,13 +27,17 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
+from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from itertools import islice
 from multiprocessing import forkserver, resource_tracker
+from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, MMStreamError
 
 MAIN_PROCESS = "MMSTREAM_MAIN_PROCESS"
 """Environment variable of processes that start: ``pid start`` of the main process."""
@@ -350,3 +354,185 @@ def pss_bytes(pids: Iterable[int]) -> int:
             continue
         total_kb += sum(int(line.split()[1]) for line in lines if line.startswith("Pss:"))
     return total_kb * 1024
+
+
+# -- cores and memory ------------------------------------------------------------------------------
+
+
+def num_cores() -> int:
+    """Return the number of cores that this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_threads() -> int:
+    """Return the default number of threads that decode in the main process."""
+    return min(4, num_cores())
+
+
+def num_local_ranks() -> int:
+    """Return how many ranks run on this machine, as launchers such as torchrun say."""
+    text = os.environ.get("LOCAL_WORLD_SIZE", "")
+    return max(1, int(text)) if text.isdecimal() else 1
+
+
+def memory_bytes(root: Path = Path("/")) -> int:
+    """Return the memory of this machine, or what a control group leaves of it to this process.
+
+    Args:
+        root: Where ``proc`` and ``sys`` lie.
+    """
+    memory = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for folder, is_version_1 in _control_groups(root, "memory"):
+        name = "memory.limit_in_bytes" if is_version_1 else "memory.max"
+        with suppress(OSError, ValueError):
+            memory = min(memory, int((folder / name).read_text()))
+    return memory
+
+
+def cpu_limit(root: Path = Path("/")) -> float:
+    """Return the cores that this process may use at most, in CPU seconds a second.
+
+    A container may have a share of its cores only: 1.5 of 8. `num_cores` does not know that.
+
+    Args:
+        root: Where ``proc`` and ``sys`` lie.
+    """
+    cores = float(num_cores())
+    for folder, is_version_1 in _control_groups(root, "cpu"):
+        with suppress(OSError, ValueError):
+            if is_version_1:
+                quota = int((folder / "cpu.cfs_quota_us").read_text())
+                period = int((folder / "cpu.cfs_period_us").read_text())
+            else:
+                quota, period = map(int, (folder / "cpu.max").read_text().split())
+            if quota > 0 and period > 0:
+                cores = min(cores, quota / period)
+    return cores
+
+
+def _control_groups(root: Path, controller: str) -> Iterator[tuple[Path, bool]]:
+    """Yield the folders of the control groups of this process, and whether they are of version 1.
+
+    Every group above may have a limit of its own. In a container, only the top is there.
+    """
+    try:
+        lines = (root / "proc/self/cgroup").read_text().splitlines()
+    except OSError:
+        return
+    for line in lines:  # such as 0::/slurm/job_7 (version 2) or 9:memory:/slurm/job_7 (version 1)
+        _, controllers, group = line.split(":", 2)
+        if controllers and controller not in controllers.split(","):
+            continue
+        folder = root / "sys/fs/cgroup" / (controller if controllers else "") / group.lstrip("/")
+        for above in (folder, *folder.parents):
+            yield above, bool(controllers)
+
+
+# -- work in other processes -----------------------------------------------------------------------
+#
+# The workers share nothing. They come from a fork server, so they inherit no threads and no open
+# connections from the caller. They end with the main process, however that ends.
+
+Job = TypeVar("Job")
+Result = TypeVar("Result")
+
+UNKNOWN = 255
+"""The exit code of a worker whose own could not be read, for Python's multiprocessing."""
+
+
+def run_in_processes(
+    function: Callable[[Job], Result],
+    jobs: Iterable[Job],
+    num_workers: int,
+    *,
+    command: str,
+    prepare: Callable[..., object] | None = None,
+    prepare_args: tuple[Any, ...] = (),
+    environment: Mapping[str, str] | None = None,
+) -> Iterator[tuple[Job, Result]]:
+    """Do jobs. Yield each job with its result, when it is done.
+
+    Args:
+        function: Does one job. It and the jobs are pickled.
+        jobs: Taken two for each worker at a time.
+        num_workers: Number of processes. 0 or 1: this process does the jobs.
+        command: For messages, such as "convert".
+        prepare: Called once in each process, before its first job.
+        prepare_args: Its arguments. They are pickled once for each process.
+        environment: Variables of the workers, beside those of this process.
+
+    Raises:
+        MMStreamError: A worker process died.
+        Exception: Whatever `function` raises. The other workers are stopped.
+    """
+    if num_workers <= 1:
+        if prepare is not None:
+            prepare(*prepare_args)
+        yield from ((job, function(job)) for job in jobs)
+        return
+    earlier_children = set(multiprocessing.active_children())
+    workers: list[BaseProcess] = []
+    context = multiprocessing.get_context("forkserver")
+    start_fork_server([function.__module__])
+    variables = {**os.environ, **(environment or {})}
+    pool = ProcessPoolExecutor(
+        num_workers, context, _start_worker, (variables, prepare, prepare_args)
+    )
+    try:
+        yield from _drain(pool, function, iter(jobs), num_workers, workers)
+    except BrokenProcessPool:
+        pool.shutdown()  # joins the workers, so that each has an exit code
+        raise MMStreamError(
+            f"{command}: a worker process {_death(workers)}. Finished shards are kept; "
+            f"to continue, run the same command again. In a script, call {command} under "
+            "`if __name__ == '__main__':`"
+        ) from None
+    except BaseException:
+        # Ctrl-C, or a job failed: nobody waits for the other workers' results.
+        for child in set(multiprocessing.active_children()) - earlier_children:
+            child.terminate()
+        raise
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def _start_worker(
+    environment: dict[str, str],
+    prepare: Callable[..., object] | None,
+    prepare_args: tuple[Any, ...],
+) -> None:
+    join_parent(environment)
+    if prepare is not None:
+        prepare(*prepare_args)
+
+
+def _drain(
+    pool: ProcessPoolExecutor,
+    function: Callable[[Job], Result],
+    jobs: Iterator[Job],
+    num_workers: int,
+    workers: list[BaseProcess],
+) -> Iterator[tuple[Job, Result]]:
+    # Submit two jobs per worker, not all of them: a job may be large.
+    running: dict[Future[Result], Job] = {}
+    while True:
+        for job in islice(jobs, 2 * num_workers - len(running)):
+            running[pool.submit(function, job)] = job
+        if len(workers) < num_workers:
+            workers[:] = multiprocessing.active_children()
+        if not running:
+            return
+        for future in wait(running, return_when=FIRST_COMPLETED).done:
+            yield running.pop(future), future.result()
+
+
+def _death(workers: list[BaseProcess]) -> str:
+    """Say how the worker ended that died first; the pool ends the others by SIGTERM."""
+    by_itself = [
+        worker for worker in workers if worker.exitcode not in (None, 0, -signal.SIGTERM, UNKNOWN)
+    ]
+    if not by_itself:
+        return "died (killed, or out of memory)"
+    words = words_of_exit(by_itself[0].exitcode or 0)
+    hint = ", for lack of memory?" if by_itself[0].exitcode == -signal.SIGKILL else ""
+    return f"(pid {by_itself[0].pid}) {words}{hint}"

@@ -23,9 +23,8 @@ from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder
 from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
 from mmstream.packing.mixture_order import MixturePackOrder
-from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder
-from mmstream.packing.plan import PackPlan
+from mmstream.packing.plan import MixturePlan, PackPlan
 
 logger = logging.getLogger(__name__)
 

@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 import mmstream as mm
-from mmstream import gone
+from mmstream import gone, train
 from mmstream.cli import cli
 
 
@@ -52,4 +52,4 @@ def test_what_the_table_names_is_not_there():
         else:
             function, _, argument = name.removesuffix("=)").partition("(")
             with pytest.raises(mm.ConfigError, match=f"{function} has no {argument}=: "):
-                getattr(mm, function)(**{argument: None})
+                getattr(train if hasattr(train, function) else mm, function)(**{argument: None})

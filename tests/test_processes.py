@@ -10,13 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from mmstream.machine import (
-    cpu_limit,
-    memory_bytes,
-    num_cores,
-    num_local_ranks,
-)
-from mmstream.processes import cpu_seconds
+from mmstream.processes import cpu_limit, cpu_seconds, memory_bytes, num_cores, num_local_ranks
 
 
 def test_a_folder_of_temporary_files_that_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:

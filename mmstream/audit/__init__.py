@@ -3,8 +3,7 @@
 training_log.py  sample lineage in training logs: written and read
 check_log.py     logs against the plan
 compare_runs.py  a disturbed run against an undisturbed one
-replay.py        which samples any step delivers, from its state alone
-read_keys.py     keys of samples from their tar headers
+replay.py        which samples any step delivers, from its state alone, and their keys
 twice.py         `check_functions`: functions of the user that do not draw as their sample says
 """
 

@@ -10,8 +10,7 @@ import time
 from dataclasses import dataclass
 
 from mmstream.bad_samples.quarantine import FILTERED
-from mmstream.baking.samples import BakedSample, Baker
-from mmstream.baking.shard import joined_files
+from mmstream.baking.samples import BakedSample, Baker, joined_files
 from mmstream.decoding.stored import StoredFile
 from mmstream.display.markup import count_text, time_text
 from mmstream.tar.header import BLOCK, padded

@@ -2,23 +2,32 @@
 
     shard -> raw samples -> decoders, functions -> BATCH FUNCTION -> files of a sample
 
-Place in the flow: `shard.py` writes what comes out. Samples go through `RowDecoder`, as those of a
-step do, so that they are what training would see.
+Place in the flow: `write_shard` writes what comes out. Samples go through `RowDecoder`, as those of
+a step do, so that they are what training would see.
 """
 
 from __future__ import annotations
 
+import pickle
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, cast
 
+import msgspec
 import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.bad_samples.quarantine import FILTERED
+from mmstream.converting.report import report_name
+from mmstream.converting.shard import HashedFile
+from mmstream.dataset.checksums import checksums_name, checksums_size, encode_checksums
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.shard_samples import shard_samples
+from mmstream.dataset.index import encode_index, index_name, index_size
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.dataset.source import shard_samples
 from mmstream.decoding.sample import RowMemory
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
 from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder, one_by_one
@@ -36,7 +45,11 @@ from mmstream.progress import Progress
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.lookup import FixedDraws, SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
+from mmstream.storage import Store
+from mmstream.storage.store import sizes_of
+from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.samples import REFUSED_FIELD, encode_refusal
+from mmstream.tar.writer import TarWriter
 from mmstream.types import Sample
 
 BatchFunction: TypeAlias = Callable[[list[Sample], torch.device], list[Sample]]
@@ -337,3 +350,113 @@ def _differing_name(one: _Decoded, other: _Decoded) -> str:
         return ": whether it is left out"
     names = [name for name in first | second if first.get(name) != second.get(name)]
     return f".{escaped(names[0])}" if names else ""
+
+
+# -- one shard -------------------------------------------------------------------------------------
+
+
+class ShardReport(msgspec.Struct, frozen=True):
+    """The result of one shard."""
+
+    info: ShardInfo
+    files: dict[str, StoredFile]
+    num_bad: int
+    """Samples that the pipeline refused, those of `num_left_out` among them."""
+    num_left_out: int
+    first_reason: str
+    """Why the first of them was refused that is no `num_left_out`."""
+    reused: bool = False
+    """True: an earlier call wrote the shard. Not stored."""
+
+
+@dataclass(frozen=True)
+class BakeJob:
+    """What a process needs to write any shard."""
+
+    baker: Baker
+    store: Store
+    lock: WriteLock
+
+
+class _Worker:
+    """What a process keeps between its shards: a tokenizer takes megabytes, so it is sent once."""
+
+    job: ClassVar[BakeJob]
+
+    @classmethod
+    def begin(cls, job: BakeJob | bytes) -> None:
+        """Take over the work."""
+        cls.job = pickle.loads(job) if isinstance(job, bytes) else job
+
+
+begin_worker = _Worker.begin
+
+
+def write_shard(shard: int) -> ShardReport:
+    """Write one shard, unless an earlier call did; see `Baker.samples` for what it raises."""
+    job = _Worker.job
+    name = job.baker.dataset.name_of(shard)
+    report = _committed(job, name)
+    return (
+        _write(job, shard, name) if report is None else msgspec.structs.replace(report, reused=True)
+    )
+
+
+def joined_files(
+    files: dict[str, StoredFile], others: dict[str, StoredFile]
+) -> dict[str, StoredFile]:
+    """Return what is known of the files of two groups of samples.
+
+    Raises:
+        ConfigError: A file is not the same in both.
+    """
+    joined = dict(files)
+    for name, file in others.items():
+        joined[name] = joined[name].joined(name, file) if name in joined else file
+    return joined
+
+
+def _committed(job: BakeJob, name: str) -> ShardReport | None:
+    """Return the report of a shard that an earlier call wrote, if its files are all there."""
+    try:
+        report = msgspec.json.decode(job.store.read(report_name(name)), type=ShardReport)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    num_samples = report.info.num_samples
+    sizes = {
+        name: report.info.num_bytes,
+        index_name(name): index_size(num_samples),
+        checksums_name(name): checksums_size(num_samples),
+    }
+    return report if sizes_of(job.store, sizes) == list(sizes.values()) else None
+
+
+def _write(job: BakeJob, shard: int, name: str) -> ShardReport:
+    files: dict[str, StoredFile] = {}
+    kinds: Counter[str] = Counter()
+    first_reason = ""
+    with job.store.create(name) as file, HashedFile(file) as hashed:
+        writer = TarWriter(cast(BinaryIO, hashed))
+        for sample in job.baker.samples(shard):
+            try:
+                files = joined_files(files, sample.files)
+            except ConfigError as error:
+                raise ConfigError(f"{name} {sample.key}: {error}") from None
+            writer.add(sample.key, sample.members)
+            if sample.kind:
+                kinds[sample.kind] += 1
+                if sample.kind != FILTERED:
+                    first_reason = first_reason or sample.reason
+        writer.close()
+        sha256 = hashed.close()
+        job.lock.require()
+    index = encode_index(writer.offsets)
+    job.store.write(index_name(name), index)
+    job.store.write(checksums_name(name), encode_checksums(writer.checksums, index))
+    info = ShardInfo(name, len(writer.offsets) - 1, writer.num_bytes, sha256)
+    report = ShardReport(info, files, kinds.total(), kinds[FILTERED], first_reason)
+    stored = msgspec.to_builtins(report)
+    del stored["reused"]
+    job.lock.require()
+    job.store.write(report_name(name), msgspec.json.encode(stored) + b"\n")
+    return report

@@ -1,12 +1,11 @@
 """The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
 
 collate.py   makes a batch of the samples of a step: a dict of tensors and lists
-pictures.py, tokens.py, values.py
-             what it makes of pictures, of tokens and their weights, and of other fields
+values.py    what it makes of fields that are neither pictures nor tokens
 media.py     joins the videos and recordings of a step
 batching.py  settings of batches without padding: `Flat` and `Pack`
-flat.py      makes them: documents one behind the other; documents.py: those of samples
+flat.py      makes them: documents one behind the other
 mrope.py     positions of Qwen-VL: time, height and width
 valid.py     tells which tokens belong to rows that are not valid, and which are targets
-split.py     cuts a delivered batch into micro-batches; split_flat.py: one of documents
+split.py     cuts a delivered batch into micro-batches
 """

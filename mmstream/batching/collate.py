@@ -10,14 +10,23 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from itertools import chain
+from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import DTypeLike, NDArray
 
 from mmstream.batching.media import join_audio, join_videos
-from mmstream.batching.pictures import are_pictures, join_pictures, stack_pictures
-from mmstream.batching.tokens import are_tokens, is_ids, pad_tokens, pad_weights
 from mmstream.batching.valid import is_flat, mask_labels
-from mmstream.batching.values import TakeMemory, as_tensor, join_values, stack_values
+from mmstream.batching.values import (
+    TakeMemory,
+    as_list,
+    as_tensor,
+    is_alike,
+    join_rows,
+    join_values,
+    stack_values,
+)
 from mmstream.decoding.stage import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
@@ -218,3 +227,93 @@ def _media(
         if joined is not None:
             media |= {key: {} for key in joined} | {name: joined}
     return media
+
+
+# -- pictures and tokens --------------------------------------------------------------------------
+
+
+def are_pictures(value: Any) -> bool:
+    """Tell whether a value is what ``image`` may be: a picture, several, or none."""
+    return all(isinstance(image, torch.Tensor) for image in as_list(value))
+
+
+def join_pictures(values: Sequence[Any]) -> Batch:
+    """Return ``image``, and ``image_row`` where not every row has one image of one shape."""
+    images_of_rows = list(map(as_list, values))
+    images = [image for row in images_of_rows for image in row]
+    joined = stack_pictures(images)
+    if isinstance(joined, torch.Tensor) and all(len(row) == 1 for row in images_of_rows):
+        return {"image": joined}
+    counts = torch.tensor([len(row) for row in images_of_rows])
+    # Example: rows with 2, 0 and 1 images give [0, 0, 2].
+    return {"image": joined, "image_row": torch.repeat_interleave(counts)}
+
+
+def stack_pictures(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    """Return images of one shape as one tensor, without a copy where they are rows of one buffer.
+
+    Images of several shapes stay a list.
+    """
+    if not images or any(not is_alike(image, images[0]) for image in images):
+        return images
+    rows = join_rows(images)
+    joined = torch.stack(images) if rows is None else rows
+    return joined.contiguous(memory_format=torch.channels_last) if joined.ndim == 4 else joined
+
+
+def is_ids(value: Any) -> bool:
+    """Tell whether a value is an array as `TextDecoder` makes it. Then no tensor is needed."""
+    return type(value) is np.ndarray and value.ndim == 1 and value.dtype == np.int64
+
+
+def are_tokens(value: Any) -> bool:
+    """Tell whether a value of a user is one row of whole numbers."""
+    if isinstance(value, torch.Tensor):
+        return value.ndim == 1 and not (value.is_floating_point() or value.is_complex())
+    return isinstance(value, list) and all(
+        type(item) is int and abs(item) < 1 << 63 for item in value
+    )
+
+
+def pad_tokens(values: Sequence[Any], fill: int, pad_to: int | None, side: str) -> torch.Tensor:
+    """Return int64 [B, T]: the first T tokens of each row, padded on one side."""
+    rows = [
+        np.asarray(value.cpu() if isinstance(value, torch.Tensor) else value, dtype=np.int64)
+        for value in values
+    ]
+    return _padded(rows, fill, np.int64, pad_to, side)
+
+
+def pad_weights(
+    names: Collection[str], samples: Sequence[Sample], pad_to: int | None, side: str
+) -> dict[str, Batch]:
+    """Return the weights of labels, float32 [B, T], where each sample has labels as text has them.
+
+    They are padded with 0. Labels of a row without weights have 1.
+    """
+    if "label_weights" not in names:
+        return {}
+    rows = []
+    for sample in samples:
+        labels, weights = sample.get("labels"), sample.get("label_weights")
+        if labels is None or not is_ids(labels):
+            return {}
+        if weights is None:
+            weights = labels != IGNORED_LABEL
+        if not isinstance(weights, np.ndarray) or weights.shape != labels.shape:
+            return {}
+        rows.append(weights)
+    return {"label_weights": {"label_weights": _padded(rows, 0, np.float32, pad_to, side)}}
+
+
+def _padded(
+    rows: Sequence[NDArray[Any]], fill: int, dtype: DTypeLike, pad_to: int | None, side: str
+) -> torch.Tensor:
+    """Return [B, T]: the first T entries of each row, padded on one side."""
+    width = pad_to or max(map(len, rows))
+    padded = np.full((len(rows), width), fill, dtype=dtype)
+    for row, padded_row in zip(rows, padded, strict=True):
+        kept = row[:width]
+        start = width - len(kept) if side == "left" else 0
+        padded_row[start : start + len(kept)] = kept
+    return torch.from_numpy(padded)

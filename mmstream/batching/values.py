@@ -1,6 +1,6 @@
 """The values of a field become one tensor, where they have one shape and type.
 
-collate.collate -> `join_values`, `stack_values`, `as_tensor`;  pictures.py -> `join_rows`
+collate.collate -> `join_values`, `stack_values`, `as_tensor`, `join_rows`
 """
 
 from __future__ import annotations

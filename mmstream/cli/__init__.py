@@ -1,13 +1,10 @@
 """The command line. Each command parses its options, calls the library, and prints a summary.
 
     shared.py    what all commands share: help, exit codes, messages
-    option_groups.py  help with headings, for commands with many options
-    convert.py   convert; convert_report.py: what it prints in the end
-    finalize.py  finalize
+    convert.py   convert, finalize, reshard, and what they print in the end
     data.py      index, verify
     plan.py      plan
     bench.py     bench
-    reshard.py   reshard
     bake.py      bake
     info.py      info
     show.py      show
@@ -27,24 +24,12 @@ import logging
 import os
 import signal
 import sys
-from typing import NoReturn
+from collections import UserDict
+from importlib import import_module
+from typing import Any, NoReturn
 
 import click
 
-from mmstream.cli import (
-    bake,
-    bench,
-    convert,
-    data,
-    duplicates,
-    finalize,
-    info,
-    plan,
-    replay,
-    reshard,
-    show,
-    training,
-)
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, TERMINATED, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.gone import instead_of
@@ -52,7 +37,20 @@ from mmstream.gone import instead_of
 __all__ = ["cli", "main"]
 
 
-class _Commands(click.Group):
+class _Commands(UserDict[str, Any]):
+    """{name: command}, of {name: (module, first line of its help)}.
+
+    A command's module is imported when the command is asked for. The list of all commands imports
+    none.
+    """
+
+    def __getitem__(self, name: str) -> click.Command:
+        module, _ = self.data[name]
+        command: click.Command = getattr(import_module(f"mmstream.cli.{module}"), name)
+        return command
+
+
+class _Group(click.Group):
     """All commands. One that is gone is an error that says what to use."""
 
     def resolve_command(
@@ -63,26 +61,72 @@ class _Commands(click.Group):
             ctx.fail(reason)
         return super().resolve_command(ctx, args)
 
+    def format_commands(
+        self,
+        ctx: click.Context,  # noqa: ARG002 - of click
+        formatter: click.HelpFormatter,
+    ) -> None:
+        """Write the list of commands."""
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, line) for name, (_, line) in sorted(COMMANDS.data.items())])
+
+
+COMMANDS = _Commands(
+    bake=(
+        "bake",
+        "Write what a pipeline makes of the dataset SOURCE to DEST, once for all epochs.",
+    ),
+    bench=(
+        "bench",
+        "Measure how fast the data at URL becomes batches here, and say which settings to use.",
+    ),
+    convert=("convert", "Convert ROWS and their media to tar shards at DEST."),
+    demo=(
+        "training",
+        "Convert, train, kill -9, resume, and prove the result, on an embedded corpus of 96 "
+        "images.",
+    ),
+    duplicates=(
+        "duplicates",
+        "Find samples of the dataset at URL that come twice, and images that look alike.",
+    ),
+    finalize=(
+        "convert",
+        "Make a dataset of the shards at DEST that `mmstream convert --shard-range` wrote.",
+    ),
+    index=("data", "Index tars at URL that other tools wrote, so that they open quickly."),
+    info=("info", "Show what the dataset at URL holds: shards, samples, fields, bytes, some keys."),
+    leakcheck=(
+        "duplicates",
+        "Find what the datasets A and B share, such as a training set and a benchmark.",
+    ),
+    plan=(
+        "plan",
+        "Measure all samples of the dataset at URL, and plan packs of at most --max-tokens tokens.",
+    ),
+    replay=("replay", "Print the planned samples of a step: epoch, step, row, shard[index]."),
+    reshard=(
+        "convert",
+        "Write the dataset SOURCE anew to DEST, so that each pack is one range of a shard.",
+    ),
+    show=(
+        "show",
+        "Show samples of the dataset at URL: pictures, captions, conversations, recordings, JSON.",
+    ),
+    train=(
+        "training",
+        "Train a small CLIP or VLM, or the model of a folder, on the dataset at URL.",
+    ),
+    verify=(
+        "data",
+        "Read the whole dataset at URL and check checksums, indexes and every sample.",
+    ),
+)
+
 
 @click.group(
-    cls=_Commands,
-    commands=[
-        convert.convert,
-        finalize.finalize,
-        data.index,
-        plan.plan,
-        reshard.reshard,
-        bake.bake,
-        info.info,
-        bench.bench,
-        show.show,
-        data.verify,
-        duplicates.duplicates,
-        duplicates.leakcheck,
-        training.train,
-        training.demo,
-        replay.replay,
-    ],
+    cls=_Group,
+    commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
 @click.version_option(package_name="mmstream")

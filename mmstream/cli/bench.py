@@ -165,8 +165,8 @@ def _first_good_sample(dataset: Any) -> Mapping[str, Any]:
 
 def _without_traces(pipeline: Any) -> Any:
     """Return a pipeline that writes nothing, with windows that fill in time."""
+    from mmstream.reading.plan import window_bytes
     from mmstream.reading.process import needs_reader_process
-    from mmstream.reading.window_memory import window_bytes
 
     policy = replace(pipeline.bad_samples, quarantine=None)
     pipeline = replace(pipeline, bad_samples=policy, cache_dir=None, max_cache_bytes=None)
@@ -182,8 +182,8 @@ def _without_traces(pipeline: Any) -> Any:
 
 def _settings(pipeline: Any) -> list[tuple[int, int]]:
     """Return the (num_workers, num_threads) to try on the cores of this process."""
-    from mmstream.machine import cpu_limit
     from mmstream.pipeline import needs_no_worker, needs_one_thread
+    from mmstream.processes import cpu_limit
 
     if pipeline.zero_copy or needs_no_worker(pipeline):
         return [(0, 1)]
@@ -250,7 +250,7 @@ def _recommended(speeds: list[_Speed]) -> _Speed:
 
 def _limit(best: _Speed, reading: _Speed) -> str:
     """Say in words what a loader waits for."""
-    from mmstream.machine import cpu_limit
+    from mmstream.processes import cpu_limit
 
     if best.samples_per_s >= ABOUT_EQUAL * reading.samples_per_s:
         return "reading: batches come about as fast without decoding"

@@ -80,7 +80,7 @@ def _write_facts(url: str, overwrite: bool) -> None:
     """Write the facts of the shards that have none."""
     from mmstream.dataset.facts import write_facts
     from mmstream.dataset.open import open_dataset
-    from mmstream.machine import num_cores
+    from mmstream.processes import num_cores
 
     dataset = open_dataset(url, allow_foreign_urls=True)  # they were indexed just now
     num_workers = num_cores() if len(dataset) > MIN_SAMPLES_OF_PROCESSES else 1

@@ -183,7 +183,7 @@ def _write(
     import msgspec
 
     from mmstream.converting.quality.duplicates import pair_of
-    from mmstream.display.pairs import pairs_html
+    from mmstream.display.cards import pairs_html
     from mmstream.storage import open_store
     from mmstream.storage.urls import split_url
 

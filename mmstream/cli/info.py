@@ -139,9 +139,8 @@ def _show(data: Any, num_keys: int, as_json: bool) -> None:
 def _show_reads(data: Any, num_rows: int, num_ranks: int) -> None:
     """Print about what an epoch over a dataset asks of object storage."""
     from mmstream.dataset.mixture import Mixture
-    from mmstream.reading.plan import epoch_reads
-    from mmstream.reading.window_memory import window_bytes
-    from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
+    from mmstream.reading.plan import epoch_reads, window_bytes
+    from mmstream.storage.transfers import MAX_PREFIX_RATE
     from mmstream.world import World, rows_of_rank
 
     if isinstance(data, Mixture):
@@ -247,7 +246,7 @@ def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
 
 def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
     """Return samples that are spread over a dataset. Print those that are bad."""
-    from mmstream.display.spread import spread
+    from mmstream.display.datasets import spread
 
     samples = []
     for index in spread(len(dataset), count) if count else []:

@@ -206,7 +206,7 @@ def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
 def _spread_choices(data: Any, count: int | None, seed: int) -> tuple[str, list[_Choice]]:
     """Return samples that are spread over all, in its order."""
     from mmstream.dataset.source import refs_of
-    from mmstream.display.spread import spread
+    from mmstream.display.datasets import spread
 
     positions = np.array(
         spread(len(data), count or NUM_SAMPLES, seed if count else None), dtype=np.int64

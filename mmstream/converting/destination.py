@@ -48,10 +48,8 @@ from mmstream.converting.report import (
 from mmstream.converting.shard import ShardReport
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
-from mmstream.dataset.files import require_files
+from mmstream.dataset.files import README_NAME, json_lines, read_json, require_files, write_readme
 from mmstream.dataset.index_tars import MAX_PARTS
-from mmstream.dataset.index_writer import write_part
-from mmstream.dataset.json_file import json_lines, read_json
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
     MANIFEST_NAME,
@@ -59,11 +57,11 @@ from mmstream.dataset.manifest import (
     Manifest,
     ShardInfo,
 )
-from mmstream.dataset.readme import README_NAME, write_readme
+from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import RemoteStore, Store, is_remote, open_store
-from mmstream.storage.new_file import remove_temporaries
-from mmstream.storage.side_by_side import map_requests
+from mmstream.storage.local import remove_temporaries
+from mmstream.storage.store import map_requests
 from mmstream.storage.urls import local_path
 from mmstream.storage.write_lock import LOCK_NAME
 

@@ -34,7 +34,7 @@ from mmstream.converting.shard import ShardReport, files_of
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.storage import Store, join_url, open_store
-from mmstream.storage.side_by_side import map_requests
+from mmstream.storage.store import map_requests
 from mmstream.storage.urls import require_no_secret
 from mmstream.wrong_arguments import NonNegativeFloat, checked
 

@@ -16,7 +16,7 @@ from contextlib import ExitStack, contextmanager
 
 from mmstream.converting.report import REPORTS
 from mmstream.storage import Store, open_store
-from mmstream.storage.side_by_side import map_requests
+from mmstream.storage.store import map_requests
 from mmstream.storage.write_lock import LockedError, WriteLock, require_unlocked, write_lock
 
 RANGE_COMMAND = "convert --shard-range"

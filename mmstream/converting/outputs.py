@@ -44,8 +44,8 @@ from mmstream.converting.rows.records import RowSource
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.checksums import object_sha256
-from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
+from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from mmstream.storage import Store, join_url, open_store
 from mmstream.storage.write_lock import LOCK_NAME, LockedError, WriteLock, require_unlocked

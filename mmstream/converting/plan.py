@@ -59,7 +59,7 @@ from mmstream.converting.rows.samples import SampleSource
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.order.permute import permutation
 from mmstream.storage import Store, open_store
-from mmstream.storage.side_by_side import map_requests
+from mmstream.storage.store import map_requests
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)

@@ -25,7 +25,7 @@ from typing import BinaryIO
 import msgspec
 
 from mmstream.converting.draft import Draft, Media
-from mmstream.dataset.json_file import json_lines
+from mmstream.dataset.files import json_lines
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
 

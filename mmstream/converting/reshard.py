@@ -28,11 +28,11 @@ from mmstream.converting.shard import HashedFile
 from mmstream.dataset.checksums import checksums_name, encode_checksums, sample_checksum
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import FactsWriter, facts_name
+from mmstream.dataset.files import write_readme
 from mmstream.dataset.index import encode_index, index_name
-from mmstream.dataset.index_writer import write_part
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
-from mmstream.dataset.readme import write_readme
+from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ShardError, where
 from mmstream.gone import arguments_gone
 from mmstream.order.permute import permutation
@@ -52,7 +52,7 @@ from mmstream.packing.plan_file import (
     write_plan,
 )
 from mmstream.packing.planner import make_plan, plan_in_order
-from mmstream.process_pool import run_in_processes
+from mmstream.processes import run_in_processes
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK

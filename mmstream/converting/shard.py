@@ -83,7 +83,7 @@ from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
 from mmstream.media_types import kind_of
 from mmstream.storage import Store
-from mmstream.storage.side_by_side import map_requests, sizes_of
+from mmstream.storage.store import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
 

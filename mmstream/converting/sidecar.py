@@ -38,7 +38,7 @@ from mmstream.converting.quality.hashes import content_hash, text_of
 from mmstream.converting.rows.records import Row
 from mmstream.media_types import kind_of
 from mmstream.storage import Store
-from mmstream.storage.object_file import ObjectFile
+from mmstream.storage.store import ObjectFile
 
 _NUMBERS = {pa.int32(): "i", pa.int64(): "q", pa.float64(): "d"}
 """{type of Arrow: its letter in Python's ``array``, which refuses what does not fit}."""

@@ -21,9 +21,8 @@ from mmstream.dataset.addresses import parse_address, require_own
 from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.index import walk_tar
 from mmstream.dataset.index_part import SampleBounds
-from mmstream.dataset.keys import KeyTable, find_key
+from mmstream.dataset.keys import KeyTable, find_key, refs_at
 from mmstream.dataset.manifest import Manifest
-from mmstream.dataset.positions import refs_at
 from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
 from mmstream.display.markup import count_text
 from mmstream.display.sample_dict import SampleDict

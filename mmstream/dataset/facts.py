@@ -30,11 +30,11 @@ from tqdm import tqdm
 from mmstream.dataset.checksums import Checksums
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import encode_index
-from mmstream.dataset.shard_samples import shard_samples
+from mmstream.dataset.source import shard_samples
 from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.errors import DecodeError, ShardError
 from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
-from mmstream.process_pool import run_in_processes
+from mmstream.processes import run_in_processes
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
 
 COMPRESSION = 1

@@ -1,12 +1,24 @@
-"""The files that say what a dataset is: they are read, or there are none."""
+"""Small files of a dataset's folder: those that say what it is, JSON, and the README.md.
+
+``datasets.load_dataset(FOLDER)`` and the viewer of Hugging Face's Hub read the YAML at the top of
+the README.md. Without it they would take indexes and reports for data. Format:
+https://huggingface.co/docs/hub/datasets-manual-configuration
+"""
 
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
+from itertools import islice
+from pathlib import Path
+from typing import Any
+
+import msgspec
 
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
-from mmstream.errors import ManifestError
+from mmstream.errors import ConfigError, ManifestError, escaped
+from mmstream.media_types import IMAGE_EXTENSIONS
 from mmstream.storage import Store
 
 
@@ -36,3 +48,97 @@ def require_files(store: Store) -> None:
         except OSError as error:
             reason = error.strerror or str(error).removeprefix(f"{path}: ")
             raise ManifestError(f"{path}: {reason}; remove it, or put the file back") from None
+
+
+def read_json(store: Store, name: str) -> dict[str, Any]:
+    """Return the object that a file holds.
+
+    Raises:
+        ManifestError: It is no JSON, or no object.
+    """
+    try:
+        return msgspec.json.decode(store.read(name), type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{store.url_of(name)}: {error}") from None
+
+
+def json_lines(value: object) -> bytes:
+    """Return a value as JSON for people: a line for each entry.
+
+    Raises:
+        ConfigError: A text in it is no UTF-8, such as the name of a file from an old disk.
+    """
+    try:
+        return msgspec.json.format(msgspec.json.encode(value), indent=2) + b"\n"
+    except UnicodeEncodeError as error:
+        raise ConfigError(
+            f"a name that is no UTF-8 cannot be written down: {escaped(error.object)}; rename that "
+            "file or folder, or name a link to it"
+        ) from None
+
+
+README_NAME = "README.md"
+
+_README = """\
+---
+configs:
+- config_name: default
+  data_files: "*.tar"
+---
+
+Plain WebDataset tars, with indexes and a manifest of mmstream.
+
+- `mmstream.open_dataset(FOLDER)` reads them in any order, and in training.
+- `datasets.load_dataset(FOLDER)` and `webdataset` read them as they are.
+"""
+
+
+def write_readme(store: Store) -> None:
+    """Write ``README.md`` into a dataset's folder, unless there is one."""
+    if not store.exists(README_NAME):
+        store.write(README_NAME, _README.encode())
+
+
+# -- a hint for those who name a folder of pictures ------------------------------------------------
+
+MAX_ENTRIES = 1000
+"""Entries of a folder that are looked at."""
+MAX_FOLDERS = 10
+"""Folders in the folder that are looked into."""
+
+
+def picture_hint(folder: str | Path | None) -> str:
+    """Return what to do with a folder of pictures, as the end of a message.
+
+    Args:
+        folder: A local folder. None: there is none.
+
+    Returns:
+        An empty text where neither the folder nor those in it hold pictures.
+    """
+    if folder is None or not _has_pictures(Path(folder)):
+        return ""
+    return (
+        "; it holds pictures: docs/classification.md writes tars of a folder for each class, and "
+        "docs/your-own-data.md of pictures with captions"
+    )
+
+
+def _has_pictures(folder: Path) -> bool:
+    entries = list(_entries(folder))
+    folders = islice((Path(entry.path) for entry in entries if entry.is_dir()), MAX_FOLDERS)
+    return any(map(_is_picture, entries)) or any(
+        _is_picture(entry) for each in folders for entry in _entries(each)
+    )
+
+
+def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
+    try:
+        with os.scandir(folder) as entries:
+            yield from islice(entries, MAX_ENTRIES)
+    except OSError:  # no folder, or no permission: the error that this hint ends says so
+        return
+
+
+def _is_picture(entry: os.DirEntry[str]) -> bool:
+    return Path(entry.name).suffix.lower().removeprefix(".") in IMAGE_EXTENSIONS

@@ -22,7 +22,7 @@ from pathlib import Path
 from mmstream.dataset.manifest import IndexPart
 from mmstream.errors import ShardError
 from mmstream.storage import ObjectStat, Store
-from mmstream.storage.new_file import create_file
+from mmstream.storage.local import create_file
 
 MAX_SMALL_BYTES = 64 << 20
 """A part of at most this size comes before it is used. A larger one comes in the background."""

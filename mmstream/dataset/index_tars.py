@@ -32,7 +32,7 @@ from mmstream.dataset.checksums import (
     read_samples,
     sample_checksum,
 )
-from mmstream.dataset.files import require_files
+from mmstream.dataset.files import picture_hint, require_files
 from mmstream.dataset.index import (
     build_index,
     decode_index,
@@ -52,7 +52,6 @@ from mmstream.dataset.manifest import (
     ShardInfo,
     name_fault,
 )
-from mmstream.dataset.picture_hint import picture_hint
 from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store

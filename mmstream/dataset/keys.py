@@ -18,7 +18,6 @@ import numpy as np
 
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.manifest import Manifest
-from mmstream.dataset.positions import refs_at
 from mmstream.errors import ShardError, escaped, where
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members, split_member
@@ -282,3 +281,22 @@ def _first_key(head: bytes, size: int) -> str:
         if (name := split_member(member)) is not None:
             return name[0]
     raise ShardError("no file of a sample in this range of the tar")
+
+
+def refs_at(ends: IntArray, positions: IntArray) -> list[SampleRef]:
+    """Return (shard, index) of the samples at these positions.
+
+    Args:
+        ends: int64 [num_shards], cumulative sums of the samples of each shard.
+        positions: int64 [n], each at least 0 and below ``ends[-1]``.
+
+    Examples:
+        Shards with 2, 0 and 3 samples hold the positions 0-1, none and 2-4.
+
+        >>> import numpy as np
+        >>> refs_at(np.cumsum([2, 0, 3]), np.array([1, 2, 4]))
+        [(0, 1), (2, 0), (2, 2)]
+    """
+    shards = np.searchsorted(ends, positions, side="right")
+    starts = np.where(shards > 0, ends[shards - 1], 0)
+    return list(zip(shards.tolist(), (positions - starts).tolist(), strict=True))

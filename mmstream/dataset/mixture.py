@@ -85,7 +85,7 @@ class Mixture:
         return f"<Mixture: {', '.join(parts)}{changes * (len(self.weights) > 1)}>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display.mixtures import mixture_html
+        from mmstream.display.pipelines import mixture_html
 
         return mixture_html(self)
 

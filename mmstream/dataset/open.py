@@ -22,10 +22,9 @@ import msgspec
 
 from mmstream.dataset.bad_list import BAD_NAME, read_bad, read_bad_names
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import require_files
+from mmstream.dataset.files import picture_hint, require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.dataset.picture_hint import picture_hint
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import (
     LocalStore,

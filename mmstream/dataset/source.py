@@ -1,7 +1,7 @@
 """What the stages read from: one dataset, or several as a mixture.
 
 `ShardSource` is all that order, read and state ask for. Everything else about a shard is asked of
-the dataset that `locate` names.
+the dataset that `locate` names. `shard_samples` reads a shard from front to back.
 """
 
 from __future__ import annotations
@@ -12,9 +12,11 @@ from typing import Any, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
+from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.dataset import Dataset, ShardLocation
-from mmstream.dataset.positions import refs_at
+from mmstream.dataset.keys import refs_at
 from mmstream.display.sample_dict import SampleDict
+from mmstream.errors import SampleError
 from mmstream.order import AnyOrder
 from mmstream.storage import SharedStore, is_remote
 from mmstream.types import IntArray, Sample, SampleRef
@@ -121,3 +123,59 @@ def read_ranges(source: ShardSource, ranges: Sequence[ShardRange]) -> list[bytes
     for numbers, answer in zip(groups, answers, strict=True):
         results |= zip(numbers, answer, strict=True)
     return [results[number] for number in range(len(ranges))]
+
+
+# -- the samples of a shard, in order, in long ranges ----------------------------------------------
+
+BLOCK_BYTES = 32 << 20
+"""Bytes of a shard that are read together."""
+
+RANGE_BYTES = 8 << 20
+"""Ranges of a block. They are requested side by side."""
+
+
+def shard_samples(dataset: Dataset, shard: int) -> Iterator[Sample | SampleError]:
+    """Yield the samples of a shard. A damaged one is its SampleError.
+
+    A block of samples is in memory: 32 MiB, or one larger sample.
+
+    Raises:
+        ShardError: The shard is absent, cut, or was replaced.
+        StorageError: The storage failed after retries.
+    """
+    index = dataset.index_of(shard)
+    offsets = index.offsets
+    start = 0
+    while start < len(offsets) - 1:
+        stop = _block_end(offsets, start)
+        data = _read(dataset, shard, int(offsets[start]), int(offsets[stop]))
+        base = int(offsets[start])
+        for number in range(start, stop):
+            sample_bytes = data[int(offsets[number]) - base : int(offsets[number + 1]) - base]
+            try:
+                checksum = None if index.checksums is None else index.checksums[number]
+                if checksum is not None and sample_checksum(sample_bytes) != checksum:
+                    yield dataset.read(shard, number)  # again, past what this machine holds
+                else:
+                    yield dataset.parse(sample_bytes, shard, number)
+            except SampleError as error:
+                yield error
+        start = stop
+
+
+def _block_end(offsets: IntArray, start: int) -> int:
+    """Return the sample before which a block ends that begins with sample `start`."""
+    stop = int(np.searchsorted(offsets, offsets[start] + BLOCK_BYTES, side="right")) - 1
+    return max(stop, start + 1)
+
+
+def _read(dataset: Dataset, shard: int, start: int, stop: int) -> memoryview:
+    ranges = [
+        (shard, first, min(stop, first + RANGE_BYTES)) for first in range(start, stop, RANGE_BYTES)
+    ]
+    pieces = []
+    for piece in dataset.read_ranges(ranges):
+        if isinstance(piece, OSError):
+            raise dataset.explain(piece, shard, stop) from piece
+        pieces.append(piece)
+    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))

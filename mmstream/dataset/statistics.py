@@ -22,7 +22,7 @@ from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
 from mmstream.display.contents import messages_of, row_json, text_of
-from mmstream.display.spread import spread
+from mmstream.display.datasets import spread
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
 from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL, Sample, SampleRef

@@ -26,7 +26,7 @@ from mmstream.decoding.address import with_address
 from mmstream.decoding.fields import call_user, field_names, parse_json
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder
-from mmstream.decoding.image.plan import Plan
+from mmstream.decoding.image.geometry import Plan
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, TypeAlias
 
 from mmstream.decoding.audio.limits import check_rate, refuse_short
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.mp4_boxes import mp4_rotation
+from mmstream.decoding.ffmpeg.mp4_tables import mp4_rotation
 from mmstream.decoding.image.limits import MAX_PIXELS
 from mmstream.errors import DecodeError
 from mmstream.media_types import container_format

@@ -24,7 +24,7 @@ import torch
 
 from mmstream.decoding.address import with_address
 from mmstream.decoding.fields import audio_fields, in_order, video_fields
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import AudioShape, MediaShapes, VideoShape
 from mmstream.decoding.sample_rng import sample_rng
 from mmstream.decoding.user_functions import seed_generators

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.geometry import ImageShape
 
 
 class VideoShape(NamedTuple):

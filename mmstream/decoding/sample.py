@@ -36,7 +36,7 @@ from mmstream.decoding.fields import (
     parse_json,
 )
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media import (
     MediaPlans,
     audio_decoders,
@@ -47,7 +47,7 @@ from mmstream.decoding.media import (
 )
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
-from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
+from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.user_functions import seed_generators
 from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample

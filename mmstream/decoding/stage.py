@@ -47,7 +47,7 @@ from mmstream.decoding.substitute import (
     RowDecoder,
     Transform,
 )
-from mmstream.decoding.text.loss import LOSS_FIELD, TextLoss
+from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead
 from mmstream.errors import DecodeError, SampleError
 from mmstream.lazy_bytes import LazyBytes

@@ -34,7 +34,7 @@ from mmstream.decoding.sample import (
     parse_fields,
 )
 from mmstream.decoding.text.decoder import DecodedText
-from mmstream.decoding.text.loss import LOSS_FIELD
+from mmstream.decoding.text.placeholders import LOSS_FIELD
 from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.errors import (
     BUGS,

@@ -1,7 +1,6 @@
 """``mmstream demo``: from rows to a trained model on an embedded corpus, with a kill and a proof.
 
-demo.py    convert, verify, train with two processes, kill one, resume with one, compare
-report.py  what happened and what was proven, as Markdown
+demo.py    convert, verify, train with two processes, kill one, resume with one, compare, report
 corpus/    96 photographs with five captions each
 """
 

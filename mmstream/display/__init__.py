@@ -2,22 +2,16 @@
 
 notebook.py    show: anything below as something that a notebook displays, or as a page
 sample_dict.py the dict that users get as a sample: it shows itself in one line
-datasets.py    a dataset or a slice of it, with some samples
-spread.py      which samples stand for a dataset
-mixtures.py    a mixture and its sources
+datasets.py    a dataset or a slice of it, and which samples stand for it
 samples.py     samples and batches as contact sheets, and whole samples
 recordings.py  videos and sounds of samples and batches, raw or decoded
-clips.py       frames of a video
-sounds.py      a waveform, a player, a picture of features
-media_files.py files of videos and sounds: what they hold, and a part of it drawn
-cards.py       whole samples one below the other, as a page or for a terminal
-pairs.py       pairs of samples side by side
+media_files.py frames, waveforms and players of them; what files of videos and sounds hold
+cards.py       whole samples one below the other or in pairs, as a page or for a terminal
 packs.py       batches without padding: the documents of each row, one behind the other
 tokens.py      text as a model gets it, with the masked labels apart
 statistics.py  statistics of a dataset as a table and bars
-pipelines.py   what a pipeline does, and how far a loader has come
-contents.py    the pictures, texts and fields of a sample or batch
-file_kinds.py  what a file is, from its first bytes
+pipelines.py   what a pipeline or a mixture does, and how far a loader has come
+contents.py    the pictures, texts and fields of a sample or batch; what a file is
 markup.py      small pieces of HTML, and the page around them
 drawing.py     charts, by matplotlib
 run_drawing.py the metrics of runs in charts

@@ -20,7 +20,7 @@ from mmstream.display.contents import (
 )
 from mmstream.display.markup import QUIET, html_text, page, problem_html
 from mmstream.display.media_files import field_text, is_media_file
-from mmstream.display.mixtures import key_text
+from mmstream.display.pipelines import key_text
 from mmstream.display.recordings import recording_text, recordings_of
 from mmstream.display.sample_dict import value_text
 from mmstream.display.samples import DEFAULT_SAMPLE_RATE, MAX_TURNS, sample_html
@@ -161,3 +161,34 @@ def _content_text(turn: Mapping[str, Any]) -> str:
 def _line(value: object) -> str:
     text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
     return escaped(text, MAX_LINE_CHARACTERS)
+
+
+# -- pairs of samples side by side: duplicates, and what two datasets share ------------------------
+
+
+def pairs_html(head: str, pairs: Iterable[tuple[str, Card, Card]]) -> str:
+    """Return pairs of samples one below the other.
+
+    Args:
+        head: What they are, as text.
+        pairs: (what they share, the first sample, the later sample). Each is read when its turn
+            comes.
+    """
+    parts = [f'<p style="font-size:1.2em">{html_text(head, 1000)}</p>']
+    for note, first, second in pairs:
+        sides = "".join(
+            f'<div style="flex:1 1 0;min-width:0">{_card_html(card)}</div>'
+            for card in (first, second)
+        )
+        parts.append(
+            '<div style="border-top:1px solid rgba(128,128,128,.35);padding:12px 0">'
+            f'<div style="{QUIET}">{html_text(note, 300)}</div>'
+            f'<div style="display:flex;gap:24px">{sides}</div></div>'
+        )
+    return page(*parts)
+
+
+def _card_html(card: Card) -> str:
+    if card.sample is None:
+        return f"<b>{html_text(card.address, 200)}</b> {html_text(card.problem, 1000)}"
+    return sample_html(card.sample, note=card.note, max_file_bytes=0)

@@ -1,6 +1,6 @@
 """The videos and sounds of a sample or a batch, raw or decoded, and what they are in words.
 
-    samples.py, cards.py -> recordings.py -> contents.py; drawn by clips.py and sounds.py
+    samples.py, cards.py -> recordings.py -> contents.py; drawn by media_files.py
 
 A decoded recording is shown as the model gets it: the frames that were chosen, and the samples
 after resampling.

@@ -9,7 +9,7 @@ from __future__ import annotations
 from itertools import islice
 from typing import Any
 
-from mmstream.display.file_kinds import file_kind
+from mmstream.display.contents import file_kind
 from mmstream.display.markup import size_text
 from mmstream.errors import escaped
 

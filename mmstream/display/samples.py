@@ -9,7 +9,6 @@ from typing import Any
 
 import msgspec
 
-from mmstream.display.clips import clip_html, clip_tiles
 from mmstream.display.contents import (
     address_of,
     batch_pictures,
@@ -30,8 +29,17 @@ from mmstream.display.markup import (
     size_text,
     small_line,
 )
-from mmstream.display.media_files import file_html, file_thumbnail
-from mmstream.display.mixtures import key_text, rows_of_sources
+from mmstream.display.media_files import (
+    clip_html,
+    clip_tiles,
+    features_html,
+    file_html,
+    file_thumbnail,
+    sound_html,
+    spectrogram,
+    waveform,
+)
+from mmstream.display.pipelines import key_text, rows_of_sources
 from mmstream.display.recordings import (
     Clip,
     Features,
@@ -39,7 +47,6 @@ from mmstream.display.recordings import (
     batch_recordings,
     recordings_of,
 )
-from mmstream.display.sounds import features_html, sound_html, spectrogram, waveform
 from mmstream.display.tokens import tokens_html
 
 MAX_TILES = 16

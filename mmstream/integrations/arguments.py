@@ -3,37 +3,37 @@
     inputs.model_inputs, check_packing.py -> `model_arguments`
 
 Text is the same for all models: ids, mask and labels. `families`, `videos` and `sound` have what
-differs: in which form a model takes pictures, videos and audio. Models that take one picture a row
-are in `one_picture`.
+differs: in which form a model takes pictures, videos and audio.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
 
 from mmstream.batching.valid import valid_labels
+from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
 from mmstream.integrations.blank import add_blank, add_blank_audio, add_blank_video
+from mmstream.integrations.counts import require_one_each
 from mmstream.integrations.families import VISION_LANGUAGE, Pictures, check_tokens
 from mmstream.integrations.model_kinds import (
     TWO_TOWERS,
     is_classifier,
     is_text_model,
     parameters_of,
+    resolve_model,
 )
 from mmstream.integrations.mrope_positions import (
     check_positions_once,
+    has_sound_in_videos,
     mrope_positions,
     needs_mrope,
+    omni_positions,
     rule_of,
-)
-from mmstream.integrations.omni_positions import has_sound_in_videos, omni_positions
-from mmstream.integrations.one_picture import (
-    classification_arguments,
-    two_tower_arguments,
 )
 from mmstream.integrations.packed_text import (
     DOCUMENT_ARGUMENTS,
@@ -42,8 +42,6 @@ from mmstream.integrations.packed_text import (
     packed_arguments,
     packed_text,
 )
-from mmstream.integrations.pictures import dtype_of, pictures_of, pixel_changer
-from mmstream.integrations.resolve import resolve_model
 from mmstream.integrations.sound import (
     HEARING,
     Features,
@@ -54,7 +52,8 @@ from mmstream.integrations.sound import (
     transcribed,
 )
 from mmstream.integrations.videos import SEEING, Videos, check_video_tokens, videos_of
-from mmstream.types import Batch
+from mmstream.types import IGNORED_LABEL, Batch
+from mmstream.wrong_arguments import shown
 
 _SPEECH = "whisper"
 _TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
@@ -288,3 +287,200 @@ def _text_inputs(batch: Batch) -> dict[str, Tensor]:
     if "labels" in text and "__valid__" in batch:
         text["labels"] = valid_labels(batch)
     return text
+
+
+# -- one picture a row: classifiers, and CLIP and SigLIP ------------------------------------------
+
+
+def classification_arguments(
+    batch: Batch, family: str, pictures: Pictures | None, label_field: str
+) -> dict[str, Any]:
+    """Return the pictures of rows, and their class numbers where the batch has some.
+
+    Args:
+        batch: The batch.
+        family: The ``model_type``, for messages.
+        pictures: The batch's pictures.
+        label_field: The field of class numbers where ``labels`` holds something else.
+    """
+    if pictures is None:
+        raise ConfigError(f"model_inputs: {family} takes one picture a row, this batch has none")
+    inputs: dict[str, Any] = {"pixel_values": _one_a_row(batch, family, pictures)}
+    numbers = batch.get("labels")
+    if not (isinstance(numbers, Tensor) and numbers.ndim == 1) and not _are_numbers(numbers):
+        numbers = batch.get(label_field)
+    if numbers is None:
+        return inputs  # for inference
+    valid = batch.get("__valid__")
+    is_valid = [True] * len(numbers) if valid is None else valid.tolist()
+    labels = [
+        _class_number(batch, row, number, label_field) if is_valid[row] else IGNORED_LABEL
+        for row, number in enumerate(numbers.tolist() if isinstance(numbers, Tensor) else numbers)
+    ]
+    inputs["labels"] = torch.tensor(labels, device=inputs["pixel_values"].device)
+    return inputs
+
+
+def _are_numbers(values: Any) -> bool:
+    return isinstance(values, list) and all(type(value) is int for value in values)
+
+
+def _class_number(batch: Batch, row: int, value: Any, field: str) -> int:
+    try:
+        return int(value if isinstance(value, int | str) else bytes(value))
+    except (TypeError, ValueError):
+        key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
+        raise ConfigError(
+            f"model_inputs: {key}.{field}: not a class number; map it in a transform, "
+            "or give label_field="
+        ) from None
+
+
+def two_tower_arguments(
+    batch: Batch, family: str, *, is_whole: bool, pictures: Pictures | None
+) -> dict[str, Any]:
+    """Return pairs of texts and pictures, or the inputs of one tower.
+
+    Args:
+        batch: The batch.
+        family: "clip" or "siglip".
+        is_whole: Whether the model has both towers.
+        pictures: The batch's pictures.
+    """
+    inputs: dict[str, Any] = {}
+    if isinstance(batch.get("input_ids"), Tensor):
+        inputs["input_ids"] = batch["input_ids"]
+        if family != "siglip":
+            inputs["attention_mask"] = batch["attention_mask"]
+    if pictures is not None:
+        inputs["pixel_values"] = _one_a_row(batch, family, pictures)
+    if not inputs:
+        raise ConfigError(f"model_inputs: {family} takes pictures and texts, the batch has neither")
+    valid = batch.get("__valid__")
+    if valid is not None and not valid.all():
+        inputs = {name: value[valid.to(value.device)] for name, value in inputs.items()}
+    if is_whole and "input_ids" in inputs and "pixel_values" in inputs:
+        inputs["return_loss"] = True
+    return inputs
+
+
+def _one_a_row(batch: Batch, family: str, pictures: Pictures) -> Tensor:
+    """Return [B, 3, H, W], the one picture of each row."""
+    counts = torch.bincount(pictures.rows, minlength=pictures.num_rows).tolist()
+    require_one_each(batch, counts, family, "picture")
+    return pictures.stacked(family)
+
+
+# -- the pictures of a batch, normalised, as the functions of `families` get them -----------------
+
+
+def pictures_of(
+    batch: Batch, image_field: str, change: Callable[[Tensor], Tensor]
+) -> Pictures | None:
+    """Return the pictures of a batch, normalised; None if it has none."""
+    images = batch.get(image_field)
+    if image_field not in batch:
+        _check_other_fields(batch, image_field)
+    if images is None or len(images) == 0:
+        return None
+    num_rows = len(batch["__valid__"]) if "__valid__" in batch else None
+    if isinstance(images, Tensor):
+        tiles: Tensor | list[Tensor] = change(images)
+    elif isinstance(images, list):
+        tiles = [change(image) for image in images]
+    else:
+        raise ConfigError(
+            f"model_inputs: {image_field!r} is a {type(images).__name__}: give a tensor, or a list "
+            "of tensors"
+        )
+    rows = batch.get(f"{image_field}_row")
+    if rows is None:
+        rows = torch.arange(len(tiles), device=tiles[0].device)
+    samples = batch.get(f"{image_field}_document")
+    if is_packed(batch):
+        num_rows = len(batch["input_ids"])  # 1 where all rows lie one behind the other
+        rows = rows if num_rows > 1 else torch.zeros_like(rows)
+    if num_rows is None:
+        num_rows = len(batch["input_ids"]) if "input_ids" in batch else int(rows.max()) + 1
+    return Pictures(
+        tiles,
+        rows,
+        num_rows,
+        tiles_per_picture=_joined(batch.get(f"{image_field}_tiles")),
+        sizes=_joined(batch.get(f"{image_field}_size")),
+        samples=samples,
+    )
+
+
+def _check_other_fields(batch: Batch, image_field: str) -> None:
+    """Refuse a batch whose pictures stand in another field: the model would train without them."""
+    others = [
+        name
+        for name, value in batch.items()
+        if isinstance(value, Tensor)
+        and value.ndim == 4
+        and value.shape[1] == 3
+        and f"{name}_frames" not in batch  # of videos
+    ]
+    if others or image_field != "image":
+        where = " and ".join(map(repr, others)) or "no field"
+        give = f", or pass image_field={others[0]!r}" if others else ""
+        raise ConfigError(
+            f"model_inputs: the batch has no {shown(image_field)}, and pictures in {where}: decode "
+            f"them with Decode(image=){give}"
+        )
+
+
+def _joined(values: Any) -> Tensor | None:
+    """Join what each row has of its pictures, such as [2, 1] and [3], to one tensor, [2, 1, 3]."""
+    if values is None:
+        return None
+    parts = [torch.as_tensor(value) for value in values if value is not None]
+    return torch.cat(parts) if parts else None
+
+
+def pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], Tensor]:
+    """Return a function that normalises uint8 pixels and leaves floating ones as they are.
+
+    Args:
+        normalize: As `model_inputs` takes it.
+        model: The model, which has a dtype. None: float32.
+        kind: "image" or "video": whose mean and deviation of a processor are taken.
+    """
+    dtype = dtype_of(model)
+
+    def change(image: Tensor) -> Tensor:
+        if image.is_floating_point():
+            return image
+        if image.dtype != torch.uint8:
+            raise ConfigError(f"model_inputs: {kind}s are uint8 or floating, not {image.dtype}")
+        settings = _settings_of(normalize, kind)
+        if settings is None:
+            raise ConfigError(
+                "model_inputs: the pixels are uint8, not normalised: "
+                "to_device(loader, device, normalize=mm.Normalize(processor.image_mean, "
+                "processor.image_std)), or model_inputs(..., normalize=processor)"
+            )
+        return Normalizer(settings, dtype, image.device)(image)
+
+    return change
+
+
+def _settings_of(normalize: Any, kind: str) -> Normalize | None:
+    if normalize is None or isinstance(normalize, Normalize):
+        return normalize
+    processor = getattr(normalize, "image_processor", normalize)
+    processor = getattr(normalize, f"{kind}_processor", processor)
+    if not hasattr(processor, "image_mean") or not hasattr(processor, "image_std"):
+        raise ConfigError(
+            f"model_inputs: normalize={type(normalize).__name__}: give an mm.Normalize, or a "
+            "processor with image_mean and image_std"
+        )
+    return Normalize(processor.image_mean, processor.image_std)
+
+
+def dtype_of(model: Any) -> torch.dtype:
+    """Return the dtype of a model's weights; float32 where there is no model."""
+    dtype = getattr(model, "dtype", None)
+    is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point
+    return dtype if isinstance(dtype, torch.dtype) and is_floating else torch.float32

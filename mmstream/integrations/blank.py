@@ -15,11 +15,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.image.tiles import LlavaNextTiles
-from mmstream.decoding.text.image_lengths import llava_next_length
+from mmstream.decoding.text.media_lengths import llava_next_length
 from mmstream.integrations.families import Pictures
-from mmstream.integrations.omni_positions import OMNI
+from mmstream.integrations.mrope_positions import OMNI
 from mmstream.integrations.packed_text import is_packed, with_padding_document
 from mmstream.integrations.sound import Features, num_tokens_of
 from mmstream.integrations.videos import Videos

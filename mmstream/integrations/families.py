@@ -16,13 +16,13 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 
-from mmstream.decoding.image.image_shape import ImageShape
+from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.image.tiles import LlavaNextTiles
-from mmstream.decoding.text.image_lengths import llava_onevision_length
+from mmstream.decoding.text.media_lengths import llava_onevision_length
 from mmstream.errors import ConfigError
-from mmstream.integrations.omni_positions import QWEN3_OMNI
-from mmstream.integrations.patches import patch_lines
-from mmstream.integrations.token_counts import check_count
+from mmstream.integrations.counts import check_count
+from mmstream.integrations.mrope_positions import QWEN3_OMNI
+from mmstream.integrations.videos import patch_lines
 
 _ONE_SIZE = ("clip_vision_model", "siglip_vision_model")
 """Vision towers of Llava that take pictures of one size."""

@@ -1,5 +1,6 @@
-"""What transformers says of a model: what it is for, and the arguments of its forward pass.
+"""What transformers says of a model: its config, what it is for, the arguments of its forward pass.
 
+inputs.py, check_packing.py -> `resolve_model`
 arguments.model_arguments -> `is_classifier`, `is_text_model`, `parameters_of`
 """
 
@@ -10,6 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 from mmstream._torchvision import import_torchvision
+from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import shown
 
 TWO_TOWERS = ("clip", "siglip")
 """Families with a tower for texts and one for pictures."""
@@ -62,3 +65,35 @@ def parameters_of(config_type: Any) -> frozenset[str]:
         if config_type in mapping:
             return frozenset(inspect.signature(mapping[config_type].forward).parameters)
     return frozenset()
+
+
+def resolve_model(model_or_family: Any) -> tuple[Any, Any]:
+    """Return the model (None for a config or a name) and its config.
+
+    Args:
+        model_or_family: The model (also in DDP, or compiled), its config, or a ``model_type``.
+
+    Raises:
+        ConfigError: It is none of these.
+    """
+    if isinstance(model_or_family, str):
+        import_torchvision()  # transformers imports it too
+        from transformers import CONFIG_MAPPING
+
+        try:
+            return None, CONFIG_MAPPING[model_or_family]()
+        except KeyError:
+            raise ConfigError(
+                f"model_inputs: {shown(model_or_family)} is not a model_type of transformers, "
+                'such as "qwen2_vl"; or give the model itself'
+            ) from None
+    model = model_or_family
+    while not hasattr(model, "config") and not hasattr(model, "model_type"):
+        inner = getattr(model, "module", getattr(model, "_orig_mod", None))  # DDP, torch.compile
+        if inner is None:
+            raise ConfigError(
+                f"model_inputs: {type(model).__name__} has no config; give a model of "
+                "transformers, its config, or a model_type"
+            )
+        model = inner
+    return (None, model) if hasattr(model, "model_type") else (model, model.config)

@@ -15,9 +15,8 @@ import torch
 from torch import Tensor
 
 from mmstream.errors import ConfigError
-from mmstream.integrations.omni_positions import OMNI, QWEN3_OMNI
-from mmstream.integrations.one_each import require_one_each
-from mmstream.integrations.token_counts import check_count
+from mmstream.integrations.counts import check_count, require_one_each
+from mmstream.integrations.mrope_positions import OMNI, QWEN3_OMNI
 from mmstream.types import Batch
 
 HEARING = ("qwen2_audio", *OMNI)

@@ -1,14 +1,12 @@
 """The fifth stage: order -> read -> decode -> batch -> LOADER -> device.
 
 loader.py              `Loader`: this rank's batches in step order, and their state
-maker_settings.py      how many processes make batches, and how
-batch_makers.py        the processes that make batches: this one or workers, and the reader process
-workers.py             the parent's side of worker processes
+batch_makers.py        the processes that make batches: this one, workers, the reader process
 watchdog.py            notices a batch that does not come
 worker_group.py        what a worker works on, and how it ended, in words
 worker_process.py      the child's side
 batch_transport.py     a batch crosses from a worker to the main process
-settings.py            what must be the same on every rank, in words
+settings.py            what must be the same on every rank, in words; how batches are made
 balance.py             rows of packs dealt to the ranks by their cost
 delivered.py           counts what delivered batches hold, beside bad samples
 advice.py              what a loader logs before its first batch

@@ -21,14 +21,13 @@ from mmstream.decoding.stored import baked_content
 from mmstream.display.markup import count_text, size_text
 from mmstream.errors import escaped
 from mmstream.order import AnyOrder
-from mmstream.order.shared_lanes import request_factor
+from mmstream.order.lanes import request_factor
 from mmstream.pipeline import Pipeline, large_files_of
-from mmstream.reading.plan import epoch_reads
+from mmstream.reading.plan import epoch_reads, window_bytes
 from mmstream.reading.process import needs_reader_process
-from mmstream.reading.window_memory import window_bytes
 from mmstream.storage import is_remote
 from mmstream.storage.patience import patience_limit_s
-from mmstream.storage.transfer_limits import MAX_PREFIX_RATE
+from mmstream.storage.transfers import MAX_PREFIX_RATE
 from mmstream.world import RowsPerRank, World, rows_of_rank
 
 logger = logging.getLogger(__name__)

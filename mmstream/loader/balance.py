@@ -16,9 +16,8 @@ from functools import partial
 import numpy as np
 
 from mmstream.batching.batching import Pack
-from mmstream.order.shared_lanes import request_factor
-from mmstream.packing.cost import Cost
-from mmstream.packing.deal import deal, imbalance, micro_imbalance
+from mmstream.order.lanes import request_factor
+from mmstream.packing.cost import Cost, deal, imbalance, micro_imbalance
 from mmstream.packing.order import PackOrder
 from mmstream.pipeline import Pipeline
 from mmstream.reading.process import needs_reader_process

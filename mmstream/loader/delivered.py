@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from mmstream.bad_samples.stats import Stats
+from mmstream.bad_samples.limits import Stats
 from mmstream.batching.batching import Flat, Pack
 from mmstream.pipeline import Pipeline
 from mmstream.reading.step import BatchLineage

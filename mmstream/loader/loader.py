@@ -15,15 +15,13 @@ from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream._plain_tensors import plain_tensors
 from mmstream.agreement import agree
-from mmstream.bad_samples.limits import count_samples
-from mmstream.bad_samples.stats import Stats
+from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.errors import ConfigError
 from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
 from mmstream.loader.batch_makers import BatchMakers
 from mmstream.loader.delivered import DeliveredCounts
-from mmstream.loader.maker_settings import MultiprocessingContext, maker_settings
-from mmstream.loader.settings import rank_settings
+from mmstream.loader.settings import MultiprocessingContext, maker_settings, rank_settings
 from mmstream.loader.watchdog import StallLimits
 from mmstream.pipeline import Pipeline
 from mmstream.processes import cpu_seconds, pss_bytes

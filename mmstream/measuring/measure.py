@@ -23,8 +23,8 @@ from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import Fact, read_facts
-from mmstream.dataset.positions import refs_at
-from mmstream.dataset.shard_samples import shard_samples
+from mmstream.dataset.keys import refs_at
+from mmstream.dataset.source import shard_samples
 from mmstream.errors import (
     ConfigError,
     ManifestError,
@@ -34,9 +34,7 @@ from mmstream.errors import (
     escaped,
     where,
 )
-from mmstream.machine import num_cores
-from mmstream.measuring.lengths import Counter, SampleLengths, batches
-from mmstream.measuring.settings import settings_of
+from mmstream.measuring.lengths import Counter, SampleLengths, batches, settings_of
 from mmstream.packing.measure_file import (
     COLUMNS,
     UNUSABLE_NAME,
@@ -47,7 +45,7 @@ from mmstream.packing.measure_file import (
     read_lengths,
     write_lengths,
 )
-from mmstream.process_pool import run_in_processes
+from mmstream.processes import num_cores, run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.storage import Store, open_store
 from mmstream.types import SampleRef

@@ -17,7 +17,6 @@ from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.machine import num_cores
 from mmstream.measuring.find_plan import misfit, plan_name, seed_of_source
 from mmstream.measuring.lengths import Counter
 from mmstream.measuring.measure import Work, measure
@@ -27,6 +26,7 @@ from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder, write_
 from mmstream.packing.planner import make_plan, plan_digest, require_first_shards
 from mmstream.packing.settings import PackLimits
 from mmstream.pipeline import Pipeline
+from mmstream.processes import num_cores
 from mmstream.storage import open_store
 from mmstream.wrong_arguments import NonEmptyStr, NonNegativeInt, PositiveInt, checked
 

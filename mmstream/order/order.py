@@ -19,7 +19,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.order.any_order import SampleRows
+from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
 from mmstream.order.cache import keep
 from mmstream.order.checks import (
     MAX_ROWS,
@@ -38,7 +38,6 @@ from mmstream.order.defaults import SINGLE_SAMPLE, RowShape, default_settings
 from mmstream.order.lane_lists import EpochLaneLists, LaneLists
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
-from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
 from mmstream.types import IntArray
 from mmstream.wrong_arguments import checked
 

@@ -1,19 +1,15 @@
 """Plans of packs: which samples form one row of a batch, decided once, from their lengths.
 
-    array_files.py   arrays as ``.npy`` files that are named by their content
     measure_file.py  the lengths of all samples: a measure, as a file for each shard
-    settings.py      what a pack may hold
+    settings.py      what a pack may hold, and conditions on samples
     pack.py          shards -> groups, and the samples of a group -> packs
     planner.py       a measure -> a plan
-    plan.py          an opened plan: the documents and sums of its units
-    plan_file.py     a plan in a folder, a bucket, or the cache of this machine
+    plan.py          an opened plan: the documents and sums of its units; those of a mixture as one
+    plan_file.py     a plan in a folder, a bucket, or the cache of this machine, as arrays
     order.py         the order over packs, answered in samples
-    mixture_plan.py  the plans of a mixture's sources as one
     mixture_order.py the order over the packs of a mixture
-    cost.py          what a unit costs a model
-    deal.py          which rank takes which row of a step
+    cost.py          what a unit costs a model, and which rank takes which row of a step
     plan_report.py   how full the packs are, and what keeps them from more
-    condition.py     conditions over the columns of a measure
 
 A plan is integers: it needs no tokenizer, no torch and none of the tars.
 """

@@ -22,8 +22,8 @@ from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
 from mmstream.order.corpus import DATASET, dataset_identity, differing_keys
 from mmstream.order.mixture.recipe import binding
-from mmstream.packing.mixture_plan import MixturePlan
 from mmstream.packing.order import PackOrder, bad_units
+from mmstream.packing.plan import MixturePlan
 
 
 class MixturePackOrder(PackOrder):

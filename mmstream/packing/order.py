@@ -31,8 +31,7 @@ from mmstream.order.cache import keep
 from mmstream.order.checks import integer, require
 from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
 from mmstream.order.defaults import RowShape
-from mmstream.packing.mixture_plan import MixturePlan
-from mmstream.packing.plan import PackPlan, Units, UnitSums
+from mmstream.packing.plan import MixturePlan, PackPlan, Units, UnitSums
 from mmstream.types import IntArray
 
 SCANNED_UNITS = 1 << 20

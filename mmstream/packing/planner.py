@@ -13,7 +13,6 @@ import numpy.typing as npt
 
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, escaped
-from mmstream.packing.condition import evaluate
 from mmstream.packing.measure_file import Measure, is_same_shard
 from mmstream.packing.pack import BLOCK_PACKS, group_stops, pack_samples
 from mmstream.packing.plan import (
@@ -24,8 +23,8 @@ from mmstream.packing.plan import (
     UNUSABLE,
     PackPlan,
 )
-from mmstream.packing.settings import PackLimits
-from mmstream.process_pool import run_in_processes
+from mmstream.packing.settings import PackLimits, evaluate
+from mmstream.processes import run_in_processes
 from mmstream.types import IntArray
 
 RULES_VERSION = 1

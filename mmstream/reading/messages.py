@@ -32,8 +32,8 @@ from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.large_samples import LargeSample
-from mmstream.reading.packed_rows import PackedRows
 from mmstream.reading.range_cache import NodeCacheSettings
+from mmstream.reading.step import PackedRows
 from mmstream.storage import ObjectStat
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray

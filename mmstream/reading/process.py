@@ -15,12 +15,11 @@ from multiprocessing.connection import Connection
 from typing import Any, cast
 
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
-from mmstream.machine import num_local_ranks
 from mmstream.order import AnyOrder
-from mmstream.processes import job_signals_blocked, safe_environment, words_of_exit
+from mmstream.processes import job_signals_blocked, num_local_ranks, safe_environment, words_of_exit
 from mmstream.reading.messages import ReaderSetup, StepConnection
+from mmstream.reading.plan import needs_single_samples
 from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached
-from mmstream.reading.window_memory import needs_single_samples
 from mmstream.storage.node_cache import open_cache_dir
 
 logger = logging.getLogger(__name__)

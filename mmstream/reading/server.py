@@ -29,7 +29,6 @@ import numpy as np
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import datasets_of
 from mmstream.errors import MMStreamError
-from mmstream.reading.arrived import CachedSample, StepSamples
 from mmstream.reading.messages import (
     MAX_AHEAD,
     MAX_MESSAGE_BYTES,
@@ -40,7 +39,7 @@ from mmstream.reading.messages import (
     Verdict,
 )
 from mmstream.reading.range_cache import RangeCache, needs_of
-from mmstream.reading.rank_reader import RankReader
+from mmstream.reading.rank_reader import CachedSample, RankReader, StepSamples
 from mmstream.reading.sample_memory import SampleMemory, most_bytes
 from mmstream.storage.node_cache import NodeCache
 from mmstream.storage.range_client import range_client

@@ -1,31 +1,21 @@
 """Bytes in and out of a local folder, an object store, or memory. Remote requests are retried.
 
-    store.py     what every store can do
-    local.py     a folder of this machine
-    shared.py    a folder of a file system that is reached over a network (NFS, Lustre)
-    remote.py    a prefix of an object store, through fsspec: clients, requests
+    store.py     what every store can do; many requests at once; an object as a file
+    local.py     a folder of this machine, or of NFS, Lustre and the like; new files
+    remote.py    a prefix of an object store, through fsspec: clients, requests, errors
     upload.py    a new object in S3: its parts are sent while it is written
-    side_by_side.py  many other small requests at once
     web.py       requests to plain web servers (``http://``, ``https://``)
-    plain_errors.py  errors of other clients, without secrets
     http_headers.py  what headers of answers say: ranges, dates
     s3_errors.py     what the refusals of S3 mean
     patience.py  how long failing requests are sent again
-    range_client.py  clients that open ranges of objects, for the hot read path
+    range_client.py  clients that open ranges of objects, for the hot read path: through threads
     s3_client.py     the one for ``s3://``: what becomes of each answer
     s3_session.py    what s3fs sends everything else with: answers that no S3 sends are refused
-    s3_endpoint.py   where a bucket is and which credentials open it, as botocore says
-    s3_signature.py  signatures of requests to S3
+    s3_endpoint.py   where a bucket is, which credentials open it, and signatures
     http_client.py   HTTP requests whose answers are read in pieces
-    store_client.py  the one for every other store, through threads
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
-    transfer_limits.py  the numbers that it goes by
     transfer_counts.py  what it counts
-    in_flight.py        how many requests at a time, by measurement
-    transfer_speeds.py  how fast requests were of late, so which are late now
     memory.py    objects in this process (``memory://``), for tests and small corpora
-    object_file.py   an object as a file that other libraries read
-    new_file.py  a new local file: a temporary name, then renamed
     node_cache/      samples of remote shards on a disk of this machine
     write_lock.py    one writer at a time in a folder or prefix
     urls.py      names of objects
@@ -44,11 +34,10 @@ import os
 from pathlib import Path
 
 from mmstream.errors import ConfigError
-from mmstream.storage.local import LocalStore, map_file, open_file
+from mmstream.storage.local import LocalStore, SharedStore, is_shared, map_file, open_file
 from mmstream.storage.memory import MemoryStore
 from mmstream.storage.patience import patience_limit_s
 from mmstream.storage.remote import RemoteStore
-from mmstream.storage.shared import SharedStore, is_shared
 from mmstream.storage.store import (
     Access,
     NotAFileError,

@@ -7,20 +7,28 @@ from __future__ import annotations
 
 import errno
 import fcntl
+import io
 import os
+import re
+import resource
+import secrets
 import stat
 import sys
+import threading
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from itertools import groupby
 from mmap import ACCESS_READ, mmap
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, ClassVar
+from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.new_file import create_file
+from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.store import (
     Access,
     CommonCalls,
@@ -30,6 +38,92 @@ from mmstream.storage.store import (
     require_size,
 )
 from mmstream.storage.urls import Range, join_url
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
+
+
+# -- a new file: a temporary name, then renamed ----------------------------------------------------
+#
+# `LocalStore` writes all objects this way, and so does whoever rewrites a file of its own. The
+# temporary name of ``a.tar`` is ``.a.tar.PID-RANDOM.tmp``: two processes never share one, and
+# nobody can put a link in its place beforehand. A killed process leaves it behind;
+# `remove_temporaries` is for whoever knows that no other process writes there.
+
+EARLY_BYTES = 1 << 20
+"""Pieces of this size go to the disk before the file is complete."""
+
+_FLAGS = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+@contextmanager
+def create_file(
+    path: Path, commit: Callable[[Path, Path], object] = Path.replace
+) -> Iterator[BinaryIO]:
+    """Open a new file for writing, front to back. It has its name when the block ends.
+
+    After an error there is no new file; an old one stays as it was. If `path` is a link, the new
+    file replaces the link and not the file that it leads to.
+
+    Args:
+        path: Its name.
+        commit: (the complete file, its name) -> gives it the name. By default an old file of this
+            name is replaced.
+
+    Raises:
+        StorageError: The file does not have all bytes that were written to it.
+        OSError: The disk failed, or is full.
+    """
+    name = f".{path.name}.{os.getpid()}-{secrets.token_hex(6)}.tmp"
+    temporary = path.with_name(name)
+    descriptor = os.open(temporary, _FLAGS, 0o666)  # the umask takes its bits away
+    try:
+        with io.BufferedWriter(_EarlyWriter(descriptor, "wb")) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+            num_written, size = file.tell(), os.fstat(file.fileno()).st_size
+        if size != num_written:
+            raise StorageError(
+                f"{path}: {num_written} bytes were written, but the file has {size}; "
+                "see which other program changes files there"
+            )
+        commit(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
+
+
+class _EarlyWriter(io.FileIO):
+    """Lets the disk begin with large pieces at once.
+
+    Else the `fsync` at the end waits for nearly all bytes. That was a seventh of the time in which
+    pictures of 1 MB are converted.
+    """
+
+    def write(self, data: ReadableBuffer, /) -> int:
+        num_bytes = super().write(data)
+        if num_bytes >= EARLY_BYTES and hasattr(os, "posix_fadvise"):
+            with suppress(OSError):  # a hint; not all file systems take it
+                start = self.tell() - num_bytes
+                # Linux begins to write what it cannot drop yet. Other pages stay as they are.
+                os.posix_fadvise(self.fileno(), start, num_bytes, os.POSIX_FADV_DONTNEED)
+        return num_bytes
+
+
+def remove_temporaries(folder: Path, name: str) -> None:
+    """Remove what killed processes left of files that they were writing.
+
+    Args:
+        folder: It need not exist.
+        name: Regular expression of the files' final names.
+    """
+    pattern = re.compile(rf"\.(?:{name})\.\d+-[0-9a-f]+\.tmp")
+    for path in folder.glob(".*.tmp"):
+        if pattern.fullmatch(path.name):
+            path.unlink(missing_ok=True)
+
+
+# -- a folder --------------------------------------------------------------------------------------
 
 _NO_FLOCK = (errno.EBADF, errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP, errno.EOPNOTSUPP)
 """NFS locks no folders."""
@@ -330,3 +424,246 @@ def read_exactly(
     if start < stop:
         raise StorageError(f"{path}: became shorter while it was read")
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+# -- file systems that are reached over a network --------------------------------------------------
+#
+# It is a folder like any other, but a read is a request: it waits, and it may fail for a while. So
+# many ranges are read side by side, failed reads are tried again, and nothing is mapped: a map of a
+# file that went away on the server ends the process (SIGBUS). Files stay open, as opening one is a
+# request too.
+#
+# `file_system_of` says what kind of file system a folder is on.
+
+T = TypeVar("T")
+
+MAX_READ_BYTES = 4 << 20
+"""Bytes of one read."""
+
+MAX_READS = 16
+"""Ranges that are read side by side."""
+
+MAX_OPEN_FILES = 1024
+"""Files that stay open; at most half of what the process may open."""
+
+PASSING_ERRORS = {
+    errno.EIO,
+    errno.ESTALE,  # the server has forgotten the file: it is opened again
+    errno.ETIMEDOUT,
+    errno.ENOTCONN,  # FUSE, whose process has ended
+    errno.ECONNRESET,
+    errno.ECONNREFUSED,
+    errno.EHOSTDOWN,
+    errno.EHOSTUNREACH,
+    errno.ENETDOWN,
+    errno.ENETUNREACH,
+    errno.ESHUTDOWN,  # Lustre, after an eviction
+    errno.EREMOTEIO,
+    errno.EAGAIN,
+}
+"""Errors of a server or a network that may come back."""
+
+SHARED_FILE_SYSTEMS = {
+    "9p",
+    "afs",
+    "beegfs",
+    "beegfs_nodev",
+    "ceph",
+    "cifs",
+    "gpfs",
+    "lustre",
+    "ncpfs",
+    "nfs",
+    "nfs4",
+    "orangefs",
+    "panfs",
+    "pvfs2",
+    "smb3",
+    "smbfs",
+    "wekafs",
+}
+"""Names of types in ``/proc/self/mountinfo``. "fuse" and all "fuse.NAME" count too."""
+
+LOCAL_FUSE = {"fuse.fuse-overlayfs", "fuse.lxcfs", "fuse.mergerfs", "fuse.ntfs-3g"}
+"""FUSE file systems that show folders of this machine."""
+
+
+@dataclass(frozen=True)
+class SharedStore(LocalStore):
+    """A folder on a file system that is reached over a network."""
+
+    access: ClassVar[Access] = Access(
+        max_gap_bytes=64 * 1024,
+        max_range_bytes=MAX_READ_BYTES,
+        min_header_read_bytes=64 * 1024,
+        max_header_read_bytes=1024 * 1024,
+        concurrent=True,
+        max_reads=MAX_READS,
+    )
+
+    def local_path(self, _name: str) -> None:
+        """Return None: objects are files, but they are not mapped."""
+
+    def read(self, name: str, max_bytes: int | None = None) -> bytes:
+        """Return a whole object; errors as `LocalStore.read`."""
+        return self._retry(name, partial(super().read, name, max_bytes))
+
+    def stat(self, name: str) -> ObjectStat:
+        """Return the size and the version of an object; errors as `read`."""
+        return self._retry(name, partial(super().stat, name))
+
+    def read_ranges(
+        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+    ) -> list[bytes | OSError]:
+        """Return the bytes of every range, or the error in its place."""
+
+        def read(one_range: Range) -> bytes | OSError:
+            try:
+                return self._retry(one_range[0], partial(self._read_once, *one_range, known))
+            except OSError as error:
+                return error
+
+        if len(ranges) < 2:
+            return list(map(read, ranges))
+        with ThreadPoolExecutor(min(MAX_READS, len(ranges))) as pool:
+            return list(pool.map(read, ranges))
+
+    def drop_cache(self, name: str, start: int, stop: int) -> None:
+        """Have the file opened again, and its bytes [start, stop) read again."""
+        _open_files().forget(self.url_of(name))
+        super().drop_cache(name, start, stop)
+
+    def _read_once(
+        self, name: str, start: int, stop: int, known: MutableMapping[str, ObjectStat] | None
+    ) -> bytes:
+        path = self.url_of(name)
+        files = _open_files()
+        try:
+            file = files.open(path)
+            current = file.stat()
+            require_known(path, name, current, known)
+            return file.read(start, stop, current.size)
+        except BaseException:
+            files.forget(path)
+            raise
+
+    def _retry(self, name: str, call: Callable[[], T]) -> T:
+        """Call a function that reads, again and again while it fails for a passing reason."""
+
+        def call_once() -> T:
+            try:
+                return call()
+            except (StorageError, FileNotFoundError):
+                raise
+            except OSError as error:
+                if error.errno in PASSING_ERRORS:
+                    raise
+                raise StorageError(f"{self.url_of(name)}: {error.strerror}") from error
+
+        return retry(self.url_of(name), call_once, patience_of(f"shared://{self.url}"))
+
+
+class _OpenFile:
+    """A file that is open until nobody uses it any more."""
+
+    def __init__(self, path: str) -> None:
+        self._path = path
+        self._fd = open_file(path)
+
+    def __del__(self) -> None:
+        with suppress(OSError, AttributeError):  # it was not opened
+            os.close(self._fd)
+
+    def stat(self) -> ObjectStat:
+        """Return the present size and version: it may be written over while it is open."""
+        return object_stat(os.fstat(self._fd))  # mostly from what the system keeps of its status
+
+    def read(self, start: int, stop: int, size: int) -> bytes:
+        """Return exactly bytes [start, stop) of a file of `size` bytes."""
+        return read_exactly(self._fd, self._path, start, stop, size, MAX_READ_BYTES)
+
+
+class _OpenFiles:
+    """The files that a process keeps open: those that were read last."""
+
+    def __init__(self) -> None:
+        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+        self._most = min(MAX_OPEN_FILES, limit // 2) if limit > 0 else MAX_OPEN_FILES
+        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
+        self._lock = threading.Lock()
+
+    def open(self, path: str) -> _OpenFile:
+        """Return a file, open for reading; errors as `open_file`."""
+        with self._lock:
+            file = self._files.get(path)
+            if file is not None:
+                self._files.move_to_end(path)
+                return file
+        file = _OpenFile(path)
+        with self._lock:
+            self._files[path] = file
+            dropped = self._files.popitem(last=False) if len(self._files) > self._most else None
+        del dropped  # closed outside of the lock, unless another thread still reads it
+        return file
+
+    def forget(self, path: str) -> None:
+        """Open a file anew at its next use."""
+        with self._lock:
+            file = self._files.pop(path, None)
+        del file
+
+
+def _open_files() -> _OpenFiles:
+    return _open_files_of(os.getpid())
+
+
+@lru_cache(maxsize=1)
+def _open_files_of(_pid: int) -> _OpenFiles:
+    """A child process opens files of its own: a lock that is held at a fork stays locked."""
+    return _OpenFiles()
+
+
+def is_shared(path: str) -> bool:
+    """Tell whether a path is on a file system that is reached over a network.
+
+    False where the system does not say, as on macOS.
+    """
+    try:
+        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
+    except OSError:
+        return False
+    kind = file_system_of(os.path.realpath(path), mounts)
+    is_fuse = kind == "fuse" or (kind.startswith("fuse.") and kind not in LOCAL_FUSE)
+    return is_fuse or kind in SHARED_FILE_SYSTEMS
+
+
+def file_system_of(path: str, mounts: str) -> str:
+    r"""Return the type of the file system that a path is on, such as "ext4" or "nfs4".
+
+    Names of types are used, not the numbers that `statfs` has: FUSE has one number for all.
+
+    Args:
+        path: Absolute, without links. It need not exist.
+        mounts: The text of ``/proc/self/mountinfo``.
+
+    Examples:
+        >>> mounts = (
+        ...     "22 1 8:1 / / rw shared:1 - ext4 /dev/sda1 rw\n"
+        ...     "40 22 0:51 / /mnt/my\\040data rw,relatime shared:9 - nfs4 server:/data rw\n"
+        ... )
+        >>> file_system_of("/mnt/my data/shards", mounts)
+        'nfs4'
+        >>> file_system_of("/mnt/my dataset", mounts)
+        'ext4'
+    """
+    longest, kind = -1, ""
+    for line in mounts.splitlines():
+        words, _, source = line.partition(" - ")
+        fields = words.split(" ")
+        if len(fields) < 5 or not source:
+            continue
+        point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])
+        is_under = f"{path.rstrip('/')}/".startswith(f"{point.rstrip('/')}/")
+        if is_under and len(point) >= longest:  # of two at one point, the later one is on top
+            longest, kind = len(point), source.split(" ")[0]
+    return kind

@@ -21,9 +21,8 @@ from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage.http_client import Answer, HttpClient
 from mmstream.storage.http_headers import number_of_bytes, range_stat, version_of
 from mmstream.storage.patience import CREDENTIALS_HINT, patience_of
-from mmstream.storage.s3_endpoint import S3Endpoint, s3_endpoint
+from mmstream.storage.s3_endpoint import S3Endpoint, S3Signer, s3_endpoint
 from mmstream.storage.s3_errors import Refusal, connection_failure, failure
-from mmstream.storage.s3_signature import S3Signer
 from mmstream.storage.store import ObjectStat, RequestError
 from mmstream.storage.urls import join_url, key_of
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import MutableMapping, Sequence
+import io
+from collections.abc import Callable, Iterable, MutableMapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
-from typing import BinaryIO, NamedTuple, Protocol
+from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from mmstream.errors import StorageError
 from mmstream.storage.urls import Range, join_url
@@ -279,3 +281,93 @@ class CommonCalls:
     def list_all(self: Store) -> tuple[dict[str, ObjectStat], Sequence[str]]:
         """Return `list` and `folders`."""
         return self.list(), self.folders()
+
+
+# -- many small requests at once -------------------------------------------------------------------
+#
+# `Store.read_ranges` does so for ranges. This is for all other requests, such as the writes of the
+# files of a shard or the removal of many objects.
+
+MAX_REQUESTS_SIDE_BY_SIDE = 16
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def map_requests(store: Store, request: Callable[[T], R], items: Iterable[T]) -> list[R]:
+    """Call a function for each item, and return the results in the order of the items.
+
+    Calls run side by side in threads where the store's requests are best sent so, otherwise one
+    after the other.
+
+    Args:
+        store: The store that the requests go to.
+        request: Sends the request of one item.
+        items: One for each request.
+
+    Raises:
+        Exception: The first error in the order of the items. No new request begins after it.
+    """
+    items = list(items)
+    if not store.access.concurrent or len(items) < 2:
+        return [request(item) for item in items]
+    num_threads = min(len(items), MAX_REQUESTS_SIDE_BY_SIDE)
+    with ThreadPoolExecutor(num_threads, "mmstream-requests") as threads:
+        try:
+            return list(threads.map(request, items))
+        except BaseException:
+            threads.shutdown(cancel_futures=True)
+            raise
+
+
+def sizes_of(store: Store, names: Iterable[str]) -> list[int | None]:
+    """Return the size of each object in bytes, in the order of the names. None: there is none."""
+
+    def size(name: str) -> int | None:
+        try:
+            return store.size(name)
+        except FileNotFoundError:
+            return None
+
+    return map_requests(store, size, names)
+
+
+# -- an object as a file that other libraries read -------------------------------------------------
+
+
+class ObjectFile(io.RawIOBase):
+    """An object of a store, read by ranges. Another version of it is a ReplacedError."""
+
+    def __init__(self, store: Store, name: str, stat: ObjectStat) -> None:
+        self._store, self._name, self._size = store, name, stat.size
+        self._known = {name: stat}
+        self._position = 0
+
+    def readable(self) -> bool:
+        """Return True."""
+        return True
+
+    def seekable(self) -> bool:
+        """Return True."""
+        return True
+
+    def tell(self) -> int:
+        """Return the position in bytes."""
+        return self._position
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position, and return it."""
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
+        self._position = base + offset
+        return self._position
+
+    def read(self, size: int | None = -1) -> bytes:
+        """Return the next bytes, at most `size`. Negative or None: all of the rest."""
+        stop = self._size if size is None or size < 0 else min(self._size, self._position + size)
+        if stop <= self._position:
+            return b""
+        answer = self._store.read_ranges([(self._name, self._position, stop)], self._known)[0]
+        if isinstance(answer, OSError):
+            raise answer
+        self._position = stop
+        return answer

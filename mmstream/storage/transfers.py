@@ -17,21 +17,253 @@ from __future__ import annotations
 import asyncio
 import heapq
 import math
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from itertools import chain, count
+from statistics import median
 from typing import NamedTuple
 
 from mmstream.errors import StorageError
-from mmstream.machine import num_local_ranks
-from mmstream.storage.in_flight import InFlight
+from mmstream.processes import num_local_ranks
 from mmstream.storage.patience import Failures, patience_of
 from mmstream.storage.range_client import RangeClient
 from mmstream.storage.store import ObjectStat, ReplacedError, RequestError, require_known
 from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.storage.transfer_limits import TransferLimits
-from mmstream.storage.transfer_speeds import TransferSpeeds
+
+# -- the numbers to go by --------------------------------------------------------------------------
+#
+# `mmstream.storage.patience` has those of waiting for a store that fails.
+
+MAX_PREFIX_RATE = 5500
+"""GET requests/s that a prefix of S3 answers at least. Under a steady load S3 splits prefixes."""
+
+
+@dataclass(frozen=True)
+class TransferLimits:
+    """The numbers behind requests in flight and late requests, each with its reason."""
+
+    # Requests in flight
+
+    start_in_flight: int = 64
+    """Of all ranks of a node together, as they start: 64 ranges of 4 MiB hide 200 ms at 1 GB/s."""
+    min_start_in_flight: int = 8
+    """Of a rank, as it starts: many ranks on a node still overlap their first requests."""
+    min_in_flight: int = 4
+    """Of a rank, whatever happens: fewer cannot show that a store is well again."""
+    max_in_flight: int = 512
+    """Of all ranks of a node together: more only fills the queues of the network and the store."""
+    sent_at_once: int = 4
+    """Requests that are sent before other things get their turn. Fresh memory for 4 MiB takes 1 to
+    2 ms. Up to 64 at once held up the answer to a worker for 20 to 60 ms."""
+    slowdown: float = 1.5
+    """Factor of the least median time of requests above which their number is not doubled: twice
+    as many requests that take this much longer bring a third more bytes/s."""
+    min_connection_rate: float = 1e6
+    """Median bytes/s of a request below which too many share the link: more only get late."""
+    recovery_s: float = 10.0
+    """Seconds before the number doubles again after failures halved it: stores recover slowly."""
+    reserved_share: float = 1 / 8
+    """Permits that only urgent ranges get, so that those far ahead never fill all connections."""
+    urgent_steps: int = 2
+    """Ranges whose deadline is fewer steps ahead are urgent: this step's, and the next one's."""
+    forgiven_share: float = 0.1
+    """Share of requests that may time out or be refused before the number is halved: sending those
+    again costs less than half of the connections."""
+    forgiven_burst: int = 8
+    """Requests that may fail so at once, after a time without any: an eighth of 64, and of more."""
+
+    # Late requests
+
+    late_factor: float = 2.0
+    """A request is late once it brings nothing for this multiple of the usual time: that to the
+    first byte, or that of a piece. With 3, the p99 of waits was 203 ms where 1 % of the responses
+    stop in the middle, and 111 with 2 (simulated at 50 ms and 40 MB/s a connection)."""
+    min_late_s: float = 0.1
+    """Least seconds until then: a busy machine reads a socket that much later. With 1 s, batches
+    came at 0.7 times the speed where 2 % of the requests are 20 times slower."""
+    late_share: float = 0.05
+    """Share of requests that may be sent again because they are late, or before the end of a pause:
+    where all requests are slow, this is the load that it adds."""
+    late_burst: int = 8
+    """Requests that may be sent again so at once, after a time without any."""
+    standstill_s: float = 5.0
+    """Seconds without `least_bytes` after which a request that is late is sent again in any case:
+    a lost packet and a busy server take up to some seconds."""
+    max_standstill_s: float = 60.0
+    """The largest of these time-outs. No server in use takes longer."""
+    dribble_factor: float = 10.0
+    """A request that takes this multiple of the usual time, and the time-out, is sent again too."""
+    least_bytes: int = 16 << 10
+    """Bytes that count as progress: below 3 kB/s a response stands still. A range that came so far
+    is continued without a pause: the server does answer."""
+
+    # Memory
+
+    memory_s: float = 30.0
+    """Seconds for which a range that a step waits for is refused memory, before that is an error. A
+    worker gives memory back once it is done with its step: decoding one takes less."""
+
+    # Measuring
+
+    tick_s: float = 0.05
+    """Seconds between two looks at the requests in flight: late ones are seen by half of it."""
+    num_speeds: int = 128
+    """Requests that ended of late and say what is usual: a few seconds of them."""
+    min_speeds: int = 8
+    """Requests that must have ended: fewer say too little."""
+    min_rated_bytes: int = 256 << 10
+    """Bytes of a request from which its rate is measured: shorter ones come in one packet train."""
+    piece_bytes: int = 1 << 20
+    """Bytes that a client may hold back until it hands them over as one piece."""
+    guessed_piece_s: float = 1.5
+    """Seconds that a piece takes where all ranges so far were too short to have a rate."""
+    close_s: float = 5.0
+    """Seconds that cancelled requests get to end at the close, and a response whose bytes have all
+    come: closing a connection is quick."""
+    silent_s: float = 1.0
+    """Seconds without any response from a store after which the first one ends all pauses."""
+
+
+# -- how fast requests were of late ----------------------------------------------------------------
+
+
+class TransferSpeeds:
+    """First bytes and rates of the last requests of a process, and how many may be sent again.
+
+    The time to the first byte and the rate after it are kept apart: the time of a whole request
+    says nothing where ranges are 0.1 MB and 8 MB long.
+
+    Args:
+        limits: The numbers to go by.
+
+    Attributes:
+        first_byte_s: Median of the last requests.
+        piece_s: Seconds that a piece takes after the one before, at the median rate.
+        rate: Median bytes/s after the first byte. 0: not known.
+        slowest_s: The longest time to a first byte.
+    """
+
+    def __init__(self, limits: TransferLimits) -> None:
+        self._limits = limits
+        self._first_bytes: deque[float] = deque(maxlen=limits.num_speeds)
+        self._rates: deque[float] = deque(maxlen=limits.num_speeds)
+        # Until something is known, a request is late when it stands still.
+        self.first_byte_s = self.piece_s = limits.standstill_s / limits.late_factor
+        self.rate = self.slowest_s = 0.0
+        self._saved = float(limits.late_burst)
+
+    def add(self, first_byte_s: float, rate: float | None) -> None:
+        """Note a request that ended well.
+
+        Args:
+            first_byte_s: Seconds to its first byte.
+            rate: Its bytes/s, or None for a request too short to tell.
+        """
+        self._first_bytes.append(first_byte_s)
+        if rate is not None:
+            self._rates.append(rate)
+        self._saved = min(self._limits.late_burst, self._saved + self._limits.late_share)
+
+    def refresh(self) -> None:
+        """Work out what is usual from the requests so far."""
+        if len(self._first_bytes) >= self._limits.min_speeds:
+            self.slowest_s = max(self._first_bytes)
+            self.first_byte_s = median(self._first_bytes)
+            self.piece_s = self._limits.guessed_piece_s
+        if len(self._rates) >= self._limits.min_speeds:
+            self.rate = median(self._rates)
+            self.piece_s = self._limits.piece_bytes / self.rate
+
+    def may_repeat(self) -> bool:
+        """Tell whether one more request may be sent again, and count it: only a share of them."""
+        is_allowed = self._saved >= 1
+        self._saved -= is_allowed
+        return is_allowed
+
+
+# -- how many requests are in flight ---------------------------------------------------------------
+#
+# It starts with a number that suits most links, and doubles it each round trip while ranges are
+# queued and requests stay as quick as the quickest ones. This is the slow start of TCP. It halves
+# the number where the store asks for it, and where requests share a link that is too slow for them.
+
+
+class InFlight:
+    """The number of requests that may be in flight.
+
+    Times are those of the event loop.
+
+    Args:
+        limits: The numbers to go by.
+        num_local_ranks: Ranks of this node. They share its link.
+
+    Attributes:
+        limit: The number now.
+    """
+
+    def __init__(self, limits: TransferLimits, num_local_ranks: int) -> None:
+        self._limits = limits
+        least = limits.min_start_in_flight
+        self.limit = max(least, limits.start_in_flight // num_local_ranks)
+        self._max = max(least, limits.max_in_flight // num_local_ranks)
+        # Seconds of short requests (True), and seconds a byte of others, that were sent since the
+        # last change. Then the least medians of each kind.
+        self._times: dict[bool, list[float]] = {True: [], False: []}
+        self._least: dict[bool, float] = {True: math.inf, False: math.inf}
+        self._num_failed = 0.0
+        self._changed_at = self._no_growth_before = -math.inf
+
+    def ended(self, started: float, rate: float | None, now: float, *, is_queued: bool) -> None:
+        """Note a request that ended well.
+
+        Args:
+            started: When it was sent.
+            rate: Its bytes/s, or None for a request too short to tell.
+            now: The time.
+            is_queued: Whether ranges wait for a permit.
+        """
+        self._num_failed = max(0.0, self._num_failed - self._limits.forgiven_share)
+        if started < self._changed_at:
+            return
+        is_short = rate is None
+        times = self._times[is_short]
+        times.append(now - started if rate is None else 1 / rate)
+        if len(times) < self.limit / 2:
+            return  # fewer say too little
+        usual = median(times)
+        times.clear()
+        self._least[is_short] = least = min(self._least[is_short], usual)
+        if not is_short and usual * self._limits.min_connection_rate > 1:
+            self._change(self.limit // 2, now)
+        elif (
+            is_queued
+            and now >= self._no_growth_before
+            and usual <= self._limits.slowdown * least
+            and (is_short or usual * self._limits.min_connection_rate < 1 / 2)
+        ):
+            self._change(2 * self.limit, now)
+
+    def failed(self, started: float, now: float) -> None:
+        """Note a request that was refused because of too many, or that was not answered.
+
+        A few among many are no sign of too many.
+        """
+        self._num_failed += 1
+        most = max(self._limits.forgiven_burst, self.limit // 8)
+        if self._num_failed > most and started >= self._changed_at:
+            self._no_growth_before = now + self._limits.recovery_s
+            self._change(self.limit // 2, now)
+
+    def _change(self, limit: int, now: float) -> None:
+        self.limit = min(self._max, max(self._limits.min_in_flight, limit))
+        self._num_failed = 0.0
+        self._changed_at = now
+        self._times = {True: [], False: []}
+
+
+# -- transfers -------------------------------------------------------------------------------------
 
 
 def own_memory(num_bytes: int) -> memoryview:

@@ -45,7 +45,7 @@ def head(client: Any, url: str) -> ObjectStat:
 
     Raises:
         StorageError: The server does not say the size.
-        Exception: The request failed, see `mmstream.storage.plain_errors`.
+        Exception: The request failed, see `mmstream.storage.remote`.
     """
     from fsspec.asyn import sync
 

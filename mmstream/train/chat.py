@@ -119,8 +119,11 @@ def chat_decode(
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
     from mmstream.decoding.text.decoder import TextDecoder
-    from mmstream.decoding.text.image_lengths import qwen_vl_length
-    from mmstream.decoding.text.video_lengths import qwen3_vl_video_length, qwen_vl_video_length
+    from mmstream.decoding.text.media_lengths import (
+        qwen3_vl_video_length,
+        qwen_vl_length,
+        qwen_vl_video_length,
+    )
     from mmstream.decoding.video.decoder import VideoDecoder
 
     processor = load_pretrained(AutoProcessor, folder, f"{folder}: no processor")

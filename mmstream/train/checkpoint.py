@@ -28,7 +28,7 @@ from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError, escaped
 from mmstream.state import parse_state
 from mmstream.storage import RemoteStore, Store
-from mmstream.storage.new_file import remove_temporaries
+from mmstream.storage.local import remove_temporaries
 from mmstream.train.config import Precision
 from mmstream.train.distributed import TrainProcess
 

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mmstream.agreement import agree
 from mmstream.errors import ConfigError
-from mmstream.machine import cpu_limit, num_local_ranks
+from mmstream.processes import cpu_limit, num_local_ranks
 from mmstream.world import World
 
 logger = logging.getLogger(__name__)

@@ -23,7 +23,7 @@ from torch import Tensor
 
 from mmstream.bad_samples.quarantine import FILTERED, KINDS
 from mmstream.batching.valid import is_flat
-from mmstream.storage.new_file import create_file
+from mmstream.storage.local import create_file
 from mmstream.train.distributed import TrainProcess, float64_scalar
 from mmstream.types import Batch
 

@@ -12,8 +12,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.audit.read_keys import read_keys
-from mmstream.audit.replay import replay
+from mmstream.audit.replay import read_keys, replay
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import StateError, StorageError

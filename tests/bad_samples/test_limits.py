@@ -11,9 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.bad_samples.limits import count_samples
+from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.bad_samples.quarantine import KINDS, BadSample, append_records
-from mmstream.bad_samples.stats import Stats
 from mmstream.errors import BadSampleLimitError, ConfigError
 from tests.helpers.bad_corpus import (
     bad_json,

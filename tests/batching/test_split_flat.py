@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.batching.flat import flatten
-from mmstream.batching.split_flat import cuts_by_tokens
+from mmstream.batching.split import cuts_by_tokens
 from mmstream.batching.valid import invalid_tokens, mask_labels
 
 DOCUMENTS = st.lists(st.lists(st.integers(1, 5), min_size=1, max_size=2), max_size=3)

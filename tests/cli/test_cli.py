@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from mmstream.cli import cli
+from mmstream.cli import COMMANDS, cli
 from mmstream.cli.shared import in_options
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
@@ -59,6 +59,17 @@ def test_help_starts_with_a_command_to_copy(mmstream, name):
     assert f"mmstream {name} " in example
     given = {word for word in words[words.index(name) :] if word.startswith("--")}
     assert given <= {option for param in cli.commands[name].params for option in param.opts}
+    assert out.splitlines()[4].strip() in COMMANDS.data[name][1]
+
+
+def test_the_list_of_commands_imports_none_of_them():
+    program = "import sys; from mmstream.cli import cli; cli(['--help'], standalone_mode=False)"
+    program += "; assert 'mmstream.cli.info' not in sys.modules"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert re.findall(r"^  ([a-z]+)  ", done.stdout.partition("Commands:")[2], re.M) == sorted(
+        cli.commands
+    )
 
 
 def test_the_version(printed):
@@ -113,7 +124,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "train {tmp}/tars --out {tmp}/run --epochs 0",
-            "usage: --epochs is 0; it must be 1 or more",
+            "usage: --epochs 0: give a whole number from 1 up",
         ),
         (
             "train {tmp}/tars --out {tmp}/run --model nope",

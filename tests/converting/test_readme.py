@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.readme import README_NAME
+from mmstream.dataset.files import README_NAME
 from mmstream.train.tokenizer import byte_tokenizer
 
 

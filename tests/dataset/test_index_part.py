@@ -11,13 +11,13 @@ from crc32c import crc32c
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstream.dataset.crc_combine import combine
 from mmstream.dataset.index_part import (
     HEADER_BYTES,
     ROW,
     PartWriter,
     columns_of,
     columns_size,
+    combine,
     decode_columns,
     decode_table,
     tar_checksum,

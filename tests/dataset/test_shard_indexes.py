@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset import checksums, index_cache, part_reader, shard_indexes
+from mmstream.dataset import checksums, index_cache, shard_indexes
 from mmstream.dataset import open as open_module
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.checksums import encode_checksums, sample_checksum
@@ -200,10 +200,10 @@ def test_without_a_cache_the_table_and_single_shards_are_read_by_ranges(
 def test_a_large_part_comes_in_the_background_and_ranges_serve_meanwhile(
     folder, cache, monkeypatch
 ):
-    monkeypatch.setattr(part_reader, "MAX_SMALL_BYTES", 10)
+    monkeypatch.setattr(shard_indexes, "MAX_SMALL_BYTES", 10)
     fetches = []
     monkeypatch.setattr(
-        part_reader.threading.Thread, "start", lambda thread: fetches.append(thread._target)
+        shard_indexes.threading.Thread, "start", lambda thread: fetches.append(thread._target)
     )
     dataset = remote(folder)
     assert dataset.load_indexes([0, 3]) == 3
@@ -214,8 +214,8 @@ def test_a_large_part_comes_in_the_background_and_ranges_serve_meanwhile(
 
 
 def test_a_process_does_not_wait_long_for_another_one_that_fetches(folder, cache, monkeypatch):
-    monkeypatch.setattr(part_reader, "fetch_part", lambda *_: False)
-    monkeypatch.setattr(part_reader, "WAIT_S", 0)
+    monkeypatch.setattr(shard_indexes, "fetch_part", lambda *_: False)
+    monkeypatch.setattr(shard_indexes, "WAIT_S", 0)
     dataset = remote(folder)
     assert dataset.load_indexes([0, 3]) == 3
     assert_right(dataset, folder)

@@ -7,7 +7,7 @@ import pytest
 
 from mmstream.audit.compare_runs import Proof
 from mmstream.converting.convert import ConvertReport
-from mmstream.demo.report import markdown_report
+from mmstream.demo.demo import markdown_report
 
 EPOCHS, STEPS, G, KILLED, SAVED = 3, 10, 6, 17, 15
 PROOF = Proof(EPOCHS * STEPS, 0, 0, 0, 0, 2.5e-6)

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.display.file_kinds import file_kind
+from mmstream.display.contents import file_kind
 from mmstream.display.markup import player
 from mmstream.display.run_drawing import draw_losses, draw_speed
 from mmstream.display.sample_dict import SampleDict, value_text

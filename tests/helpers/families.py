@@ -12,8 +12,8 @@ from PIL import Image
 import mmstream as mm
 from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream._torchvision import import_torchvision
-from mmstream.decoding.image.image_shape import ImageShape
-from mmstream.decoding.text.image_lengths import ImageLength
+from mmstream.decoding.image.geometry import ImageShape
+from mmstream.decoding.text.media_lengths import ImageLength
 from tests.helpers.chats import LLAVA, QWEN_VL, SPECIAL, VICUNA, assistant, byte_chat, user
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from mmstream.storage import transfers
-from mmstream.storage.transfer_limits import TransferLimits
+from mmstream.storage.transfers import TransferLimits
 
 FAR_S = 500.0
 

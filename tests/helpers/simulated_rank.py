@@ -25,8 +25,7 @@ from mmstream.reading.plan import RankPlan
 from mmstream.reading.rank_reader import HORIZON_BYTES, RankReader
 from mmstream.reading.sample_memory import SampleMemory
 from mmstream.storage import Access, transfers
-from mmstream.storage.transfer_limits import TransferLimits
-from mmstream.storage.transfers import Transfers, own_memory
+from mmstream.storage.transfers import TransferLimits, Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient, Sent
 from tests.helpers.held_bytes import HELD_STEPS
 

@@ -15,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.packing.deal import deal
+from mmstream.packing.cost import deal
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.types import Batch

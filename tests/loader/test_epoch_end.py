@@ -12,7 +12,7 @@ from unittest.mock import Mock
 import pytest
 
 import mmstream as mm
-from mmstream.loader.workers import Workers
+from mmstream.loader.batch_makers import Workers
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.states import edited
 from tests.helpers.wait import wait_until

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.reading.reader import Reader
+from mmstream.reading.reader import STEPS_AHEAD, Reader
 from mmstream.reading.step import Job
-from mmstream.reading.windows import STEPS_AHEAD
 from tests.helpers.bad_corpus import (
     bad_json,
     make_pipeline,

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from mmstream.order import Order
-from mmstream.order.shared_lanes import request_factor
+from mmstream.order.lanes import request_factor
 
 
 def num_reads(order, row_bounds, max_gap):

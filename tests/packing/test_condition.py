@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from mmstream.errors import ConfigError
-from mmstream.packing.condition import columns_in, evaluate
+from mmstream.packing.settings import columns_in, evaluate
 
 COLUMNS = {"width": np.array([0, 100, 300, 640]), "height": np.array([0, 400, 300, 0])}
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
-from mmstream.packing.deal import deal, imbalance, micro_imbalance
+from mmstream.packing.cost import deal, imbalance, micro_imbalance
 
 COSTS = st.integers(1, 12).flatmap(
     lambda ranks: st.integers(1, 6).flatmap(

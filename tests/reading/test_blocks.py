@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.reading import blocks
+from mmstream.reading import reader as reader_module
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
@@ -25,8 +25,8 @@ def test_a_block_has_as_many_steps_as_its_bytes_allow(
     """A sample has 1,024 bytes, a step 8,192. Views take no memory, so their blocks are longer."""
     dataset = mm.open_dataset(write_corpus(tmp_path, [48, 48], lambda _: {"bin": b"x"}))
     order = mm.Pipeline(dataset, global_batch_size=8).order
-    monkeypatch.setattr(blocks, "READ_BYTES", 2 * 8 * 1024)
-    monkeypatch.setattr(blocks, "MAPPED_BYTES", 4 * 8 * 1024)
+    monkeypatch.setattr(reader_module, "READ_BYTES", 2 * 8 * 1024)
+    monkeypatch.setattr(reader_module, "MAPPED_BYTES", 4 * 8 * 1024)
     num_steps = []
     fetch = Fetcher.fetch
 

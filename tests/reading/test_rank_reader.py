@@ -13,8 +13,8 @@ import pytest
 import mmstream as mm
 from mmstream.errors import ChecksumError, ConfigError, ShardError, StorageError
 from mmstream.reading import rank_reader
+from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.rank_reader import RankReader
-from mmstream.reading.window_memory import needs_single_samples, window_bytes
 from mmstream.storage.store import ObjectStat, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest

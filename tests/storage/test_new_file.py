@@ -9,7 +9,7 @@ import pytest
 
 from mmstream.errors import StorageError
 from mmstream.storage import open_store
-from mmstream.storage.new_file import EARLY_BYTES, create_file, remove_temporaries
+from mmstream.storage.local import EARLY_BYTES, create_file, remove_temporaries
 
 
 def names(folder):
@@ -41,7 +41,7 @@ def test_links_that_were_put_in_the_way_are_not_followed(tmp_path, monkeypatch):
     assert not (out / "a.tar").is_symlink()
     assert (out / "a.tar").read_bytes() == b"new"
 
-    monkeypatch.setattr("mmstream.storage.new_file.secrets.token_hex", lambda _: "0")
+    monkeypatch.setattr("mmstream.storage.local.secrets.token_hex", lambda _: "0")
     (out / f".b.tar.{os.getpid()}-0.tmp").symlink_to(victim)  # even if the name were guessed
     with pytest.raises(FileExistsError):
         open_store(out).write("b.tar", b"new")

@@ -22,8 +22,7 @@ from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, patience, remote, s3_client
 from mmstream.storage.range_client import range_client
 from mmstream.storage.s3_client import S3Client
-from mmstream.storage.s3_endpoint import s3_endpoint
-from mmstream.storage.s3_signature import S3Signer
+from mmstream.storage.s3_endpoint import S3Signer, s3_endpoint
 from mmstream.storage.store import ObjectStat, RequestError
 from tests.helpers.stub_server import ranged, refused, reply, stub_server
 

@@ -13,8 +13,8 @@ import pytest
 import mmstream as mm
 from mmstream.dataset import open as opening
 from mmstream.errors import ConfigError, ShardError, StorageError
-from mmstream.storage import LocalStore, ReplacedError, SharedStore, shared
-from mmstream.storage.shared import file_system_of
+from mmstream.storage import LocalStore, ReplacedError, SharedStore, local
+from mmstream.storage.local import file_system_of
 from tests.helpers.corpora import write_corpus
 from tests.helpers.topology import collate_in_workers
 
@@ -61,7 +61,7 @@ a line that means nothing
 def test_the_file_system_of_a_path_is_that_of_its_longest_mount(path, kind, is_shared, monkeypatch):
     assert file_system_of(path, MOUNTS) == kind
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: MOUNTS)
-    assert shared.is_shared(path) is is_shared
+    assert local.is_shared(path) is is_shared
 
 
 def test_where_the_system_lists_no_mounts_folders_are_local(monkeypatch, tmp_path):
@@ -69,7 +69,7 @@ def test_where_the_system_lists_no_mounts_folders_are_local(monkeypatch, tmp_pat
         raise FileNotFoundError("/proc/self/mountinfo")
 
     monkeypatch.setattr(Path, "read_text", absent)
-    assert not shared.is_shared(str(tmp_path))
+    assert not local.is_shared(str(tmp_path))
 
 
 @pytest.fixture
@@ -130,7 +130,7 @@ def test_missing_rights_are_not_tried_again(store, monkeypatch, pauses):
 
 
 def test_a_file_is_opened_once_and_read_in_pieces(store, monkeypatch):
-    monkeypatch.setattr(shared, "MAX_READ_BYTES", 1000)
+    monkeypatch.setattr(local, "MAX_READ_BYTES", 1000)
     opened = failing(monkeypatch, "open")
     read = failing(monkeypatch, "pread")
     ranges = [("a.tar", start, start + 2500) for start in (0, 5000, 10_000)]
@@ -141,8 +141,8 @@ def test_a_file_is_opened_once_and_read_in_pieces(store, monkeypatch):
 
 
 def test_no_more_files_stay_open_than_are_kept(tmp_path, monkeypatch):
-    monkeypatch.setattr(shared, "MAX_OPEN_FILES", 2)
-    shared._open_files_of.cache_clear()
+    monkeypatch.setattr(local, "MAX_OPEN_FILES", 2)
+    local._open_files_of.cache_clear()
     for number in range(5):
         LocalStore(str(tmp_path)).write(f"{number}.tar", bytes(10))
     store = SharedStore(str(tmp_path))

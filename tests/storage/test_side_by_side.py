@@ -7,7 +7,7 @@ import threading
 import pytest
 
 from mmstream.storage import open_store
-from mmstream.storage.side_by_side import MAX_REQUESTS_SIDE_BY_SIDE, map_requests
+from mmstream.storage.store import MAX_REQUESTS_SIDE_BY_SIDE, map_requests
 
 
 def test_requests_to_an_object_store_wait_side_by_side():

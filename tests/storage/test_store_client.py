@@ -10,10 +10,9 @@ import pytest
 
 from mmstream.storage import open_store
 from mmstream.storage.patience import patience_of, retry
+from mmstream.storage.range_client import StoreClient
 from mmstream.storage.store import Access, ObjectStat, RequestError
-from mmstream.storage.store_client import StoreClient
-from mmstream.storage.transfer_limits import TransferLimits
-from mmstream.storage.transfers import RangeRequest, Transfers
+from mmstream.storage.transfers import RangeRequest, TransferLimits, Transfers
 from tests.helpers.far_limits import far_limits
 from tests.helpers.web_stubs import WebStub, running
 

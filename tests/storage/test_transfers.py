@@ -21,8 +21,7 @@ from mmstream.storage import ObjectStat, ReplacedError, open_store
 from mmstream.storage.patience import Failures, patience_of
 from mmstream.storage.range_client import range_client
 from mmstream.storage.store import RequestError
-from mmstream.storage.transfer_limits import TransferLimits
-from mmstream.storage.transfers import RangeRequest, Transfers, own_memory
+from mmstream.storage.transfers import RangeRequest, TransferLimits, Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient
 from tests.helpers.far_limits import far_limits
 from tests.helpers.virtual_time import in_virtual_time

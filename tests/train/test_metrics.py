@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import torch
 
-from mmstream.bad_samples.stats import Stats
+from mmstream.bad_samples.limits import Stats
 from mmstream.device.to_device import Normalize, to_device
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.distributed import TrainProcess

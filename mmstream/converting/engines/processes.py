@@ -17,8 +17,7 @@ from typing import Any, ClassVar
 
 from mmstream.converting.media.check import Answer, MediaBatch
 from mmstream.converting.shard import ShardJob, ShardReport, write_shard
-from mmstream.machine import num_cores
-from mmstream.process_pool import run_in_processes
+from mmstream.processes import num_cores, run_in_processes
 
 
 def run_jobs(jobs: Iterable[ShardJob], num_workers: int) -> Iterator[tuple[str, ShardReport]]:

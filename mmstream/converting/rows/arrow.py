@@ -75,7 +75,7 @@ from mmstream.converting.rows.tables import require_different
 from mmstream.decoding.fields import MAX_JSON_DEPTH
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.storage import ObjectStat, Store, open_store, split_url
-from mmstream.storage.object_file import ObjectFile
+from mmstream.storage.store import ObjectFile
 from mmstream.storage.urls import local_path
 from mmstream.types import IntArray
 

@@ -1,6 +1,6 @@
 """The time that the media of one sample may take, all together.
 
-FFmpeg cannot be interrupted within a call. So its calls are kept short: `source.py` reads nothing
+FFmpeg cannot be interrupted within a call. So its calls are kept short: `MediaSource` reads nothing
 after the deadline, and the decoders ask between two packets.
 
 Time is that of the processor: a busy machine and a slow server do not make a sample bad. A deadline

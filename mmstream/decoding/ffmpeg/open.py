@@ -12,8 +12,10 @@ decodes in the calling thread only, since the workers of a loader share the core
 
 from __future__ import annotations
 
+import io
 from collections.abc import Iterator
 from contextlib import contextmanager
+from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import av
@@ -21,11 +23,79 @@ from av.container import InputContainer
 from av.stream import Disposition
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
-from mmstream.decoding.ffmpeg.source import MediaSource
-from mmstream.decoding.ffmpeg.truncated import refuse_truncated
+from mmstream.decoding.ffmpeg.mp4_tables import boxes, check_mp4
 from mmstream.errors import DecodeError
-from mmstream.media_types import EncodedMedia, container_format
+from mmstream.lazy_bytes import LazyBytes
+from mmstream.media_types import EncodedMedia, container_format, read_range
+
+# -- the bytes of a file, as the file object that FFmpeg reads -------------------------------------
+#
+# FFmpeg takes an error of a read for the end of the file, at times, and goes on with what it has.
+# So no read raises: after an error, and after the deadline, it returns nothing, which ends FFmpeg's
+# work. `MediaSource.check` then raises what happened. A cut connection is never taken for a short
+# video.
+
+_INVALID_ARGUMENT = -22
+
+
+class MediaSource:
+    """A seekable file object over a file's bytes, read only.
+
+    Args:
+        data: The file.
+        deadline: After it, reads return nothing.
+    """
+
+    def __init__(self, data: EncodedMedia, deadline: Deadline) -> None:
+        self._data = data
+        self._size = len(data)
+        self._deadline = deadline
+        self._position = 0
+        self._error: BaseException | None = None
+
+    def check(self) -> None:
+        """Raise what ended the reading.
+
+        Raises:
+            TimeoutError: The deadline is over.
+            BaseException: What reading a range raised, such as a StorageError.
+        """
+        if self._error is not None:
+            raise self._error
+        self._deadline.check()
+
+    def read(self, size: int = -1) -> bytes:
+        """Return the next `size` bytes at most. Nothing at the end, and after an error."""
+        if self._error is not None or self._deadline.is_over or self._position >= self._size:
+            return b""
+        stop = self._size if size < 0 else min(self._position + size, self._size)
+        try:
+            if isinstance(self._data, LazyBytes):  # no further than what it has at hand
+                piece = self._data.read_some(self._position, stop)
+            else:
+                piece = bytes(read_range(self._data, self._position, stop))
+        except BaseException as error:  # a signal's too: FFmpeg's callback would swallow it
+            self._error = error
+            return b""
+        # FFmpeg's buffer holds `size` bytes, and a longer piece would overrun it.
+        piece = piece[: stop - self._position]
+        self._position += len(piece)
+        return piece
+
+    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
+        """Move to a position and return it. Below zero: FFmpeg's number for a wrong argument."""
+        start = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}.get(whence)
+        if start is None or start + offset < 0:
+            return _INVALID_ARGUMENT
+        self._position = start + offset
+        return self._position
+
+    def tell(self) -> int:
+        """Return the position."""
+        return self._position
+
+
+# -- opening ---------------------------------------------------------------------------------------
 
 MediaKind: TypeAlias = Literal["audio", "video"]
 
@@ -141,3 +211,64 @@ def is_cover(stream: Any) -> bool:
 
 def _reason(error: Exception) -> str:
     return str(getattr(error, "strerror", None) or error)[:_SHOWN_REASON]
+
+
+# -- files that end before their end ---------------------------------------------------------------
+#
+# FFmpeg decodes what there is of a download that was cut, and says nothing at the end. The
+# containers here state how long they are, so the cut is seen before. The others (MPEG-TS, Ogg, MP3,
+# and Matroska that was streamed) state nothing.
+
+MAX_BOXES = 1_000_000
+_HOLDING = (b"moov", b"mdat", b"moof")
+_SEGMENT = b"\x18\x53\x80\x67"
+
+
+def refuse_truncated(data: EncodedMedia, name: str) -> None:
+    """Refuse a file that states more bytes than it has.
+
+    Args:
+        data: The file.
+        name: FFmpeg's name of its format.
+
+    Raises:
+        DecodeError: Bytes are missing. It says how many at least.
+    """
+    stated = {"mov": _mp4_bytes, "matroska": _matroska_bytes, "avi": _avi_bytes}.get(name)
+    num_missing = 0 if stated is None else stated(data) - len(data)
+    if num_missing > 0:
+        raise DecodeError(f"truncated: {num_missing:,} bytes are missing at least")
+
+
+def _mp4_bytes(data: EncodedMedia) -> int:
+    """Return where the boxes end that hold an index or frames."""
+    held = (box for box in islice(boxes(data, 0, len(data)), MAX_BOXES) if box.name in _HOLDING)
+    return max((box.stop for box in held), default=0)
+
+
+def _matroska_bytes(data: EncodedMedia) -> int:
+    """Return where the segment ends, which holds all frames; 0 if it does not say."""
+    size, position = _vint(read_range(data, 4, 12))
+    position += 4 + size
+    head = read_range(data, position, position + 12)
+    if head[:4] != _SEGMENT:
+        return 0
+    size, num_bytes = _vint(head[4:])
+    is_unknown = size == (1 << 7 * num_bytes) - 1
+    return 0 if is_unknown else position + 4 + num_bytes + size
+
+
+def _vint(head: bytes) -> tuple[int, int]:
+    """Return a number of EBML, and in how many bytes it is written (RFC 8794, section 4).
+
+    The zeros in front of the first 1 count the bytes that follow: 0x40 0x02 is 2, in two bytes.
+    """
+    num_bytes = 9 - head[0].bit_length() if head and head[0] else 8
+    number = int.from_bytes(head[:num_bytes], "big")
+    return number & (1 << 7 * num_bytes) - 1, num_bytes
+
+
+def _avi_bytes(data: EncodedMedia) -> int:
+    """Return where the first RIFF chunk ends; 0 if it does not say."""
+    size = int.from_bytes(read_range(data, 4, 8), "little")
+    return 0 if size >= 0x7FFFFFFF else 8 + size

@@ -2,11 +2,9 @@
 
 decoder.py       `ImageDecoder`: the settings, their checks, and one picture from start to end
 processors.py    takes settings from Hugging Face image processors
-geometry.py      plans sizes, crops and boxes
+geometry.py      plans sizes, crops and boxes; the shape of the result
 coordinates.py   boxes and points that follow a picture
 tiles.py         plans several squares of one picture
-plan.py          how a GPU makes the result of one JPEG
-image_shape.py   the shape of the result, known from the header
 limits.py        pixels, memory and time that the images of a sample may cost
 formats.py       chooses the library by the first bytes of a file
 jpeg.py          decodes JPEG with libjpeg-turbo, strict about damage

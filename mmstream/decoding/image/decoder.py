@@ -31,6 +31,8 @@ from numpy.typing import NDArray
 
 from mmstream.decoding.image.formats import JPEG_START, decode_bytes, decode_mask, header_shape
 from mmstream.decoding.image.geometry import (
+    ImageShape,
+    Plan,
     Shape,
     View,
     budgeted_shape,
@@ -41,7 +43,6 @@ from mmstream.decoding.image.geometry import (
     shrink_factor,
     whole_view,
 )
-from mmstream.decoding.image.image_shape import ImageShape
 from mmstream.decoding.image.jpeg import (
     JpegPlan,
     decode_jpeg,
@@ -49,7 +50,6 @@ from mmstream.decoding.image.jpeg import (
     readable_header,
 )
 from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
-from mmstream.decoding.image.plan import Plan
 from mmstream.decoding.image.processors import settings_of
 from mmstream.decoding.image.resize import has_lanczos, render, render_bytes
 from mmstream.decoding.image.tiles import (

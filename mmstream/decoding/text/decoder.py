@@ -33,7 +33,6 @@ from mmstream.decoding.fields import (
     value_at,
 )
 from mmstream.decoding.media_shapes import MediaShapes
-from mmstream.decoding.text.audio_lengths import AudioLength
 from mmstream.decoding.text.chat import (
     Chat,
     Span,
@@ -41,17 +40,19 @@ from mmstream.decoding.text.chat import (
     check_tools,
     probe_chat,
 )
-from mmstream.decoding.text.image_lengths import ImageLength
-from mmstream.decoding.text.media_parts import DECODED, MediaParts, UndecodedParts, media_parts
+from mmstream.decoding.text.media_lengths import AudioLength, ImageLength, VideoLength
 from mmstream.decoding.text.placeholders import (
+    DECODED,
     FIELDS_OF,
     Ids,
+    MediaParts,
     Placeholders,
+    UndecodedParts,
     WrittenText,
     check_fields,
     make_placeholders,
+    media_parts,
 )
-from mmstream.decoding.text.video_lengths import VideoLength
 from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL

@@ -1,13 +1,10 @@
 """Videos: which frames, at which times, decoded and resized.
 
-decoder.py          `VideoDecoder`: from the bytes of a video to frames of the batch
-settings.py         the checks of its settings
+decoder.py          `VideoDecoder`: the settings, their checks, from the bytes of a video to frames
 processors.py       takes settings from Hugging Face video processors
 file.py             what is known of a file before decoding, and the pictures of chosen packets
 mp4.py              the same of an MP4 or MOV, from the tables of its header
 timeline.py         when each frame is shown, and which packets it is decoded from
-sampling.py         which frames are taken; family_sampling.py: as families of models take them
+sampling.py         which frames are taken, also as families of models take them, and their size
 frames.py           decodes these frames, and nothing that they do not need
-geometry.py         sizes of frames that share a budget of pixels
-limits.py           memory and time that the videos of a sample may cost
 """

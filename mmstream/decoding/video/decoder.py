@@ -28,27 +28,25 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
+from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.image.decoder import SETTINGS_ADVICE, ImageDecoder, Resize
 from mmstream.decoding.image.geometry import Shape, View, budgeted_shape, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.media_shapes import VideoShape
-from mmstream.decoding.spans import Span, row_of_span, row_span
-from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING, FrameRequest
-from mmstream.decoding.video.geometry import (
-    budgeted_video_shape,
-    capped_frame_pixels,
-    longest_shape,
-)
-from mmstream.decoding.video.limits import VideoLimits
+from mmstream.decoding.spans import Span, require_span, row_of_span, row_span
 from mmstream.decoding.video.processors import settings_of
 from mmstream.decoding.video.sampling import (
+    FAMILY_SAMPLING,
+    FrameRequest,
+    budgeted_video_shape,
+    capped_frame_pixels,
     frames_of_span,
     is_constant_rate,
+    longest_shape,
     uniform_frames,
     uniform_number,
 )
-from mmstream.decoding.video.settings import check_settings
 from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.gone import arguments_gone
@@ -62,10 +60,54 @@ from mmstream.wrong_arguments import (
     PositiveInt,
     checked,
     refuse_overridden,
+    shown,
 )
 
 if TYPE_CHECKING:
     from mmstream.decoding.video.file import VideoFile
+
+
+class VideoLimits(NamedTuple):
+    """The limits of decoding the videos of one sample, in one thread: memory and time.
+
+    The limits on one file are settings of its decoder, and come first: bytes, pixels, seconds,
+    frames. They are a matter of the file alone, so what exceeds them does so on every machine. The
+    time is a last resort.
+    """
+
+    max_memory: int
+    """Most bytes that decoding may need at its peak, besides the files."""
+    deadline: Deadline
+    """When the time is over."""
+    held_bytes: int = 0
+    """Memory that the results of the sample's earlier videos take."""
+
+    @classmethod
+    def start(cls, max_memory: int, timeout_s: float | None) -> VideoLimits:
+        """Return limits whose time starts now."""
+        return cls(max_memory, Deadline.start(timeout_s))
+
+    def check_memory(self, num_bytes: int, what: str) -> None:
+        """Refuse what needs more memory than the limit.
+
+        Args:
+            num_bytes: What is needed at the peak, besides `held_bytes`.
+            what: For the message, such as "8 frames of 640x480".
+
+        Raises:
+            DecodeError: Names the need and the limit.
+        """
+        if num_bytes + self.held_bytes > self.max_memory:
+            held = f" and the videos before it {self.held_bytes / 2**20:.0f} MiB"
+            raise DecodeError(
+                f"{what} needs {num_bytes / 2**20:.0f} MiB to decode"
+                f"{held if self.held_bytes else ''}, more than max_memory={self.max_memory}"
+            )
+
+    def holding(self, num_bytes: int) -> VideoLimits:
+        """Return the limits of the sample's next video, after a result of this many bytes."""
+        return self._replace(held_bytes=self.held_bytes + num_bytes)
+
 
 MAX_BYTES = 4 * 2**30
 MAX_PIXELS = 36 * 2**20
@@ -545,3 +587,70 @@ def _sampled_fps(file: VideoFile, numbers: IntArray, num_chosen: int, duration_s
     if is_constant_rate(file.timeline.times_s[numbers]):
         return num_chosen / len(numbers) * file.fps
     return num_chosen / max(duration_s, CLOCK_S)
+
+
+# -- checks of the settings ------------------------------------------------------------------------
+
+
+def check_settings(decoder: Any) -> None:
+    """Refuse settings that do not go with each other.
+
+    Args:
+        decoder: A `VideoDecoder`, whose module imports this one.
+
+    Raises:
+        ConfigError: Names the setting and says what to give.
+    """
+    if sum(value is not None for value in (decoder.fps, decoder.num_frames, decoder.indices)) > 1:
+        raise ConfigError("give one of fps, num_frames and indices")
+    if decoder.sampling == "smolvlm" and decoder.fps is None and decoder.indices is None:
+        raise ConfigError('sampling="smolvlm" takes frames per second: give fps and max_frames')
+    if decoder.min_frames > decoder.max_frames:
+        raise ConfigError(
+            f"min_frames={decoder.min_frames} is above max_frames={decoder.max_frames}"
+        )
+    _check_sound(decoder)
+    if decoder.indices == ():
+        raise ConfigError("indices=(): give numbers of frames from 0 up, such as (0, 8)")
+    _check_number(decoder)
+    require_span(decoder.span)
+    _check_budget(decoder)
+
+
+def _check_sound(decoder: Any) -> None:
+    audio = decoder.audio
+    if audio is not None and getattr(type(audio), "decoded_medium", None) != "audio":
+        raise ConfigError(
+            f"audio={shown(audio)}: give mm.AudioDecoder(), or None to leave the sound out"
+        )
+
+
+def _check_number(decoder: Any) -> None:
+    """Refuse a number of frames beside bounds that it is beyond: they would not count."""
+    number = decoder.num_frames if decoder.indices is None else len(decoder.indices)
+    if number is None:
+        return
+    low, high = decoder.min_frames, decoder.max_frames
+    if number < low or (number > high and high != type(decoder).max_frames):
+        raise ConfigError(
+            f"{number} frames by num_frames= or indices=, and min_frames={low}, "
+            f"max_frames={high}: these are for other numbers of frames, so leave them out"
+        )
+
+
+def _check_budget(decoder: Any) -> None:
+    budget = decoder.video_pixel_budget
+    if decoder.max_frame_pixels is not None and budget is None:
+        raise ConfigError("max_frame_pixels goes with video_pixel_budget")
+    if decoder.max_video_pixels is not None and (
+        decoder.resize != "max_pixels" or budget is not None
+    ):
+        raise ConfigError(
+            'max_video_pixels goes with resize="max_pixels", and without video_pixel_budget'
+        )
+    if budget is None:
+        return
+    if decoder.resize != "max_pixels":
+        raise ConfigError('video_pixel_budget goes with resize="max_pixels"')
+    if budget[0] > budget[1]:
+        raise ConfigError(f"video_pixel_budget={budget!r}: give (low, high), above zero")

@@ -12,7 +12,7 @@ from av.video.reformatter import VideoReformatter
 from numpy.typing import NDArray
 
 from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.display_matrix import UPRIGHT, Turn, turn_of
+from mmstream.decoding.ffmpeg.mp4_tables import UPRIGHT, Turn, turn_of
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.video.frames import (

@@ -24,9 +24,7 @@ from typing import Any, NamedTuple
 import av
 import numpy as np
 
-from mmstream.decoding.ffmpeg.display_matrix import Turn
-from mmstream.decoding.ffmpeg.mp4_boxes import boxes, track_id, track_turn
-from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
+from mmstream.decoding.ffmpeg.mp4_tables import Turn, boxes, check_mp4, track_id, track_turn
 from mmstream.decoding.video.timeline import Timeline, without_undecodable_start
 from mmstream.errors import DecodeError
 from mmstream.media_types import EncodedMedia, read_range

@@ -16,14 +16,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mmstream.order.any_order import SampleRows
+from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
 from mmstream.order.cache import keep
 from mmstream.order.checks import require
 from mmstream.order.mixture.draws import Draws
 from mmstream.order.mixture.recipe import Recipe, binding
 from mmstream.order.mixture.source import Source
 from mmstream.order.permute import random_words
-from mmstream.order.refs import NEAR_ATTEMPTS, Refs, Window
 from mmstream.types import IntArray
 
 MAX_ROWS = 1 << 62

@@ -32,7 +32,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from mmstream.errors import ConfigError, escaped
-from mmstream.storage.shared import file_system_of, is_shared
+from mmstream.storage.local import file_system_of, is_shared
 from mmstream.storage.urls import local_path
 from mmstream.types import IntArray
 

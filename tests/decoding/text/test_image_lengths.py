@@ -13,7 +13,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.sample import decode_texts
-from mmstream.decoding.text.image_lengths import ImageLength
+from mmstream.decoding.text.media_lengths import ImageLength
 from tests.helpers.chats import CHATML, byte_chat
 from tests.helpers.families import FAMILIES, PICTURES, conversation, native, per_pixel
 from tests.helpers.pictures import JPEG, encoded, photo

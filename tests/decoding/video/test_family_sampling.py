@@ -7,7 +7,7 @@ from functools import partial
 import numpy as np
 import pytest
 
-from mmstream.decoding.video.family_sampling import FAMILY_SAMPLING, FrameRequest
+from mmstream.decoding.video.sampling import FAMILY_SAMPLING, FrameRequest
 from mmstream.errors import DecodeError
 from tests.helpers.families import transformers
 

@@ -1,11 +1,13 @@
-"""How many tokens a video takes in the text, by the rules of common models.
+"""How many tokens an image, a video or an audio takes in the text, by the rules of common models.
 
-Place in the flow: `VideoDecoder.plan` says which frames of a video there will be, and of which
-size. A function of this module says how many vectors a model makes of them. `placeholders.py` then
-puts as many tokens into the text.
+Place in the flow: `ImageDecoder.prepared_shape` reads from an image's header which shape it will
+have. `VideoDecoder.plan` says which frames of a video there will be, and of which size, and
+`AudioDecoder.plan` how many frames of log-mel features. A function of this module says how many
+vectors a model makes of that. `placeholders.py` then puts as many tokens into the text.
 
-Each public function here returns such a function, for ``TextDecoder(video_length=)``. It can be
-pickled, so that it travels to worker processes. A function of your own must be defined in a module.
+Each public function here returns such a function, for ``TextDecoder(image_length=)``,
+``video_length=`` or ``audio_length=``. It can be pickled, so that it travels to worker processes. A
+function of your own must be defined in a module.
 """
 
 from __future__ import annotations
@@ -18,11 +20,168 @@ from typing import Any, TypeAlias
 
 import numpy as np
 
-from mmstream.decoding.media_shapes import VideoShape
-from mmstream.decoding.text.audio_lengths import num_audio_tokens, num_qwen3_omni_tokens
-from mmstream.decoding.text.media_text import MediaText
-from mmstream.errors import ConfigError
+from mmstream.decoding.image.geometry import ImageShape
+from mmstream.decoding.media_shapes import AudioShape, VideoShape
+from mmstream.decoding.text.placeholders import MediaText
+from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import PositiveInt, checked
+
+ImageLength: TypeAlias = Callable[[ImageShape], int]
+"""Says how many tokens an image of a shape takes, from 1 up."""
+
+
+@checked()
+def qwen_vl_length(patch_size: PositiveInt = 14, merge_size: PositiveInt = 2) -> ImageLength:
+    """Count the tokens of an image for Qwen2-VL, Qwen2.5-VL and Qwen3-VL.
+
+    An image takes one token per square of merged patches. The rule is that of transformers'
+    ``Qwen2VLProcessor.replace_image_token``: the product of ``image_grid_thw`` divided by
+    ``merge_size`` squared.
+
+    Args:
+        patch_size: Side of a patch in pixels. 14 for Qwen2-VL and Qwen2.5-VL, 16 for Qwen3-VL.
+        merge_size: How many patches on each side are merged into one token.
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with ``ImageDecoder(resize=
+        "max_pixels", multiple_of=patch_size * merge_size)``. It raises ConfigError for an image
+        whose sides are not multiples.
+
+    Examples:
+        >>> length = qwen_vl_length()
+        >>> length(ImageShape(476, 644, picture=(480, 640)))  # 17 x 23 squares of 28 pixels
+        391
+    """
+    return partial(_merged_patches, side=patch_size * merge_size)
+
+
+@checked()
+def llava_next_length(patch_size: PositiveInt = 14) -> ImageLength:
+    """Count the tokens of an image for Llava-NeXT.
+
+    An image takes one token per patch of the whole picture as one tile. It takes one more per patch
+    of its other tiles that is not padding, and one at the end of each row of these. The rule is
+    ``LlavaNextProcessor._get_number_of_features`` of transformers, with the "default" features,
+    which have no class token.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with
+        ``ImageDecoder(size=336, tiles=LlavaNextTiles())``.
+
+    Examples:
+        >>> length = llava_next_length()
+        >>> shape = ImageShape(336, 336, picture=(480, 640), num_tiles=5, grid=(2, 2))
+        >>> length(shape)  # 24 x 24 patches, and 36 rows of 48 patches and a mark
+        2340
+    """
+    return partial(_unpadded_patches, patch_size=patch_size)
+
+
+@checked()
+def llava_onevision_length(patch_size: PositiveInt = 14, max_tiles: PositiveInt = 9) -> ImageLength:
+    """Count the tokens of an image for LLaVA-OneVision.
+
+    A picture that is alone in its sample takes tokens as for Llava-NeXT, see `llava_next_length`.
+    Where its tiles have many more patches than `max_tiles` whole ones, the model shrinks them. Each
+    of several pictures takes one token per patch of its tile, and one at the end. The rule is that
+    of transformers' ``LlavaOnevisionProcessor.replace_image_token``.
+
+    Args:
+        patch_size: Side of a patch in pixels.
+        max_tiles: The number in the model's ``vision_aspect_ratio``, "anyres_max_9".
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with
+        ``ImageDecoder(size=384, tiles=LlavaOnevisionTiles())``.
+
+    Examples:
+        >>> length = llava_onevision_length()
+        >>> shape = ImageShape(384, 384, picture=(480, 640), num_tiles=5, grid=(2, 2))
+        >>> length(shape)  # 27 x 27 patches, and 40 rows of 54 patches and a mark
+        2929
+        >>> length(ImageShape(384, 384, picture=(480, 640)))  # beside another picture
+        730
+    """
+    return partial(_shrunk_patches, patch_size=patch_size, max_tiles=max_tiles)
+
+
+@checked()
+def internvl_length(tile_length: PositiveInt = 256) -> ImageLength:
+    """Count the tokens of an image for InternVL.
+
+    Every tile takes the same number. The rule is that of transformers'
+    ``InternVLProcessor.replace_image_token``, without its two marks around an image: put those into
+    the chat template.
+
+    Args:
+        tile_length: Tokens per tile.
+
+    Returns:
+        A function for ``TextDecoder(image_length=)``. Use it with
+        ``ImageDecoder(size=448, tiles=InternVLTiles())``.
+
+    Examples:
+        >>> length = internvl_length()
+        >>> length(ImageShape(448, 448, picture=(400, 800), num_tiles=3, grid=(1, 2)))
+        768
+    """
+    return partial(_by_tile, tile_length=tile_length)
+
+
+def _merged_patches(shape: ImageShape, side: int) -> int:
+    if shape.height % side or shape.width % side:
+        raise ConfigError(
+            f"image_length: a picture of {shape.width}x{shape.height} is not made of squares of "
+            f'{side} pixels: give ImageDecoder(resize="max_pixels", multiple_of={side})'
+        )
+    return shape.height // side * (shape.width // side)
+
+
+def _unpadded_patches(shape: ImageShape, patch_size: int) -> int:
+    """Count patches and marks at the ends of rows, without a limit."""
+    side = shape.height // patch_size
+    rows, columns = _unpadded_grid(shape, side)
+    return side * side + rows * (columns + 1)
+
+
+def _shrunk_patches(shape: ImageShape, patch_size: int, max_tiles: int) -> int:
+    """Count patches and marks at the ends of rows, of which the model keeps a limited number."""
+    side = shape.height // patch_size
+    if shape.num_tiles == 1:
+        return side * side + 1
+    rows, columns = _unpadded_grid(shape, side)
+    ratio = math.sqrt(rows * columns / (max_tiles * side**2))
+    if ratio > 1.1:
+        rows, columns = int(rows // ratio), int(columns // ratio)
+    return side * side + rows * (columns + 1)
+
+
+def _unpadded_grid(shape: ImageShape, side: int) -> tuple[int, int]:
+    """Return the rows and columns of patches that are not padding, of tiles of `side` patches.
+
+    Example: a picture of 480x640 pixels in a grid of 2x2 tiles of 336 pixels, with patches of 14. A
+    tile has 24x24 patches, the grid 48x48. The picture is as wide as the grid, and fills 36 of its
+    48 rows: 480 * 48 / 640. So it takes 24 * 24 + 36 * (48 + 1) = 2340 tokens of Llava-NeXT.
+    """
+    rows, columns = (count * side for count in shape.grid)
+    height, width = shape.picture
+    # Both sides lose the same number of padding patches, rounded down: hence // 2 * 2. The order of
+    # operations and the seven digits are those of the model: they decide where a half is rounded.
+    if width / height > columns / rows:
+        rows -= (rows - int(round(height * (columns / width), 7))) // 2 * 2
+    else:
+        columns -= (columns - int(round(width * (rows / height), 7))) // 2 * 2
+    return rows, columns
+
+
+def _by_tile(shape: ImageShape, tile_length: int) -> int:
+    return shape.num_tiles * tile_length
+
+
+# -- videos; with times between the frames, where a model wants them -------------------------------
 
 OMNI_CHUNK_S = 2
 """Seconds of a video whose frames stand together in Qwen2.5-Omni's text, and then their sound."""
@@ -73,7 +232,7 @@ def qwen_vl_video_length(
         >>> length(shape)  # 2 pairs of 8 x 14 squares of 28 pixels
         224
     """
-    return _merging(_merged_patches, patch_size, merge_size, temporal_patch_size)
+    return _merging(_merged_frames, patch_size, merge_size, temporal_patch_size)
 
 
 @checked()
@@ -339,7 +498,7 @@ def _merging(
     return partial(rule, side=side, num_merged=temporal_patch_size, **settings)
 
 
-def _merged_patches(shape: VideoShape, side: int, num_merged: int) -> int:
+def _merged_frames(shape: VideoShape, side: int, num_merged: int) -> int:
     return _num_groups(shape, num_merged) * _squares(shape, side)
 
 
@@ -450,3 +609,75 @@ def _squares(shape: VideoShape, side: int) -> int:
             f'{side} pixels: give VideoDecoder(resize="max_pixels", multiple_of={side})'
         )
     return shape.height // side * (shape.width // side)
+
+
+# -- audio -----------------------------------------------------------------------------------------
+
+AudioLength: TypeAlias = Callable[[AudioShape], int | MediaText]
+"""Says how many tokens an audio of a shape takes, from 1 up, or which text takes its place."""
+
+
+def qwen_audio_length() -> AudioLength:
+    """Count the tokens of an audio for Qwen2-Audio and Qwen2.5-Omni.
+
+    The encoder halves the number of feature frames twice: a token stands for 40 ms. The rule is
+    that of transformers' ``Qwen2AudioProcessor``.
+
+    Returns:
+        A function for ``TextDecoder(audio_length=)``. Use it with
+        ``AudioDecoder.from_processor(processor)``, which makes features.
+
+    Examples:
+        >>> length = qwen_audio_length()
+        >>> length(AudioShape(num_samples=48_000, num_feature_frames=300, sample_rate=16_000))
+        75
+    """
+    return num_audio_tokens
+
+
+def qwen3_omni_audio_length() -> AudioLength:
+    """Count the tokens of an audio for Qwen3-Omni: 13 a second, and those of the last part of one.
+
+    The rule is ``_get_feat_extract_output_lengths`` of transformers' Qwen3-Omni.
+
+    Returns:
+        A function for ``TextDecoder(audio_length=)``. Use it with
+        ``AudioDecoder.from_processor(processor)``, which makes features.
+
+    Examples:
+        >>> length = qwen3_omni_audio_length()
+        >>> length(AudioShape(num_samples=48_000, num_feature_frames=300, sample_rate=16_000))
+        39
+    """
+    return num_qwen3_omni_tokens
+
+
+def num_audio_tokens(shape: AudioShape) -> int:
+    """Count the tokens of an audio whose frames are halved twice; see `qwen_audio_length`."""
+    halved = (_num_feature_frames(shape) - 1) // 2 + 1
+    return _checked((halved - 2) // 2 + 1, shape)
+
+
+def num_qwen3_omni_tokens(shape: AudioShape) -> int:
+    """Count the tokens of whole seconds, 100 frames each, and of the frames behind them."""
+    num_seconds, rest = divmod(_num_feature_frames(shape), 100)
+    for _ in range(3):
+        rest = (rest - 1) // 2 + 1
+    return _checked(rest + 13 * num_seconds, shape)
+
+
+def _num_feature_frames(shape: AudioShape) -> int:
+    if shape.num_feature_frames < 1 <= shape.num_samples:
+        raise ConfigError(
+            "audio_length: the audio has no features, of which the tokens are made: give "
+            "AudioDecoder.from_processor(processor), or AudioDecoder(features=)"
+        )
+    return shape.num_feature_frames
+
+
+def _checked(num_tokens: int, shape: AudioShape) -> int:
+    if num_tokens < 1:
+        raise DecodeError(
+            f"an audio of {shape.num_samples} samples is too short: it takes no token of the text"
+        )
+    return num_tokens

@@ -1,17 +1,20 @@
-"""The tokens of a text that stand for media, against the vectors that a model makes of these.
+"""Counts that a model needs: of tokens that stand for media, and of media in a row.
 
     families.py, videos.py, sound.py -> `check_count`
+    arguments.py, sound.py -> `require_one_each`
 
-The model itself would compare numbers of other things, and name no setting.
+The model itself would compare numbers of other things, and name no setting and no row.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from torch import Tensor
 
 from mmstream.errors import ConfigError
+from mmstream.types import Batch
 
 
 def check_count(ids: Tensor, config: Any, kind: str, media: str, number: int, length: str) -> None:
@@ -37,3 +40,24 @@ def check_count(ids: Tensor, config: Any, kind: str, media: str, number: int, le
         f"model_inputs: {config.model_type} takes {number:,} {kind} tokens for the {media} of this "
         f"batch, the text has {num_tokens:,}: TextDecoder({kind}_length={length}){token}"
     )
+
+
+def require_one_each(batch: Batch, counts: Sequence[int], family: str, medium: str) -> None:
+    """Refuse a batch in which a row has no medium of a kind, or more than one.
+
+    Args:
+        batch: Names the row in the message, if it has keys.
+        counts: How many each row has.
+        family: The model's.
+        medium: "picture" or "audio".
+
+    Raises:
+        ConfigError: Names the first such row.
+    """
+    for row, count in enumerate(counts):
+        if count != 1:
+            key = batch["__key__"][row] if "__key__" in batch else f"row {row}"
+            raise ConfigError(
+                f"model_inputs: {family} takes one {medium} a row, {key} has {count}: leave such "
+                "samples out with a transform that raises mm.SkipSample"
+            )
