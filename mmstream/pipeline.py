@@ -32,10 +32,10 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
+from mmstream.decoding.sample_rng import is_user_function, kept_generators, seed_draws
 from mmstream.decoding.stage import DecodedStep, DecodeStage, PreparedStep
 from mmstream.decoding.substitute import Transform
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.decoding.user_functions import is_user_function, kept_generators, seed_draws
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ConfigError
 from mmstream.measuring.find_plan import find_plan, packs_of_mixture

@@ -47,7 +47,7 @@ FLOORS = [
         "decoding.media_shapes",
         "decoding.spans",
         "decoding.text",
-        "decoding.user_functions",
+        "decoding.sample_rng",
         "decoding.video",
     },
     {"display"},  # shows the classes of the floors above by their attributes

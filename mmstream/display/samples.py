@@ -29,23 +29,21 @@ from mmstream.display.markup import (
     size_text,
     small_line,
 )
-from mmstream.display.media_files import (
-    clip_html,
-    clip_tiles,
-    features_html,
-    file_html,
-    file_thumbnail,
-    sound_html,
-    spectrogram,
-    waveform,
-)
 from mmstream.display.pipelines import key_text, rows_of_sources
 from mmstream.display.recordings import (
     Clip,
     Features,
     Recording,
     batch_recordings,
+    clip_html,
+    clip_tiles,
+    features_html,
+    file_html,
+    file_thumbnail,
     recordings_of,
+    sound_html,
+    spectrogram,
+    waveform,
 )
 from mmstream.display.tokens import tokens_html
 

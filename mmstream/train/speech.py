@@ -17,7 +17,7 @@ from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import valid_labels
 from mmstream.integrations import model_inputs
 from mmstream.integrations.summed_loss import summed_loss
-from mmstream.train.pretrained import load_pretrained, read_json
+from mmstream.train.tokenizer import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:

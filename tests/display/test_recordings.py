@@ -13,8 +13,14 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.display.cards import Card, card_lines
-from mmstream.display.media_files import spectrogram, wav_of, waveform
-from mmstream.display.recordings import batch_recordings, recordings_of, seconds_text
+from mmstream.display.recordings import (
+    batch_recordings,
+    recordings_of,
+    seconds_text,
+    spectrogram,
+    wav_of,
+    waveform,
+)
 from tests.display.test_display import parse
 
 

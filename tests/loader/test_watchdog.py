@@ -19,7 +19,7 @@ import mmstream as mm
 from mmstream import processes
 from mmstream.errors import ConfigError, MMStreamError
 from mmstream.loader.watchdog import StallLimits, Watchdog
-from mmstream.loader.worker_group import WorkerGroup
+from mmstream.loader.worker_process import WorkerGroup
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
 from mmstream.state import stands_before

@@ -10,10 +10,9 @@ from hypothesis import strategies as st
 from mmstream.packing import plan_report as plan_report_module
 from mmstream.packing import planner
 from mmstream.packing.measure_file import Measure
-from mmstream.packing.pack import best_fit
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.plan_report import PlanReport, _num_packs, plan_report
-from mmstream.packing.planner import make_plan
+from mmstream.packing.planner import best_fit, make_plan
 from mmstream.packing.settings import PackLimits
 from tests.packing.test_planner import measure_of
 

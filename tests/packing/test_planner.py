@@ -13,7 +13,6 @@ from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError
 from mmstream.packing import planner
 from mmstream.packing.measure_file import Measure
-from mmstream.packing.pack import GROUP_PACKS, best_fit, pack_samples
 from mmstream.packing.plan import (
     CONDITION,
     ON_BAD_LIST,
@@ -22,7 +21,7 @@ from mmstream.packing.plan import (
     UNUSABLE,
     PackPlan,
 )
-from mmstream.packing.planner import make_plan, plan_of_lengths
+from mmstream.packing.planner import GROUP_PACKS, best_fit, make_plan, pack_samples, plan_of_lengths
 from mmstream.packing.settings import PackLimits
 
 NO_SAMPLES = np.zeros((0, 2), dtype=np.int64)
