@@ -138,10 +138,10 @@ def batch_html(batch: Mapping[str, Any]) -> str:
         head += f' <span style="{QUIET}">{position}</span>'
     num_more = num_rows - MAX_TILES
     more = f'<div style="{QUIET}">... {num_more} more rows</div>' if num_more > 0 else ""
-    return page(head, batch_sheet(batch), more, field_table(batch))
+    return page(head, _batch_sheet(batch), more, field_table(batch))
 
 
-def batch_sheet(batch: Mapping[str, Any]) -> str:
+def _batch_sheet(batch: Mapping[str, Any]) -> str:
     """Return a contact sheet of a batch. Rows that are substitutes or not valid say why."""
     keys = batch["__key__"]
     lineage = batch.get("__lineage__")

@@ -378,11 +378,6 @@ class RankReader:
             counts += TransferCounts(**self._cache.pop_counts())
         return counts + self._transfers.pop_counts(), num_wrong
 
-    @property
-    def num_held_bytes(self) -> int:
-        """Bytes of all ranges that have arrived or are under way, or are in use elsewhere."""
-        return self._in_windows + self._total_ahead
-
     def describe(self) -> str:
         """Say what the next step waits for."""
         if self._plan is None:
