@@ -56,7 +56,7 @@ FLOORS = [
     {"bad_samples"},
     {"converting"},
     {"reading"},
-    {"decoding", "webdataset_stream"},
+    {"decoding"},
     {"batching"},
     {"measuring"},
     {"pipeline", "state"},

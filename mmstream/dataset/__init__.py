@@ -8,8 +8,7 @@ sealed.py        the checksum that each of them carries
 manifest.py      mmstream.json: shards and counts
 index.py         NAME.tar.idx: where each sample starts
 index_part.py    mmstream.index.HEX: the same for many shards, named by its content
-index_cache.py   parts of remote indexes as files of this machine
-shard_indexes.py where samples lie, by parts or by the files beside tars
+shard_indexes.py where samples lie, by parts, which are cached, or by the files beside tars
 checksums.py     NAME.tar.crc32c: a checksum of each sample
 index_tars.py    make indexes and a manifest for tars that others wrote
 facts.py         NAME.tar.facts: texts and the sizes of pictures

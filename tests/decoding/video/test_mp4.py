@@ -13,9 +13,8 @@ from mmstream.decoding.facts import media_facts
 from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.ffmpeg.mp4_tables import UPRIGHT
 from mmstream.decoding.ffmpeg.open import media_stream, open_media
-from mmstream.decoding.video.file import discard_others
+from mmstream.decoding.video.file import TablePackets, discard_others, mp4_tables
 from mmstream.decoding.video.frames import runs
-from mmstream.decoding.video.mp4 import TablePackets, mp4_tables
 from mmstream.decoding.video.timeline import demuxed_timeline
 from mmstream.errors import DecodeError
 from mmstream.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
