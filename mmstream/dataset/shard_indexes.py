@@ -705,7 +705,7 @@ def _is_whole(path: Path, part: IndexPart) -> bool:
 
 def _fetch(store: Store, part: IndexPart, path: Path) -> None:
     ranges = part_ranges(part)
-    num_at_once = MAX_SMALL_BYTES // (ranges[0][2] - ranges[0][1])
+    num_at_once = max(1, MAX_SMALL_BYTES // (ranges[0][2] - ranges[0][1]))
     digest = hashlib.sha256()
     with create_file(path) as file:
         for first in range(0, len(ranges), num_at_once):
