@@ -40,7 +40,7 @@ if TYPE_CHECKING:
     from mmstream.converting.reshard import reshard as reshard
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
-    from mmstream.dataset.mixture_file import open_mixture as open_mixture
+    from mmstream.dataset.mixture import open_mixture as open_mixture
     from mmstream.dataset.open import open_dataset as open_dataset
     from mmstream.dataset.statistics import Statistics as Statistics
     from mmstream.dataset.statistics import statistics as statistics
@@ -130,8 +130,7 @@ _NAMES_OF = {
     "converting.quality.leaks": ("find_leaks",),
     "converting.reshard": ("reshard",),
     "dataset.dataset": ("Dataset",),
-    "dataset.mixture": ("Mixture",),
-    "dataset.mixture_file": ("open_mixture",),
+    "dataset.mixture": ("Mixture", "open_mixture"),
     "dataset.open": ("open_dataset",),
     "dataset.statistics": ("Statistics", "statistics"),
     "decoding.audio.decoder": ("AudioDecoder",),

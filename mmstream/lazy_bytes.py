@@ -336,11 +336,11 @@ class LazyBytes:
         self._cache.clear()
 
 
-class LazyFile(io.RawIOBase):
-    """`LazyBytes` as a file that libraries read. Closing it gives most of its memory back."""
+class RangeFile(io.RawIOBase):
+    """A file of a known size at a position. Subclasses read ranges of bytes from there."""
 
-    def __init__(self, data: LazyBytes, check: Callable[[], object] | None = None) -> None:
-        self._data, self._check = data, check
+    def __init__(self, size: int) -> None:
+        self._size = size
         self._position = 0
 
     def readable(self) -> bool:
@@ -357,11 +357,19 @@ class LazyFile(io.RawIOBase):
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
         """Move to a position, and return it."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: len(self._data)}[whence]
+        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
         if base + offset < 0:
             raise ValueError(f"seek to {base + offset}")
         self._position = base + offset
         return self._position
+
+
+class LazyFile(RangeFile):
+    """`LazyBytes` as a file that libraries read. Closing it gives most of its memory back."""
+
+    def __init__(self, data: LazyBytes, check: Callable[[], object] | None = None) -> None:
+        super().__init__(len(data))
+        self._data, self._check = data, check
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next bytes, at most `size`. Negative or None: all of the rest.

@@ -9,6 +9,7 @@ time. A `Loader` has one runner per worker.
 from __future__ import annotations
 
 import logging
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import AbstractContextManager, closing, nullcontext
@@ -17,9 +18,11 @@ from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from itertools import compress, islice
 from threading import current_thread, main_thread
+from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, NoReturn
 
 import torch
+from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream._plain_tensors import plain_tensors
 from mmstream.bad_samples.policy import BadSamplePolicy
@@ -28,16 +31,17 @@ from mmstream.batching.collate import Collate, collate, make_batch
 from mmstream.batching.flat import flatten, make_flat_batch, own_names
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
+from mmstream.dataset.source import ShardSource
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
+from mmstream.decoding.sample_rng import is_user_function, kept_generators, seed_draws
 from mmstream.decoding.stage import DecodedStep, DecodeStage, PreparedStep
 from mmstream.decoding.substitute import Transform
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.decoding.user_functions import is_user_function, kept_generators, seed_draws
 from mmstream.display.sample_dict import SampleDict
-from mmstream.errors import ConfigError
+from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError
 from mmstream.measuring.find_plan import find_plan, packs_of_mixture
 from mmstream.order import AnyOrder
 from mmstream.order.checks import reshuffle_of
@@ -50,12 +54,13 @@ from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job, RawStep
 from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
-from mmstream.world import World
+from mmstream.world import World, resolve_world, rows_of_rank
 from mmstream.wrong_arguments import AnyInt, NonEmptyStr, NonNegativeInt, PositiveInt, checked
 
-if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
+if TYPE_CHECKING:
     from mmstream.decoding.audio.decoder import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
+
 
 logger = logging.getLogger(__name__)
 
@@ -257,8 +262,6 @@ class Pipeline:
                 "of several: iterate over mm.Loader(pipeline)"
             )
         from webdataset import DataPipeline
-
-        from mmstream.webdataset_stream import RawStream
 
         return DataPipeline(RawStream(self.dataset, self.order, epoch, world))
 
@@ -661,3 +664,70 @@ def _check_decode(decode: object) -> None:
             'if it takes the raw ones; one of bytes to decode=mm.Decode({"jpg": function})'
         )
     raise ConfigError(f"decode: got {type(decode).__name__}: {advice}")
+
+
+# -- the same stream of raw samples, for stages written for webdataset -----------------------------
+#
+# Each rank and each DataLoader worker gets its own rows and steps, in order. There is no state, and
+# bad samples have no substitutes: for both use a `Loader`.
+
+SPLITTERS = ("split_by_node", "split_by_worker")
+
+
+class RawStream(IterableDataset[Sample]):
+    """One epoch of raw samples (dicts of bytes) of this rank and worker, in the order of steps.
+
+    Padding rows of a last partial step are left out.
+
+    Raises:
+        SampleError, ShardError: a sample cannot be read.
+        ConfigError: a later stage would split the stream again, and lose samples.
+    """
+
+    def __init__(
+        self, source: ShardSource, order: AnyOrder, epoch: int, world: World | None
+    ) -> None:
+        self._source = source
+        self._order = order
+        self._epoch = epoch
+        self._world = world
+
+    def __iter__(self) -> Iterator[Sample]:
+        _refuse_splitters(sys._getframe(1))
+        rows = rows_of_rank(self._order.global_batch_size, resolve_world(self._world), "balanced")
+        worker = get_worker_info()
+        first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
+        with closing(Reader(self._source, self._order)) as reader:
+            for step in range(first, self._order.steps_per_epoch, stride):
+                lineage, outcomes, _ = reader.step(Job(self._epoch, step, *rows, stride))
+                for ref, outcome, valid in zip(
+                    lineage.planned, outcomes, lineage.valid, strict=True
+                ):
+                    if isinstance(outcome, ChecksumError):
+                        outcome = reader.lookup.read_until_right(ref)
+                    if isinstance(outcome, SampleError | ShardError):
+                        raise outcome
+                    if valid:
+                        yield {
+                            name: value for name, value in outcome.items() if name != "__lineage__"
+                        }
+
+
+def _refuse_splitters(consumer: FrameType | None) -> None:
+    """Refuse stages of webdataset that give each rank or worker a part of what it gets.
+
+    Args:
+        consumer: the frame that asks for the first sample. The stages behind it ask each other, so
+            they all stand above it.
+
+    Raises:
+        ConfigError: there is one of them.
+    """
+    while consumer is not None:
+        name = consumer.f_code.co_name
+        if name in SPLITTERS and consumer.f_globals.get("__name__", "").startswith("webdataset"):
+            raise ConfigError(
+                f"as_webdataset: wds.{name} behind it would split the samples a second time; leave "
+                "it out, each rank and worker has its own samples already"
+            )
+        consumer = consumer.f_back

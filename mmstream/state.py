@@ -22,8 +22,7 @@ from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import AnyOrder
 from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
-from mmstream.packing.mixture_order import MixturePackOrder
-from mmstream.packing.order import PackOrder
+from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
 
 logger = logging.getLogger(__name__)

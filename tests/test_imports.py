@@ -47,7 +47,7 @@ FLOORS = [
         "decoding.media_shapes",
         "decoding.spans",
         "decoding.text",
-        "decoding.user_functions",
+        "decoding.sample_rng",
         "decoding.video",
     },
     {"display"},  # shows the classes of the floors above by their attributes
@@ -56,7 +56,7 @@ FLOORS = [
     {"bad_samples"},
     {"converting"},
     {"reading"},
-    {"decoding", "webdataset_stream"},
+    {"decoding"},
     {"batching"},
     {"measuring"},
     {"pipeline", "state"},

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from mmstream.decoding.user_functions import is_user_function, kept_generators
+from mmstream.decoding.sample_rng import is_user_function, kept_generators
 from mmstream.errors import ConfigError, escaped
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.pipeline import Pipeline, PipelineRunner

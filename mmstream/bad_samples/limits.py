@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import logging
 from collections import Counter, deque
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 
@@ -120,14 +120,10 @@ class Stats:
         return self.total_imbalance / steps if steps else 0.0
 
     @property
-    def wait_p50_s(self) -> float:
-        """Seconds that half of the last `MAX_WAITS` batches were waited for, at most."""
-        return _quantile(self.waits, 0.5)
-
-    @property
     def wait_p99_s(self) -> float:
         """Seconds that 99 % of the last `MAX_WAITS` batches were waited for, at most."""
-        return _quantile(self.waits, 0.99)
+        ordered = sorted(self.waits)
+        return ordered[int(0.99 * (len(ordered) - 1))] if ordered else 0.0
 
     @property
     def mb_per_s(self) -> float:
@@ -155,11 +151,6 @@ class Stats:
         """Count the wait for a batch."""
         self.wait_s += seconds
         self.waits.append(seconds)
-
-
-def _quantile(values: Collection[float], fraction: float) -> float:
-    ordered = sorted(values)
-    return ordered[int(fraction * (len(ordered) - 1))] if ordered else 0.0
 
 
 # -- limits ----------------------------------------------------------------------------------------

@@ -16,8 +16,8 @@ from typing import Any, BinaryIO
 import msgspec
 import numpy as np
 
-from mmstream.dataset.addresses import shard_stamp, stamps_agree
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.keys import shard_stamp, stamps_agree
 from mmstream.errors import ConfigError, where
 from mmstream.types import IntArray
 

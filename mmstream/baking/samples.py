@@ -29,9 +29,9 @@ from mmstream.dataset.index import encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.dataset.source import shard_samples
 from mmstream.decoding.sample import RowMemory
+from mmstream.decoding.sample_rng import kept_generators, seed_draws
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
 from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder, one_by_one
-from mmstream.decoding.user_functions import kept_generators, seed_draws
 from mmstream.errors import (
     BUGS,
     ConfigError,

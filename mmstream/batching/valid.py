@@ -7,6 +7,8 @@ one row of tokens per row; flat ones have documents, which say their rows.
 from __future__ import annotations
 
 import torch
+import torch.nn.functional as F
+from torch import Tensor
 
 from mmstream.types import IGNORED_LABEL, Batch
 
@@ -86,3 +88,25 @@ def _has_token_labels(batch: Batch) -> bool:
     if not (isinstance(ids, torch.Tensor) and isinstance(labels, torch.Tensor)):
         return False
     return labels.shape == ids.shape and labels.ndim == 2 and labels.dtype == torch.int64
+
+
+# -- the loss of tokens, added up ------------------------------------------------------------------
+
+
+def summed_loss(logits: Tensor, targets: Tensor, weights: Tensor | None = None) -> Tensor:
+    """Return the cross entropy of all targets but -100, added up in float32: a scalar.
+
+    Args:
+        logits: floating [B, T, V].
+        targets: int64 [B, T].
+        weights: float32 [N], of the N targets that are not -100, in their order. None: all are 1.
+    """
+    losses = F.cross_entropy(
+        logits.flatten(0, 1).float(),
+        targets.flatten(),
+        ignore_index=IGNORED_LABEL,
+        reduction="sum" if weights is None else "none",
+    )
+    if weights is None:
+        return losses
+    return (losses[targets.flatten() != IGNORED_LABEL] * weights).sum()

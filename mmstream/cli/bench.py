@@ -90,7 +90,7 @@ def bench(
     URL may also be the JSON file of a mixture.
     """
     from mmstream.batching.collate import collate
-    from mmstream.dataset.mixture_file import open_data
+    from mmstream.dataset.mixture import open_data
 
     if pipeline_name is not None and (image_size, global_batch_size) != (None, None):
         raise click.UsageError("--image-size and --global-batch-size go without --pipeline")

@@ -92,7 +92,7 @@ def info(
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
     source.
     """
-    from mmstream.dataset.mixture_file import open_data
+    from mmstream.dataset.mixture import open_data
 
     if plan is not None:
         refuse_given(["num_keys", "as_json", "stats"], "without --plan")

@@ -155,7 +155,7 @@ def plan(
     The lines say how full the packs are, how full they could be, what is left out, and what other
     lengths of packs would give.
     """
-    from mmstream.dataset.mixture_file import open_data
+    from mmstream.dataset.mixture import open_data
     from mmstream.measuring.plan import plan_sources
     from mmstream.packing.plan_report import plan_report
     from mmstream.pipeline import Pipeline
@@ -187,7 +187,7 @@ def _of_processor(folder: str) -> Decode:
     """Return the decoders of a model's folder."""
     from mmstream.train import tokenizer
     from mmstream.train.chat import CHAT_FAMILIES, chat_decode
-    from mmstream.train.pretrained import read_json
+    from mmstream.train.tokenizer import read_json
 
     family = read_json(Path(folder, "config.json")).get("model_type")
     if family not in CHAT_FAMILIES:

@@ -90,7 +90,7 @@ def replay(
     plan. If the settings changed between two epochs, each epoch is compared with its own plan.
     """
     from mmstream.audit.replay import replay as run
-    from mmstream.dataset.mixture_file import open_data
+    from mmstream.dataset.mixture import open_data
     from mmstream.state import order_of_state, parse_state
     from mmstream.train.saved_state import read_state
 

@@ -106,7 +106,7 @@ def show(
     --html writes one file that needs no other and runs no script, so it is safe to open, whoever
     made the data. Recordings up to 8 MB are embedded and can be played.
     """
-    from mmstream.dataset.mixture_file import open_data
+    from mmstream.dataset.mixture import open_data
     from mmstream.display.cards import Card, card_lines, cards_html
 
     _check_selection(selection)

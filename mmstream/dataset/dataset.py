@@ -17,11 +17,10 @@ from typing import Any, NamedTuple, cast, overload
 
 import numpy as np
 
-from mmstream.dataset.addresses import parse_address, require_own
 from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.index import walk_tar
 from mmstream.dataset.index_part import SampleBounds
-from mmstream.dataset.keys import KeyTable, find_key, refs_at
+from mmstream.dataset.keys import KeyTable, find_key, parse_address, refs_at, require_own
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndex, ShardIndexes
 from mmstream.display.markup import count_text

@@ -1,6 +1,6 @@
 """The third stage: order -> read -> DECODE -> batch -> loader -> device.
 
-stage.py         a step of raw samples -> a step of decoded samples
+stage.py         a step of raw samples -> a step of decoded samples, or of rows of packs
 substitute.py    one row: its planned sample, or a substitute for a bad one
 sample.py        one sample: ``json`` parsed, then the decoders of a `Decode`
 decode.py        `Decode`: which decoders a pipeline runs
@@ -19,10 +19,8 @@ media_shapes.py  what their shapes will be
 spans.py         spans of time in settings and rows
 times.py         `Times`: they follow the span of their file
 threaded_calls.py  one function called by several threads, which may begin early
-user_functions.py  seeds the generators that functions of the user draw from, and puts them back
-packs.py         decoded samples -> rows of packs
 stored.py        decoded samples -> files of a tar, and back
 text/            messages or a caption -> tokens and labels
-sample_rng.py    the random generator of a sample, for transforms; one piece of a long file
+sample_rng.py    the random generators of a sample, for functions of the user; one piece of a file
 batch_memory.py  memory of batches, used again and again
 """

@@ -27,10 +27,9 @@ from mmstream.decoding.fields import call_user, field_names, parse_json
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder
 from mmstream.decoding.image.geometry import Plan
-from mmstream.decoding.sample_rng import sample_rng
+from mmstream.decoding.sample_rng import is_user_function, sample_rng, seed_generators
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
-from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.lazy_bytes import LazyBytes

@@ -17,10 +17,10 @@ from mmstream.decoding.by_field import FieldDecoder, FieldPlan, decoded_medium, 
 from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, image_fields, video_fields
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.sample_rng import is_user_function
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
-from mmstream.decoding.user_functions import is_user_function
 from mmstream.errors import ConfigError, escaped
 from mmstream.wrong_arguments import PositiveInt, checked
 

@@ -83,7 +83,7 @@ def media_facts(data: bytes, kind: MediaKind, deadline: Deadline, *, decode: boo
 
 def _wav(data: bytes) -> Facts:
     """Read the header of a WAV. Empty where FFmpeg must: the samples are compressed."""
-    from mmstream.decoding.audio.wav import open_wav
+    from mmstream.decoding.audio.source import open_wav
 
     wav = open_wav(data)
     if wav is None:

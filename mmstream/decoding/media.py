@@ -26,8 +26,7 @@ from mmstream.decoding.address import with_address
 from mmstream.decoding.fields import audio_fields, in_order, video_fields
 from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import AudioShape, MediaShapes, VideoShape
-from mmstream.decoding.sample_rng import sample_rng
-from mmstream.decoding.user_functions import seed_generators
+from mmstream.decoding.sample_rng import sample_rng, seed_generators
 from mmstream.errors import ConfigError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample

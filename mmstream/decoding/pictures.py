@@ -26,7 +26,7 @@ from mmstream.decoding.by_field import IMAGE, picture_rng
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import Decoded, ImageDecoder, PicturePlan
 from mmstream.decoding.sample import free_images
-from mmstream.decoding.user_functions import is_user_function
+from mmstream.decoding.sample_rng import is_user_function
 from mmstream.errors import DecodeError, SampleError
 from mmstream.types import Sample
 

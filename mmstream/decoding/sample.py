@@ -46,9 +46,9 @@ from mmstream.decoding.media import (
     video_decoders,
 )
 from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.sample_rng import seed_generators
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
-from mmstream.decoding.user_functions import seed_generators
 from mmstream.errors import DecodeError, SampleError, escaped
 from mmstream.types import Sample
 

@@ -3,7 +3,7 @@
 It works in three passes over all rows: plan, decode pictures, finish (``pictures.py`` says why).
 
 A bad sample is replaced by a deterministic substitute (``substitute.py``), so all ranks keep the
-same number of rows and steps. Where rows are packs it is left out of its row (``packs.py``).
+same number of rows and steps. Where rows are packs it is left out of its row.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from numpy.typing import NDArray
 
 from mmstream._vector_math import resolve_vector_math
 from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.bad_samples.quarantine import TOO_LONG, BadSample
 from mmstream.decoding.address import address
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.by_field import IMAGE
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.media import video_files
-from mmstream.decoding.packs import PackedRow, num_tokens_of, packed_rows, require_good_row
 from mmstream.decoding.pictures import (
     PlannedPicture,
     decode_picture,
@@ -40,22 +40,26 @@ from mmstream.decoding.pictures import (
 from mmstream.decoding.sample import RowMemory, decode_texts
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.substitute import (
+    Document,
     OwnNames,
     Prepared,
     PreparedSample,
+    Refusal,
     Row,
+    RowAddress,
     RowDecoder,
     Transform,
+    no_good_row,
 )
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead
-from mmstream.errors import DecodeError, SampleError
+from mmstream.errors import DecodeError, LengthError, SampleError, where
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
-from mmstream.types import Sample, SampleLineage
+from mmstream.types import Sample, SampleLineage, SampleRef
 
 T = TypeVar("T")
 
@@ -599,3 +603,201 @@ def _with_losses(
         num_dropped_parts=sum(loss.num_dropped_parts for loss in shortened),
         text_losses=tuple(dict.fromkeys(loss.reason for loss in (*cut[:1], *shortened[:1]))),
     )
+
+
+# -- decoded samples -> rows of packs --------------------------------------------------------------
+#
+# A row without a good sample gets a substitute pack, the same one on every topology. A sample that
+# has more tokens than were measured stays where its row has room, and is a bad sample elsewhere.
+#
+# Example: T is 10. A row was planned with samples of 4, 3 and 3 tokens. The first has 5 now, and
+# the second cannot be decoded. Then the row has 5 + 3 tokens, and one record. Had the second been
+# good, the first would be left out: 3 + 3 + 5 is more than T.
+
+MAX_PACK_SUBSTITUTES = 4
+"""Substitute packs that are tried for a row without a good sample."""
+
+FEW_DOCUMENTS = 2
+"""Samples of a pack that few bad ones empty."""
+
+MAX_SUBSTITUTES_OF_FEW = 16
+"""Substitutes that are tried for such a pack. A filter that leaves out half of them empties one row
+of 130,000 then. Filters belong into the plan: ``--where``."""
+
+
+class PackedRow(NamedTuple):
+    """A row of a step, as it is delivered."""
+
+    documents: list[Document]
+    """Good samples, in order. Empty: the row is padding, or nothing fills it."""
+    bad: list[BadSample]
+    """Records of its planned samples that are left out, in order."""
+    unlike_measured: list[tuple[Document, int]]
+    """Those of its planned samples that have more or fewer tokens than measured, and how many were
+    measured."""
+
+
+def packed_rows(
+    step: RawStep, documents: Sequence[Document], decoder: RowDecoder, limits: PackLimits
+) -> list[PackedRow]:
+    """Return the rows of a step.
+
+    Args:
+        step: as it was planned and read.
+        documents: its planned samples, good and bad.
+        decoder: reads substitutes.
+        limits: what a pack may hold.
+
+    Raises:
+        LengthError: a sample is too long, and the policy is to raise.
+        StorageError: storage failed after retries.
+    """
+    lineage = step.lineage
+    assert step.num_tokens is not None, "the order of packs says them"
+    by_row: list[list[_Measured]] = [[] for _ in range(lineage.num_rows)]
+    for number, (document, num_tokens) in enumerate(zip(documents, step.num_tokens, strict=True)):
+        by_row[lineage.planned_row(number)].append(_Measured(document, num_tokens))
+    return [
+        _packed_row(
+            RowAddress(lineage.epoch, lineage.step, lineage.order_row(row)),
+            of_row,
+            decoder,
+            limits,
+        )
+        for row, of_row in enumerate(by_row)
+    ]
+
+
+def require_good_row(
+    step: RawStep, rows: Sequence[PackedRow], decoder: RowDecoder, limits: PackLimits
+) -> None:
+    """Stop a run at a step of which no pack on any rank has a good sample. Masked rows may.
+
+    Args:
+        step: as it was planned.
+        rows: those of this rank.
+        decoder: reads the packs of other ranks, where those of this one are empty.
+        limits: what a pack may hold.
+
+    Raises:
+        BadSampleLimitError: there is none.
+    """
+    bad = [record for row in rows for record in row.bad]
+    if not bad or any(row.documents for row in rows) or decoder.policy.action == "mask":
+        return
+    lineage, lookup = step.lineage, decoder.lookup
+    for position in range(lookup.order.global_batch_size):
+        row, unit = lookup.planned(lineage.epoch, lineage.step, position)
+        if unit.refs and not lineage.start <= position < lineage.start + len(rows):
+            address = RowAddress(lineage.epoch, lineage.step, row)
+            documents = decoder.read_pack(address, unit.refs)
+            planned = list(map(_Measured, documents, unit.num_tokens or []))
+            if _packed_row(address, planned, decoder, limits).documents:
+                return
+    raise no_good_row(lineage, bad[0].reason)
+
+
+def num_tokens_of(sample: Sample, multiple_of: int = 1) -> int:
+    """Return how many tokens of its pack a sample takes; several documents are added up.
+
+    Args:
+        sample: decoded; ``input_ids`` are tokens, or a list of the tokens of each document.
+        multiple_of: each document takes a multiple of so many tokens.
+
+    Examples:
+        >>> num_tokens_of({"input_ids": [[1, 2, 3], [4]]}, multiple_of=2)
+        6
+    """
+    ids: Any = sample.get("input_ids", ())
+    is_several = isinstance(ids, list | tuple) and not any(isinstance(item, int) for item in ids)
+    lengths = map(len, ids) if is_several else (len(ids),)
+    return sum(-(-length // multiple_of) * multiple_of for length in lengths)
+
+
+class _Measured(NamedTuple):
+    """A sample of a pack, and its tokens as measured."""
+
+    document: Document
+    num_tokens: int
+
+    @property
+    def growth(self) -> int:
+        """How many tokens it has more than measured. A bad sample has none."""
+        sample = self.document.sample
+        return 0 if sample is None else num_tokens_of(sample) - self.num_tokens
+
+
+def _packed_row(
+    address: RowAddress, planned: list[_Measured], decoder: RowDecoder, limits: PackLimits
+) -> PackedRow:
+    """Return a row: its good samples that fit, or those of a substitute."""
+    unlike = [(entry.document, entry.num_tokens) for entry in planned if entry.growth]
+    fitted = _fitted(planned, limits, decoder)
+    if decoder.policy.action == "raise":
+        for document in fitted:
+            if document.refusal is not None and document.refusal.kind == TOO_LONG:
+                raise LengthError(document.refusal.reason)
+    shown = [document for document in fitted if document.sample is not None]
+    substitute: list[Document] = []
+    if planned and not shown and decoder.policy.action != "mask":
+        substitute = _substitute(address, fitted, decoder, limits)
+    first = substitute[0].ref if substitute else None
+    bad = [
+        decoder.record(address, document.ref, document.refusal, first, number)
+        for number, document in enumerate(fitted)
+        if document.refusal is not None
+    ]
+    return PackedRow(shown or substitute, bad, unlike)
+
+
+def _substitute(
+    address: RowAddress, planned: list[Document], decoder: RowDecoder, limits: PackLimits
+) -> list[Document]:
+    """Return the good samples of the first substitute pack that has some."""
+    max_attempts = MAX_SUBSTITUTES_OF_FEW if len(planned) <= FEW_DOCUMENTS else MAX_PACK_SUBSTITUTES
+    tried = set[tuple[SampleRef, ...]]()
+    for attempt in range(max_attempts):
+        unit = decoder.lookup.order.substitute_unit(*address, attempt)
+        if tuple(unit.refs) in tried:
+            continue
+        tried.add(tuple(unit.refs))
+        documents = decoder.read_pack(address, unit.refs)
+        measured = list(map(_Measured, documents, unit.num_tokens or []))
+        good = [
+            document
+            for document in _fitted(measured, limits, decoder)
+            if document.sample is not None
+        ]
+        if good:
+            return good
+    return []
+
+
+def _fitted(documents: list[_Measured], limits: PackLimits, decoder: RowDecoder) -> list[Document]:
+    """Return samples, with a refusal for those that make their row too long.
+
+    Samples that are no longer than measured fit in any case. The others get the room that is left,
+    in their order.
+    """
+    lengths = [
+        0 if sample is None else num_tokens_of(sample, limits.document_multiple_of)
+        for sample in (entry.document.sample for entry in documents)
+    ]
+    fitted = [entry.document for entry in documents]
+    if sum(lengths) <= limits.max_tokens:
+        return fitted
+    room = limits.max_tokens
+    for number in sorted(range(len(documents)), key=lambda number: documents[number].growth > 0):
+        if lengths[number] <= room:
+            room -= lengths[number]
+            continue
+        ref, sample, _ = fitted[number]
+        assert sample is not None, "a bad sample has no tokens"
+        address = where(decoder.lookup.shard_name(ref[0]), ref[1], str(sample["__key__"]))
+        reason = (
+            f"{address}: {num_tokens_of(sample):,} tokens, {documents[number].num_tokens:,} were "
+            f"measured, and its pack of {limits.max_tokens:,} has no room for more: measure and "
+            "plan anew"
+        )
+        fitted[number] = Document(ref, None, Refusal(TOO_LONG, reason))
+    return fitted

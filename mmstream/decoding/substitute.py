@@ -33,9 +33,9 @@ from mmstream.decoding.sample import (
     needs_shapes,
     parse_fields,
 )
+from mmstream.decoding.sample_rng import is_user_function, seed_generators
 from mmstream.decoding.text.decoder import DecodedText
 from mmstream.decoding.text.placeholders import LOSS_FIELD
-from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.errors import (
     BUGS,
     BadSampleLimitError,

@@ -19,9 +19,8 @@ from mmstream.display.contents import (
     text_of,
 )
 from mmstream.display.markup import QUIET, html_text, page, problem_html
-from mmstream.display.media_files import field_text, is_media_file
 from mmstream.display.pipelines import key_text
-from mmstream.display.recordings import recording_text, recordings_of
+from mmstream.display.recordings import field_text, is_media_file, recording_text, recordings_of
 from mmstream.display.sample_dict import value_text
 from mmstream.display.samples import DEFAULT_SAMPLE_RATE, MAX_TURNS, sample_html
 from mmstream.display.tokens import token_counts, tokens_text

@@ -11,7 +11,7 @@ from typing import Any
 from mmstream.display.cards import Card, cards_html
 from mmstream.display.contents import address_of, describe
 from mmstream.display.markup import document, page
-from mmstream.display.packs import pack_html, pack_lines, rows_of_pack
+from mmstream.display.packs import pack_html, pack_text
 from mmstream.display.samples import (
     DEFAULT_SAMPLE_RATE,
     batch_html,
@@ -107,7 +107,7 @@ def show(
         <sample 000000001: ...>
     """
     if isinstance(value, Mapping) and value.keys() >= {"cu_seq_lens_q", "document_row"}:
-        return Shown(pack_html(value, tokenizer), "\n".join(pack_lines(rows_of_pack(value))))
+        return Shown(pack_html(value, tokenizer), pack_text(value))
     if tokenizer is not None:
         return _show_tokens(value, tokenizer, sample_rate)
     if isinstance(value, Mapping) and isinstance(value.get("__key__"), str):

@@ -8,7 +8,7 @@ same scale. Attention ends where a document ends.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby, islice
 from typing import Any
@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.display.markup import QUIET, Pixels, count_text, html_text, page, picture, png, table
-from mmstream.display.tokens import MIN_REPEATS, tokens_html, tokens_text
+from mmstream.display.tokens import MIN_REPEATS, tokens_html
 from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL, IntArray
 
@@ -29,10 +29,6 @@ MAX_PICTURES = 4
 """Pictures of a document that are shown."""
 NUM_COLUMNS = 960
 """Width of a drawing in pixels."""
-NUM_CHARACTERS = 72
-"""Width of a bar in a terminal."""
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
-"""Documents of a bar in a terminal, by turns."""
 
 COLOURS = ((70, 130, 220), (240, 150, 50), (60, 170, 110), (190, 90, 190), (200, 80, 80))
 """Documents of a drawing, by turns."""
@@ -89,14 +85,12 @@ class PackedRow:
     Attributes:
         number: Of the row in the global batch.
         documents: In their order, those of padding included.
-        max_tokens: What the row has room for. None: a row holds one sample, whatever its length.
         is_valid: False: nothing of it counts.
         width: Tokens from one end of a drawing to the other, the same for all rows.
     """
 
     number: int
     documents: tuple[Document, ...]
-    max_tokens: int | None
     is_valid: bool
     width: int
 
@@ -106,12 +100,11 @@ class PackedRow:
         return sum(document.num_tokens for document in self.documents if document.key is not None)
 
 
-def rows_of_pack(batch: Mapping[str, Any], max_tokens: int | None = None) -> list[PackedRow]:
+def rows_of_pack(batch: Mapping[str, Any]) -> list[PackedRow]:
     """Return the rows of a batch without padding, with what each document holds.
 
     Args:
         batch: A batch of a pipeline with ``batching=``, on the host or a device.
-        max_tokens: What a row of packs has room for.
     """
     ids = _array(batch["input_ids"]).reshape(-1)
     labels = _array(batch["labels"]).reshape(-1) if "labels" in batch else ids
@@ -132,9 +125,9 @@ def rows_of_pack(batch: Mapping[str, Any], max_tokens: int | None = None) -> lis
             Document(number, key, start, *content, tuple(pictures.get(number, ())))
         )
     numbers = _row_numbers(batch, len(valid))
-    width = max(max_tokens or 1, *(row[-1].stop for row in documents if row), 1)
+    width = max([row[-1].stop for row in documents if row], default=1)
     return [
-        PackedRow(number, tuple(row), max_tokens, is_valid, width)
+        PackedRow(number, tuple(row), is_valid, width)
         for number, row, is_valid in zip(numbers, documents, valid, strict=True)
     ]
 
@@ -175,15 +168,12 @@ def _row_numbers(batch: Mapping[str, Any], num_rows: int) -> list[int]:
 def row_text(row: PackedRow) -> str:
     """Return what a row holds, in one line."""
     documents = [document for document in row.documents if document.key is not None]
-    room = ""
-    if row.max_tokens is not None:
-        room = f" of {row.max_tokens:,} ({row.num_tokens / row.max_tokens:.1%} filled)"
     num_padding = sum(document.num_tokens for document in row.documents) - row.num_tokens
     padding = f", {num_padding:,} of padding" if num_padding else ""
     num_pictures = sum(len(document.pictures) for document in documents)
     num_documents = count_text(len(documents), "document")
     return (
-        f"row {row.number}: {num_documents}, {row.num_tokens:,} tokens{room}"
+        f"row {row.number}: {num_documents}, {row.num_tokens:,} tokens"
         f"{padding}, {sum(document.num_label_tokens for document in documents):,} learned, "
         f"{count_text(num_pictures, 'picture')}{'' if row.is_valid else ', not valid'}"
     )
@@ -202,41 +192,13 @@ def document_text(document: Document) -> str:
     )
 
 
-def pack_lines(rows: Sequence[PackedRow], tokenizer: Any = None) -> Iterator[str]:
-    """Yield the lines of rows for a terminal: a bar of documents, then one line for each of them.
-
-    Example of a bar: ``AAAAAAAABBBCCCCCC...``, with dots for padding and for room that is left.
-
-    Args:
-        rows: The rows.
-        tokenizer: Shows the tokens as text; those that are learned stand in double brackets.
-    """
-    for row in rows[:MAX_ROWS]:
-        yield row_text(row)
-        yield f"  {''.join(_bar(row))}"
-        for number, document in enumerate(row.documents[:MAX_DOCUMENTS]):
-            letter = "." if document.key is None else LETTERS[number % len(LETTERS)]
-            yield f"  {letter} {document_text(document)}"
-            if tokenizer is not None and document.key is not None:
-                for line in tokens_text(tokenizer, _sample_of(document)).splitlines():
-                    yield f"      {escaped(line, 500)}"
-        if len(row.documents) > MAX_DOCUMENTS:
-            yield f"  ... {len(row.documents) - MAX_DOCUMENTS} more documents"
+def pack_text(batch: Mapping[str, Any]) -> str:
+    """Return the rows of a batch without padding, one line each."""
+    rows = rows_of_pack(batch)
+    lines = [row_text(row) for row in rows[:MAX_ROWS]]
     if len(rows) > MAX_ROWS:
-        yield f"... {len(rows) - MAX_ROWS} more rows"
-
-
-def _bar(row: PackedRow) -> list[str]:
-    """Return a letter for each part of a row: of the document in the middle of that part."""
-    bar = ["."] * NUM_CHARACTERS
-    for number, document in enumerate(row.documents):
-        if document.key is None:
-            continue
-        # Example: in a row of 100 tokens and 10 characters, tokens 23-47 fill characters 2 to 4.
-        first = document.start * NUM_CHARACTERS // row.width
-        last = max(first, document.stop * NUM_CHARACTERS // row.width - 1)
-        bar[first : last + 1] = LETTERS[number % len(LETTERS)] * (last + 1 - first)
-    return bar
+        lines.append(f"... {len(rows) - MAX_ROWS} more rows")
+    return "\n".join(lines)
 
 
 def _sample_of(document: Document) -> dict[str, Any]:
@@ -247,17 +209,14 @@ def _sample_of(document: Document) -> dict[str, Any]:
 # -- as a page ------------------------------------------------------------------------------------
 
 
-def pack_html(
-    batch: Mapping[str, Any], tokenizer: Any = None, max_tokens: int | None = None
-) -> str:
+def pack_html(batch: Mapping[str, Any], tokenizer: Any = None) -> str:
     """Return the rows of a batch without padding as drawings, with a table of their documents.
 
     Args:
         batch: A batch of a pipeline with ``batching=``, on the host or a device.
         tokenizer: Shows the tokens of each document as text.
-        max_tokens: What a row of packs has room for.
     """
-    rows = rows_of_pack(batch, max_tokens)
+    rows = rows_of_pack(batch)
     num_documents = sum(document.key is not None for row in rows for document in row.documents)
     lineage = batch.get("__lineage__")
     position = f"epoch {lineage.epoch}, step {lineage.step}" if lineage is not None else ""

@@ -1,11 +1,69 @@
-"""The metrics of training runs as pictures: the loss of runs side by side, and their speed."""
+"""The metrics of training runs as pictures: the loss of runs side by side, and their speed.
+
+They need matplotlib: ``pip install matplotlib``. It is imported when something is drawn, and its
+global state is left alone.
+"""
 
 from __future__ import annotations
 
+import io
+import os
 from collections.abc import Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-from mmstream.display.drawing import COLOURS, Drawing, drawing_of, new_figure
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+
+
+COLOURS = ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple", "tab:brown")
+"""Colours of runs, by turns."""
+
+
+@dataclass(frozen=True)
+class Drawing:
+    """A chart that a notebook displays.
+
+    Attributes:
+        title: what it shows.
+        png: the bytes of a PNG file.
+    """
+
+    title: str
+    png: bytes
+
+    def save(self, path: str | os.PathLike[str]) -> Path:
+        """Write the PNG to a local file, and return its path."""
+        path = Path(path)
+        path.write_bytes(self.png)
+        return path
+
+    def _repr_png_(self) -> bytes:
+        return self.png
+
+    def __repr__(self) -> str:
+        return f"<Drawing: {self.title}>"
+
+
+def new_figure(width: float, height: float) -> Figure:
+    """Return an empty figure, with its size in inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
+def drawing_of(figure: Figure, title: str) -> Drawing:
+    """Return a figure as a PNG of 90 pixels an inch. Axes lose their top and right lines."""
+    for axes in figure.axes:
+        axes.spines[["top", "right"]].set_visible(False)
+    figure.suptitle(title)
+    buffer = io.BytesIO()
+    # Without the name of matplotlib's version in the file.
+    metadata: dict[str, Any] = {"Software": None}
+    figure.savefig(buffer, format="png", dpi=90, metadata=metadata)
+    return Drawing(title, buffer.getvalue())
+
 
 Lines = Sequence[Mapping[str, Any]]
 """The lines of ``metrics-rank0.jsonl``, parsed."""

@@ -29,23 +29,21 @@ from mmstream.display.markup import (
     size_text,
     small_line,
 )
-from mmstream.display.media_files import (
-    clip_html,
-    clip_tiles,
-    features_html,
-    file_html,
-    file_thumbnail,
-    sound_html,
-    spectrogram,
-    waveform,
-)
 from mmstream.display.pipelines import key_text, rows_of_sources
 from mmstream.display.recordings import (
     Clip,
     Features,
     Recording,
     batch_recordings,
+    clip_html,
+    clip_tiles,
+    features_html,
+    file_html,
+    file_thumbnail,
     recordings_of,
+    sound_html,
+    spectrogram,
+    waveform,
 )
 from mmstream.display.tokens import tokens_html
 
@@ -140,10 +138,10 @@ def batch_html(batch: Mapping[str, Any]) -> str:
         head += f' <span style="{QUIET}">{position}</span>'
     num_more = num_rows - MAX_TILES
     more = f'<div style="{QUIET}">... {num_more} more rows</div>' if num_more > 0 else ""
-    return page(head, batch_sheet(batch), more, field_table(batch))
+    return page(head, _batch_sheet(batch), more, field_table(batch))
 
 
-def batch_sheet(batch: Mapping[str, Any]) -> str:
+def _batch_sheet(batch: Mapping[str, Any]) -> str:
     """Return a contact sheet of a batch. Rows that are substitutes or not valid say why."""
     keys = batch["__key__"]
     lineage = batch.get("__lineage__")

@@ -14,7 +14,6 @@ videos.py      how each family takes videos, and the patches of Qwen-VL
 sound.py       how each family takes audio
 counts.py      whether a batch has as many tokens and media as a model takes
 blank.py       the blank picture, video or recording of a batch without any
-summed_loss.py the loss of tokens, added up
 lightning.py   `LightningLoaderState`: the state of a loader in checkpoints of Lightning
 preferences.py `preference_inputs`: chosen and rejected answers, for TRL
 trainer.py     `LoaderTrainer`: the Trainer of transformers, on a loader

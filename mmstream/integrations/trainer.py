@@ -19,13 +19,12 @@ from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
 from mmstream._torchvision import import_torchvision
-from mmstream.batching.valid import target_weights
+from mmstream.batching.valid import summed_loss, target_weights
 from mmstream.device.normalize import Normalize
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.integrations.inputs import model_inputs
 from mmstream.integrations.preferences import preference_inputs
-from mmstream.integrations.summed_loss import summed_loss
 from mmstream.loader.loader import Loader
 from mmstream.state import state_at
 from mmstream.types import IGNORED_LABEL, Batch

@@ -3,8 +3,7 @@
 loader.py              `Loader`: this rank's batches in step order, and their state
 batch_makers.py        the processes that make batches: this one, workers, the reader process
 watchdog.py            notices a batch that does not come
-worker_group.py        what a worker works on, and how it ended, in words
-worker_process.py      the child's side
+worker_process.py      the child's side: what a worker works on, and how it ended, in words
 batch_transport.py     a batch crosses from a worker to the main process
 settings.py            what must be the same on every rank, in words; how batches are made
 balance.py             rows of packs dealt to the ranks by their cost

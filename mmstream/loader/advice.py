@@ -1,33 +1,22 @@
-"""What a loader logs before its first batch: undecoded files, and what storage is asked for.
-
-The cost on object storage is an estimate from means, in less than a millisecond and without a
-request, as `mmstream info --plan` prints it.
-"""
+"""What a loader logs before its first batch: undecoded files, and what costs requests or ranks."""
 
 from __future__ import annotations
 
 import logging
 from collections import Counter
-from collections.abc import Sequence
-from itertools import pairwise
 
 import torch.distributed
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.dataset.source import datasets_of
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import audio_fields, undecoded_media, video_fields
 from mmstream.decoding.stored import baked_content
-from mmstream.display.markup import count_text, size_text
+from mmstream.display.markup import count_text
 from mmstream.errors import escaped
-from mmstream.order import AnyOrder
 from mmstream.order.lanes import request_factor
-from mmstream.pipeline import Pipeline, large_files_of
-from mmstream.reading.plan import epoch_reads, window_bytes
+from mmstream.pipeline import Pipeline
 from mmstream.reading.process import needs_reader_process
-from mmstream.storage import is_remote
 from mmstream.storage.patience import patience_limit_s
-from mmstream.storage.transfers import MAX_PREFIX_RATE
 from mmstream.world import RowsPerRank, World, rows_of_rank
 
 logger = logging.getLogger(__name__)
@@ -49,18 +38,13 @@ def log_advice(pipeline: Pipeline, world: World, shares: RowsPerRank) -> None:
 
 
 def _advise_on_requests(pipeline: Pipeline, world_size: int, shares: RowsPerRank) -> None:
-    """Log what an epoch costs, and what it costs more where ranks share lanes of the order."""
+    """Log what an epoch costs more where ranks share lanes of the order."""
     order = pipeline.order
     num_rows, num_lanes = order.global_batch_size, order.grid[1]
     starts = [
         rows_of_rank(num_rows, World(rank, world_size), shares)[0] for rank in range(world_size)
     ]
-    row_bounds = [*starts, num_rows]
-    if needs_reader_process(pipeline.dataset):
-        large_files = large_files_of(pipeline)
-        least_large_bytes = None if large_files is None else large_files.least_bytes
-        log_cost(pipeline.dataset, order, row_bounds, least_large_bytes)
-    factor = request_factor(order.range_samples, num_lanes, row_bounds)
+    factor = request_factor(order.range_samples, num_lanes, [*starts, num_rows])
     if factor > 1:
         logger.info(
             "%d ranks share the %s of this order, so they make about %.1f times as many "
@@ -124,36 +108,6 @@ def warn_of_patience() -> None:
             patience_limit_s(),
             timeout_s,
         )
-
-
-def log_cost(
-    source: ShardSource, order: AnyOrder, row_bounds: Sequence[int], least_large_bytes: int | None
-) -> None:
-    """Say what an epoch asks of object storage, where means tell it.
-
-    Args:
-        source: what is read.
-        order: which samples, and when.
-        row_bounds: where the rows of each rank begin, and G at the end.
-        least_large_bytes: samples of this size are not read whole. None: all are.
-    """
-    if not (isinstance(source, Dataset) and is_remote(source.store.url)):
-        return
-    reads = epoch_reads(source, order, row_bounds)
-    if reads is None or (least_large_bytes is not None and reads.mean_bytes >= least_large_bytes):
-        return
-    most_rows = max(stop - start for start, stop in pairwise(row_bounds))
-    logger.info(
-        "an epoch reads about %s from object storage, in about %s requests (%s a GB); the windows "
-        "take up to %s on a rank; a prefix of S3 answers %s requests/s, which is about %s "
-        "samples/s",
-        size_text(reads.num_bytes),
-        f"{reads.num_requests:,.0f}",
-        f"{reads.requests_per_gb:,.0f}",
-        size_text(window_bytes(source, order, most_rows)),
-        f"{MAX_PREFIX_RATE:,}",
-        f"{MAX_PREFIX_RATE * reads.num_samples / reads.num_requests:,.0f}",
-    )
 
 
 def _group_timeout_s() -> float | None:

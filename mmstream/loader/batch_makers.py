@@ -27,8 +27,15 @@ from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.loader.batch_transport import BatchReceiver
 from mmstream.loader.settings import MakerSettings
 from mmstream.loader.watchdog import Watchdog
-from mmstream.loader.worker_group import ThisProcess, WorkerGroup, shared_progress
-from mmstream.loader.worker_process import StepDataset, in_one_line, preload_server, start_worker
+from mmstream.loader.worker_process import (
+    StepDataset,
+    ThisProcess,
+    WorkerGroup,
+    in_one_line,
+    preload_server,
+    shared_progress,
+    start_worker,
+)
 from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
 from mmstream.processes import keep_freed_memory, marked_as_main_process, without_current_folder
 from mmstream.progress import Progress

@@ -29,7 +29,7 @@ from mmstream.measuring.lengths import Counter, differing_settings
 from mmstream.measuring.measure import Work, changed_sample, changed_text, rows_to_check
 from mmstream.order.permute import stream_key
 from mmstream.packing.measure_file import settings_digest
-from mmstream.packing.mixture_order import MixturePackOrder
+from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import (
     LEFT_OUT_REASONS,
     OVER_A_LIMIT,

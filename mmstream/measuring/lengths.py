@@ -31,9 +31,9 @@ from mmstream.decoding.sample import (
     measure_sample,
     parse_fields,
 )
+from mmstream.decoding.sample_rng import kept_generators
 from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform, one_by_one
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder, TextLengths
-from mmstream.decoding.user_functions import kept_generators
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
 from mmstream.packing.measure_file import COLUMNS
 from mmstream.progress import Progress

@@ -29,9 +29,9 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index_cache import fetch_part, map_cached
 from mmstream.dataset.manifest import IndexPart, ShardInfo
 from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
+from mmstream.dataset.shard_indexes import fetch_part, map_cached
 from mmstream.errors import ConfigError, ManifestError, StateError, escaped
 from mmstream.packing.measure_file import is_same_shard, require_name
 from mmstream.packing.plan import PackPlan

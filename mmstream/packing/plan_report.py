@@ -17,9 +17,8 @@ import numpy.typing as npt
 
 from mmstream.display.markup import count_text
 from mmstream.packing.measure_file import Measure
-from mmstream.packing.pack import GROUP_PACKS
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
-from mmstream.packing.planner import LIMIT_COLUMNS, SAMPLES_AT_ONCE, choose_in_parts
+from mmstream.packing.planner import GROUP_PACKS, LIMIT_COLUMNS, SAMPLES_AT_ONCE, choose_in_parts
 from mmstream.types import IntArray
 
 ALIKE = 0.6

@@ -17,5 +17,4 @@ rank_reader.py  requests ranges ahead, holds them, and hands out steps
 server.py       serves steps to workers and to the main process
 messages.py     what they say to each other
 step_reader.py  a worker's side, in the place of reader.py
-cached_seats.py  samples that a worker reads from the node cache by itself
 """

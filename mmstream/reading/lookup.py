@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mmstream.dataset.addresses import shard_stamp
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
+from mmstream.dataset.keys import shard_stamp
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ChecksumError
 from mmstream.order import AnyOrder, Unit

@@ -30,10 +30,9 @@ import numpy.typing as npt
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
-from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.range_cache import NodeCacheSettings
-from mmstream.reading.step import PackedRows
+from mmstream.reading.step import CacheLocation, PackedRows
 from mmstream.storage import ObjectStat
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray

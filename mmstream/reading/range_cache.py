@@ -27,9 +27,9 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
-from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM
+from mmstream.reading.step import CacheLocation
 from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache
 from mmstream.storage.transfers import own_memory
 from mmstream.types import IntArray

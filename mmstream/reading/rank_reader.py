@@ -34,13 +34,12 @@ from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.source import ShardSource, load_indexes
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
-from mmstream.reading.cached_seats import CacheLocation
 from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, merge
 from mmstream.reading.range_cache import RangeCache
-from mmstream.reading.step import PackedRows, seats_of
+from mmstream.reading.step import CacheLocation, PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest, own_memory
@@ -378,11 +377,6 @@ class RankReader:
         if self._cache is not None:
             counts += TransferCounts(**self._cache.pop_counts())
         return counts + self._transfers.pop_counts(), num_wrong
-
-    @property
-    def num_held_bytes(self) -> int:
-        """Bytes of all ranges that have arrived or are under way, or are in use elsewhere."""
-        return self._in_windows + self._total_ahead
 
     def describe(self) -> str:
         """Say what the next step waits for."""

@@ -9,7 +9,6 @@ import numpy as np
 
 from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
-from mmstream.reading.cached_seats import read_cached
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
@@ -20,7 +19,7 @@ from mmstream.reading.messages import (
     StepHeader,
     StepRequest,
 )
-from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job
+from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job, read_cached
 
 AHEAD_BYTES = 16 << 20
 """As many steps as fit in this are asked for ahead, and one in any case. While ranges arrive, the

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 from collections.abc import Callable, Iterable, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager
@@ -10,6 +9,7 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from mmstream.errors import StorageError
+from mmstream.lazy_bytes import RangeFile
 from mmstream.storage.urls import Range, join_url
 
 CHANGING = "*"
@@ -335,31 +335,13 @@ def sizes_of(store: Store, names: Iterable[str]) -> list[int | None]:
 # -- an object as a file that other libraries read -------------------------------------------------
 
 
-class ObjectFile(io.RawIOBase):
+class ObjectFile(RangeFile):
     """An object of a store, read by ranges. Another version of it is a ReplacedError."""
 
     def __init__(self, store: Store, name: str, stat: ObjectStat) -> None:
-        self._store, self._name, self._size = store, name, stat.size
+        super().__init__(stat.size)
+        self._store, self._name = store, name
         self._known = {name: stat}
-        self._position = 0
-
-    def readable(self) -> bool:
-        """Return True."""
-        return True
-
-    def seekable(self) -> bool:
-        """Return True."""
-        return True
-
-    def tell(self) -> int:
-        """Return the position in bytes."""
-        return self._position
-
-    def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        """Move to a position, and return it."""
-        base = {io.SEEK_SET: 0, io.SEEK_CUR: self._position, io.SEEK_END: self._size}[whence]
-        self._position = base + offset
-        return self._position
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next bytes, at most `size`. Negative or None: all of the rest."""

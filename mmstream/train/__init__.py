@@ -4,12 +4,11 @@ It is written to be read and copied, in this order:
 
 loop.py         start here: a run, its steps, the loss over all ranks
 config.py       `TrainConfig` and `TrainResult`
-data.py         the pipelines of training and validation
 checkpoint.py   saves a run and resumes it;  saved_state.py: reads only the loader's state
 metrics.py      measures the steps and writes the lines
 distributed.py  ranks, their process group, threads, signals that stop a run
-models.py       which model: clip.py, vlm.py and chat.py (images, videos), speech.py;
-                tokenizer.py, pretrained.py: folders of transformers
+models.py       which model, and the pipelines of training and validation: clip.py, vlm.py and
+                chat.py (images, videos), speech.py; tokenizer.py: folders of transformers
 
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
 loader's state.

@@ -19,11 +19,10 @@ import torch
 from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
-from mmstream.batching.valid import next_tokens, target_weights
+from mmstream.batching.valid import next_tokens, summed_loss, target_weights
 from mmstream.errors import ConfigError
 from mmstream.integrations import model_inputs
-from mmstream.integrations.summed_loss import summed_loss
-from mmstream.train.pretrained import load_pretrained, read_json
+from mmstream.train.tokenizer import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:

@@ -31,7 +31,7 @@ from torch import Tensor, nn
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
-from mmstream.train.pretrained import load_pretrained
+from mmstream.train.tokenizer import load_pretrained
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:

@@ -48,13 +48,6 @@ from mmstream.pipeline import Pipeline
 from mmstream.storage import Store, join_url, open_store
 from mmstream.train.checkpoint import Trained, require_writable, resume_training, save_training
 from mmstream.train.config import Precision, TrainConfig, TrainResult
-from mmstream.train.data import (
-    open_loader,
-    open_train_data,
-    pipeline_for,
-    pipeline_of_model,
-    validation_pipeline,
-)
 from mmstream.train.distributed import (
     StopRequest,
     TrainProcess,
@@ -66,7 +59,16 @@ from mmstream.train.distributed import (
     share_threads,
 )
 from mmstream.train.metrics import Meter, StepLog
-from mmstream.train.models import checkpoint_activations, open_model, what_it_takes
+from mmstream.train.models import (
+    checkpoint_activations,
+    open_loader,
+    open_model,
+    open_train_data,
+    pipeline_for,
+    pipeline_of_model,
+    validation_pipeline,
+    what_it_takes,
+)
 from mmstream.types import Batch
 
 logger = logging.getLogger(__name__)

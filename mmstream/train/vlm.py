@@ -18,8 +18,7 @@ import torch
 from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError
 from mmstream.train.chat import ChatModel
-from mmstream.train.pretrained import load_pretrained
-from mmstream.train.tokenizer import image_token_of
+from mmstream.train.tokenizer import image_token_of, load_pretrained
 
 if TYPE_CHECKING:
     from mmstream.decoding.decode import Decode

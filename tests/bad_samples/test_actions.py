@@ -12,7 +12,7 @@ import torch
 
 import mmstream as mm
 from mmstream.errors import BadSampleLimitError, DecodeError, SampleError, ShardError
-from mmstream.train.data import validation_pipeline
+from mmstream.train.models import validation_pipeline
 from tests.helpers.bad_corpus import (
     FAULTS,
     FAULTS_OF_TARS,

@@ -8,7 +8,7 @@ import pickle
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.addresses import parse_address
+from mmstream.dataset.keys import parse_address
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import grouped, make_corpus

@@ -19,7 +19,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset import checksums, index_cache, shard_indexes
+from mmstream.dataset import checksums, shard_indexes
 from mmstream.dataset import open as open_module
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.checksums import encode_checksums, sample_checksum
@@ -160,7 +160,7 @@ def test_a_part_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypat
     def refuse(*_):
         raise OSError(errno.EROFS, "Read-only file system")
 
-    monkeypatch.setattr(index_cache.os, "utime", refuse)
+    monkeypatch.setattr(shard_indexes.os, "utime", refuse)
     dataset = remote(folder)
     assert_right(dataset, folder)
     assert dataset.store.ranges == []
@@ -177,7 +177,7 @@ def others_may_write(cache, monkeypatch):
 
 
 NO_CACHE = {
-    "no room": lambda cache, patch: patch.setattr(index_cache, "MAX_PART_OF_DISK", 0),
+    "no room": lambda cache, patch: patch.setattr(shard_indexes, "MAX_PART_OF_DISK", 0),
     "not writable": lambda cache, patch: cache.parent.parent.write_bytes(b"a file"),
     "of others": others_may_write,
     "no home": no_home,
@@ -256,7 +256,7 @@ def test_a_part_of_other_shards_is_not_used(folder, caplog):
 
 
 def test_bytes_that_come_wrong_once_are_read_again(folder, cache, monkeypatch):
-    monkeypatch.setattr(index_cache, "MAX_PART_OF_DISK", 0)
+    monkeypatch.setattr(shard_indexes, "MAX_PART_OF_DISK", 0)
     reads = []
 
     def flip(name, bounds, answer):

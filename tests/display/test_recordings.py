@@ -13,8 +13,13 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.display.cards import Card, card_lines
-from mmstream.display.media_files import spectrogram, wav_of, waveform
-from mmstream.display.recordings import batch_recordings, recordings_of
+from mmstream.display.recordings import (
+    batch_recordings,
+    recordings_of,
+    spectrogram,
+    wav_of,
+    waveform,
+)
 from tests.display.test_display import parse
 
 

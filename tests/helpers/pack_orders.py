@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from mmstream.packing.mixture_order import MixturePackOrder
-from mmstream.packing.order import PackOrder
+from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import UnitSums
 from mmstream.state import load_state, make_state
 from mmstream.types import IntArray

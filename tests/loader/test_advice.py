@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import logging
-import re
 from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
@@ -14,9 +13,8 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
-from mmstream.loader.advice import log_cost
 from mmstream.train.tokenizer import byte_tokenizer
-from tests.helpers.corpora import equal_samples, jpeg, write_corpus
+from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 from tests.helpers.packed_texts import pack_pipeline, write_texts
 
@@ -152,37 +150,3 @@ def test_a_sample_without_a_picture_is_named_once(
     if is_said:
         assert messages[0].startswith("shard-000000.tar[0] ")
         assert "no picture, and other rows have one: pair texts and pictures" in messages[0]
-
-
-# -- what a run on object storage costs ------------------------------------------------------------
-
-
-@pytest.fixture
-def log(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    caplog.set_level(logging.INFO, logger="mmstream")
-    return caplog
-
-
-def bounds_of(num_ranks: int) -> list[int]:
-    return [256 * rank // num_ranks for rank in range(num_ranks + 1)]
-
-
-def test_the_log_says_about_what_an_epoch_asks_of_storage(log: pytest.LogCaptureFixture) -> None:
-    dataset = equal_samples(1_000_000, 110_080)
-    log_cost(dataset, dataset.plan_order(global_batch_size=256), bounds_of(4), None)
-    (message,) = log.messages
-    assert re.fullmatch(
-        r"an epoch reads about 110.1 GB from object storage, in about 3\d\d?,\d\d\d requests "
-        r"\([23]\d\d a GB\); the windows take up to 5\d\d.\d MB on a rank; a prefix of S3 answers "
-        r"5,500 requests/s, which is about 1\d\d,\d\d\d samples/s",
-        message,
-    ), message
-
-
-def test_a_folder_costs_no_requests(log: pytest.LogCaptureFixture, tmp_path) -> None:
-    local = mm.open_dataset(write_corpus(tmp_path / "local", [300]))
-    log_cost(local, local.plan_order(global_batch_size=256), bounds_of(4), None)
-    remote = equal_samples(1000, 110_080)
-    mixture = mm.Mixture({"a": (local, 1), "b": (remote, 1)}, epoch_steps=100)
-    log_cost(mixture, mixture.plan_order(global_batch_size=256), bounds_of(4), None)
-    assert log.messages == []

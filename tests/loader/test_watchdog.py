@@ -20,7 +20,7 @@ import pytest
 import mmstream as mm
 from mmstream import processes
 from mmstream.loader.watchdog import StallLimits, Watchdog
-from mmstream.loader.worker_group import WorkerGroup
+from mmstream.loader.worker_process import WorkerGroup
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
 from mmstream.state import stands_before

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus
-from mmstream.packing.mixture_order import MixturePackOrder
+from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan, unit_shares
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits

@@ -17,7 +17,6 @@ from mmstream.errors import ConfigError
 from mmstream.packing import plan_report as plan_report_module
 from mmstream.packing import planner
 from mmstream.packing.measure_file import Measure
-from mmstream.packing.pack import GROUP_PACKS, best_fit, pack_samples
 from mmstream.packing.plan import (
     CONDITION,
     ON_BAD_LIST,
@@ -27,7 +26,7 @@ from mmstream.packing.plan import (
     PackPlan,
 )
 from mmstream.packing.plan_report import PlanReport, _num_packs, plan_report
-from mmstream.packing.planner import make_plan, plan_of_lengths
+from mmstream.packing.planner import GROUP_PACKS, best_fit, make_plan, pack_samples, plan_of_lengths
 from mmstream.packing.settings import PackLimits
 
 NO_SAMPLES = np.zeros((0, 2), dtype=np.int64)

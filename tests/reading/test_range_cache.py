@@ -18,12 +18,12 @@ import pytest
 import mmstream as mm
 from mmstream.errors import ConfigError, StorageError
 from mmstream.reading import range_cache
-from mmstream.reading.cached_seats import read_cached
 from mmstream.reading.held import SampleRange
 from mmstream.reading.plan import PlannedRange
 from mmstream.reading.process import node_cache_settings
 from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import Arrived, RankReader, StepSamples
+from mmstream.reading.step import read_cached
 from mmstream.storage.node_cache import NodeCache, cache_file, open_cache_dir
 from mmstream.storage.transfers import RangeRequest
 from tests.helpers.corpora import write_corpus

@@ -21,9 +21,9 @@ from mmstream.storage.node_cache import (
     read_sample,
 )
 from mmstream.storage.node_cache import cache_file as cache_file_module
-from mmstream.storage.node_cache import room as room_module
+from mmstream.storage.node_cache import node_cache as room_module
 from mmstream.storage.node_cache.cache_file import PAGE_BYTES
-from mmstream.storage.node_cache.room import CacheRoom
+from mmstream.storage.node_cache.node_cache import CacheRoom
 from tests.helpers.wait import wait_until
 
 SHARD = np.random.default_rng(0).bytes(40_000)

@@ -17,9 +17,8 @@ import torch.distributed as dist
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.chat import load_chat
-from mmstream.train.data import pipeline_of_model
 from mmstream.train.distributed import leave_group
-from mmstream.train.models import open_model
+from mmstream.train.models import open_model, pipeline_of_model
 from mmstream.train.tokenizer import open_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.gloo_ranks import join_group, run_ranks

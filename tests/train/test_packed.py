@@ -12,8 +12,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult, loop, train
-from mmstream.train.data import pipeline_of_model
-from mmstream.train.models import open_model
+from mmstream.train.models import open_model, pipeline_of_model
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.logged_runs import metrics
 from tests.helpers.media_files import audio_file

@@ -8,8 +8,7 @@ import torch
 
 import mmstream as mm
 from mmstream.batching.flat import flatten
-from mmstream.batching.valid import next_tokens, target_weights
-from mmstream.integrations.summed_loss import summed_loss
+from mmstream.batching.valid import next_tokens, summed_loss, target_weights
 from mmstream.train.chat import ChatModel
 
 SAMPLES = [

@@ -14,10 +14,9 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.train import TrainConfig, train
-from mmstream.train.data import pipeline_of_model, validation_pipeline
 from mmstream.train.distributed import StopRequest, TrainProcess
 from mmstream.train.loop import prepare, validate
-from mmstream.train.models import open_model
+from mmstream.train.models import open_model, pipeline_of_model, validation_pipeline
 from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty, write_tiny
 from tests.helpers.chats import tokenizer
 from tests.helpers.corpora import write_corpus

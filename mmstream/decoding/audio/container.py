@@ -1,6 +1,6 @@
 """Opus, AAC and all other audio in containers, decoded by FFmpeg (PyAV).
 
-Place in the flow: `source.py` opens here what `wav.py` and libsndfile leave, such as the audio
+Place in the flow: `source.py` opens here what plain numbers and libsndfile leave, such as the audio
 track of a video. FFmpeg drops the samples that an encoder puts before the first (priming).
 
 Every span is decoded from the start of the file, and its samples are counted. The state of these

@@ -1,7 +1,7 @@
 """Images: bytes in a shard -> uint8 pixels in the batch.
 
-decoder.py       `ImageDecoder`: the settings, their checks, and one picture from start to end
-processors.py    takes settings from Hugging Face image processors
+decoder.py       `ImageDecoder`: the settings, also of Hugging Face processors, their checks, and
+                 one picture from start to end
 geometry.py      plans sizes, crops and boxes; the shape of the result
 coordinates.py   boxes and points that follow a picture
 tiles.py         plans several squares of one picture

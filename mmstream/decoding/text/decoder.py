@@ -33,6 +33,7 @@ from mmstream.decoding.fields import (
     value_at,
 )
 from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.sample_rng import is_user_function, seed_generators
 from mmstream.decoding.text.chat import (
     Chat,
     Span,
@@ -53,7 +54,6 @@ from mmstream.decoding.text.placeholders import (
     make_placeholders,
     media_parts,
 )
-from mmstream.decoding.user_functions import is_user_function, seed_generators
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
 from mmstream.types import IGNORED_LABEL
 from mmstream.wrong_arguments import PositiveInt, checked

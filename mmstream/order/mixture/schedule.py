@@ -6,7 +6,7 @@ times, to less than one sample: |draws - p * share / period| < 1.
 
 All lanes follow the same schedule from different phases, so that a rare source is spread over the
 steps. Since a lane begins in the middle of the schedule, its own draws are less than two samples
-from their due. `draws.py` turns the schedules of all lanes into steps and rows.
+from their due. `order.py` turns the schedules of all lanes into steps and rows.
 
 Example: shares 3 and 2. The period has 5 positions::
 

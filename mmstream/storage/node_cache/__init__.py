@@ -1,8 +1,7 @@
 """Samples of remote shards on a disk of this machine, so that the next epoch need not fetch them.
 
     cache_file.py  one file: some samples of one shard, each with its CRC-32C
-    room.py        how many bytes the files may take, and what goes when it ends
-    node_cache.py  reads files at once, and writes them in a thread
+    node_cache.py  reads files at once, and writes them in a thread; what goes when room ends
 
 All processes of a machine share the folder. There is no server and no process that must end well:
 a file is usable as soon as its first sample is in it, and whatever a crash left is noticed when it
@@ -11,7 +10,6 @@ once, so nothing could take its place that is needed sooner.
 """
 
 from mmstream.storage.node_cache.cache_file import CachedSamples, CacheFile, read_sample
-from mmstream.storage.node_cache.node_cache import NodeCache
-from mmstream.storage.node_cache.room import open_cache_dir
+from mmstream.storage.node_cache.node_cache import NodeCache, open_cache_dir
 
 __all__ = ["CacheFile", "CachedSamples", "NodeCache", "open_cache_dir", "read_sample"]

@@ -11,19 +11,25 @@ comes then is not written: the next epoch brings it again.
 from __future__ import annotations
 
 import errno
+import fcntl
+import json
 import logging
 import os
+import re
+import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Mapping
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from functools import partial
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
 
-from mmstream.errors import escaped
+from mmstream.errors import ConfigError, escaped
+from mmstream.storage.local import file_system_of, is_shared
 from mmstream.storage.node_cache.cache_file import (
     CachedSamples,
     CacheFile,
@@ -33,7 +39,8 @@ from mmstream.storage.node_cache.cache_file import (
     read_samples,
     write_samples,
 )
-from mmstream.storage.node_cache.room import CacheRoom
+from mmstream.storage.urls import local_path
+from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -268,3 +275,330 @@ class NodeCache:
                 escaped(self._root),
                 os.strerror(error.errno) if error.errno else error,
             )
+
+
+# -- how many bytes the files may take -------------------------------------------------------------
+#
+#     CACHE_DIR/mmstream-UID/    0700, and of this user
+#         room                   bytes of each folder, as JSON; changed under a lock (flock)
+#         3f9a.../               a dataset
+#             in-use             locked by each process that uses the dataset (flock, shared)
+#             7c/7c51...         cached files
+#
+# Locks end with their processes, however these end. So a dataset that nobody has locked is a
+# leftover of runs that are over. Leftovers go first when room is needed, those that were used
+# longest ago before others. What this run's dataset has, but nobody has used for a whole epoch, is
+# a leftover too: it is of an earlier run with other ranks. Nothing else is ever removed.
+#
+# A process that is killed may leave room counted that it did not use: one range, about 8 MiB at
+# most. The next process that is alone with a dataset counts its files anew.
+
+FREE_SHARE = 0.8
+"""Part of the space that is free without the cache, which it takes where nobody set a limit."""
+
+DEFAULT_FREE_SHARE = 0.15
+"""Part of the disk that it leaves free then. Some schedulers end jobs where less is free."""
+
+LEAST_FREE_SHARE = 0.01
+"""Part of the disk that stays free whatever the limit is: others write there too."""
+
+MEMORY_FILE_SYSTEMS = ("ramfs", "tmpfs")
+
+RETRY_S = 10.0
+"""Seconds after which a full cache is asked for room again."""
+
+_FOLDER, _SUBFOLDER, _FILE = (re.compile(f"[0-9a-f]{{{size}}}") for size in (16, 2, 40))
+_FLAGS = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC
+
+
+def open_cache_dir(cache_dir: str, max_bytes: int | None) -> str:
+    """Make the folder of this user in a local folder, if there is none.
+
+    Args:
+        cache_dir: Local folder, which may belong to others.
+        max_bytes: Most bytes that the cache may take. None: what `CacheRoom` computes.
+
+    Returns:
+        The absolute path of ``CACHE_DIR/mmstream-UID``. Only this user may look into it.
+
+    Raises:
+        ConfigError: It cannot be made, is not on a local disk, or others may change it.
+    """
+    parent = Path(local_path(os.fspath(cache_dir))).resolve()
+    path = parent / f"mmstream-{os.geteuid()}"
+    try:
+        parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        mode = parent.stat().st_mode
+        with suppress(FileExistsError):
+            path.mkdir(mode=0o700)
+        status = path.lstat()
+    except OSError as error:
+        raise ConfigError(
+            f"cache_dir {escaped(cache_dir)}: {error.strerror}; give another folder"
+        ) from None
+    shown = escaped(str(path))
+    is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
+    if not is_own or status.st_mode & 0o077:
+        raise ConfigError(
+            f"cache_dir: {shown} is no folder of this user alone (mode 0700): remove it, or give "
+            "another cache_dir"
+        )
+    if mode & 0o002 and not mode & stat.S_ISVTX:
+        raise ConfigError(
+            f"cache_dir: all users may rename what is in {escaped(str(parent))}: run chmod +t on "
+            "it, or give another folder"
+        )
+    kind = file_system_of(str(path), Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
+    if is_shared(str(path)):
+        raise ConfigError(
+            f"cache_dir: {shown} is on {escaped(kind)}, which is reached over a network: give a "
+            "folder of a disk of this machine"
+        )
+    if kind in MEMORY_FILE_SYSTEMS and max_bytes is None:
+        raise ConfigError(
+            f"cache_dir: {shown} is in memory ({kind}): give max_cache_bytes, too, or a folder of "
+            "a disk"
+        )
+    return str(path)
+
+
+class _Leftover(NamedTuple):
+    used_at: float
+    folder: str
+    path: str
+
+
+class CacheRoom:
+    """The room of a cache, for one process.
+
+    Args:
+        root: The folder of the cache.
+        needs: Bytes that this machine needs of each dataset, by its folder. The dataset whose
+            samples are used most often comes first: room that it will need is not given to others.
+        max_bytes: Most bytes that the cache may take. None: `FREE_SHARE` of what would be free
+            without it, while `DEFAULT_FREE_SHARE` of the disk stays free.
+
+    Raises:
+        OSError: The disk failed, or is full.
+    """
+
+    def __init__(self, root: str, needs: Mapping[str, int], max_bytes: int | None) -> None:
+        self._root, self._needs = root, dict(needs)
+        self._lock = threading.Lock()
+        self._in_use: dict[str, int] = {}
+        self._leftovers: deque[_Leftover] = deque()
+        self._listed_at = -RETRY_S
+        self._full_until: dict[str, float] = {}
+        self._file = os.open(f"{root}/room", _FLAGS, 0o600)
+        self._unused_since = 0.0
+        for folder in self._needs:
+            self._use(folder)
+        with self._counts() as counts:
+            disk = os.statvfs(root)
+            free = disk.f_bavail * disk.f_frsize
+            used = sum(counts.values())
+        if max_bytes is None:  # the same at each start, however full the cache is
+            least_free = int(DEFAULT_FREE_SHARE * disk.f_blocks * disk.f_frsize)
+            max_bytes = max(0, min(int(FREE_SHARE * (free + used)), free + used - least_free))
+        self.max_bytes = max_bytes
+        logger.log(
+            logging.INFO if max_bytes else logging.WARNING,
+            "the node cache %s may take %.3f GB: it has %.3f GB, this run needs %.3f GB here, "
+            "and %.3f GB of the disk are free",
+            escaped(root),
+            max_bytes / 1e9,
+            used / 1e9,
+            sum(needs.values()) / 1e9,
+            free / 1e9,
+        )
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes that the cache takes, as counted."""
+        with self._counts() as counts:
+            return sum(counts.values())
+
+    def is_full(self, folder: str) -> bool:
+        """Tell whether there was no room for a dataset a moment ago."""
+        return time.monotonic() < self._full_until.get(folder, 0.0)
+
+    def reserve(self, folder: str, num_bytes: IntArray) -> int:
+        """Take room for samples of a dataset, from the first on.
+
+        Args:
+            folder: Of the dataset.
+            num_bytes: Bytes of the first sample, of the first two, of the first three, and so on.
+
+        Returns:
+            How many of the samples have room now.
+        """
+        if self.is_full(folder):
+            return 0
+        with self._counts() as counts:
+            if not self._fits(counts, folder, int(num_bytes[-1])):
+                self._remove_leftovers(counts, folder, int(num_bytes[-1]))
+            num_fitting = int(num_bytes.searchsorted(self._num_free(counts, folder), "right"))
+            if num_fitting < num_bytes.size:
+                self._full_until[folder] = time.monotonic() + RETRY_S
+            if num_fitting:
+                counts[folder] = counts.get(folder, 0) + int(num_bytes[num_fitting - 1])
+        return num_fitting
+
+    def begin_epoch(self, unused_since: float) -> None:
+        """Note that an epoch begins. Files that were not used since a time are leftovers now."""
+        if unused_since != self._unused_since:
+            self._unused_since = unused_since
+            self._leftovers.clear()
+            self._listed_at = -RETRY_S
+            self._full_until.clear()
+
+    def remove(self, folder: str, path: str) -> None:
+        """Remove a damaged file."""
+        with suppress(OSError), self._counts() as counts:
+            _remove(path, folder, counts)
+
+    def close(self) -> None:
+        """Give up the locks. The files stay."""
+        for descriptor in (*self._in_use.values(), self._file):
+            with suppress(OSError):
+                os.utime(descriptor)
+            os.close(descriptor)
+        self._in_use.clear()
+
+    def _use(self, folder: str) -> None:
+        """Lock a dataset as used. Count its files if no other process uses it."""
+        Path(self._root, folder).mkdir(mode=0o700, exist_ok=True)
+        descriptor = self._in_use[folder] = os.open(f"{self._root}/{folder}/in-use", _FLAGS, 0o600)
+        with suppress(BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            with self._counts() as counts:
+                counts[folder] = sum(size for _, size, _ in _files(self._root, folder))
+        fcntl.flock(descriptor, fcntl.LOCK_SH)
+
+    @contextmanager
+    def _counts(self) -> Iterator[dict[str, int]]:
+        """Hold the bytes of each dataset; what is changed is written."""
+        with self._lock:
+            fcntl.flock(self._file, fcntl.LOCK_EX)
+            try:
+                data = os.pread(self._file, 1 << 20, 0)
+                counts = _decoded(data)
+                if counts is None:  # new, or cut by a power failure
+                    counts = {
+                        folder: sum(size for _, size, _ in _files(self._root, folder))
+                        for folder in _folders(self._root)
+                    }
+                try:
+                    yield counts
+                finally:
+                    new_data = json.dumps(counts).encode()
+                    if new_data != data:
+                        os.pwrite(self._file, new_data, 0)
+                        os.ftruncate(self._file, len(new_data))
+            finally:
+                fcntl.flock(self._file, fcntl.LOCK_UN)
+
+    def _fits(self, counts: Mapping[str, int], folder: str, num_bytes: int) -> bool:
+        return num_bytes <= self._num_free(counts, folder)
+
+    def _num_free(self, counts: Mapping[str, int], folder: str) -> int:
+        """Return how many more bytes a dataset may take; below 0 where others need its room."""
+        owed = 0
+        for other, need in self._needs.items():
+            if other == folder:
+                break
+            owed += max(0, need - counts.get(other, 0))
+        disk = os.statvfs(self._root)
+        least_free = int(LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize)
+        return min(
+            disk.f_bavail * disk.f_frsize - least_free,
+            self.max_bytes - sum(counts.values()) - owed,
+        )
+
+    def _remove_leftovers(self, counts: dict[str, int], folder: str, num_bytes: int) -> None:
+        """Remove leftovers, oldest first, until there is room."""
+        if not self._leftovers and time.monotonic() - self._listed_at >= RETRY_S:
+            self._leftovers = deque(sorted(self._list_leftovers()))
+            self._listed_at = time.monotonic()
+        unused = dict[str, int]()
+        try:
+            while self._leftovers and not self._fits(counts, folder, num_bytes):
+                leftover = self._leftovers.popleft()
+                if leftover.folder not in self._in_use and leftover.folder not in unused:
+                    lock = _locked_alone(f"{self._root}/{leftover.folder}/in-use")
+                    if lock is None:  # a run has begun to use it
+                        continue
+                    unused[leftover.folder] = lock
+                with suppress(OSError):
+                    if os.lstat(leftover.path).st_mtime == leftover.used_at:
+                        _remove(leftover.path, leftover.folder, counts)
+        finally:
+            for lock in unused.values():
+                os.close(lock)
+
+    def _list_leftovers(self) -> Iterator[_Leftover]:
+        for folder in _folders(self._root):
+            unused_since = self._unused_since
+            if folder not in self._in_use:
+                lock = _locked_alone(f"{self._root}/{folder}/in-use")
+                if lock is None:
+                    continue
+                os.close(lock)
+                unused_since = float("inf")
+            for path, _, used_at in _files(self._root, folder):
+                if used_at < unused_since:
+                    yield _Leftover(used_at, folder, path)
+
+
+def _remove(path: str, folder: str, counts: dict[str, int]) -> None:
+    size = os.lstat(path).st_blocks * 512
+    Path(path).unlink()
+    counts[folder] = max(0, counts.get(folder, 0) - size)
+
+
+def _locked_alone(path: str) -> int | None:
+    """Return the descriptor of a file that only this process has locked; None: another has."""
+    try:
+        descriptor = os.open(path, _FLAGS, 0o600)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError:
+        os.close(descriptor)
+        return None
+    return descriptor
+
+
+def _folders(root: str) -> list[str]:
+    with os.scandir(root) as entries:
+        return [
+            entry.name
+            for entry in entries
+            if _FOLDER.fullmatch(entry.name) and entry.is_dir(follow_symlinks=False)
+        ]
+
+
+def _files(root: str, folder: str) -> Iterator[tuple[str, int, float]]:
+    """Yield the path, the bytes on disk and the time of last use of each cached file."""
+    with suppress(OSError), os.scandir(f"{root}/{folder}") as subfolders:
+        for subfolder in subfolders:
+            is_own = _SUBFOLDER.fullmatch(subfolder.name)
+            if not (is_own and subfolder.is_dir(follow_symlinks=False)):
+                continue
+            with os.scandir(subfolder.path) as entries:
+                for entry in entries:
+                    with suppress(OSError):
+                        if _FILE.fullmatch(entry.name):
+                            status = entry.stat(follow_symlinks=False)
+                            yield entry.path, status.st_blocks * 512, status.st_mtime
+
+
+def _decoded(data: bytes) -> dict[str, int] | None:
+    with suppress(ValueError):
+        counts = json.loads(data)
+        if isinstance(counts, dict) and all(
+            type(count) is int and count >= 0 for count in counts.values()
+        ):
+            return counts
+    return None

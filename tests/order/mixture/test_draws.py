@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
-from mmstream.order.mixture.draws import BLOCK_STEPS, NEVER, Draws
+from mmstream.order.mixture.order import BLOCK_STEPS, NEVER, Draws
 
 
 @st.composite
