@@ -1,4 +1,7 @@
-"""Functions before decoding: on raw samples, the same on every topology, errors of samples."""
+"""Functions before decoding: on raw samples, exact after a resume, errors of samples.
+
+On every topology: test_user_functions.py.
+"""
 
 from __future__ import annotations
 

@@ -167,3 +167,20 @@ def test_the_memory_of_a_batch_is_used_again(dataset):
             for step in range(STEPS):
                 runner.batch(Job(0, step, 0, ROWS))
                 assert len(memory.numbers) <= num_held
+
+
+def test_what_python_alone_decodes_has_one_thread_unless_told(dataset, monkeypatch):
+    monkeypatch.setattr("mmstream.loader.maker_settings.default_threads", lambda: 2)
+
+    def threads_of(num_threads=None, **settings):
+        before = set(threading.enumerate())  # those of other tests may still be ending
+        pipeline = mm.Pipeline(dataset, global_batch_size=ROWS, **settings)
+        with closing(mm.Loader(pipeline, num_threads=num_threads)) as loader:
+            next(iter(loader))
+            own = set(threading.enumerate()) - before
+            return {thread.name.partition("_")[0] for thread in own}
+
+    values = mm.Decode({"txt": str})
+    assert "mmstream-prepare" not in threads_of(decode=values)
+    assert "mmstream-prepare" in threads_of(decode=values, transforms=(dict,))
+    assert "mmstream-prepare" in threads_of(2, decode=values)

@@ -378,6 +378,7 @@ def test_a_text_without_a_token_for_each_length_is_refused(length: Any) -> None:
         ({"video_length": 0}, "video_length=0: give a whole number from 1 up"),
         ({"audio_length": True}, "audio_length=True: give a whole number"),
         ({"audio_token": "<sound>"}, "audio_token='<sound>': not an added or special token"),
+        ({"image_token": "a"}, "image_token='a': not an added or special token"),
         ({"audio_token": "<|video_pad|>"}, "videos have the same token"),
     ],
 )
