@@ -50,4 +50,5 @@ def stream(dataset: mm.Dataset | mm.Mixture, normalize: mm.Normalize) -> None:
     batches.load_state_dict(batches.state_dict())
     assert_type(len(batches), int)
     order = mm.Order.from_counts([10, 20], global_batch_size=4, seed=0)
-    assert_type(order.refs(0, 1).shard, np.ndarray[Any, np.dtype[np.int64]])
+    shard: np.ndarray[Any, np.dtype[np.int64]] = order.refs(0, 1).shard
+    assert len(shard) == 4

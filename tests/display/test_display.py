@@ -8,6 +8,7 @@ import pickle
 import re
 import struct
 import wave
+from dataclasses import replace
 from html.parser import HTMLParser
 
 import msgspec
@@ -292,6 +293,9 @@ def test_a_batch_marks_substitutes_and_padding(tmp_path):
     first, last = mm.Loader(pipeline)
     assert "substitute for " in parse(mm.show(first)).words
     assert parse(mm.show(last)).words.count("not valid: padding") == 3
+    masking = replace(pipeline, bad_samples=mm.BadSamplePolicy("mask", quarantine=None))
+    assert "masked; the run stops above 1 %" in parse(masking).words
+    assert "not valid: shard-000000.tar[4]" in parse(mm.show(next(iter(mm.Loader(masking))))).words
 
 
 def test_a_conversation_shows_images_and_audio_where_they_are_said(tmp_path):
