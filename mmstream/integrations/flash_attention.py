@@ -8,8 +8,10 @@ from __future__ import annotations
 from typing import Any
 
 from mmstream.types import Batch
+from mmstream.wrong_arguments import checked
 
 
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
 def flash_attention_arguments(batch: Batch) -> dict[str, Any]:
     """Return the lengths of documents under the names of ``flash_attn_varlen_func``.
 

@@ -9,9 +9,11 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask
 
 from mmstream.types import Batch
+from mmstream.wrong_arguments import PositiveInt, checked
 
 
-def flex_block_mask(batch: Batch, *, block_size: int = 128) -> BlockMask:
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
+def flex_block_mask(batch: Batch, *, block_size: PositiveInt = 128) -> BlockMask:
     """Return the mask by which a token sees those before it in its own document.
 
     For models of your own: those of transformers make it from ``position_ids``. Blocks of other

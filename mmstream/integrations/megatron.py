@@ -9,9 +9,11 @@ from typing import Any
 
 from mmstream.errors import ConfigError
 from mmstream.types import Batch
+from mmstream.wrong_arguments import PositiveInt, checked
 
 
-def megatron_packing(batch: Batch, *, multiple_of: int = 1) -> dict[str, Any]:
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
+def megatron_packing(batch: Batch, *, multiple_of: PositiveInt = 1) -> dict[str, Any]:
     """Return the arguments of Megatron's ``PackedSeqParams``.
 
     Documents have no padding between them, so the padded lengths are the lengths. Context

@@ -12,8 +12,10 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
+from mmstream.wrong_arguments import checked
 
 
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
 def torchtitan_batch(batch: Batch) -> tuple[dict[str, Any], Tensor]:
     """Return the ``TrainerBatch`` of torchtitan: its input and its labels.
 

@@ -11,26 +11,12 @@ from typing import Any, Literal, TypeAlias
 from mmstream.errors import ConfigError
 from mmstream.storage import is_remote
 from mmstream.storage.urls import local_path
+from mmstream.wrong_arguments import NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 
 SMALL_MODELS = ("clip", "vlm")
 """Models with random weights. Every other `TrainConfig.model` is a folder."""
-
-_AT_LEAST = {
-    "epochs": 1,
-    "max_steps": 1,
-    "global_batch_size": 1,
-    "accumulate": 1,
-    "micro_batches": 1,
-    "image_size": 1,
-    "max_length": 1,
-    "checkpoint_every": 1,
-    "log_every": 1,
-    "num_workers": 0,
-    "warmup_steps": 0,
-    "lr": 0,
-}
 
 _OF_EACH_RANK = (
     "url",
@@ -45,6 +31,7 @@ _OF_EACH_RANK = (
 """Settings that may differ between ranks: paths, what a rank logs, and how it computes."""
 
 
+@checked()
 @dataclass(frozen=True)
 class TrainConfig:
     """Settings of `mmstream.train.train`. The defaults learn 100 captions in 60 steps on a CPU.
@@ -113,45 +100,37 @@ class TrainConfig:
     allow_foreign_urls: bool = False
     log_dir: str | None = None
     model: str = "clip"
-    image_size: int | None = None
-    max_length: int | None = None
+    image_size: PositiveInt | None = None
+    max_length: PositiveInt | None = None
 
-    epochs: int | None = None
-    max_steps: int | None = None
-    global_batch_size: int = 16
-    accumulate: int = 1
-    micro_batches: int = 1
-    rows_per_rank: tuple[int, ...] | None = None
-    num_workers: int = 1
+    epochs: PositiveInt | None = None
+    max_steps: PositiveInt | None = None
+    global_batch_size: PositiveInt = 16
+    accumulate: PositiveInt = 1
+    micro_batches: PositiveInt = 1
+    rows_per_rank: tuple[PositiveInt, ...] | None = None
+    num_workers: NonNegativeInt = 1
     on_change: Literal["refuse", "finish_epoch"] = "refuse"
     seed: int = 0
 
-    lr: float = 3e-4
-    warmup_steps: int = 0
+    lr: NonNegativeFloat = 3e-4
+    warmup_steps: NonNegativeInt = 0
     precision: Precision | None = None
     activation_checkpointing: bool = False
 
-    checkpoint_every: int = 20
+    checkpoint_every: PositiveInt = 20
     validation: str | None = None
-    log_every: int = 1
+    log_every: PositiveInt = 1
     log_keys: bool = False
     device: str | None = None
 
     def __post_init__(self) -> None:
-        for name, least in _AT_LEAST.items():
-            value = getattr(self, name)
-            if value is not None and value < least:
-                raise ConfigError(f"train: {name} is {value}; it must be {least} or more")
         if self.image_size is not None and self.model not in SMALL_MODELS:
             raise ConfigError("train: image_size is for clip and vlm; a folder says its own")
         if self.image_size is not None and self.image_size % 16:
             raise ConfigError(
                 f"train: image_size is {self.image_size}; it must be a multiple of 16"
             )
-        if self.precision not in (None, "fp32", "bf16", "fp16"):
-            raise ConfigError(f"train: precision is {self.precision}; give fp32, bf16 or fp16")
-        if self.rows_per_rank is not None and min(self.rows_per_rank) < 1:
-            raise ConfigError(f"train: rows_per_rank {self.rows_per_rank}: give each rank a row")
         if self.log_dir is not None and is_remote(self.log_dir):
             raise ConfigError(f"train: log_dir is {self.log_dir}; it must be a local folder")
         if self.log_keys and self.log_folder is None:

@@ -120,7 +120,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "train {tmp}/tars --out {tmp}/run --epochs 0",
-            "usage: --epochs is 0; it must be 1 or more",
+            "usage: --epochs 0: give a whole number from 1 up",
         ),
         (
             "train {tmp}/tars --out {tmp}/run --model nope",

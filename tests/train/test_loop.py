@@ -163,9 +163,9 @@ def test_rows_without_exactly_one_image_are_refused_in_words(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"epochs": 0}, "epochs is 0"),
-        ({"max_steps": 0}, "max_steps is 0"),
-        ({"checkpoint_every": 0}, "checkpoint_every is 0"),
+        ({"epochs": 0}, "epochs=0: give a whole number from 1 up"),
+        ({"max_steps": 0}, "max_steps=0"),
+        ({"checkpoint_every": 0}, "checkpoint_every=0"),
         ({"image_size": 100}, "a multiple of 16"),
         ({"out": "s3://bucket/run", "log_keys": True}, "needs a local log_dir when out is remote"),
         ({"log_dir": "s3://bucket/logs"}, "must be a local folder"),

@@ -18,6 +18,7 @@ from mmstream.decoding.image.tiles import (
     SquareTile,
 )
 from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import checked, shown
 
 _INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
 """Pillow's numbers of the filters."""
@@ -29,6 +30,7 @@ _KNOWN = (
 """Names of classes up to ``ImageProcessor``. The tests compare each with the decoder."""
 
 
+@checked(cure="processor=: a setting that its class does not write; run it as a transform")
 def settings_of(processor: Any) -> dict[str, Any]:
     """Return the settings of an `ImageDecoder` that makes the same pixels.
 
@@ -50,11 +52,11 @@ def settings_of(processor: Any) -> dict[str, Any]:
     if name.partition("ImageProcessor")[0] not in _KNOWN:
         raise ConfigError(f"{name}: not one of {', '.join(_KNOWN)}; run it as a transform")
     if getattr(processor, "do_resize", None) is not True:
-        raise ConfigError(f"{name}.do_resize={getattr(processor, 'do_resize', None)}: not resized")
+        raise ConfigError(f"{name}.do_resize={shown(processor.do_resize)}: not resized")
     resample = getattr(processor, "resample", None)
     resample = getattr(resample, "value", resample)
     if resample not in _INTERPOLATIONS:
-        raise ConfigError(f"{name}.resample={resample}: only 2 (bilinear) and 3 (bicubic)")
+        raise ConfigError(f"{name}.resample={shown(resample)}: only 2 (bilinear) and 3 (bicubic)")
     return {"interpolation": _INTERPOLATIONS[resample], **_geometry(processor, name)}
 
 
