@@ -66,6 +66,7 @@ def checked(
     *,
     own: Collection[str] = (),
     late: bool = False,
+    cure: str = "",
 ) -> Callable[[F], F]:
     """Return a decorator: an argument that does not fit its annotation is a ConfigError.
 
@@ -80,6 +81,8 @@ def checked(
             not exist at run time.
         late: Only the arguments of a call that failed are looked at: for functions that are called
             for each sample or batch.
+        cure: What to write where arguments fit and the call fails: for functions that read an
+            object of a stranger, such as a config of transformers. They are looked at late.
 
     Examples:
         >>> @checked({"batch_size": "write global_batch_size="})
@@ -114,12 +117,14 @@ def checked(
                 return function(*args, **arguments)
             except MMStreamError:
                 raise
-            except Exception:
+            except Exception as error:
                 arguments_of(args, arguments)
-                raise
+                if not cure:
+                    raise
+                raise ConfigError(f"{cure} ({type(error).__name__}: {escaped(error)})") from error
 
         if not is_class:
-            return late_call if late else call
+            return late_call if late or cure else call
         target.__init__ = call
         return target
 

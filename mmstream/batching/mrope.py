@@ -75,6 +75,7 @@ class QwenVLPositions:
     has_split_videos: bool = False
 
     @classmethod
+    @checked(cure="QwenVLPositions: the config does not state its sizes; give them yourself")
     def from_config(cls, config: Any) -> QwenVLPositions:
         """Return the rule of a model, from its config of `transformers`.
 

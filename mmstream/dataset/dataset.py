@@ -45,7 +45,7 @@ from mmstream.storage import (
 from mmstream.storage.store import CHANGING
 from mmstream.tar.samples import LinkError, links_of, parse_sample, sample_of
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
-from mmstream.wrong_arguments import checked
+from mmstream.wrong_arguments import AnyInt, checked
 
 logger = logging.getLogger(__name__)
 
@@ -126,7 +126,8 @@ class Dataset(Sequence[Sample]):
     def __getitem__(self, item: int | str) -> Sample: ...
     @overload
     def __getitem__(self, item: slice) -> DatasetView: ...
-    def __getitem__(self, item: int | str | slice) -> Sample | DatasetView:
+    @checked({"item": "give a position, a key or a slice"}, late=True)
+    def __getitem__(self, item: AnyInt | str | slice) -> Sample | DatasetView:
         """Return a sample as a dict of bytes, or a view of a slice.
 
         A string is a key, ``sample["__key__"]``. Keys stand in the tars, one header per sample.
@@ -155,7 +156,6 @@ class Dataset(Sequence[Sample]):
         ((shard, index),) = refs_at(self._ends, np.array([number]))
         return SampleDict(self.read(shard, index))
 
-    @checked()
     def find(self, text: str) -> Sample:
         """Return the sample that a line of a log names.
 
@@ -175,6 +175,7 @@ class Dataset(Sequence[Sample]):
         """
         return SampleDict(self.read(*self.ref_of(text)))
 
+    @checked()
     def ref_of(self, text: str) -> SampleRef:
         """Return (shard, index) of the sample that a line of a log names; errors as `find`."""
         shards = {info.name: shard for shard, info in enumerate(self.manifest.shards)}
@@ -182,6 +183,7 @@ class Dataset(Sequence[Sample]):
         require_own(text, self.name_of(ref[0]), ref, self.store.url, self)
         return ref
 
+    @checked(late=True)
     def ref_of_key(self, key: str) -> SampleRef:
         """Return (shard, index) of the sample with a key; reads headers as ``dataset[key]`` does.
 
@@ -643,7 +645,13 @@ class DatasetView(Sequence[Sample]):
     def __getitem__(self, item: int) -> Sample: ...
     @overload
     def __getitem__(self, item: slice) -> DatasetView: ...
-    def __getitem__(self, item: int | slice) -> Sample | DatasetView:
+    @checked({"item": "give a position or a slice"}, late=True)
+    def __getitem__(self, item: AnyInt | slice) -> Sample | DatasetView:
+        """Return a sample, or a slice of these.
+
+        Raises:
+            IndexError: no such position.
+        """
         if isinstance(item, slice):
             return DatasetView(self.dataset, self._rows[item])
         return self.dataset[self._rows[item]]

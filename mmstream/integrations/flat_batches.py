@@ -15,12 +15,14 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
+from mmstream.wrong_arguments import PositiveInt, checked
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask
 
 
-def flex_block_mask(batch: Batch, *, block_size: int = 128) -> BlockMask:
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
+def flex_block_mask(batch: Batch, *, block_size: PositiveInt = 128) -> BlockMask:
     """Return the mask by which a token sees those before it in its own document.
 
     For models of your own: those of transformers make it from ``position_ids``. Blocks of other
@@ -61,6 +63,7 @@ def flex_block_mask(batch: Batch, *, block_size: int = 128) -> BlockMask:
     )
 
 
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
 def flash_attention_arguments(batch: Batch) -> dict[str, Any]:
     """Return the lengths of documents under the names of ``flash_attn_varlen_func``.
 
@@ -91,7 +94,8 @@ def flash_attention_arguments(batch: Batch) -> dict[str, Any]:
     }
 
 
-def megatron_packing(batch: Batch, *, multiple_of: int = 1) -> dict[str, Any]:
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
+def megatron_packing(batch: Batch, *, multiple_of: PositiveInt = 1) -> dict[str, Any]:
     """Return the arguments of Megatron's ``PackedSeqParams``.
 
     Documents have no padding between them, so the padded lengths are the lengths. Context
@@ -146,6 +150,7 @@ def megatron_packing(batch: Batch, *, multiple_of: int = 1) -> dict[str, Any]:
     }
 
 
+@checked(cure="give a batch of Pipeline(batching=mm.Flat()) or mm.Pack")
 def torchtitan_batch(batch: Batch) -> tuple[dict[str, Any], Tensor]:
     """Return the ``TrainerBatch`` of torchtitan: its input and its labels.
 

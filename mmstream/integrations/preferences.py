@@ -14,8 +14,10 @@ from torch.nn.utils.rnn import pad_sequence
 from mmstream.batching.valid import is_flat, valid_labels
 from mmstream.errors import ConfigError
 from mmstream.types import IGNORED_LABEL, Batch
+from mmstream.wrong_arguments import checked
 
 
+@checked(late=True)
 def preference_inputs(batch: Batch, pad_token_id: int) -> dict[str, Tensor]:
     """Return what TRL's collator of preferences returns: the chosen answers, then the rejected.
 

@@ -28,6 +28,7 @@ from mmstream.integrations.preferences import preference_inputs
 from mmstream.loader.loader import Loader
 from mmstream.state import state_at
 from mmstream.types import IGNORED_LABEL, Batch
+from mmstream.wrong_arguments import checked
 
 import_torchvision()  # before transformers does, where it does not load by itself
 
@@ -118,6 +119,7 @@ class LoaderTrainerMixin:
             has settings for preparing data, such as ``packing``.
     """
 
+    @checked()
     def __init__(
         self,
         *args: Any,
@@ -125,6 +127,12 @@ class LoaderTrainerMixin:
         **kwargs: Any,
     ) -> None:
         trainer: Any = self
+        train_dataset = kwargs.get("train_dataset")
+        if train_dataset is not None and not _is_loader(train_dataset):
+            raise ConfigError(
+                f"LoaderTrainer: train_dataset is a {type(train_dataset).__name__}: give an "
+                "mm.Loader, or what mm.to_device returns"
+            )
         self._stand_in: Any = None
         loaders = {}
         is_of_trl = any(base.__module__.partition(".")[0] == "trl" for base in type(self).__mro__)
@@ -147,12 +155,6 @@ class LoaderTrainerMixin:
                 trainer.model_accepts_loss_kwargs = True
             else:
                 trainer.compute_loss_func = token_loss
-        train_dataset = trainer.train_dataset
-        if train_dataset is not None and not _is_loader(train_dataset):
-            raise ConfigError(
-                f"LoaderTrainer: train_dataset is a {type(train_dataset).__name__}: give an "
-                "mm.Loader, or what mm.to_device returns"
-            )
         trainer.add_callback(LoaderState())
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:

@@ -231,6 +231,7 @@ class Order(SampleRows):
         )
 
     @classmethod
+    @checked(late=True)
     def from_identity(
         cls,
         identity: Mapping[str, Any],

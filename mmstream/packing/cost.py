@@ -85,6 +85,10 @@ class Cost:
             raise ConfigError("Cost: every coefficient is 0, so all rows would cost the same")
 
     @classmethod
+    @checked(
+        cure="Cost.from_config: the config does not state its sizes: give the coefficients, "
+        "mm.Cost(tokens=..., squared_tokens=...)"
+    )
     def from_config(cls, config: Any) -> Cost:
         """Return the floating-point operations of a model's forward pass.
 
@@ -109,15 +113,10 @@ class Cost:
                 "no packs: give the coefficients, mm.Cost(tokens=..., squared_tokens=...)"
             )
         tower = getattr(config, "vision_config", None)
-        try:
-            return cls(*_text_operations(text), *(_tower_operations(tower) if tower else (0, 0)))
-        except (AttributeError, TypeError) as error:
-            raise ConfigError(
-                f"Cost.from_config: {type(config).__name__} does not state its sizes ({error}): "
-                "give the coefficients, mm.Cost(tokens=..., squared_tokens=...)"
-            ) from None
+        return cls(*_text_operations(text), *(_tower_operations(tower) if tower else (0, 0)))
 
     @classmethod
+    @checked(cure="Cost.fitted: give numbers, sums [n, 4] and seconds [n]")
     def fitted(cls, sums: Sequence[Sequence[float]] | FloatArray, seconds: Sequence[float]) -> Cost:
         """Return the cost that explains measured times best, by least squares.
 

@@ -19,10 +19,12 @@ from __future__ import annotations
 from typing import Any
 
 from mmstream.train.config import TrainConfig, TrainResult
+from mmstream.wrong_arguments import checked
 
 __all__ = ["TrainConfig", "TrainResult", "train"]
 
 
+@checked({"config": "give mmstream.train.TrainConfig(...)"})
 def train(config: TrainConfig, *, pipeline: Any = None, model: Any = None) -> TrainResult:
     """Train a model on a dataset, or resume from the newest good checkpoint in ``config.out``.
 

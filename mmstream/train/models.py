@@ -176,7 +176,7 @@ def pipeline_for(
         data: Of the run.
         folder: Gets the records of bad samples, unless the pipeline names another folder.
     """
-    made = pipeline if isinstance(pipeline, Pipeline) else pipeline(data)
+    made = pipeline(data) if callable(pipeline) else pipeline
     if not isinstance(made, Pipeline):
         raise ConfigError(f"train: pipeline= gave {type(made).__name__}, and no mm.Pipeline")
     policy = made.bad_samples

@@ -258,6 +258,8 @@ def child(container: str, seed: int, first: int, stop: int) -> None:
     """Read files, one line of JSON before each and one after it."""
     resource.setrlimit(resource.RLIMIT_AS, (MAX_MEMORY, MAX_MEMORY))
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
+    file_of(container, first, seed)  # makes the seeds
+    readers(container, first)  # loads torch
     for number in range(first, stop):
         print(json.dumps({"start": number}), flush=True)
         file, begin = file_of(container, number, seed), time.process_time()
@@ -335,8 +337,7 @@ def _run_child(report: Report, seed: int, first: int, stop: int) -> int:
                     current = message["start"]
                     continue
                 report.num_files += 1
-                if report.rss:  # the first file of a process loads torch
-                    report.longest = max(report.longest, (message["cpu_s"], current))
+                report.longest = max(report.longest, (message["cpu_s"], current))
                 report.rss.append(message["rss"])
                 for name, outcome in message["outcomes"].items():
                     report.outcomes[f"{name} {outcome.partition(':')[0]}"] += 1
@@ -359,12 +360,17 @@ def _run_child(report: Report, seed: int, first: int, stop: int) -> int:
 
 
 def _messages(stdout: IO[bytes]) -> Iterator[dict[str, Any] | None]:
-    """Yield the messages of a child, and None if there is none for long."""
+    """Yield the messages of a child, and None if there is none for long.
+
+    The limit counts from the first message: on a busy machine a child may start for minutes.
+    """
     pending = b""
+    limit_s = None
     while True:
-        if not select.select([stdout], [], [], MAX_WALL_S)[0]:
+        if not select.select([stdout], [], [], limit_s)[0]:
             yield None
             return
+        limit_s = MAX_WALL_S
         piece = os.read(stdout.fileno(), 1 << 16)
         if not piece:
             return

@@ -2,9 +2,8 @@
 
     Arrow -> ARROW -> spool
 
-A stream has no list of its batches, so the rows are copied once. A file up to `MAX_READ_BYTES` is
-read: another program may shorten it meanwhile, and a map of it would end this process. A larger one
-is mapped, because its batches may be as large.
+A stream has no list of its batches, so the rows are copied once. One batch is in memory at a time.
+No file is mapped: another program may shorten it meanwhile, and a map would end this process.
 
 The offsets of a stranger's file may lead anywhere in memory. So every batch is validated before a
 value of it is read.
@@ -82,9 +81,6 @@ from mmstream.types import IntArray
 if TYPE_CHECKING:
     from PIL import Image
 
-MAX_READ_BYTES = 1 << 30
-"""Largest file whose batches are read into memory, one at a time."""
-
 _FILE_MAGIC = b"ARROW1"
 _STREAM_MAGIC = b"\xff\xff\xff\xff"
 """How each message of a stream begins. Its length follows."""
@@ -118,8 +114,7 @@ def iter_arrow(path: Path, rows: str) -> Iterator[NumberedRow]:
         ConfigError: The file is damaged or cut off, or changes its size meanwhile.
     """
     size = path.stat().st_size
-    open_arrow = pa.OSFile if size <= MAX_READ_BYTES else pa.memory_map
-    with open_arrow(str(path)) as file:
+    with pa.OSFile(str(path)) as file:
         yield from enumerate(rows_of_batches(_batches(file), rows), 1)
     if path.stat().st_size != size:  # a stream may end behind any batch
         raise ConfigError(
@@ -137,19 +132,24 @@ def rows_of_batches(batches: Iterable[pa.RecordBatch], rows: str) -> Iterator[An
     try:
         for batch in batches:
             require_different(batch.schema.names, rows)
-            batch.validate()  # of lengths and numbers of buffers, without which there is no view
-            for column in batch.columns:
-                _layout(column).validate(full=True)
+            _validate(batch)
             for start in range(0, batch.num_rows, BATCH_ROWS):
                 for row in rows_of_batch(batch.slice(start, BATCH_ROWS)):
                     number += 1
                     yield row
+            del batch  # before the next one is read
     except ConfigError:
         raise
     except Exception as error:  # Arrow raises many, and names of columns may not be UTF-8
         raise ConfigError(
             f"{rows}: damaged Arrow behind row {number} ({escaped(error)}); fetch or write it again"
         ) from None
+
+
+def _validate(batch: pa.RecordBatch) -> None:
+    batch.validate()  # of lengths and numbers of buffers, without which there is no view
+    for column in batch.columns:
+        _layout(column).validate(full=True)
 
 
 def _layout(column: pa.Array) -> pa.Array:

@@ -48,6 +48,7 @@ from mmstream.wrong_arguments import (
     PositiveInt,
     checked,
     refuse_overridden,
+    shown,
 )
 
 
@@ -422,6 +423,7 @@ _PADDINGS = {"Qwen2_5OmniProcessor": "valid", "Qwen3OmniMoeProcessor": "longest"
 """How a processor calls the extractor, by the name of its class. All others pad to the maximum."""
 
 
+@checked(cure="processor=: a setting that its class does not write; run it as a transform")
 def settings_of(processor: Any) -> dict[str, Any]:
     """Return the settings of an `AudioDecoder` that makes the same features.
 
@@ -443,7 +445,9 @@ def settings_of(processor: Any) -> dict[str, Any]:
     for setting, expected_value in expected.items():
         value = getattr(extractor, setting, expected_value)
         if value != expected_value:
-            raise ConfigError(f"{name}: {setting}={value!r} has no counterpart in WhisperFeatures")
+            raise ConfigError(
+                f"{name}: {setting}={shown(value)} has no counterpart in WhisperFeatures"
+            )
     padding: Any = _PADDINGS.get(type(processor).__name__, "max")
     features = WhisperFeatures(
         num_mels=extractor.feature_size, padding=padding, chunk_s=extractor.chunk_length

@@ -66,6 +66,7 @@ from mmstream.wrong_arguments import (
     PositiveInt,
     checked,
     refuse_overridden,
+    shown,
 )
 
 IGNORED_CLASS = 255
@@ -647,6 +648,7 @@ _KNOWN = (
 """Names of classes up to ``ImageProcessor``. The tests compare each with the decoder."""
 
 
+@checked(cure="processor=: a setting that its class does not write; run it as a transform")
 def settings_of(processor: Any) -> dict[str, Any]:
     """Return the settings of an `ImageDecoder` that makes the same pixels.
 
@@ -668,11 +670,11 @@ def settings_of(processor: Any) -> dict[str, Any]:
     if name.partition("ImageProcessor")[0] not in _KNOWN:
         raise ConfigError(f"{name}: not one of {', '.join(_KNOWN)}; run it as a transform")
     if getattr(processor, "do_resize", None) is not True:
-        raise ConfigError(f"{name}.do_resize={getattr(processor, 'do_resize', None)}: not resized")
+        raise ConfigError(f"{name}.do_resize={shown(processor.do_resize)}: not resized")
     resample = getattr(processor, "resample", None)
     resample = getattr(resample, "value", resample)
     if resample not in _INTERPOLATIONS:
-        raise ConfigError(f"{name}.resample={resample}: only 2 (bilinear) and 3 (bicubic)")
+        raise ConfigError(f"{name}.resample={shown(resample)}: only 2 (bilinear) and 3 (bicubic)")
     return {"interpolation": _INTERPOLATIONS[resample], **_geometry(processor, name)}
 
 

@@ -680,6 +680,7 @@ DEFAULT_FPS = 2.0
 """Frames per second that the Qwen models are trained on, where the processor does not say it."""
 
 
+@checked(cure="processor=: a setting that its class does not write; run it as a transform")
 def settings_of(processor: Any, chosen: dict[str, Any]) -> dict[str, Any]:
     """Return the settings of a `VideoDecoder` that makes the same frames.
 
@@ -699,12 +700,12 @@ def settings_of(processor: Any, chosen: dict[str, Any]) -> dict[str, Any]:
     if family is None:
         raise ConfigError(f"{name}: not one of {', '.join(_FAMILIES)}; run it as a transform")
     if getattr(processor, "do_resize", None) is not True:
-        raise ConfigError(f"{name}.do_resize={getattr(processor, 'do_resize', None)}: not resized")
+        raise ConfigError(f"{name}.do_resize={shown(processor.do_resize)}: not resized")
     resample = getattr(processor, "resample", None)
     resample = getattr(resample, "value", resample)
     if resample not in _INTERPOLATIONS:
         raise ConfigError(
-            f"{name}.resample={resample}: only 1 (Lanczos), 2 (bilinear) and 3 (bicubic)"
+            f"{name}.resample={shown(resample)}: only 1 (Lanczos), 2 (bilinear) and 3 (bicubic)"
         )
     if getattr(processor, "do_center_crop", None):
         raise ConfigError(f"{name}.do_center_crop: no rule of the video decoder")
