@@ -29,9 +29,9 @@ if TYPE_CHECKING:
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
     from mmstream.converting.finalize import finalize as finalize
-    from mmstream.converting.media.download_options import DownloadOptions as DownloadOptions
-    from mmstream.converting.media.options import MediaOptions as MediaOptions
+    from mmstream.converting.options import DownloadOptions as DownloadOptions
     from mmstream.converting.options import Duplicates as Duplicates
+    from mmstream.converting.options import MediaOptions as MediaOptions
     from mmstream.converting.options import Rerun as Rerun
     from mmstream.converting.options import RowReading as RowReading
     from mmstream.converting.options import Splitting as Splitting
@@ -122,9 +122,14 @@ _NAMES_OF = {
     "batching.mrope": ("QwenVLPositions",),
     "batching.split": ("split_rows",),
     "converting.convert": ("ConvertReport", "convert"),
-    "converting.media.download_options": ("DownloadOptions",),
-    "converting.media.options": ("MediaOptions",),
-    "converting.options": ("Duplicates", "Rerun", "RowReading", "Splitting"),
+    "converting.options": (
+        "DownloadOptions",
+        "Duplicates",
+        "MediaOptions",
+        "Rerun",
+        "RowReading",
+        "Splitting",
+    ),
     "converting.finalize": ("finalize",),
     "converting.quality.duplicates": ("find_duplicates",),
     "converting.quality.leaks": ("find_leaks",),

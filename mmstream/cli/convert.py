@@ -393,9 +393,15 @@ def convert(
     Begin with --dry-run 10: it shows what the first rows become, and writes nothing.
     """
     from mmstream.converting.convert import convert as run
-    from mmstream.converting.media.download_options import DOWNLOAD_FLAGS, DownloadOptions
-    from mmstream.converting.media.options import MediaOptions
-    from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
+    from mmstream.converting.options import (
+        DOWNLOAD_FLAGS,
+        DownloadOptions,
+        Duplicates,
+        MediaOptions,
+        Rerun,
+        RowReading,
+        Splitting,
+    )
 
     if not rows and dry_run is None:
         raise click.UsageError("name ROWS and DEST")

@@ -1,7 +1,7 @@
 """Before the flow: rows and media files become shards, once.
 
     convert.py      `mm.convert`: goes through the steps below, for each dataset of a conversion
-    options.py      the options that change the output
+    options.py      the options in groups, and those that change the output
     rows/           1. whatever holds the rows -> a source of rows
     plan.py         2. which rows go into which shard, by media too; rejected rows again
     outputs.py         the datasets to write: what they hold already, their locks, their jobs
@@ -13,7 +13,7 @@
     report.py       what the rows became, in numbers; the rows that became no sample
     unwarned.py     warnings about pictures kept off the screen
     progress.py     the progress bar
-    engines/        several shards at a time
+    engines.py      several shards at a time: worker processes, or tasks of Ray
     quality/        what a corpus holds twice
     locks.py        one writer, or several of different ranges of shards
     finalize.py     `mm.finalize`: ranges of shards -> a dataset

@@ -26,11 +26,18 @@ from pathlib import Path
 from typing import Any
 
 from mmstream.converting.destination import give_up
-from mmstream.converting.engines.engine import Engine, EngineName, engine_of, require_engine
-from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
+from mmstream.converting.engines import Engine, EngineName, engine_of, require_engine
 from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
-from mmstream.converting.options import Duplicates, Options, Rerun, RowReading, Splitting
+from mmstream.converting.options import (
+    MEDIA_FLAGS,
+    DownloadOptions,
+    Duplicates,
+    MediaOptions,
+    Options,
+    Rerun,
+    RowReading,
+    Splitting,
+)
 from mmstream.converting.outputs import (
     Output,
     Work,

@@ -48,8 +48,12 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import MediaRef, RowError
-from mmstream.converting.media.files import plain_path
-from mmstream.converting.media.references import MediaAccess, inline_bytes, parse_reference
+from mmstream.converting.media.references import (
+    MediaAccess,
+    inline_bytes,
+    parse_reference,
+    plain_path,
+)
 from mmstream.converting.options import Options
 from mmstream.converting.quality.corpus import Hashes, equal_to_first, read_contents
 from mmstream.converting.quality.hashes import content_hash

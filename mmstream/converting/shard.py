@@ -55,8 +55,8 @@ from mmstream.converting.draft import (
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.check import IdleCpus
 from mmstream.converting.media.load import load_rows
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import MediaAccess
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.quality.hashes import perceptual_hash
 from mmstream.converting.report import (
     Reject,

@@ -19,12 +19,12 @@ import pytest
 from PIL import Image
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.media import archives, files
+from mmstream.converting.media import archives, references
 from mmstream.converting.media import load as load_module
 from mmstream.converting.media.archives import Directories, ReadRange, TarMembers, ZipMembers
 from mmstream.converting.media.load import ArrivedBytes, load_rows
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
 from mmstream.errors import ConfigError, StorageError
 from mmstream.media_types import sniff
@@ -633,7 +633,7 @@ def test_files_of_the_kernel_are_rejects_also_under_a_root_that_holds_everything
 
 
 def test_a_file_of_the_kernel_that_is_mounted_elsewhere_is_a_reject(monkeypatch):
-    monkeypatch.setattr(files, "_KERNEL_FOLDERS", ("/nowhere/",))
+    monkeypatch.setattr(references, "_KERNEL_FOLDERS", ("/nowhere/",))
     with pytest.raises(RowError, match="empty file"):
         load_file("/", "/proc/self/mem")
 

@@ -6,14 +6,10 @@ A row's format is recognised by its keys. Keys that the format does not use are 
 the sample, and the draft names them. The modules show rows of each format:
 
     dialogue.py     llava, messages
-    instruction.py  qwen-vl, instruction
-    vqa.py          vqa
-    texts.py        texts
-    preference.py   preference
+    questions.py    vqa, qwen-vl, instruction, texts, preference
     captions.py     captions, laion, labels, text
     interleaved.py  obelics, mmc4
-    speech.py       speech, lhotse
-    spans.py        spans
+    spans.py        spans, speech, lhotse
 """
 
 from __future__ import annotations
@@ -50,18 +46,30 @@ from mmstream.converting.formats.fields import (
     make_draft,
     texts_of,
 )
-from mmstream.converting.formats.instruction import ANSWER_KEYS, QUESTION_KEYS, instruction
 from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
-from mmstream.converting.formats.preference import TURN_KEYS, is_preference, preference
-from mmstream.converting.formats.spans import has_spans, medium_by_id, spans
-from mmstream.converting.formats.speech import is_cut_out, is_speech, lhotse, speech
-from mmstream.converting.formats.texts import is_texts, texts
-from mmstream.converting.formats.vqa import (
+from mmstream.converting.formats.questions import (
+    ANSWER_KEYS,
     LIST_KEYS,
+    QUESTION_KEYS,
     SHORT_ANSWER_KEYS,
+    TURN_KEYS,
+    instruction,
+    is_preference,
+    is_texts,
     is_vqa,
+    preference,
     require_picture,
+    texts,
     vqa,
+)
+from mmstream.converting.formats.spans import (
+    has_spans,
+    is_cut_out,
+    is_speech,
+    lhotse,
+    medium_by_id,
+    spans,
+    speech,
 )
 from mmstream.errors import escaped
 from mmstream.media_types import Kind

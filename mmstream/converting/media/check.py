@@ -27,8 +27,8 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from mmstream.converting.draft import Draft, Media, RowError
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import short_name
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
 from mmstream.decoding.facts import Facts, media_facts
 from mmstream.decoding.ffmpeg.deadline import Deadline

@@ -2,11 +2,8 @@
 
     load -> DOWNLOAD (URL -> bytes)
               addresses.py   may the URL be requested?
-              dns.py         its host's name -> addresses
-              hosts.py       when does its host get a request?
+              hosts.py       its host's addresses; when does it get a request? is the network down?
               web_client.py  one request
-                  robots.py, content_encoding.py
-              outage.py      or is the network down?
 
 Redirects are followed here and not by the HTTP client, so that each hop is checked like a new URL.
 """
@@ -28,10 +25,15 @@ from types import TracebackType
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.addresses import AllowedHosts, WebAddress, parse_url, shown_url
-from mmstream.converting.media.dns import DnsCache, look_up
-from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.hosts import DeadHostError, Host, Hosts, TryFailedError
-from mmstream.converting.media.outage import Outage
+from mmstream.converting.media.hosts import (
+    DeadHostError,
+    DnsCache,
+    Host,
+    Hosts,
+    Outage,
+    TryFailedError,
+    look_up,
+)
 from mmstream.converting.media.web_client import (
     CONNECT_TIMEOUT_S,
     CheckedResolver,
@@ -39,6 +41,7 @@ from mmstream.converting.media.web_client import (
     Redirect,
     WebClient,
 )
+from mmstream.converting.options import DownloadOptions
 from mmstream.errors import StorageError
 from mmstream.storage.patience import backoff_s
 

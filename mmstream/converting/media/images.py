@@ -23,7 +23,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, TiffImagePlugin
 
-from mmstream.converting.media.options import ImageFormat, MediaOptions
+from mmstream.converting.options import ImageFormat, MediaOptions
 from mmstream.converting.unwarned import unwarned
 from mmstream.decoding.image.formats import JPEG_START, decode_bytes, plugin_of
 from mmstream.decoding.image.geometry import Shape

@@ -35,10 +35,8 @@ import msgspec
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.media.archives import TarMembers, ZipMembers
 from mmstream.converting.media.check import IdleCpus, LoadedRow, ReadRow, check_rows
-from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.files import LocalFolder
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import (
+    LocalFolder,
     MediaAccess,
     Reference,
     inline_bytes,
@@ -49,6 +47,7 @@ from mmstream.converting.media.references import (
     read_object_range,
     short_name,
 )
+from mmstream.converting.options import DownloadOptions, MediaOptions
 from mmstream.converting.rows.records import Row
 from mmstream.errors import StorageError, escaped
 

@@ -1,6 +1,10 @@
 """One request of a download: connect to a checked address, send, read the answer within limits.
 
-download (URL of a hop) -> WEB CLIENT -> bytes, or where it redirects to
+    download (URL of a hop) -> WEB CLIENT -> bytes, or where it redirects to
+
+A server may refuse by its headers that its media are used for training. The directives are those
+that img2dataset honours, plus the reservation of TDMRep. A body that a server compressed, although
+it was asked not to, is unpacked.
 """
 
 from __future__ import annotations
@@ -9,6 +13,8 @@ import asyncio
 import errno
 import socket
 import ssl
+import zlib
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from ipaddress import ip_address
 
@@ -18,12 +24,9 @@ from yarl import URL
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.addresses import AllowedHosts, WebAddress, is_public, private_address
-from mmstream.converting.media.content_encoding import decompressed
-from mmstream.converting.media.dns import DnsCache
-from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.hosts import TryFailedError
-from mmstream.converting.media.robots import TOKEN, disallowed_by
-from mmstream.errors import StorageError
+from mmstream.converting.media.hosts import DnsCache, TryFailedError
+from mmstream.converting.options import DownloadOptions
+from mmstream.errors import StorageError, escaped
 from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.patience import THROTTLED_STATUS, may_pass
 
@@ -35,6 +38,9 @@ BYTES_PER_SECOND = 128 << 10
 
 KEEP_ALIVE_S = 4.0
 """Longer, and the idle connections to many hosts are too many."""
+
+TOKEN = "mmstream"
+"""What ``X-Robots-Tag: mmstream: noai`` is addressed to."""
 
 HEADERS = {
     "User-Agent": f"{TOKEN} (dataset converter)",
@@ -327,3 +333,76 @@ def _failure(error: Exception, is_answered: bool) -> Exception:
         reason = _REASONS.get(number or 0, "connection failed")
         return TryFailedError(reason, is_answered=is_answered)
     return RowError("cannot be requested")  # a URL or header that aiohttp refuses
+
+
+DIRECTIVES = ("noai", "noimageai", "noindex", "noimageindex")
+
+
+def disallowed_by(robots_tags: Iterable[str], tdm_reservation: str | None = None) -> str | None:
+    """Return the directive that forbids the use of a medium. None: there is none.
+
+    Args:
+        robots_tags: Every ``X-Robots-Tag`` of an answer. A directive may stand behind the name of
+            the program that it is for: ``otherbot: noai, noindex``.
+        tdm_reservation: ``TDM-Reservation`` of the answer (W3C TDMRep). ``1`` reserves the rights
+            of text and data mining.
+
+    Examples:
+        >>> disallowed_by(["noarchive, NoAI"]), disallowed_by(["otherbot: noai"])
+        ('noai', None)
+    """
+    for tag in robots_tags:
+        program = TOKEN
+        for text in tag.lower().split(","):
+            name, colon, directive = text.rpartition(":")
+            # "unavailable_after: 25 Jun 2030 15:00:00 PST" is a directive with a value.
+            if colon and "unavailable_after" not in name:
+                program = name.strip()
+            if program == TOKEN and directive.strip() in DIRECTIVES:
+                return directive.strip()
+    if tdm_reservation is not None and tdm_reservation.strip() == "1":
+        return "tdm-reservation"
+    return None
+
+
+_ANY_HEADER = 32 + zlib.MAX_WBITS
+"""zlib reads both gzip's header and its own."""
+
+
+def decompressed(body: bytes, encoding: str | None, max_bytes: int) -> bytes:
+    """Return a body without its compression. No more than `max_bytes` are ever unpacked.
+
+    Args:
+        body: As it came.
+        encoding: ``Content-Encoding`` of the answer.
+        max_bytes: Limit on the result.
+
+    Raises:
+        RowError: The result is larger, the body is damaged, or the compression is unknown. The
+            message is only the reason.
+    """
+    name = (encoding or "identity").strip().lower()
+    if name in ("identity", ""):
+        return body
+    if name not in ("gzip", "x-gzip", "deflate"):
+        raise RowError(f"content-encoding {escaped(name)!r} is not supported")
+    try:
+        return _inflated(body, _ANY_HEADER, max_bytes)
+    except zlib.error:
+        pass
+    try:  # some servers send "deflate" without a header
+        return _inflated(body, -zlib.MAX_WBITS, max_bytes)
+    except zlib.error:
+        raise RowError(f"its {name} body is damaged") from None
+
+
+def _inflated(body: bytes, wbits: int, max_bytes: int) -> bytes:
+    inflater = zlib.decompressobj(wbits)
+    data = inflater.decompress(body, max_bytes + 1)
+    if len(data) > max_bytes:
+        raise RowError(f"larger than {max_bytes:,} bytes when decompressed")
+    if not inflater.eof:
+        raise zlib.error("truncated")
+    if inflater.unused_data:  # to stop at the end of the first part would cut a medium
+        raise zlib.error("more behind its end")
+    return data

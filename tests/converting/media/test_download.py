@@ -18,10 +18,10 @@ import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.media import hosts, web_client
 from mmstream.converting.media.addresses import AllowedHosts, WebAddress
-from mmstream.converting.media.dns import DnsCache
 from mmstream.converting.media.download import Downloader
-from mmstream.converting.media.download_options import DownloadOptions
+from mmstream.converting.media.hosts import DnsCache
 from mmstream.converting.media.web_client import CheckedResolver, Partial, WebClient
+from mmstream.converting.options import DownloadOptions
 from mmstream.errors import StorageError
 from tests.helpers import download_faults
 from tests.helpers.download_faults import MEDIA
