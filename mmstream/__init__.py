@@ -19,8 +19,8 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
+    from mmstream.baking.bake import BakeReport as BakeReport
     from mmstream.baking.bake import bake as bake
-    from mmstream.baking.report import BakeReport as BakeReport
     from mmstream.batching.batching import Flat as Flat
     from mmstream.batching.batching import Pack as Pack
     from mmstream.batching.collate import collate as collate
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
-    from mmstream.converting.finalize import finalize as finalize
+    from mmstream.converting.convert import finalize as finalize
     from mmstream.converting.options import DownloadOptions as DownloadOptions
     from mmstream.converting.options import Duplicates as Duplicates
     from mmstream.converting.options import MediaOptions as MediaOptions
@@ -36,7 +36,7 @@ if TYPE_CHECKING:
     from mmstream.converting.options import RowReading as RowReading
     from mmstream.converting.options import Splitting as Splitting
     from mmstream.converting.quality.duplicates import find_duplicates as find_duplicates
-    from mmstream.converting.quality.leaks import find_leaks as find_leaks
+    from mmstream.converting.quality.duplicates import find_leaks as find_leaks
     from mmstream.converting.reshard import reshard as reshard
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
@@ -115,13 +115,12 @@ __version__ = "0.1.0"
 
 _NAMES_OF = {
     "bad_samples.policy": ("BadSamplePolicy",),
-    "baking.bake": ("bake",),
-    "baking.report": ("BakeReport",),
+    "baking.bake": ("BakeReport", "bake"),
     "batching.batching": ("Flat", "Pack"),
     "batching.collate": ("collate",),
     "batching.mrope": ("QwenVLPositions",),
     "batching.split": ("split_rows",),
-    "converting.convert": ("ConvertReport", "convert"),
+    "converting.convert": ("ConvertReport", "convert", "finalize"),
     "converting.options": (
         "DownloadOptions",
         "Duplicates",
@@ -130,9 +129,7 @@ _NAMES_OF = {
         "RowReading",
         "Splitting",
     ),
-    "converting.finalize": ("finalize",),
-    "converting.quality.duplicates": ("find_duplicates",),
-    "converting.quality.leaks": ("find_leaks",),
+    "converting.quality.duplicates": ("find_duplicates", "find_leaks"),
     "converting.reshard": ("reshard",),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture",),

@@ -23,7 +23,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import tensor_bytes
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.measuring.settings import core_without_limits
+from mmstream.measuring.lengths import core_without_limits
 from mmstream.pipeline import Pipeline
 
 FINGERPRINT_NAME = "mmstream.bake.json"

@@ -84,8 +84,7 @@ def bake(
     """
     if batch_name is None:
         refuse_given(["batch_size", "device"], "with --batch-function")
-    from mmstream.baking.bake import bake_into, baker_of
-    from mmstream.baking.report import estimate
+    from mmstream.baking.bake import bake_into, baker_of, estimate
     from mmstream.converting.formats.row_format import load_function
     from mmstream.dataset.open import open_dataset
 

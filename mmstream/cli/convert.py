@@ -453,7 +453,7 @@ def convert(
 
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:
     """Show what the first rows become, in the terminal or on a page."""
-    from mmstream.converting.dry_run import dry_run
+    from mmstream.converting.convert import dry_run
     from mmstream.display.cards import Card, card_lines, cards_html
 
     cards: list[Card] = []

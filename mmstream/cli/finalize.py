@@ -22,7 +22,7 @@ def finalize(dest: str, split: str | None, max_rejects: str) -> None:
 
     All shards must be there. The exit code is that of `mmstream convert`.
     """
-    from mmstream.converting.finalize import finalize as run
+    from mmstream.converting.convert import finalize as run
 
     max_rejects_of(max_rejects)  # a wrong one is refused before the dataset is finished
     names = [name.partition("=")[0].strip() for name in split.split(",")] if split else None

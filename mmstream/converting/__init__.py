@@ -1,6 +1,7 @@
 """Before the flow: rows and media files become shards, once.
 
-    convert.py      `mm.convert`: goes through the steps below, for each dataset of a conversion
+    convert.py      `mm.convert`: goes through the steps below, for each dataset of a conversion;
+                    `mm.finalize`: ranges of shards -> a dataset; what the first rows would become
     options.py      the options in groups, and those that change the output
     rows/           1. whatever holds the rows -> a source of rows
     plan.py         2. which rows go into which shard, by media too; rejected rows again
@@ -15,11 +16,8 @@
     progress.py     the progress bar
     engines.py      several shards at a time: worker processes, or tasks of Ray
     quality/        what a corpus holds twice
-    locks.py        one writer, or several of different ranges of shards
-    finalize.py     `mm.finalize`: ranges of shards -> a dataset
-    destination.py  before the first shard and after the last: marker, rejects, manifest
+    destination.py  before the first shard and after the last: locks, marker, rejects, manifest
     reshard.py      `mm.reshard`: a dataset anew, in the order of its packs
-    dry_run.py      what the first rows would become
 
 The output depends only on the rows, the media and the options. Every run writes the same bytes,
 with any number of workers, and also after it was killed and started again.

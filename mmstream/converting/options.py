@@ -17,8 +17,7 @@ from typing import Annotated, Any, Literal, TypeAlias
 
 from mmstream.converting.formats.row_format import RowFormat
 from mmstream.converting.media.addresses import host_rule
-from mmstream.converting.rows.detect import RowKind, RowOptions
-from mmstream.converting.rows.encodings import encoding_name
+from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import (
     Fraction,

@@ -25,10 +25,11 @@ from mmstream.converting.destination import (
     finish,
     finish_retry,
     inspect,
+    lock_all,
+    lock_shards,
     remove_temporary_files,
     require_foreign,
 )
-from mmstream.converting.locks import lock_all, lock_shards
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import Options, Rerun
 from mmstream.converting.plan import (

@@ -35,8 +35,7 @@ from mmstream.errors import (
     where,
 )
 from mmstream.machine import num_cores
-from mmstream.measuring.lengths import Counter, SampleLengths, batches
-from mmstream.measuring.settings import settings_of
+from mmstream.measuring.lengths import Counter, SampleLengths, batches, settings_of
 from mmstream.packing.measure_file import (
     COLUMNS,
     UNUSABLE_NAME,

@@ -1,6 +1,7 @@
-"""What a dataset, or several, hold more than once.
+"""What a dataset, or several, hold more than once, and what two datasets share.
 
     sidecars or tars -> corpus -> DUPLICATES -> duplicates.jsonl, the bad list
+    two datasets -> corpus -> LEAKS -> leaks.jsonl, a page with the pictures
 
 The first sample in the order of the dataset stays. Later ones are its duplicates. Nothing is
 rewritten: to drop duplicates is to put them on the bad list, so that no epoch shows them.
@@ -21,7 +22,7 @@ from mmstream.converting.quality.corpus import (
     equal_to_first,
     read_corpus,
 )
-from mmstream.converting.quality.near import keep_first, near_pairs
+from mmstream.converting.quality.near import keep_first, match_with_first, near_pairs
 from mmstream.dataset.bad_list import listed_as_bad, write_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.errors import ConfigError
@@ -314,3 +315,71 @@ def _field(name: SampleName, position: int | None) -> str | None:
     if position is None:
         return None
     return name.fields[position] if position < len(name.fields) else ""
+
+
+LEAK_KINDS = ("media", "near", "text", "id")
+
+
+@checked()
+def find_leaks(
+    a: Dataset,
+    b: Dataset,
+    *,
+    kinds: Collection[str] = LEAK_KINDS,
+    num_threads: PositiveInt = 1,
+    progress: bool = True,
+) -> Duplicates:
+    """Find samples of `b` that hold something that `a` holds too.
+
+    Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole, and
+    with "near" also those whose sidecar has no perceptual hashes. In memory are 16 bytes for each
+    sample and kind, and 32 for each image with "near". Samples on the bad lists are left out: no
+    epoch shows them.
+
+    Args:
+        a: A dataset, such as the training set.
+        b: Another one, such as a benchmark.
+        kinds: "media" (a file that both have), "near" (images that look alike: encoded again,
+            resized, in another format), "text" (equal text), "id" (equal id of the rows).
+        num_threads: Threads that read samples of shards without a sidecar.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        The pairs, each with a sample of `a` first and one of `b`. Their datasets are named "a" and
+        "b". A medium or sample of `b` is in at most one pair of each kind.
+
+    Raises:
+        ConfigError: An unknown kind.
+        ShardError: A shard without a sidecar cannot be read.
+        StorageError: The storage failed after retries.
+
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")
+        >>> mm.find_leaks(dataset, dataset, kinds=["text"], progress=False).num_pairs
+        {'text': 480}
+    """
+    unknown = set(kinds) - set(LEAK_KINDS)
+    if unknown:
+        raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(LEAK_KINDS)}")
+    wanted = [kind for kind in LEAK_KINDS if kind in kinds]
+    datasets, left_out = {"a": a, "b": b}, {"a": a.bad, "b": b.bad}
+    corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
+    return Duplicates(corpus, {kind: _across(corpus, kind, a.num_shards) for kind in wanted})
+
+
+def _across(corpus: Corpus, kind: str, num_shards: int) -> PairNumbers:
+    """Return the pairs of one kind with one sample in each dataset.
+
+    Args:
+        corpus: Of both datasets.
+        kind: One of `LEAK_KINDS`.
+        num_shards: Of the first dataset.
+    """
+    entries = entries_of(corpus, kind)
+    num_first = sum(len(chunk) for chunk in entries.hashes[:num_shards])
+    if kind == "near":
+        hashes = np.concatenate([np.zeros((0, 32), np.uint8), *entries.hashes])
+        return numbers_of(entries, *match_with_first(near_pairs(hashes), num_first))
+    first, again = equal_to_first(entries.hashes)  # the first of a kind is in `a`, if any is
+    is_across = (first < num_first) & (again >= num_first)
+    return numbers_of(entries, first[is_across], again[is_across])

@@ -54,7 +54,6 @@ from mmstream.converting.rows.arrow import (
     iter_python_rows,
     named_splits,
 )
-from mmstream.converting.rows.coco import iter_coco, parse_coco
 from mmstream.converting.rows.detect import (
     HEAD_BYTES,
     RowKind,
@@ -63,8 +62,9 @@ from mmstream.converting.rows.detect import (
     refuse_wrong_kind,
     require_text_kind,
     text_kind,
+    warn_of_encoding,
+    write_utf8,
 )
-from mmstream.converting.rows.encodings import warn_of_encoding, write_utf8
 from mmstream.converting.rows.fetch import (
     SPLIT_ORDER,
     STDIN,
@@ -80,7 +80,6 @@ from mmstream.converting.rows.folders import (
     with_folder,
     with_media_prefix,
 )
-from mmstream.converting.rows.json_values import NotJSONError, write_lines
 from mmstream.converting.rows.records import (
     BOM,
     NumberedRow,
@@ -95,8 +94,14 @@ from mmstream.converting.rows.records import (
     text_row,
     write_spool,
 )
-from mmstream.converting.rows.tables import iter_table
-from mmstream.converting.rows.transcripts import iter_transcripts
+from mmstream.converting.rows.tables import (
+    NotJSONError,
+    iter_coco,
+    iter_table,
+    iter_transcripts,
+    parse_coco,
+    write_lines,
+)
 from mmstream.decoding.fields import is_json, json_object
 from mmstream.errors import ConfigError, escaped
 
