@@ -1,8 +1,6 @@
 """What a pipeline makes of a corpus, as a dataset of its own: decoded once, read every epoch.
 
 bake.py         `bake`: from a pipeline to a finished dataset; resumable; what it will take, and did
-destination.py  where it is written: begun, continued, committed
 fingerprint.py  what made it, in words: decoders, functions, source, libraries
 samples.py      the samples of a shard, decoded in order, in batches where a function takes them
-shard.py        one shard: from its samples to its report
 """

@@ -2,10 +2,13 @@
 
     dataset -> decoders, functions -> BAKE -> shards, index, manifest
 
-Each shard becomes one shard of the same name, with the same keys in the same order. A shard is
-committed by its report, as in a conversion, so a call that was killed goes on where it was. The
-manifest is written last. Before the first shard the log says how large the result will be.
-``mmstream bake --dry-run`` says it in more detail.
+Each shard becomes one shard of the same name, with the same keys in the same order. Tar, index,
+checksums and report of a shard are written in this order, each of them whole or not at all. A shard
+is committed by its report, as in a conversion, so a call that was killed goes on where it was.
+
+The marker and the fingerprint are written first: they say what is baked, and what continues it. The
+manifest commits the dataset; then the reports and the marker are removed. Before the first shard
+the log says how large the result will be. ``mmstream bake --dry-run`` says it in more detail.
 """
 
 from __future__ import annotations
@@ -13,31 +16,45 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import shutil
 import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any, BinaryIO, ClassVar, cast
 
+import msgspec
 import torch
 from tqdm import tqdm
 
 from mmstream.bad_samples.quarantine import FILTERED
-from mmstream.baking.destination import begin, finish, is_finished, open_destination
 from mmstream.baking.fingerprint import (
+    FINGERPRINT_NAME,
     fingerprint_of,
+    first_difference,
     settings_of,
 )
-from mmstream.baking.samples import BakedSample, Baker, BatchFunction
-from mmstream.baking.shard import (
-    BakeJob,
-    ShardReport,
-    begin_worker,
-    joined_files,
-    write_shard,
-)
+from mmstream.baking.samples import Baker, BatchFunction
+from mmstream.converting.report import REPORTS, report_name
+from mmstream.converting.shard import HashedFile, shard_sizes, write_indexes
+from mmstream.dataset.bad_list import BAD_NAME, write_bad
+from mmstream.dataset.checksums import checksums_name
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.manifest import Manifest
+from mmstream.dataset.files import require_files
+from mmstream.dataset.index import index_name
+from mmstream.dataset.index_writer import commit
+from mmstream.dataset.json_file import json_lines, read_json
+from mmstream.dataset.manifest import (
+    INDEX_PART_NAME,
+    MANIFEST_NAME,
+    MARKER_NAME,
+    Manifest,
+    ShardInfo,
+)
+from mmstream.dataset.readme import README_NAME
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.stored import (
@@ -51,9 +68,14 @@ from mmstream.display.markup import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline, collate_settings
 from mmstream.process_pool import run_in_processes
-from mmstream.storage import Store
-from mmstream.storage.write_lock import write_lock
+from mmstream.storage import RemoteStore, Store, open_store
+from mmstream.storage.new_file import remove_temporaries
+from mmstream.storage.side_by_side import sizes_of
+from mmstream.storage.urls import require_no_secret
+from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK, padded
+from mmstream.tar.samples import REFUSED_FIELD
+from mmstream.tar.writer import TarWriter
 from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked, shown
 
 logger = logging.getLogger(__name__)
@@ -195,8 +217,6 @@ def bake_into(
         command: What continues the call. The marker of an unfinished dataset holds it.
     """
     started = time.monotonic()
-    if num_workers < 0:
-        raise ConfigError(f"num_workers={num_workers}: must be 0 or more")
     store = open_destination(dest, baker.dataset)
     if store.url.startswith("memory://") and num_workers > 1:
         raise ConfigError(f"{store.url}: only this process has its memory://; use num_workers=1")
@@ -225,16 +245,14 @@ def _say_size(store: Store, expected: BakeEstimate, num_workers: int) -> None:
     folder = store.local_path("")
     if folder is None:
         return
-    free = shutil.disk_usage(_existing(Path(folder))).free
+    path = Path(folder).absolute()
+    existing = next(path for path in (path, *path.parents) if path.exists())
+    free = shutil.disk_usage(existing).free
     if expected.num_bytes > free:
         logger.warning(
             "%s: the baked dataset takes about %.3g GB, and the disk has %.3g GB free",
             *(store.url, expected.num_bytes / 1e9, free / 1e9),
         )
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardReport]:
@@ -504,7 +522,7 @@ def estimate(baker: Baker, num_samples: int) -> BakeEstimate:
         begin = time.monotonic()
         for sample in baker.samples(shard, min(each, num_samples - num_tried)):
             num_tried += 1
-            tried_bytes += _tar_bytes(sample)
+            tried_bytes += sum(BLOCK + padded(len(data)) for data in sample.members.values())
             num_bad += bool(sample.kind)
             if sample.kind and sample.kind != FILTERED:
                 reasons.append(sample.reason)
@@ -522,5 +540,233 @@ def estimate(baker: Baker, num_samples: int) -> BakeEstimate:
     )
 
 
-def _tar_bytes(sample: BakedSample) -> int:
-    return sum(BLOCK + padded(len(data)) for data in sample.members.values())
+def open_destination(dest: str, source: Dataset) -> Store:
+    """Return the store of a destination; nothing is read or written.
+
+    Raises:
+        ConfigError: It is the source, or a file, or its URL holds a secret.
+    """
+    require_no_secret(dest)
+    store = open_store(dest)
+    if _real_folder(store) in map(_real_folder, (source.store, source.index_store)):
+        raise ConfigError(f"{store.url}: is the source; name another destination")
+    folder = store.local_path("")
+    if folder is not None and Path(folder).is_file():
+        raise ConfigError(f"{store.url}: is a file, not a folder; name another folder")
+    return store
+
+
+def _real_folder(store: Store) -> str:
+    """Return what two names of one folder or prefix have in common."""
+    folder = store.local_path("")
+    return store.url.rstrip("/") if folder is None else os.path.realpath(folder)
+
+
+def is_finished(store: Store, settings: dict[str, Any]) -> bool:
+    """Tell whether an earlier call wrote the dataset.
+
+    Raises:
+        ConfigError: There is something else.
+        ManifestError: A file is damaged.
+    """
+    require_files(store)
+    names = store.list().keys()
+    if MARKER_NAME in names:
+        marker = read_json(store, MARKER_NAME)
+        if "bake" not in marker:
+            raise _holds_something_else(store)
+        _require_same(store, marker["bake"], settings, is_finished=MANIFEST_NAME in names)
+        if MANIFEST_NAME not in names:
+            return False
+        _clean_up(store)  # killed behind its last write
+        return True
+    if MANIFEST_NAME in names:
+        if "bake" not in Manifest.read(store).source or FINGERPRINT_NAME not in names:
+            raise _holds_something_else(store)
+        saved = read_json(store, FINGERPRINT_NAME).get("settings")
+        _require_same(store, saved, settings, is_finished=True)
+        return True
+    if names:
+        raise _holds_something_else(store)
+    return False
+
+
+def _holds_something_else(store: Store) -> ConfigError:
+    return ConfigError(f"{store.url}: holds something else; give an empty folder or prefix")
+
+
+def _require_same(store: Store, saved: Any, present: dict[str, Any], *, is_finished: bool) -> None:
+    if difference := first_difference(saved, present):
+        content = "a dataset" if is_finished else "an unfinished dataset"
+        advice = "Name" if is_finished else "Undo that to finish it, name"
+        raise ConfigError(
+            f"{store.url}: holds {content} that was baked otherwise: {escaped(difference, 600)}. "
+            f"{advice} another destination, or empty this one"
+        )
+
+
+def begin(store: Store, dataset: Dataset, settings: dict[str, Any], command: str) -> None:
+    """Write the marker and the fingerprint. Before, remove what killed calls left."""
+    _remove_temporary_files(store, dataset)
+    if not store.exists(MARKER_NAME):
+        store.write(MARKER_NAME, json_lines({"command": command, "bake": settings}))
+    content = {"fingerprint": fingerprint_of(settings), "settings": settings}
+    store.write(FINGERPRINT_NAME, json_lines(content))
+
+
+def _remove_temporary_files(store: Store, dataset: Dataset) -> None:
+    shards = [shard.name for shard in dataset.manifest.shards]
+    names = [
+        *(name for shard in shards for name in (shard, index_name(shard), checksums_name(shard))),
+        *map(report_name, shards),
+        *(MARKER_NAME, MANIFEST_NAME, FINGERPRINT_NAME, BAD_NAME, README_NAME),
+    ]
+    folder = store.local_path("")
+    if folder is not None:
+        by_parent: dict[str, list[str]] = {}
+        for name in names:
+            parent, _, file = name.rpartition("/")
+            by_parent.setdefault(parent, []).append(re.escape(file))
+        by_parent[""].append(INDEX_PART_NAME.pattern)
+        for parent, files in by_parent.items():
+            remove_temporaries(Path(folder, parent), "|".join(files))
+    if isinstance(store, RemoteStore):
+        store.remove_uploads("|".join([*map(re.escape, names), INDEX_PART_NAME.pattern]))
+
+
+def finish(
+    store: Store,
+    source: Dataset,
+    reports: Sequence[ShardReport],
+    content: BakedContent,
+    lock: WriteLock,
+) -> None:
+    """Write the bad list, the index and the manifest, which commits the dataset."""
+    fields = {name: file.num_samples for name, file in content.files.items()}
+    if content.num_bad:
+        fields[REFUSED_FIELD] = content.num_bad
+    manifest = Manifest(
+        tuple(report.info for report in reports),
+        fields=fields,
+        source={"by": "mmstream bake", "bake": msgspec.to_builtins(content)},
+        checksums="written",
+    )
+    lock.require()
+    write_bad(Dataset(manifest, store), source.bad)
+    commit(store, manifest)
+    _clean_up(store)
+
+
+def _clean_up(store: Store) -> None:
+    """Remove what a finished dataset does not need. The marker goes last."""
+    for shard in Manifest.read(store).shards:
+        store.remove(report_name(shard.name))
+    root = store.local_path(REPORTS)
+    if root is not None:
+        folders = [path for path in Path(root).rglob("*") if path.is_dir()]
+        for folder in [*sorted(folders, reverse=True), Path(root)]:
+            with suppress(OSError):  # it holds other files
+                folder.rmdir()
+    store.remove(MARKER_NAME)
+
+
+class ShardReport(msgspec.Struct, frozen=True):
+    """The result of one shard."""
+
+    info: ShardInfo
+    files: dict[str, StoredFile]
+    num_bad: int
+    """Samples that the pipeline refused, those of `num_left_out` among them."""
+    num_left_out: int
+    first_reason: str
+    """Why the first of them was refused that is no `num_left_out`."""
+    reused: bool = False
+    """True: an earlier call wrote the shard. Not stored."""
+
+
+@dataclass(frozen=True)
+class BakeJob:
+    """What a process needs to write any shard."""
+
+    baker: Baker
+    store: Store
+    lock: WriteLock
+
+
+class _Worker:
+    """What a process keeps between its shards: a tokenizer takes megabytes, so it is sent once."""
+
+    job: ClassVar[BakeJob]
+
+    @classmethod
+    def begin(cls, job: BakeJob | bytes) -> None:
+        """Take over the work."""
+        cls.job = pickle.loads(job) if isinstance(job, bytes) else job
+
+
+begin_worker = _Worker.begin
+
+
+def write_shard(shard: int) -> ShardReport:
+    """Write one shard, unless an earlier call did; see `Baker.samples` for what it raises."""
+    job = _Worker.job
+    name = job.baker.dataset.name_of(shard)
+    report = _committed_report(job, name)
+    return (
+        _write_shard(job, shard, name)
+        if report is None
+        else msgspec.structs.replace(report, reused=True)
+    )
+
+
+def joined_files(
+    files: dict[str, StoredFile], others: dict[str, StoredFile]
+) -> dict[str, StoredFile]:
+    """Return what is known of the files of two groups of samples.
+
+    Raises:
+        ConfigError: A file is not the same in both.
+    """
+    joined = dict(files)
+    for name, file in others.items():
+        joined[name] = joined[name].joined(name, file) if name in joined else file
+    return joined
+
+
+def _committed_report(job: BakeJob, name: str) -> ShardReport | None:
+    """Return the report of a shard that an earlier call wrote, if its files are all there."""
+    try:
+        report = msgspec.json.decode(job.store.read(report_name(name)), type=ShardReport)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+    sizes = shard_sizes(report.info)
+    return report if sizes_of(job.store, sizes) == list(sizes.values()) else None
+
+
+def _write_shard(job: BakeJob, shard: int, name: str) -> ShardReport:
+    files: dict[str, StoredFile] = {}
+    kinds: Counter[str] = Counter()
+    first_reason = ""
+    with job.store.create(name) as file, HashedFile(file) as hashed:
+        writer = TarWriter(cast(BinaryIO, hashed))
+        for sample in job.baker.samples(shard):
+            try:
+                files = joined_files(files, sample.files)
+            except ConfigError as error:
+                raise ConfigError(f"{name} {sample.key}: {error}") from None
+            writer.add(sample.key, sample.members)
+            if sample.kind:
+                kinds[sample.kind] += 1
+                if sample.kind != FILTERED:
+                    first_reason = first_reason or sample.reason
+        writer.close()
+        sha256 = hashed.close()
+        job.lock.require()
+    write_indexes(job.store, name, writer.offsets, writer.checksums)
+    info = ShardInfo(name, len(writer.offsets) - 1, writer.num_bytes, sha256)
+    report = ShardReport(info, files, kinds.total(), kinds[FILTERED], first_reason)
+    stored = msgspec.to_builtins(report)
+    del stored["reused"]
+    job.lock.require()
+    job.store.write(report_name(name), msgspec.json.encode(stored) + b"\n")
+    return report

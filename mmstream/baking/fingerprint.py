@@ -23,7 +23,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import tensor_bytes
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.measuring.lengths import core_without_limits
+from mmstream.measuring.measure import core_without_limits
 from mmstream.pipeline import Pipeline
 
 FINGERPRINT_NAME = "mmstream.bake.json"
@@ -173,7 +173,8 @@ def _sha256(data: bytes) -> str:
 def _plain(value: Any) -> Any:
     """Return a value in plain JSON types. Equal settings give equal values in every process."""
     if value is None or isinstance(value, bool | int | float | str):
-        return _in_utf8(value) if isinstance(value, str) else value
+        # Half of a surrogate pair has no UTF-8 form.
+        return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
     if isinstance(value, bytes):
         return _sha256(value)
     if isinstance(value, np.ndarray):
@@ -196,11 +197,6 @@ def _plain(value: Any) -> Any:
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {"type": _name(type(value)), **_fields(value)}
     return _plain_function(value)
-
-
-def _in_utf8(text: str) -> str:
-    r"""Return a text that has a UTF-8 form: half of a surrogate pair becomes ``\ud800``."""
-    return text.encode("utf-8", "backslashreplace").decode()
 
 
 def _fields(value: Any) -> dict[str, Any]:

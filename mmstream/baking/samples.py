@@ -2,7 +2,7 @@
 
     shard -> raw samples -> decoders, functions -> BATCH FUNCTION -> files of a sample
 
-Place in the flow: `shard.py` writes what comes out. Samples go through `RowDecoder`, as those of a
+Place in the flow: `bake.py` writes what comes out. Samples go through `RowDecoder`, as those of a
 step do, so that they are what training would see.
 """
 
@@ -82,7 +82,9 @@ class _Decoded(NamedTuple):
     @property
     def content(self) -> Any:
         """What two decodings of a sample have in common."""
-        return self.reason if self.sample is None else _data_of(self.sample)
+        if self.sample is None:
+            return self.reason
+        return {name: data for name, (data, _) in encode_sample(self.sample).items()}
 
 
 @dataclass(frozen=True)
@@ -319,10 +321,6 @@ def _require_same(sample: Sample, encoded: Mapping[str, tuple[bytes, StoredFile]
             f"field {escaped(repr(name))}: a {kind} would not come back as it is: make it a plain "
             "array, tensor, text, number, list or dict"
         )
-
-
-def _data_of(sample: Sample) -> dict[str, bytes]:
-    return {name: data for name, (data, _) in encode_sample(sample).items()}
 
 
 def _differing_name(one: _Decoded, other: _Decoded) -> str:

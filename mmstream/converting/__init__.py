@@ -9,11 +9,9 @@
     formats/        3. one row -> a `Draft`, the same shape for every format
     draft.py           the `Draft`, and the samples that it gives
     media/          4. the bytes of the row's media
-    shard.py        5. tar, index and report of one shard, and its live counts
+    shard.py        5. tar, index and report of one shard; the progress bar
     sidecar.py      a Parquet file of what each shard holds
     report.py       what the rows became, in numbers; the rows that became no sample
-    unwarned.py     warnings about pictures kept off the screen
-    progress.py     the progress bar
     engines.py      several shards at a time: worker processes, or tasks of Ray
     quality/        what a corpus holds twice
     destination.py  before the first shard and after the last: locks, marker, rejects, manifest

@@ -29,6 +29,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +55,12 @@ from mmstream.converting.outputs import (
     finish_output,
     jobs_of,
     locked_outputs,
+    mark_duplicates,
     num_ranks,
-    num_rows_of_jobs,
+    shards_of,
+    warn_of_leaks,
 )
 from mmstream.converting.plan import num_shards, shard_name
-from mmstream.converting.progress import Progress
-from mmstream.converting.quality.after import mark_duplicates, warn_of_leaks
 from mmstream.converting.report import (
     REJECTS_NAME,
     REPORTS,
@@ -67,15 +68,17 @@ from mmstream.converting.report import (
     MediaCount,
     Reject,
     RejectGroup,
-    first_rejects,
+    RowCounts,
+    all_rejects,
+    joined_groups,
     read_report,
     report_name,
-    total_report,
+    total_counts,
 )
 from mmstream.converting.rows.open import Rows, file_names, input_urls, media_folder, open_rows
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
-from mmstream.converting.shard import ShardReport, files_of
+from mmstream.converting.shard import Progress, ShardReport, files_of
 from mmstream.dataset.facts import write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
@@ -332,7 +335,6 @@ def convert(
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
     command = _command(rows, dest, media_root, access, options)
-    reports: dict[str | None, ConvertReport] = {}
     rows_root = root if media_root is None else None
     with open_rows(rows, options.row_options, rows_root) as source, ExitStack() as locks:
         if isinstance(source, SampleSource):
@@ -346,21 +348,11 @@ def convert(
         for output in outputs:
             begin_output(output, root, command)
         shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
-        num_pairs: dict[str, int] = {}
-        num_dropped = 0
-        if work.shard_range is None:
-            require_samples(outputs, shard_reports, root)
-            num_pairs, num_dropped = mark_duplicates(outputs, shard_reports, progress)
-        for output in outputs:
-            finish_output(output, shard_reports[output.split])
-            seconds = time.monotonic() - started
-            reports[output.split] = report_of(output, shard_reports[output.split], seconds)
+        report = _finish(outputs, shard_reports, root, progress, started)
         _write_missing_facts(outputs, work, progress)
     warn_of_leaks(outputs, progress)
-    report = reports[None] if None in reports else total_of(reports, started)
-    report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
     if work.shard_range is None:
-        warn_of_rejects(report, max_rejects, dest)
+        _warn_of_rejects(report, max_rejects, dest)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
         dest,
@@ -371,6 +363,28 @@ def convert(
         report.mb_per_s,
     )
     return report
+
+
+def _finish(
+    outputs: list[Output],
+    shard_reports: dict[str | None, list[ShardReport]],
+    root: str | None,
+    progress: bool,
+    started: float,
+) -> ConvertReport:
+    """Make datasets of shards, unless they are a range, and return what this call did."""
+    num_pairs: dict[str, int] = {}
+    num_dropped = 0
+    if outputs[0].work.shard_range is None:
+        _require_samples(outputs, shard_reports, root)
+        num_pairs, num_dropped = mark_duplicates(outputs, shard_reports, progress)
+    reports: dict[str | None, ConvertReport] = {}
+    for output in outputs:
+        finish_output(output, shard_reports[output.split])
+        seconds = time.monotonic() - started
+        reports[output.split] = _report_of(output, shard_reports[output.split], seconds)
+    report = reports[None] if None in reports else _total_of(reports, started)
+    return replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
 
 
 def _require_one_process(rerun: Rerun) -> None:
@@ -438,7 +452,7 @@ def _write_shards(
     split_of_url = {output.store.url: output.split for output in outputs}
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
     jobs = (job for output in outputs for job in jobs_of(output, source, options, access))
-    num_rows = sum(num_rows_of_jobs(output) for output in outputs)
+    num_rows = sum(len(rows) for output in outputs for _, rows in shards_of(output))
     with Progress(num_rows, progress) as bar:
         jobs = (replace(job, progress_folder=bar.folder) for job in jobs)
         for url, report in run_jobs(jobs):
@@ -449,7 +463,7 @@ def _write_shards(
     return {split: sorted(shards, key=_shard_order) for split, shards in reports.items()}
 
 
-def require_samples(
+def _require_samples(
     outputs: list[Output], reports: dict[str | None, list[ShardReport]], root: str | None
 ) -> None:
     """Refuse to finish datasets that would all be empty. Their rejects stay."""
@@ -460,7 +474,7 @@ def require_samples(
         give_up(output.store, reports[output.split])
     num_rejects = sum(report.num_rejects for shards in reports.values() for report in shards)
     store = next(output.store for output in outputs if len(output.rows))
-    first = first_rejects(store, 1)[0]
+    first = next(all_rejects(store))
     hint = ""
     if "no such file" in first.reason or "outside the media root" in first.reason:
         hint = f". Media paths are relative to {root}; name another folder with media_root="
@@ -478,7 +492,7 @@ def _shard_order(report: ShardReport) -> tuple[int, str]:
     return len(report.name), report.name  # from shard-1000000.tar on, names are longer
 
 
-def report_of(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
+def _report_of(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
     """Return the report of one dataset, from its manifest and the shards of this call."""
     if output.work.shard_range is not None and output.state != "finished":
         return _report_of_range(shards, seconds)
@@ -529,7 +543,7 @@ def check_max_rejects(max_rejects: float) -> None:
         )
 
 
-def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
+def _warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
     """Warn if a finished conversion rejected more rows than were allowed."""
     if report.has_more_rejects_than(max_rejects):
         logger.warning(
@@ -540,24 +554,26 @@ def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> Non
         )
 
 
-def total_of(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
+def _total_of(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
     """Return the sums over all splits."""
     sums: dict[str, Any] = {
         f.name: sum(getattr(report, f.name) for report in reports.values())
         for f in fields(ConvertReport)
         if f.type == "int"
     }
-    facts = _facts(total_report(map(_corpus_report, reports.values())))
+    counts = total_counts(
+        RowCounts(report.formats, report.unread_keys, report.media) for report in reports.values()
+    )
     return ConvertReport(
-        **{**sums, **facts},
+        **sums,
         seconds=time.monotonic() - started,
         was_finished=all(report.was_finished for report in reports.values()),
+        formats=counts.formats,
+        unread_keys=counts.unread_keys,
+        media=counts.media,
+        reject_kinds=joined_groups(chain(*(report.reject_kinds for report in reports.values()))),
         splits={split: report for split, report in reports.items() if split is not None},
     )
-
-
-def _corpus_report(report: ConvertReport) -> CorpusReport:
-    return CorpusReport(**{f.name: getattr(report, f.name) for f in fields(CorpusReport)})
 
 
 def _command(
@@ -604,7 +620,9 @@ def _command(
 
 MAX_ROWS = 10_000
 """Rows that are looked through. Usually the first one has all columns."""
-_MAX_NAMED = 20
+
+MAX_NAMED = 20
+"""Columns, or ranges of missing shards, that a message names."""
 
 
 def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> None:
@@ -629,18 +647,14 @@ def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> No
     if first is None:
         return  # each row is a reject that says why, or a sample already
     number, names = first
-    shown = ", ".join(escaped(name, 60) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED:,} others" if len(names) > _MAX_NAMED else ""
+    shown = ", ".join(escaped(name, 60) for name in names[:MAX_NAMED])
+    more = f" and {len(names) - MAX_NAMED:,} others" if len(names) > MAX_NAMED else ""
     of_first = f" of the first {MAX_ROWS:,}" if source.num_rows > MAX_ROWS else ""
     missing = ", ".join(f"{theirs} (as {ours})" for theirs, ours in absent.items())
     raise ConfigError(
         f"columns: no row{of_first} has the column {escaped(missing, 200)}; row {number:,} has "
         f"{shown}{more}"
     )
-
-
-MAX_NAMED = 20
-"""Ranges of missing shards that a message names."""
 
 
 @checked()
@@ -686,7 +700,7 @@ def finalize(
     dest = os.fspath(dest)
     require_no_secret(dest)
     check_max_rejects(max_rejects)
-    if splits is not None and (not splits or _has_twins(splits)):
+    if splits is not None and (not splits or len(set(splits)) < len(splits)):
         raise ConfigError(f"splits={splits!r}: name all of them with splits=, each once")
     store = open_store(dest)
     with ExitStack() as locks:
@@ -702,22 +716,10 @@ def finalize(
             split: [report for report in shards.values() if report is not None]
             for split, shards in reports.items()
         }
-        require_samples(outputs, written, None)
-        num_pairs, num_dropped = mark_duplicates(outputs, written, progress=False)
-        results: dict[str | None, ConvertReport] = {}
-        for output in outputs:
-            finish_output(output, written[output.split])
-            seconds = time.monotonic() - started
-            results[output.split] = report_of(output, [], seconds)
+        report = _finish(outputs, written, None, False, started)
     warn_of_leaks(outputs, progress=False)
-    report = results[None] if splits is None else total_of(results, started)
-    report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
-    warn_of_rejects(report, max_rejects, dest)
+    _warn_of_rejects(report, max_rejects, dest)
     return report
-
-
-def _has_twins(names: Sequence[str]) -> bool:
-    return len(set(names)) != len(names)
 
 
 def _output(store: Store, split: str | None, locks: ExitStack) -> Output:
@@ -776,7 +778,7 @@ def _reports(output: Output) -> dict[int, ShardReport | None]:
             report = msgspec.json.decode(output.store.read(report_name(name)), type=ShardReport)
         except msgspec.MsgspecError:
             return None
-        return report if files_of(report).items() <= sizes.items() else None
+        return replace(report, reused=True) if files_of(report).items() <= sizes.items() else None
 
     shards = output.shards
     return dict(zip(shards, map_requests(output.store, read, shards), strict=True))
@@ -857,16 +859,15 @@ def dry_run(
         try:
             report = convert(rows, store.url, samples_per_shard=1, sidecar=False, **used)
         except MMStreamError:
-            rejects = _rejects(store)
-            if not rejects:
+            if not store.exists(REJECTS_NAME):
                 raise  # not for lack of samples
-            return [DryRow(i + 1, "", (), (), reject) for i, reject in enumerate(rejects)]
+            return [DryRow(i, "", (), (), reject) for i, reject in enumerate(all_rejects(store), 1)]
         return list(_rows(store, report.num_rows))
 
 
 def _rows(store: Store, num_rows: int) -> Iterator[DryRow]:
     dataset = open_dataset(store.url)
-    rejects = iter(_rejects(store))
+    rejects = all_rejects(store)
     start = 0
     for i in range(num_rows):
         shard = msgspec.json.decode(store.read(report_name(shard_name(i))), type=ShardReport)
@@ -880,14 +881,6 @@ def _rows(store: Store, num_rows: int) -> Iterator[DryRow]:
 def _fields(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return a sample without its shard, which a conversion would not write."""
     return {name: value for name, value in sample.items() if name not in ("__url__", "__lineage__")}
-
-
-def _rejects(store: Store) -> list[Reject]:
-    try:
-        lines = store.read(REJECTS_NAME).splitlines()
-    except FileNotFoundError:
-        return []
-    return [msgspec.json.decode(line, type=Reject) for line in lines]
 
 
 @contextmanager

@@ -55,7 +55,7 @@ from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.files import require_files
 from mmstream.dataset.index_tars import MAX_PARTS
-from mmstream.dataset.index_writer import write_part
+from mmstream.dataset.index_writer import commit, write_part
 from mmstream.dataset.json_file import json_lines, read_json
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
@@ -64,7 +64,7 @@ from mmstream.dataset.manifest import (
     Manifest,
     ShardInfo,
 )
-from mmstream.dataset.readme import README_NAME, write_readme
+from mmstream.dataset.readme import README_NAME
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import RemoteStore, Store, is_remote, open_store
 from mmstream.storage.new_file import remove_temporaries
@@ -151,7 +151,8 @@ def _is_owned(url: str, folder: Store, owned: str) -> bool:
 
 def _same_file(paths: Sequence[str], folder: str, owned: str) -> str | None:
     """Return the path that an owned name in a folder leads to, or that is the folder itself."""
-    by_inode = {status.st_ino: (path, status) for path in paths for status in [_status(path)]}
+    statuses = {path: Path(local_path(path)).stat() for path in paths}
+    by_inode = {status.st_ino: (path, status) for path, status in statuses.items()}
     try:
         entries = os.scandir(folder)
         at_folder = by_inode.get(os.stat(folder).st_ino)  # noqa: PTH116
@@ -170,10 +171,6 @@ def _same_file(paths: Sequence[str], folder: str, owned: str) -> str | None:
                     if known is not None and os.path.samestat(known, status):
                         return path
     return None
-
-
-def _status(path: str) -> os.stat_result:
-    return Path(local_path(path)).stat()
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
@@ -278,11 +275,8 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
     """Write ``rejects.jsonl``, ``report.json``, the index, the manifest; remove the marker."""
     _write_rejects(store, reports)
     manifest = manifest_of(plan, reports)
-    _write_report(store, manifest, reports)
-    part = write_part(store, manifest, 0, len(manifest.shards) - 1)
-    manifest = replace(manifest, index_parts=(part,) if part else ())
-    write_readme(store)
-    store.write(MANIFEST_NAME, manifest.to_bytes())
+    write_report(store, manifest, (report.counts for report in reports))
+    commit(store, manifest)
     store.remove(MARKER_NAME)
 
 
@@ -311,7 +305,7 @@ def finish_retry(store: Store, reports: Sequence[ShardReport]) -> None:
     all_reports = [*_earlier_reports(store, old), *reports]
     fields = dict(_fields(all_reports))
     manifest = replace(old, shards=(*old.shards, *shards), fields=fields, source=source)
-    _write_report(store, manifest, all_reports)
+    write_report(store, manifest, (report.counts for report in all_reports))
     parts = old.index_parts if len(old.index_parts) < MAX_PARTS else ()
     first = parts[-1].last_shard + 1 if parts else 0
     part = write_part(store, manifest, first, len(manifest.shards) - 1)
@@ -334,18 +328,6 @@ def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:
             ) from None
 
     return map_requests(store, read, range(count))
-
-
-def _write_report(store: Store, manifest: Manifest, reports: Sequence[ShardReport]) -> None:
-    write_report(
-        store,
-        (report.counts for report in reports),
-        num_rows=manifest.source["num_rows"],
-        num_samples=manifest.num_samples,
-        num_rejects=manifest.source["num_rejects"],
-        num_shards=len(manifest.shards),
-        num_bytes=manifest.num_bytes,
-    )
 
 
 def remove_shards(store: Store, shards: Sequence[str]) -> None:

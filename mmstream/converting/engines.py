@@ -203,7 +203,9 @@ def _drain(
     running: dict[Any, ShardJob] = {}
     try:
         while True:
-            limit = num_workers or _default_limit(ray)
+            # The cluster may grow and shrink.
+            num_cpus = int(ray.cluster_resources().get("CPU", 1))
+            limit = num_workers or max(2, TASKS_PER_CPU * num_cpus)
             for job in islice(jobs, max(0, limit - len(running))):
                 task_of_job = task.remote(_portable(job), job.media.plan(), num_workers is None)
                 running[task_of_job] = job
@@ -219,11 +221,6 @@ def _drain(
         # Ctrl-C, or a task failed: nobody waits for the other shards.
         for reference in running:
             ray.cancel(reference, force=True)
-
-
-def _default_limit(ray: Any) -> int:
-    """Return the tasks in flight for the cluster as it is now. It may grow and shrink."""
-    return max(2, TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
 
 
 def _portable(job: ShardJob) -> ShardJob:

@@ -7,23 +7,20 @@ the tar, its index, the checksums of its samples, its facts where they are asked
 its rejects and its report, in this order, each of them whole or not at all. The report commits the
 shard: with a report, and the others of the right size, the shard is finished.
 
-A file that is written and hashed by a thread of its own, a block at a time.
+To hash a tar takes about as long as to read its media. Both release Python's lock, so a thread
+writes and hashes it while the next media are read. At most `MAX_WAITING` blocks are in memory.
 
-    tar writer -> HASHED FILE -> storage
+Samples of another dataset: by default all of their fields are taken byte for byte. Where media are
+checked or changed, their images, audios and videos are media of a `Draft`, as those of a row are.
 
-To hash a tar takes about as long as to read its media. Both release Python's lock, so the thread
-does it while the next media are read. At most `MAX_WAITING` blocks are in memory.
+The progress bar says rows a second, megabytes a second, time left, rejects:
 
-Counts of the rows that a process has converted so far, for the progress bar of another one.
+    shard (any process) -> a small file of counts -> PROGRESS (a thread) -> the terminal
 
-shard -> LIVE COUNTS -> progress
-
-Samples of another dataset on their way into a new one.
-
-tars -> STORED SAMPLES -> drafts -> media -> shard
-
-By default all of their fields are taken byte for byte. Where media are checked or changed, their
-images, audios and videos are media of a `Draft`, as those of a row are.
+A shard may take an hour where its media are downloaded, so the bar counts rows and not shards. Each
+process that writes shards has a mapped file of three numbers, and adds to them row by row. The main
+process reads them a few times a second. Processes on other machines have no such file; their rows
+are counted when their shard is done.
 """
 
 from __future__ import annotations
@@ -31,17 +28,20 @@ from __future__ import annotations
 import hashlib
 import mmap
 import os
+import tempfile
+import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping, MutableSequence, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
 from typing import BinaryIO, cast
 
 import msgspec
+import numpy as np
+from tqdm import tqdm
 
 from mmstream.converting.draft import (
     Draft,
@@ -325,15 +325,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
         )
         _require_expected(job, report)
         job.lock.require()
-    index = encode_index(writer.offsets)
-    small_files = [
-        (index_name(job.name), index),
-        (checksums_name(job.name), encode_checksums(writer.checksums, index)),
-    ]
-    if facts is not None:
-        data = facts.close(job.name, writer.offsets, writer.checksums)
-        small_files.append((facts_name(job.name), data))
-    map_requests(job.store, lambda file: job.store.write(*file), small_files)
+    write_indexes(job.store, job.name, writer.offsets, writer.checksums, facts)
     written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
     name = _wrong_size(job.store, shard_sizes(written))
     if name is not None:
@@ -343,6 +335,29 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             "again; if this comes again, convert to a folder and copy that"
         )
     return report
+
+
+def write_indexes(
+    store: Store,
+    shard: str,
+    offsets: Sequence[int],
+    checksums: Sequence[int],
+    facts: FactsWriter | None = None,
+) -> None:
+    """Write the small files beside a tar: its index, the checksums of its samples, their facts.
+
+    Args:
+        store: Holds the tar.
+        shard: Its name.
+        offsets: Of its samples, and behind the last one.
+        checksums: Of its samples.
+        facts: Of its samples. None: they are not written.
+    """
+    index = encode_index(offsets)
+    files = {index_name(shard): index, checksums_name(shard): encode_checksums(checksums, index)}
+    if facts is not None:
+        files[facts_name(shard)] = facts.close(shard, offsets, checksums)
+    map_requests(store, lambda file: store.write(*file), files.items())
 
 
 def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
@@ -444,12 +459,7 @@ class HashedFile:
     def __enter__(self) -> HashedFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def write(self, data: bytes) -> int:
@@ -522,3 +532,73 @@ def media_of(fields: Mapping[str, bytes]) -> list[Media]:
         for name, data in fields.items()
         if kind_of(name) is not None
     ]
+
+
+INTERVAL_S = 0.25
+
+
+class Progress:
+    """A progress bar on the terminal. A context manager.
+
+    Args:
+        num_rows: Rows of all shards.
+        is_shown: Whether there is a bar. It is shown on a terminal only.
+    """
+
+    def __init__(self, num_rows: int, is_shown: bool) -> None:
+        self._bar = tqdm(
+            total=num_rows, unit="row", desc="convert", disable=None if is_shown else True
+        )
+        self._stack = ExitStack()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._written = np.zeros(3, np.int64)  # rows, rejects, bytes of finished shards
+        self._num_kept = 0
+        self.folder: str | None = None
+        """Where processes put their counts. None: nothing is shown, so nothing is counted."""
+
+    def __enter__(self) -> Progress:
+        self._stack.enter_context(self._bar)
+        if not self._bar.disable:
+            folder = tempfile.TemporaryDirectory(prefix="mmstream-progress-")
+            self.folder = self._stack.enter_context(folder)
+            thread = threading.Thread(target=self._watch, name="mmstream-progress", daemon=True)
+            thread.start()
+            self._stack.callback(thread.join)
+            self._stack.callback(self._ended.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def finish_shard(self, report: ShardReport) -> None:
+        """Count a shard that is done. The rows of one that an earlier call wrote took no time."""
+        with self._lock:
+            if report.reused:
+                self._num_kept += report.num_rows
+            else:
+                self._written += (report.num_rows, report.num_rejects, report.num_bytes)
+        self._show()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._show()
+
+    def _show(self) -> None:
+        """Draw the bar. Rows of shards in work are counted by their processes."""
+        if self.folder is None:
+            return
+        with self._lock:
+            counted = sum((_counts(path) for path in Path(self.folder).iterdir()), np.zeros(3))
+            rows, rejects, num_bytes = np.maximum(self._written, counted).astype(int).tolist()
+            bar = self._bar
+            bar.initial = self._num_kept  # the rate is that of the rows that this call wrote
+            bar.n = max(bar.n, min(self._num_kept + rows, bar.total))
+            elapsed = bar.format_dict["elapsed"] or 0
+            rate = num_bytes / 1e6 / elapsed if elapsed else 0.0
+            bar.set_postfix_str(f"{rate:.1f} MB/s, {rejects:,} rejected")
+
+
+def _counts(path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    data = path.read_bytes()
+    return np.frombuffer(data, np.int64) if len(data) == 24 else np.zeros(3, np.int64)

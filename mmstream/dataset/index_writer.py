@@ -6,12 +6,29 @@ import tempfile
 from dataclasses import replace
 
 from mmstream.dataset.index_part import PartWriter, tar_checksum
-from mmstream.dataset.manifest import IndexPart, Manifest
+from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest
+from mmstream.dataset.readme import write_readme
 from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.storage import Store
 
 MAX_SHARDS_AT_ONCE = 128
 """Shards whose files are read side by side: 4 MB where shards have 5,000 samples."""
+
+
+def commit(store: Store, manifest: Manifest) -> None:
+    """Write the index in one part, ``README.md``, and last the manifest: it says that all is there.
+
+    Args:
+        store: Holds the shards and the files beside them.
+        manifest: Names the shards.
+
+    Raises:
+        ShardError, StorageError, OSError: As `write_part`.
+    """
+    part = write_part(store, manifest, 0, len(manifest.shards) - 1)
+    write_readme(store)
+    parts = () if part is None else (part,)
+    store.write(MANIFEST_NAME, replace(manifest, index_parts=parts).to_bytes())
 
 
 def write_part(

@@ -1,7 +1,7 @@
 """Lengths of all samples of a corpus, counted by the decoders of training, and its plan of packs.
 
-    lengths.py    samples -> tokens, labels, pictures, patches, seconds; what decides them, in words
-    measure.py    all shards of a corpus -> a measure, in processes, restartable
+    measure.py    samples -> tokens, labels, pictures, patches, seconds; of all shards of a corpus,
+                  in processes, restartable
     plan.py       `mm.plan`: the pipeline of a run -> its measure -> its plan
     find_plan.py  the plan of a pipeline, found by its name and checked
 

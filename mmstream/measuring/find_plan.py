@@ -25,8 +25,14 @@ from mmstream.dataset.positions import refs_at
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.substitute import Transform
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.measuring.lengths import Counter, differing_settings
-from mmstream.measuring.measure import Work, changed_sample, changed_text, rows_to_check
+from mmstream.measuring.measure import (
+    Counter,
+    Work,
+    changed_sample,
+    changed_text,
+    differing_settings,
+    rows_to_check,
+)
 from mmstream.order.permute import stream_key
 from mmstream.packing.measure_file import settings_digest
 from mmstream.packing.mixture_order import MixturePackOrder

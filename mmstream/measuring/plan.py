@@ -19,8 +19,7 @@ from mmstream.decoding.decode import Decode
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.machine import num_cores
 from mmstream.measuring.find_plan import misfit, plan_name, seed_of_source
-from mmstream.measuring.lengths import Counter
-from mmstream.measuring.measure import Work, measure
+from mmstream.measuring.measure import Counter, Work, measure
 from mmstream.packing.measure_file import Measure, settings_digest
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
 from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder, write_plan
@@ -198,12 +197,14 @@ def _plan_work(
     if words is not None:  # a call that is killed now goes on without it
         open_store(target).remove(PLAN_NAME)
     measured = measure(work, root, num_workers, progress, is_anew=words is not None)
+    if num_workers is None:
+        num_workers = min(num_cores(), measured.num_samples // MIN_SAMPLES_OF_A_PROCESS)
     packed = make_plan(
         measured,
         limits,
         bad=work.dataset.bad,
         previous=None if overwrite else previous,
-        num_workers=_num_planners(measured) if num_workers is None else num_workers,
+        num_workers=num_workers,
     )
     if not packed.num_units and measured.num_samples:
         reasons = np.bincount(packed.left_out[:, 1], minlength=len(LEFT_OUT_REASONS))
@@ -237,7 +238,3 @@ def _previous(work: Work, limits: PackLimits, target: str, overwrite: bool) -> P
             return None
         raise
     return previous
-
-
-def _num_planners(measured: Measure) -> int:
-    return min(num_cores(), measured.num_samples // MIN_SAMPLES_OF_A_PROCESS)

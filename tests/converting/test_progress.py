@@ -12,11 +12,9 @@ import warnings
 import pytest
 from tqdm import tqdm
 
-from mmstream.converting import progress as progress_module
 from mmstream.converting import shard
-from mmstream.converting.progress import Progress
-from mmstream.converting.shard import HashedFile, ShardReport, live_counts
-from mmstream.converting.unwarned import unwarned
+from mmstream.converting.media.images import unwarned
+from mmstream.converting.shard import HashedFile, Progress, ShardReport, live_counts
 from tests.helpers.convert_corpus import interrupted, run, tree
 
 
@@ -24,7 +22,7 @@ from tests.helpers.convert_corpus import interrupted, run, tree
 def terminal(monkeypatch):
     file = io.StringIO()
     monkeypatch.setattr(
-        progress_module,
+        shard,
         "tqdm",
         lambda **k: tqdm(**k | {"disable": k["disable"] or False, "file": file}),
     )

@@ -97,11 +97,6 @@ def has_media(row: Mapping[str, Any]) -> bool:
     return any(first_key(row, keys) is not None for keys in MEDIA_KEYS.values())
 
 
-def items_of(value: Any) -> list[Any]:
-    """Return the items of a list; any other value is a list of itself."""
-    return value if isinstance(value, list) else [value]
-
-
 def text_of(value: Any, name: str) -> str:
     """Return a text that is not blank."""
     if not expect(value, str, name).strip():
@@ -204,7 +199,7 @@ def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]
                 continue  # WavCaps: the name of the sound that `audio` names
         refs = [
             media_ref(item, real_kind, f"{key}[{i}]" if isinstance(value, list) else key)
-            for i, item in enumerate(items_of(value))
+            for i, item in enumerate(value if isinstance(value, list) else [value])
         ]
         media.setdefault(real_kind, []).extend(refs)
         used.add(key)

@@ -7,8 +7,7 @@ the sample, and the draft names them. The modules show rows of each format:
 
     dialogue.py     llava, messages
     questions.py    vqa, qwen-vl, instruction, texts, preference
-    captions.py     captions, laion, labels, text
-    interleaved.py  obelics, mmc4
+    captions.py     captions, laion, labels, text, obelics, mmc4
     spans.py        spans, speech, lhotse
 """
 
@@ -30,9 +29,12 @@ from mmstream.converting.formats.captions import (
     captions,
     is_karpathy,
     is_laion,
+    is_obelics,
     labels,
     laion,
+    mmc4,
     numbered_captions,
+    obelics,
     text,
 )
 from mmstream.converting.formats.dialogue import parse_dialogue, turns_of
@@ -46,7 +48,6 @@ from mmstream.converting.formats.fields import (
     make_draft,
     texts_of,
 )
-from mmstream.converting.formats.interleaved import is_obelics, mmc4, obelics
 from mmstream.converting.formats.questions import (
     ANSWER_KEYS,
     LIST_KEYS,
@@ -94,13 +95,8 @@ OPTIONS = (
 )
 
 
-def _llava(row: dict[str, Any]) -> Draft:
-    turns, used = turns_of(row, "conversations", "conversation")
-    return parse_dialogue(row, {"messages": turns}, used)
-
-
-def _messages(row: dict[str, Any]) -> Draft:
-    turns, used = turns_of(row, "messages")
+def _conversation(row: dict[str, Any], keys: tuple[str, ...]) -> Draft:
+    turns, used = turns_of(row, *keys)
     return parse_dialogue(row, {"messages": turns}, used)
 
 
@@ -125,8 +121,8 @@ def _video_caption(row: dict[str, Any]) -> Draft:
 _PARSERS: MappingProxyType[str, Callable[[dict[str, Any]], Draft]] = MappingProxyType(
     {
         "captions": captions,
-        "llava": _llava,
-        "messages": _messages,
+        "llava": partial(_conversation, keys=("conversations", "conversation")),
+        "messages": partial(_conversation, keys=("messages",)),
         "qwen-vl": instruction,
         "instruction": instruction,
         "text": text,
@@ -184,16 +180,14 @@ def _refuse_unread_media(row: dict[str, Any], draft: Draft, name: str) -> None:
         value = row[key]
         for item in value if isinstance(value, list) else [value]:
             if _looks_like_media(item):
-                shown = repr(item[:200]) if isinstance(item, str) else _size_of(item)
+                shown = f"{len(item)} bytes" if isinstance(item, bytes) else "an object"
+                if isinstance(item, str):
+                    shown = repr(item[:200])
                 raise RowError(
                     f"{key}: {shown} looks like a media file, but no format reads this key; "
                     f"rename it to image, video or audio, such as with --map image={key}, or keep "
                     f"it as it is with --format {name}"
                 )
-
-
-def _size_of(medium: bytes | dict[str, Any]) -> str:
-    return f"{len(medium)} bytes" if isinstance(medium, bytes) else "an object"
 
 
 def _is_media(text: str) -> bool:
@@ -203,7 +197,8 @@ def _is_media(text: str) -> bool:
     """
     path = text.strip().removeprefix("file://")
     is_path = "\n" not in path and "://" not in path and kind_by_name(path) is not None
-    return is_path or is_base64_media(text) or _is_data_url(text)
+    is_data_url = text.startswith(("data:image/", "data:audio/", "data:video/"))
+    return is_path or is_base64_media(text) or is_data_url
 
 
 def _looks_like_media(value: Any) -> bool:
@@ -223,10 +218,6 @@ def _kind_of(medium: Any) -> Kind:
     if name.startswith("data:audio/"):
         return "audio"
     return "video" if name.startswith("data:video/") else kind_by_name(name.strip()) or "image"
-
-
-def _is_data_url(text: str) -> bool:
-    return text.startswith(("data:image/", "data:audio/", "data:video/"))
 
 
 def recognise(row: dict[str, Any]) -> str:

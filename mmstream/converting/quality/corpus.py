@@ -14,6 +14,7 @@ contents -> EQUAL -> duplicates, leaks
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -394,12 +395,8 @@ class Corpus:
     """
 
     datasets: dict[str, Dataset]
-    media: Entries = field(default_factory=Entries)
-    texts: Entries = field(default_factory=Entries)
-    pairs: Entries = field(default_factory=Entries)
-    ids: Entries = field(default_factory=Entries)
-    near: Entries = field(default_factory=Entries)
-    """Perceptual hashes: its `hashes` are uint8 [n, 32]."""
+    entries: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    """By kind: "media", "text", "pair", "id", and "near", whose `hashes` are uint8 [n, 32]."""
     num_media: list[IntArray | None] = field(default_factory=list)
     """Media of each sample of a shard. None: each has one."""
     rows: list[IntArray | None] = field(default_factory=list)
@@ -524,13 +521,14 @@ def _add(
     corpus.rows.append(None if np.unique(rows).size == rows.size else rows)
     corpus.num_media.append(None if (contents.num_media == 1).all() else contents.num_media)
     columns = [
-        ("text", corpus.texts, contents.texts, contents.has_text),
-        ("id", corpus.ids, contents.ids, contents.has_id),
+        ("text", contents.texts, contents.has_text),
+        ("id", contents.ids, contents.has_id),
     ]
     if "pair" in kinds:
-        columns.append(("pair", corpus.pairs, contents.pairs(), contents.has_pair))
-    for kind, entries, hashes, has_hash in columns:
+        columns.append(("pair", contents.pairs(), contents.has_pair))
+    for kind, hashes, has_hash in columns:
         if kind in kinds:
+            entries = corpus.entries[kind]
             chosen = np.flatnonzero(has_hash & is_usable)
             is_all = chosen.size == count
             entries.hashes.append(hashes if is_all else hashes[chosen])
@@ -538,18 +536,18 @@ def _add(
     sample = contents.sample_of_medium
     if "media" in kinds:
         chosen = np.flatnonzero(is_usable[sample])
-        corpus.media.hashes.append(contents.media[chosen])
+        entries = corpus.entries["media"]
+        entries.hashes.append(contents.media[chosen])
         one_each = chosen.size == count and corpus.num_media[-1] is None
-        corpus.media.samples.append(
-            range(start, start + count) if one_each else sample[chosen] + start
-        )
-        corpus.media.media.append(range(count) if one_each else chosen)
+        entries.samples.append(range(start, start + count) if one_each else sample[chosen] + start)
+        entries.media.append(range(count) if one_each else chosen)
     if "near" in kinds:
         chosen = np.flatnonzero(is_usable[sample[contents.images]])
         media = contents.images[chosen]
-        corpus.near.hashes.append(contents.perceptual[chosen])  # type: ignore[arg-type]
-        corpus.near.samples.append(sample[media] + start)
-        corpus.near.media.append(media)
+        entries = corpus.entries["near"]
+        entries.hashes.append(contents.perceptual[chosen])  # type: ignore[arg-type]
+        entries.samples.append(sample[media] + start)
+        entries.media.append(media)
 
 
 def _keys_and_fields(

@@ -26,7 +26,6 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_128_digest
 
-from mmstream.converting.unwarned import unwarned
 from mmstream.decoding.fields import json_object
 from mmstream.errors import DecodeError
 
@@ -138,7 +137,8 @@ def perceptual_hash(data: bytes) -> bytes | None:
 
 def _small_grey(data: bytes) -> npt.NDArray[np.float32]:
     """Return the picture as training sees it, made small: upright, transparency on white."""
-    from mmstream.decoding.image import formats, pillow  # planning does without Pillow
+    from mmstream.converting.media.images import unwarned  # planning does without Pillow
+    from mmstream.decoding.image import formats, pillow
     from mmstream.decoding.image.limits import MAX_MEMORY, Limits
     from mmstream.decoding.image.orientation import upright
 

@@ -293,10 +293,6 @@ def _integer(value: int, name: str) -> int:
     return int(value)
 
 
-def _time(value: Any, _name: str) -> str | None:
-    return None if value != value else str(value.isoformat())
-
-
 def _is_picture(value: Any) -> bool:
     """Tell whether a value is a picture of Pillow. Who has one has imported Pillow."""
     pillow = sys.modules.get("PIL.Image")
@@ -350,7 +346,10 @@ _CONVERTERS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
     (float, _finite),
     (bytes, lambda value, _: bytes(value)),
     ((bytearray, memoryview), lambda value, _: bytes(value)),
-    ((datetime.datetime, datetime.date, datetime.time), _time),
+    (
+        (datetime.datetime, datetime.date, datetime.time),
+        lambda value, _: value.isoformat() if value == value else None,  # pandas has a NaT
+    ),
     (datetime.timedelta, lambda value, _: value.total_seconds()),
     (decimal.Decimal, lambda value, name: _finite(float(value), name)),
     (uuid.UUID, lambda value, _: str(value)),
@@ -383,6 +382,7 @@ class ParquetFile:
     """Checksum of its size and its footer."""
     group_sizes: tuple[int, ...]
     """Rows of each row group."""
+    column_names: tuple[str, ...]
     split: str | None = None
 
     @property
@@ -416,7 +416,10 @@ class ParquetFile:
             digest = hashlib.sha256(stat.size.to_bytes(8, "little") + handle.read(footer_size))
             require_different(names, file.url)
         sizes = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-        return ParquetFile(store, file_name, file.name, stat, digest.hexdigest(), sizes, file.split)
+        return ParquetFile(
+            *(store, file_name, file.name, stat, digest.hexdigest(), sizes, tuple(names)),
+            file.split,
+        )
 
     def batches(self, group: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Yield a row group as record batches, in order.
@@ -435,11 +438,6 @@ class ParquetFile:
                 raise MMStreamError(
                     f"{url}: row group {group} is damaged ({escaped(error)}); write it again"
                 ) from error
-
-    def column_names(self) -> list[str]:
-        """Return the names of its columns."""
-        with ObjectFile(self.store, self.file_name, self.stat) as handle:
-            return list(_reader(handle).schema_arrow.names)
 
 
 def _raise_of_storage(error: Exception) -> None:
@@ -597,8 +595,7 @@ class ParquetSource:
         left = self.num_rows
         for file in self.files:
             keys = [field] if field is not None else []
-            names = file.column_names()
-            columns = [key for key in (*keys, *ID_KEYS) if key in names]
+            columns = [key for key in (*keys, *ID_KEYS) if key in file.column_names]
             for group in range(len(file.group_sizes)):
                 for value in _identified(file, group, columns):
                     if left <= 0:
@@ -650,14 +647,6 @@ def _is_dataset(rows: Any) -> bool:
     return hasattr(rows, "with_format") and hasattr(rows, "iter")
 
 
-def iter_python_rows(rows: Any) -> Iterator[NumberedRow]:
-    """Yield (number, row) of each row, with JSON values and bytes only.
-
-    A data set of Hugging Face is read as it is stored: pictures and sounds are not decoded.
-    """
-    yield from enumerate(_rows(rows), 1)
-
-
 def _rows_of_dataset(rows: Any) -> Iterator[Any]:
     if getattr(rows, "features", ()) is None:  # a stream, and no two rows need be alike
         yield from map(table_row, rows.with_format(None))
@@ -666,7 +655,11 @@ def _rows_of_dataset(rows: Any) -> Iterator[Any]:
         yield from rows_of_batch(table)
 
 
-def _rows(rows: Any) -> Iterator[Any]:
+def python_rows(rows: Any) -> Iterator[Any]:
+    """Yield each row, with JSON values and bytes only.
+
+    A data set of Hugging Face is read as it is stored: pictures and sounds are not decoded.
+    """
     if _is_dataset(rows):
         yield from _rows_of_dataset(rows)
     elif hasattr(rows, "to_batches"):  # a table of Arrow

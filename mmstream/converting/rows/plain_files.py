@@ -51,8 +51,8 @@ from mmstream.converting.rows.arrow import (
     is_arrow,
     iter_arrow,
     iter_parquet,
-    iter_python_rows,
     named_splits,
+    python_rows,
 )
 from mmstream.converting.rows.detect import (
     HEAD_BYTES,
@@ -163,7 +163,7 @@ class PlainFiles:
             for split, split_rows in named_splits(rows).items():
                 if self._rows_left != 0:
                     file = InputFile("", split or "rows", split)
-                    self._add_spool(iter_python_rows(split_rows), file, offsets)
+                    self._add_spool(enumerate(python_rows(split_rows), 1), file, offsets)
         return self._source()
 
     def open_media(self, url: str, content: FolderContent) -> RowSource:

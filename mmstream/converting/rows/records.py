@@ -25,7 +25,7 @@ a source of rows -> IDENTITY of each row -> plan: which split it goes into
 
 The spool: rows that have no lines of their own, in one temporary file.
 
-    csv, COCO, a folder, an iterable, grouped rows -> SPOOL -> records.py
+    csv, COCO, a folder, an iterable, grouped rows -> SPOOL -> `RecordRange`
 
 A record is MessagePack: the row's number in its file, its value, and the reason why it has none.
 MessagePack is JSON with bytes. So a row may hold the bytes of a picture.
@@ -232,8 +232,11 @@ def write_spool(
     with path.open("wb") as file:
         np.array([0], np.int64).tofile(offsets)
         for number, value in islice(rows, limit):
+            spooled = _Spooled(number, value, None)
+            if isinstance(value, RowError):
+                spooled = _Spooled(number, None, str(value))
             try:
-                record = encoder.encode(_spooled(number, value))
+                record = encoder.encode(spooled)
             except UnicodeEncodeError as error:
                 reason = f"{escaped(error.object, 80)}: text that is not UTF-8: {error.reason}"
                 record = encoder.encode(_Spooled(number, None, reason))
@@ -245,20 +248,6 @@ def write_spool(
             num_rows += 1
             offsets.write(position.to_bytes(8, sys.byteorder))
     return num_rows, digest.hexdigest()
-
-
-def _spooled(number: int, value: Any) -> _Spooled:
-    if isinstance(value, RowError):
-        return _Spooled(number, None, str(value))
-    return _Spooled(number, value, None)
-
-
-def read_spooled(record: bytes) -> NumberedRow:
-    """Return the row of one record."""
-    spooled = msgspec.msgpack.decode(record, type=_Spooled)
-    if spooled.reason is not None:
-        return spooled.number, RowError(spooled.reason)
-    return spooled.number, spooled.value
 
 
 MAX_ROW_BYTES = 64 << 20
@@ -359,8 +348,9 @@ class RecordRange:
 def row_of(file: RecordFile, index: int, record: bytes | None) -> Row:
     """Return a row by its bytes. None: it is over the limit."""
     if file.is_spool and record is not None:
-        number, value = read_spooled(record)
-        return Row(index, file.name, number, value)
+        spooled = msgspec.msgpack.decode(record, type=_Spooled)
+        value = spooled.value if spooled.reason is None else RowError(spooled.reason)
+        return Row(index, file.name, spooled.number, value)
     line = None if record is None else record.strip()
     return Row(index, file.name, index - file.first_row + 1, parse_row(line))
 

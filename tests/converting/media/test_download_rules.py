@@ -19,6 +19,7 @@ from mmstream.converting.media.addresses import (
     parse_url,
     shown_url,
 )
+from mmstream.converting.media.download import decompressed, disallowed_by
 from mmstream.converting.media.hosts import (
     NEGATIVE_TTL_S,
     POSITIVE_TTL_S,
@@ -29,7 +30,6 @@ from mmstream.converting.media.hosts import (
     Outage,
     TryFailedError,
 )
-from mmstream.converting.media.web_client import decompressed, disallowed_by
 from mmstream.converting.options import DownloadOptions
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.http_headers import seconds_until

@@ -12,8 +12,8 @@ import pytest
 
 import mmstream as mm
 from mmstream.baking.fingerprint import settings_of as baking_settings
-from mmstream.measuring.lengths import Counter, differing_settings
-from mmstream.measuring.lengths import settings_of as measuring_settings
+from mmstream.measuring.measure import Counter, differing_settings
+from mmstream.measuring.measure import settings_of as measuring_settings
 from tests.helpers.chats import CHATML, THINKING, assistant, byte_chat, user
 
 CALLS = CHATML.replace(
