@@ -230,13 +230,13 @@ def bake_into(
     fingerprint = fingerprint_of(settings)
     with write_lock(store, "bake") as lock:
         if is_finished(store, settings):
-            return _report_of_finished(store, time.monotonic() - started)
+            return _report(store, (), started, was_finished=True)
         _say_size(store, estimate(baker, TRIED_SAMPLES), num_workers)
         begin(store, baker.dataset, settings, command)
         reports = _write_shards(BakeJob(baker, store, lock), num_workers, progress)
         content = _content(baker, fingerprint, reports)
         finish(store, baker.dataset, reports, content, lock)
-    return _report(reports, content, time.monotonic() - started)
+    return _report(store, reports, started)
 
 
 def _say_size(store: Store, expected: BakeEstimate, num_workers: int) -> None:
@@ -378,22 +378,10 @@ def _collate_settings(pipeline: Pipeline) -> CollateSettings:
     )
 
 
-def _report(reports: Sequence[ShardReport], content: BakedContent, seconds: float) -> BakeReport:
-    infos = [report.info for report in reports]
-    return BakeReport(
-        sum(info.num_samples for info in infos),
-        content.num_bad,
-        content.num_left_out,
-        len(infos),
-        sum(info.num_bytes for info in infos),
-        sum(report.info.num_bytes for report in reports if not report.reused),
-        seconds,
-        content.fingerprint,
-        _first_reason(reports),
-    )
-
-
-def _report_of_finished(store: Store, seconds: float) -> BakeReport:
+def _report(
+    store: Store, reports: Sequence[ShardReport], started: float, *, was_finished: bool = False
+) -> BakeReport:
+    """Return what a finished dataset is, and what this call did for it."""
     manifest = Manifest.read(store)
     content = baked_content(Dataset(manifest, store))
     assert content is not None
@@ -403,10 +391,11 @@ def _report_of_finished(store: Store, seconds: float) -> BakeReport:
         content.num_left_out,
         len(manifest.shards),
         manifest.num_bytes,
-        0,
-        seconds,
+        sum(report.info.num_bytes for report in reports if not report.reused),
+        time.monotonic() - started,
         content.fingerprint,
-        was_finished=True,
+        _first_reason(reports),
+        was_finished,
     )
 
 

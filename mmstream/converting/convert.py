@@ -64,7 +64,6 @@ from mmstream.converting.plan import num_shards, shard_name
 from mmstream.converting.report import (
     REJECTS_NAME,
     REPORTS,
-    CorpusReport,
     MediaCount,
     Reject,
     RejectGroup,
@@ -460,7 +459,9 @@ def _write_shards(
             if report.repaired:
                 logger.warning("%s/%s: was missing or damaged; written again", url, report.name)
             bar.finish_shard(report)
-    return {split: sorted(shards, key=_shard_order) for split, shards in reports.items()}
+    for shards in reports.values():  # from shard-1000000.tar on, names are longer
+        shards.sort(key=lambda report: (len(report.name), report.name))
+    return reports
 
 
 def _require_samples(
@@ -488,16 +489,14 @@ def _require_samples(
     )
 
 
-def _shard_order(report: ShardReport) -> tuple[int, str]:
-    return len(report.name), report.name  # from shard-1000000.tar on, names are longer
-
-
 def _report_of(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
     """Return the report of one dataset, from its manifest and the shards of this call."""
     if output.work.shard_range is not None and output.state != "finished":
         return _report_of_range(shards, seconds)
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     corpus = read_report(output.store)
+    names = ("formats", "unread_keys", "media", "reject_kinds", "num_left_out")
+    facts = {} if corpus is None else {name: getattr(corpus, name) for name in names}
     num_retried = sum(shard.num_rows for shard in shards) if output.work.rerun.retry_rejects else 0
     return ConvertReport(
         num_rows=len(output.rows),
@@ -511,7 +510,7 @@ def _report_of(output: Output, shards: list[ShardReport], seconds: float) -> Con
         was_finished=output.state == "finished" and not output.work.rerun.retry_rejects,
         num_retried=num_retried,
         num_recovered=num_retried and num_retried - sum(shard.num_rejects for shard in shards),
-        **_facts(corpus),
+        **facts,
     )
 
 
@@ -527,12 +526,6 @@ def _report_of_range(shards: list[ShardReport], seconds: float) -> ConvertReport
         seconds=seconds,
         num_repaired=sum(shard.repaired for shard in shards),
     )
-
-
-def _facts(corpus: CorpusReport | None) -> dict[str, Any]:
-    """Return what ``report.json`` says besides the counts, by the names of `ConvertReport`."""
-    names = ("formats", "unread_keys", "media", "reject_kinds", "num_left_out")
-    return {} if corpus is None else {name: getattr(corpus, name) for name in names}
 
 
 def check_max_rejects(max_rejects: float) -> None:

@@ -391,10 +391,8 @@ def _has_reports(store: Store) -> bool:
 
 def _clear(store: Store) -> None:
     """Remove what a conversion writes, and no other files."""
-    store.remove(MANIFEST_NAME)
-    store.remove(REJECTS_NAME)
-    store.remove(REPORT_NAME)
-    store.remove(DUPLICATES_NAME)
+    for name in (MANIFEST_NAME, REJECTS_NAME, REPORT_NAME, DUPLICATES_NAME):
+        store.remove(name)
     _remove_reports(store)
     owned = [
         name

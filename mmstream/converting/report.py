@@ -16,11 +16,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
@@ -29,6 +28,7 @@ from mmstream.dataset.json_file import json_lines
 from mmstream.dataset.manifest import Manifest
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
+from mmstream.types import IntArray
 
 REPORT_NAME = "report.json"
 
@@ -91,8 +91,8 @@ class RowCounter:
         live: Also counted here: rows, rejects, bytes of samples.
     """
 
-    def __init__(self, live: MutableSequence[int] | None = None) -> None:
-        self._live: MutableSequence[int] = [0, 0, 0] if live is None else live
+    def __init__(self, live: IntArray) -> None:
+        self._live = live
         self._formats: Counter[str] = Counter()
         self._unread_keys: Counter[str] = Counter()
         self._media: dict[str, tuple[int, int]] = {}
@@ -260,13 +260,8 @@ class ShardRejects:
     def __enter__(self) -> ShardRejects:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *details: Any) -> None:
+        self._stack.__exit__(*details)
 
     def add(self, reject: Reject) -> None:
         """Write one reject."""

@@ -134,8 +134,6 @@ def reshard(
         True
     """
     dataset = source if isinstance(source, Dataset) else open_dataset(source)
-    if not isinstance(dataset, Dataset):
-        raise ConfigError("reshard: a mixture is several datasets; write each of them anew")
     packs = _plan_of(dataset, plan)
     require_plan_of(dataset, packs)
     if len(packs.shards) < dataset.num_shards:
@@ -163,7 +161,9 @@ def reshard(
             return open_plan(target)
         if not store.exists(MARKER_NAME):
             command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
-            command += _options(shuffle_seed, per_shard)
+            seed = str(shuffle_seed)
+            command += ["--no-shuffle"] if shuffle_seed is None else ["--shuffle-seed", seed]
+            command += ["--samples-per-shard", str(per_shard)]
             marker = {"command": shlex.join(command), "reshard": recipe}
             store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
         shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
@@ -194,11 +194,6 @@ def _measure_of(plan: PackPlan) -> Measure:
             f"{store.url}: the lengths of {plan.url} are not there; run `mmstream plan` again"
         )
     return measure_of_shards(plan.shards, lengths, plan.lengths)
-
-
-def _options(shuffle_seed: int | None, per_shard: int) -> list[str]:
-    seed = ["--no-shuffle"] if shuffle_seed is None else ["--shuffle-seed", str(shuffle_seed)]
-    return [*seed, "--samples-per-shard", str(per_shard)]
 
 
 def _order(

@@ -26,18 +26,17 @@ are counted when their shard is done.
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, MutableSequence, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 import msgspec
 import numpy as np
@@ -86,6 +85,7 @@ from mmstream.storage import Store
 from mmstream.storage.side_by_side import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
+from mmstream.types import IntArray
 
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
@@ -171,12 +171,8 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
-    with (
-        live_counts(job.progress_folder) as live,
-        _sidecar(job) as sidecar,
-        ShardRejects(job.store, job.name) as rejects,
-    ):
-        counter = RowCounter(live)
+    counter = RowCounter(live_counts(job.progress_folder))
+    with _sidecar(job) as sidecar, ShardRejects(job.store, job.name) as rejects:
         samples = _samples(job, rejects, sidecar, counter, idle_cpus)
         first = next(samples, None)
         if first is not None:
@@ -250,9 +246,7 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
 def _stored_report(job: ShardJob) -> ShardReport | None:
     try:
         return msgspec.json.decode(job.store.read(report_name(job.name)), type=ShardReport)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError:  # damaged: the shard is written again
+    except (FileNotFoundError, msgspec.MsgspecError):  # damaged: the shard is written again
         return None
 
 
@@ -489,27 +483,18 @@ class HashedFile:
         self._digest.update(block)
 
 
-@contextmanager
-def live_counts(folder: str | None) -> Iterator[MutableSequence[int]]:
-    """Open the counts of this process: rows, rejects, bytes. The caller adds to them.
+def live_counts(folder: str | None) -> IntArray:
+    """Return the counts of this process: rows, rejects, bytes. The caller adds to them.
 
     Args:
         folder: `Progress.folder`. None, or a folder of another machine: nobody reads them.
     """
-    try:
-        path = Path(folder, str(os.getpid())) if folder is not None else None
-        descriptor = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT)
-    except OSError:
-        descriptor = -1
-    if descriptor < 0:
-        yield [0, 0, 0]
-        return
-    try:
-        os.ftruncate(descriptor, 24)
-        with mmap.mmap(descriptor, 24) as mapped, memoryview(mapped).cast("q") as counts:
-            yield counts  # type: ignore[misc]  # a memoryview of numbers has their methods
-    finally:
-        os.close(descriptor)
+    if folder is not None:
+        path = Path(folder, str(os.getpid()))
+        with suppress(OSError):
+            mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"  # of earlier shards
+            return np.memmap(path, np.int64, mode, shape=(3,))
+    return np.zeros(3, np.int64)
 
 
 def draft_of(sample: StoredSample, options: MediaOptions) -> Draft:

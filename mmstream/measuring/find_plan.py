@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -233,22 +234,15 @@ class _PlanHead(msgspec.Struct):
     shards: list[object]
 
 
-def _plans(dataset: Dataset) -> Iterator[tuple[str, _PlanHead]]:
-    """Yield the URL and the head of each plan beside the index of a dataset."""
-    root = dataset.index_store
-    for folder in root.folders():
-        if not folder.startswith(PLAN_PREFIX):
-            continue
-        try:
-            head = msgspec.json.decode(root.read(f"{folder}/{PLAN_NAME}"), type=_PlanHead)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            continue
-        yield root.url_of(folder), head
-
-
 def plan_of_digest(dataset: Dataset, digest: str) -> PackPlan | None:
     """Return the plan of a digest with the most shards, from beside the index."""
-    urls = {len(head.shards): url for url, head in _plans(dataset) if head.digest == digest}
+    root, urls = dataset.index_store, {}
+    for folder in root.folders():
+        if folder.startswith(PLAN_PREFIX):
+            with suppress(FileNotFoundError, msgspec.MsgspecError):
+                head = msgspec.json.decode(root.read(f"{folder}/{PLAN_NAME}"), type=_PlanHead)
+                if head.digest == digest:
+                    urls[len(head.shards)] = root.url_of(folder)
     return open_plan(urls[max(urls)]) if urls else None
 
 

@@ -337,7 +337,8 @@ def _measure_shard(
     info = work.dataset.manifest.shards[shard]
     rows: list[tuple[int, ...]] = []
     reasons = []
-    for batch in batches(_samples(work, shard)):
+    samples = _samples(work, shard)
+    while batch := list(islice(samples, SAMPLES_AT_ONCE)):
         refs = [(shard, len(rows) + number) for number in range(len(batch))]
         if work.counter.may_draw and work.epochs is None and not work.room:
             _refuse_draws(work, batch, refs)
@@ -694,12 +695,6 @@ def _names_of_pictures(names: tuple[str, ...]) -> list[str] | None:
     if len(pictures) > 1 and own_names(pictures):
         return None
     return None if {*IMAGE_FIELDS, *TEXT_FIELDS}.intersection(names) else pictures
-
-
-def batches(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
-    """Cut samples into lists whose texts are tokenized together."""
-    while batch := list(islice(samples, SAMPLES_AT_ONCE)):
-        yield batch
 
 
 def _unusable(reason: str) -> SampleLengths:

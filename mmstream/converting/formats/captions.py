@@ -113,12 +113,9 @@ def numbered_captions(row: dict[str, Any]) -> list[str]:
 def is_karpathy(row: dict[str, Any]) -> bool:
     """Tell whether a row is of Karpathy's files about the pictures of COCO and Flickr."""
     sentences = row.get("sentences")
-    is_list = isinstance(sentences, list) and bool(sentences)
-    return is_list and "filename" in row and all(_is_sentence(item) for item in row["sentences"])
-
-
-def _is_sentence(value: Any) -> bool:
-    return isinstance(value, dict) and "raw" in value
+    if not isinstance(sentences, list) or not sentences or "filename" not in row:
+        return False
+    return all(isinstance(item, dict) and "raw" in item for item in sentences)
 
 
 def _karpathy(row: dict[str, Any]) -> Draft:

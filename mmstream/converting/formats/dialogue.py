@@ -127,8 +127,9 @@ def parse_dialogue(
         refs.append(ref if ref is not None else media[part["type"]].pop(0))
         part["field"] = len(refs) - 1
     content: dict[str, Any] = {**all_messages, **(main or {})}
-    if is_grounding(row.get("objects")):
-        fill_boxes(every, row["objects"], refs)
+    objects = row.get("objects")
+    if isinstance(objects, dict) and "bbox" in objects:
+        fill_boxes(every, objects, refs)
     return make_draft(row, content, refs, used, kept=(*FACTS, *kept))
 
 
@@ -308,11 +309,6 @@ def _media_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 UNITS = {None: "pixels", "": "pixels", "real": "pixels", "norm1": "fraction"}
 _TOKEN = re.compile("<ref-object>|<bbox>")
-
-
-def is_grounding(objects: Any) -> bool:
-    """Tell whether the ``objects`` of a row are those of ms-swift."""
-    return isinstance(objects, dict) and "bbox" in objects
 
 
 def fill_boxes(

@@ -310,18 +310,15 @@ def _labels_or_refuse(row: dict[str, Any]) -> str:
             "answer=KEY, if it is a caption --map text=KEY, else --format labels"
         )
     for key in labels(row).unread:
-        value = row[key][0] if _are_texts(row[key]) else row[key]
-        is_text = isinstance(value, str) and (" " in value.strip() or key in ALT_KEYS)
-        if key not in known and is_text and "://" not in value:
+        texts = row[key] if isinstance(row[key], list) and row[key] else [row[key]]
+        if key in known or not all(isinstance(text, str) for text in texts):
+            continue
+        if (" " in texts[0].strip() or key in ALT_KEYS) and "://" not in texts[0]:
             raise RowError(
                 f"no text: expected text, caption or captions; if {escaped(key, 40)} is the text, "
                 f"say --map text={escaped(key, 40)}, else --format labels"
             )
     return "labels"
-
-
-def _are_texts(value: Any) -> bool:
-    return isinstance(value, list) and value != [] and all(isinstance(v, str) for v in value)
 
 
 def _keys(row: dict[str, Any]) -> str:

@@ -81,7 +81,6 @@ def spans(row: dict[str, Any]) -> Draft:
     """Return the draft of one medium with the texts of its spans."""
     ref, used = _medium(row)
     keys = _list_keys(row)
-    kept = FACTS
     segments_key = _segments_key(row)
     if segments_key is not None:
         used.add(segments_key)
@@ -93,10 +92,10 @@ def spans(row: dict[str, Any]) -> Draft:
         used |= set(keys)
         segments = _parallel(row, *keys)
     else:
-        segment = _segment({k: v for k, v in row.items() if k in _SPAN_KEYS}, "")
-        used |= _taken(row)
-        segments = [segment]
-    return spans_draft(row, ref, segments, used, kept)
+        segments = [_segment({k: v for k, v in row.items() if k in _SPAN_KEYS}, "")]
+        span_keys = (first_key(row, names) for names in (START_KEYS, END_KEYS, TEXT_KEYS))
+        used |= {key for key in span_keys if key is not None}
+    return spans_draft(row, ref, segments, used)
 
 
 def spans_draft(
@@ -173,12 +172,6 @@ def _parallel(row: dict[str, Any], times_key: str, texts_key: str) -> list[dict[
 
 
 _SPAN_KEYS = {*START_KEYS, *END_KEYS, *TEXT_KEYS, "duration"}
-
-
-def _taken(row: dict[str, Any]) -> set[str]:
-    """Return the keys of a row that its one span is made of."""
-    keys = (first_key(row, names) for names in (START_KEYS, END_KEYS, TEXT_KEYS))
-    return {key for key in keys if key is not None}
 
 
 def _segment(item: dict[str, Any], name: str) -> dict[str, Any]:

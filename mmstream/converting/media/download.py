@@ -31,7 +31,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from functools import cache
 from ipaddress import ip_address
-from types import TracebackType
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -108,12 +107,7 @@ class Downloader:
         asyncio.run_coroutine_threadsafe(self._open(), self._loop).result()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         asyncio.run_coroutine_threadsafe(self._close(), self._loop).result()
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()

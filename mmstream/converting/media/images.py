@@ -20,7 +20,6 @@ import io
 import threading
 import warnings
 from collections.abc import Callable
-from types import TracebackType
 from typing import NamedTuple
 
 import numpy as np
@@ -333,12 +332,7 @@ class _Unwarned:
                 warnings.simplefilter("ignore")
             self._num_inside += 1
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._lock:
             self._num_inside -= 1
             if not self._num_inside:

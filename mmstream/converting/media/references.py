@@ -81,8 +81,6 @@ def require_prefixes(allow_urls: Sequence[str]) -> tuple[str, ...]:
     Raises:
         ConfigError: One of them is no URL of a bucket or folder.
     """
-    if isinstance(allow_urls, str):
-        raise ConfigError(f"allow_urls={allow_urls!r}: give a list of prefixes, not one text")
     for prefix in allow_urls:
         require_no_secret(prefix)
         scheme, _, rest = prefix.partition("://")

@@ -312,7 +312,9 @@ def equal_to_first(chunks: Sequence[Hashes]) -> tuple[IntArray, IntArray]:
     for bucket in range(1 << num_bits):
         numbers, hashes = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.uint64)]
         for start, chunk in zip(starts.tolist(), chunks, strict=False):
-            chosen = _chosen(chunk, bucket, num_bits)
+            chosen = np.arange(len(chunk))
+            if num_bits:
+                chosen = np.flatnonzero(chunk[:, 0] >> np.uint64(64 - num_bits) == bucket)
             numbers.append(chosen + start)
             hashes.append(chunk[chosen])
         first, again = _equal(np.concatenate(hashes), np.concatenate(numbers))
@@ -321,12 +323,6 @@ def equal_to_first(chunks: Sequence[Hashes]) -> tuple[IntArray, IntArray]:
     first, again = np.concatenate(firsts), np.concatenate(agains)
     order = np.argsort(again, kind="stable")
     return first[order], again[order]
-
-
-def _chosen(chunk: Hashes, bucket: int, num_bits: int) -> IntArray:
-    if not num_bits:
-        return np.arange(len(chunk))
-    return np.flatnonzero(chunk[:, 0] >> np.uint64(64 - num_bits) == bucket)
 
 
 def _equal(hashes: Hashes, numbers: IntArray) -> tuple[IntArray, IntArray]:

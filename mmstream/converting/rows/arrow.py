@@ -24,7 +24,7 @@ Rows in Parquet files, read where they lie: local or behind URLs.
 Each job reads the row groups that hold its rows, some rows at a time. So a row group of any size
 takes little memory. But rows cannot be skipped: a shard that begins in the middle of a row group
 decodes what lies before. Where row groups are much longer than shards, or rows are shuffled, the
-rows are copied once to a spool instead (see `mmstream.converting.rows.plain_files`).
+rows are copied once to a spool instead (see `mmstream.converting.rows.open`).
 
 Null says that a row lacks the key. The checksum of a file is that of its size and its footer, which
 lists the sizes of all pages and the smallest and largest values: the content itself is not read

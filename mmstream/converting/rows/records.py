@@ -276,13 +276,6 @@ class RecordFile:
     """True: its records were written by `write_spool`. False: lines of JSON."""
     is_temporary: bool
     """True: the file goes when the conversion ends."""
-
-
-@dataclass(frozen=True)
-class RowFile:
-    """A scanned file of rows, as the source lists it."""
-
-    record_file: RecordFile
     num_rows: int
     sha256: str
     """Checksum of the bytes of its rows."""
@@ -360,7 +353,7 @@ class RecordSource:
     """Scanned files of rows: a `RowSource`."""
 
     name: str
-    files: tuple[RowFile, ...]
+    files: tuple[RecordFile, ...]
     offsets: IntArray
     """int64 [num_rows + number of files] byte offsets of the rows in their files, each file's with
     the end of its last row: a map of a temporary file."""
@@ -374,19 +367,17 @@ class RecordSource:
     @property
     def sha256(self) -> str:
         """Checksum of the rows: of the plain file, or of the list of all files with theirs."""
-        return joint_sha256(
-            (file.record_file.name, file.num_rows, file.sha256) for file in self.files
-        )
+        return joint_sha256((file.name, file.num_rows, file.sha256) for file in self.files)
 
     def select(self, rows: IntArray | range) -> RecordRange:
         """Return rows by their numbers from 0, in the given order."""
         index = np.asarray(rows, dtype=np.int64)
-        first_rows = np.array([file.record_file.first_row for file in self.files])
+        first_rows = np.array([file.first_row for file in self.files])
         file_of_row = np.searchsorted(first_rows, index, side="right") - 1
         starts = np.array(self.offsets[index + file_of_row])
         stops = np.array(self.offsets[index + file_of_row + 1])
         used, position = np.unique(file_of_row, return_inverse=True)
-        files = tuple(self.files[number].record_file for number in used.tolist())
+        files = tuple(self.files[number] for number in used.tolist())
         return RecordRange(files, position.astype(np.int32), index, starts, stops)
 
     def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
