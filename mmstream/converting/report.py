@@ -4,10 +4,7 @@
 
 The content depends only on the rows, the media and the options, as the shards do.
 
-Rejected rows: a file for each shard while it is written, then one file for the dataset.
-
-    shard -> REJECTS -> destination
-
+Rejected rows lie in a file for each shard while it is written, then in one file for the dataset.
 Both are written line by line, and no process holds them: a few kilobytes of gzip may be a million
 empty rows.
 """

@@ -14,7 +14,7 @@ White space around a token is dropped. Other text is kept exactly, Qwen's ``Pict
 A part may have an ``index``. Beside a medium it is the number of the path in the row's list, from
 0. Where texts have one too, it is the place of the part in its turn.
 
-Boxes of ms-swift's grounding rows -> content parts. Part of step 2 of a conversion.
+Boxes of ms-swift's grounding rows become content parts:
 
     {"messages": [{"role": "user", "content": "<image>Find <ref-object>"},
                   {"role": "assistant", "content": "<bbox>"}],

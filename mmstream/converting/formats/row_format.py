@@ -2,13 +2,11 @@
 
     one row -> columns map -> the caller's function -> tar -> tags -> format -> `Draft`
 
-It is picklable, so that the workers of any engine understand rows alike.
+It is picklable, so that the workers of any engine understand rows alike. The caller's function may
+be named as ``module:function``. A module that lies in the working folder is imported from there, as
+`python -m` does.
 
-The caller's function for rows, by its name ``module:function``. Part of step 2 of a conversion.
-
-A module that lies in the working folder is imported from there, as `python -m` does.
-
-LLaMA-Factory's ``dataset_info.json``: which columns and tags the rows of a file have.
+LLaMA-Factory's ``dataset_info.json`` says which columns and tags the rows of a file have:
 
     {"my_chats": {"file_name": "chats.json", "formatting": "sharegpt",
                   "columns": {"messages": "talk", "images": "pics"},
@@ -19,7 +17,7 @@ row is rewritten to the names that `instruction`, `messages` and `preference` kn
 columns are kept. The defaults are LLaMA-Factory's own: without ``columns`` those of Alpaca or
 ShareGPT, and with ``columns`` only those that are named.
 
-Rows whose sound is a member of a tar beside their file. Part of step 2 of a conversion.
+The sound of some rows is a member of a tar beside their file:
 
     tarred_audio_manifest.json  audio_0.tar  audio_1.tar             NeMo's tarred data sets
         {"audio_filepath": "a.wav", "text": "...", "duration": 3.2, "shard_id": 1}

@@ -1,14 +1,9 @@
 """The hashes of all samples of several datasets, numbered through.
 
-contents of shards -> CORPUS -> duplicates, leaks
+    sidecars or tars -> hashes of shards -> CORPUS -> equal hashes, near hashes -> duplicates, leaks
 
-What the samples of a shard hold, as arrays of hashes. Read from its sidecar, or from its tar.
-
-sidecars or tars -> CONTENTS -> equal hashes, near hashes -> duplicates, leaks
-
-Equal hashes among many: 16 bytes each in memory, and little more.
-
-contents -> EQUAL -> duplicates, leaks
+What the samples of a shard hold is read from its sidecar, or from its tar. Equal hashes among many
+are found with 16 bytes each in memory, and little more.
 """
 
 from __future__ import annotations

@@ -1,40 +1,26 @@
-"""Rows in Arrow's own files: streams, as Hugging Face's ``save_to_disk`` writes them, and Feather.
+"""Rows in Arrow's own files, in Parquet, and from Python, as JSON values and bytes.
 
-    Arrow -> ARROW -> spool
-
-A stream has no list of its batches, so the rows are copied once. A file up to `MAX_READ_BYTES` is
+Arrow's files are streams, as Hugging Face's ``save_to_disk`` writes them, and Feather. A stream has
+no list of its batches, so the rows are copied once to a spool. A file up to `MAX_READ_BYTES` is
 read: another program may shorten it meanwhile, and a map of it would end this process. A larger one
-is mapped, because its batches may be as large.
+is mapped, because its batches may be as large. The offsets of a stranger's file may lead anywhere
+in memory. So every batch is validated before a value of it is read.
 
-The offsets of a stranger's file may lead anywhere in memory. So every batch is validated before a
-value of it is read.
+Parquet files are read where they lie, local or behind URLs. Each job reads the row groups that hold
+its rows, some rows at a time. So a row group of any size takes little memory. But rows cannot be
+skipped: a shard that begins in the middle of a row group decodes what lies before. Where row groups
+are much longer than shards, or rows are shuffled, the rows are copied once to a spool instead (see
+`mmstream.converting.rows.open`). Null says that a row lacks the key. The checksum of a file is that
+of its size and its footer, which lists the sizes of all pages and the smallest and largest values:
+the content itself is not read twice.
 
-Values of Python and Arrow -> what JSON knows, and bytes. Everything else is an error of its row.
+Rows from Python are iterables of dicts, tables, and data sets of Hugging Face. Nothing of
+`datasets` or `pandas` is imported: their objects are known by their methods.
 
-    iterables, Parquet -> VALUES -> formats
-
-NaN and missing values of pandas are null. Times are text, as ISO 8601 writes them. NumPy's numbers
-and arrays are numbers and lists. A picture of Pillow becomes ``{"bytes": ..., "path": ...}``: its
-file's own bytes as long as nobody has touched the picture, otherwise PNG, which loses nothing.
-
-Rows in Parquet files, read where they lie: local or behind URLs.
-
-    Parquet -> PARQUET (a `RowSource`) -> plan -> formats
-
-Each job reads the row groups that hold its rows, some rows at a time. So a row group of any size
-takes little memory. But rows cannot be skipped: a shard that begins in the middle of a row group
-decodes what lies before. Where row groups are much longer than shards, or rows are shuffled, the
-rows are copied once to a spool instead (see `mmstream.converting.rows.open`).
-
-Null says that a row lacks the key. The checksum of a file is that of its size and its footer, which
-lists the sizes of all pages and the smallest and largest values: the content itself is not read
-twice.
-
-Rows from Python: iterables of dicts, tables, data sets of Hugging Face -> numbered rows.
-
-    mm.convert(rows=iterable) -> PYTHON ROWS -> spool
-
-Nothing of `datasets` or `pandas` is imported: their objects are known by their methods.
+Values become what JSON knows, and bytes. Everything else is an error of its row. NaN and missing
+values of pandas are null. Times are text, as ISO 8601 writes them. NumPy's numbers and arrays are
+numbers and lists. A picture of Pillow becomes ``{"bytes": ..., "path": ...}``: its file's own bytes
+as long as nobody has touched the picture, otherwise PNG, which loses nothing.
 """
 
 from __future__ import annotations

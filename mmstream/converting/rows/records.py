@@ -1,34 +1,24 @@
-"""Rows by their byte ranges in plain local files: lines of JSON, or records of a spool.
+"""What every source of rows gives, and rows by their byte ranges in plain local files.
 
-    one or several files of rows -> plain local files -> RECORDS (a `RowSource`) -> plan
+    a file, a table, a set of shards, an iterable -> ROW SOURCE -> plan -> row ranges -> formats
 
-A plain local JSONL file is read where it lies. Everything else that holds text, such as a gzipped
-file, a JSON array or a csv, is copied once to a temporary folder (``TMPDIR``). All processes then
-read these files by the offsets of their rows. The offsets lie in the temporary folder too, 8 bytes
-per row, and are mapped: their number is a stranger's choice, since a kilobyte of gzip may be a
-million empty rows.
+A `RowSource` is opened once, in the main process. It has the number of rows, the rows of a shard,
+and what decides the split of a row: a group, an id, or the content. Each job of a shard gets a
+`RowRange`, which can be pickled and read in another process.
+
+Plain local files hold lines of JSON, or records of a spool. A plain local JSONL file is read where
+it lies. Everything else that holds text, such as a gzipped file, a JSON array or a csv, is copied
+once to a temporary folder (``TMPDIR``). All processes then read these files by the offsets of their
+rows. The offsets lie in the temporary folder too, 8 bytes per row, and are mapped: their number is
+a stranger's choice, since a kilobyte of gzip may be a million empty rows.
 
 Rows are numbered through over all files. With files of 2 and 3 rows, rows 2 to 4 are those of the
 second file. Its rejects name their numbers 1 to 3 there. A file of n rows has n + 1 offsets, so
 row r of file f has the offsets r + f and r + f + 1.
 
-What every source of rows gives: its number of rows, and the rows of a shard.
-
-    a file, a table, a set of shards, an iterable -> ROW SOURCE -> plan -> row ranges -> formats
-
-A `RowSource` is opened once, in the main process. Each job of a shard gets a `RowRange`, which can
-be pickled and read in another process.
-
-What decides the split of a row: a group, an id, or the content.
-
-a source of rows -> IDENTITY of each row -> plan: which split it goes into
-
-The spool: rows that have no lines of their own, in one temporary file.
-
-    csv, COCO, a folder, an iterable, grouped rows -> SPOOL -> `RecordRange`
-
-A record is MessagePack: the row's number in its file, its value, and the reason why it has none.
-MessagePack is JSON with bytes. So a row may hold the bytes of a picture.
+Rows that have no lines of their own go into a spool: those of csv, COCO, a folder, an iterable, and
+grouped rows. A record is MessagePack: the row's number in its file, its value, and the reason why
+it has none. MessagePack is JSON with bytes. So a row may hold the bytes of a picture.
 """
 
 from __future__ import annotations
