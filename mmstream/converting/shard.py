@@ -30,7 +30,7 @@ import os
 import tempfile
 import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
@@ -334,8 +334,8 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
 def write_indexes(
     store: Store,
     shard: str,
-    offsets: Sequence[int],
-    checksums: Sequence[int],
+    offsets: list[int],
+    checksums: list[int],
     facts: FactsWriter | None = None,
 ) -> None:
     """Write the small files beside a tar: its index, the checksums of its samples, their facts.

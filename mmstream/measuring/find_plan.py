@@ -236,7 +236,8 @@ class _PlanHead(msgspec.Struct):
 
 def plan_of_digest(dataset: Dataset, digest: str) -> PackPlan | None:
     """Return the plan of a digest with the most shards, from beside the index."""
-    root, urls = dataset.index_store, {}
+    root = dataset.index_store
+    urls: dict[int, str] = {}
     for folder in root.folders():
         if folder.startswith(PLAN_PREFIX):
             with suppress(FileNotFoundError, msgspec.MsgspecError):
