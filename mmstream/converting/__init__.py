@@ -10,7 +10,7 @@
     draft.py           the `Draft`, and the samples that it gives
     media/          4. the bytes of the row's media
     shard.py        5. tar, index and report of one shard; the progress bar
-    sidecar.py      a Parquet file of what each shard holds
+    sidecar.py      a Parquet file of what each shard holds; hashes of media, texts and pictures
     report.py       what the rows became, in numbers; the rows that became no sample
     engines.py      several shards at a time: worker processes, or tasks of Ray
     quality/        what a corpus holds twice

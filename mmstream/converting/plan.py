@@ -56,10 +56,10 @@ from mmstream.converting.media.references import (
 )
 from mmstream.converting.options import Options
 from mmstream.converting.quality.corpus import Hashes, equal_to_first, read_contents
-from mmstream.converting.quality.hashes import content_hash
 from mmstream.converting.report import REPORTS, Reject, rejects_name
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
+from mmstream.converting.sidecar import content_hash
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.order.permute import permutation
 from mmstream.storage import Store, open_store

@@ -51,12 +51,11 @@ from mmstream.converting.draft import (
     StoredSample,
     samples_of,
 )
-from mmstream.converting.formats.row_format import RowFormat
+from mmstream.converting.formats.formats import RowFormat
 from mmstream.converting.media.check import IdleCpus
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import MediaOptions
-from mmstream.converting.quality.hashes import perceptual_hash
 from mmstream.converting.report import (
     Reject,
     RowCounter,
@@ -67,7 +66,7 @@ from mmstream.converting.report import (
     report_name,
 )
 from mmstream.converting.rows.records import Row, RowRange
-from mmstream.converting.sidecar import SidecarWriter, sidecar_name
+from mmstream.converting.sidecar import SidecarWriter, perceptual_hash, sidecar_name
 from mmstream.dataset.checksums import (
     checksums_name,
     checksums_size,

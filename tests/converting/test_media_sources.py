@@ -193,7 +193,6 @@ def test_objects_elsewhere_are_read_only_where_the_caller_allows_them(bucket, tm
 @pytest.mark.parametrize(
     ("prefixes", "reason"),
     [
-        ("s3://bucket/", "a list of prefixes"),
         (["bucket/x"], "not the URL"),
         (["s3://"], "not the URL"),
         (["zip://a::s3://b/c"], "not the URL"),

@@ -12,8 +12,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting import sidecar as module
-from mmstream.converting.quality.hashes import content_hash, text_of
-from mmstream.converting.sidecar import SidecarWriter, open_sidecar
+from mmstream.converting.sidecar import SidecarWriter, content_hash, open_sidecar, text_of
 from mmstream.dataset.facts import write_facts
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError

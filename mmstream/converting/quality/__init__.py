@@ -1,6 +1,5 @@
 """The quality of a corpus: what it holds twice, and what two corpora share.
 
-    hashes.py           hashes of media, texts and pictures, and what the text of a sample is
     corpus.py           the hashes of all shards of several datasets, and which came before
     duplicates.py       what a dataset holds twice, what two datasets share; the bad list
 

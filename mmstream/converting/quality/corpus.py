@@ -22,8 +22,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from tqdm import tqdm
 
-from mmstream.converting.quality.hashes import HASH_BYTES, content_hash, perceptual_hash, text_of
-from mmstream.converting.sidecar import id_of, open_sidecar, sidecar_name
+from mmstream.converting.sidecar import (
+    HASH_BYTES,
+    content_hash,
+    id_of,
+    open_sidecar,
+    perceptual_hash,
+    sidecar_name,
+    text_of,
+)
 from mmstream.dataset.checksums import read_samples
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.fields import json_object

@@ -22,9 +22,11 @@ from itertools import islice
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
+import msgspec
+
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.fields import kind_by_name
-from mmstream.converting.formats.row_format import names_tars
+from mmstream.converting.formats.formats import names_tars
 from mmstream.converting.rows.detect import advice
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.records import NumberedRow
@@ -74,6 +76,9 @@ class FolderContent:
     """The folders train, val, test, if all media lie in these."""
     classes: dict[str | None, dict[str, int]] = field(default_factory=dict)
     """{split: {folder: number of its class}}. A split whose folders are no classes is absent."""
+    listing: Path | None = None
+    """A temporary file with the files of a prefix, as `_walk` gives them: it is listed once. None:
+    a folder of this machine, which is listed again."""
 
     def kind(
         self, folder: str
@@ -126,19 +131,20 @@ class MediaFolder:
     """Where it lies in the folder of all media: empty, or ending with a slash."""
 
 
-def look_into(url: str) -> FolderContent:
+def look_into(url: str, listing: Path | None = None) -> FolderContent:
     """Return what a folder or prefix holds, with all folders in it. Hidden files are left out.
 
     Args:
         url: Of the folder.
+        listing: See `FolderContent.listing`.
 
     Raises:
         StorageError: An object store failed after retries.
     """
-    content = FolderContent()
+    content = FolderContent(listing=listing)
     folders_of: dict[str, set[str]] = defaultdict(set)
     """{first folder: second folders of the paths of media files}. Empty: a file has none."""
-    for path, _ in _walk(open_store(url)):
+    for path, _ in _noted(_walk(open_store(url)), listing):
         parts = path.split("/")
         name = parts[-1].lower()
         words = name.split(".")
@@ -240,6 +246,26 @@ def _walk(store: Store, prefix: str = "", above: frozenset[str] = frozenset()) -
             yield from _walk(open_store(store.url_of(name)), f"{prefix}{name}/", above)
 
 
+def _noted(files: Iterator[_File], listing: Path | None) -> Iterator[_File]:
+    """Yield files, and write each of them to `listing`. A bucket may have millions."""
+    if listing is None:
+        yield from files
+        return
+    with listing.open("wb") as notes:
+        for file in files:
+            notes.write(msgspec.json.encode(file) + b"\n")
+            yield file
+
+
+def _listed(listing: Path, prefix: str) -> Iterator[_File]:
+    """Yield the files that `_noted` wrote, below a folder."""
+    with listing.open("rb") as notes:
+        for note in notes:
+            file = msgspec.json.decode(note, type=_File)
+            if file.path.startswith(prefix):
+                yield file
+
+
 def _text_name(path: str) -> str:
     """Return the name of the text file beside a media file: ``a.txt`` for ``a.jpg``."""
     return f"{path.rpartition('.')[0]}.txt"
@@ -260,7 +286,8 @@ def iter_media(
     if split is not None:
         start, prefix = open_store(store.url_of(split)), f"{split}/"
     classes = content.classes.get(split, {})
-    files = (file for file in _walk(start, prefix) if kind_by_name(file.path) is not None)
+    walked = _walk(start, prefix) if content.listing is None else _listed(content.listing, prefix)
+    files = (file for file in walked if kind_by_name(file.path) is not None)
     number = num_texts = num_errors = 0
     is_remote_store = store.access.concurrent
     with ThreadPoolExecutor(TEXTS_AT_ONCE) if is_remote_store else nullcontext() as pool:

@@ -210,7 +210,7 @@ def _open_folder(
         return SampleSource.open(url, name, options.limit)
     if options.rows_as is None:
         refuse_lerobot(url)
-    content = look_into(url)
+    content = look_into(url, temporary / "listing" if is_remote(url) else None)
     kind = folder_kind(url, content, options.rows_as)
     if kind == "tars":
         if content.has_manifest:

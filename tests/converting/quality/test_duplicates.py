@@ -21,7 +21,7 @@ from mmstream.converting.quality.duplicates import (
     match_with_first,
     near_pairs,
 )
-from mmstream.converting.quality.hashes import perceptual_hash
+from mmstream.converting.sidecar import perceptual_hash
 from mmstream.dataset.bad_list import BAD_NAME, read_duplicates, write_bad
 from mmstream.errors import ConfigError
 from tests.helpers.convert_corpus import interrupted, run, tree, write_rows
