@@ -28,15 +28,15 @@ if TYPE_CHECKING:
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
-    from mmstream.converting.finalize import finalize as finalize
-    from mmstream.converting.media.download_options import DownloadOptions as DownloadOptions
-    from mmstream.converting.media.options import MediaOptions as MediaOptions
+    from mmstream.converting.convert import finalize as finalize
+    from mmstream.converting.options import DownloadOptions as DownloadOptions
     from mmstream.converting.options import Duplicates as Duplicates
+    from mmstream.converting.options import MediaOptions as MediaOptions
     from mmstream.converting.options import Rerun as Rerun
     from mmstream.converting.options import RowReading as RowReading
     from mmstream.converting.options import Splitting as Splitting
     from mmstream.converting.quality.duplicates import find_duplicates as find_duplicates
-    from mmstream.converting.quality.leaks import find_leaks as find_leaks
+    from mmstream.converting.quality.duplicates import find_leaks as find_leaks
     from mmstream.converting.reshard import reshard as reshard
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
@@ -121,13 +121,16 @@ _NAMES_OF = {
     "batching.collate": ("collate",),
     "batching.mrope": ("QwenVLPositions",),
     "batching.split": ("split_rows",),
-    "converting.convert": ("ConvertReport", "convert"),
-    "converting.media.download_options": ("DownloadOptions",),
-    "converting.media.options": ("MediaOptions",),
-    "converting.options": ("Duplicates", "Rerun", "RowReading", "Splitting"),
-    "converting.finalize": ("finalize",),
-    "converting.quality.duplicates": ("find_duplicates",),
-    "converting.quality.leaks": ("find_leaks",),
+    "converting.convert": ("ConvertReport", "convert", "finalize"),
+    "converting.options": (
+        "DownloadOptions",
+        "Duplicates",
+        "MediaOptions",
+        "Rerun",
+        "RowReading",
+        "Splitting",
+    ),
+    "converting.quality.duplicates": ("find_duplicates", "find_leaks"),
     "converting.reshard": ("reshard",),
     "dataset.dataset": ("Dataset",),
     "dataset.mixture": ("Mixture", "open_mixture"),

@@ -515,9 +515,15 @@ def convert(
     Begin with --dry-run 10: it shows what the first rows become, and writes nothing.
     """
     from mmstream.converting.convert import convert as run
-    from mmstream.converting.media.download_options import DOWNLOAD_FLAGS, DownloadOptions
-    from mmstream.converting.media.options import MediaOptions
-    from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
+    from mmstream.converting.options import (
+        DOWNLOAD_FLAGS,
+        DownloadOptions,
+        Duplicates,
+        MediaOptions,
+        Rerun,
+        RowReading,
+        Splitting,
+    )
 
     if not rows and dry_run is None:
         raise click.UsageError("name ROWS and DEST")
@@ -569,7 +575,7 @@ def convert(
 
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:
     """Show what the first rows become, in the terminal or on a page."""
-    from mmstream.converting.dry_run import dry_run
+    from mmstream.converting.convert import dry_run
     from mmstream.display.cards import Card, card_lines, cards_html
 
     cards: list[Card] = []
@@ -639,7 +645,7 @@ def finalize(dest: str, split: str | None, max_rejects: str) -> None:
 
     All shards must be there. The exit code is that of `mmstream convert`.
     """
-    from mmstream.converting.finalize import finalize as run
+    from mmstream.converting.convert import finalize as run
 
     max_rejects_of(max_rejects)  # a wrong one is refused before the dataset is finished
     names = [name.partition("=")[0].strip() for name in split.split(",")] if split else None

@@ -153,7 +153,7 @@ def leakcheck(
 
     The exit code is 1 if they share anything of these kinds.
     """
-    from mmstream.converting.quality.leaks import LEAK_KINDS, find_leaks
+    from mmstream.converting.quality.duplicates import LEAK_KINDS, find_leaks
     from mmstream.dataset.open import open_dataset
 
     datasets = [open_dataset(url, allow_foreign_urls=allow_foreign_urls) for url in (a, b)]

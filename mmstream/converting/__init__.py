@@ -1,25 +1,21 @@
 """Before the flow: rows and media files become shards, once.
 
-    convert.py      `mm.convert`: goes through the steps below, for each dataset of a conversion
-    options.py      the options that change the output
+    convert.py      `mm.convert`: goes through the steps below, for each dataset of a conversion;
+                    `mm.finalize`: ranges of shards -> a dataset; what the first rows would become
+    options.py      the options in groups, and those that change the output
     rows/           1. whatever holds the rows -> a source of rows
     plan.py         2. which rows go into which shard, by media too; rejected rows again
     outputs.py         the datasets to write: what they hold already, their locks, their jobs
     formats/        3. one row -> a `Draft`, the same shape for every format
     draft.py           the `Draft`, and the samples that it gives
     media/          4. the bytes of the row's media
-    shard.py        5. tar, index and report of one shard, and its live counts
-    sidecar.py      a Parquet file of what each shard holds
+    shard.py        5. tar, index and report of one shard; the progress bar
+    sidecar.py      a Parquet file of what each shard holds; hashes of media, texts and pictures
     report.py       what the rows became, in numbers; the rows that became no sample
-    unwarned.py     warnings about pictures kept off the screen
-    progress.py     the progress bar
-    engines/        several shards at a time
+    engines.py      several shards at a time: worker processes, or tasks of Ray
     quality/        what a corpus holds twice
-    locks.py        one writer, or several of different ranges of shards
-    finalize.py     `mm.finalize`: ranges of shards -> a dataset
-    destination.py  before the first shard and after the last: marker, rejects, manifest
+    destination.py  before the first shard and after the last: locks, marker, rejects, manifest
     reshard.py      `mm.reshard`: a dataset anew, in the order of its packs
-    dry_run.py      what the first rows would become
 
 The output depends only on the rows, the media and the options. Every run writes the same bytes,
 with any number of workers, and also after it was killed and started again.

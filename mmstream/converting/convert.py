@@ -1,36 +1,53 @@
 """`mm.convert`: from a file of rows to one finished dataset for each split.
 
-    rows -> PLAN -> shards, by worker processes -> manifest
+    rows -> COLUMNS -> PLAN -> shards, by worker processes -> manifest
 
-All destinations are checked before anything is written. The shards of all splits are one list of
-jobs, so the splits share the worker processes. A dataset gets its manifest when all of its shards
-are written.
+All destinations are checked before anything is written, and so are columns that the caller maps:
+some row must have them. A misspelled name would otherwise lose a column of all rows in silence. The
+shards of all splits are one list of jobs, so the splits share the worker processes. A dataset gets
+its manifest when all of its shards are written.
 
-Columns that the caller maps: some row must have them. A check before the first shard.
+`mm.finalize`: from the shards of several ranges to one finished dataset.
 
-    rows -> COLUMNS -> plan
+    ranges of shards, on any machines -> FINALIZE -> rejects, index, manifest
 
-A misspelled name would otherwise lose a column of all rows in silence.
+It needs neither rows nor media. The marker at the destination has the plan, and so tells how many
+shards there must be. The report of each shard says what its files are.
+
+`dry_run`: what the first rows would become, without a destination: `mmstream convert --dry-run N`.
+The rows are converted as always, to the memory of this process and with one row in a shard. So what
+is shown is what a conversion would write.
 """
 
 from __future__ import annotations
 
 import logging
 import os
+import secrets
 import shlex
 import time
-from collections.abc import Callable, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field, fields, replace
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from mmstream.converting.destination import give_up
-from mmstream.converting.engines.engine import Engine, EngineName, engine_of, require_engine
-from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.options import MEDIA_FLAGS, MediaOptions
+import msgspec
+
+from mmstream.converting.destination import give_up, lock_all, read_marker
+from mmstream.converting.engines import Engine, EngineName, engine_of, require_engine
 from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
-from mmstream.converting.options import Duplicates, Options, Rerun, RowReading, Splitting
+from mmstream.converting.options import (
+    MEDIA_FLAGS,
+    DownloadOptions,
+    Duplicates,
+    MediaOptions,
+    Options,
+    Rerun,
+    RowReading,
+    Splitting,
+)
 from mmstream.converting.outputs import (
     Output,
     Work,
@@ -38,30 +55,36 @@ from mmstream.converting.outputs import (
     finish_output,
     jobs_of,
     locked_outputs,
+    mark_duplicates,
     num_ranks,
-    num_rows_of_jobs,
+    shards_of,
+    warn_of_leaks,
 )
-from mmstream.converting.progress import Progress
-from mmstream.converting.quality.after import mark_duplicates, warn_of_leaks
+from mmstream.converting.plan import num_shards, shard_name
 from mmstream.converting.report import (
     REJECTS_NAME,
-    CorpusReport,
+    REPORTS,
     MediaCount,
+    Reject,
     RejectGroup,
-    first_rejects,
+    RowCounts,
+    all_rejects,
+    joined_groups,
     read_report,
-    total_report,
+    report_name,
+    total_counts,
 )
 from mmstream.converting.rows.open import Rows, file_names, input_urls, media_folder, open_rows
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
-from mmstream.converting.shard import ShardReport
+from mmstream.converting.shard import Progress, ShardReport, files_of
 from mmstream.dataset.facts import write_facts
-from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.display.markup import count_text
 from mmstream.errors import ConfigError, MMStreamError, escaped
-from mmstream.storage import is_remote, open_store
+from mmstream.storage import Store, is_remote, join_url, open_store
+from mmstream.storage.store import map_requests
 from mmstream.storage.urls import local_path, require_no_secret, require_two_slashes
 from mmstream.wrong_arguments import AnyInt, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 
@@ -311,7 +334,6 @@ def convert(
         root_stamp=None if root is None or is_remote(root) else folder_stamp(root),
     )
     command = _command(rows, dest, media_root, access, options)
-    reports: dict[str | None, ConvertReport] = {}
     rows_root = root if media_root is None else None
     with open_rows(rows, options.row_options, rows_root) as source, ExitStack() as locks:
         if isinstance(source, SampleSource):
@@ -325,21 +347,11 @@ def convert(
         for output in outputs:
             begin_output(output, root, command)
         shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
-        num_pairs: dict[str, int] = {}
-        num_dropped = 0
-        if work.shard_range is None:
-            require_samples(outputs, shard_reports, root)
-            num_pairs, num_dropped = mark_duplicates(outputs, shard_reports, progress)
-        for output in outputs:
-            finish_output(output, shard_reports[output.split])
-            seconds = time.monotonic() - started
-            reports[output.split] = report_of(output, shard_reports[output.split], seconds)
+        report = _finish(outputs, shard_reports, root, progress, started)
         _write_missing_facts(outputs, work, progress)
     warn_of_leaks(outputs, progress)
-    report = reports[None] if None in reports else total_of(reports, started)
-    report = replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
     if work.shard_range is None:
-        warn_of_rejects(report, max_rejects, dest)
+        _warn_of_rejects(report, max_rejects, dest)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
         dest,
@@ -350,6 +362,28 @@ def convert(
         report.mb_per_s,
     )
     return report
+
+
+def _finish(
+    outputs: list[Output],
+    shard_reports: dict[str | None, list[ShardReport]],
+    root: str | None,
+    progress: bool,
+    started: float,
+) -> ConvertReport:
+    """Make datasets of shards, unless they are a range, and return what this call did."""
+    num_pairs: dict[str, int] = {}
+    num_dropped = 0
+    if outputs[0].work.shard_range is None:
+        _require_samples(outputs, shard_reports, root)
+        num_pairs, num_dropped = mark_duplicates(outputs, shard_reports, progress)
+    reports: dict[str | None, ConvertReport] = {}
+    for output in outputs:
+        finish_output(output, shard_reports[output.split])
+        seconds = time.monotonic() - started
+        reports[output.split] = _report_of(output, shard_reports[output.split], seconds)
+    report = reports[None] if None in reports else _total_of(reports, started)
+    return replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
 
 
 def _require_one_process(rerun: Rerun) -> None:
@@ -417,7 +451,7 @@ def _write_shards(
     split_of_url = {output.store.url: output.split for output in outputs}
     reports: dict[str | None, list[ShardReport]] = {output.split: [] for output in outputs}
     jobs = (job for output in outputs for job in jobs_of(output, source, options, access))
-    num_rows = sum(num_rows_of_jobs(output) for output in outputs)
+    num_rows = sum(len(rows) for output in outputs for _, rows in shards_of(output))
     with Progress(num_rows, progress) as bar:
         jobs = (replace(job, progress_folder=bar.folder) for job in jobs)
         for url, report in run_jobs(jobs):
@@ -425,10 +459,12 @@ def _write_shards(
             if report.repaired:
                 logger.warning("%s/%s: was missing or damaged; written again", url, report.name)
             bar.finish_shard(report)
-    return {split: sorted(shards, key=_shard_order) for split, shards in reports.items()}
+    for shards in reports.values():  # from shard-1000000.tar on, names are longer
+        shards.sort(key=lambda report: (len(report.name), report.name))
+    return reports
 
 
-def require_samples(
+def _require_samples(
     outputs: list[Output], reports: dict[str | None, list[ShardReport]], root: str | None
 ) -> None:
     """Refuse to finish datasets that would all be empty. Their rejects stay."""
@@ -439,7 +475,7 @@ def require_samples(
         give_up(output.store, reports[output.split])
     num_rejects = sum(report.num_rejects for shards in reports.values() for report in shards)
     store = next(output.store for output in outputs if len(output.rows))
-    first = first_rejects(store, 1)[0]
+    first = next(all_rejects(store))
     hint = ""
     if "no such file" in first.reason or "outside the media root" in first.reason:
         hint = f". Media paths are relative to {root}; name another folder with media_root="
@@ -453,16 +489,14 @@ def require_samples(
     )
 
 
-def _shard_order(report: ShardReport) -> tuple[int, str]:
-    return len(report.name), report.name  # from shard-1000000.tar on, names are longer
-
-
-def report_of(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
+def _report_of(output: Output, shards: list[ShardReport], seconds: float) -> ConvertReport:
     """Return the report of one dataset, from its manifest and the shards of this call."""
     if output.work.shard_range is not None and output.state != "finished":
         return _report_of_range(shards, seconds)
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     corpus = read_report(output.store)
+    names = ("formats", "unread_keys", "media", "reject_kinds", "num_left_out")
+    facts = {} if corpus is None else {name: getattr(corpus, name) for name in names}
     num_retried = sum(shard.num_rows for shard in shards) if output.work.rerun.retry_rejects else 0
     return ConvertReport(
         num_rows=len(output.rows),
@@ -476,7 +510,7 @@ def report_of(output: Output, shards: list[ShardReport], seconds: float) -> Conv
         was_finished=output.state == "finished" and not output.work.rerun.retry_rejects,
         num_retried=num_retried,
         num_recovered=num_retried and num_retried - sum(shard.num_rejects for shard in shards),
-        **_facts(corpus),
+        **facts,
     )
 
 
@@ -494,12 +528,6 @@ def _report_of_range(shards: list[ShardReport], seconds: float) -> ConvertReport
     )
 
 
-def _facts(corpus: CorpusReport | None) -> dict[str, Any]:
-    """Return what ``report.json`` says besides the counts, by the names of `ConvertReport`."""
-    names = ("formats", "unread_keys", "media", "reject_kinds", "num_left_out")
-    return {} if corpus is None else {name: getattr(corpus, name) for name in names}
-
-
 def check_max_rejects(max_rejects: float) -> None:
     """Raise a ConfigError if it is neither a fraction nor a number of rows."""
     if not 0 <= max_rejects <= (1 if isinstance(max_rejects, float) else max_rejects):
@@ -508,7 +536,7 @@ def check_max_rejects(max_rejects: float) -> None:
         )
 
 
-def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
+def _warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
     """Warn if a finished conversion rejected more rows than were allowed."""
     if report.has_more_rejects_than(max_rejects):
         logger.warning(
@@ -519,24 +547,26 @@ def warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> Non
         )
 
 
-def total_of(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
+def _total_of(reports: dict[str | None, ConvertReport], started: float) -> ConvertReport:
     """Return the sums over all splits."""
     sums: dict[str, Any] = {
         f.name: sum(getattr(report, f.name) for report in reports.values())
         for f in fields(ConvertReport)
         if f.type == "int"
     }
-    facts = _facts(total_report(map(_corpus_report, reports.values())))
+    counts = total_counts(
+        RowCounts(report.formats, report.unread_keys, report.media) for report in reports.values()
+    )
     return ConvertReport(
-        **{**sums, **facts},
+        **sums,
         seconds=time.monotonic() - started,
         was_finished=all(report.was_finished for report in reports.values()),
+        formats=counts.formats,
+        unread_keys=counts.unread_keys,
+        media=counts.media,
+        reject_kinds=joined_groups(chain(*(report.reject_kinds for report in reports.values()))),
         splits={split: report for split, report in reports.items() if split is not None},
     )
-
-
-def _corpus_report(report: ConvertReport) -> CorpusReport:
-    return CorpusReport(**{f.name: getattr(report, f.name) for f in fields(CorpusReport)})
 
 
 def _command(
@@ -583,7 +613,9 @@ def _command(
 
 MAX_ROWS = 10_000
 """Rows that are looked through. Usually the first one has all columns."""
-_MAX_NAMED = 20
+
+MAX_NAMED = 20
+"""Columns, or ranges of missing shards, that a message names."""
 
 
 def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> None:
@@ -608,11 +640,248 @@ def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> No
     if first is None:
         return  # each row is a reject that says why, or a sample already
     number, names = first
-    shown = ", ".join(escaped(name, 60) for name in names[:_MAX_NAMED])
-    more = f" and {len(names) - _MAX_NAMED:,} others" if len(names) > _MAX_NAMED else ""
+    shown = ", ".join(escaped(name, 60) for name in names[:MAX_NAMED])
+    more = f" and {len(names) - MAX_NAMED:,} others" if len(names) > MAX_NAMED else ""
     of_first = f" of the first {MAX_ROWS:,}" if source.num_rows > MAX_ROWS else ""
     missing = ", ".join(f"{theirs} (as {ours})" for theirs, ours in absent.items())
     raise ConfigError(
         f"columns: no row{of_first} has the column {escaped(missing, 200)}; row {number:,} has "
         f"{shown}{more}"
     )
+
+
+@checked()
+def finalize(
+    dest: str | os.PathLike[str],
+    *,
+    splits: Sequence[str] | None = None,
+    max_rejects: NonNegativeFloat = 0.01,
+) -> ConvertReport:
+    """Make a dataset of the shards that `convert` wrote with ``shard_range=``.
+
+    All shards of the plan must be there. Then ``rejects.jsonl``, the index and the manifest are
+    written, as a conversion without ranges writes them. No range may be written meanwhile.
+
+    If it was interrupted, make the same call again. On a finished dataset it does nothing.
+
+    Args:
+        dest: The folder or URL prefix that the ranges were written to.
+        splits: Names of all splits, if the conversion has some.
+        max_rejects: As in `convert`.
+
+    Returns:
+        Counts and bytes of the dataset.
+
+    Raises:
+        ConfigError: `dest` holds no conversion, or a process still writes there.
+        MMStreamError: Shards are missing or damaged, and the message names them. Or no row became
+            a sample. No dataset was written.
+        StorageError: Storage failed after retries.
+
+    Examples:
+        Two machines write half of the shards each.
+
+        >>> for shard_range in ((0, 1), (1, 2)):
+        ...     _ = mm.convert(
+        ...         "rows.jsonl", "both/", media_root="media/", samples_per_shard=240,
+        ...         shard_range=shard_range, progress=False,
+        ...     )
+        >>> mm.finalize("both/").num_samples
+        480
+    """
+    started = time.monotonic()
+    dest = os.fspath(dest)
+    require_no_secret(dest)
+    check_max_rejects(max_rejects)
+    if splits is not None and (not splits or len(set(splits)) < len(splits)):
+        raise ConfigError(f"splits={splits!r}: name all of them with splits=, each once")
+    store = open_store(dest)
+    with ExitStack() as locks:
+        outputs: list[Output] = []
+        names: Sequence[str | None] = splits or [None]
+        for split in names:
+            split_store = store if split is None else open_store(join_url(store.url, split))
+            outputs.append(_output(split_store, split, locks))
+        outputs = _in_order(outputs)
+        reports = {output.split: _reports(output) for output in outputs}
+        _require_all(outputs, reports)
+        written = {
+            split: [report for report in shards.values() if report is not None]
+            for split, shards in reports.items()
+        }
+        report = _finish(outputs, written, None, False, started)
+    warn_of_leaks(outputs, progress=False)
+    _warn_of_rejects(report, max_rejects, dest)
+    return report
+
+
+def _output(store: Store, split: str | None, locks: ExitStack) -> Output:
+    """Return the dataset that a marker or a manifest describes. An unfinished one is locked."""
+    if not store.exists(MARKER_NAME):
+        if not store.exists(MANIFEST_NAME):
+            hint = "" if split else "; if it has splits, name all of them with splits="
+            raise ConfigError(f"{store.url}: no shard range was converted to here{hint}")
+        plan = Manifest.read(store).source
+        if "num_rows" not in plan:
+            raise ConfigError(f"{store.url}: holds a dataset that no conversion wrote")
+        return Output(split, store, range(plan["num_rows"]), plan, "finished", Work())
+    lock = lock_all(store, "finalize", locks)
+    marker = read_marker(store)
+    if marker.get("clearing"):
+        raise ConfigError(
+            f"{store.url}: an overwrite was interrupted here; run it again to its end"
+        )
+    plan = marker["plan"]
+    return Output(split, store, range(plan["num_rows"]), plan, "unfinished", Work(), lock=lock)
+
+
+def _in_order(outputs: list[Output]) -> list[Output]:
+    """Return splits in the order of the plan, with the number of the first shard of each.
+
+    Raises:
+        ConfigError: The splits are not those of the plan.
+    """
+    by_split = {output.split: output for output in outputs}
+    planned = outputs[0].plan["splits"]
+    names = [None] if planned is None else [name for name, _ in planned]
+    if set(names) != set(by_split):
+        raise ConfigError(
+            f"splits={[output.split for output in outputs]}: the conversion has {names}"
+        )
+    ordered: list[Output] = []
+    for name in names:
+        first_shard = sum(num_shards(output.plan) for output in ordered)
+        ordered.append(by_split[name]._replace(first_shard=first_shard))
+    return ordered
+
+
+def _reports(output: Output) -> dict[int, ShardReport | None]:
+    """Return {shard: report} of an unfinished dataset. None: it is not written, or is damaged."""
+    if output.lock is None:
+        return {}
+    sizes = {name: file.size for name, file in output.store.list().items()}
+    for name, file in open_store(output.store.url_of(REPORTS)).list().items():
+        sizes[f"{REPORTS}/{name}"] = file.size
+
+    def read(index: int) -> ShardReport | None:
+        name = shard_name(index)
+        if report_name(name) not in sizes:
+            return None
+        try:
+            report = msgspec.json.decode(output.store.read(report_name(name)), type=ShardReport)
+        except msgspec.MsgspecError:
+            return None
+        return replace(report, reused=True) if files_of(report).items() <= sizes.items() else None
+
+    shards = output.shards
+    return dict(zip(shards, map_requests(output.store, read, shards), strict=True))
+
+
+def _require_all(
+    outputs: list[Output], reports: dict[str | None, dict[int, ShardReport | None]]
+) -> None:
+    """Raise an MMStreamError that names the shards that are missing, counted over all splits."""
+    missing = [
+        output.first_shard + index
+        for output in outputs
+        for index, report in reports[output.split].items()
+        if report is None
+    ]
+    if not missing:
+        return
+    ranges: list[list[int]] = []
+    for shard in missing:
+        if ranges and ranges[-1][1] == shard:
+            ranges[-1][1] += 1
+        else:
+            ranges.append([shard, shard + 1])
+    names = [f"{start}:{stop}" for start, stop in ranges[:MAX_NAMED]]
+    num_all = sum(num_shards(output.plan) for output in outputs)
+    raise MMStreamError(
+        f"{len(missing):,} of {num_all:,} shards are missing or damaged: {', '.join(names)}"
+        f"{', ...' * (len(ranges) > MAX_NAMED)}; write them with shard_range=, then finalize again"
+    )
+
+
+WHOLE_ONLY = (
+    *("splitting", "shuffle_seed", "samples_per_shard", "sidecar", "duplicates", "rerun"),
+    *("engine", "shard_range"),
+)
+"""Options that say where rows go, not what they become. A dry run leaves them out."""
+
+
+@dataclass(frozen=True)
+class DryRow:
+    """What one row becomes."""
+
+    number: int
+    """From 1, over all files of rows."""
+    format: str
+    """The format that it was read as. Empty for a reject."""
+    samples: tuple[Mapping[str, Any], ...]
+    """As a dataset gives them, but without a shard: {field: bytes}."""
+    unread: tuple[str, ...]
+    """Its keys that nothing read."""
+    reject: Reject | None
+    """Why it becomes no sample."""
+
+
+def dry_run(
+    rows: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
+    num_rows: int,
+    reading: RowReading | None = None,
+    **options: Any,
+) -> list[DryRow]:
+    """Return what the first rows become. Nothing is written, except for temporary files.
+
+    The samples of all these rows are in memory.
+
+    Args:
+        rows: As for `mm.convert`.
+        num_rows: How many rows.
+        reading: As for `mm.convert`, without `limit`.
+        options: Of `mm.convert`. Those that say where rows go, such as `splitting`, have no effect.
+
+    Raises:
+        MMStreamError: As for `mm.convert`, but for rows that become no sample: they are returned.
+    """
+    used = {name: value for name, value in options.items() if name not in WHOLE_ONLY}
+    used |= {"num_workers": 1, "progress": False, "max_rejects": 1.0}
+    used["reading"] = replace(reading or RowReading(), limit=num_rows)
+    with _folder_in_memory() as store:
+        try:
+            report = convert(rows, store.url, samples_per_shard=1, sidecar=False, **used)
+        except MMStreamError:
+            if not store.exists(REJECTS_NAME):
+                raise  # not for lack of samples
+            return [DryRow(i, "", (), (), reject) for i, reject in enumerate(all_rejects(store), 1)]
+        return list(_rows(store, report.num_rows))
+
+
+def _rows(store: Store, num_rows: int) -> Iterator[DryRow]:
+    dataset = open_dataset(store.url)
+    rejects = all_rejects(store)
+    start = 0
+    for i in range(num_rows):
+        shard = msgspec.json.decode(store.read(report_name(shard_name(i))), type=ShardReport)
+        samples = tuple(_fields(dataset[j]) for j in range(start, start + shard.num_samples))
+        start += shard.num_samples
+        reject = next(rejects) if shard.num_rejects else None
+        formats, unread = shard.counts.formats, shard.counts.unread_keys
+        yield DryRow(i + 1, next(iter(formats), ""), samples, tuple(unread), reject)
+
+
+def _fields(sample: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a sample without its shard, which a conversion would not write."""
+    return {name: value for name, value in sample.items() if name not in ("__url__", "__lineage__")}
+
+
+@contextmanager
+def _folder_in_memory() -> Iterator[Store]:
+    store = open_store(f"memory://mmstream-dry-run-{secrets.token_hex(8)}")
+    try:
+        yield store
+    finally:
+        for folder in (store, open_store(store.url_of(REPORTS))):
+            for name in folder.list():
+                folder.remove(name)

@@ -1,6 +1,6 @@
 """The destination of a conversion, before its first shard and after its last one.
 
-    inspect, begin -> shards -> finish
+    LOCKS -> inspect, begin -> shards -> finish
 
 A conversion writes these, in this order:
 
@@ -19,22 +19,27 @@ A conversion writes these, in this order:
 A killed conversion leaves its marker. `open_dataset` then refuses the folder, and names the command
 that continues. A list of bad samples from an earlier dataset is removed before the marker is
 written. If no row became a sample, only the rejects stay; the next call tries every row again.
+
+One conversion may write there, or several that write other ranges of shards. A conversion of all
+shards holds ``.mmstream.lock`` in the destination. One of the shards [a, b) holds
+``reports/shards-A-B.lock``. Both kinds exclude each other: each puts its own lock there first, and
+then looks for those of the other kind. So at least one of two sees the other.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import time
 from collections import Counter
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
 
 import msgspec
 
-from mmstream.converting.locks import marker_lock
 from mmstream.converting.plan import RETRIED_SHARDS, num_shards, shard_name
 from mmstream.converting.quality.duplicates import DUPLICATES_NAME
 from mmstream.converting.report import (
@@ -48,7 +53,7 @@ from mmstream.converting.report import (
 from mmstream.converting.shard import ShardReport
 from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
-from mmstream.dataset.files import README_NAME, json_lines, read_json, require_files, write_readme
+from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index_tars import MAX_PARTS
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
@@ -63,7 +68,13 @@ from mmstream.storage import RemoteStore, Store, is_remote, open_store
 from mmstream.storage.local import remove_temporaries
 from mmstream.storage.store import map_requests
 from mmstream.storage.urls import local_path
-from mmstream.storage.write_lock import LOCK_NAME
+from mmstream.storage.write_lock import (
+    LOCK_NAME,
+    LockedError,
+    WriteLock,
+    require_unlocked,
+    write_lock,
+)
 
 State: TypeAlias = Literal["fresh", "unfinished", "finished", "clear"]
 """What a destination holds.
@@ -138,7 +149,8 @@ def _is_owned(url: str, folder: Store, owned: str) -> bool:
 
 def _same_file(paths: Sequence[str], folder: str, owned: str) -> str | None:
     """Return the path that an owned name in a folder leads to, or that is the folder itself."""
-    by_inode = {status.st_ino: (path, status) for path in paths for status in [_status(path)]}
+    statuses = {path: Path(local_path(path)).stat() for path in paths}
+    by_inode = {status.st_ino: (path, status) for path, status in statuses.items()}
     try:
         entries = os.scandir(folder)
         at_folder = by_inode.get(os.stat(folder).st_ino)  # noqa: PTH116
@@ -157,10 +169,6 @@ def _same_file(paths: Sequence[str], folder: str, owned: str) -> str | None:
                     if known is not None and os.path.samestat(known, status):
                         return path
     return None
-
-
-def _status(path: str) -> os.stat_result:
-    return Path(local_path(path)).stat()
 
 
 def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrite: bool) -> State:
@@ -265,11 +273,8 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
     """Write ``rejects.jsonl``, ``report.json``, the index, the manifest; remove the marker."""
     _write_rejects(store, reports)
     manifest = manifest_of(plan, reports)
-    _write_report(store, manifest, reports)
-    part = write_part(store, manifest, 0, len(manifest.shards) - 1)
-    manifest = replace(manifest, index_parts=(part,) if part else ())
-    write_readme(store)
-    store.write(MANIFEST_NAME, manifest.to_bytes())
+    write_report(store, manifest, (report.counts for report in reports))
+    commit(store, manifest)
     store.remove(MARKER_NAME)
 
 
@@ -298,7 +303,7 @@ def finish_retry(store: Store, reports: Sequence[ShardReport]) -> None:
     all_reports = [*_earlier_reports(store, old), *reports]
     fields = dict(_fields(all_reports))
     manifest = replace(old, shards=(*old.shards, *shards), fields=fields, source=source)
-    _write_report(store, manifest, all_reports)
+    write_report(store, manifest, (report.counts for report in all_reports))
     parts = old.index_parts if len(old.index_parts) < MAX_PARTS else ()
     first = parts[-1].last_shard + 1 if parts else 0
     part = write_part(store, manifest, first, len(manifest.shards) - 1)
@@ -321,18 +326,6 @@ def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:
             ) from None
 
     return map_requests(store, read, range(count))
-
-
-def _write_report(store: Store, manifest: Manifest, reports: Sequence[ShardReport]) -> None:
-    write_report(
-        store,
-        (report.counts for report in reports),
-        num_rows=manifest.source["num_rows"],
-        num_samples=manifest.num_samples,
-        num_rejects=manifest.source["num_rejects"],
-        num_shards=len(manifest.shards),
-        num_bytes=manifest.num_bytes,
-    )
 
 
 def remove_shards(store: Store, shards: Sequence[str]) -> None:
@@ -396,10 +389,8 @@ def _has_reports(store: Store) -> bool:
 
 def _clear(store: Store) -> None:
     """Remove what a conversion writes, and no other files."""
-    store.remove(MANIFEST_NAME)
-    store.remove(REJECTS_NAME)
-    store.remove(REPORT_NAME)
-    store.remove(DUPLICATES_NAME)
+    for name in (MANIFEST_NAME, REJECTS_NAME, REPORT_NAME, DUPLICATES_NAME):
+        store.remove(name)
     _remove_reports(store)
     owned = [
         name
@@ -473,3 +464,64 @@ def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, A
 def read_marker(store: Store) -> dict[str, Any]:
     """Return the marker of an unfinished conversion: its plan, and what continues it."""
     return read_json(store, MARKER_NAME)
+
+
+RANGE_COMMAND = "convert --shard-range"
+MARKER_LOCK = "marker.lock"
+MARKER_WAIT_S = 120.0
+
+_RANGE_LOCK = re.compile(r"shards-(\d+)-(\d+)\.lock")
+
+
+def lock_all(store: Store, command: str, locks: ExitStack) -> WriteLock:
+    """Lock a destination for one writer, against ranges of shards, too.
+
+    Locks of dead ranges are taken over, and removed when `locks` are closed.
+
+    Raises:
+        LockedError: Another process writes there.
+    """
+    lock = locks.enter_context(write_lock(store, command))
+    reports = open_store(store.url_of(REPORTS))
+    names = [name for name in reports.list() if _RANGE_LOCK.fullmatch(name) or name == MARKER_LOCK]
+    # Side by side: each dead holder on another machine is watched for a minute.
+    map_requests(
+        reports, lambda name: locks.enter_context(write_lock(reports, command, name)), names
+    )
+    return lock
+
+
+def lock_shards(store: Store, shards: range, locks: ExitStack) -> WriteLock:
+    """Lock a range of shards, which is not empty.
+
+    Raises:
+        LockedError: Another process writes all shards, or some of these.
+    """
+    reports = open_store(store.url_of(REPORTS))
+    own_name = f"shards-{shards.start:06d}-{shards.stop:06d}.lock"
+    lock = locks.enter_context(write_lock(reports, RANGE_COMMAND, own_name))
+    require_unlocked(store)
+    for name in reports.list():
+        match = _RANGE_LOCK.fullmatch(name)
+        if match and name != own_name:
+            start, stop = int(match[1]), int(match[2])
+            if start < shards.stop and shards.start < stop:
+                require_unlocked(reports, name)
+    return lock
+
+
+@contextmanager
+def marker_lock(store: Store) -> Iterator[None]:
+    """Hold the lock on the marker for the block. Ranges that start together wait for each other."""
+    reports = open_store(store.url_of(REPORTS))
+    deadline = time.monotonic() + MARKER_WAIT_S
+    with ExitStack() as stack:
+        while True:
+            try:
+                stack.enter_context(write_lock(reports, RANGE_COMMAND, MARKER_LOCK))
+                break
+            except LockedError:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(0.1)
+        yield

@@ -116,7 +116,12 @@ def samples_of(
     fields: dict[str, bytes] = {}
     if draft.media:
         names = _field_names(draft, media)
-        content = _with_fields(content, names, media)
+        content = {
+            key: [_named_parts(message, names, media) for message in value]
+            if key in DIALOGUE_KEYS
+            else value
+            for key, value in content.items()
+        }
         further = _further_fields(draft, names, media)
         fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
     if not (each and "captions" in content):
@@ -208,21 +213,10 @@ def _says_more(content: dict[str, Any]) -> bool:
     return not content.keys() <= _IMPLIED_KEYS or content.get("id") is not None
 
 
-def _with_fields(
-    content: dict[str, Any], names: list[str], media: Sequence[Media]
-) -> dict[str, Any]:
-    """Return the content with the names of fields in place of the indexes of media files."""
-    return {
-        key: [_named_parts(message, names, media) for message in value]
-        if key in DIALOGUE_KEYS
-        else value
-        for key, value in content.items()
-    }
-
-
 def _named_parts(
     message: dict[str, Any], names: list[str], media: Sequence[Media]
 ) -> dict[str, Any]:
+    """Return a message with the names of fields in place of the indexes of media files."""
     parts = []
     for part in message["content"]:
         if part["type"] in KINDS:

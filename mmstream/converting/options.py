@@ -3,23 +3,32 @@
     OPTIONS + rows -> plan -> shards
 
 The plan of a conversion saves `Options`. Whatever only changes how the work is done, such as
-`Rerun` and the number of workers, is not in it.
+`Rerun`, `DownloadOptions` and the number of workers, is not in it.
 """
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field
-from typing import Any, Literal, TypeAlias
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields
+from importlib.metadata import version
+from typing import Annotated, Any, Literal, TypeAlias
 
-from mmstream.converting.formats.row_format import RowFormat
-from mmstream.converting.media.options import MediaOptions
-from mmstream.converting.rows.detect import RowKind, RowOptions
-from mmstream.converting.rows.encodings import encoding_name
+from mmstream.converting.formats.formats import RowFormat
+from mmstream.converting.media.addresses import host_rule
+from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import Fraction, NonEmptyStr, PositiveInt, checked
+from mmstream.wrong_arguments import (
+    Fraction,
+    NonEmptyStr,
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveInt,
+    Seconds,
+    Within,
+    checked,
+)
 
 Action: TypeAlias = Literal["report", "drop"]
 """What becomes of duplicates."""
@@ -164,6 +173,214 @@ class Rerun:
             raise ConfigError(
                 "retry_rejects=True adds shards to a finished dataset; leave out overwrite=True"
             )
+
+
+ImageFormat: TypeAlias = Literal["jpg", "png", "webp"]
+
+Quality: TypeAlias = Annotated[int, Within(1, 100, "a whole number from 1 to 100")]
+Aspect: TypeAlias = Annotated[float, Within(1, 1e9, "a number from 1 up")]
+
+MEDIA_FLAGS = {
+    "check": "--media-check",
+    "max_image_side": "--max-image-side",
+    "image_quality": "--image-quality",
+    "image_format": "--image-format",
+    "video_format": "--video-format",
+    "min_image_side": "--min-image-side",
+    "max_aspect": "--max-aspect",
+    "min_duration_s": "--min-duration",
+    "max_duration_s": "--max-duration",
+}
+"""The flag of ``mmstream convert`` for each setting."""
+
+_LIBRARIES = ("pillow", "simplejpeg", "torch")
+"""What decodes, resizes and encodes images."""
+
+DEFAULT_QUALITY = 95
+"""Quality of images that are encoded again, where `image_quality` is not set."""
+
+
+@checked()
+@dataclass(frozen=True)
+class MediaOptions:
+    """What a conversion asks of media files, and how it changes them.
+
+    A row with a file that fails a check is rejected, with the reason. By default files are stored
+    byte for byte as they are. They are also stored so where a change is asked for and the file
+    needs none.
+
+    Attributes:
+        check: How much of a file is read. "none": its first bytes, for its type. "header": also its
+            size, duration and so on, without decoding it. "full": everything is decoded once, as
+            strictly as in training.
+        max_image_side: Images with a longer side than this are made smaller, to this side. None: as
+            they are. Images are never made larger.
+        image_quality: Quality of images that are encoded again as JPEG or WebP, 1 to 100. Default:
+            95.
+        image_format: Store all images as "jpg", "png" or "webp". None: as they are.
+        video_format: "mp4": store videos of other containers as MP4, of the same packets, where
+            frames, times and sound stay the same. Of an MP4, training reads a small part of a large
+            file without the rest. Subtitles are left out. None: as they are.
+        min_image_side: Reject images with a shorter side than this, in pixels of the original.
+        max_aspect: Reject images whose longer side is more than this many times the shorter one.
+        min_duration_s: Reject audio and video files that are shorter, in seconds, or whose duration
+            is unknown.
+        max_duration_s: Reject audio and video files that are longer, in seconds, or whose duration
+            is unknown.
+
+    Raises:
+        ConfigError: A value is impossible, or two of them contradict each other.
+
+    Examples:
+        Images of at most 1024 pixels on their longer side, and none below 64 on the shorter one:
+
+        >>> media = mm.MediaOptions(max_image_side=1024, min_image_side=64)
+        >>> media.check
+        'header'
+    """
+
+    check: Literal["none", "header", "full"] = "header"
+    max_image_side: PositiveInt | None = None
+    image_quality: Quality | None = None
+    image_format: ImageFormat | None = None
+    video_format: Literal["mp4"] | None = None
+    min_image_side: PositiveInt | None = None
+    max_aspect: Aspect | None = None
+    min_duration_s: NonNegativeFloat | None = None
+    max_duration_s: NonNegativeFloat | None = None
+
+    def __post_init__(self) -> None:
+        shortest, longest = self.min_duration_s, self.max_duration_s
+        if shortest is not None and longest is not None and shortest > longest:
+            raise ConfigError(
+                f"min_duration_s={shortest} is more than max_duration_s={longest}: no file fits"
+            )
+        limits = (
+            "min_image_side",
+            "max_aspect",
+            "min_duration_s",
+            "max_duration_s",
+            "video_format",
+        )
+        used = [name for name in limits if getattr(self, name) is not None]
+        if self.check == "none" and used:
+            raise ConfigError(f"{used[0]} needs the headers of files: set check to 'header'")
+        if self.image_quality is not None and not self.changes_images:
+            raise ConfigError(
+                f"image_quality={self.image_quality} changes nothing by itself: "
+                "set max_image_side or image_format, too"
+            )
+        if self.image_format == "png" and self.image_quality is not None:
+            raise ConfigError("image_quality: PNG has no quality; leave it out")
+
+    @property
+    def changes_images(self) -> bool:
+        """Whether some images may be stored with other bytes than they have."""
+        return self.max_image_side is not None or self.image_format is not None
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether files are stored as they are, and rejected for nothing but their type."""
+        return self.check != "full" and self.settings().keys() <= {"check"}
+
+    @property
+    def quality(self) -> int:
+        """The quality that counts: `image_quality`, or its default."""
+        return DEFAULT_QUALITY if self.image_quality is None else self.image_quality
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings that are not at their default."""
+        values = {field.name: getattr(self, field.name) for field in fields(self)}
+        defaults = {field.name: field.default for field in fields(self)}
+        return {name: value for name, value in values.items() if value != defaults[name]}
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the plan saves: `settings`, and the libraries that write media anew.
+
+        Other versions of them may give other bytes. So a conversion goes on with the same ones.
+        """
+        names = [
+            *(_LIBRARIES if self.changes_images else ()),
+            *(["av"] if self.video_format else ()),
+        ]
+        if not names:
+            return self.settings()
+        return {**self.settings(), "libraries": {name: version(name) for name in names}}
+
+
+DOWNLOAD_FLAGS = {
+    "num_connections": "--num-connections",
+    "num_connections_per_host": "--num-connections-per-host",
+    "timeout_s": "--download-timeout",
+    "idle_timeout_s": "--download-idle-timeout",
+    "num_tries": "--download-tries",
+    "max_bytes": "--max-download-bytes",
+    "max_redirects": "--max-redirects",
+    "max_unanswered": "--max-unanswered",
+}
+"""Flags of ``mmstream convert`` by the names of the numbers."""
+
+
+@checked()
+@dataclass(frozen=True)
+class DownloadOptions:
+    """How to download media that rows name by ``http://`` and ``https://`` URLs.
+
+    The worker processes of a conversion share the connections.
+
+    Args:
+        num_connections: Downloads that run at the same time, over all worker processes of this
+            machine. Each worker has one at least.
+        num_connections_per_host: The same, to one host. A host that asks for patience (429, 503)
+            gets fewer for a while.
+        timeout_s: Seconds for one try. A try gets a further second for every 128 KiB that arrived,
+            so that a large file may take longer.
+        idle_timeout_s: Seconds without a byte, after which a try has failed.
+        num_tries: Tries of one URL. Only failures that may pass are tried again: time-outs, broken
+            connections, a DNS server that does not answer, and the statuses 408, 425, 429 and 5xx.
+        max_bytes: Longest medium in bytes, also after decompression.
+        max_redirects: Redirects that one download follows.
+        honor_robots: Refuse media whose server says ``noai``, ``noimageai``, ``noindex`` or
+            ``noimageindex`` in ``X-Robots-Tag``, or reserves its rights by ``TDM-Reservation: 1``.
+        allow_hosts: Hosts that may have private addresses and any port, as ``NAME`` or
+            ``NAME:PORT``. By default, addresses that are not public are refused.
+        max_unanswered: Stop with a StorageError after so many downloads in a row that no server
+            answered. 0: never stop.
+
+    Raises:
+        ConfigError: A value is impossible.
+
+    Examples:
+        >>> options = mm.DownloadOptions(num_tries=5, allow_hosts=("media.lan", "127.0.0.1:8080"))
+        >>> options.num_connections
+        64
+    """
+
+    num_connections: PositiveInt = 64
+    num_connections_per_host: PositiveInt = 16
+    timeout_s: Seconds = 20.0
+    idle_timeout_s: Seconds = 10.0
+    num_tries: PositiveInt = 3
+    max_bytes: PositiveInt = 128 << 20
+    max_redirects: NonNegativeInt = 5
+    honor_robots: bool = True
+    allow_hosts: tuple[str, ...] = ()
+    max_unanswered: NonNegativeInt = 100
+
+    def __post_init__(self) -> None:
+        for host in self.allow_hosts:
+            host_rule(host)
+
+    def words(self) -> Iterator[str]:
+        """Yield the words of a command line that has these options, without the defaults."""
+        default = DownloadOptions()
+        for name, flag in DOWNLOAD_FLAGS.items():
+            if getattr(self, name) != getattr(default, name):
+                yield from (flag, str(getattr(self, name)))
+        if not self.honor_robots:
+            yield "--ignore-robots"
+        for host in self.allow_hosts:
+            yield from ("--allow-host", host)
 
 
 @dataclass(frozen=True)

@@ -48,14 +48,18 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import MediaRef, RowError
-from mmstream.converting.media.files import plain_path
-from mmstream.converting.media.references import MediaAccess, inline_bytes, parse_reference
+from mmstream.converting.media.references import (
+    MediaAccess,
+    inline_bytes,
+    parse_reference,
+    plain_path,
+)
 from mmstream.converting.options import Options
 from mmstream.converting.quality.corpus import Hashes, equal_to_first, read_contents
-from mmstream.converting.quality.hashes import content_hash
-from mmstream.converting.report import REPORTS, rejects_name
+from mmstream.converting.report import REPORTS, Reject, rejects_name
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
+from mmstream.converting.sidecar import content_hash
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.order.permute import permutation
 from mmstream.storage import Store, open_store
@@ -339,10 +343,6 @@ RETRIED_SHARDS = "retried_shards"
 _CURE = f"bring {REPORTS}/ back, or convert again with rerun=mm.Rerun(overwrite=True)"
 
 
-class _Rejected(msgspec.Struct):
-    key: str
-
-
 def rounds(store: Store, source: Mapping[str, Any]) -> Iterator[dict[str, IntArray]]:
     """Yield {name of a shard: 0-based rows} of each retry of a finished dataset.
 
@@ -385,7 +385,7 @@ def _rejected_rows(store: Store, shards: range, source: Mapping[str, Any]) -> In
     present = reports.list()
     every_name = (rejects_name(shard_name(i)).rpartition("/")[2] for i in shards)
     names = [name for name in every_name if name in present]
-    decoder = msgspec.json.Decoder(_Rejected)
+    decoder = msgspec.json.Decoder(Reject)
     rows: list[int] = []
     for name, data in zip(names, map_requests(reports, reports.read, names), strict=True):
         try:

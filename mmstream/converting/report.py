@@ -4,10 +4,7 @@
 
 The content depends only on the rows, the media and the options, as the shards do.
 
-Rejected rows: a file for each shard while it is written, then one file for the dataset.
-
-    shard -> REJECTS -> destination
-
+Rejected rows lie in a file for each shard while it is written, then in one file for the dataset.
 Both are written line by line, and no process holds them: a few kilobytes of gzip may be a million
 empty rows.
 """
@@ -16,18 +13,19 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from types import TracebackType
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 import msgspec
 
 from mmstream.converting.draft import Draft, Media
 from mmstream.dataset.files import json_lines
+from mmstream.dataset.manifest import Manifest
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
+from mmstream.types import IntArray
 
 REPORT_NAME = "report.json"
 
@@ -90,8 +88,8 @@ class RowCounter:
         live: Also counted here: rows, rejects, bytes of samples.
     """
 
-    def __init__(self, live: MutableSequence[int] | None = None) -> None:
-        self._live: MutableSequence[int] = [0, 0, 0] if live is None else live
+    def __init__(self, live: IntArray) -> None:
+        self._live = live
         self._formats: Counter[str] = Counter()
         self._unread_keys: Counter[str] = Counter()
         self._media: dict[str, tuple[int, int]] = {}
@@ -125,35 +123,22 @@ class RowCounter:
         return RowCounts(_by_number(formats), _by_number(self._unread_keys), media)
 
 
-def write_report(
-    store: Store,
-    counts: Iterable[RowCounts],
-    *,
-    num_rows: int,
-    num_samples: int,
-    num_rejects: int,
-    num_shards: int,
-    num_bytes: int,
-) -> CorpusReport:
-    """Write ``report.json`` and return it. ``rejects.jsonl`` must lie at the destination already.
+def write_report(store: Store, manifest: Manifest, counts: Iterable[RowCounts]) -> None:
+    """Write ``report.json``. ``rejects.jsonl`` must lie at the destination already.
 
     Args:
         store: The destination.
+        manifest: Of the dataset.
         counts: Of every shard.
-        num_rows: Of the dataset; the other numbers too, as in `CorpusReport`.
-        num_samples: Of the dataset.
-        num_rejects: Of the dataset.
-        num_shards: Of the dataset.
-        num_bytes: Of the dataset.
     """
-    total = _sum(counts)
-    groups = group_rejects(store) if num_rejects else []
+    total = total_counts(counts)
+    groups = group_rejects(store) if manifest.source["num_rejects"] else []
     report = CorpusReport(
-        num_rows,
-        num_samples,
-        num_rejects,
-        num_shards,
-        num_bytes,
+        manifest.source["num_rows"],
+        manifest.num_samples,
+        manifest.source["num_rejects"],
+        len(manifest.shards),
+        manifest.num_bytes,
         total.formats,
         total.unread_keys,
         total.media,
@@ -161,7 +146,6 @@ def write_report(
         sum(group.num_rows for group in groups if group.example.left_out),
     )
     store.write(REPORT_NAME, json_lines(report))
-    return report
 
 
 def read_report(store: Store) -> CorpusReport | None:
@@ -180,31 +164,8 @@ def read_report(store: Store) -> CorpusReport | None:
         ) from None
 
 
-def total_report(reports: Iterable[CorpusReport]) -> CorpusReport:
-    """Return the sums over several datasets, such as the splits of a conversion."""
-    reports = list(reports)
-    total = _sum(RowCounts(report.formats, report.unread_keys, report.media) for report in reports)
-    groups = [group for report in reports for group in report.reject_kinds]
-    kinds: dict[str, RejectGroup] = {}
-    for group in groups:
-        known = kinds.get(group.kind)
-        num_rows = group.num_rows + (known.num_rows if known else 0)
-        kinds[group.kind] = RejectGroup(group.kind, num_rows, (known or group).example)
-    return CorpusReport(
-        sum(report.num_rows for report in reports),
-        sum(report.num_samples for report in reports),
-        sum(report.num_rejects for report in reports),
-        sum(report.num_shards for report in reports),
-        sum(report.num_bytes for report in reports),
-        total.formats,
-        total.unread_keys,
-        total.media,
-        tuple(sorted(kinds.values(), key=lambda group: -group.num_rows)[:MAX_REJECT_KINDS]),
-        sum(report.num_left_out for report in reports),
-    )
-
-
-def _sum(counts: Iterable[RowCounts]) -> RowCounts:
+def total_counts(counts: Iterable[RowCounts]) -> RowCounts:
+    """Return the sums over several shards or datasets."""
     formats: Counter[str] = Counter()
     unread_keys: Counter[str] = Counter()
     media: dict[str, MediaCount] = {}
@@ -222,6 +183,17 @@ def _sum(counts: Iterable[RowCounts]) -> RowCounts:
     return RowCounts(_by_number(formats), _by_number(unread_keys), dict(by_files))
 
 
+def joined_groups(groups: Iterable[RejectGroup]) -> tuple[RejectGroup, ...]:
+    """Return the most frequent reasons of the rejects of several datasets."""
+    joined: dict[str, RejectGroup] = {}
+    for group in groups:
+        known = joined.get(group.kind, RejectGroup(group.kind, 0, group.example))
+        num_rows = known.num_rows + group.num_rows
+        joined[group.kind] = RejectGroup(group.kind, num_rows, known.example)
+    most_first = sorted(joined.values(), key=lambda group: -group.num_rows)
+    return tuple(most_first[:MAX_REJECT_KINDS])
+
+
 def _by_number(counts: Mapping[str, int]) -> dict[str, int]:
     return dict(sorted(counts.items(), key=lambda item: (-item[1], item[0])))
 
@@ -231,7 +203,6 @@ REPORTS = "reports"
 """Folder of the shards' reports and rejects, at the destination."""
 
 _BLOCK = 4 << 20
-_HEAD_BYTES = 64 << 10
 _MAX_GROUPS = 1000
 """Most reasons that are counted apart, so that a strange corpus cannot fill the memory."""
 
@@ -286,13 +257,8 @@ class ShardRejects:
     def __enter__(self) -> ShardRejects:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._stack.__exit__(kind, error, traceback)
+    def __exit__(self, *details: Any) -> None:
+        self._stack.__exit__(*details)
 
     def add(self, reject: Reject) -> None:
         """Write one reject."""
@@ -340,14 +306,6 @@ def write_rejects(store: Store, shards: Iterable[tuple[str, int]]) -> None:
                 file.write(store.read_range(rejects_name(shard), start, stop))
 
 
-def first_rejects(store: Store, limit: int) -> list[Reject]:
-    """Return the first rejects of a finished conversion, up to `limit`."""
-    num_bytes = min(store.size(REJECTS_NAME), _HEAD_BYTES)
-    lines = store.read_range(REJECTS_NAME, 0, num_bytes).splitlines(keepends=True)
-    whole = [line for line in lines[:limit] if line.endswith(b"\n")]
-    return [msgspec.json.decode(line, type=Reject) for line in whole]
-
-
 def group_rejects(store: Store) -> list[RejectGroup]:
     """Return the reasons of a finished conversion's rejects, the most frequent first.
 
@@ -357,7 +315,7 @@ def group_rejects(store: Store) -> list[RejectGroup]:
     """
     counts: dict[str, int] = {}
     examples: dict[str, Reject] = {}
-    for reject in _all_rejects(store):
+    for reject in all_rejects(store):
         kind = _VALUE.sub("*", _NAME.sub("*: ", reject.reason))
         is_new = kind not in counts and not reject.left_out
         if is_new and len(counts) >= _MAX_GROUPS:
@@ -368,7 +326,7 @@ def group_rejects(store: Store) -> list[RejectGroup]:
     return sorted(groups, key=lambda group: -group.num_rows)
 
 
-def _all_rejects(store: Store) -> Iterator[Reject]:
+def all_rejects(store: Store) -> Iterator[Reject]:
     """Yield the rejects of a finished conversion. A block of the file is in memory."""
     num_bytes = store.size(REJECTS_NAME)
     rest = b""

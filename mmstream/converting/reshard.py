@@ -14,7 +14,7 @@ import os
 import shlex
 from collections.abc import Iterator
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -24,15 +24,14 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.converting.report import REPORTS, report_name
-from mmstream.converting.shard import HashedFile
-from mmstream.dataset.checksums import checksums_name, encode_checksums, sample_checksum
+from mmstream.converting.shard import HashedFile, write_indexes
+from mmstream.dataset.checksums import checksums_name, sample_checksum
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import FactsWriter, facts_name
-from mmstream.dataset.files import write_readme
-from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.files import commit
+from mmstream.dataset.index import index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
-from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ShardError, where
 from mmstream.gone import arguments_gone
 from mmstream.order.permute import permutation
@@ -135,8 +134,6 @@ def reshard(
         True
     """
     dataset = source if isinstance(source, Dataset) else open_dataset(source)
-    if not isinstance(dataset, Dataset):
-        raise ConfigError("reshard: a mixture is several datasets; write each of them anew")
     packs = _plan_of(dataset, plan)
     require_plan_of(dataset, packs)
     if len(packs.shards) < dataset.num_shards:
@@ -160,10 +157,15 @@ def reshard(
     target = plan_folder(store.url, plan.rstrip("/").rpartition("/")[2].removeprefix(PLAN_PREFIX))
     bounds, group_stops = _shard_bounds(counts, group_units, per_shard)
     with write_lock(store, "reshard") as lock:
-        command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
         if _is_finished(store, recipe):
             return open_plan(target)
-        _begin(store, recipe, shlex.join([*command, *_options(shuffle_seed, per_shard)]))
+        if not store.exists(MARKER_NAME):
+            command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
+            seed = str(shuffle_seed)
+            command += ["--no-shuffle"] if shuffle_seed is None else ["--shuffle-seed", seed]
+            command += ["--samples-per-shard", str(per_shard)]
+            marker = {"command": shlex.join(command), "reshard": recipe}
+            store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
         shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
         columns = {name: column[positions] for name, column in measured.columns.items()}
         moved = Measure(shards, columns, measured.settings)
@@ -192,11 +194,6 @@ def _measure_of(plan: PackPlan) -> Measure:
             f"{store.url}: the lengths of {plan.url} are not there; run `mmstream plan` again"
         )
     return measure_of_shards(plan.shards, lengths, plan.lengths)
-
-
-def _options(shuffle_seed: int | None, per_shard: int) -> list[str]:
-    seed = ["--no-shuffle"] if shuffle_seed is None else ["--shuffle-seed", str(shuffle_seed)]
-    return [*seed, "--samples-per-shard", str(per_shard)]
 
 
 def _order(
@@ -270,12 +267,6 @@ def _is_finished(store: Store, recipe: dict[str, Any]) -> bool:
     raise ConfigError(f"{store.url}: holds something else; give an empty folder or prefix")
 
 
-def _begin(store: Store, recipe: dict[str, Any], command: str) -> None:
-    if not store.exists(MARKER_NAME):
-        marker = {"command": command, "reshard": recipe}
-        store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
-
-
 def _write_shards(
     dataset: Dataset,
     store: Store,
@@ -318,11 +309,7 @@ def _write_shard(job: _Job) -> ShardInfo:
         hashed.write(bytes(2 * BLOCK))
         sha256 = hashed.close()
         job.lock.require()
-    index = encode_index(offsets)
-    job.store.write(index_name(job.name), index)
-    job.store.write(checksums_name(job.name), encode_checksums(checksums, index))
-    if job.has_facts:
-        job.store.write(facts_name(job.name), facts.close(job.name, offsets, checksums))
+    write_indexes(job.store, job.name, offsets, checksums, facts if job.has_facts else None)
     info = ShardInfo(job.name, len(job.positions), offsets[-1] + 2 * BLOCK, sha256)
     job.lock.require()
     job.store.write(report, msgspec.json.encode(info) + b"\n")
@@ -378,10 +365,7 @@ def _finish(
         source={**dataset.manifest.source, "reshard": recipe},
         checksums="written",
     )
-    part = write_part(store, manifest, 0, len(shards) - 1) if shards else None
-    manifest = replace(manifest, index_parts=(part,) if part else ())
-    write_readme(store)
-    store.write(MANIFEST_NAME, manifest.to_bytes())
+    commit(store, manifest)
     store.remove(MARKER_NAME)
     for shard in shards:
         store.remove(report_name(shard.name))

@@ -7,41 +7,40 @@ the tar, its index, the checksums of its samples, its facts where they are asked
 its rejects and its report, in this order, each of them whole or not at all. The report commits the
 shard: with a report, and the others of the right size, the shard is finished.
 
-A file that is written and hashed by a thread of its own, a block at a time.
+To hash a tar takes about as long as to read its media. Both release Python's lock, so a thread
+writes and hashes it while the next media are read. At most `MAX_WAITING` blocks are in memory.
 
-    tar writer -> HASHED FILE -> storage
+Samples of another dataset: by default all of their fields are taken byte for byte. Where media are
+checked or changed, their images, audios and videos are media of a `Draft`, as those of a row are.
 
-To hash a tar takes about as long as to read its media. Both release Python's lock, so the thread
-does it while the next media are read. At most `MAX_WAITING` blocks are in memory.
+The progress bar says rows a second, megabytes a second, time left, rejects:
 
-Counts of the rows that a process has converted so far, for the progress bar of another one.
+    shard (any process) -> a small file of counts -> PROGRESS (a thread) -> the terminal
 
-shard -> LIVE COUNTS -> progress
-
-Samples of another dataset on their way into a new one.
-
-tars -> STORED SAMPLES -> drafts -> media -> shard
-
-By default all of their fields are taken byte for byte. Where media are checked or changed, their
-images, audios and videos are media of a `Draft`, as those of a row are.
+A shard may take an hour where its media are downloaded, so the bar counts rows and not shards. Each
+process that writes shards has a mapped file of three numbers, and adds to them row by row. The main
+process reads them a few times a second. Processes on other machines have no such file; their rows
+are counted when their shard is done.
 """
 
 from __future__ import annotations
 
 import hashlib
-import mmap
 import os
+import tempfile
+import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping, MutableSequence
+from collections.abc import Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from pathlib import Path
-from types import TracebackType
-from typing import BinaryIO, cast
+from typing import BinaryIO, Literal, cast
 
 import msgspec
+import numpy as np
+from tqdm import tqdm
 
 from mmstream.converting.draft import (
     Draft,
@@ -52,12 +51,11 @@ from mmstream.converting.draft import (
     StoredSample,
     samples_of,
 )
-from mmstream.converting.formats.row_format import RowFormat
+from mmstream.converting.formats.formats import RowFormat
 from mmstream.converting.media.check import IdleCpus
 from mmstream.converting.media.load import load_rows
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import MediaAccess
-from mmstream.converting.quality.hashes import perceptual_hash
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.report import (
     Reject,
     RowCounter,
@@ -68,7 +66,7 @@ from mmstream.converting.report import (
     report_name,
 )
 from mmstream.converting.rows.records import Row, RowRange
-from mmstream.converting.sidecar import SidecarWriter, sidecar_name
+from mmstream.converting.sidecar import SidecarWriter, perceptual_hash, sidecar_name
 from mmstream.dataset.checksums import (
     checksums_name,
     checksums_size,
@@ -86,6 +84,7 @@ from mmstream.storage import Store
 from mmstream.storage.store import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.writer import TarWriter
+from mmstream.types import IntArray
 
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
@@ -171,12 +170,8 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
-    with (
-        live_counts(job.progress_folder) as live,
-        _sidecar(job) as sidecar,
-        ShardRejects(job.store, job.name) as rejects,
-    ):
-        counter = RowCounter(live)
+    counter = RowCounter(live_counts(job.progress_folder))
+    with _sidecar(job) as sidecar, ShardRejects(job.store, job.name) as rejects:
         samples = _samples(job, rejects, sidecar, counter, idle_cpus)
         first = next(samples, None)
         if first is not None:
@@ -250,9 +245,7 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
 def _stored_report(job: ShardJob) -> ShardReport | None:
     try:
         return msgspec.json.decode(job.store.read(report_name(job.name)), type=ShardReport)
-    except FileNotFoundError:
-        return None
-    except msgspec.MsgspecError:  # damaged: the shard is written again
+    except (FileNotFoundError, msgspec.MsgspecError):  # damaged: the shard is written again
         return None
 
 
@@ -325,15 +318,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
         )
         _require_expected(job, report)
         job.lock.require()
-    index = encode_index(writer.offsets)
-    small_files = [
-        (index_name(job.name), index),
-        (checksums_name(job.name), encode_checksums(writer.checksums, index)),
-    ]
-    if facts is not None:
-        data = facts.close(job.name, writer.offsets, writer.checksums)
-        small_files.append((facts_name(job.name), data))
-    map_requests(job.store, lambda file: job.store.write(*file), small_files)
+    write_indexes(job.store, job.name, writer.offsets, writer.checksums, facts)
     written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
     name = _wrong_size(job.store, shard_sizes(written))
     if name is not None:
@@ -343,6 +328,29 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             "again; if this comes again, convert to a folder and copy that"
         )
     return report
+
+
+def write_indexes(
+    store: Store,
+    shard: str,
+    offsets: list[int],
+    checksums: list[int],
+    facts: FactsWriter | None = None,
+) -> None:
+    """Write the small files beside a tar: its index, the checksums of its samples, their facts.
+
+    Args:
+        store: Holds the tar.
+        shard: Its name.
+        offsets: Of its samples, and behind the last one.
+        checksums: Of its samples.
+        facts: Of its samples. None: they are not written.
+    """
+    index = encode_index(offsets)
+    files = {index_name(shard): index, checksums_name(shard): encode_checksums(checksums, index)}
+    if facts is not None:
+        files[facts_name(shard)] = facts.close(shard, offsets, checksums)
+    map_requests(store, lambda file: store.write(*file), files.items())
 
 
 def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
@@ -444,12 +452,7 @@ class HashedFile:
     def __enter__(self) -> HashedFile:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._thread.shutdown(cancel_futures=True)
 
     def write(self, data: bytes) -> int:
@@ -479,27 +482,18 @@ class HashedFile:
         self._digest.update(block)
 
 
-@contextmanager
-def live_counts(folder: str | None) -> Iterator[MutableSequence[int]]:
-    """Open the counts of this process: rows, rejects, bytes. The caller adds to them.
+def live_counts(folder: str | None) -> IntArray:
+    """Return the counts of this process: rows, rejects, bytes. The caller adds to them.
 
     Args:
         folder: `Progress.folder`. None, or a folder of another machine: nobody reads them.
     """
-    try:
-        path = Path(folder, str(os.getpid())) if folder is not None else None
-        descriptor = -1 if path is None else os.open(path, os.O_RDWR | os.O_CREAT)
-    except OSError:
-        descriptor = -1
-    if descriptor < 0:
-        yield [0, 0, 0]
-        return
-    try:
-        os.ftruncate(descriptor, 24)
-        with mmap.mmap(descriptor, 24) as mapped, memoryview(mapped).cast("q") as counts:
-            yield counts  # type: ignore[misc]  # a memoryview of numbers has their methods
-    finally:
-        os.close(descriptor)
+    if folder is not None:
+        path = Path(folder, str(os.getpid()))
+        with suppress(OSError):
+            mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"  # of earlier shards
+            return np.memmap(path, np.int64, mode, shape=(3,))
+    return np.zeros(3, np.int64)
 
 
 def draft_of(sample: StoredSample, options: MediaOptions) -> Draft:
@@ -522,3 +516,73 @@ def media_of(fields: Mapping[str, bytes]) -> list[Media]:
         for name, data in fields.items()
         if kind_of(name) is not None
     ]
+
+
+INTERVAL_S = 0.25
+
+
+class Progress:
+    """A progress bar on the terminal. A context manager.
+
+    Args:
+        num_rows: Rows of all shards.
+        is_shown: Whether there is a bar. It is shown on a terminal only.
+    """
+
+    def __init__(self, num_rows: int, is_shown: bool) -> None:
+        self._bar = tqdm(
+            total=num_rows, unit="row", desc="convert", disable=None if is_shown else True
+        )
+        self._stack = ExitStack()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._written = np.zeros(3, np.int64)  # rows, rejects, bytes of finished shards
+        self._num_kept = 0
+        self.folder: str | None = None
+        """Where processes put their counts. None: nothing is shown, so nothing is counted."""
+
+    def __enter__(self) -> Progress:
+        self._stack.enter_context(self._bar)
+        if not self._bar.disable:
+            folder = tempfile.TemporaryDirectory(prefix="mmstream-progress-")
+            self.folder = self._stack.enter_context(folder)
+            thread = threading.Thread(target=self._watch, name="mmstream-progress", daemon=True)
+            thread.start()
+            self._stack.callback(thread.join)
+            self._stack.callback(self._ended.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def finish_shard(self, report: ShardReport) -> None:
+        """Count a shard that is done. The rows of one that an earlier call wrote took no time."""
+        with self._lock:
+            if report.reused:
+                self._num_kept += report.num_rows
+            else:
+                self._written += (report.num_rows, report.num_rejects, report.num_bytes)
+        self._show()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._show()
+
+    def _show(self) -> None:
+        """Draw the bar. Rows of shards in work are counted by their processes."""
+        if self.folder is None:
+            return
+        with self._lock:
+            counted = sum((_counts(path) for path in Path(self.folder).iterdir()), np.zeros(3))
+            rows, rejects, num_bytes = np.maximum(self._written, counted).astype(int).tolist()
+            bar = self._bar
+            bar.initial = self._num_kept  # the rate is that of the rows that this call wrote
+            bar.n = max(bar.n, min(self._num_kept + rows, bar.total))
+            elapsed = bar.format_dict["elapsed"] or 0
+            rate = num_bytes / 1e6 / elapsed if elapsed else 0.0
+            bar.set_postfix_str(f"{rate:.1f} MB/s, {rejects:,} rejected")
+
+
+def _counts(path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
+    data = path.read_bytes()
+    return np.frombuffer(data, np.int64) if len(data) == 24 else np.zeros(3, np.int64)

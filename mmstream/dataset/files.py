@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -16,7 +17,8 @@ from typing import Any
 import msgspec
 
 from mmstream.dataset.bad_list import BAD_NAME
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.media_types import IMAGE_EXTENSIONS
 from mmstream.storage import Store
@@ -142,3 +144,19 @@ def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
 
 def _is_picture(entry: os.DirEntry[str]) -> bool:
     return Path(entry.name).suffix.lower().removeprefix(".") in IMAGE_EXTENSIONS
+
+
+def commit(store: Store, manifest: Manifest) -> None:
+    """Write the index in one part, ``README.md``, and last the manifest: it says that all is there.
+
+    Args:
+        store: Holds the shards and the files beside them.
+        manifest: Names the shards.
+
+    Raises:
+        ShardError, StorageError, OSError: As `write_part`.
+    """
+    part = write_part(store, manifest, 0, len(manifest.shards) - 1)
+    write_readme(store)
+    parts = () if part is None else (part,)
+    store.write(MANIFEST_NAME, replace(manifest, index_parts=parts).to_bytes())

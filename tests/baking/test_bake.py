@@ -17,8 +17,7 @@ import webdataset
 
 import mmstream as mm
 from mmstream.baking import samples as samples_module
-from mmstream.baking.bake import baker_of
-from mmstream.baking.report import estimate
+from mmstream.baking.bake import baker_of, estimate
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.verify import verify

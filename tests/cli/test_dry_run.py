@@ -5,7 +5,7 @@ from __future__ import annotations
 import fsspec
 import pytest
 
-from mmstream.converting.dry_run import dry_run
+from mmstream.converting.convert import dry_run
 from tests.helpers.convert_corpus import make_corpus, run, tree, write_rows
 from tests.helpers.corpora import jpeg
 

@@ -16,7 +16,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.converting.draft import RowError
-from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows import folders
 from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.bad_list import write_bad

@@ -11,12 +11,12 @@ from concurrent.futures import Future
 
 import pytest
 
+from mmstream.converting import engines
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.engines import processes
 from mmstream.converting.media import check
 from mmstream.converting.media.load import load_rows
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import MediaAccess
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
 from tests.helpers.convert_corpus import run, tree
 from tests.helpers.corpora import jpeg
@@ -25,7 +25,7 @@ SMALL = MediaOptions(max_image_side=20)
 
 
 def test_a_shard_that_two_cpus_check_has_the_same_bytes(corpus, tmp_path, monkeypatch):
-    monkeypatch.setattr(processes, "num_cores", lambda: 2)  # also where there is one
+    monkeypatch.setattr(engines, "num_cores", lambda: 2)  # also where there is one
     run(corpus, tmp_path / "two", samples_per_shard=30, media=SMALL, num_workers=2)
     run(corpus, tmp_path / "one", samples_per_shard=30, media=SMALL)
     assert tree(tmp_path / "two") == tree(tmp_path / "one")
@@ -50,8 +50,8 @@ def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(corpus, tmp_
             yield running[0], function(running.pop(0))
 
     monkeypatch.setattr(check, "checked", noted)
-    monkeypatch.setattr(processes, "run_in_processes", in_turns)
-    monkeypatch.setattr(processes, "num_cores", lambda: 2)
+    monkeypatch.setattr(engines, "run_in_processes", in_turns)
+    monkeypatch.setattr(engines, "num_cores", lambda: 2)
     run(corpus, tmp_path / "two", media=SMALL, num_workers=2)
     assert shares == [1, 1, 1, 1, 2]
     assert tree(tmp_path / "two") == tree(tmp_path / "one")

@@ -12,11 +12,9 @@ import warnings
 import pytest
 from tqdm import tqdm
 
-from mmstream.converting import progress as progress_module
 from mmstream.converting import shard
-from mmstream.converting.progress import Progress
-from mmstream.converting.shard import HashedFile, ShardReport, live_counts
-from mmstream.converting.unwarned import unwarned
+from mmstream.converting.media.images import unwarned
+from mmstream.converting.shard import HashedFile, Progress, ShardReport, live_counts
 from tests.helpers.convert_corpus import interrupted, run, tree
 
 
@@ -24,7 +22,7 @@ from tests.helpers.convert_corpus import interrupted, run, tree
 def terminal(monkeypatch):
     file = io.StringIO()
     monkeypatch.setattr(
-        progress_module,
+        shard,
         "tqdm",
         lambda **k: tqdm(**k | {"disable": k["disable"] or False, "file": file}),
     )
@@ -38,7 +36,8 @@ def report(num_rows, num_rejects=0, num_bytes=0, **others):
 
 
 def test_rows_of_a_shard_in_work_are_shown_before_it_is_done(terminal):
-    with Progress(100, True) as bar, live_counts(bar.folder) as counts:
+    with Progress(100, True) as bar:
+        counts = live_counts(bar.folder)
         for _ in range(37):
             counts[0] += 1
         counts[1] += 2
@@ -58,8 +57,7 @@ def test_rows_that_an_earlier_call_wrote_do_not_count_for_the_rate(terminal):
 
 def test_processes_of_other_machines_count_for_nobody(tmp_path):
     for folder in (None, str(tmp_path / "of another machine")):
-        with live_counts(folder) as counts:
-            counts[0] += 1
+        live_counts(folder)[0] += 1
 
 
 def test_without_a_terminal_nothing_is_counted():

@@ -13,10 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
-from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
-from mmstream.converting.formats.row_format import RowFormat
-from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.plain_files import group_rows
+from mmstream.converting.formats.formats import FORMATS, RowFormat, draft_of, recognise
+from mmstream.converting.rows.open import group_rows, open_rows
 from tests.helpers.paths import ROOT
 from tests.helpers.rows import rows_by_format
 

@@ -8,10 +8,10 @@ from concurrent.futures import Future
 
 import pytest
 
-from mmstream.converting.engines import ray as engine
+from mmstream.converting import engines
 from mmstream.converting.media import check
 from mmstream.converting.media.check import File, MediaBatch
-from mmstream.converting.media.options import MediaOptions
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.shard import write_shard
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.errors import ConfigError, MMStreamError
@@ -56,7 +56,7 @@ def second_node(cluster):
 
 def after_reports(monkeypatch, number, action):
     """Call a function when the driver has got so many reports."""
-    real, seen = engine._require_visible, []
+    real, seen = engines._require_visible, []
 
     def counted(job, report):
         real(job, report)
@@ -64,7 +64,7 @@ def after_reports(monkeypatch, number, action):
         if len(seen) == number:
             action()
 
-    monkeypatch.setattr(engine, "_require_visible", counted)
+    monkeypatch.setattr(engines, "_require_visible", counted)
     return seen
 
 
@@ -95,13 +95,13 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
     corpus, tmp_path, cluster, second_node, monkeypatch
 ):
     monkeypatch.setattr(check, "BATCH_ROWS", 1)
-    monkeypatch.setattr(engine, "LOOK_S", 0)
+    monkeypatch.setattr(engines, "LOOK_S", 0)
     media = MediaOptions(max_image_side=20)
     tasks = []
 
     def in_this_process(jobs, num_workers):
         """Write shards here, as their task does. So this cluster is idle."""
-        with engine._IdleCpus(media.plan()) as idle_cpus:
+        with engines._ClusterCpus(media.plan()) as idle_cpus:
             assert wait_until(idle_cpus.count)
             idle_cpus._own = Future()  # this process never has time itself
             submit = idle_cpus._task.remote
@@ -117,7 +117,7 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
                 yield job.store.url, write_shard(job, idle_cpus)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "run_jobs", in_this_process)
+        patch.setattr(engines, "_run_on_ray", in_this_process)
         require_bytes_of_one_process(corpus, tmp_path, samples_per_shard=40, media=media)
     assert len(tasks) == 40
 
@@ -127,7 +127,7 @@ def test_a_shard_does_not_wait_for_ever_when_the_idle_cpus_are_gone(cluster):
     batch = MediaBatch([[File("image", None, jpeg(0))]], MediaOptions(max_image_side=20))
 
     def shard():
-        with engine._IdleCpus(batch.options.plan()) as idle_cpus:
+        with engines._ClusterCpus(batch.options.plan()) as idle_cpus:
             idle_cpus._own = Future()  # the task of the batch must run
             return idle_cpus.submit(batch).result()
 
@@ -137,7 +137,7 @@ def test_a_shard_does_not_wait_for_ever_when_the_idle_cpus_are_gone(cluster):
 
 def test_a_node_that_would_make_other_images_is_an_error_in_one_line(cluster):
     batch = MediaBatch([[]], MediaOptions(max_image_side=20))
-    answer = engine._Answer(ray, ray.put(engine._check(batch, {"libraries": "others"})))
+    answer = engines._Answer(ray, ray.put(engines._check(batch, {"libraries": "others"})))
     with pytest.raises(ConfigError, match="a node of Ray would write other images"):
         answer.result()
 
@@ -163,8 +163,8 @@ def test_rows_in_temporary_copies_of_this_machine_travel_with_their_job(
     array = tmp_path / "rows.json"
     array.write_text("[" + ",".join(corpus.read_text().splitlines()) + "]")
     jobs = []
-    portable = engine._portable
-    monkeypatch.setattr(engine, "_portable", lambda job: jobs.append(portable(job)) or jobs[-1])
+    portable = engines._portable
+    monkeypatch.setattr(engines, "_portable", lambda job: jobs.append(portable(job)) or jobs[-1])
     require_bytes_of_one_process(array, tmp_path, num_workers=2)
     assert len(jobs) == 5
     assert sum(len(list(job.rows.read())) for job in jobs) == 40  # the copy is gone
@@ -189,21 +189,21 @@ def test_ctrl_c_cancels_all_tasks_and_another_engine_continues(
 
 
 def test_an_error_of_a_task_is_one_line_of_its_own_kind(corpus, tmp_path, cluster, monkeypatch):
-    portable = engine._portable
+    portable = engines._portable
 
     def elsewhere(job):
         (tmp_path / "images").rename(tmp_path / "gone")
         return portable(job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_portable", elsewhere)
+        patch.setattr(engines, "_portable", elsewhere)
         with pytest.raises(MMStreamError, match="images") as error:
             run(corpus, tmp_path / "o", media_root=tmp_path / "images", engine="ray", num_workers=1)
     assert "\n" not in str(error.value)
 
 
 def test_a_destination_that_nodes_do_not_share_is_named(corpus, tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(engine, "missing_file", lambda job, report: job.name)
+    monkeypatch.setattr(engines, "missing_file", lambda job, report: job.name)
     with pytest.raises(MMStreamError, match=r"does not see it; write to a folder that all nodes"):
         run(corpus, tmp_path / "out", engine="ray")
     with pytest.raises(ConfigError, match="only this process has its memory"):

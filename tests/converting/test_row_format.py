@@ -10,7 +10,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import RowError
-from mmstream.converting.formats.row_format import RowFormat
+from mmstream.converting.formats.formats import RowFormat
 from tests.helpers.convert_corpus import rejects, run, write_rows
 from tests.helpers.corpora import jpeg
 

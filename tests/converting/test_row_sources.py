@@ -24,11 +24,11 @@ import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.formats import draft_of
 from mmstream.converting.options import RowReading
-from mmstream.converting.rows import detect, json_values, records
+from mmstream.converting.rows import detect, records, tables
 from mmstream.converting.rows.arrow import iter_arrow
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.transcripts import is_transcripts
+from mmstream.converting.rows.tables import is_transcripts
 from mmstream.errors import ConfigError
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import pictures, rejects, run, shards, values
@@ -190,23 +190,23 @@ def test_files_with_one_name_are_told_apart(tmp_path):
 
 @pytest.mark.parametrize("block", [1, 2, 3, 7, 64])
 def test_json_values_are_the_same_whatever_the_size_of_a_read(tmp_path, monkeypatch, block):
-    monkeypatch.setattr(json_values, "_BLOCK", block)
+    monkeypatch.setattr(tables, "_BLOCK", block)
     rows = [{"a": '\\"}],[{', "b": [[], {}, "\\"]}, [1, [2]], "x,y", 3, None, {}, {"\\\\": "\\\\"}]
     for text in (json.dumps(rows), json.dumps(rows, indent=3), f" \n{json.dumps(rows)}\n \n"):
         (tmp_path / "rows.json").write_text(text)
-        assert [json.loads(v) for v in json_values.iter_values(tmp_path / "rows.json")] == rows
+        assert [json.loads(v) for v in tables.iter_values(tmp_path / "rows.json")] == rows
     objects = [row for row in rows if isinstance(row, dict)]
     for joint in ("", "\n", " \n\n "):
         (tmp_path / "rows.json").write_text(joint.join(json.dumps(o, indent=1) for o in objects))
-        assert [json.loads(v) for v in json_values.iter_values(tmp_path / "rows.json")] == objects
+        assert [json.loads(v) for v in tables.iter_values(tmp_path / "rows.json")] == objects
 
 
 @pytest.mark.parametrize("end", ["x", '"a" "b"', "[2]"])
 def test_what_follows_an_array_is_refused_though_a_block_ends_between(tmp_path, monkeypatch, end):
-    monkeypatch.setattr(json_values, "_BLOCK", 1)
+    monkeypatch.setattr(tables, "_BLOCK", 1)
     (tmp_path / "rows.json").write_text(f"[1, NaN]\n{end}")
-    with pytest.raises(json_values.NotJSONError, match="follows the array"):
-        list(json_values.iter_values(tmp_path / "rows.json"))
+    with pytest.raises(tables.NotJSONError, match="follows the array"):
+        list(tables.iter_values(tmp_path / "rows.json"))
 
 
 def test_cells_of_a_table_are_text_or_lists_and_empty_ones_are_absent(tmp_path):
@@ -554,7 +554,7 @@ def test_an_array_of_one_line_takes_the_memory_of_a_block_however_long_it_is(tmp
     assert path.stat().st_size > 16e6
     with allocations_below(8 << 20):
         assert detect.text_kind(path, "rows.json") == ("json", "")
-        json_values.write_lines(path, tmp_path / "lines", None)
+        tables.write_lines(path, tmp_path / "lines", None)
     assert (tmp_path / "lines").read_bytes().count(b"\n") == 40_000
 
 

@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from mmstream.cli import cli
-from mmstream.converting.convert import convert
-from mmstream.converting.finalize import finalize
+from mmstream.converting.convert import convert, finalize
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ManifestError, MMStreamError

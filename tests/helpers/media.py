@@ -8,8 +8,8 @@ from pathlib import Path
 
 from mmstream.converting.draft import Draft, Media, MediaRef, RowError
 from mmstream.converting.media.load import load_rows
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import MediaAccess
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
 
 

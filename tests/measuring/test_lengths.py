@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 import mmstream as mm
-from mmstream.measuring.lengths import Counter
+from mmstream.measuring.measure import Counter
 from mmstream.types import SampleLineage
 from tests.helpers.chats import QWEN_VL, byte_chat
 from tests.helpers.corpora import jpeg

@@ -202,7 +202,7 @@ def readers(container: str, number: int) -> dict[str, Callable[[bytes], object]]
     """Return what reads a file: the decoders with some settings, and the converter's check."""
     import mmstream as mm
     from mmstream.converting.media.check import checked
-    from mmstream.converting.media.options import MediaOptions
+    from mmstream.converting.options import MediaOptions
 
     level = ("header", "full")[number % 2]
     kind: Any = "video" if container in VIDEO_CONTAINERS else "audio"

@@ -14,7 +14,7 @@ White space around a token is dropped. Other text is kept exactly, Qwen's ``Pict
 A part may have an ``index``. Beside a medium it is the number of the path in the row's list, from
 0. Where texts have one too, it is the place of the part in its turn.
 
-Boxes of ms-swift's grounding rows -> content parts. Part of step 2 of a conversion.
+Boxes of ms-swift's grounding rows become content parts:
 
     {"messages": [{"role": "user", "content": "<image>Find <ref-object>"},
                   {"role": "assistant", "content": "<bbox>"}],
@@ -127,8 +127,9 @@ def parse_dialogue(
         refs.append(ref if ref is not None else media[part["type"]].pop(0))
         part["field"] = len(refs) - 1
     content: dict[str, Any] = {**all_messages, **(main or {})}
-    if is_grounding(row.get("objects")):
-        fill_boxes(every, row["objects"], refs)
+    objects = row.get("objects")
+    if isinstance(objects, dict) and "bbox" in objects:
+        fill_boxes(every, objects, refs)
     return make_draft(row, content, refs, used, kept=(*FACTS, *kept))
 
 
@@ -308,11 +309,6 @@ def _media_parts(messages: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 UNITS = {None: "pixels", "": "pixels", "real": "pixels", "norm1": "fraction"}
 _TOKEN = re.compile("<ref-object>|<bbox>")
-
-
-def is_grounding(objects: Any) -> bool:
-    """Tell whether the ``objects`` of a row are those of ms-swift."""
-    return isinstance(objects, dict) and "bbox" in objects
 
 
 def fill_boxes(

@@ -1,9 +1,7 @@
-"""Typed values of a row. Part of step 2 of a conversion.
+"""Typed values and media of a row, and what a format knows about it -> its `Draft`. Part of step 2.
 
 Every mistake in a row is detected here or in the formats. It becomes a `RowError` that names the
-key.
-
-The media of a row, in every form that corpora give them. Part of step 2 of a conversion.
+key. Media are taken in every form that corpora give them:
 
     "a.jpg"                                     a path or a URL
     "data:image/png;base64,..."                 a data: URL
@@ -14,11 +12,7 @@ The media of a row, in every form that corpora give them. Part of step 2 of a co
     b"..."                                      bytes, from Parquet
 
 Bytes and base64 never get into the ``json`` of a sample. What names them there is the struct's
-path, or the key.
-
-Secrets in URLs that rows name. They get neither into the ``json`` nor into the sidecar.
-
-What a format knows about a row -> its `Draft`. Part of step 2 of a conversion.
+path, or the key. Secrets in URLs that rows name get neither into the ``json`` nor into the sidecar.
 """
 
 from __future__ import annotations
@@ -95,11 +89,6 @@ def first_key(row: Mapping[str, Any], keys: Sequence[str]) -> str | None:
 def has_media(row: Mapping[str, Any]) -> bool:
     """Tell whether a row names media files."""
     return any(first_key(row, keys) is not None for keys in MEDIA_KEYS.values())
-
-
-def items_of(value: Any) -> list[Any]:
-    """Return the items of a list; any other value is a list of itself."""
-    return value if isinstance(value, list) else [value]
 
 
 def text_of(value: Any, name: str) -> str:
@@ -204,7 +193,7 @@ def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]
                 continue  # WavCaps: the name of the sound that `audio` names
         refs = [
             media_ref(item, real_kind, f"{key}[{i}]" if isinstance(value, list) else key)
-            for i, item in enumerate(items_of(value))
+            for i, item in enumerate(value if isinstance(value, list) else [value])
         ]
         media.setdefault(real_kind, []).extend(refs)
         used.add(key)

@@ -1,6 +1,6 @@
 """Which URLs and addresses a download may go to. No input or output.
 
-    URL -> ADDRESSES (scheme, host, port) -> dns (name -> addresses) -> ADDRESSES (public?)
+    URL -> ADDRESSES (scheme, host, port) -> hosts (name -> addresses) -> ADDRESSES (public?)
 
 A corpus comes from strangers. A URL in it may name a service of the network in which the
 conversion runs, such as ``http://169.254.169.254/``, and so may a redirect or a DNS server. So only

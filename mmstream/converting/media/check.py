@@ -1,14 +1,6 @@
 """What a media file really is: its type, the checks that are asked of it, and its facts.
 
-load -> CHECK -> the shard
-
-Whether the spans of a row lie in its audio and video files, where their lengths are known.
-
-load -> check -> SPANS -> the shard
-
-Media of rows as they are stored: checked, and made smaller where that is asked for.
-
-load -> CHECK ROWS -> the shard
+    load -> CHECK (type, checks, facts, spans of the row; made smaller where asked for) -> shard
 
 To decode and encode takes most of the time of a conversion, and needs nothing but the bytes of the
 media. So CPUs that have no shard of their own do it for a shard of others, such as the last one.
@@ -27,8 +19,8 @@ from itertools import chain
 from typing import Any, NamedTuple, Protocol, TypeAlias
 
 from mmstream.converting.draft import Draft, Media, RowError
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import short_name
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
 from mmstream.decoding.facts import Facts, media_facts
 from mmstream.decoding.ffmpeg.deadline import Deadline

@@ -1,21 +1,36 @@
-"""The hosts of the downloads: how many requests each one gets, and when.
+"""The hosts of the downloads: their addresses, how many requests each gets and when, and outages.
 
-    download -> HOSTS (wait for a slot) -> request -> HOSTS (it answered, or not)
+    download -> DNS -> HOSTS (wait for a slot) -> request -> HOSTS (it answered, or not) -> OUTAGE
 
-A host that asks for patience gets fewer requests for a while. One that does not answer gets one at
-a time, and after half a minute without an answer none, until a later try succeeds.
+Names: a corpus of the web names a million hosts, many of which are gone. Resolvers give way under
+that: 70 % of a run of img2dataset failed for it. So names are looked up a few at a time, never
+twice at the same time, and a name that does not exist is remembered too.
 
-URLs that hang at a healthy host are tried again when its others are done, at the end of a shard. So
-only first tries tell that a host is dead. Otherwise the good URLs of the next shard would be lost.
+Slots: a host that asks for patience gets fewer requests for a while. One that does not answer gets
+one at a time, and after half a minute without an answer none, until a later try succeeds. URLs that
+hang at a healthy host are tried again when its others are done, at the end of a shard. So only
+first tries tell that a host is dead. Otherwise the good URLs of the next shard would be lost.
+
+Outages: a row whose host is gone is a reject. But when the network is down, every row would become
+one. So a download without an answer is a reject only after a sign that the network is up: somebody
+else answered meanwhile, or a host that answered before can be reached. There is one `Outage` for
+servers and one for DNS: servers that are known already answer for a long time after the DNS server
+of a machine has died.
 """
 
 from __future__ import annotations
 
 import asyncio
+import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from typing import NamedTuple
+
+from mmstream.converting.draft import RowError
+from mmstream.errors import StorageError
 
 MAX_WAIT_S = 60.0
 """Longest wait that a server can ask for. A longer one would hold up the whole shard."""
@@ -206,3 +221,198 @@ class Hosts:
                 self._next_sweep = max(1 << 12, 2 * len(self._hosts))
             host = self._hosts[name] = Host(self._max_requests, self._clock)
         return host
+
+
+POSITIVE_TTL_S = 600.0
+"""`getaddrinfo` does not tell how long an answer holds. Most names have minutes to hours."""
+
+NEGATIVE_TTL_S = 300.0
+MAX_NAMES = 1 << 16
+
+_NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
+
+
+class _Entry(NamedTuple):
+    expires: float
+    addresses: tuple[str, ...]
+    """Empty: the name does not exist."""
+
+
+class DnsCache:
+    """Looks names up in threads, and remembers the answers. Lives in one event loop.
+
+    Args:
+        look_up: Returns the addresses of a name, or raises socket.gaierror. May block.
+        on_answer: Called with a name whose look-up was answered, also if there is no such name.
+        num_threads: Look-ups at the same time.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        look_up: Callable[[str], list[str]],
+        on_answer: Callable[[str], None],
+        num_threads: int = 32,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._look_up = look_up
+        self._on_answer = on_answer
+        self._clock = clock
+        self._entries: dict[str, _Entry] = {}
+        self._running: dict[str, asyncio.Future[_Entry]] = {}
+        self._threads = ThreadPoolExecutor(num_threads, "mmstream-dns")
+
+    async def addresses(self, host: str) -> tuple[str, ...]:
+        """Return the addresses of a name, in the resolver's order of preference.
+
+        Raises:
+            RowError: The name does not exist. The message is only the reason.
+            TryFailedError: No DNS server answered. That is not remembered.
+        """
+        entry = self._entries.get(host)
+        if entry is None or entry.expires <= self._clock():
+            entry = await self._shared_lookup(host)
+        if not entry.addresses:
+            raise RowError("not found in DNS")
+        return entry.addresses
+
+    async def answers(self, host: str) -> bool:
+        """Tell whether a DNS server answers now, asked for a name that it knew before."""
+        try:
+            await self._shared_lookup(host)
+        except TryFailedError:
+            return False
+        return True
+
+    def close(self) -> None:
+        """Give up the look-ups that run. Does not wait for them."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
+
+    async def _shared_lookup(self, host: str) -> _Entry:
+        running = self._running.get(host)
+        if running is None:
+            running = asyncio.ensure_future(self._lookup(host))
+            self._running[host] = running
+            running.add_done_callback(lambda done: self._finished(host, done))
+        # Shielded: who gives up must not end the look-up of the others. There is no time-out: the C
+        # library has one, and the time until a thread is free must not count.
+        return await asyncio.shield(running)
+
+    def _finished(self, host: str, lookup: asyncio.Future[_Entry]) -> None:
+        del self._running[host]
+        if not lookup.cancelled():
+            lookup.exception()  # perhaps nobody waits for it any more
+
+    async def _lookup(self, host: str) -> _Entry:
+        loop = asyncio.get_running_loop()
+        addresses = await loop.run_in_executor(self._threads, self._answer, host)
+        self._on_answer(host)
+        ttl = POSITIVE_TTL_S if addresses else NEGATIVE_TTL_S
+        entry = _Entry(self._clock() + ttl, addresses)
+        self._entries.pop(host, None)
+        self._entries[host] = entry
+        if len(self._entries) > MAX_NAMES:
+            del self._entries[next(iter(self._entries))]
+        return entry
+
+    def _answer(self, host: str) -> tuple[str, ...]:
+        """Return the addresses of a name; none if it does not exist. Runs in a thread."""
+        started = self._clock()
+        try:
+            return tuple(self._look_up(host))
+        except UnicodeError:
+            return ()
+        except socket.gaierror as error:
+            if error.errno in _NO_SUCH_NAME:
+                return ()
+            failure = TryFailedError("DNS did not answer", is_dns=True)
+            failure.started = started
+            raise failure from None
+
+
+def look_up(host: str) -> list[str]:
+    """Return the addresses of a name, by the C library: /etc/hosts, then DNS."""
+    infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return list(dict.fromkeys(str(info[4][0]) for info in infos))
+
+
+FRESH_S = 1.0
+"""An older answer shows nothing about the network as it is now."""
+
+NUM_WITNESSES = 3
+"""Hosts that answered last. They are asked when nobody else answers."""
+
+
+class Outage:
+    """Judges downloads that got no answer. Lives in one event loop.
+
+    Args:
+        what: Who did not answer, for the message: "server" or "DNS server".
+        probe: Returns whether a host that answered before answers now.
+        max_unanswered: So many unanswered downloads in a row are an outage. Once a host has
+            answered, a host counts once. 0: nothing is an outage.
+        clock: Seconds.
+    """
+
+    def __init__(
+        self,
+        what: str,
+        probe: Callable[[str], Awaitable[bool]],
+        max_unanswered: int,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._what = what
+        self._probe = probe
+        self._max_unanswered = max_unanswered
+        self._clock = clock
+        self._witnesses: dict[str, None] = {}
+        self._answered_at = float("-inf")
+        self._num_unanswered = 0
+        self._unanswered_hosts: set[str] = set()
+        self._probing = asyncio.Lock()
+
+    def answered(self, host: str) -> None:
+        """Note that a host answered, in whatever way."""
+        self._answered_at = self._clock()
+        self._num_unanswered = 0
+        self._unanswered_hosts.clear()
+        self._witnesses.pop(host, None)
+        self._witnesses[host] = None
+        if len(self._witnesses) > NUM_WITNESSES:
+            del self._witnesses[next(iter(self._witnesses))]
+
+    async def require_network(self, host: str, reason: str, since: float = 0.0) -> None:
+        """Return if it is the host's fault that a download got no answer.
+
+        Args:
+            host: Whose download failed.
+            reason: Why its last try failed.
+            since: When its last request was sent, by the clock. Earlier answers show nothing.
+
+        Raises:
+            StorageError: The network is down, as far as this process can know.
+        """
+        if not self._max_unanswered:
+            return
+        self._num_unanswered += 1
+        self._unanswered_hosts.add(host)
+        num = len(self._unanswered_hosts) if self._witnesses else self._num_unanswered
+        if num >= self._max_unanswered:
+            raise self._error(f"the last {num} {'hosts' if self._witnesses else 'downloads'}", host)
+        if not self._witnesses:
+            return
+        async with self._probing:  # one probe serves all downloads that failed meanwhile
+            if self._answered_at >= max(since, self._clock() - FRESH_S):
+                return
+            for witness in list(self._witnesses)[::-1]:
+                if await self._probe(witness):
+                    self._answered_at = self._clock()
+                    return
+        raise self._error(f"{host} and the hosts that answered before", host, reason)
+
+    def _error(self, hosts: str, host: str, reason: str = "") -> StorageError:
+        example = f" ({reason})" if reason else f" (the last one: {host})"
+        return StorageError(
+            f"downloads: no {self._what} answers for {hosts}{example}; is the network of this "
+            "machine down? Finished shards are kept; run the same command again to continue"
+        )

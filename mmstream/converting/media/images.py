@@ -10,11 +10,15 @@ Never silently wrong: what cannot be kept is a reject (animations, 16 bits a cha
 down here. Transparency is kept in PNG and WebP, and laid on white in JPEG. Colour profiles are kept
 with the numbers of the pixels. CMYK becomes RGB as in training, without a profile. EXIF is dropped
 after its orientation was applied.
+
+Pillow's warnings of odd metadata are kept off the screen: a TIFF may cause one a tag.
 """
 
 from __future__ import annotations
 
 import io
+import threading
+import warnings
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -23,8 +27,7 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, TiffImagePlugin
 
-from mmstream.converting.media.options import ImageFormat, MediaOptions
-from mmstream.converting.unwarned import unwarned
+from mmstream.converting.options import ImageFormat, MediaOptions
 from mmstream.decoding.image.formats import JPEG_START, decode_bytes, plugin_of
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.jpeg import read_header
@@ -306,3 +309,34 @@ def _saved(pixels: Pixels, name: str, profile: bytes | None, **settings: object)
 
 
 _ENCODERS = {"jpg": _encode_jpeg, "png": _encode_png, "webp": _encode_webp}
+
+
+class _Unwarned:
+    """A context manager for any number of threads at once.
+
+    `warnings.catch_warnings` is for one thread. With two threads, the filters could stay off for
+    good. So the first one to enter changes the filters of the process, and the last
+    one to leave restores them.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._num_inside = 0
+        self._filters = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._num_inside:
+                self._filters = warnings.catch_warnings()
+                self._filters.__enter__()
+                warnings.simplefilter("ignore")
+            self._num_inside += 1
+
+    def __exit__(self, *_: object) -> None:
+        with self._lock:
+            self._num_inside -= 1
+            if not self._num_inside:
+                self._filters.__exit__(None, None, None)
+
+
+unwarned = _Unwarned()

@@ -1,19 +1,15 @@
 """The hashes of all samples of several datasets, numbered through.
 
-contents of shards -> CORPUS -> duplicates, leaks
+    sidecars or tars -> hashes of shards -> CORPUS -> equal hashes, near hashes -> duplicates, leaks
 
-What the samples of a shard hold, as arrays of hashes. Read from its sidecar, or from its tar.
-
-sidecars or tars -> CONTENTS -> equal hashes, near hashes -> duplicates, leaks
-
-Equal hashes among many: 16 bytes each in memory, and little more.
-
-contents -> EQUAL -> duplicates, leaks
+What the samples of a shard hold is read from its sidecar, or from its tar. Equal hashes among many
+are found with 16 bytes each in memory, and little more.
 """
 
 from __future__ import annotations
 
 import logging
+from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -26,8 +22,15 @@ import numpy.typing as npt
 import pyarrow as pa
 from tqdm import tqdm
 
-from mmstream.converting.quality.hashes import HASH_BYTES, content_hash, perceptual_hash, text_of
-from mmstream.converting.sidecar import id_of, open_sidecar, sidecar_name
+from mmstream.converting.sidecar import (
+    HASH_BYTES,
+    content_hash,
+    id_of,
+    open_sidecar,
+    perceptual_hash,
+    sidecar_name,
+    text_of,
+)
 from mmstream.dataset.checksums import read_samples
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.fields import json_object
@@ -311,7 +314,9 @@ def equal_to_first(chunks: Sequence[Hashes]) -> tuple[IntArray, IntArray]:
     for bucket in range(1 << num_bits):
         numbers, hashes = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.uint64)]
         for start, chunk in zip(starts.tolist(), chunks, strict=False):
-            chosen = _chosen(chunk, bucket, num_bits)
+            chosen = np.arange(len(chunk))
+            if num_bits:
+                chosen = np.flatnonzero(chunk[:, 0] >> np.uint64(64 - num_bits) == bucket)
             numbers.append(chosen + start)
             hashes.append(chunk[chosen])
         first, again = _equal(np.concatenate(hashes), np.concatenate(numbers))
@@ -320,12 +325,6 @@ def equal_to_first(chunks: Sequence[Hashes]) -> tuple[IntArray, IntArray]:
     first, again = np.concatenate(firsts), np.concatenate(agains)
     order = np.argsort(again, kind="stable")
     return first[order], again[order]
-
-
-def _chosen(chunk: Hashes, bucket: int, num_bits: int) -> IntArray:
-    if not num_bits:
-        return np.arange(len(chunk))
-    return np.flatnonzero(chunk[:, 0] >> np.uint64(64 - num_bits) == bucket)
 
 
 def _equal(hashes: Hashes, numbers: IntArray) -> tuple[IntArray, IntArray]:
@@ -394,12 +393,8 @@ class Corpus:
     """
 
     datasets: dict[str, Dataset]
-    media: Entries = field(default_factory=Entries)
-    texts: Entries = field(default_factory=Entries)
-    pairs: Entries = field(default_factory=Entries)
-    ids: Entries = field(default_factory=Entries)
-    near: Entries = field(default_factory=Entries)
-    """Perceptual hashes: its `hashes` are uint8 [n, 32]."""
+    entries: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    """By kind: "media", "text", "pair", "id", and "near", whose `hashes` are uint8 [n, 32]."""
     num_media: list[IntArray | None] = field(default_factory=list)
     """Media of each sample of a shard. None: each has one."""
     rows: list[IntArray | None] = field(default_factory=list)
@@ -524,13 +519,14 @@ def _add(
     corpus.rows.append(None if np.unique(rows).size == rows.size else rows)
     corpus.num_media.append(None if (contents.num_media == 1).all() else contents.num_media)
     columns = [
-        ("text", corpus.texts, contents.texts, contents.has_text),
-        ("id", corpus.ids, contents.ids, contents.has_id),
+        ("text", contents.texts, contents.has_text),
+        ("id", contents.ids, contents.has_id),
     ]
     if "pair" in kinds:
-        columns.append(("pair", corpus.pairs, contents.pairs(), contents.has_pair))
-    for kind, entries, hashes, has_hash in columns:
+        columns.append(("pair", contents.pairs(), contents.has_pair))
+    for kind, hashes, has_hash in columns:
         if kind in kinds:
+            entries = corpus.entries[kind]
             chosen = np.flatnonzero(has_hash & is_usable)
             is_all = chosen.size == count
             entries.hashes.append(hashes if is_all else hashes[chosen])
@@ -538,18 +534,18 @@ def _add(
     sample = contents.sample_of_medium
     if "media" in kinds:
         chosen = np.flatnonzero(is_usable[sample])
-        corpus.media.hashes.append(contents.media[chosen])
+        entries = corpus.entries["media"]
+        entries.hashes.append(contents.media[chosen])
         one_each = chosen.size == count and corpus.num_media[-1] is None
-        corpus.media.samples.append(
-            range(start, start + count) if one_each else sample[chosen] + start
-        )
-        corpus.media.media.append(range(count) if one_each else chosen)
+        entries.samples.append(range(start, start + count) if one_each else sample[chosen] + start)
+        entries.media.append(range(count) if one_each else chosen)
     if "near" in kinds:
         chosen = np.flatnonzero(is_usable[sample[contents.images]])
         media = contents.images[chosen]
-        corpus.near.hashes.append(contents.perceptual[chosen])  # type: ignore[arg-type]
-        corpus.near.samples.append(sample[media] + start)
-        corpus.near.media.append(media)
+        entries = corpus.entries["near"]
+        entries.hashes.append(contents.perceptual[chosen])  # type: ignore[arg-type]
+        entries.samples.append(sample[media] + start)
+        entries.media.append(media)
 
 
 def _keys_and_fields(

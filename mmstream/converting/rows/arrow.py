@@ -1,39 +1,26 @@
-"""Rows in Arrow's own files: streams, as Hugging Face's ``save_to_disk`` writes them, and Feather.
+"""Rows in Arrow's own files, in Parquet, and from Python, as JSON values and bytes.
 
-    Arrow -> ARROW -> spool
+Arrow's files are streams, as Hugging Face's ``save_to_disk`` writes them, and Feather. A stream has
+no list of its batches, so the rows are copied once to a spool. One batch is in memory at a time. No
+file is mapped: another program may shorten it meanwhile, and a map would end this process. The
+offsets of a stranger's file may lead anywhere in memory. So every batch is validated before a value
+of it is read.
 
-A stream has no list of its batches, so the rows are copied once. One batch is in memory at a time.
-No file is mapped: another program may shorten it meanwhile, and a map would end this process.
+Parquet files are read where they lie, local or behind URLs. Each job reads the row groups that hold
+its rows, some rows at a time. So a row group of any size takes little memory. But rows cannot be
+skipped: a shard that begins in the middle of a row group decodes what lies before. Where row groups
+are much longer than shards, or rows are shuffled, the rows are copied once to a spool instead (see
+`mmstream.converting.rows.open`). Null says that a row lacks the key. The checksum of a file is that
+of its size and its footer, which lists the sizes of all pages and the smallest and largest values:
+the content itself is not read twice.
 
-The offsets of a stranger's file may lead anywhere in memory. So every batch is validated before a
-value of it is read.
+Rows from Python are iterables of dicts, tables, and data sets of Hugging Face. Nothing of
+`datasets` or `pandas` is imported: their objects are known by their methods.
 
-Values of Python and Arrow -> what JSON knows, and bytes. Everything else is an error of its row.
-
-    iterables, Parquet -> VALUES -> formats
-
-NaN and missing values of pandas are null. Times are text, as ISO 8601 writes them. NumPy's numbers
-and arrays are numbers and lists. A picture of Pillow becomes ``{"bytes": ..., "path": ...}``: its
-file's own bytes as long as nobody has touched the picture, otherwise PNG, which loses nothing.
-
-Rows in Parquet files, read where they lie: local or behind URLs.
-
-    Parquet -> PARQUET (a `RowSource`) -> plan -> formats
-
-Each job reads the row groups that hold its rows, some rows at a time. So a row group of any size
-takes little memory. But rows cannot be skipped: a shard that begins in the middle of a row group
-decodes what lies before. Where row groups are much longer than shards, or rows are shuffled, the
-rows are copied once to a spool instead (see `mmstream.converting.rows.plain_files`).
-
-Null says that a row lacks the key. The checksum of a file is that of its size and its footer, which
-lists the sizes of all pages and the smallest and largest values: the content itself is not read
-twice.
-
-Rows from Python: iterables of dicts, tables, data sets of Hugging Face -> numbered rows.
-
-    mm.convert(rows=iterable) -> PYTHON ROWS -> spool
-
-Nothing of `datasets` or `pandas` is imported: their objects are known by their methods.
+Values become what JSON knows, and bytes. Everything else is an error of its row. NaN and missing
+values of pandas are null. Times are text, as ISO 8601 writes them. NumPy's numbers and arrays are
+numbers and lists. A picture of Pillow becomes ``{"bytes": ..., "path": ...}``: its file's own bytes
+as long as nobody has touched the picture, otherwise PNG, which loses nothing.
 """
 
 from __future__ import annotations
@@ -293,10 +280,6 @@ def _integer(value: int, name: str) -> int:
     return int(value)
 
 
-def _time(value: Any, _name: str) -> str | None:
-    return None if value != value else str(value.isoformat())
-
-
 def _is_picture(value: Any) -> bool:
     """Tell whether a value is a picture of Pillow. Who has one has imported Pillow."""
     pillow = sys.modules.get("PIL.Image")
@@ -350,7 +333,10 @@ _CONVERTERS: tuple[tuple[Any, Callable[[Any, str], Any]], ...] = (
     (float, _finite),
     (bytes, lambda value, _: bytes(value)),
     ((bytearray, memoryview), lambda value, _: bytes(value)),
-    ((datetime.datetime, datetime.date, datetime.time), _time),
+    (
+        (datetime.datetime, datetime.date, datetime.time),
+        lambda value, _: value.isoformat() if value == value else None,  # pandas has a NaT
+    ),
     (datetime.timedelta, lambda value, _: value.total_seconds()),
     (decimal.Decimal, lambda value, name: _finite(float(value), name)),
     (uuid.UUID, lambda value, _: str(value)),
@@ -383,6 +369,7 @@ class ParquetFile:
     """Checksum of its size and its footer."""
     group_sizes: tuple[int, ...]
     """Rows of each row group."""
+    column_names: tuple[str, ...]
     split: str | None = None
 
     @property
@@ -416,7 +403,10 @@ class ParquetFile:
             digest = hashlib.sha256(stat.size.to_bytes(8, "little") + handle.read(footer_size))
             require_different(names, file.url)
         sizes = tuple(metadata.row_group(i).num_rows for i in range(metadata.num_row_groups))
-        return ParquetFile(store, file_name, file.name, stat, digest.hexdigest(), sizes, file.split)
+        return ParquetFile(
+            *(store, file_name, file.name, stat, digest.hexdigest(), sizes, tuple(names)),
+            file.split,
+        )
 
     def batches(self, group: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Yield a row group as record batches, in order.
@@ -435,11 +425,6 @@ class ParquetFile:
                 raise MMStreamError(
                     f"{url}: row group {group} is damaged ({escaped(error)}); write it again"
                 ) from error
-
-    def column_names(self) -> list[str]:
-        """Return the names of its columns."""
-        with ObjectFile(self.store, self.file_name, self.stat) as handle:
-            return list(_reader(handle).schema_arrow.names)
 
 
 def _raise_of_storage(error: Exception) -> None:
@@ -597,8 +582,7 @@ class ParquetSource:
         left = self.num_rows
         for file in self.files:
             keys = [field] if field is not None else []
-            names = file.column_names()
-            columns = [key for key in (*keys, *ID_KEYS) if key in names]
+            columns = [key for key in (*keys, *ID_KEYS) if key in file.column_names]
             for group in range(len(file.group_sizes)):
                 for value in _identified(file, group, columns):
                     if left <= 0:
@@ -650,14 +634,6 @@ def _is_dataset(rows: Any) -> bool:
     return hasattr(rows, "with_format") and hasattr(rows, "iter")
 
 
-def iter_python_rows(rows: Any) -> Iterator[NumberedRow]:
-    """Yield (number, row) of each row, with JSON values and bytes only.
-
-    A data set of Hugging Face is read as it is stored: pictures and sounds are not decoded.
-    """
-    yield from enumerate(_rows(rows), 1)
-
-
 def _rows_of_dataset(rows: Any) -> Iterator[Any]:
     if getattr(rows, "features", ()) is None:  # a stream, and no two rows need be alike
         yield from map(table_row, rows.with_format(None))
@@ -666,7 +642,11 @@ def _rows_of_dataset(rows: Any) -> Iterator[Any]:
         yield from rows_of_batch(table)
 
 
-def _rows(rows: Any) -> Iterator[Any]:
+def python_rows(rows: Any) -> Iterator[Any]:
+    """Yield each row, with JSON values and bytes only.
+
+    A data set of Hugging Face is read as it is stored: pictures and sounds are not decoded.
+    """
     if _is_dataset(rows):
         yield from _rows_of_dataset(rows)
     elif hasattr(rows, "to_batches"):  # a table of Arrow

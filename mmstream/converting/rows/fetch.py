@@ -1,19 +1,15 @@
-"""Names of rows -> files: patterns, folders of URLs, standard input, downloads.
+"""Names of rows -> plain files: patterns, folders of URLs, standard input, downloads.
 
-what the caller named -> FETCH -> detect
+    what the caller named -> FETCH -> detect
 
-Compressed files of rows: gzip, zstd, bzip2, xz -> a plain temporary file.
+Files that are compressed by gzip, zstd, bzip2 or xz become plain temporary files. Those of several
+frames or members are read to their end. The compression is recognised by the first bytes, whatever
+the file is called.
 
-Files of several frames or members are read to their end. The compression is recognised by the first
-bytes, whatever the file is called.
-
-Tars of samples that cannot be read at any place -> plain tars in the temporary folder.
-
-    compressed tars, remote tars without indexes, standard input -> TARS -> samples
-
-A sample is read at its place in a tar, and a compressed file or a stream has no such places. So the
-tar is read once, from front to back. Other tars of the same list are linked beside the copies, or
-copied too if they are remote.
+A sample is read at its place in a tar. A compressed file and a stream have no such places, and
+those in a remote tar without an index are not known. So such a tar is read once, from front to
+back, into a plain tar in the temporary folder. Other tars of the same list are linked beside the
+copies, or copied too if they are remote.
 """
 
 from __future__ import annotations

@@ -1,34 +1,24 @@
-"""Rows by their byte ranges in plain local files: lines of JSON, or records of a spool.
+"""What every source of rows gives, and rows by their byte ranges in plain local files.
 
-    one or several files of rows -> plain local files -> RECORDS (a `RowSource`) -> plan
+    a file, a table, a set of shards, an iterable -> ROW SOURCE -> plan -> row ranges -> formats
 
-A plain local JSONL file is read where it lies. Everything else that holds text, such as a gzipped
-file, a JSON array or a csv, is copied once to a temporary folder (``TMPDIR``). All processes then
-read these files by the offsets of their rows. The offsets lie in the temporary folder too, 8 bytes
-per row, and are mapped: their number is a stranger's choice, since a kilobyte of gzip may be a
-million empty rows.
+A `RowSource` is opened once, in the main process. It has the number of rows, the rows of a shard,
+and what decides the split of a row: a group, an id, or the content. Each job of a shard gets a
+`RowRange`, which can be pickled and read in another process.
+
+Plain local files hold lines of JSON, or records of a spool. A plain local JSONL file is read where
+it lies. Everything else that holds text, such as a gzipped file, a JSON array or a csv, is copied
+once to a temporary folder (``TMPDIR``). All processes then read these files by the offsets of their
+rows. The offsets lie in the temporary folder too, 8 bytes per row, and are mapped: their number is
+a stranger's choice, since a kilobyte of gzip may be a million empty rows.
 
 Rows are numbered through over all files. With files of 2 and 3 rows, rows 2 to 4 are those of the
 second file. Its rejects name their numbers 1 to 3 there. A file of n rows has n + 1 offsets, so
 row r of file f has the offsets r + f and r + f + 1.
 
-What every source of rows gives: its number of rows, and the rows of a shard.
-
-    a file, a table, a set of shards, an iterable -> ROW SOURCE -> plan -> row ranges -> formats
-
-A `RowSource` is opened once, in the main process. Each job of a shard gets a `RowRange`, which can
-be pickled and read in another process.
-
-What decides the split of a row: a group, an id, or the content.
-
-a source of rows -> IDENTITY of each row -> plan: which split it goes into
-
-The spool: rows that have no lines of their own, in one temporary file.
-
-    csv, COCO, a folder, an iterable, grouped rows -> SPOOL -> records.py
-
-A record is MessagePack: the row's number in its file, its value, and the reason why it has none.
-MessagePack is JSON with bytes. So a row may hold the bytes of a picture.
+Rows that have no lines of their own go into a spool: those of csv, COCO, a folder, an iterable, and
+grouped rows. A record is MessagePack: the row's number in its file, its value, and the reason why
+it has none. MessagePack is JSON with bytes. So a row may hold the bytes of a picture.
 """
 
 from __future__ import annotations
@@ -232,8 +222,11 @@ def write_spool(
     with path.open("wb") as file:
         np.array([0], np.int64).tofile(offsets)
         for number, value in islice(rows, limit):
+            spooled = _Spooled(number, value, None)
+            if isinstance(value, RowError):
+                spooled = _Spooled(number, None, str(value))
             try:
-                record = encoder.encode(_spooled(number, value))
+                record = encoder.encode(spooled)
             except UnicodeEncodeError as error:
                 reason = f"{escaped(error.object, 80)}: text that is not UTF-8: {error.reason}"
                 record = encoder.encode(_Spooled(number, None, reason))
@@ -245,20 +238,6 @@ def write_spool(
             num_rows += 1
             offsets.write(position.to_bytes(8, sys.byteorder))
     return num_rows, digest.hexdigest()
-
-
-def _spooled(number: int, value: Any) -> _Spooled:
-    if isinstance(value, RowError):
-        return _Spooled(number, None, str(value))
-    return _Spooled(number, value, None)
-
-
-def read_spooled(record: bytes) -> NumberedRow:
-    """Return the row of one record."""
-    spooled = msgspec.msgpack.decode(record, type=_Spooled)
-    if spooled.reason is not None:
-        return spooled.number, RowError(spooled.reason)
-    return spooled.number, spooled.value
 
 
 MAX_ROW_BYTES = 64 << 20
@@ -287,13 +266,6 @@ class RecordFile:
     """True: its records were written by `write_spool`. False: lines of JSON."""
     is_temporary: bool
     """True: the file goes when the conversion ends."""
-
-
-@dataclass(frozen=True)
-class RowFile:
-    """A scanned file of rows, as the source lists it."""
-
-    record_file: RecordFile
     num_rows: int
     sha256: str
     """Checksum of the bytes of its rows."""
@@ -359,8 +331,9 @@ class RecordRange:
 def row_of(file: RecordFile, index: int, record: bytes | None) -> Row:
     """Return a row by its bytes. None: it is over the limit."""
     if file.is_spool and record is not None:
-        number, value = read_spooled(record)
-        return Row(index, file.name, number, value)
+        spooled = msgspec.msgpack.decode(record, type=_Spooled)
+        value = spooled.value if spooled.reason is None else RowError(spooled.reason)
+        return Row(index, file.name, spooled.number, value)
     line = None if record is None else record.strip()
     return Row(index, file.name, index - file.first_row + 1, parse_row(line))
 
@@ -370,7 +343,7 @@ class RecordSource:
     """Scanned files of rows: a `RowSource`."""
 
     name: str
-    files: tuple[RowFile, ...]
+    files: tuple[RecordFile, ...]
     offsets: IntArray
     """int64 [num_rows + number of files] byte offsets of the rows in their files, each file's with
     the end of its last row: a map of a temporary file."""
@@ -384,19 +357,17 @@ class RecordSource:
     @property
     def sha256(self) -> str:
         """Checksum of the rows: of the plain file, or of the list of all files with theirs."""
-        return joint_sha256(
-            (file.record_file.name, file.num_rows, file.sha256) for file in self.files
-        )
+        return joint_sha256((file.name, file.num_rows, file.sha256) for file in self.files)
 
     def select(self, rows: IntArray | range) -> RecordRange:
         """Return rows by their numbers from 0, in the given order."""
         index = np.asarray(rows, dtype=np.int64)
-        first_rows = np.array([file.record_file.first_row for file in self.files])
+        first_rows = np.array([file.first_row for file in self.files])
         file_of_row = np.searchsorted(first_rows, index, side="right") - 1
         starts = np.array(self.offsets[index + file_of_row])
         stops = np.array(self.offsets[index + file_of_row + 1])
         used, position = np.unique(file_of_row, return_inverse=True)
-        files = tuple(self.files[number].record_file for number in used.tolist())
+        files = tuple(self.files[number] for number in used.tolist())
         return RecordRange(files, position.astype(np.int32), index, starts, stops)
 
     def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:

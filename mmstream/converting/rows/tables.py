@@ -1,30 +1,82 @@
-"""Rows in tables of text: csv, tsv, and others with ``;`` or ``|`` between the cells.
+"""Rows in files of text that are no JSONL: tables, transcripts, COCO's annotations, JSON values.
 
-    a table -> TABLES -> spool
+    a plain file of text -> TABLES -> spool; JSON values -> a line each
 
-The first line names the columns. Cells are quoted as RFC 4180 says, so a cell may hold line ends.
-Cells are text: ``007`` and ``42`` stay as they are. Empty cells are absent keys. A cell that begins
-with ``[`` or ``{`` is parsed as JSON, or as Python writes lists, where it is that.
+Tables are csv, tsv, and others with ``;`` or ``|`` between the cells. The first line names the
+columns. Cells are quoted as RFC 4180 says, so a cell may hold line ends. Cells are text: ``007``
+and ``42`` stay as they are. Empty cells are absent keys. A cell that begins with ``[`` or ``{`` is
+parsed as JSON, or as Python writes lists, where it is that. Two published kinds of tables have no
+line of names. They are recognised by their cells: a caption and a URL (CC3M, CC12M), and a picture
+with the number of its caption, ``a.jpg#0`` (Flickr).
 
-Two published kinds of tables have no line of names. They are recognised by their cells: a caption
-and a URL (CC3M, CC12M), and a picture with the number of its caption, ``a.jpg#0`` (Flickr).
+Transcripts of LibriSpeech and LJSpeech have one row per line:
+
+    84-121123-0000 GO DO YOU HEAR                               84/121123/84-121123.trans.txt
+    -> {"id": "84-121123-0000", "audio": "84/121123/84-121123-0000.flac", "text": "GO DO YOU HEAR"}
+
+    LJ001-0001|Printing, in 1440|Printing, in fourteen forty    LJSpeech-1.1/metadata.csv
+    -> {"id": "LJ001-0001", "audio": "LJSpeech-1.1/wavs/LJ001-0001.wav",
+        "text": "Printing, in fourteen forty", "raw_text": "Printing, in 1440"}
+
+The sound lies beside the transcript, or in ``wavs`` beside it. Its path is relative to the folder
+of the media. Quotes of LJSpeech are part of the text.
+
+COCO's annotation files are pictures and annotations, joined on ``image_id`` to one row per picture:
+
+    {"images": [{"id", "file_name", ...}], "annotations": [{"image_id", "caption" | "bbox", ...}]}
+
+Captions become ``{"image", "captions": [...]}``. Boxes become ``objects``, as they are, with the
+name of their category. Pictures without annotations are rows too, and will be rejected or labelled
+by their format. The whole file is in memory, as for every tool that reads it.
+
+JSON values that are no lines are those of an array, or objects after each other over several lines.
+A block of the file is read at a time, and msgspec splits the items of an array that end in it, all
+at once. Items that it does not take (NaN, very deep ones, those cut by the block) and the objects
+of a stream end where their brackets do. So a file of any size takes the memory of a block and a
+row. The file is not mapped: where another program shortens it, that would end the process.
+
+A file that is one JSON object may have the rows inside:
+
+    {"dataset": "GigaSpeech", "audios": [{"aid": ..., "segments": [...]}, ...]}     a list of rows
+    {"v_x1": {"timestamps": [...], "sentences": [...]}, "v_x2": {...}}     rows by name: ActivityNet
+    {"database": {"x1": {"annotations": [{"segment": [41, 54], "sentence": "..."}]}, ...}}  YouCook2
+    {"image_urls": ["https://...", ...], "captions": ["a cat", ...]}       columns: SBU
+    {"image": {"0": "a.jpg", "1": "b.jpg"}, "text": {"0": "a cat", ...}}   columns of pandas
+    {"a.jpg": ["a cat", "a small cat"], "b.jpg": "a dog"}                  texts by media file
+    {"videos": [{"video_id": "video0"}, ...],
+     "sentences": [{"video_id": "video0", "caption": "a cat"}, ...]}       MSR-VTT, joined
+
+Rows by name are of a known format, or all have the same keys. Columns are lists of one length, at
+least two items long, or objects with the same numbers as keys; the log says that they are columns.
+An object that is a row of a known format is that row. The whole file is in memory once.
 """
 
 from __future__ import annotations
 
 import csv
+import logging
+import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, TextIO
+from typing import Any, BinaryIO, Literal, TextIO
+
+import msgspec
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.formats.fields import value_of_text
-from mmstream.converting.rows.records import MAX_ROW_BYTES, NumberedRow
+from mmstream.converting.formats.fields import kind_by_name, value_of_text
+from mmstream.converting.formats.formats import recognise
+from mmstream.converting.formats.spans import has_spans
+from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES, NumberedRow
+from mmstream.decoding.fields import decode_json, is_json, json_object
 from mmstream.errors import ConfigError, escaped
 from mmstream.media_types import BY_EXTENSION
+from mmstream.storage import is_remote
+from mmstream.storage.urls import local_path
+
+logger = logging.getLogger(__name__)
 
 DELIMITERS = {",": "csv", "\t": "tsv", ";": "csv with ;", "|": "csv with |"}
 
@@ -186,3 +238,419 @@ def _row(record: list[str] | RowError, names: Sequence[str]) -> dict[str, Any] |
     image = row.get("image")
     numbered = _NUMBERED_FILE.fullmatch(image) if isinstance(image, str) else None
     return {**row, "image": numbered[1]} if numbered else row
+
+
+_LIBRISPEECH = re.compile(r"(\d+-\d+-\d+) (\S.*)")
+_LJSPEECH_ID = re.compile(r"\w+[_-]\d+")
+
+
+def is_transcripts(head: bytes) -> bool:
+    """Tell by its beginning whether a text holds transcripts. Its last line may be cut off."""
+    lines = head.decode(errors="replace").splitlines()
+    whole = lines[:-1] if len(lines) > 1 else lines
+    return bool(whole) and any(
+        all(fields_of(line) is not None for line in whole)
+        for fields_of in (_LIBRISPEECH.fullmatch, _ljspeech)
+    )
+
+
+def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[NumberedRow]:
+    """Yield (number, row) of each line.
+
+    Args:
+        path: A plain text file.
+        url: Where it came from. The sound lies beside it.
+        root: Folder or prefix that the rows' media are relative to. None: that of `url`.
+    """
+    folder = "." if root is None else _folder_in(root, url)
+    with path.open(encoding="utf-8", errors="surrogateescape") as file:
+        for number, line in enumerate(file, 1):
+            yield number, _transcript_row(line.rstrip("\r\n"), folder)
+
+
+def _transcript_row(line: str, folder: str) -> dict[str, str] | RowError:
+    if match := _LIBRISPEECH.fullmatch(line):
+        sound = os.path.normpath(f"{folder}/{match[1]}.flac")
+        return {"id": match[1], "audio": sound, "text": match[2]}
+    if fields := _ljspeech(line):
+        name, raw_text, text = fields
+        sound = os.path.normpath(f"{folder}/wavs/{name}.wav")
+        return {"id": name, "audio": sound, "text": text, "raw_text": raw_text}
+    return RowError(
+        "expected an id such as 84-121123-0000, a blank, and a text; or LJ001-0001|text|text"
+    )
+
+
+def _ljspeech(line: str) -> tuple[str, str, str] | None:
+    """Return (id, text as printed, normalized text). None: this is no line of LJSpeech."""
+    fields = line.split("|")
+    if len(fields) != 3 or not _LJSPEECH_ID.fullmatch(fields[0]) or not fields[2].strip():
+        return None
+    return fields[0], fields[1], fields[2]
+
+
+def _folder_in(root: str, url: str) -> str:
+    """Return the folder of a file, relative to the root of the media."""
+    if is_remote(root):
+        return url.rpartition("/")[0].removeprefix(root).strip("/") or "."
+    return os.path.relpath(os.path.realpath(Path(local_path(url)).parent), root)
+
+
+MAX_COCO_BYTES = 4 << 30
+"""A larger file is refused: it is in memory whole."""
+
+
+class Coco(msgspec.Struct):
+    """The parts of an annotation file that are used."""
+
+    images: list[dict[str, Any]]
+    annotations: list[dict[str, Any]]
+    categories: list[dict[str, Any]] = []
+
+
+def parse_coco(path: Path) -> Coco | None:
+    """Return the content of an annotation file. None: the file is something else."""
+    if path.stat().st_size > MAX_COCO_BYTES:
+        return None
+    try:
+        coco = decode_json(path.read_bytes().removeprefix(BOM), Coco)
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError):
+        return None
+    is_joined = all("image_id" in annotation for annotation in coco.annotations[:1])
+    return coco if is_joined and all("id" in image for image in coco.images[:1]) else None
+
+
+def iter_coco(coco: Coco, rows: str) -> Iterator[NumberedRow]:
+    """Yield (number, row) of each picture, in the order of ``images``.
+
+    Raises:
+        ConfigError: Two pictures have one id, or an annotation is of none of them.
+    """
+    names = {category.get("id"): category.get("name") for category in coco.categories}
+    annotations: dict[Any, list[dict[str, Any]]] = {}
+    for image in coco.images:
+        if image.get("id") in annotations:
+            raise ConfigError(f"{rows}: two images have the id {image.get('id')!r}")
+        annotations[image.get("id")] = []
+    for annotation in coco.annotations:
+        if annotation.get("image_id") not in annotations:
+            raise ConfigError(
+                f"{rows}: an annotation has image_id {annotation.get('image_id')!r}, which no "
+                "image has; the file is damaged or was cut"
+            )
+        annotations[annotation["image_id"]].append(annotation)
+    for number, image in enumerate(coco.images, 1):
+        yield number, _coco_row(image, annotations[image.get("id")], names)
+
+
+def _coco_row(
+    image: dict[str, Any], annotations: list[dict[str, Any]], names: dict[Any, Any]
+) -> dict[str, Any] | RowError:
+    path = image.get("file_name")
+    if not isinstance(path, str):
+        return RowError("image without file_name")
+    others = {key: value for key, value in image.items() if key not in ("id", "file_name")}
+    row: dict[str, Any] = {"id": image.get("id"), "image": path, **others}
+    captions = [each["caption"] for each in annotations if "caption" in each]
+    objects = [_object(each, names) for each in annotations if "caption" not in each]
+    if captions:
+        row["captions"] = captions
+    if objects:
+        row["objects"] = objects
+    return row
+
+
+def _object(annotation: dict[str, Any], names: dict[Any, Any]) -> dict[str, Any]:
+    kept = {key: value for key, value in annotation.items() if key != "image_id"}
+    name = names.get(annotation.get("category_id"))
+    return {"category": name, **kept} if name is not None else kept
+
+
+_BLOCK = 1 << 20
+_BLANK = b" \t\r\n"
+_NOT_BLANK = re.compile(rb"[^ \t\r\n]")
+_STRING_OR_MARK = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\Z)|[\[{\]},]', re.DOTALL)
+
+
+class NotJSONError(ValueError):
+    """The file is no JSON array, or no stream of JSON objects. The message names the line."""
+
+
+def write_lines(path: Path, target: Path, limit: int | None) -> Path:
+    """Write each value of a JSON array or stream as one line. Return `target`.
+
+    Raises:
+        NotJSONError: The file is damaged, up to the last value that is asked for.
+    """
+    with target.open("wb") as file:
+        for value in islice(iter_values(path), limit):
+            # A line end is white space in JSON: inside a string it would not have parsed.
+            file.write(value.replace(b"\n", b" ").replace(b"\r", b" ") + b"\n")
+    return target
+
+
+def iter_values(path: Path) -> Iterator[bytes]:
+    """Yield the bytes of each item of a JSON array, or of each object of a stream.
+
+    Raises:
+        NotJSONError: As it is reached.
+    """
+    with path.open("rb") as file:
+        if file.read(len(BOM)) != BOM:
+            file.seek(0)
+        yield from _Splitter(file).values()
+
+
+class _Splitter:
+    """Splits a file at the ends of its values."""
+
+    def __init__(self, file: BinaryIO) -> None:
+        self._file = file
+        self._data = b""
+        """What was read and not yielded yet, from `_start` on."""
+        self._start = 0
+        self._line = 1
+        """Of the file, where `_data` begins."""
+        self._joint = b""
+        """The last byte of an item, and how the file goes on."""
+        self._is_fresh = False
+        """True: `_take_many` was not tried since the last read."""
+
+    def values(self) -> Iterator[bytes]:
+        """Yield the bytes of each value, checked but for those that are nested too deeply."""
+        mark = self._next_byte()
+        is_array = mark == b"["
+        self._start += is_array
+        while self._next_byte():
+            if is_array:
+                yield from map(bytes, self._take_many())
+            stop = self._end_of_value(is_array)
+            if is_array and stop == len(self._data):
+                break
+            value = self._data[self._start : stop].rstrip(_BLANK)
+            if value or mark != b"[":  # ``[]`` has no item
+                self._require_json(value)
+                yield value
+            mark = self._data[stop : stop + 1]
+            self._joint = value[-1:] + self._data[stop : stop + 8]
+            self._start = stop + is_array
+            if is_array and mark == b"]":
+                if self._next_byte():
+                    raise NotJSONError(f"{self._data[self._start :][:20]!r} follows the array")
+                return
+        if is_array:
+            line = self._line + self._data.count(b"\n")
+            raise NotJSONError(f"it is cut off, line {line}")
+
+    def _next_byte(self) -> bytes:
+        """Go to the next byte that is no white space and return it; empty at the file's end."""
+        while (found := _NOT_BLANK.search(self._data, self._start)) is None:
+            self._start = len(self._data)
+            if not self._read_on():
+                return b""
+        self._start = found.start()
+        return found[0]
+
+    def _read_on(self) -> bool:
+        """Read at least another block behind the value at hand. Tell whether there was any."""
+        self._line += self._data.count(b"\n", 0, self._start)
+        rest = self._data[self._start :]
+        if len(rest) > MAX_ROW_BYTES:
+            raise NotJSONError(f"a value of more than {MAX_ROW_BYTES} bytes, or a lost quote")
+        block = self._file.read(max(_BLOCK, len(rest)))
+        self._data, self._start, self._is_fresh = rest + block, 0, True
+        return bool(block)
+
+    def _take_many(self) -> list[msgspec.Raw]:
+        """Return items up to the last place of the block that looks like the end of one.
+
+        Such a place may lie inside an item or a string. Then this is no array of JSON, and no item
+        is returned.
+        """
+        stop = self._data.rfind(self._joint, self._start) + 1
+        if not self._joint or not self._is_fresh or stop <= self._start:
+            return []
+        self._is_fresh = False
+        array = b"[%b]" % self._data[self._start : stop]
+        try:
+            items = msgspec.json.decode(array, type=list[msgspec.Raw])
+        except (msgspec.DecodeError, RecursionError):
+            return []
+        self._start = stop + 1  # behind the comma
+        self._next_byte()
+        return items
+
+    def _end_of_value(self, is_array: bool) -> int:
+        """Return where the value at hand ends in `_data`: at its end, where the file is cut off.
+
+        It is sought by brackets outside of strings. In an array, a comma or bracket stands there.
+        """
+        while True:
+            depth = 0
+            for found in _STRING_OR_MARK.finditer(self._data, self._start):
+                mark = found[0]
+                depth += (mark in b"[{") - (mark in b"]}")
+                if is_array and (depth < 0 or (depth == 0 and mark == b",")):
+                    return found.start()
+                if not is_array and depth == 0 and mark in b"]}":
+                    return found.end()
+            if not self._read_on():
+                return len(self._data)
+
+    def _require_json(self, value: bytes) -> None:
+        """Raise a NotJSONError that names the line, if the value at `_start` is no JSON."""
+        try:
+            decode_json(value, msgspec.Raw)
+        except msgspec.DecodeError as error:
+            position = str(error).rpartition("(byte ")[2].removesuffix(")")
+            behind = self._start + (int(position) if position.isdigit() else len(value))
+            line = self._line + self._data.count(b"\n", 0, behind)
+            raise NotJSONError(f"{error}, line {line}") from None
+        except RecursionError:
+            pass  # the row will be rejected, and no other
+
+
+MAX_NESTED_BYTES = 2 << 30
+"""A larger file is read as lines. It would be in memory whole."""
+
+_LINE_BYTES = 1 << 20
+_SHOWN_COLUMNS = 5
+_FORMATS_WITHOUT_LISTS = (None, "captions", "laion", "labels", "text", "webvid", "speech")
+"""Formats whose rows do not hold several lists. None: no row of a format."""
+
+
+def rows_inside(value: Any) -> Iterator[NumberedRow] | None:
+    """Return (number, row) of each row inside an object. None: it is a row itself.
+
+    A text by its media file is a row of both. Rows by name have this name as ``id``, and as
+    ``video_id`` where they are spans of a video.
+    """
+    if not isinstance(value, dict):
+        return None
+    if (columns := _columns(value)) is not None:
+        return enumerate(columns, 1)
+    if _is_joined(value):
+        return enumerate(_captioned_videos(value["videos"], value["sentences"]), 1)
+    if _is_row(value):
+        return None
+    if _are_captions(value):
+        return enumerate(
+            ({str(kind_by_name(name)): name, "captions": texts} for name, texts in value.items()), 1
+        )
+    lists = [rows for rows in value.values() if isinstance(rows, list) and _are_objects(rows)]
+    if len(lists) == 1 and not isinstance(value.get("database"), dict):
+        return iter(enumerate(lists[0], 1))
+    database = value.get("database")
+    if isinstance(database, dict):
+        value = database
+    named = list(value.values())
+    if not _are_objects(named):
+        return None
+    is_alike = len(named) > 1 and all(row.keys() == named[0].keys() for row in named)
+    if not is_alike and not _is_row(_named(*next(iter(value.items())))):
+        return None
+    return ((i, _named(name, row)) for i, (name, row) in enumerate(value.items(), 1))
+
+
+def _columns(value: dict[str, Any]) -> list[dict[str, Any]] | None:
+    """Return the rows of an object that holds columns. None: it holds none.
+
+    One document or conversation may hold lists of one length too. So formats whose rows are made of
+    lists go first.
+    """
+    columns = list(value.values())
+    if len(columns) < 2 or _format_of(value) not in _FORMATS_WITHOUT_LISTS:
+        return None
+    if all(isinstance(column, dict) for column in columns):
+        numbers = columns[0].keys()
+        if not numbers or not all(number.isdecimal() for number in numbers):
+            return None
+        if any(column.keys() != numbers for column in columns):
+            return None
+        columns = [[column[number] for number in numbers] for column in columns]
+    elif not all(isinstance(column, list) for column in columns):
+        return None
+    if len({len(column) for column in columns}) > 1 or len(columns[0]) < 2:
+        return None
+    logger.warning(
+        "an object of lists of one length is read as columns: %d rows of %s",
+        len(columns[0]),
+        ", ".join(escaped(name, 40) for name in list(value)[:_SHOWN_COLUMNS]),
+    )
+    return [dict(zip(value, row, strict=True)) for row in zip(*columns, strict=True)]
+
+
+def _format_of(value: dict[str, Any]) -> str | None:
+    """Return the format that an object is a row of, or None."""
+    try:
+        return recognise(value)
+    except RowError:
+        return None
+
+
+def _is_joined(value: dict[str, Any]) -> bool:
+    """Tell whether an object has videos, and sentences that name them by their ids."""
+    lists = value.get("videos"), value.get("sentences")
+    return all(
+        isinstance(items, list) and _are_objects(items) and "video_id" in items[0]
+        for items in lists
+    )
+
+
+def _captioned_videos(
+    videos: list[dict[str, Any]], sentences: list[dict[str, Any]]
+) -> Iterator[dict[str, Any] | RowError]:
+    """Yield a row of each video, the file ``ID.mp4``, with all of its sentences.
+
+    A sentence without a caption is left out. Sentences of no video are a reject.
+    """
+    captions: dict[str, list[Any]] = {}
+    for sentence in sentences:
+        texts = captions.setdefault(str(sentence.get("video_id")), [])
+        if sentence.get("caption") is not None:
+            texts.append(sentence["caption"])
+    for video in videos:
+        row = {"video": f"{video.get('video_id')}.mp4", **video}
+        texts = captions.get(str(video.get("video_id")), [])
+        yield {**row, "captions": texts} if texts else row
+    known = {str(video.get("video_id")) for video in videos}
+    for video_id in (video_id for video_id in captions if video_id not in known):
+        yield RowError(f"sentences: video_id {escaped(video_id, 40)}: no video has this id")
+
+
+def _are_captions(value: dict[str, Any]) -> bool:
+    """Tell whether all keys are names of media files, and the first one has texts."""
+    texts = next(iter(value.values()), None)
+    first = texts[0] if isinstance(texts, list) and texts else texts
+    return isinstance(first, str) and all(kind_by_name(name) is not None for name in value)
+
+
+def _named(name: str, row: dict[str, Any]) -> dict[str, Any]:
+    named = {"id": name, **row}
+    address = row.get("video_url")
+    if isinstance(address, str) and kind_by_name(address) is None:  # of a page with the video
+        named = {"url" if key == "video_url" else key: item for key, item in named.items()}
+    has_times = "timestamps" in row or has_spans(row)
+    return {"video_id": name, **named} if has_times else named
+
+
+def _are_objects(values: list[Any]) -> bool:
+    return bool(values) and all(isinstance(value, dict) for value in values)
+
+
+def single_object(path: Path) -> Any:
+    """Return the object that a file holds, if it holds nothing else. Otherwise None, or no keys."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        first = file.readline(_LINE_BYTES).removeprefix(BOM).strip()
+        rest = file.read(_LINE_BYTES).strip()
+    if not first.startswith(b"{") or size > MAX_NESTED_BYTES or (rest and is_json(first)):
+        return None
+    return json_object(path.read_bytes())
+
+
+def _is_row(value: dict[str, Any]) -> bool:
+    lists = [rows for rows in value.values() if isinstance(rows, list) and _are_objects(rows)]
+    if any("segments" in row for rows in lists for row in rows[:1]):
+        return False  # GigaSpeech: "audios" is no list of paths here
+    return _format_of(value) is not None

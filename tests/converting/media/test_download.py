@@ -16,12 +16,12 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import RowError
-from mmstream.converting.media import hosts, web_client
+from mmstream.converting.media import download as download_module
+from mmstream.converting.media import hosts
 from mmstream.converting.media.addresses import AllowedHosts, WebAddress
-from mmstream.converting.media.dns import DnsCache
-from mmstream.converting.media.download import Downloader
-from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.web_client import CheckedResolver, Partial, WebClient
+from mmstream.converting.media.download import CheckedResolver, Downloader, Partial, WebClient
+from mmstream.converting.media.hosts import DnsCache
+from mmstream.converting.options import DownloadOptions
 from mmstream.errors import StorageError
 from tests.helpers import download_faults
 from tests.helpers.download_faults import MEDIA
@@ -159,7 +159,9 @@ def test_a_truncated_download_is_resumed_by_its_etag(
 def test_a_large_body_may_take_longer_than_the_timeout(
     server: MediaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(web_client, "BYTES_PER_SECOND", 1)  # the dribble sends up to 50 a second
+    monkeypatch.setattr(
+        download_module, "BYTES_PER_SECOND", 1
+    )  # the dribble sends up to 50 a second
     server.media["a.jpg"] = PHOTO[:75]
     with Downloader(options(server, timeout_s=1, num_tries=1)) as downloader:
         assert downloader.start(server.url("a.jpg", "dribble")).result(500) == PHOTO[:75]

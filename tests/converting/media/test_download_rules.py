@@ -19,12 +19,18 @@ from mmstream.converting.media.addresses import (
     parse_url,
     shown_url,
 )
-from mmstream.converting.media.content_encoding import decompressed
-from mmstream.converting.media.dns import NEGATIVE_TTL_S, POSITIVE_TTL_S, DnsCache
-from mmstream.converting.media.download_options import DownloadOptions
-from mmstream.converting.media.hosts import DeadHostError, Host, Hosts, TryFailedError
-from mmstream.converting.media.outage import Outage
-from mmstream.converting.media.robots import disallowed_by
+from mmstream.converting.media.download import decompressed, disallowed_by
+from mmstream.converting.media.hosts import (
+    NEGATIVE_TTL_S,
+    POSITIVE_TTL_S,
+    DeadHostError,
+    DnsCache,
+    Host,
+    Hosts,
+    Outage,
+    TryFailedError,
+)
+from mmstream.converting.options import DownloadOptions
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.patience import backoff_s, may_pass

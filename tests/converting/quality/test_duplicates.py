@@ -13,15 +13,15 @@ from PIL import Image
 import mmstream as mm
 from mmstream.cli import cli
 from mmstream.converting.quality import corpus as hashed
-from mmstream.converting.quality import near
+from mmstream.converting.quality import duplicates as duplicates_module
 from mmstream.converting.quality.corpus import equal_to_first
-from mmstream.converting.quality.hashes import perceptual_hash
-from mmstream.converting.quality.near import (
+from mmstream.converting.quality.duplicates import (
     MAX_DISTANCE,
     keep_first,
     match_with_first,
     near_pairs,
 )
+from mmstream.converting.sidecar import perceptual_hash
 from mmstream.dataset.bad_list import BAD_NAME, read_duplicates, write_bad
 from mmstream.errors import ConfigError
 from tests.helpers.convert_corpus import interrupted, run, tree, write_rows
@@ -320,9 +320,9 @@ def distances(hashes):
     return np.bitwise_count(hashes[:, None] ^ hashes[None]).sum(-1, dtype=np.int64)
 
 
-@pytest.mark.parametrize("max_bucket", [near.MAX_BUCKET, 1])
+@pytest.mark.parametrize("max_bucket", [duplicates_module.MAX_BUCKET, 1])
 def test_every_pair_within_the_distance_is_found_and_no_other(monkeypatch, max_bucket):
-    monkeypatch.setattr(near, "MAX_BUCKET", max_bucket)
+    monkeypatch.setattr(duplicates_module, "MAX_BUCKET", max_bucket)
     hashes = planted(600, np.random.default_rng(0))
     pairs = near_pairs(hashes)
     bits = distances(hashes)

@@ -17,7 +17,7 @@ from PIL import Image, ImageOps, PngImagePlugin
 
 import mmstream as mm
 from mmstream.converting.media.check import checked
-from mmstream.converting.quality.hashes import perceptual_hash
+from mmstream.converting.sidecar import perceptual_hash
 from mmstream.decoding.image.formats import header_shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.display.markup import pixels_of

@@ -1,11 +1,15 @@
-"""Tasks of a Ray cluster: jobs in, reports out. A task is one shard.
+"""Who writes the shards of a conversion: jobs in, reports out. A job is one shard.
 
-    plan -> jobs -> RAY TASKS of `write_shard` -> manifest
+    plan -> jobs -> ENGINE of `write_shard` -> reports -> manifest
 
-A task of a worker or node that died runs again on another one. A shard that was committed is
-not written twice. Ray gives each task to the next free CPU: a slow shard holds one CPU, and the
-others go on. While CPUs have no shard, tasks on them check media of those that are still written.
-Such a task gets the bytes of media and returns others, so it needs no storage.
+Worker processes: each holds one sample in memory. What they write does not depend on their number.
+When no shard is left to begin, the CPUs of idle workers go to the shards that are still written:
+their processes check media in threads, because decoders and encoders release Python's lock.
+
+Tasks of a Ray cluster: a task of a worker or node that died runs again on another one. A shard that
+was committed is not written twice. Ray gives each task to the next free CPU: a slow shard holds one
+CPU, and the others go on. While CPUs have no shard, tasks on them check media of those that are
+still written. Such a task gets the bytes of media and returns others, so it needs no storage.
 
 All nodes must see the destination and the media under the same paths. Rows need not be there: they
 go with their job, where they lie on this machine.
@@ -14,21 +18,130 @@ go with their job, where they lie on this machine.
 from __future__ import annotations
 
 import logging
+import multiprocessing
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from traceback import format_exc
-from typing import Any, NamedTuple
+from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
 
 from mmstream.converting.media.check import Answer, MediaBatch, Outcome
-from mmstream.converting.media.options import MediaOptions
 from mmstream.converting.media.references import MediaAccess, folder_stamp
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
 from mmstream.errors import ConfigError, MMStreamError, StorageError
+from mmstream.processes import num_cores, run_in_processes
 from mmstream.storage import is_remote, open_store
+
+EngineName: TypeAlias = Literal["processes", "ray"]
+
+Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]]
+"""Writes shards. Yields (URL of the store, report) for each job, when it is done."""
+
+
+def require_engine(name: str, num_workers: int | None, dest: str) -> None:
+    """Raise a ConfigError where an engine cannot write to a destination."""
+    if dest.startswith("memory://") and (name == "ray" or (num_workers or 0) > 1):
+        raise ConfigError(f"{dest}: only this process has its memory://; use num_workers=1")
+
+
+def engine_of(name: str, num_workers: int | None) -> Engine:
+    """Return an engine.
+
+    Args:
+        name: "processes" or "ray". Ray is imported only if it is named.
+        num_workers: Processes, or tasks of Ray at a time. Default: 1 process, or two tasks for each
+            CPU of the cluster.
+    """
+    if name == "ray":
+        return lambda jobs: _run_on_ray(jobs, num_workers)
+    return lambda jobs: _run_in_workers(jobs, num_workers or 1)
+
+
+def _run_in_workers(
+    jobs: Iterable[ShardJob], num_workers: int
+) -> Iterator[tuple[str, ShardReport]]:
+    """Write shards. Yield (URL of the store, report) for each job, when it is done.
+
+    With `num_workers` 0 or 1, this process writes them.
+
+    Raises:
+        MMStreamError: A worker process died. Finished shards are kept.
+        Exception: Whatever `write_shard` raises. The other workers are stopped.
+    """
+    if num_workers <= 1:
+        yield from ((job.store.url, write_shard(job)) for job in jobs)
+        return
+    num_cpus = min(num_workers, num_cores())
+    cpus_per_shard = multiprocessing.get_context("forkserver").RawValue("i", 1)
+    num_unfinished, all_begun = 0, False
+
+    def begun() -> Iterator[ShardJob]:
+        nonlocal num_unfinished, all_begun
+        for job in jobs:
+            num_unfinished += 1
+            yield job
+        all_begun = True
+        share_cpus()
+
+    def share_cpus() -> None:
+        cpus_per_shard.value = max(1, num_cpus // max(1, num_unfinished))
+
+    for job, report in run_in_processes(
+        _write_shard_in_worker,
+        begun(),
+        num_workers,
+        command="convert",
+        prepare=_Worker.begin,
+        prepare_args=(cpus_per_shard,),
+    ):
+        num_unfinished -= 1
+        if all_begun:
+            share_cpus()
+        yield job.store.url, report
+
+
+class _Worker:
+    """What a worker process knows of the others."""
+
+    cpus_per_shard: ClassVar[Any]
+    """An int in memory that the main process shares. Only it writes there."""
+
+    @classmethod
+    def begin(cls, cpus_per_shard: Any) -> None:
+        cls.cpus_per_shard = cpus_per_shard
+
+
+class _WorkerCpus:
+    """The CPUs of idle workers, for the threads of this process. A context manager."""
+
+    def __init__(self) -> None:
+        self._threads: ThreadPoolExecutor | None = None
+
+    def __enter__(self) -> _WorkerCpus:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._threads is not None:
+            # After an error, nobody waits for a video that is still decoded.
+            self._threads.shutdown(wait=False, cancel_futures=True)
+
+    def count(self) -> int:
+        return int(_Worker.cpus_per_shard.value) - 1
+
+    def submit(self, batch: MediaBatch) -> Answer:
+        if self._threads is None:
+            self._threads = ThreadPoolExecutor(num_cores(), "mmstream-check")
+        return self._threads.submit(batch.check)
+
+
+def _write_shard_in_worker(job: ShardJob) -> ShardReport:
+    with _WorkerCpus() as idle_cpus:
+        return write_shard(job, idle_cpus)
+
 
 MAX_RETRIES = 5
 """Deaths of a worker or node that a task survives."""
@@ -43,7 +156,7 @@ LOOK_S = 0.25
 shards get as many."""
 
 
-def run_jobs(
+def _run_on_ray(
     jobs: Iterable[ShardJob], num_workers: int | None = None
 ) -> Iterator[tuple[str, ShardReport]]:
     """Write shards. Yield (URL of the store, report) for each job, when it is done.
@@ -85,11 +198,13 @@ def run_jobs(
 def _drain(
     ray: Any, jobs: Iterator[ShardJob], num_workers: int | None
 ) -> Iterator[tuple[str, ShardReport]]:
-    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_write_shard)
+    task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_write_shard_on_ray)
     running: dict[Any, ShardJob] = {}
     try:
         while True:
-            limit = num_workers or _default_limit(ray)
+            # The cluster may grow and shrink.
+            num_cpus = int(ray.cluster_resources().get("CPU", 1))
+            limit = num_workers or max(2, TASKS_PER_CPU * num_cpus)
             for job in islice(jobs, max(0, limit - len(running))):
                 task_of_job = task.remote(_portable(job), job.media.plan(), num_workers is None)
                 running[task_of_job] = job
@@ -107,11 +222,6 @@ def _drain(
             ray.cancel(reference, force=True)
 
 
-def _default_limit(ray: Any) -> int:
-    """Return the tasks in flight for the cluster as it is now. It may grow and shrink."""
-    return max(2, TASKS_PER_CPU * int(ray.cluster_resources().get("CPU", 1)))
-
-
 def _portable(job: ShardJob) -> ShardJob:
     """Return a job that any node can do: with its rows, and without relative paths."""
     store, lock = job.store, job.lock
@@ -121,7 +231,7 @@ def _portable(job: ShardJob) -> ShardJob:
     return replace(job, store=store, lock=lock, rows=job.rows.detached(), progress_folder=None)
 
 
-def _write_shard(
+def _write_shard_on_ray(
     job: ShardJob, media_plan: dict[str, Any], takes_idle_cpus: bool
 ) -> ShardReport | Exception:
     """Write a shard. An error is returned: Ray would wrap it in a traceback."""
@@ -130,14 +240,14 @@ def _write_shard(
         job = replace(job, access=_on_this_node(job.access))
         if not takes_idle_cpus:
             return write_shard(job)
-        with _IdleCpus(media_plan) as idle_cpus:
+        with _ClusterCpus(media_plan) as idle_cpus:
             return write_shard(job, idle_cpus)
     except Exception as error:
         error.add_note(format_exc())  # a traceback does not travel; a function of the user needs it
         return error
 
 
-class _IdleCpus:
+class _ClusterCpus:
     """CPUs of the cluster that no task asked for. A context manager, in the task of a shard.
 
     Their number only grows. Where a CPU is gone, or has got a shard, a batch waits for another one:
@@ -155,7 +265,7 @@ class _IdleCpus:
         self._thread = ThreadPoolExecutor(1, "mmstream-check")
         self._own: Future[list[Outcome]] | None = None
 
-    def __enter__(self) -> _IdleCpus:
+    def __enter__(self) -> _ClusterCpus:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -189,7 +299,7 @@ class _Answer(NamedTuple):
 
 
 def _check(batch: MediaBatch, media_plan: dict[str, Any]) -> list[Outcome] | Exception:
-    """Check media on any node. An error is returned, as by `_write_shard`."""
+    """Check media on any node. An error is returned, as by `_write_shard_on_ray`."""
     try:
         _require_same_libraries(batch.options, media_plan)
         return batch.check()
