@@ -41,8 +41,7 @@ class PausedConversions:
 
     def end(self):
         for process in self.processes:
-            process.kill()
-            process.join()
+            kill(process)
 
     def _convert(self, pause_at, pipe, options):
         samples = shard._samples
@@ -61,6 +60,11 @@ class PausedConversions:
             pipe.send(str(error))
         else:
             pipe.send("finished")
+
+
+def kill(process):
+    process.kill()
+    process.join()
 
 
 def require_message(pipe, expected):

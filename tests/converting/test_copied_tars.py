@@ -7,7 +7,6 @@ import gzip
 import lzma
 import pickle
 import random
-from pathlib import Path
 
 import pyarrow as pa
 import pytest
@@ -19,7 +18,7 @@ from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.index_tars import index_tars
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.memory import MemoryStore
-from tests.helpers.convert_corpus import pictures, run, shards, values
+from tests.helpers.convert_corpus import pictures, run, shards, tree, values, write_files
 from tests.helpers.corpora import jpeg
 from tests.helpers.foreign_tars import write_tar
 
@@ -34,7 +33,6 @@ COMPRESSORS = {
 @pytest.fixture
 def folder(tmp_path):
     """Two plain tars with five samples each. The first samples have the same key."""
-    (tmp_path / "plain").mkdir()
     for shard in range(2):
         members = []
         for number in range(5):
@@ -57,11 +55,9 @@ def require_shards(rows, expected, dest):
 
 def packed(folder, target, extension):
     """Compress all tars of a folder into another one."""
-    target.mkdir()
-    for path in sorted(folder.iterdir()):
-        data = COMPRESSORS[extension](path.read_bytes())
-        (target / f"{path.name}.{extension}").write_bytes(data)
-    return target
+    compress = COMPRESSORS[extension]
+    files = {f"{name}.{extension}": compress(data) for name, data in tree(folder).items()}
+    return write_files(target, files)
 
 
 def files_of(rows, **options):
@@ -136,8 +132,8 @@ def test_no_more_tars_are_copied_than_the_limit_needs(folder, tmp_path):
 )
 def test_rows_of_a_temporary_copy_can_be_taken_to_another_machine(folder, tmp_path, name, stays):
     packed(folder, tmp_path / "packed", "gz")
-    (tmp_path / "rows.csv").write_text("id,text\n" + "1,a\n" * 10)
-    (tmp_path / "rows.jsonl").write_text('{"text": "a"}\n' * 10)
+    files = {"rows.csv": "id,text\n" + "1,a\n" * 10, "rows.jsonl": '{"text": "a"}\n' * 10}
+    write_files(tmp_path, files)
     with open_rows(tmp_path / name) as source:
         rows = source.select(range(3, 8))
         read, detached = list(rows.read()), rows.detached()
@@ -153,49 +149,35 @@ def test_a_file_that_is_no_tar_among_tars_is_refused(folder, tmp_path):
         files_of([folder / "0.tar", tmp_path / "rows.jsonl"])
 
 
-def test_copies_stay_in_their_folder_whatever_the_tars_are_called(folder, tmp_path, monkeypatch):
-    packed(folder, tmp_path / "packed", "gz")
-    (tmp_path / "in").mkdir()
-    monkeypatch.chdir(tmp_path / "in")
-    Path("0.tar.gz").write_bytes((tmp_path / "packed/1.tar.gz").read_bytes())
-    (tmp_path / "0.tar.gz").write_bytes((tmp_path / "packed/0.tar.gz").read_bytes())
-    names = [name for name, _, _ in files_of(["0.tar.gz", "../0.tar.gz"])]
-    assert names == ["0/0.tar.gz"] * 5 + ["1/0.tar.gz"] * 5
-
-
 def test_a_copy_never_takes_the_place_of_a_tar_of_the_caller(folder, tmp_path, monkeypatch, memory):
     data = (folder / "0.tar").read_bytes()
-    (tmp_path / "in/1").mkdir(parents=True)
+    other = (folder / "1.tar").read_bytes()
+    own = {"in/1/x.tar": data, "in/y.tar.download": data}
+    write_files(tmp_path, {**own, "x.tar": gzip.compress(other), "in/z.tar": gzip.compress(data)})
     monkeypatch.chdir(tmp_path / "in")
-    own = [Path("1/x.tar"), Path("y.tar.download")]
-    for path in own:
-        path.write_bytes(data)
-    Path("../x.tar").write_bytes(gzip.compress((folder / "1.tar").read_bytes()))
-    Path("z.tar").write_bytes(gzip.compress(data))
-    memory.pipe_file("/bucket/y.tar", (folder / "1.tar").read_bytes())
+    memory.pipe_file("/bucket/y.tar", other)
     assert len(files_of(["1/x.tar", "../x.tar"])) == 10
     assert len(files_of(["y.tar.download", "memory://bucket/y.tar"])) == 10
     assert len(files_of(["z.tar", "./z.tar"])) == 10
-    assert all(path.read_bytes() == data for path in own)
+    assert own.items() <= tree(tmp_path).items()
 
 
 def test_a_compressed_tar_in_a_folder_hides_nothing_that_lies_beside_it(folder, tmp_path, caplog):
     data = gzip.compress((folder / "0.tar").read_bytes())
-    (tmp_path / "rows").mkdir()
-    (tmp_path / "rows/rows.jsonl").write_text('{"text": "t"}\n' * 3)
-    (tmp_path / "rows/backup.tar.gz").write_bytes(data)
+    files = {"rows.jsonl": '{"text": "t"}\n' * 3, "backup.tar.gz": data}
+    write_files(tmp_path / "rows", files)
     assert len(values(tmp_path / "rows")) == 3
     assert "compressed tars are left out (1, such as backup.tar.gz)" in caplog.text
     assert len(files_of(tmp_path / "rows", rows_as="tars")) == 5
-    pictures(tmp_path / "pictures", "cat/1.jpg", "dog/1.jpg")
-    (tmp_path / "pictures/archive.tgz").write_bytes(data)
+    write_files(pictures(tmp_path / "pictures", "cat/1.jpg", "dog/1.jpg"), {"archive.tgz": data})
     assert [row["label_name"] for row in values(tmp_path / "pictures")] == ["cat", "dog"]
     assert "such as archive.tgz" in caplog.text
 
 
 def test_a_tar_that_lies_in_a_folder_twice_is_read_once(folder, caplog):
-    (folder / "0.tar.gz").write_bytes(gzip.compress((folder / "0.tar").read_bytes()))
-    (folder / "1.tar.zst").write_bytes(COMPRESSORS["zst"]((folder / "1.tar").read_bytes()))
+    for name, extension in (("0.tar", "gz"), ("1.tar", "zst")):
+        data = COMPRESSORS[extension]((folder / name).read_bytes())
+        write_files(folder, {f"{name}.{extension}": data})
     assert [name for name, _, _ in files_of(folder)] == ["0.tar"] * 5 + ["1.tar"] * 5
     assert "left out (2, such as 0.tar.gz)" in caplog.text
 

@@ -13,18 +13,16 @@ from contextlib import contextmanager
 import pytest
 import s3fs
 
-from mmstream.converting import shard
+import mmstream as mm
 from mmstream.dataset.manifest import MARKER_NAME
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ManifestError, MMStreamError, StorageError
 from mmstream.storage import LocalStore
-from tests.helpers.convert_corpus import interrupted, objects, run, tree
+from tests.helpers.convert_corpus import before_shard, interrupted, objects, run, tree
 
 
 def assert_resumes(corpus, tmp_path, **options):
     """Check that what is there is refused, and that the same call completes it."""
-    with pytest.raises(ManifestError, match="mmstream convert"):
-        open_dataset(tmp_path / "out")
+    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+        mm.open_dataset(tmp_path / "out")
     assert run(corpus, tmp_path / "out", **options).num_rejects == 2
     run(corpus, tmp_path / "alone", **options)
     assert tree(tmp_path / "out") == tree(tmp_path / "alone")
@@ -97,33 +95,6 @@ def test_a_real_limit_of_the_file_system_is_one_line(corpus, tmp_path):
 
 
 @pytest.fixture
-def small_disk(tmp_path):
-    """A file system of its own with 64 kB; a function makes it larger."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    command = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(disk)]
-    if shutil.which("mount") is None or subprocess.run(command, capture_output=True).returncode:
-        pytest.skip("this process may not mount a file system")
-    yield disk
-    subprocess.run(["umount", str(disk)], check=True)
-
-
-def test_a_file_system_that_is_full_is_one_line_and_the_same_command_resumes(
-    corpus, tmp_path, small_disk, whole
-):
-    out = small_disk / "out"  # one worker: two could fill the disk before a shard is whole
-    command = [sys.executable, "-m", "mmstream", "convert", corpus, out]
-    command += ["--samples-per-shard", "8", "--num-workers", "1", "--max-rejects", "10%"]
-    assert re.search("\nerror: .*No space left on device.*\n$", f"\n{error_of(command)}")
-    assert list(out.glob("*.tar"))
-    with pytest.raises(ManifestError, match="mmstream convert"):
-        open_dataset(out)
-    subprocess.run(["mount", "-o", "remount,size=8m", str(small_disk)], check=True)
-    subprocess.run(command, check=True, capture_output=True)
-    assert tree(out) == whole
-
-
-@pytest.fixture
 def bound_by_modes():
     """Beginning of a command that may not pass over the modes of files, though root runs it."""
     if os.geteuid() != 0:
@@ -160,34 +131,25 @@ def test_a_medium_that_may_not_be_read_is_a_named_reject(corpus, tmp_path, bound
     assert "images/1.jpg: no permission to read it" in process.stdout
 
 
-def before_the_third_shard(monkeypatch, action):
-    """Do something when the third shard of a conversion begins."""
-    real, names = shard._samples, []
-
-    def samples(job, *others):
-        names.append(job.name)
-        if len(names) == 3:
-            action()
-        yield from real(job, *others)
-
-    monkeypatch.setattr(shard, "_samples", samples)
-
-
-def test_a_folder_of_media_that_is_gone_is_no_reject(corpus, tmp_path, monkeypatch):
+@pytest.mark.parametrize("leaves_a_folder", [True, False])
+def test_a_folder_of_media_that_is_gone_is_no_reject(
+    corpus, tmp_path, monkeypatch, leaves_a_folder
+):
     def unmount():
         (tmp_path / "images").rename(tmp_path / "away")
-        (tmp_path / "images").mkdir()  # the mount point without its mount
+        if leaves_a_folder:
+            (tmp_path / "images").mkdir()
 
     rows = tmp_path / "r.jsonl"
     rows.write_text(corpus.read_text().replace("images/", ""))
     options = {"media_root": tmp_path / "images"}
-    with monkeypatch.context() as patch:
-        before_the_third_shard(patch, unmount)
-        with pytest.raises(StorageError, match="images"):
-            run(rows, tmp_path / "out", **options)
+    with (
+        before_shard(monkeypatch, 3, unmount),
+        pytest.raises(mm.StorageError, match="images"),
+    ):
+        run(rows, tmp_path / "out", **options)
     assert len(list(tmp_path.glob("out/reports/*[0-9].json"))) == 2
-    (tmp_path / "images").rmdir()
-    (tmp_path / "away").rename(tmp_path / "images")
+    (tmp_path / "away").rename(tmp_path / "images")  # in place of an empty folder
     assert_resumes(rows, tmp_path, **options)
 
 
@@ -206,10 +168,11 @@ def test_a_bucket_that_is_gone_is_one_error_and_the_same_call_resumes(
     bucket = f"gone-{tmp_path.name.replace('_', '-')}"[:60].rstrip("-")
     client = s3fs.S3FileSystem(skip_instance_cache=True)
     client.mkdir(bucket)
-    with monkeypatch.context() as patch:
-        before_the_third_shard(patch, lambda: client.rm(bucket, recursive=True))
-        with pytest.raises((MMStreamError, OSError)) as error:
-            run(corpus, f"s3://{bucket}/out")
+    with (
+        before_shard(monkeypatch, 3, lambda: client.rm(bucket, recursive=True)),
+        pytest.raises((mm.MMStreamError, OSError)) as error,
+    ):
+        run(corpus, f"s3://{bucket}/out")
     assert "\n" not in str(error.value)
     assert bucket in str(error.value)
     client.invalidate_cache()

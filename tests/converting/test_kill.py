@@ -17,20 +17,16 @@ import psutil
 import pytest
 
 import mmstream
-from mmstream.converting.convert import convert
+import mmstream as mm
 from mmstream.dataset.manifest import MARKER_NAME
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ManifestError
 from mmstream.storage import LocalStore
 from mmstream.storage.write_lock import LOCK_NAME
-from tests.helpers.convert_corpus import grouped, tree, write_rows
-from tests.helpers.corpora import jpeg
+from tests.helpers.convert_corpus import grouped, pictures, tree, write_rows
 from tests.helpers.wait import wait_until
 
 
 def make_corpus(folder, num_rows):
-    for i in range(3):
-        (folder / f"{i}.jpg").write_bytes(jpeg(i))
+    pictures(folder, "0.jpg", "1.jpg", "2.jpg")
     rows = [{"id": i, "image": f"{i % 3}.jpg", "text": f"row {i}"} for i in range(num_rows)]
     rows[1] = {"id": 1, "image": "absent.jpg", "text": "a reject"}
     return write_rows(folder / "rows.jsonl", rows)
@@ -42,7 +38,7 @@ def convert_and_die(rows, dest, moment, **options):
     if child == 0:
         try:
             die_at(moment)
-            convert(rows, dest, progress=False, **grouped(**options))
+            mm.convert(rows, dest, progress=False, **grouped(**options))
         finally:
             os._exit(0)
     return os.waitpid(child, 0)[1] == signal.SIGKILL
@@ -76,17 +72,17 @@ def die_at(moment):
 def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path):
     rows = make_corpus(tmp_path, 5)
     options = {"samples_per_shard": 3}
-    convert(rows, tmp_path / "whole", progress=False, **options)
+    mm.convert(rows, tmp_path / "whole", progress=False, **options)
     moment = 0
     while convert_and_die(rows, out := tmp_path / f"out{moment}", moment, **options):
         if (out / MARKER_NAME).exists() or moment <= 2:
-            with pytest.raises(ManifestError):
-                open_dataset(out)
+            with pytest.raises(mm.ManifestError):
+                mm.open_dataset(out)
         else:
             objects = tree(out)
             assert objects | tree(tmp_path / "whole") == objects
             assert objects.keys() - tree(tmp_path / "whole").keys() <= {LOCK_NAME}
-        convert(rows, out, progress=False, **options)
+        mm.convert(rows, out, progress=False, **options)
         assert tree(out) == tree(tmp_path / "whole")
         moment += 1
     # Two moments each: the marker, two shards of five objects, the rejects of one of them, all
@@ -98,23 +94,23 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
 @pytest.mark.slow
 def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
     rows = make_corpus(tmp_path, 5)
-    convert(rows, tmp_path / "old", samples_per_shard=2, progress=False)
-    convert(rows, tmp_path / "new", samples_per_shard=3, progress=False)
+    mm.convert(rows, tmp_path / "old", samples_per_shard=2, progress=False)
+    mm.convert(rows, tmp_path / "new", samples_per_shard=3, progress=False)
     old, new = tree(tmp_path / "old"), tree(tmp_path / "new")
     moment = 0
     while True:
         out = tmp_path / f"out{moment}"
-        convert(rows, out, samples_per_shard=2, progress=False)
+        mm.convert(rows, out, samples_per_shard=2, progress=False)
         if not convert_and_die(rows, out, moment, samples_per_shard=3, overwrite=True):
             break
         if (out / MARKER_NAME).exists():
-            with pytest.raises(ManifestError):
-                open_dataset(out)
-            convert(rows, out, samples_per_shard=3, progress=False)  # as the marker's command
+            with pytest.raises(mm.ManifestError):
+                mm.open_dataset(out)
+            mm.convert(rows, out, samples_per_shard=3, progress=False)  # as the marker's command
         else:
             objects = {name: data for name, data in tree(out).items() if not name.startswith(".")}
             assert objects in (old, new)
-            convert(rows, out, progress=False, **grouped(samples_per_shard=3, overwrite=True))
+            mm.convert(rows, out, progress=False, **grouped(samples_per_shard=3, overwrite=True))
         assert tree(out) == new
         moment += 1
     assert moment > 20
@@ -174,13 +170,13 @@ def require_ended(processes):
 def assert_resumable(rows, out):
     """Check that what a killed run left is refused, and that another run completes it."""
     assert 5 <= len(list(out.glob("reports/*[0-9].json"))) < 20
-    with pytest.raises(ManifestError, match="mmstream convert"):
-        open_dataset(out)
+    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+        mm.open_dataset(out)
     options = {"samples_per_shard": 2, "progress": False}
-    report = convert(rows, out, **options)
+    report = mm.convert(rows, out, **options)
     assert (report.num_rows, report.num_samples) == (40, 39)
     assert report.num_new_bytes < report.num_bytes
-    convert(rows, out.with_name("whole"), **options)
+    mm.convert(rows, out.with_name("whole"), **options)
     assert tree(out) == tree(out.with_name("whole"))
 
 

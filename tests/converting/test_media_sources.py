@@ -9,39 +9,34 @@ import os
 import struct
 import tarfile
 import tempfile
-import threading
 import zipfile
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
 
 import fsspec
 import pytest
 from PIL import Image
 
+import mmstream as mm
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.media import load as load_module
-from mmstream.converting.media import references
-from mmstream.converting.media.load import (
-    ArrivedBytes,
-    Directories,
-    ReadRange,
-    TarMembers,
-    ZipMembers,
-    load_rows,
-)
-from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
-from mmstream.converting.options import MediaOptions
+from mmstream.converting.media.load import Directories, load_rows
+from mmstream.converting.media.references import MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row
-from mmstream.errors import ConfigError, StorageError
 from mmstream.media_types import sniff
+from mmstream.storage import open_store
+from tests.helpers.convert_corpus import write_files
 from tests.helpers.media import load_media
+from tests.helpers.pictures import encoded
 from tests.helpers.wait import wait_until
 
 
+def picture(format, width=8, height=6):
+    return encoded(Image.new("RGB", (width, height), (200, 30, 40)), format)
+
+
 def png(width=8, height=6):
-    file = io.BytesIO()
-    Image.new("RGB", (width, height), (200, 30, 40)).save(file, "PNG")
-    return file.getvalue()
+    return picture("PNG", width, height)
 
 
 def load(path, root=None, **access):
@@ -91,11 +86,11 @@ def test_a_damaged_data_url_is_a_reject_without_its_data(url, reason):
 
 
 def test_reasons_hold_no_signature_of_a_url(downloads):
-    url = "https://host/a.png?X-Amz-Signature=1f2e3d"
+    signed = "https://host/a.png?X-Amz-Signature=1f2e3d"
 
     def rows():
-        yield Row(0, "f", 1, {}), Draft({}, (MediaRef("image", url),))
-        downloads[url].set_result(b"<html>")
+        yield Row(0, "f", 1, {}), Draft({}, (MediaRef("image", signed),))
+        downloads[signed].set_result(b"<html>")
 
     [(_, error, _)] = loaded(rows())
     assert str(error).startswith("https://host/a.png?***: not an image")
@@ -110,9 +105,7 @@ def test_bytes_of_the_row_need_no_root_and_are_compared_with_their_checksum():
 
 
 def test_paths_of_windows_lie_under_the_root(tmp_path):
-    (tmp_path / "photos").mkdir()
-    (tmp_path / "photos" / "a.png").write_bytes(png())
-    (tmp_path / "b\\c.png").write_bytes(png(3, 3))
+    write_files(tmp_path, {"photos/a.png": png(), "b\\c.png": png(3, 3)})
     for path in (
         "photos\\a.png",
         ".\\photos\\a.png",
@@ -136,11 +129,9 @@ def test_paths_of_windows_lie_under_the_root(tmp_path):
     ],
 )
 def test_paths_of_windows_do_not_leave_the_root_either(tmp_path, path, reason):
-    root = tmp_path / "root"
-    root.mkdir()
-    (tmp_path / "a.png").write_bytes(png())
+    write_files(tmp_path, {"a.png": png(), "root/b.png": png()})
     with pytest.raises(RowError, match=reason):
-        load(path, root)
+        load(path, tmp_path / "root")
 
 
 def test_a_root_may_be_a_prefix_of_an_object_store(bucket):
@@ -201,7 +192,7 @@ def test_objects_elsewhere_are_read_only_where_the_caller_allows_them(bucket, tm
     ],
 )
 def test_an_allowed_prefix_is_the_url_of_a_bucket(prefixes, reason):
-    with pytest.raises(ConfigError, match=reason):
+    with pytest.raises(mm.ConfigError, match=reason):
         require_prefixes(prefixes)
 
 
@@ -234,13 +225,16 @@ ARCHIVES = {
     "stored.zip": PROGRAM + zip_of(IN_ZIP, compression=zipfile.ZIP_STORED),
     "deflated.zip": PROGRAM + zip_of(IN_ZIP, compression=zipfile.ZIP_DEFLATED),
     "all.bin": b"junk" + png(5, 5) + png(6, 6),
+    "a b.png": png(),
 }
 INSIDE = {
+    "a b.png": png(),
     "tar://img/1.png::a.tar": png(1, 1),
     "tar://2.png::a.tar": png(2, 2),
     f"all.bin:4:{len(png(5, 5))}": png(5, 5),
 }
 NOT_INSIDE = {
+    "absent.png": "no such",
     "tar://3.png::a.tar": "no such member",
     "tar://link.png::a.tar": "no such member",
     "tar://empty.png::a.tar": "empty file",
@@ -264,14 +258,16 @@ for name in ("stored.zip", "deflated.zip"):
     }
 
 
-@pytest.fixture(params=["folder", "prefix"])
-def root(request, tmp_path, bucket):
+@pytest.fixture(params=["local", "memory", pytest.param("s3", marks=pytest.mark.s3)])
+def root(request, tmp_path):
     """A folder with archives, or a prefix of an object store."""
-    (tmp_path / "root").mkdir()
+    if request.param == "local":
+        return write_files(tmp_path, ARCHIVES)
+    place = "memory:/" if request.param == "memory" else request.getfixturevalue("s3")
+    store = open_store(f"{place}/{tmp_path.name}")
     for name, data in ARCHIVES.items():
-        (tmp_path / "root" / name).write_bytes(data)
-        bucket.pipe(f"/corpus/{name}", data)
-    return tmp_path / "root" if request.param == "folder" else "memory://corpus"
+        store.write(name, data)
+    return store.url
 
 
 @pytest.mark.parametrize("path", INSIDE)
@@ -347,21 +343,6 @@ def test_odd_paths_are_rejects(tmp_path, path):
     assert len(str(caught.value)) < 300
 
 
-def test_a_root_that_is_gone_stops_the_conversion(tmp_path):
-    root = tmp_path / "mount"
-    root.mkdir()
-    (root / "a.png").write_bytes(png())
-    stamp = folder_stamp(str(root))
-    with pytest.raises(RowError, match="no such file"):
-        load("b.png", root, root_stamp=stamp)
-    root.rename(tmp_path / "elsewhere")
-    for stays in (False, True):  # an empty folder stays where a mount was
-        if stays:
-            root.mkdir()
-        with pytest.raises(StorageError, match="media root is gone"):
-            load("a.png", root, root_stamp=stamp)
-
-
 class SlowDownloader:
     """Downloads that arrive when the test says so."""
 
@@ -387,53 +368,50 @@ def downloads(monkeypatch) -> dict[str, Future[bytes]]:
 
 
 def loaded(rows, root=None):
-    return load_rows(rows, MediaAccess(root), MediaOptions())
+    return load_rows(rows, MediaAccess(root), mm.MediaOptions())
+
+
+def url(number):
+    return f"https://host/{number}.png"
 
 
 def web_rows(count):
     for i in range(count):
-        ref = MediaRef("image", f"https://host/{i}.png")
-        yield Row(i, "f", i + 1, {}), Draft({"id": i}, (ref,))
+        yield Row(i, "f", i + 1, {}), Draft({"id": i}, (MediaRef("image", url(i)),))
 
 
 def test_downloads_arrive_in_any_order_and_rows_keep_theirs(monkeypatch, downloads):
-    monkeypatch.setattr(load_module, "MAX_BYTES_AHEAD", 3 * len(png()))
-    numbers = []
-    rows = loaded(web_rows(20))
-    thread = threading.Thread(target=lambda: numbers.extend(row.number for row, _, _ in rows))
-    thread.start()
-    wait_until(lambda: len(downloads) == 20)
-    for i in reversed(range(20)):
-        assert numbers == []
-        if i == 7:
-            downloads[f"https://host/{i}.png"].set_exception(RowError("https://host/7.png: 404"))
-        else:
-            downloads[f"https://host/{i}.png"].set_result(png())
-    thread.join(500)
-    assert numbers == list(range(1, 21))
+    monkeypatch.setattr(load_module, "MAX_BYTES_AHEAD", 3 * len(png()))  # most wait on disk
+    with ThreadPoolExecutor() as pool:
+        read = pool.submit(list, loaded(web_rows(20)))
+        wait_until(lambda: len(downloads) == 20)
+        for i in reversed(range(20)):
+            assert not read.done()
+            if i == 7:
+                downloads[url(i)].set_exception(RowError(f"{url(i)}: 404"))
+            else:
+                downloads[url(i)].set_result(png(i + 1))
+    expected = [(i + 1, [png(i + 1)] if i != 7 else []) for i in range(20)]
+    assert [(row.number, [m.data for m in media]) for row, _, media in read.result()] == expected
 
 
 def test_no_more_rows_than_the_limit_are_ahead(monkeypatch, downloads):
     monkeypatch.setattr(load_module, "MAX_ROWS_AHEAD", 5)
+    for i in range(1, 50):  # only the first one is late
+        downloads.setdefault(url(i), Future()).set_result(png())
     pulled = []
 
     def rows():
         for row, draft in web_rows(50):
             pulled.append(row)
-            if len(pulled) > 1:  # only the first one is late
-                arrived = downloads.setdefault(f"https://host/{row.index}.png", Future())
-                arrived.set_result(png())
             yield row, draft
 
-    def let_the_first_arrive():
-        wait_until(lambda: len(pulled) >= 5)
-        downloads["https://host/0.png"].set_result(png())
-
-    thread = threading.Thread(target=let_the_first_arrive)
-    thread.start()
     read = loaded(rows())
-    assert next(read)[0].number == 1
-    thread.join()
+    with ThreadPoolExecutor() as pool:
+        first = pool.submit(next, read)
+        wait_until(lambda: len(pulled) >= 5)
+        downloads[url(0)].set_result(png())
+    assert first.result()[0].number == 1
     assert len(pulled) == 5
     assert [row.number for row, _, _ in read] == list(range(2, 51))
 
@@ -460,7 +438,7 @@ def test_rows_that_wait_count_with_their_own_size(monkeypatch, downloads):
     def rows():
         for row, _ in web_rows(50):
             pulled.append(row)
-            ref = MediaRef("image", f"https://host/{row.index}.png")
+            ref = MediaRef("image", url(row.index))
             if row.index == 8:  # nine rows of 600 bytes are more than the limit
                 for future in downloads.values():
                     future.set_result(png())
@@ -473,47 +451,27 @@ def test_rows_that_wait_count_with_their_own_size(monkeypatch, downloads):
 def test_a_failed_network_stops_the_conversion_and_is_no_reject(downloads):
     def rows():
         yield from web_rows(1)
-        downloads["https://host/0.png"].set_exception(StorageError("no network"))
+        downloads[url(0)].set_exception(mm.StorageError("no network"))
 
-    with pytest.raises(StorageError, match="no network"):
+    with pytest.raises(mm.StorageError, match="no network"):
         list(loaded(rows()))
 
 
-def test_what_does_not_fit_in_memory_waits_on_disk():
-    with ArrivedBytes(max_bytes=10) as arrived:
-        tickets = []
-        for i in range(4):
-            future: Future[bytes] = Future()
-            tickets.append(arrived.wait_for(future))
-            future.set_result(bytes([i]) * 8)
-        assert arrived._file_size == 24
-        arrived.drop(tickets[1])
-        assert arrived.take(tickets[3]) == b"\3" * 8
-        assert arrived.take(tickets[0]) == b"\0" * 8
-        assert arrived.take(tickets[2]) == b"\2" * 8
-        assert arrived._num_bytes == 0
-
-
-def test_a_full_temporary_folder_stops_the_conversion(monkeypatch):
+def test_a_full_temporary_folder_stops_the_conversion(monkeypatch, downloads):
     def full(*_):
         raise OSError(28, "No space left on device")
 
+    def rows():
+        yield from web_rows(1)
+        downloads[url(0)].set_result(png())
+
     monkeypatch.setattr("tempfile.TemporaryFile", full)
-    with ArrivedBytes(max_bytes=1) as arrived:
-        future: Future[bytes] = Future()
-        ticket = arrived.wait_for(future)
-        future.set_result(b"too many")
-        with pytest.raises(StorageError, match="Set TMPDIR"):
-            arrived.take(ticket)
+    monkeypatch.setattr(load_module, "MAX_BYTES_AHEAD", 1)
+    with pytest.raises(mm.StorageError, match="Set TMPDIR"):
+        list(loaded(rows()))
 
 
 # -- files: recognised by their bytes, not their names, and only inside the root
-
-
-def encoded(format):
-    buffer = io.BytesIO()
-    Image.new("RGB", (8, 6), (200, 30, 40)).save(buffer, format)
-    return buffer.getvalue()
 
 
 def load_file(root, path, kind="image"):
@@ -526,7 +484,7 @@ def load_file(root, path, kind="image"):
     [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif"), ("BMP", "bmp")],
 )
 def test_an_image_gets_the_extension_of_its_bytes_and_keeps_them(tmp_path, format, extension):
-    data = encoded(format)
+    data = picture(format)
     (tmp_path / "a.jpg").write_bytes(data)
     assert load_file(tmp_path, "a.jpg") == (extension, data)
 
@@ -596,9 +554,8 @@ def test_a_file_that_is_not_what_the_row_says_is_named(tmp_path, content, kind, 
 )
 def test_a_path_that_leads_to_no_file_of_the_root_is_a_reject(tmp_path, path, reason):
     root = tmp_path / "root"
-    (root / "sub").mkdir(parents=True)
-    (root / "a.jpg").write_bytes(encoded("JPEG"))
-    (tmp_path / "outside.jpg").write_bytes(encoded("JPEG"))
+    write_files(tmp_path, {"root/a.jpg": picture("JPEG"), "outside.jpg": picture("JPEG")})
+    (root / "sub").mkdir()
     (root / "link.jpg").symlink_to(tmp_path / "outside.jpg")
     (root / "linked").symlink_to(tmp_path)
     os.mkfifo(root / "pipe")
@@ -607,7 +564,7 @@ def test_a_path_that_leads_to_no_file_of_the_root_is_a_reject(tmp_path, path, re
 
 
 def test_paths_may_be_absolute_file_urls_or_links_inside_the_root(tmp_path):
-    data = encoded("PNG")
+    data = png()
     (tmp_path / "a b.png").write_bytes(data)
     (tmp_path / "link.png").symlink_to("a b.png")
     url = f"file://{tmp_path}/a%20b.png"
@@ -616,7 +573,7 @@ def test_paths_may_be_absolute_file_urls_or_links_inside_the_root(tmp_path):
 
 
 def test_media_of_one_row_have_a_limit_together(tmp_path, monkeypatch):
-    data = encoded("PNG")
+    data = png()
     (tmp_path / "a.png").write_bytes(data)
     refs = [MediaRef("image", "a.png")] * 3
     monkeypatch.setattr(load_module, "MAX_ROW_BYTES", 3 * len(data))
@@ -645,14 +602,14 @@ def test_a_file_of_the_kernel_that_is_mounted_elsewhere_is_a_reject(monkeypatch)
 
 def test_shared_memory_is_a_place_for_media():
     with tempfile.NamedTemporaryFile(dir="/dev/shm", suffix=".png") as file:
-        file.write(encoded("PNG"))
+        file.write(png())
         file.flush()
         assert load_file("/", file.name)[0] == "png"
 
 
 def test_a_file_that_grows_while_it_is_read_is_a_reject(tmp_path, monkeypatch):
     path = tmp_path / "a.png"
-    path.write_bytes(encoded("PNG"))
+    path.write_bytes(png())
     real = os.fstat
 
     def status_before_it_grew(fd):
@@ -671,66 +628,8 @@ def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypat
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "open", broken)
-    with pytest.raises(StorageError, match=r"/a\.jpg: Input/output error; .* stops"):
+    with pytest.raises(mm.StorageError, match=r"/a\.jpg: Input/output error; .* stops"):
         load_file(tmp_path, "a.jpg")
-
-
-# -- archives: each directory is read once, and so is one that fails
-
-
-NO_ARCHIVE = b"no archive" * 1000
-
-
-class CountedArchive:
-    """The bytes of an archive, and how many times a range of it was read."""
-
-    def __init__(self, data: bytes) -> None:
-        self.data, self.num_reads = data, 0
-
-    def read(self, start: int, stop: int) -> bytes:
-        self.num_reads += 1
-        return self.data[start:stop]
-
-
-def fault_of(members: TarMembers | ZipMembers, archive: CountedArchive) -> str:
-    """Return why no member can be read."""
-    num_bytes = len(archive.data)
-    try:
-        if isinstance(members, ZipMembers):
-            members.read("x", "a.png", archive.read, num_bytes, max_bytes=1000)
-        else:
-            members.span("x", "a.png", archive.read, num_bytes)
-    except RowError as error:
-        return str(error)
-    raise AssertionError("an archive that cannot be read has no members")
-
-
-@pytest.mark.parametrize("members", [TarMembers(), ZipMembers()], ids=["tar", "zip"])
-def test_an_archive_that_cannot_be_read_is_read_once(members: TarMembers | ZipMembers) -> None:
-    damaged = CountedArchive(NO_ARCHIVE)
-    fault = fault_of(members, damaged)
-    num_reads = damaged.num_reads
-    assert fault.startswith("not a")
-    assert num_reads > 0
-    assert [fault_of(members, damaged) for _ in range(4)] == [fault] * 4
-    assert damaged.num_reads == num_reads
-
-
-class Archives:
-    """Directories of archives of so many members each, and which of them were read."""
-
-    def __init__(self) -> None:
-        self.read: list[int] = []
-        self.directories = Directories(self._read_directory)
-
-    def _read_directory(self, _read: ReadRange, num_members: int) -> dict[str, int]:
-        self.read.append(num_members)
-        if not num_members:
-            raise RowError("damaged")
-        return {str(number): number for number in range(num_members)}
-
-    def members(self, num_members: int) -> dict[str, int]:
-        return self.directories.members(num_members, CountedArchive(b"").read, num_members)
 
 
 @pytest.mark.parametrize(
@@ -743,25 +642,18 @@ class Archives:
     ids=["named last", "a fault", "beyond the limit"],
 )
 def test_the_directories_of_the_archives_named_last_are_kept(monkeypatch, max_members, asked, read):
-    monkeypatch.setattr(load_module, "MAX_KEPT_MEMBERS", max_members)
-    kept = Archives()
+    """Here an archive is the number of its members. One without members is damaged."""
+    monkeypatch.setattr(archives, "MAX_KEPT_MEMBERS", max_members)
+    directories_read = []
+
+    def read_directory(_read, num_members):
+        directories_read.append(num_members)
+        if not num_members:
+            raise RowError("damaged")
+        return {str(number): number for number in range(num_members)}
+
+    kept = Directories(read_directory)
     for num_members in asked:
         with nullcontext() if num_members else pytest.raises(RowError, match="damaged"):
-            assert len(kept.members(num_members)) == num_members
-    assert kept.read == read
-
-
-def test_a_failure_of_storage_is_not_kept() -> None:
-    answers = iter([StorageError("away"), {"a": 1}])
-
-    def read_directory(_read: ReadRange, _num_bytes: int) -> dict[str, int]:
-        answer = next(answers)
-        if isinstance(answer, StorageError):
-            raise answer
-        return answer
-
-    directories_of_one = Directories(read_directory)
-    read = CountedArchive(b"").read
-    with pytest.raises(StorageError, match="away"):
-        directories_of_one.members("x", read, 0)
-    assert directories_of_one.members("x", read, 0) == {"a": 1}
+            assert len(kept.members(num_members, None, num_members)) == num_members
+    assert directories_read == read

@@ -31,11 +31,13 @@ def converted(rows: list[dict[str, Any]], folder: Path, **options: Any) -> mm.Co
 @pytest.mark.parametrize(
     ("kind", "options"),
     [
+        ("image", {}),
         ("image", {"check": "full"}),
         ("image", {"image_format": "webp", "max_image_side": 4}),
         ("image", {"image_format": "jpg"}),
         ("audio", {}),
         ("audio", {"check": "full"}),
+        ("video", {}),
         ("video", {"check": "full", "video_format": "mp4"}),
     ],
 )

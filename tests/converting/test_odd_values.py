@@ -12,8 +12,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError
+import mmstream as mm
 from tests.helpers.convert_corpus import run, values
 from tests.helpers.odd_values import NUM_VALUES, odd_lines, odd_rows, odd_tables, odd_values
 
@@ -25,7 +24,7 @@ def _require_all_rows(rows, dest, num_rows, num_good=NUM_VALUES, **options):
     assert all(reasons)
     assert (report.num_rows, len(reasons)) == (num_rows, report.num_rejects)
     assert report.num_samples + report.num_rejects == num_rows
-    texts = [sample.get("txt") for sample in open_dataset(dest)]
+    texts = [sample.get("txt") for sample in mm.open_dataset(dest)]
     assert sum(text == b"fine" for text in texts) >= num_good
 
 
@@ -141,7 +140,7 @@ def test_offsets_that_lead_out_of_an_arrow_file_are_named(tmp_path, codec, colum
     path.write_bytes(data.replace(_offsets(0, 2, 4, 5), _offsets(*lie)))
     rows = pa.ipc.open_stream(path.read_bytes()).read_all() if codec == "table" else path
     with pytest.raises(
-        ConfigError, match=r"damaged Arrow behind row 0 \(.*fetch or write it again"
+        mm.ConfigError, match=r"damaged Arrow behind row 0 \(.*fetch or write it again"
     ):
         run(rows, tmp_path / "out")
 
@@ -187,5 +186,5 @@ def test_two_columns_of_one_name_are_refused(tmp_path):
         writer.write_table(table)
     frame = pytest.importorskip("pandas").DataFrame([["a", "b"]], columns=["text", "text"])
     for rows in (table, frame, tmp_path / "a.parquet", tmp_path / "a.arrow"):
-        with pytest.raises(ConfigError, match="two columns are named 'text'; rename one"):
+        with pytest.raises(mm.ConfigError, match="two columns are named 'text'; rename one"):
             values(rows)

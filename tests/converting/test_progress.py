@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import hashlib
 import io
-import random
 import re
 import threading
 import warnings
+from concurrent.futures import ThreadPoolExecutor, wait
 
 import pytest
 from tqdm import tqdm
@@ -60,12 +59,6 @@ def test_processes_of_other_machines_count_for_nobody(tmp_path):
         live_counts(folder)[0] += 1
 
 
-def test_without_a_terminal_nothing_is_counted():
-    with Progress(100, False) as bar:
-        assert bar.folder is None
-        bar.finish_shard(report(100))
-
-
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_conversion_counts_every_row_and_reject(terminal, corpus, tmp_path, num_workers, whole):
     run(corpus, tmp_path / "out", progress=True, num_workers=num_workers)
@@ -81,67 +74,31 @@ def test_an_interrupted_conversion_goes_on_where_the_bar_was(
     assert "40/40" in terminal.getvalue().rpartition("\r")[2]
 
 
-# -- threads of a conversion: one writes and hashes the bytes of a tar, several use Pillow
-
-
-def test_all_bytes_are_written_in_order_and_hashed(monkeypatch):
-    monkeypatch.setattr(shard, "BLOCK_BYTES", 1000)
-    rng = random.Random(0)
-    pieces = [rng.randbytes(rng.choice([0, 1, 512, 3000])) for _ in range(200)]
-    file = io.BytesIO()
-    with HashedFile(file) as hashed:
-        assert [hashed.write(piece) for piece in pieces] == list(map(len, pieces))
-        sha256 = hashed.close()
-    assert file.getvalue() == b"".join(pieces)
-    assert sha256 == hashlib.sha256(b"".join(pieces)).hexdigest()
-
-
-class FullDisk(io.RawIOBase):
-    def write(self, data):
-        raise OSError(28, "No space left on device")
-
-
-@pytest.mark.parametrize("num_blocks", [1, 50])
-def test_an_error_of_the_file_reaches_the_caller_and_ends_the_thread(monkeypatch, num_blocks):
-    monkeypatch.setattr(shard, "BLOCK_BYTES", 10)
-    num_threads = threading.active_count()
-
-    def write_all():
-        with HashedFile(FullDisk()) as hashed:
-            for _ in range(num_blocks):
-                hashed.write(bytes(20))
-            hashed.close()
-
-    with pytest.raises(OSError, match="No space left"):
-        write_all()
-    assert threading.active_count() == num_threads
+# -- threads of a conversion: one writes the bytes of a tar, several use Pillow
 
 
 def test_a_slow_file_bounds_what_is_in_memory(monkeypatch):
     monkeypatch.setattr(shard, "BLOCK_BYTES", 10)
-    may_write, waiting = threading.Event(), []
+    may_write, written = threading.Event(), []
 
     class SlowFile(io.RawIOBase):
         def write(self, data):
             assert may_write.wait(timeout=500)
             return len(data)
 
-    with HashedFile(SlowFile()) as hashed:
-        blocks = iter(range(100))
+    def produce():
+        for block in range(100):
+            hashed.write(bytes(20))
+            written.append(block)
 
-        def produce():
-            for block in blocks:
-                hashed.write(bytes(20))
-                waiting.append(block)
-
-        producer = threading.Thread(target=produce)
-        producer.start()
-        producer.join(timeout=0.2)
-        assert len(waiting) <= shard.MAX_WAITING
+    with HashedFile(SlowFile()) as hashed, ThreadPoolExecutor() as pool:
+        producer = pool.submit(produce)
+        wait([producer], timeout=0.2)
+        assert len(written) <= shard.MAX_WAITING
         may_write.set()
-        producer.join(timeout=500)
+        producer.result(500)
         hashed.close()
-    assert len(waiting) == 100
+    assert len(written) == 100
 
 
 # -- Pillow's warnings are off while any thread works with a picture, and on again afterwards
@@ -149,22 +106,10 @@ def test_a_slow_file_bounds_what_is_in_memory(monkeypatch):
 
 def test_the_filters_are_back_when_the_last_of_several_threads_is_done():
     before = list(warnings.filters)
-    entered, second_entered, first_left = (threading.Event() for _ in range(3))
-
-    def first():
-        with unwarned:
-            entered.set()
-            second_entered.wait(500)
-        first_left.set()
-
-    thread = threading.Thread(target=first)
-    thread.start()
-    entered.wait(500)
-    with unwarned:
-        second_entered.set()
-        first_left.wait(500)
+    with unwarned, ThreadPoolExecutor() as pool:
+        pool.submit(unwarned.__enter__).result()
+        pool.submit(unwarned.__exit__, None, None, None).result()
         with warnings.catch_warnings(record=True) as seen:
             warnings.warn("odd metadata", stacklevel=1)
-        assert seen == []
-    thread.join()
+    assert seen == []
     assert list(warnings.filters) == before

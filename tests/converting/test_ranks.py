@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import threading
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -12,7 +10,7 @@ import mmstream as mm
 from mmstream.storage import open_store
 from mmstream.storage.write_lock import write_lock
 from tests.converting.pausing import FORK, objects
-from tests.helpers.convert_corpus import run, tree
+from tests.helpers.convert_corpus import run, tree, write_rows
 
 ROWS = [{"text": f"row {number}"} for number in range(20)]
 
@@ -22,75 +20,33 @@ def two_ranks(monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
 
 
-class Waiting(logging.Handler):
-    """Tells that a rank has said that it waits."""
-
-    def __init__(self):
-        super().__init__()
-        self.said = threading.Event()
-
-    def emit(self, record):
-        if "another process writes there, this rank waits" in record.getMessage():
-            self.said.set()
-
-
-@pytest.fixture
-def waiting():
-    handler = Waiting()
-    logging.getLogger("mmstream").addHandler(handler)
-    yield handler.said
-    logging.getLogger("mmstream").removeHandler(handler)
-
-
-def convert(dest, rows=ROWS):
-    return mm.convert(iter(rows), dest, samples_per_shard=8, progress=False)
-
-
-@pytest.mark.parametrize("is_finished", [True, False])
-def test_a_rank_waits_for_the_other_one_or_writes_if_that_one_failed(
-    tmp_path, waiting, is_finished, monkeypatch
-):
-    dest = tmp_path / "corpus"
-    with ThreadPoolExecutor() as pool, write_lock(open_store(str(dest)), "convert"):
-        later = pool.submit(convert, dest)
-        assert waiting.wait(500)
-        assert not later.done()
-        if is_finished:  # as the other rank does it, in a folder that is not there for anyone yet
-            convert(tmp_path / "other")
-            for path in (tmp_path / "other").rglob("*"):
-                if path.is_file():
-                    (dest / path.relative_to(tmp_path / "other")).parent.mkdir(exist_ok=True)
-                    path.rename(dest / path.relative_to(tmp_path / "other"))
-    report = later.result()
-    assert (report.num_rows, report.num_samples, report.num_shards) == (20, 20, 3)
-    convert(tmp_path / "alone")
-    assert tree(dest) == tree(tmp_path / "alone")
-
-
 @pytest.mark.parametrize("rerun", [mm.Rerun(overwrite=True), mm.Rerun(retry_rejects=True)])
 def test_what_others_may_read_already_is_not_replaced(tmp_path, rerun):
-    convert(tmp_path / "corpus")
+    run(ROWS, tmp_path / "corpus")
     before = tree(tmp_path / "corpus")
     with pytest.raises(mm.ConfigError, match=r"=True in a job of 2 ranks .*before torchrun"):
-        mm.convert(ROWS, tmp_path / "corpus", samples_per_shard=8, rerun=rerun, progress=False)
+        run(ROWS, tmp_path / "corpus", rerun=rerun)
     assert tree(tmp_path / "corpus") == before
 
 
 def test_a_range_of_shards_never_waits(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "a"}\n' * 20)
-    dest = tmp_path / "corpus"
+    rows, dest = write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "corpus"
     with (
-        write_lock(open_store(str(dest)), "convert"),
+        write_lock(open_store(dest), "convert"),
         pytest.raises(mm.ConfigError, match="another convert"),
     ):
-        mm.convert(rows, dest, samples_per_shard=8, shard_range=(0, 1), progress=False)
+        run(rows, dest, shard_range=(0, 1))
 
 
 def convert_as_rank(corpus, dest, results):
     """Convert in a process of its own, and tell when it waits and how it ends."""
-    handler = Waiting()
-    handler.said.set = lambda: results.put("waits")
+
+    def emit(record):
+        if "another process writes there, this rank waits" in record.getMessage():
+            results.put("waits")
+
+    handler = logging.Handler()
+    handler.emit = emit
     logging.getLogger("mmstream").addHandler(handler)
     results.put(run(corpus, dest).num_samples)
 

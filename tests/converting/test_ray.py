@@ -8,13 +8,12 @@ from concurrent.futures import Future
 
 import pytest
 
-from mmstream.converting import engines
+import mmstream as mm
+from mmstream.converting.engines import ray as engine
 from mmstream.converting.media import check
 from mmstream.converting.media.check import File, MediaBatch
-from mmstream.converting.options import MediaOptions
 from mmstream.converting.shard import write_shard
 from mmstream.dataset.manifest import MARKER_NAME
-from mmstream.errors import ConfigError, MMStreamError
 from tests.helpers.convert_corpus import (
     after_files,
     run,
@@ -80,7 +79,7 @@ def test_a_cluster_writes_the_same_bytes_although_a_node_is_killed(
 ):
     kill = lambda: cluster.remove_node(second_node, allow_graceful=False)  # noqa: E731
     seen = after_reports(monkeypatch, 3, kill)
-    media = MediaOptions(max_image_side=20)  # so idle CPUs help
+    media = mm.MediaOptions(max_image_side=20)  # so idle CPUs help
     require_bytes_of_one_process(corpus, tmp_path, samples_per_shard=2, media=media)
     assert len(seen) == 20
 
@@ -95,8 +94,8 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
     corpus, tmp_path, cluster, second_node, monkeypatch
 ):
     monkeypatch.setattr(check, "BATCH_ROWS", 1)
-    monkeypatch.setattr(engines, "LOOK_S", 0)
-    media = MediaOptions(max_image_side=20)
+    monkeypatch.setattr(engine, "LOOK_S", 0)
+    media = mm.MediaOptions(max_image_side=20)
     tasks = []
 
     def in_this_process(jobs, num_workers):
@@ -124,7 +123,7 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
 
 def test_a_shard_does_not_wait_for_ever_when_the_idle_cpus_are_gone(cluster):
     """The cluster has one CPU, and the task of the shard has it."""
-    batch = MediaBatch([[File("image", None, jpeg(0))]], MediaOptions(max_image_side=20))
+    batch = MediaBatch([[File("image", None, jpeg(0))]], mm.MediaOptions(max_image_side=20))
 
     def shard():
         with engines._ClusterCpus(batch.options.plan()) as idle_cpus:
@@ -136,9 +135,9 @@ def test_a_shard_does_not_wait_for_ever_when_the_idle_cpus_are_gone(cluster):
 
 
 def test_a_node_that_would_make_other_images_is_an_error_in_one_line(cluster):
-    batch = MediaBatch([[]], MediaOptions(max_image_side=20))
-    answer = engines._Answer(ray, ray.put(engines._check(batch, {"libraries": "others"})))
-    with pytest.raises(ConfigError, match="a node of Ray would write other images"):
+    batch = MediaBatch([[]], mm.MediaOptions(max_image_side=20))
+    answer = engine._Answer(ray, ray.put(engine._check(batch, {"libraries": "others"})))
+    with pytest.raises(mm.ConfigError, match="a node of Ray would write other images"):
         answer.result()
 
 
@@ -196,17 +195,17 @@ def test_an_error_of_a_task_is_one_line_of_its_own_kind(corpus, tmp_path, cluste
         return portable(job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "_portable", elsewhere)
-        with pytest.raises(MMStreamError, match="images") as error:
+        patch.setattr(engine, "_portable", elsewhere)
+        with pytest.raises(mm.MMStreamError, match="images") as error:
             run(corpus, tmp_path / "o", media_root=tmp_path / "images", engine="ray", num_workers=1)
     assert "\n" not in str(error.value)
 
 
 def test_a_destination_that_nodes_do_not_share_is_named(corpus, tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(engines, "missing_file", lambda job, report: job.name)
-    with pytest.raises(MMStreamError, match=r"does not see it; write to a folder that all nodes"):
+    monkeypatch.setattr(engine, "missing_file", lambda job, report: job.name)
+    with pytest.raises(mm.MMStreamError, match="does not see it; write to a folder that all"):
         run(corpus, tmp_path / "out", engine="ray")
-    with pytest.raises(ConfigError, match="only this process has its memory"):
+    with pytest.raises(mm.ConfigError, match="only this process has its memory"):
         run(corpus, "memory://bucket/out", engine="ray")
 
 

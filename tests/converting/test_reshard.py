@@ -21,13 +21,12 @@ from mmstream.packing.measure_file import (
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.plan_file import open_plan, plan_folder, write_plan
 from mmstream.packing.planner import make_plan
-from mmstream.packing.settings import PackLimits
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import tree
 from tests.helpers.corpora import write_corpus
 
 COUNTS = [40, 25, 55]
-LIMITS = PackLimits(64, where="num_tokens > 4")
+LIMITS = mm.PackLimits(64, where="num_tokens > 4")
 SETTINGS = {"tokenizer": "t"}
 
 

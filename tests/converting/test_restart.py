@@ -9,24 +9,19 @@ from dataclasses import replace
 import msgspec
 import pytest
 
+import mmstream as mm
 from mmstream.converting import shard
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
-from tests.helpers.convert_corpus import interrupted, run, tree
+from tests.helpers.convert_corpus import interrupted, objects, run, tree, write_files
 from tests.helpers.corpora import jpeg
-
-
-def test_an_interrupted_conversion_is_refused_by_name_of_its_command(corpus, tmp_path, monkeypatch):
-    interrupted(monkeypatch, corpus, tmp_path / "out", after=2)
-    with pytest.raises(ManifestError, match=f"mmstream convert {corpus} {tmp_path / 'out'}"):
-        open_dataset(tmp_path / "out")
-    assert not list(tmp_path.rglob(".*.tmp"))
 
 
 def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch, whole):
     interrupted(monkeypatch, corpus, tmp_path / "out", after=3)
+    with pytest.raises(mm.ManifestError, match=f"mmstream convert {corpus} {tmp_path / 'out'}"):
+        mm.open_dataset(tmp_path / "out")
+    assert not list(tmp_path.rglob(".*.tmp"))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tar*")}
     assert len(before) == 9
     report = run(corpus, tmp_path / "out")
@@ -34,13 +29,6 @@ def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch, wh
     assert tree(tmp_path / "out") == whole
     assert 0 < report.num_new_bytes < report.num_bytes
     assert report.num_samples == 38
-
-
-def damage(path, how):
-    if how == "absent":
-        path.unlink()
-    else:
-        path.write_bytes(path.read_bytes()[:-8])
 
 
 @pytest.mark.parametrize("state", ["finished", "unfinished"])
@@ -53,7 +41,11 @@ def test_the_same_call_writes_missing_and_cut_shards_again(
         run(corpus, tmp_path / "out")
     else:
         interrupted(monkeypatch, corpus, tmp_path / "out", after=4)
-    damage(tmp_path / "out" / f"shard-000002.tar{suffix}", how)
+    path = tmp_path / "out" / f"shard-000002.tar{suffix}"
+    rest = path.read_bytes()[:-8]
+    path.unlink()
+    if how == "short":
+        path.write_bytes(rest)
     report = run(corpus, tmp_path / "out")
     assert tree(tmp_path / "out") == whole
     assert (report.num_repaired, report.was_finished) == (1, state == "finished")
@@ -98,7 +90,7 @@ def test_a_finished_conversion_without_checksums_is_refused_with_the_cure(corpus
     manifest = Manifest.from_bytes(path.read_bytes())
     path.write_bytes(replace(manifest, checksums=None).to_bytes())
     with pytest.raises(
-        ManifestError, match=r"no checksums of samples, .*rerun=mm.Rerun\(overwrite"
+        mm.ManifestError, match=r"no checksums of samples, .*rerun=mm.Rerun\(overwrite"
     ):
         run(corpus, tmp_path / "out")
     assert run(corpus, tmp_path / "out", overwrite=True).num_samples == 38
@@ -125,12 +117,12 @@ def test_rejects_that_are_samples_now_leave_nothing_behind(corpus, tmp_path, mon
 
 
 def test_a_damaged_shard_whose_media_have_changed_is_named_and_stays(corpus, tmp_path, out):
-    damage(out / "shard-000000.tar", "short")
+    os.truncate(out / "shard-000000.tar", 100)
     before = tree(out)
     for image in (tmp_path / "images").iterdir():
         image.unlink()
     with pytest.raises(
-        MMStreamError, match=r"shard-000000\.tar: is damaged, and its rows give oth"
+        mm.MMStreamError, match=r"shard-000000\.tar: is damaged, and its rows give oth"
     ):
         run(corpus, out)
     assert tree(out) == before
@@ -144,16 +136,16 @@ def test_a_shard_that_another_program_cut_is_not_committed(corpus, tmp_path, mon
         return real(offsets)
 
     monkeypatch.setattr(shard, "encode_index", cut)
-    with pytest.raises(StorageError, match=r"shard-000000\.tar: has another size than what was wr"):
+    with pytest.raises(mm.StorageError, match=r"shard-000000\.tar: has another size than what"):
         run(corpus, tmp_path / "out")
     assert not list((tmp_path / "out" / "reports").iterdir())
 
 
 def test_a_finished_conversion_is_left_alone(corpus, out):
-    before = {p: p.stat().st_mtime_ns for p in out.rglob("*")}
+    before = {p: p.stat().st_mtime_ns for p in (out, *out.rglob("*"))}
     again = run(corpus, out)
-    assert (again.num_samples, again.num_new_bytes) == (38, 0)
-    assert {p: p.stat().st_mtime_ns for p in out.rglob("*")} == before
+    assert (again.num_samples, again.num_new_bytes, again.was_finished) == (38, 0, True)
+    assert {p: p.stat().st_mtime_ns for p in (out, *out.rglob("*"))} == before
 
 
 @pytest.mark.parametrize(
@@ -171,26 +163,26 @@ def test_another_plan_is_refused_in_a_finished_and_an_unfinished_destination(
     interrupted(monkeypatch, corpus, tmp_path / "part", after=1)
     for name in ("done", "part"):
         before = tree(tmp_path / name)
-        with pytest.raises(ConfigError, match=f"{reason}.*overwrite"):
+        with pytest.raises(mm.ConfigError, match=f"{reason}.*overwrite"):
             run(corpus, tmp_path / name, **options)
         assert tree(tmp_path / name) == before
 
 
 def test_other_rows_and_other_media_are_another_plan(corpus, tmp_path, monkeypatch):
     interrupted(monkeypatch, corpus, tmp_path / "out", after=1)
-    with pytest.raises(ConfigError, match=r"has the media root .*overwrite=True"):
+    with pytest.raises(mm.ConfigError, match=r"has the media root .*overwrite=True"):
         run(corpus, tmp_path / "out", media_root=tmp_path / "images")
     with corpus.open("a") as file:
         file.write('{"text": "one more"}\n')
     with pytest.raises(
-        ConfigError, match=r"rows_sha256 was .* rows_total was 40 and is now 41\. Name"
+        mm.ConfigError, match=r"rows_sha256 was .* rows_total was 40 and is now 41\. Name"
     ):
         run(corpus, tmp_path / "out")
 
 
 def test_another_limit_is_named_without_what_follows_from_it(corpus, tmp_path):
     run(corpus, tmp_path / "out", limit=10)
-    with pytest.raises(ConfigError, match=r"settings: limit was 10 and is now not set\. Name"):
+    with pytest.raises(mm.ConfigError, match=r"settings: limit was 10 and is now not set\. Name"):
         run(corpus, tmp_path / "out")
 
 
@@ -199,50 +191,40 @@ def test_overwrite_replaces_everything_but_foreign_files(corpus, tmp_path, monke
     interrupted(monkeypatch, corpus, tmp_path / "part", after=2)
     run(corpus, tmp_path / "done", samples_per_shard=3)
     for name in ("part", "done"):
-        (tmp_path / name / "README").write_text("mine")
+        (tmp_path / name / "photo.jpg").write_text("mine")
         run(corpus, tmp_path / name, samples_per_shard=20, overwrite=True)
         files = tree(tmp_path / name)
-        assert files.pop("README") == b"mine"
+        assert files.pop("photo.jpg") == b"mine"
         assert files == tree(tmp_path / "fresh")
-
-
-def test_an_overwrite_that_was_killed_while_it_cleared_goes_on_clearing(corpus, tmp_path):
-    run(corpus, tmp_path / "fresh", samples_per_shard=20)
-    run(corpus, tmp_path / "out", samples_per_shard=3)
-    marker = {"command": "c", "media_root": None, "plan": {}, "clearing": True}
-    (tmp_path / "out" / MARKER_NAME).write_bytes(msgspec.json.encode(marker))
-    run(corpus, tmp_path / "out", samples_per_shard=20)
-    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
 
 
 def test_a_destination_that_is_a_file_is_refused(corpus, tmp_path):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ConfigError, match="is a file, not a folder"):
+    with pytest.raises(mm.ConfigError, match="is a file, not a folder"):
         run(corpus, tmp_path / "file")
 
 
 def test_a_conversion_without_its_manifest_says_what_to_do(corpus, out):
     files = tree(out)
     (out / "mmstream.json").unlink()
-    with pytest.raises(ConfigError, match=r"its mmstream\.json is gone: .*overwrite=True"):
+    with pytest.raises(mm.ConfigError, match=r"its mmstream\.json is gone: .*overwrite=True"):
         run(corpus, out)
     index_tars(out, progress=False)
-    with pytest.raises(ConfigError, match=r"manifest is of `mmstream index`.*overwrite=True"):
+    with pytest.raises(mm.ConfigError, match=r"manifest is of `mmstream index`.*overwrite=True"):
         run(corpus, out)
     run(corpus, out, overwrite=True)
     assert tree(out) == files
 
 
 def test_one_destination_in_the_way_stops_all_splits_before_any_is_written(corpus, tmp_path):
-    (tmp_path / "out" / "val").mkdir(parents=True)
-    (tmp_path / "out" / "val" / "a.tar").write_bytes(b"someone's")
-    with pytest.raises(ConfigError, match=r"a\.tar"):
+    write_files(tmp_path, {"out/val/a.tar": b"someone's"})
+    with pytest.raises(mm.ConfigError, match=r"a\.tar"):
         run(corpus, tmp_path / "out", splits={"train": 0.5, "val": 0.5})
     assert not (tmp_path / "out" / "train").exists()
 
 
 def test_several_processes_cannot_write_to_the_memory_of_this_one(corpus, memory):
-    with pytest.raises(ConfigError, match=r"only this process has .* num_workers=1"):
+    with pytest.raises(mm.ConfigError, match=r"only this process has .* num_workers=1"):
         run(corpus, "memory://bucket/out", num_workers=2)
     memory.mkdir("/bucket")
     assert memory.find("/bucket") == []
@@ -251,20 +233,13 @@ def test_several_processes_cannot_write_to_the_memory_of_this_one(corpus, memory
 def test_a_destination_without_folders_gets_the_same_objects(corpus, memory, monkeypatch, out):
     expected = tree(out)
     interrupted(monkeypatch, corpus, "memory://bucket/out", after=2)
-    with pytest.raises(ManifestError, match="mmstream convert"):
-        open_dataset("memory://bucket/out")
+    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+        mm.open_dataset("memory://bucket/out")
     assert run(corpus, "memory://bucket/out").num_new_bytes > 0
-    names = {path.removeprefix("/bucket/out/") for path in memory.find("/bucket/out")}
-    assert names == set(expected)
-    for name, data in expected.items():
-        assert memory.cat_file(f"/bucket/out/{name}") == data
+    assert objects("memory://bucket/out") == expected
     report = run(corpus, "memory://bucket/out", samples_per_shard=20, overwrite=True)
     assert report.num_shards == 2
     assert len(memory.find("/bucket/out")) == 2 * 6 + 5
-
-
-def link(target, path):
-    path.symlink_to(target)
 
 
 REPLACED = [
@@ -278,7 +253,11 @@ REPLACED = [
     ("name", "overwrite", "put"),
     [
         *((name, overwrite, shutil.copy) for name in REPLACED for overwrite in (False, True)),
-        *((REPLACED[0], overwrite, put) for overwrite in (False, True) for put in (os.link, link)),
+        *(
+            (REPLACED[0], overwrite, put)
+            for overwrite in (False, True)
+            for put in (os.link, os.symlink)
+        ),
     ],
 )
 def test_rows_that_the_conversion_would_replace_are_refused_before_anything_is_removed(
@@ -293,10 +272,10 @@ def test_rows_that_the_conversion_would_replace_are_refused_before_anything_is_r
     by_link = tmp_path / "linked"
     by_link.symlink_to(out)
     for rows in (path, by_link / name, f"file://{path}"):
-        with pytest.raises(ConfigError, match=r"would replace or remove; move the rows"):
+        with pytest.raises(mm.ConfigError, match=r"would replace or remove; move the rows"):
             run(rows, out, samples_per_shard=40, overwrite=overwrite)
         assert tree(out) == before
-    with pytest.raises(ConfigError, match=rf"^{path}: lies in {out}"):
+    with pytest.raises(mm.ConfigError, match=rf"^{path}: lies in {out}"):
         run(path, tmp_path, splits={"out": 1.0}, overwrite=overwrite)
     assert tree(out) == before
 
@@ -312,7 +291,7 @@ def test_rows_in_the_destination_under_another_name_are_left_alone(corpus, tmp_p
 def test_rows_in_a_prefix_that_the_conversion_would_replace_are_refused(corpus, memory, tmp_path):
     url = "memory://bucket/out/rejects.jsonl"
     memory.pipe_file("/bucket/out/rejects.jsonl", corpus.read_bytes())
-    with pytest.raises(ConfigError, match=rf"^{url}: lies in .* convert would replace"):
+    with pytest.raises(mm.ConfigError, match=rf"^{url}: lies in .* convert would replace"):
         run(url, "memory://bucket/out", media_root=tmp_path)
     assert memory.cat_file("/bucket/out/rejects.jsonl") == corpus.read_bytes()
 
@@ -333,30 +312,21 @@ def test_a_lost_part_of_the_index_is_written_again(corpus, damage, out):
     "name", ["shard-000000.tar", "photo.jpg", "rows.csv", "shard-000000.zip", "data.parquet"]
 )
 def test_a_destination_that_holds_files_of_others_is_refused_by_name(corpus, tmp_path, name):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / name).write_bytes(b"precious")
-    with pytest.raises(ConfigError, match=f"holds {name}, which no conversion wrote; name an emp"):
+    write_files(tmp_path / "out", {name: b"precious"})
+    with pytest.raises(mm.ConfigError, match=f"holds {name}, which no conversion wrote; name"):
         run(corpus, tmp_path / "out")
     assert tree(tmp_path / "out") == {name: b"precious"}
-
-
-def test_files_of_others_stay_where_they_are_when_a_conversion_overwrites(corpus, tmp_path):
-    (tmp_path / "out").mkdir()
-    (tmp_path / "out" / "photo.jpg").write_bytes(b"precious")
-    run(corpus, tmp_path / "out", overwrite=True)
-    assert tree(tmp_path / "out")["photo.jpg"] == b"precious"
 
 
 def test_a_folder_whose_name_is_no_utf_8_is_refused_in_one_line(corpus, tmp_path):
     folder = tmp_path / os.fsdecode(b"m\xe9dia")
     folder.mkdir()
-    with pytest.raises(ConfigError, match=r"no UTF-8 .*m\\udce9dia/out.*; rename that"):
+    with pytest.raises(mm.ConfigError, match=r"no UTF-8 .*m\\udce9dia/out.*; rename that"):
         run(corpus, folder / "out")
     assert tree(folder) == {}
 
 
 def test_a_destination_may_hold_files_about_the_dataset(corpus, tmp_path):
-    (tmp_path / "out").mkdir()
-    for name in ("README.md", "LICENSE", "citation.cff", ".gitattributes"):
-        (tmp_path / "out" / name).write_bytes(b"about")
+    names = ("README.md", "LICENSE", "citation.cff", ".gitattributes")
+    write_files(tmp_path / "out", dict.fromkeys(names, b"about"))
     assert run(corpus, tmp_path / "out").num_samples == 38

@@ -9,13 +9,12 @@ from pathlib import Path
 import duckdb
 import pytest
 
+import mmstream as mm
 from mmstream.converting.plan import RETRIED_SHARDS
 from mmstream.dataset.manifest import Manifest
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, ManifestError
 from mmstream.storage import open_store
 from tests.converting.test_kill import convert_and_die
-from tests.helpers.convert_corpus import keys, rejects, run, tree, write_rows
+from tests.helpers.convert_corpus import keys, rejects, run, tree, write_files, write_rows
 from tests.helpers.corpora import jpeg
 
 ABSENT = (1, 4, 7, 8, 12, 17)
@@ -27,18 +26,26 @@ def corpus(tmp_path):
     """Twenty rows of which seven are rejected."""
     rows = [{"id": i, "image": f"{i}.jpg", "text": f"row {i}"} for i in range(20)]
     rows[9]["text"] = ""
-    for i in set(range(20)) - set(ABSENT):
-        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
-    return write_rows(tmp_path / "rows.jsonl", rows)
+    path = write_rows(tmp_path / "rows.jsonl", rows)
+    arrive(path, *set(range(20)) - set(ABSENT))
+    return path
 
 
 def arrive(corpus, *rows):
-    for i in rows:
-        corpus.with_name(f"{i}.jpg").write_bytes(jpeg(i))
+    write_files(corpus.parent, {f"{i}.jpg": jpeg(i) for i in rows})
 
 
 def convert(corpus, dest, **options):
     return run(corpus, dest, samples_per_shard=4, **options)
+
+
+@pytest.fixture
+def retried(corpus, tmp_path):
+    """The folder of a conversion whose missing images came before a retry."""
+    convert(corpus, tmp_path / "out")
+    arrive(corpus, *ABSENT)
+    convert(corpus, tmp_path / "out", retry_rejects=True)
+    return tmp_path / "out"
 
 
 def versions(dest):
@@ -55,7 +62,7 @@ def test_what_arrived_goes_into_extra_shards_and_good_ones_are_untouched(corpus,
     after = versions(dest)
     changed = {name for name in before if after[name] != before[name]}
     assert changed == {"mmstream.json", "rejects.jsonl", "report.json"}
-    dataset = open_dataset(dest)
+    dataset = mm.open_dataset(dest)
     names = [shard.name for shard in dataset.manifest.shards]
     assert names == [f"shard-{i:06d}.tar" for i in range(7)]
     assert dataset.manifest.source[RETRIED_SHARDS] == [2]
@@ -123,7 +130,7 @@ def test_killed_anywhere_a_retry_is_repeated_to_the_same_bytes(corpus, tmp_path)
         if not convert_and_die(corpus, out, moment, retry_rejects=True, **options):
             break
         assert {name: tree(out)[name] for name in good} == {name: old[name] for name in good}
-        assert len(open_dataset(out)) in (13, 19)
+        assert len(mm.open_dataset(out)) in (13, 19)
         if (out / "mmstream.json").read_bytes() == old["mmstream.json"]:
             convert(corpus, out, retry_rejects=True)
         else:  # the kill came behind the commit
@@ -150,29 +157,26 @@ def test_a_retry_of_shuffled_rows_has_the_right_ones(corpus, tmp_path):
     assert sorted(keys(tmp_path / "out")) == [f"{i + 1:09d}" for i in range(20) if i != 9]
 
 
-def test_overwrite_removes_extra_shards(corpus, tmp_path):
-    convert(corpus, tmp_path / "out")
-    arrive(corpus, *ABSENT)
-    convert(corpus, tmp_path / "out", retry_rejects=True)
-    convert(corpus, tmp_path / "out", overwrite=True)
+def test_overwrite_removes_extra_shards(corpus, tmp_path, retried):
+    convert(corpus, retried, overwrite=True)
     convert(corpus, tmp_path / "fresh")
-    assert tree(tmp_path / "out") == tree(tmp_path / "fresh")
+    assert tree(retried) == tree(tmp_path / "fresh")
 
 
-def test_only_a_finished_dataset_with_its_reports_can_be_retried(corpus, tmp_path):
-    with pytest.raises(ConfigError, match="no finished conversion"):
+def test_only_a_finished_dataset_can_be_retried(corpus, tmp_path):
+    with pytest.raises(mm.ConfigError, match="no finished conversion"):
         convert(corpus, tmp_path / "out", retry_rejects=True)
     convert(corpus, tmp_path / "out", shard_range=(0, 1))
-    with pytest.raises(ConfigError, match="no finished conversion"):
+    with pytest.raises(mm.ConfigError, match="no finished conversion"):
         convert(corpus, tmp_path / "out", retry_rejects=True)
-    convert(corpus, tmp_path / "out")
-    arrive(corpus, *ABSENT)
-    convert(corpus, tmp_path / "out", retry_rejects=True)
-    (tmp_path / "out" / "shard-000005.tar").unlink()
-    for report in (tmp_path / "out" / "reports").glob("*.rejects.jsonl"):
+
+
+def test_a_lost_extra_shard_without_the_reports_names_the_cure(corpus, retried):
+    (retried / "shard-000005.tar").unlink()
+    for report in (retried / "reports").glob("*.rejects.jsonl"):
         report.unlink()
-    with pytest.raises(ManifestError, match="bring reports/ back"):
-        convert(corpus, tmp_path / "out")
+    with pytest.raises(mm.ManifestError, match="bring reports/ back"):
+        convert(corpus, retried)
 
 
 @pytest.mark.parametrize("captions", ["all", "each"])

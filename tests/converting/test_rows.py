@@ -11,19 +11,16 @@ import sys
 from dataclasses import replace
 from pathlib import Path
 
-import msgspec
 import numpy as np
 import pytest
 from PIL import Image
 
-from mmstream.converting.report import REJECTS_NAME, Reject, group_rejects
+import mmstream as mm
 from mmstream.converting.rows import fetch, records
 from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, ManifestError, MMStreamError, StorageError
 from mmstream.storage import MemoryStore, open_store
-from tests.helpers.convert_corpus import rejects, run, tree, write_rows
+from tests.helpers.convert_corpus import rejects, run, tree, values, write_rows
 from tests.helpers.corpora import jpeg
 from tools.prove.messy_rows import DAMAGES, problems, write_messy_corpus
 
@@ -59,7 +56,7 @@ def test_every_kind_of_bad_row_is_a_named_reject_and_the_good_ones_stay(tmp_path
     expected = {i: why for i, why in enumerate(lines.values(), 1) if why}
     assert rejects(tmp_path / "out") == expected
     assert report.num_samples + report.num_rejects == report.num_rows == len(lines)
-    dataset = open_dataset(tmp_path / "out")
+    dataset = mm.open_dataset(tmp_path / "out")
     by_key = {dataset[i]["__key__"]: dataset[i] for i in range(len(dataset))}
     assert sorted(by_key) == ["000000001", "000000014", "000000015", "000000016"]
     assert by_key["000000014"]["png"] == (tmp_path / "really.jpg").read_bytes()
@@ -132,7 +129,7 @@ def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_aga
     rows = [{"id": i, "image": "late.jpg", "text": f"t{i}"} for i in range(9)]
     path, out = write_rows(tmp_path / "rows.jsonl", rows), tmp_path / "out"
     for _ in range(2):
-        with pytest.raises(MMStreamError) as caught:
+        with pytest.raises(mm.MMStreamError) as caught:
             run(path, out, samples_per_shard=4, splits=splits)
         assert re.search(
             r"none of 9 rows became a sample, so no dataset was written. All reasons are in "
@@ -144,8 +141,8 @@ def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_aga
         assert sorted(number for folder in folders for number in rejects(folder)) == [*range(1, 10)]
         assert {Path(name).name for name in tree(out)} == {"rejects.jsonl"}
         for folder in folders:
-            with pytest.raises(ManifestError, match=r"neither mmstream\.json nor tars"):
-                open_dataset(folder)
+            with pytest.raises(mm.ManifestError, match=r"neither mmstream\.json nor tars"):
+                mm.open_dataset(folder)
     media = tmp_path / "elsewhere"  # another root is no other conversion either
     media.mkdir()
     (media / "late.jpg").write_bytes(jpeg(0))
@@ -154,20 +151,12 @@ def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_aga
 
 
 def test_an_empty_dataset_of_an_older_version_is_tried_again(tmp_path):
-    (tmp_path / "a.jpg").write_bytes(jpeg(0))
-    path = write_rows(tmp_path / "rows.jsonl", [{"image": "a.jpg", "text": "t"}] * 9)
-    out = tmp_path / "out"
+    path, out = write_rows(tmp_path / "rows.jsonl", [{"text": "t"}] * 9), tmp_path / "out"
     run(path, out)
     manifest = Manifest.from_bytes((out / MANIFEST_NAME).read_bytes())
     (out / MANIFEST_NAME).write_bytes(replace(manifest, shards=(), index_parts=()).to_bytes())
     assert run(path, out).num_samples == 9
     assert run(path, out).was_finished
-
-
-def test_other_reasons_than_media_do_not_point_at_their_folder(tmp_path):
-    path = write_rows(tmp_path / "rows.jsonl", ["words"])
-    with pytest.raises(MMStreamError, match=r"row 1: row: expected an object, found a string$"):
-        run(path, tmp_path / "out")
 
 
 @pytest.mark.parametrize(
@@ -180,13 +169,11 @@ def test_one_empty_line_at_the_end_of_a_file_is_no_row(tmp_path, end, num_rows):
 
 
 def test_lines_are_found_whatever_the_size_of_a_read(tmp_path, monkeypatch):
-    lines = [b'{"text": "%s"}' % (b"x" * n) for n in range(20)]
-    (tmp_path / "rows.jsonl").write_bytes(b"\n".join(lines) + b"\n")
+    rows = [{"text": "x" * n} for n in range(20)]
+    path = write_rows(tmp_path / "rows.jsonl", rows)
     for block in (1, 7, 16, 1000):
         monkeypatch.setattr(records, "_BLOCK", block)
-        with open_rows(str(tmp_path / "rows.jsonl")) as row_file:
-            all_rows = row_file.select(np.arange(row_file.num_rows))
-            assert [row.value for row in all_rows.read()] == [json.loads(line) for line in lines]
+        assert values(path) == rows
 
 
 def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, memory):
@@ -195,7 +182,7 @@ def test_rows_behind_a_url_have_no_media_root_of_their_own(corpus, tmp_path, mem
     run(url, tmp_path / "out", media_root=tmp_path)
     run(corpus, tmp_path / "local")
     assert tree(tmp_path / "out") == tree(tmp_path / "local")
-    with pytest.raises(MMStreamError, match="no media root; remote rows need one to be named"):
+    with pytest.raises(mm.MMStreamError, match="no media root; remote rows need one to be named"):
         run(url, tmp_path / "alone")
     assert "no media root" in rejects(tmp_path / "alone")[1]
 
@@ -205,8 +192,8 @@ def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
     (tmp_path / "empty.json").write_bytes(b"[]")
     for name, error, reason in (
         ("none.jsonl", FileNotFoundError, "no such file of rows; pass JSONL, JSON, csv"),
-        ("fifo.jsonl", StorageError, "a FIFO; a file is needed"),
-        ("empty.json", ConfigError, "holds no rows"),
+        ("fifo.jsonl", mm.StorageError, "a FIFO; a file is needed"),
+        ("empty.json", mm.ConfigError, "holds no rows"),
     ):
         with pytest.raises(error, match=f"{name}: .*{reason}"):
             run(tmp_path / name, tmp_path / "out")
@@ -220,9 +207,9 @@ def test_rows_that_change_during_the_conversion_stop_it_and_the_message_says_how
         all_rows = row_file.select(np.arange(row_file.num_rows))
         with corpus.open("a") as file:
             file.write('{"text": "one more"}\n')
-        with pytest.raises(MMStreamError, match=r"changed during .*\(overwrite=True\)") as caught:
+        with pytest.raises(mm.MMStreamError, match=r"changed during.*\(overwrite=True") as caught:
             next(all_rows.read())
-    assert not isinstance(caught.value, ConfigError)  # shards may lie at the destination by now
+    assert not isinstance(caught.value, mm.ConfigError)  # shards may lie at the destination by now
 
 
 def test_remote_rows_that_are_replaced_while_they_are_fetched_are_not_mixed(tmp_path, monkeypatch):
@@ -237,7 +224,7 @@ def test_remote_rows_that_are_replaced_while_they_are_fetched_are_not_mixed(tmp_
 
     monkeypatch.setattr(fetch, "_BLOCK", 64)
     monkeypatch.setattr(MemoryStore, "read_ranges", replaced_after)
-    with pytest.raises(StorageError, match=r"rows\.jsonl: was replaced: its version was "):
+    with pytest.raises(mm.StorageError, match=r"rows\.jsonl: was replaced: its version was "):
         fetch.download(store.url_of("rows.jsonl"), tmp_path / "copy")
 
 
@@ -259,25 +246,9 @@ def test_every_row_is_a_sample_or_a_reject_with_the_right_reason(tmp_path):
 def test_a_lost_row_is_noticed(tmp_path, lost):
     rows, damages = write_messy_corpus(tmp_path, 100, seed=2)
     run(rows, tmp_path / "out", media_root=tmp_path / "media")
-    path = tmp_path / "out" / ("rejects.jsonl" if lost == "reject" else "report.json")
-    text = path.read_text()
-    changed = (
-        text[text.index("\n") + 1 :]
-        if lost == "reject"
-        else text.replace('samples": ', 'samples": 1')
-    )
-    path.write_text(changed)
+    if lost == "reject":
+        path, before, after = tmp_path / "out/rejects.jsonl", r"\A.*\n", ""
+    else:
+        path, before, after = tmp_path / "out/report.json", 'samples": ', 'samples": 1'
+    path.write_text(re.sub(before, after, path.read_text()))
     assert problems(tmp_path / "out", 100, damages)
-
-
-def test_reasons_that_differ_in_names_only_are_counted_together():
-    store = open_store("memory://reasons-by-kind")
-    reasons = [
-        *("a.jpg: no such file", "C:\\b 1.jpg: no such file"),
-        *("https://host/a: status 404", "https://host/b: status 410"),
-        *("to_row(): KeyError: 'a'", "to_row(): KeyError: 'b'"),
-    ]
-    lines = [msgspec.json.encode(Reject("rows.jsonl", 1, reason)) + b"\n" for reason in reasons]
-    store.write(REJECTS_NAME, b"".join(lines))
-    kinds = [group.kind for group in group_rejects(store)]
-    assert kinds == ["*: no such file", "*: status *", "to_row(): KeyError: *"]

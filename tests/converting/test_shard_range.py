@@ -3,21 +3,17 @@
 from __future__ import annotations
 
 import os
-import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
-from mmstream.cli import cli
-from mmstream.converting.convert import convert, finalize
+import mmstream as mm
 from mmstream.dataset.manifest import MANIFEST_NAME
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, ManifestError, MMStreamError
 from mmstream.storage import open_store
-from mmstream.storage.write_lock import LOCK_NAME, LockedError, write_lock
-from tests.converting.pausing import FORK, go_on, objects
+from mmstream.storage.write_lock import LOCK_NAME, LockedError
+from tests.converting.pausing import go_on, kill, objects
 from tests.helpers.convert_corpus import interrupted, run, tree
 from tests.helpers.paths import DOCS
 
@@ -28,13 +24,13 @@ def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, 
     pipes = [paused(start + 1, shard_range=(start, start + 2))[1] for start in (0, 2)]
     report = run(corpus, dest, shard_range=(4, 99))
     assert (report.num_rows, report.num_samples, report.was_finished) == (8, 8, False)
-    with pytest.raises(ManifestError, match="mmstream convert"):
-        open_dataset(dest)
+    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+        mm.open_dataset(dest)
     for pipe in pipes:
         go_on(pipe)
-    assert finalize(dest).num_samples == 38
+    assert mm.finalize(dest).num_samples == 38
     assert objects(dest) == whole
-    assert finalize(dest).was_finished
+    assert mm.finalize(dest).was_finished
     assert run(corpus, dest, shard_range=(0, 2)).was_finished
 
 
@@ -47,7 +43,7 @@ def test_a_living_range_keeps_all_others_out_of_its_shards(corpus, dest, paused)
         lambda: run(corpus, dest, shard_range=(1, 3)),
         lambda: run(corpus, dest),
         lambda: run(corpus, dest, overwrite=True),
-        lambda: finalize(dest),
+        lambda: mm.finalize(dest),
     ):
         with pytest.raises(LockedError, match=name):
             call()
@@ -60,27 +56,31 @@ def test_a_conversion_of_all_shards_keeps_ranges_out(corpus, dest, paused):
         run(corpus, dest, shard_range=(3, 4))
 
 
+def test_the_lock_of_a_killed_conversion_does_not_stop_a_range(corpus, dest, paused):
+    process, _ = paused(2)
+    kill(process)
+    assert run(corpus, dest, shard_range=(0, 1)).num_rows == 8
+
+
 def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(corpus, dest, paused, whole):
     process, _ = paused(1, shard_range=(0, 2))
     _, neighbour = paused(3, shard_range=(2, 5))
-    process.kill()
-    process.join()
+    kill(process)
     with pytest.raises(LockedError):
-        finalize(dest)
+        mm.finalize(dest)
     report = run(corpus, dest, shard_range=(0, 2))
     assert 0 < report.num_new_bytes < report.num_bytes
     go_on(neighbour)
-    finalize(dest)
+    mm.finalize(dest)
     assert objects(dest) == whole
 
 
 def test_finalize_takes_over_the_locks_of_killed_ranges(corpus, dest, paused, whole):
     process, _ = paused(4, shard_range=(1, 5))
-    process.kill()
-    process.join()
+    kill(process)
     run(corpus, dest, shard_range=(0, 1))
-    with pytest.raises(MMStreamError, match=r"1 of 5 shards are missing or damaged: 4:5; write"):
-        finalize(dest)
+    with pytest.raises(mm.MMStreamError, match=r"1 of 5 shards are missing or damaged: 4:5; write"):
+        mm.finalize(dest)
     run(corpus, dest)  # a whole conversion takes what ranges have written
     assert objects(dest) == whole
 
@@ -92,10 +92,10 @@ def test_ranges_count_shards_over_all_splits(corpus, dest, tmp_path):
     run(corpus, dest, shard_range=(0, num_train - 1), **options)
     run(corpus, dest, shard_range=(num_train, num_train + 1), **options)
     message = rf"shards are missing or damaged: {num_train - 1}:{num_train}, {num_train + 1}:"
-    with pytest.raises(MMStreamError, match=message):
-        finalize(dest, splits=["val", "train"])
+    with pytest.raises(mm.MMStreamError, match=message):
+        mm.finalize(dest, splits=["val", "train"])
     run(corpus, dest, shard_range=(num_train - 1, 99), **options)
-    assert list(finalize(dest, splits=["val", "train"]).splits) == ["train", "val"]
+    assert list(mm.finalize(dest, splits=["val", "train"]).splits) == ["train", "val"]
     for split in SPLITS:
         assert objects(f"{dest}/{split}") == tree(tmp_path / "alone" / split)
 
@@ -103,68 +103,42 @@ def test_ranges_count_shards_over_all_splits(corpus, dest, tmp_path):
 @pytest.mark.parametrize("splits", [None, ["train"], ["train", "val", "val"]])
 def test_finalize_needs_all_splits(corpus, tmp_path, splits):
     run(corpus, tmp_path / "out", splits=SPLITS, shard_range=(0, 1))
-    with pytest.raises(ConfigError, match=r"name all of them with splits=|conversion has \['train"):
-        finalize(tmp_path / "out", splits=splits)
+    with pytest.raises(mm.ConfigError, match=r"name all of them with splits=|has \['train"):
+        mm.finalize(tmp_path / "out", splits=splits)
 
 
 def test_tasks_with_different_plans_are_refused(corpus, tmp_path):
     run(corpus, tmp_path / "out", shard_range=(0, 1))
-    with pytest.raises(ConfigError, match=r"samples_per_shard was 8 and is now 9"):
+    with pytest.raises(mm.ConfigError, match=r"samples_per_shard was 8 and is now 9"):
         run(corpus, tmp_path / "out", shard_range=(1, 2), samples_per_shard=9)
 
 
 def test_a_damaged_shard_is_not_finalized(corpus, tmp_path):
     run(corpus, tmp_path / "out", shard_range=(0, 9))
     (tmp_path / "out" / "shard-000002.tar").write_bytes(b"cut short")
-    with pytest.raises(MMStreamError, match=r"1 of 5 .*: 2:3;"):
-        finalize(tmp_path / "out")
+    with pytest.raises(mm.MMStreamError, match=r"1 of 5 .*: 2:3;"):
+        mm.finalize(tmp_path / "out")
     assert not (tmp_path / "out" / MANIFEST_NAME).exists()
     run(corpus, tmp_path / "out", shard_range=(2, 3))
-    assert finalize(tmp_path / "out").num_samples == 38
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"shard_range": (3, 3)}, "first shard"),
-        ({"shard_range": (-1, 3)}, "first shard"),
-        ({"shard_range": (0, 3), "overwrite": True}, "other ranges"),
-        ({"shard_range": (0, 3), "retry_rejects": True}, "retry_rejects"),
-        ({"engine": "spark"}, "give 'processes' or 'ray'"),
-    ],
-)
-def test_impossible_calls_are_refused(corpus, tmp_path, options, message):
-    with pytest.raises(ConfigError, match=message):
-        run(corpus, tmp_path / "out", **options)
-    assert not (tmp_path / "out").exists()
+    assert mm.finalize(tmp_path / "out").num_samples == 38
 
 
 def test_a_range_of_rejects_only_is_for_finalize_to_judge(tmp_path):
     rows = tmp_path / "rows.jsonl"
     rows.write_text('{"text": ""}\n' * 4)
-    assert convert(rows, tmp_path / "out", shard_range=(0, 1), progress=False).num_rejects == 4
-    with pytest.raises(MMStreamError, match="none of 4 rows became a sample"):
-        finalize(tmp_path / "out")
+    assert mm.convert(rows, tmp_path / "out", shard_range=(0, 1), progress=False).num_rejects == 4
+    with pytest.raises(mm.MMStreamError, match="none of 4 rows became a sample"):
+        mm.finalize(tmp_path / "out")
 
 
-def test_the_command_line_writes_ranges_and_finalizes(corpus, tmp_path, capsys):
-    dest = str(tmp_path / "out")
-    convert_range = ["convert", str(corpus), dest, "--samples-per-shard", "8", "--shard-range"]
+def test_the_command_line_writes_ranges_and_finalizes(corpus, tmp_path, mmstream):
+    dest = tmp_path / "out"
     for text in ("0:3", "3:9"):
-        cli.main([*convert_range, text], standalone_mode=False)
-    assert f"when all shards are written, run: mmstream finalize {dest}" in capsys.readouterr().out
-    cli.main(["finalize", dest, "--max-rejects", "2"], standalone_mode=False)
-    assert "40 rows -> 38 samples in 5 shards, 2 rejected" in capsys.readouterr().out
-
-
-def test_the_lock_of_a_dead_conversion_does_not_stop_a_range(corpus, tmp_path):
-    store = open_store(tmp_path / "out")
-    pid = os.fork()
-    if pid == 0:
-        with write_lock(store, "convert"):
-            os.kill(os.getpid(), signal.SIGKILL)
-    os.waitpid(pid, 0)
-    assert run(corpus, tmp_path / "out", shard_range=(0, 1)).num_rows == 8
+        words = ["convert", corpus, dest, "--samples-per-shard", 8, "--shard-range", text]
+        _, out, _ = mmstream(*words)
+    assert f"when all shards are written, run: mmstream finalize {dest}" in out
+    _, out, _ = mmstream("finalize", dest, "--max-rejects", 2)
+    assert "40 rows -> 38 samples in 5 shards, 2 rejected" in out
 
 
 @pytest.mark.parametrize("duplicates", ["report", "drop"])
@@ -173,7 +147,7 @@ def test_finalize_finds_the_duplicates_that_the_plan_asks_for(corpus, tmp_path, 
     run(corpus, tmp_path / "alone", **options)
     run(corpus, tmp_path / "out", shard_range=(0, 2), **options)
     run(corpus, tmp_path / "out", shard_range=(2, 9), **options)
-    assert finalize(tmp_path / "out").num_pairs
+    assert mm.finalize(tmp_path / "out").num_pairs
     assert tree(tmp_path / "out") == tree(tmp_path / "alone")
 
 
@@ -225,7 +199,7 @@ def test_a_second_conversion_is_refused_and_changes_nothing(
     process, pipe = paused(2)
     before = objects(dest)
     message = rf"{dest}: another convert \(pid {process.pid} on host .* is writing here"
-    with pytest.raises(ConfigError, match=message):
+    with pytest.raises(mm.ConfigError, match=message):
         run(corpus, dest, **options)
     assert objects(dest) == before
     go_on(pipe)
@@ -234,8 +208,7 @@ def test_a_second_conversion_is_refused_and_changes_nothing(
 
 def test_a_killed_conversion_is_continued_at_once(corpus, dest, paused, whole):
     process, _ = paused(2)
-    process.kill()
-    process.join()
+    kill(process)
     report = run(corpus, dest)
     assert report.num_new_bytes < report.num_bytes
     assert objects(dest) == whole
@@ -271,39 +244,6 @@ def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paus
 
 def test_each_split_has_a_lock_of_its_own(corpus, dest, paused):
     paused(2, splits={"train": 0.5, "val": 0.5}, samples_per_shard=6)
-    with pytest.raises(ConfigError, match=r"/val: another convert"):
+    with pytest.raises(mm.ConfigError, match=r"/val: another convert"):
         run(corpus, f"{dest}/val")
     run(corpus, f"{dest}/test")
-
-
-def start_together(corpus, dest, barrier, results):
-    barrier.wait(500)
-    try:
-        report = convert(corpus, dest, num_workers=1, samples_per_shard=8, progress=False)
-        results.put(f"{report.num_samples} samples")
-    except ConfigError as error:
-        results.put(str(error))
-
-
-def test_of_conversions_that_start_together_one_writes_and_all_others_name_it(
-    corpus, dest, tmp_path, whole
-):
-    barrier, results = FORK.Barrier(3), FORK.Queue()
-    processes = [
-        FORK.Process(target=start_together, args=(corpus, dest, barrier, results)) for _ in range(3)
-    ]
-    for process in processes:
-        process.start()
-    outcomes = [results.get(timeout=500) for _ in processes]
-    for process in processes:
-        process.join()
-    assert "38 samples" in outcomes
-    outcomes.remove("38 samples")
-    assert all("another convert (pid " in o or o == "38 samples" for o in outcomes)
-    assert objects(dest) == whole
-
-
-def test_a_finished_dataset_in_a_folder_that_may_not_be_written_needs_no_lock(corpus, out):
-    before = out.stat().st_mtime_ns
-    assert run(corpus, out).was_finished
-    assert out.stat().st_mtime_ns == before

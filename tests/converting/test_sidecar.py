@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import hashlib
 import json
-from pathlib import Path
+import subprocess
+import sys
 
 import duckdb
 import pandas as pd
@@ -14,10 +15,8 @@ import mmstream as mm
 from mmstream.converting import sidecar as module
 from mmstream.converting.sidecar import SidecarWriter, content_hash, open_sidecar, text_of
 from mmstream.dataset.facts import write_facts
-from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError
 from mmstream.storage import open_store
-from tests.helpers.convert_corpus import run, tree, write_rows
+from tests.helpers.convert_corpus import keys, pictures, run, tree, write_rows
 from tests.helpers.corpora import jpeg
 
 
@@ -39,13 +38,12 @@ def test_each_sample_and_each_reject_has_a_row_in_duckdb(out):
 
 def test_pandas_opens_a_folder_of_sidecars(out):
     frame = pd.concat(map(pd.read_parquet, sorted(out.glob("*.parquet"))))
-    assert frame["row"].tolist() == list(range(1, 41))
     assert frame["status"].value_counts().to_dict() == {"success": 38, "rejected": 2}
     assert frame.query("status == 'rejected'")["index"].isna().all()
 
 
 def test_the_row_of_a_sample_says_what_the_tar_holds(out):
-    dataset = open_dataset(out)
+    dataset = mm.open_dataset(out)
     samples = [row for row in table(out) if row["status"] == "success"]
     assert len(samples) == len(dataset)
     for row in samples:
@@ -93,8 +91,7 @@ def test_licence_url_and_id_come_from_the_row(tmp_path, row, column, value):
 
 
 def test_samples_with_several_media_or_none_have_a_list(tmp_path):
-    for i in range(2):
-        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
+    pictures(tmp_path, "0.jpg", "1.jpg")
     turns = [
         {"role": "user", "content": "<image><image>what?"},
         {"role": "assistant", "content": "a"},
@@ -113,7 +110,9 @@ def test_samples_with_several_media_or_none_have_a_list(tmp_path):
 def test_a_row_with_several_captions_has_a_row_for_each_of_its_samples(tmp_path):
     (tmp_path / "a.jpg").write_bytes(jpeg(0))
     rows = write_rows(tmp_path / "rows.jsonl", [{"image": "a.jpg", "captions": ["a", "b"]}])
-    run(rows, tmp_path / "out", captions="each")
+    report = run(rows, tmp_path / "out", captions="each")
+    assert (report.num_rows, report.num_samples) == (1, 2)
+    assert keys(tmp_path / "out") == ["000000001-0", "000000001-1"]
     assert [(row["row"], row["caption"]) for row in table(tmp_path / "out")] == [(1, "a"), (1, "b")]
 
 
@@ -138,7 +137,7 @@ def test_a_shard_of_rejects_alone_has_a_sidecar_and_no_tar(tmp_path):
 def test_without_sidecars_there_are_none_and_it_is_another_conversion(corpus, tmp_path):
     run(corpus, tmp_path / "out", sidecar=False)
     assert not list((tmp_path / "out").glob("*.parquet"))
-    with pytest.raises(ConfigError, match="sidecar was False and is now True"):
+    with pytest.raises(mm.ConfigError, match="sidecar was False and is now True"):
         run(corpus, tmp_path / "out")
 
 
@@ -180,27 +179,92 @@ def test_a_failed_shard_leaves_no_sidecar(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
+# -- columns: compared with those that pyarrow makes of the same values
+
+
+TEXTS = st.text(st.characters(exclude_categories=["Cs"]))
+VALUES = {
+    pa.int32(): st.integers(-(2**31), 2**31 - 1),
+    pa.int64(): st.integers(-(2**63), 2**63 - 1),
+    pa.float64(): st.one_of(st.floats(allow_nan=False), st.integers(-9, 9)),
+    pa.string(): TEXTS,
+    pa.binary(16): st.binary(min_size=16, max_size=16),
+    pa.binary(32): st.binary(min_size=32, max_size=32),
+}
+
+
+def values_of(kind):
+    if pa.types.is_list(kind):
+        return st.lists(values_of(kind.value_type), max_size=3)
+    if pa.types.is_struct(kind):
+        required = {f.name: values_of(f.type) for f in kind if not f.nullable}
+        others = {f.name: st.none() | values_of(f.type) for f in kind if f.nullable}
+        return st.fixed_dictionaries(required, optional=others)
+    return VALUES[kind]
+
+
+@given(st.data())
+def test_a_column_of_a_sidecar_is_the_one_that_pyarrow_makes(data):
+    field = data.draw(st.sampled_from(list(SCHEMA)))
+    value = values_of(field.type)
+    values = data.draw(st.lists(st.none() | value if field.nullable else value, max_size=20))
+    column = arrow_column(tuple(values), field.type)
+    column.validate(full=True)
+    assert column.equals(pa.array(values, field.type))
+    assert column.null_count == values.count(None)
+
+
+@pytest.mark.parametrize(
+    ("value", "kind"),
+    [
+        (1.5, pa.int32()),
+        (2**31, pa.int32()),
+        ("1", pa.int64()),
+        ("1", pa.float64()),
+        (1, pa.string()),
+        (b"a", pa.string()),
+        ("\ud800", pa.string()),
+        (bytes(15), pa.binary(16)),
+        ([bytes(17)], pa.list_(pa.binary(16))),
+        ({"a": "1"}, pa.struct([("a", pa.int32())])),
+    ],
+)
+def test_a_value_that_does_not_fit_its_column_is_an_error(value, kind):
+    good = {pa.int32(): 1, pa.int64(): 1, pa.float64(): 1.0, pa.string(): "a"}.get(kind)
+    with pytest.raises((TypeError, ValueError, OverflowError, AttributeError)):
+        arrow_column([good, value, None], kind)
+
+
+def test_two_pieces_of_a_wrong_length_do_not_pass_as_two_of_the_right_one():
+    with pytest.raises(ValueError, match="not all values have 16 bytes"):
+        arrow_column([bytes(15), bytes(17)], pa.binary(16))
+
+
+def test_a_sidecar_is_written_without_pandas():
+    code = (
+        "import sys\n"
+        "from mmstream.converting.rows.records import Row\n"
+        "from mmstream.converting.sidecar import SidecarWriter\n"
+        "from mmstream.storage import open_store\n"
+        "with SidecarWriter(open_store('memory://a'), 'a.tar') as sidecar:\n"
+        "    sidecar.add_sample(Row(0, 'a', 1, {}), 'a', {'txt': b'a'}, [])\n"
+        "assert sidecar.num_bytes > 0 and 'pandas' not in sys.modules"
+    )
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 # -- convert(facts=True): the same facts as of an index, also of shards that were there before
 
 
-def facts_in(folder: Path) -> dict[str, bytes]:
-    return {path.name: path.read_bytes() for path in sorted(folder.glob("*.facts"))}
-
-
-def test_facts_are_written_with_the_shards(tmp_path: Path) -> None:
-    rows = [{"image": f"{i}.jpg", "text": f"caption {i}"} for i in range(5)]
-    for i in range(5):
-        (tmp_path / f"{i}.jpg").write_bytes(jpeg(i))
-    path = tmp_path / "rows.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+def test_facts_are_written_with_the_shards(corpus, tmp_path):
     dest = tmp_path / "out"
-    mm.convert(path, dest, samples_per_shard=2, progress=False, facts=True)
-    written = facts_in(dest)
-    assert list(written) == [f"shard-{i:06d}.tar.facts" for i in range(3)]
+    run(corpus, dest, facts=True)
+    written = tree(dest)
+    assert sum(name.endswith(".tar.facts") for name in written) == 5
     write_facts(mm.open_dataset(dest), overwrite=True, progress=False)
-    assert facts_in(dest) == written
+    assert tree(dest) == written
     (dest / "shard-000001.tar.facts").unlink()
-    mm.convert(path, dest, samples_per_shard=2, progress=False, facts=True)
-    assert facts_in(dest) == written
-    mm.convert(path, dest, samples_per_shard=3, progress=False, rerun=mm.Rerun(overwrite=True))
-    assert facts_in(dest) == {}
+    run(corpus, dest, facts=True)
+    assert tree(dest) == written
+    run(corpus, dest, samples_per_shard=9, overwrite=True)
+    assert not list(dest.glob("*.facts"))

@@ -6,7 +6,7 @@ import gzip
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import pytest
@@ -14,103 +14,71 @@ import pytest
 import mmstream as mm
 from mmstream.converting.formats.formats import with_tar
 from mmstream.types import Batch
-from tests.helpers.convert_corpus import rejects, write_rows
+from tests.helpers.convert_corpus import jsonl, rejects, run, write_files, write_rows
 from tests.helpers.foreign_tars import write_tar
 from tests.helpers.media_files import audio_file
-from tests.helpers.paths import ROOT
 
-TEXTS = ("ZERO", "ONE TWO", "THREE")
-SECONDS = (0.5, 0.8, 0.65)
-DIGITS = ROOT.parent / "shared" / "data" / "fsdd" / "recordings"
+SECONDS = {"ZERO": 0.5, "ONE TWO": 0.8, "THREE": 0.65}
+"""What is said in each corpus, and how long it takes."""
 
 
-class Rows(NamedTuple):
-    """What is converted, and the seconds that each text takes."""
-
-    rows: str
-    media_root: str | None
-    seconds: dict[str, float]
-
-
-def librispeech(folder: Path) -> Rows:
-    chapter = folder / "dev-clean" / "84" / "121123"
-    chapter.mkdir(parents=True)
-    lines = []
-    for number, (text, seconds) in enumerate(zip(TEXTS, SECONDS, strict=True)):
+def librispeech(folder: Path) -> tuple[str, None]:
+    lines = ""
+    for number, (text, seconds) in enumerate(SECONDS.items()):
         name = f"84-121123-{number:04d}"
-        (chapter / f"{name}.flac").write_bytes(audio_file("flac", seconds=seconds))
-        lines.append(f"{name} {text}\n")
-    (chapter / "84-121123.trans.txt").write_text("".join(lines))
-    return Rows(f"{folder}/dev-clean/**/*.trans.txt", None, dict(zip(TEXTS, SECONDS, strict=True)))
+        write_files(folder, {f"84/121123/{name}.flac": audio_file("flac", seconds=seconds)})
+        lines += f"{name} {text}\n"
+    write_files(folder, {"84/121123/84-121123.trans.txt": lines})
+    return f"{folder}/**/*.trans.txt", None
 
 
-def common_voice(folder: Path) -> Rows:
-    clips = folder / "clips"
-    clips.mkdir()
-    lines = ["client_id\tpath\tsentence\tup_votes\n"]
-    for number, (text, seconds) in enumerate(zip(TEXTS, SECONDS, strict=True)):
-        data = audio_file("mp3", seconds=seconds, sample_rate=32_000)
-        (clips / f"common_voice_en_{number}.mp3").write_bytes(data)
-        lines.append(f"abc\tcommon_voice_en_{number}.mp3\t{text}\t2\n")
-    (folder / "train.tsv").write_text("".join(lines))
-    return Rows(f"{folder}/train.tsv", str(clips), dict(zip(TEXTS, SECONDS, strict=True)))
+def common_voice(folder: Path) -> tuple[str, str]:
+    lines = "client_id\tpath\tsentence\tup_votes\n"
+    for number, (text, seconds) in enumerate(SECONDS.items()):
+        sound = audio_file("mp3", seconds=seconds, sample_rate=32_000)
+        write_files(folder, {f"clips/common_voice_en_{number}.mp3": sound})
+        lines += f"abc\tcommon_voice_en_{number}.mp3\t{text}\t2\n"
+    write_files(folder, {"train.tsv": lines})
+    return f"{folder}/train.tsv", f"{folder}/clips"
 
 
-def nemo(folder: Path) -> Rows:
+def nemo(folder: Path) -> tuple[Path, Path]:
     """Two rows are parts of one long file."""
-    (folder / "long.wav").write_bytes(audio_file("wav", seconds=3.0, sample_rate=8000))
-    (folder / "short.wav").write_bytes(audio_file("wav", seconds=0.65, sample_rate=8000))
+    long, short = (audio_file("wav", seconds=s, sample_rate=8000) for s in (3.0, 0.65))
+    write_files(folder, {"long.wav": long, "short.wav": short})
     rows = [
         {"audio_filepath": "long.wav", "offset": 1.0, "duration": 0.5, "text": "ZERO"},
         {"audio_filepath": "long.wav", "offset": 2.0, "duration": 0.8, "text": "ONE TWO"},
         {"audio_filepath": "short.wav", "duration": 0.65, "text": "THREE"},
     ]
-    (folder / "manifest.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return Rows(f"{folder}/manifest.jsonl", str(folder), dict(zip(TEXTS, SECONDS, strict=True)))
+    return write_rows(folder / "manifest.jsonl", rows), folder
 
 
-def digits(folder: Path) -> Rows:
-    """Real recordings at 8 kHz."""
-    import soundfile
-
-    files = sorted(DIGITS.glob("*_jackson_0.wav"))
-    if not files:
-        pytest.skip("needs the recordings of shared/data/fsdd")
-    rows = [{"audio": file.name, "text": f"digit {file.name[0]}"} for file in files]
-    (folder / "digits.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    seconds = {row["text"]: soundfile.info(f).duration for row, f in zip(rows, files, strict=True)}
-    return Rows(f"{folder}/digits.jsonl", str(DIGITS), seconds)
-
-
-def first_batch(url: str, decoder: mm.AudioDecoder, num_rows: int) -> Batch:
+def first_batch(folder: Path, decoder: mm.AudioDecoder) -> Batch:
     pipeline = mm.Pipeline(
-        mm.open_dataset(url),
-        global_batch_size=num_rows,
+        mm.open_dataset(folder),
+        global_batch_size=3,
         before=(mm.one_segment,),
         decode=mm.Decode(audio=decoder),
     )
     return next(iter(mm.Loader(pipeline)))
 
 
-@pytest.mark.parametrize("corpus", [librispeech, common_voice, nemo, digits])
-def test_rows_of_speech_become_batches(corpus: Callable[[Path], Rows], tmp_path: Path) -> None:
-    (tmp_path / "corpus").mkdir()
-    rows, media_root, seconds = corpus(tmp_path / "corpus")
-    report = mm.convert(rows, f"{tmp_path}/shards", media_root=media_root, progress=False)
-    assert report.num_rejects == 0
-    num_rows = report.num_samples
-    batch = first_batch(f"{tmp_path}/shards", mm.AudioDecoder(), num_rows)
+@pytest.mark.parametrize("corpus", [librispeech, common_voice, nemo])
+def test_rows_of_speech_become_batches(corpus: Callable[..., Any], tmp_path: Path) -> None:
+    rows, media_root = corpus(tmp_path / "corpus")
+    assert run(rows, tmp_path / "shards", media_root=media_root).num_samples == 3
+    batch = first_batch(tmp_path / "shards", mm.AudioDecoder())
     texts = [row["captions"][0] if "captions" in row else row["text"] for row in batch["json"]]
-    assert batch["audio_row"].tolist() == list(range(num_rows))
-    assert set(texts) == set(seconds)
+    assert batch["audio_row"].tolist() == [0, 1, 2]
+    assert set(texts) == set(SECONDS)
     for text, length, samples in zip(texts, batch["audio_length"], batch["audio"], strict=True):
-        assert int(length) == pytest.approx(seconds[text] * 16_000, abs=2)
+        assert int(length) == pytest.approx(SECONDS[text] * 16_000, abs=2)
         assert np.abs(samples[: int(length)].numpy()).max() > 0.05
         assert not samples[int(length) :].any()
-    features = first_batch(
-        f"{tmp_path}/shards", mm.AudioDecoder(features=mm.WhisperFeatures()), num_rows
-    )
-    assert features["audio_features"].shape == (num_rows, 80, 3000)
+    decoder = mm.AudioDecoder(features=mm.WhisperFeatures())
+    features = first_batch(tmp_path / "shards", decoder)
+    assert features["audio_features"].shape == (3, 80, 3000)
     frames = [-(-int(length) // 160) for length in batch["audio_length"]]
     assert features["audio_features_length"].tolist() == frames
 
@@ -152,22 +120,21 @@ def cut(name, text):
 
 def write_shar(folder, number, names):
     """Write a shard of Shar, with a second field that nobody reads. The last cut has no sound."""
-    lines = b"".join(json.dumps(cut(name, f"text {name}")).encode() + b"\n" for name in names)
-    (folder / f"cuts.{number:06d}.jsonl.gz").write_bytes(gzip.compress(lines))
+    cuts = gzip.compress(jsonl([cut(name, f"text {name}") for name in names]))
+    notes = gzip.compress(b'{"cut_id": "a"}\n')
+    files = {f"cuts.{number:06d}.jsonl.gz": cuts, f"note.{number:06d}.jsonl.gz": notes}
+    write_files(folder, files)
     members = []
     for name in names[:-1]:
         members += [(f"{name}.flac", FLAC + name.encode()), (f"{name}.json", b"{}")]
     members += [(f"{names[-1]}.nodata", b""), (f"{names[-1]}.nometa", b"")]
     write_tar(folder / f"recording.{number:06d}.tar", members)
-    (folder / f"note.{number:06d}.jsonl.gz").write_bytes(gzip.compress(b'{"cut_id": "a"}\n'))
 
 
 def converted(rows, tmp_path, **options):
     """Return {text: (sound, json)} of all samples, and the report."""
     media = mm.MediaOptions(check="none")
-    report = mm.convert(
-        rows, tmp_path / "out", media=media, max_rejects=1.0, progress=False, **options
-    )
+    report = run(rows, tmp_path / "out", media=media, max_rejects=1.0, **options)
     samples = {}
     for sample in mm.open_dataset(tmp_path / "out"):
         sound = next(bytes(sample[name]) for name in ("flac", "wav") if name in sample)
@@ -178,10 +145,8 @@ def converted(rows, tmp_path, **options):
 @pytest.mark.parametrize("rows", ["shar", "shar/cuts.*.jsonl.gz"])
 def test_a_cut_of_shar_has_its_sound_from_the_tar_of_its_number(tmp_path, rows):
     """https://lhotse.readthedocs.io/en/latest/datasets.html"""
-    folder = tmp_path / "shar"
-    folder.mkdir()
-    write_shar(folder, 0, ["a", "b"])
-    write_shar(folder, 7, ["a", "c", "d"])
+    write_shar(tmp_path / "shar", 0, ["a", "b"])
+    write_shar(tmp_path / "shar", 7, ["a", "c", "d"])
     samples, report = converted(f"{tmp_path}/{rows}", tmp_path)
     assert report.formats == {"lhotse": 3}
     assert {text: sound for text, (sound, _) in samples.items()} == {
@@ -228,12 +193,11 @@ NEMO = [
 def test_a_row_of_a_tarred_manifest_has_its_sound_from_the_tar_of_its_shard(tmp_path, rows):
     """https://docs.nvidia.com/nemo/speech/latest/asr/datasets.html"""
     folder = tmp_path / "nemo"
-    (folder / "sharded_manifests").mkdir(parents=True)
     sounds = [audio_file("wav", seconds=0.1, sample_rate=rate) for rate in (8000, 16000)]
     for shard, name in enumerate("ab"):
         write_tar(folder / f"audio_{shard}.tar", [(f"{name}.wav", sounds[shard])])
-        manifest = folder / "sharded_manifests" / f"manifest_{shard}.json"
-        write_rows(manifest, [row for row in NEMO if row["shard_id"] == shard])
+        rows_of_shard = jsonl([row for row in NEMO if row["shard_id"] == shard])
+        write_files(folder, {f"sharded_manifests/manifest_{shard}.json": rows_of_shard})
     write_rows(folder / "tarred_audio_manifest.json", NEMO)
     samples, report = converted(f"{folder}{rows}", tmp_path, media_root=folder)
     assert (report.num_rows, report.num_samples) == (3, 3)

@@ -14,9 +14,8 @@ import mmstream as mm
 from mmstream.converting.options import Options, RowReading
 from mmstream.converting.plan import select
 from mmstream.converting.rows.open import open_rows
-from mmstream.errors import ConfigError
 from tests.converting.test_kill import convert_and_die
-from tests.helpers.convert_corpus import objects, run, write_rows
+from tests.helpers.convert_corpus import objects, pictures, run, write_files, write_rows
 from tests.helpers.corpora import jpeg
 
 SPLITS = {"train": 0.7, "val": 0.3}
@@ -68,10 +67,8 @@ def source_of(kind, folder, media):
 
 @pytest.fixture(scope="module")
 def media(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("media")
+    folder = pictures(tmp_path_factory.mktemp("media"), *(f"{n}.jpg" for n in range(24)))
     (folder / "sub").mkdir()
-    for number in range(24):
-        (folder / f"{number}.jpg").write_bytes(jpeg(number))
     return folder
 
 
@@ -182,7 +179,7 @@ def test_workers_kills_and_ranges_give_the_bytes_of_one_conversion(media, tmp_pa
             objects(f"{tmp_path}/{name}/{split}") for name in ("killed", "ranges", "whole")
         )
         assert killed == ranges == whole
-    with pytest.raises(ConfigError, match="split_by_media was True and is now not set"):
+    with pytest.raises(mm.ConfigError, match="split_by_media was True and is now not set"):
         run(rows, tmp_path / "whole", **{**options, "by_media": False})
 
 
@@ -216,8 +213,7 @@ def test_media_in_two_splits_are_warned_of_with_the_cure(media, tmp_path, caplog
 
 
 def test_equal_bytes_under_two_names_are_warned_of_after_a_split_by_media(tmp_path, caplog):
-    for number in range(20):
-        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number % 2))
+    write_files(tmp_path, {f"{number}.jpg": jpeg(number % 2) for number in range(20)})
     rows = write_rows(tmp_path / "r.jsonl", [row(n, [f"{n}.jpg"]) for n in range(20)])
     run(rows, tmp_path / "out", splits=SPLITS, by_media=True)
     (warning,) = leaks(caplog)
@@ -226,9 +222,8 @@ def test_equal_bytes_under_two_names_are_warned_of_after_a_split_by_media(tmp_pa
 
 
 def test_splits_of_a_source_and_finished_ranges_are_looked_at_too(tmp_path, caplog):
-    for number, name in enumerate(("train/a", "train/b", "val/a", "val/b")):
-        (tmp_path / "folders" / name).mkdir(parents=True)
-        (tmp_path / "folders" / name / f"{number}.jpg").write_bytes(jpeg(number % 3))
+    paths = ["train/a/0.jpg", "train/b/1.jpg", "val/a/2.jpg", "val/b/3.jpg"]
+    write_files(pictures(tmp_path / "folders", *paths), {paths[3]: jpeg(0)})
     run(tmp_path / "folders", tmp_path / "out")
     (warning,) = leaks(caplog)
     assert "leak: 1 media files" in warning

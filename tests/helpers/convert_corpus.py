@@ -2,28 +2,29 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import json
-import time
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
+import mmstream as mm
 from mmstream.converting import shard
-from mmstream.converting.convert import convert
-from mmstream.converting.options import Duplicates, Rerun, RowReading, Splitting
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
-from mmstream.dataset.open import open_dataset
 from mmstream.storage import open_store
 from tests.helpers.corpora import jpeg
+from tests.helpers.wait import wait_until
 
 
 def make_corpus(folder):
     """Write forty rows and ten images. Rows 7 and 23 will be rejected."""
-    (folder / "images").mkdir()
-    for i in range(10):
-        (folder / "images" / f"{i}.jpg").write_bytes(jpeg(i))
+    pictures(folder, *(f"images/{i}.jpg" for i in range(10)))
     rows = [{"id": f"r{i}", "image": f"images/{i % 10}.jpg", "text": f"row {i}"} for i in range(40)]
     rows[6]["image"] = "images/absent.jpg"
     rows[22]["text"] = ""
@@ -31,7 +32,7 @@ def make_corpus(folder):
 
 
 def write_rows(path, rows):
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    path.write_bytes(jsonl(rows))
     return path
 
 
@@ -39,19 +40,21 @@ def grouped(**options):
     """Return arguments of `convert`, with single options such as `limit` put into their groups."""
     if options.get("splits", {}) is None:
         del options["splits"]
-    groups = {"reading": RowReading, "splitting": Splitting, "rerun": Rerun}
+    groups = {"reading": mm.RowReading, "splitting": mm.Splitting, "rerun": mm.Rerun}
     for argument, group in groups.items():
         names = [field.name for field in fields(group) if field.name in options]
         if names:
             options[argument] = group(**{name: options.pop(name) for name in names})
     exact, near = options.pop("duplicates", None), options.pop("near_duplicates", None)
     if exact is not None or near is not None:
-        options["duplicates"] = Duplicates(exact, near)
+        options["duplicates"] = mm.Duplicates(exact, near)
     return options
 
 
 def run(rows, dest, **options):
-    return convert(rows, dest, **grouped(**{"samples_per_shard": 8, "progress": False, **options}))
+    return mm.convert(
+        rows, dest, **grouped(**{"samples_per_shard": 8, "progress": False, **options})
+    )
 
 
 def tree(folder):
@@ -73,12 +76,35 @@ def values(rows, **options):
         return [row.value for row in source.select(range(source.num_rows)).read()]
 
 
+def write_files(folder, files):
+    """Write {path: text or bytes} into a folder, and return the folder."""
+    for path, content in files.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_bytes(content.encode() if isinstance(content, str) else content)
+    return folder
+
+
 def pictures(folder, *paths):
     """Write pictures, and return their folder."""
-    for number, path in enumerate(paths):
-        (folder / path).parent.mkdir(parents=True, exist_ok=True)
-        (folder / path).write_bytes(jpeg(number))
-    return folder
+    return write_files(folder, {path: jpeg(number) for number, path in enumerate(paths)})
+
+
+def jsonl(rows):
+    return "".join(json.dumps(row, ensure_ascii=False) + "\n" for row in rows).encode()
+
+
+def table(rows, delimiter=","):
+    file = io.StringIO()
+    writer = csv.DictWriter(file, list(rows[0]), delimiter=delimiter)
+    writer.writeheader()
+    writer.writerows(rows)
+    return file.getvalue().encode()
+
+
+def parquet(rows, compression="snappy"):
+    file = io.BytesIO()
+    pq.write_table(pa.Table.from_pylist(rows), file, row_group_size=9, compression=compression)
+    return file.getvalue()
 
 
 def shards(folder):
@@ -86,7 +112,7 @@ def shards(folder):
 
 
 def keys(folder):
-    dataset = open_dataset(folder)
+    dataset = mm.open_dataset(folder)
     return [dataset[i]["__key__"] for i in range(len(dataset))]
 
 
@@ -95,29 +121,35 @@ def rejects(folder):
     return {line["row"]: line["reason"] for line in map(json.loads, lines)}
 
 
-def interrupted(monkeypatch, corpus, dest, after, **options):
-    """Convert until `after` shards are committed, then fail as Ctrl-C would."""
-    real, calls = shard._samples, []
+@contextmanager
+def before_shard(monkeypatch, number, action):
+    """Do something when a conversion begins its shard of this number, from 1."""
+    real, names = shard._samples, []
 
     def samples(job, *others):
-        calls.append(job.name)
-        if len(calls) > after:
-            raise KeyboardInterrupt
+        names.append(job.name)
+        if len(names) == number:
+            action()
         return real(job, *others)
 
     with monkeypatch.context() as patch:
         patch.setattr(shard, "_samples", samples)
-        with pytest.raises(KeyboardInterrupt):
-            run(corpus, dest, **options)
+        yield
+
+
+def interrupted(monkeypatch, corpus, dest, after, **options):
+    """Convert until `after` shards are committed, then fail as Ctrl-C would."""
+
+    def interrupt():
+        raise KeyboardInterrupt
+
+    with before_shard(monkeypatch, after + 1, interrupt), pytest.raises(KeyboardInterrupt):
+        run(corpus, dest, **options)
 
 
 def after_files(row):
     """Return a row once all files of its ``waits_for`` are there. For `convert(row=)`."""
-    deadline = time.monotonic() + 500
-    while not all(Path(path).exists() for path in row.get("waits_for", ())):
-        if time.monotonic() > deadline:
-            raise RuntimeError(f"still missing: {row['waits_for']}")
-        time.sleep(0.01)
+    wait_until(lambda: all(Path(path).exists() for path in row.get("waits_for", ())))
     return {"text": row["text"]}
 
 

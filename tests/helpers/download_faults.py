@@ -6,15 +6,14 @@ that pass cost no row. Those that stay are rejects for their own reason.
 
 from __future__ import annotations
 
-import json
 import random
 import re
-from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote
 
 import mmstream as mm
+from tests.helpers.convert_corpus import rejects, write_rows
 from tests.helpers.media_server import MediaServer
 from tests.helpers.paths import PHOTOS
 
@@ -82,56 +81,42 @@ FAULTS = (
 )
 
 
-def write_rows(
-    path: Path,
-    num_rows: int,
-    seed: int,
-    servers: Sequence[MediaServer],
-    private: MediaServer,
-) -> dict[int, Fault]:
-    """Write rows with URLs.
+GOOD = Fault("good", "")
+NUM_ROWS = 200
 
-    Returns:
-        The fault of each row that has one, by its number from 1. All kinds occur where the rows are
-        five times as many.
-    """
-    rng = random.Random(seed)
-    faulty = sorted(rng.sample(range(1, num_rows + 1), num_rows // 5))
+
+def write_faulty_rows(path: Path, server: MediaServer, private: MediaServer) -> dict[int, Fault]:
+    """Write rows with URLs. Return the fault of each row that has one, by its number from 1."""
+    faulty = sorted(random.Random(0).sample(range(1, NUM_ROWS + 1), NUM_ROWS // 5))
     faults = {number: FAULTS[i % len(FAULTS)] for i, number in enumerate(faulty)}
-    with path.open("w") as file:
-        for number in range(1, num_rows + 1):
-            server, name = servers[number % len(servers)], _medium(number)
-            fault = faults.get(number)
-            url = f"{server.url(name)}?n={number}"
-            if fault is not None:
-                answer = fault.answer.format(server=server.host, private=private.port)
-                is_answer = not answer.startswith("http")
-                quoted = quote(answer, safe="~")
-                url = server.url(name, quoted, fault.num_answers) if is_answer else answer
-                url += f"&n={number}" if is_answer else ""
-            file.write(json.dumps({"image": url, "text": f"photo {number}"}) + "\n")
+    rows = []
+    for number in range(1, NUM_ROWS + 1):
+        fault, name = faults.get(number, GOOD), _medium(number)
+        answer = fault.answer.format(server=server.host, private=private.port)
+        url = f"{server.url(name)}?n={number}"
+        if answer.startswith("http"):
+            url = answer
+        elif answer:
+            url = f"{server.url(name, quote(answer, safe='~'), fault.num_answers)}&n={number}"
+        rows.append({"image": url, "text": f"photo {number}"})
+    write_rows(path, rows)
     return faults
 
 
-def problems(dest: Path, num_rows: int, faults: dict[int, Fault]) -> list[str]:
-    """Return what is wrong with a conversion of the rows, one line each."""
-    lines = (dest / "rejects.jsonl").read_text().splitlines()
-    reasons = {reject["row"]: reject["reason"] for reject in map(json.loads, lines)}
-    photos = {int(sample["__key__"]): sample["jpg"] for sample in mm.open_dataset(str(dest))}
-    found = []
-    for number in range(1, num_rows + 1):
-        fault, reason = faults.get(number), reasons.get(number)
-        name = f"row {number} ({fault.name if fault else 'good'})"
-        if (number in photos) == (reason is not None):
-            found.append(f"{name} is lost, or is both a sample and a reject")
-        elif fault is not None and fault.reason:
-            if reason is None or not re.search(fault.reason, reason):
-                found.append(f"{name} has the reason: {reason}")
-        elif reason is not None:
-            found.append(f"{name} was rejected: {reason}")
-        elif photos[number] != MEDIA[_medium(number)]:
-            found.append(f"{name} has other bytes")
-    return found
+def problems(dest: Path, faults: dict[int, Fault]) -> list[str]:
+    """Return a line for each row of a conversion that is not what it must be."""
+    reasons = rejects(dest)
+    photos = {int(sample["__key__"]): sample["jpg"] for sample in mm.open_dataset(dest)}
+    wrong = []
+    for number in range(1, NUM_ROWS + 1):
+        fault, reason, photo = faults.get(number, GOOD), reasons.get(number), photos.get(number)
+        if fault.reason:
+            is_right = photo is None and re.search(fault.reason, reason or "")
+        else:
+            is_right = reason is None and photo == MEDIA[_medium(number)]
+        if not is_right:
+            wrong.append(f"row {number} ({fault.name}) is {photo and 'a sample'}, reason: {reason}")
+    return wrong
 
 
 def _medium(number: int) -> str:

@@ -78,7 +78,8 @@ def make_tar(members, format=tarfile.PAX_FORMAT, **settings) -> bytes:
 
 
 def write_tar(path: Path, members) -> None:
-    """Write what `make_tar` makes."""
+    """Write what `make_tar` makes, into a folder that may be new."""
+    path.parent.mkdir(parents=True, exist_ok=True)
     path.write_bytes(make_tar(members))
 
 

@@ -27,9 +27,6 @@ MODES = (
 SIZES = ((5, 4), (1, 1), (0, 0), (0, 3), (3, 0))
 NUM_DAMAGED = 4
 
-
-NUM_DAMAGED = 4
-
 NO_MEDIA: list[Any] = [
     *("", " ", "\0", "a\nb", "x" * 5000, "file:///etc/passwd", "../a", "http://", "[", "a#b?c!d"),
     *(0, -1, 1.5, True, None, b"", np.bytes_(b""), {}, [], [[]], [None], object(), int, len),

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Mapping
+import socket
+import struct
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
 from contextlib import asynccontextmanager
 from typing import NamedTuple, TypeAlias
+
+RESET = "reset"
+"""A step that ends the connection by RST."""
 
 
 class StubRequest(NamedTuple):
@@ -29,9 +34,9 @@ class StubRequest(NamedTuple):
         return credential.split("/")[2] if credential else ""
 
 
-StubAnswer: TypeAlias = bytes | list[bytes | float] | None
-"""Bytes to send; or bytes and pauses in seconds; or None: no answer ever. A list that ends with
-``b""`` closes the connection."""
+StubAnswer: TypeAlias = bytes | Iterable[bytes | float | str] | None
+"""Bytes to send; or steps: bytes, pauses in seconds, `RESET`; or None: no answer ever. Steps that
+end with ``b""`` close the connection."""
 
 
 class StubServer:
@@ -71,12 +76,18 @@ class StubServer:
                 for step in steps:
                     if isinstance(step, float):
                         await asyncio.sleep(step)
+                    elif step == RESET:
+                        connection = writer.get_extra_info("socket")
+                        no_time = struct.pack("ii", 1, 0)
+                        connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, no_time)
+                        writer.transport.abort()
+                        return
                     elif step:
                         writer.write(step)
                         await writer.drain()
                     else:
                         return
-        except (asyncio.IncompleteReadError, ConnectionError):
+        except (asyncio.IncompleteReadError, asyncio.CancelledError, ConnectionError):
             pass
         finally:
             self.num_closed += 1
@@ -98,9 +109,9 @@ async def stub_server(answer: Callable[[StubRequest], StubAnswer]) -> AsyncItera
 def reply(
     status: str = "200 OK", body: bytes = b"", headers: Mapping[str, str] | None = None
 ) -> bytes:
-    """An answer of known length."""
-    lines = [f"HTTP/1.1 {status}", f"Content-Length: {len(body)}"]
-    lines += [f"{name}: {value}" for name, value in (headers or {}).items()]
+    """An answer of known length, or of another one if the headers say so."""
+    fields = {"Content-Length": str(len(body)), **(headers or {})}
+    lines = [f"HTTP/1.1 {status}", *(f"{name}: {value}" for name, value in fields.items())]
     return "\r\n".join(lines).encode() + b"\r\n\r\n" + body
 
 

@@ -11,6 +11,7 @@ from ipaddress import ip_address
 
 import pytest
 
+import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.media.addresses import (
     AllowedHosts,
@@ -30,8 +31,6 @@ from mmstream.converting.media.hosts import (
     Outage,
     TryFailedError,
 )
-from mmstream.converting.options import DownloadOptions
-from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.patience import backoff_s, may_pass
 from tests.helpers.virtual_time import in_virtual_time
@@ -134,8 +133,8 @@ class FakeDns:
 async def test_a_name_is_looked_up_once_until_its_time_is_over() -> None:
     dns = FakeDns({"a": ["1.1.1.1", "1.0.0.1"]})
     cache = dns.cache()
-    for _ in range(3):
-        assert await cache.addresses("a") == ("1.1.1.1", "1.0.0.1")
+    at_once = await asyncio.gather(*(cache.addresses("a") for _ in range(50)))
+    assert {*at_once, await cache.addresses("a")} == {("1.1.1.1", "1.0.0.1")}
     assert dns.asked == ["a"]
     dns.answers["a"] = ["8.8.8.8"]
     await asyncio.sleep(POSITIVE_TTL_S + 1)
@@ -156,31 +155,6 @@ async def test_a_name_that_does_not_exist_is_remembered() -> None:
     assert await cache.addresses("gone") == ("8.8.8.8",)
 
 
-@in_virtual_time
-async def test_a_dns_server_that_does_not_answer_is_asked_again() -> None:
-    dns = FakeDns({"a": socket.EAI_AGAIN})
-    cache = dns.cache()
-    for _ in range(2):
-        with pytest.raises(TryFailedError) as failed:
-            await cache.addresses("a")
-        assert failed.value.is_dns
-    assert dns.answered == []
-    dns.answers["a"] = ["8.8.8.8"]
-    assert await cache.addresses("a") == ("8.8.8.8",)
-
-
-def test_downloads_share_a_lookup_that_runs() -> None:
-    dns = FakeDns({"a": ["8.8.8.8"]})
-
-    async def ask() -> None:
-        cache = dns.cache()
-        await asyncio.gather(*(cache.addresses("a") for _ in range(50)))
-        cache.close()
-
-    asyncio.run(ask())
-    assert dns.asked == ["a"]
-
-
 # -- hosts ----------------------------------------------------------------------------------------
 
 SILENT = TryFailedError("timed out")
@@ -189,24 +163,6 @@ BUSY = TryFailedError("http 429", is_answered=True, is_throttled=True, wait_s=7.
 
 def new_host(max_requests: int = 4) -> Host:
     return Host(max_requests, asyncio.get_running_loop().time)
-
-
-@in_virtual_time
-async def test_a_host_gets_so_many_requests_at_a_time_in_order() -> None:
-    host, running, most, order = new_host(3), 0, 0, []
-
-    async def request(number: int) -> None:
-        nonlocal running, most
-        async with host.slot():
-            running += 1
-            most = max(most, running)
-            order.append(number)
-            await asyncio.sleep(1)
-            running -= 1
-
-    await asyncio.gather(*(request(number) for number in range(10)))
-    assert most == 3
-    assert order == list(range(10))
 
 
 @in_virtual_time
@@ -320,12 +276,11 @@ class Network:
     """Hosts that answer a probe."""
 
     def __init__(self) -> None:
-        self.up = {"a:80", "b:80"}
         self.probed: list[str] = []
 
     async def probe(self, host: str) -> bool:
         self.probed.append(host)
-        return host in self.up
+        return True
 
     def outage(self, max_unanswered: int = 10) -> Outage:
         clock = asyncio.get_running_loop().time
@@ -348,28 +303,6 @@ async def test_a_dead_host_is_its_own_fault_while_others_answer() -> None:
 
 
 @in_virtual_time
-async def test_the_conversion_stops_when_known_hosts_do_not_answer_either() -> None:
-    network, clock = Network(), asyncio.get_running_loop().time
-    outage = network.outage()
-    outage.answered("a:80")
-    outage.answered("b:80")
-    network.up.clear()
-    await asyncio.sleep(1)
-    with pytest.raises(StorageError, match="run the same command again"):
-        await outage.require_network("c:80", "timed out", clock())
-    assert network.probed == ["b:80", "a:80"]
-
-
-@in_virtual_time
-async def test_an_outage_at_the_start_shows_after_some_downloads() -> None:
-    outage = Network().outage(max_unanswered=10)
-    for _ in range(9):
-        await outage.require_network("a:80", "timed out")
-    with pytest.raises(StorageError, match="the last 10 downloads"):
-        await outage.require_network("a:80", "timed out")
-
-
-@in_virtual_time
 async def test_many_hosts_in_a_row_without_an_answer_are_an_outage() -> None:
     outage = Network().outage(max_unanswered=10)
     outage.answered("a:80")
@@ -377,7 +310,7 @@ async def test_many_hosts_in_a_row_without_an_answer_are_an_outage() -> None:
         await outage.require_network("dead:80", "timed out")
     for number in range(8):
         await outage.require_network(f"{number}:80", "timed out")
-    with pytest.raises(StorageError, match="the last 10 hosts"):
+    with pytest.raises(mm.StorageError, match="the last 10 hosts"):
         await outage.require_network("another:80", "timed out")
 
 
@@ -452,8 +385,8 @@ def test_bodies_that_cannot_be_unpacked_are_refused(
     ],
 )
 def test_impossible_options_are_refused(arguments: dict[str, object]) -> None:
-    with pytest.raises(ConfigError, match=next(iter(arguments))):
-        DownloadOptions(**arguments)  # type: ignore[arg-type]
+    with pytest.raises(mm.ConfigError, match=next(iter(arguments))):
+        mm.DownloadOptions(**arguments)  # type: ignore[arg-type]
 
 
 # -- addresses: no URL of a corpus leads a download into the network that it runs in
@@ -653,7 +586,7 @@ def test_an_allowed_host_may_be_private_and_have_any_port() -> None:
     ["", "http://media.lan", "media.lan/a", "a b", "media.lan:x", "me@media.lan", "10.0.0/8"],
 )
 def test_an_impossible_allowed_host_is_refused(name: str) -> None:
-    with pytest.raises(ConfigError, match="allow_hosts"):
+    with pytest.raises(mm.ConfigError, match="allow_hosts"):
         host_rule(name)
 
 

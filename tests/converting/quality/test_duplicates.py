@@ -7,11 +7,9 @@ import json
 
 import numpy as np
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 import mmstream as mm
-from mmstream.cli import cli
 from mmstream.converting.quality import corpus as hashed
 from mmstream.converting.quality import duplicates as duplicates_module
 from mmstream.converting.quality.corpus import equal_to_first
@@ -23,7 +21,6 @@ from mmstream.converting.quality.duplicates import (
 )
 from mmstream.converting.sidecar import perceptual_hash
 from mmstream.dataset.bad_list import BAD_NAME, read_duplicates, write_bad
-from mmstream.errors import ConfigError
 from tests.helpers.convert_corpus import interrupted, run, tree, write_rows
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded as saved
@@ -178,40 +175,35 @@ def test_duplicates_need_sidecars_and_known_words(corpus, tmp_path):
         ({"duplicates": "report", "sidecar": False}, "needs the sidecars"),
         ({"near_duplicates": "yes"}, "give 'report', 'drop' or None"),
     ):
-        with pytest.raises(ConfigError, match=reason):
+        with pytest.raises(mm.ConfigError, match=reason):
             run(corpus, tmp_path / "out", **options)
     run(corpus, tmp_path / "out")
-    with pytest.raises(ConfigError, match="must be among"):
+    with pytest.raises(mm.ConfigError, match="must be among"):
         mm.find_duplicates(mm.open_dataset(tmp_path / "out"), kinds=["id"], progress=False)
 
 
-def command(*words):
-    result = CliRunner().invoke(cli, [str(word) for word in words])
-    return result.exit_code, result.output
-
-
-def test_the_command_drops_and_verify_keeps_what_it_dropped(corpus, tmp_path):
+def test_the_command_drops_and_verify_keeps_what_it_dropped(corpus, tmp_path, mmstream):
     out = tmp_path / "out"
     run(corpus, out, samples_per_shard=50)
-    code, text = command("duplicates", out, "--drop", "pair", "--html", tmp_path / "page.html")
+    code, text, _ = mmstream("duplicates", out, "--drop", "pair", "--html", tmp_path / "page.html")
     assert code == 0
     assert "pair: 2 of 18 samples" in text
     assert "2 of 18 samples are left out of new runs" in text
     assert (tmp_path / "page.html").read_text().count("<img") == 15
     assert mm.open_dataset(out).bad.tolist() == [[0, 12], [0, 17]]
     before = (out / BAD_NAME).read_bytes()
-    assert command("duplicates", out, "--drop", "pair")[0] == 0
+    assert mmstream("duplicates", out, "--drop", "pair")[0] == 0
     assert (out / BAD_NAME).read_bytes() == before
-    code, text = command("verify", out, "--write-bad")
+    code, text, _ = mmstream("verify", out, "--write-bad")
     assert (code, "2 of them as duplicates" in text) == (0, True)
     assert (out / BAD_NAME).read_bytes() == before
     assert len(read_duplicates(mm.open_dataset(out))) == 2
-    assert command("duplicates", out, "--undo")[0] == 0
+    assert mmstream("duplicates", out, "--undo")[0] == 0
     assert not (out / BAD_NAME).exists()
-    assert command("duplicates", out, "--kind", "id")[0] == 2
+    assert mmstream("duplicates", out, "--kind", "id")[0] == 2
 
 
-def test_leakcheck_names_what_two_datasets_share(corpus, tmp_path):
+def test_leakcheck_names_what_two_datasets_share(corpus, tmp_path, mmstream):
     run(corpus, tmp_path / "a", samples_per_shard=5)
     other = tmp_path / "other"
     other.mkdir()
@@ -228,7 +220,7 @@ def test_leakcheck_names_what_two_datasets_share(corpus, tmp_path):
     run(write_rows(other / "rows.jsonl", rows), tmp_path / "b", sidecar=False)
     pairs = tmp_path / "pairs.jsonl"
     page = tmp_path / "page.html"
-    code, text = command(
+    code, text, _ = mmstream(
         "leakcheck", tmp_path / "a", tmp_path / "b", "--pairs", pairs, "--html", page
     )
     assert (code, "media: 1" in text) == (1, True)
@@ -242,9 +234,9 @@ def test_leakcheck_names_what_two_datasets_share(corpus, tmp_path):
         ("text", "000000004", "000000010"),
     }
     assert page.read_text().count("<img") == 9
-    assert command("leakcheck", tmp_path / "a", tmp_path / "b", "--kind", "text,media")[0] == 1
+    assert mmstream("leakcheck", tmp_path / "a", tmp_path / "b", "--kind", "text,media")[0] == 1
     write_bad(mm.open_dataset(tmp_path / "b"), [(0, i) for i in range(4)])
-    code, text = command("leakcheck", tmp_path / "a", tmp_path / "b")
+    code, text, _ = mmstream("leakcheck", tmp_path / "a", tmp_path / "b")
     assert (code, text.splitlines()[-1]) == (0, f"ok: nothing of 5 samples is in {tmp_path / 'a'}")
 
 
@@ -346,8 +338,7 @@ def test_each_later_hash_is_matched_with_the_first_kept_one():
     bits = distances(hashes)
     kept, expected = [], {}
     for number in range(len(hashes)):
-        leaders = [leader for leader in kept if bits[leader, number] <= MAX_DISTANCE]
-        if leaders:
+        if leaders := [leader for leader in kept if bits[leader, number] <= MAX_DISTANCE]:
             expected[number] = leaders[0]
         else:
             kept.append(number)
@@ -401,11 +392,7 @@ def test_equal_hashes_are_matched_with_the_first_in_any_number_of_buckets(monkey
     values[3, 1] = values[4, 1]
     hashes = values[rng.integers(0, 60, 200)]
     first, again = equal_to_first([hashes[:50], hashes[50:50], hashes[50:]])
-    earliest: dict[bytes, int] = {}
-    expected = {}
-    for number, value in enumerate(hashes):
-        leader = earliest.setdefault(value.tobytes(), number)
-        if leader != number:
-            expected[number] = leader
-    assert dict(zip(again.tolist(), first.tolist())) == expected
-    assert again.tolist() == sorted(expected)
+    _, earliest, which = np.unique(hashes, axis=0, return_index=True, return_inverse=True)
+    expected = earliest[which.ravel()]
+    assert again.tolist() == np.flatnonzero(expected != np.arange(200)).tolist()
+    assert first.tolist() == expected[again].tolist()
