@@ -33,10 +33,6 @@ class Right(NamedTuple):
         lines += [f"{name}: {text}" for name, text in headers.items() if text is not None]
         return "\r\n".join(lines).encode("latin-1") + b"\r\n\r\n" + self.body
 
-    @property
-    def is_list(self) -> bool:
-        return self.body.startswith(b"<ListBucketResult")
-
 
 Odd: TypeAlias = Callable[[Right], bytes]
 
@@ -237,13 +233,9 @@ class OddStub(S3Stub):
         data = (self.odd[0] if self.num_asked[asked] <= self.num_odd else Right.sent)(right)
         end = data.rfind(b"HTTP/1.1 1")  # hints come before the head
         end = data.find(b"\r\n\r\n", data.find(b"\r\n\r\n", end) + 4 if end >= 0 else 0) + 4
-        self.wfile.write(data[:end] if self.is_head else data)
+        self.wfile.write(data[:end] if self.command == "HEAD" else data)
         is_like_others = b"\r\nContent-Length: %d\r\n" % len(data.partition(b"\r\n\r\n")[2]) in data
         self.close_connection = not is_like_others
-
-    @property
-    def is_head(self) -> bool:
-        return self.command == "HEAD"
 
     def get(self) -> None:
         parts = self.server.parts = getattr(self.server, "parts", {})

@@ -10,20 +10,18 @@ What a store does is what its users report. None of it was tried against the rea
 
 from __future__ import annotations
 
-import http.client
-import threading
 from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
-from http.server import BaseHTTPRequestHandler
+from typing import Any
 from urllib.parse import urlsplit
 
 from botocore.auth import S3SigV4Auth
 from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
-from tests.helpers.quiet_server import QuietServer
+from tests.helpers.http_servers import Answer, QuietHandler, ask, serving
 
 HOST = "s3.example.test"
 
@@ -87,40 +85,30 @@ STORES: Mapping[str, StoreKind] = {
 }
 
 
-@dataclass
-class RunningProxy:
-    """A proxy that runs: its address, and what it refused, by code."""
+class StoreProxy(QuietHandler):
+    """The proxy. `refused` counts what it refused, by code."""
 
-    url: str
-    refused: Counter[str] = field(default_factory=Counter)
-
-
-class _Handler(BaseHTTPRequestHandler):
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     kind: StoreKind
-    server_address: tuple[str, int]
+    server_name: str
     credentials: Credentials
-    proxy: RunningProxy
+    refused: Counter[str]
 
     def handle_any(self) -> None:
-        body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        body = self.read_body()
         parts = urlsplit(self.path)
         bucket = self.headers["Host"].removesuffix(HOST).removesuffix(".")
         fault = self.fault(bucket, f"http://{self.headers['Host']}{parts.path}?{parts.query}")
         if fault is not None:
             status, code, message = fault
-            self.proxy.refused[code] += 1
+            self.refused[code] += 1
             text = (
                 f"<?xml version='1.0'?><Error><Code>{code}</Code><Message>{message}</Message>"
                 f"<Region>{self.kind.region}</Region></Error>"
             )
-            self.send(status, {"Content-Type": "application/xml"}, text.encode())
+            self.send(Answer(status, {"Content-Type": "application/xml"}, text.encode()))
             return
         path = f"/{bucket}{parts.path}" if bucket else parts.path
-        self.send(*self.ask(f"{path}?{parts.query}" if parts.query else path, body))
-
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815
+        self.send(self.answer_to(f"{path}?{parts.query}" if parts.query else path, body))
 
     def fault(self, bucket: str, url: str) -> tuple[int, str, str] | None:
         """Return why the store refuses the request, or None."""
@@ -149,7 +137,7 @@ class _Handler(BaseHTTPRequestHandler):
             return 403, "SignatureDoesNotMatch", "The signature is another one."
         return None
 
-    def ask(self, target: str, body: bytes) -> tuple[int, dict[str, str], bytes]:
+    def answer_to(self, target: str, body: bytes) -> Answer:
         """Send the request to the server, signed anew."""
         dropped = {"authorization", "host", "connection", "content-length", "x-amz-date"}
         dropped |= {"x-amz-content-sha256", "proxy-connection", "expect"}
@@ -158,56 +146,23 @@ class _Handler(BaseHTTPRequestHandler):
             for name, text in self.headers.items()
             if name.lower() not in dropped and not name.lower().startswith(self.kind.ignores)
         }
-        host, port = self.server_address
-        url, signed = f"http://{host}:{port}{target}", dict(headers)
-        request = AWSRequest(self.command, url, data=body, headers=signed)
+        url = f"http://{self.server_name}{target}"
+        request = AWSRequest(self.command, url, data=body, headers=headers)
         S3SigV4Auth(self.credentials, "s3", "us-east-1").add_auth(request)
-        connection = http.client.HTTPConnection(host, port)
-        connection.request(self.command, target, body, dict(request.headers.items()))
-        answer = connection.getresponse()
-        data = answer.read()
-        connection.close()
-        kept = {name: text for name, text in answer.getheaders() if name.lower() not in _FRAMING}
+        answer = ask(self.server_name, self.command, target, dict(request.headers.items()), body)
         if CHECKSUMS in (*self.kind.ignores, *self.kind.refuses):
-            kept = {name: text for name, text in kept.items() if "checksum" not in name.lower()}
-        if self.command == "HEAD":
-            kept["Content-Length"] = answer.getheader("Content-Length") or "0"
-        return answer.status, kept, data
-
-    def send(self, status: int, headers: Mapping[str, str], body: bytes) -> None:
-        self.send_response_only(status)
-        for name, text in {"Content-Length": str(len(body)), **headers}.items():
-            self.send_header(name, text)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
+            for name in [name for name in answer.headers if "checksum" in name.lower()]:
+                del answer.headers[name]
+        return answer
 
 
-_FRAMING = {"transfer-encoding", "connection", "content-length"}
-
-
-@contextmanager
-def store_proxy(environ: Mapping[str, str], kind: StoreKind) -> Iterator[RunningProxy]:
+def store_proxy(environ: Mapping[str, str], kind: StoreKind) -> AbstractContextManager[Any]:
     """Run a proxy in this process before the server that an environment leads to."""
-    parts = urlsplit(environ["AWS_ENDPOINT_URL"])
     keys = environ["AWS_ACCESS_KEY_ID"], environ["AWS_SECRET_ACCESS_KEY"]
-    proxy = RunningProxy("")
-    own = {
-        "kind": kind,
-        "server_address": (parts.hostname, parts.port),
-        "credentials": Credentials(*keys),
-        "proxy": proxy,
-    }
-    with QuietServer(("127.0.0.1", 0), type("Handler", (_Handler,), own)) as server:
-        server.daemon_threads = True
-        proxy.url = f"http://127.0.0.1:{server.server_address[1]}"
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield proxy
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(
+        StoreProxy,
+        kind=kind,
+        server_name=urlsplit(environ["AWS_ENDPOINT_URL"]).netloc,
+        credentials=Credentials(*keys),
+        refused=Counter(),
+    )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import closing
 from typing import Any, NamedTuple
 
@@ -52,6 +52,26 @@ def joined(parts: Sequence[Step]) -> Step:
     assert len({(part.epoch, part.step) for part in parts}) == 1
     columns = (sum(column, type(column[0])()) for column in list(zip(*parts))[2:])
     return Step(parts[0].epoch, parts[0].step, *columns)
+
+
+def small_loader(url: str, num_workers: int = 0, **settings: Any) -> mm.Loader:
+    """A loader of raw samples in small batches out of small windows."""
+    settings = {"global_batch_size": 4, "seed": 3, "window": 8, **settings}
+    return mm.Loader(mm.Pipeline(mm.open_dataset(url), **settings), num_workers=num_workers)
+
+
+def epochs(loader: mm.Loader, num_epochs: int = 4) -> Iterator[Batch]:
+    """Yield some epochs: this one and the next may have been read before a change."""
+    for _ in range(num_epochs):
+        yield from loader
+
+
+def batches_around(batches: Iterable[Batch], change: Callable[[], object]) -> Iterator[Batch]:
+    """Yield batches; call `change` after the second one."""
+    for number, batch in enumerate(batches, start=1):
+        yield batch
+        if number == 2:
+            change()
 
 
 class Run(NamedTuple):

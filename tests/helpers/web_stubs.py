@@ -13,22 +13,17 @@ import base64
 import hashlib
 import json
 import re
-import ssl
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler
+from contextlib import AbstractContextManager
+from typing import Any
 from urllib.parse import parse_qs, unquote, urlsplit
 from xml.sax.saxutils import escape
 
-from tests.helpers.quiet_server import QuietServer
+from tests.helpers.http_servers import Answer, QuietHandler, serving
 
 
-class Stub(BaseHTTPRequestHandler):
+class Stub(QuietHandler):
     """What all of them have in common."""
 
-    protocol_version = "HTTP/1.1"
-    disable_nagle_algorithm = True
     objects: dict[str, bytes]
     requests: list[str]
     statuses_to_come: list[int]
@@ -38,7 +33,7 @@ class Stub(BaseHTTPRequestHandler):
         self.query = {key: values[0] for key, values in parse_qs(split.query).items()}
         self.name = unquote(split.path).lstrip("/")
         self.requests.append(f"{self.command} {self.path}")
-        self.body = self.rfile.read(int(self.headers.get("Content-Length") or 0))
+        self.body = self.read_body()
         if self.statuses_to_come:
             self.answer(self.statuses_to_come.pop(0), b"")
             return
@@ -46,16 +41,9 @@ class Stub(BaseHTTPRequestHandler):
         if method is None or method() is False:
             self.answer(501, b"")
 
-    do_GET = do_HEAD = do_PUT = do_POST = do_DELETE = handle_any  # noqa: N815
-
     def answer(self, status: int, body: bytes, **headers: str) -> None:
-        self.send_response(status)
-        self.send_header("Content-Length", headers.pop("Content_Length", str(len(body))))
-        for name, value in headers.items():
-            self.send_header(name.replace("_", "-"), value)
-        self.end_headers()
-        if self.command != "HEAD":
-            self.wfile.write(body)
+        named = {name.replace("_", "-"): text for name, text in headers.items()}
+        self.send(Answer(status, named, body))
 
     def answer_json(self, value: object) -> None:
         self.answer(200, json.dumps(value).encode(), Content_Type="application/json")
@@ -94,9 +82,6 @@ class Stub(BaseHTTPRequestHandler):
             prefix + name[len(prefix) :].split("/")[0] for name in below if name not in names
         }
         return names, sorted(folders)
-
-    def log_message(self, *arguments: object) -> None:
-        """Say nothing."""
 
 
 class WebStub(Stub):
@@ -332,48 +317,14 @@ class S3Stub(Stub):
     head = put = delete = get
 
 
-class RunningStub:
-    """A stub that runs: its address, what it holds, and what it was asked."""
-
-    def __init__(self, url: str, handler: type[Stub]) -> None:
-        self.url, self.handler = url, handler
-
-    @property
-    def objects(self) -> dict[str, bytes]:
-        return self.handler.objects
-
-    @property
-    def requests(self) -> list[str]:
-        return self.handler.requests
-
-
-@contextmanager
 def running(
-    kind: type[Stub],
-    objects: dict[str, bytes],
-    *,
-    tls: ssl.SSLContext | None = None,
-    **settings: object,
-) -> Iterator[RunningStub]:
+    kind: type[Stub], objects: dict[str, bytes], **settings: Any
+) -> AbstractContextManager[Any]:
     """Run a server in this process.
 
     Args:
         kind: One of the classes above.
         objects: Names and contents; the caller may change it.
-        tls: For ``https``.
-        settings: Attributes of the class.
+        settings: Attributes of the class; `tls` for ``https``.
     """
-    own = {"objects": objects, "requests": [], "statuses_to_come": [], **settings}
-    handler = type(kind.__name__, (kind,), own)
-    with QuietServer(("127.0.0.1", 0), handler) as server:
-        server.daemon_threads = True
-        scheme = "http" if tls is None else "https"
-        if tls is not None:
-            server.socket = tls.wrap_socket(server.socket, server_side=True)
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05})
-        thread.start()
-        try:
-            yield RunningStub(f"{scheme}://127.0.0.1:{server.server_address[1]}", handler)
-        finally:
-            server.shutdown()
-            thread.join()
+    return serving(kind, objects=objects, requests=[], statuses_to_come=[], **settings)

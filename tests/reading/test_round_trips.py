@@ -16,6 +16,7 @@ from mmstream.dataset.index_tars import index_tars
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.plan import RankPlan
 from mmstream.reading.step import Job
+from tests.helpers.aws import set_only
 from tests.helpers.bad_corpus import make_pipeline, write_tiny
 from tests.helpers.far_limits import set_far_limits
 from tests.helpers.reader_thread import reader_thread
@@ -106,13 +107,9 @@ def gate(local, tmp_path, monkeypatch) -> Iterator[Gate]:
         f"bucket/corpus/{path.name}": path.read_bytes() for path in (tmp_path / "corpus").iterdir()
     }
     gate = Gate()
-    monkeypatch.setattr(GatedS3, "gate", gate, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))  # no index is there yet
+    set_only(monkeypatch, tmp_path)  # no index is in the cache yet
     set_far_limits(monkeypatch)  # a second request for what is held would be held, too
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_REGION", "us-east-1")
-    with running(GatedS3, objects) as server:
+    with running(GatedS3, objects, gate=gate) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         yield gate
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 
 import fsspec
 import pytest
 
-from mmstream.storage import SharedStore, Store, open_store, patience
+from mmstream.storage import SharedStore, Store, open_store, patience, remote
+from tests.helpers.aws import set_only
 from tests.helpers.http_fault_proxy import FaultProxy, fault_proxy
 
 
@@ -53,3 +55,19 @@ def proxy(s3: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[FaultProxy]:
     with fault_proxy(os.environ["AWS_ENDPOINT_URL"]) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
         yield server
+
+
+@pytest.fixture
+def aws(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[pytest.MonkeyPatch]:
+    """Static keys in the environment, and no other setting of AWS."""
+    set_only(monkeypatch, tmp_path)
+    yield monkeypatch
+    remote._client_of.cache_clear()
+
+
+@pytest.fixture
+def keyless(aws: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """The same without keys and region. They may come from files in `tmp_path`."""
+    for name in ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY", "AWS_REGION"):
+        aws.delenv(name)
+    return aws

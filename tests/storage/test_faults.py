@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-
 import pytest
 
 from mmstream.dataset.index_tars import index_tars
@@ -41,16 +39,9 @@ def test_wrong_credentials_fail_at_once_with_a_hint(s3, monkeypatch, pauses, cal
 
 
 @pytest.fixture
-def nowhere(monkeypatch, pauses):
+def nowhere(aws, pauses):
     """A store on a port where nobody listens."""
-    for name in [name for name in os.environ if name.startswith("AWS_")]:
-        monkeypatch.delenv(name)
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("AWS_SHARED_CREDENTIALS_FILE", os.devnull)
-    monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "user")
-    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    aws.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
     return open_store("s3://bucket/prefix")
 
 
@@ -71,7 +62,7 @@ def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
 
 @pytest.fixture
 def troubled(nowhere, monkeypatch):
-    """A store, and its server that never answers well."""
+    """A store, and its server."""
     with running(S3Stub, {}) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
         yield nowhere, server
@@ -84,7 +75,7 @@ def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
         request.close_connection = True
         return reply("206 Partial", bytes(1000))[:-100]
 
-    server.handler.refuse = cut_off
+    server.refuse = cut_off
     with pytest.raises(StorageError, match="failed 5 times"):
         store.read_range("a", 0, 1000)
     assert server.requests == ["GET /bucket/prefix/a"] * patience.MAX_FIRST_ATTEMPTS
@@ -93,7 +84,7 @@ def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
 
 def test_s3_that_is_too_busy_for_a_start_is_waited_for(troubled, pauses):
     store, server = troubled
-    server.handler.refuse = lambda _: refused("503 Slow Down", "SlowDown")
+    server.refuse = lambda _: refused("503 Slow Down", "SlowDown")
     with pytest.raises(StorageError, match=r"failed \d+ times in 300\.\d s .* 503 SlowDown"):
         store.read_range("a", 0, 1000)
     assert len(server.requests) == len(pauses) + 1 > 30  # each has 10 seconds at most
@@ -125,59 +116,29 @@ def test_a_bucket_that_is_not_there_is_named(s3):
             call(store.url)
 
 
-class Flaky:
-    """A client whose first calls fail, as connections do."""
-
-    def __init__(self, client, num_failures):
-        self.client, self.left, self.calls = client, num_failures, []
-
-    def __getattr__(self, name):
-        if name in ("loop", "split_path", "_strip_protocol"):  # no request
-            return getattr(self.client, name)
-
-        def call(*arguments, **settings):
-            self.calls.append(name)
-            if self.left:
-                self.left -= 1
-                raise ConnectionResetError(104, "Connection reset by peer")
-            return getattr(self.client, name)(*arguments, **settings)
-
-        return call
-
-
-@pytest.fixture
-def flaky(s3, monkeypatch, pauses):
-    """Make a store, and its client whose first calls fail."""
-    client_of = storage._client
-
-    def make(prefix, num_failures):
-        client = Flaky(client_of(s3), num_failures)
-        monkeypatch.setattr(storage, "_client", lambda url: client)
-        return open_store(f"{s3}/{prefix}"), client
-
-    return make
-
-
-@pytest.mark.s3
 @pytest.mark.parametrize("call", CALLS)
-def test_passing_faults_are_tried_again(flaky, s3, pauses, call):
-    expected = []
-    for num_failures in (0, 1, 4):
-        open_store(f"{s3}/passing").write("a", DATA)
-        store, client = flaky("passing", num_failures)
-        expected.append(call(store))
-        assert len(client.calls) == num_failures + 1
-        assert len(pauses) == num_failures
+def test_passing_faults_are_tried_again(troubled, pauses, call):
+    store, server = troubled
+    server.objects["bucket/prefix/a"] = DATA
+    expected = call(store)
+    for num_failures in (1, 4):
+        server.objects["bucket/prefix/a"] = DATA
+        server.requests.clear()
         pauses.clear()
-    assert expected[0] == expected[1] == expected[2]
+        server.statuses_to_come[:] = [500] * num_failures
+        assert call(store) == expected
+        assert len(server.requests) == num_failures + 1
+        assert len(pauses) == num_failures
 
 
-@pytest.mark.s3
-def test_a_short_object_is_one_request_that_is_tried_again(flaky):
-    store, client = flaky("upload", 2)
+def test_a_short_object_is_one_request_that_is_tried_again(troubled):
+    store, server = troubled
+    server.statuses_to_come[:] = [500] * 2
     with store.create("a") as file:
         file.write(DATA)
-    assert client.calls == ["_call_s3"] * 3
+    assert [request.partition("?")[0] for request in server.requests] == [
+        "PUT /bucket/prefix/a"
+    ] * 3
     assert store.read("a") == DATA
 
 

@@ -5,20 +5,23 @@ The paths are the same in each run, so the proxy draws the same faults for the s
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
-import mmstream as mm
 from mmstream.errors import StorageError
 from tests.helpers.corpora import write_corpus
 from tests.helpers.http_fault_proxy import Faults
-from tests.helpers.topology import collate_in_workers
+from tests.helpers.topology import batches_around, collate_in_workers, epochs, small_loader
 
 pytestmark = pytest.mark.s3
 
 COUNTS = [400, 400]
+SETTINGS: dict[str, Any] = {
+    "global_batch_size": 8,
+    "window": 16,
+    "collate": collate_in_workers,
+}
 
 FIVE_PERCENT = Faults(
     latency_s=0.002,
@@ -43,28 +46,6 @@ def corpora(s3, tmp_path_factory) -> tuple[str, str]:
     return local, write_corpus(f"s3://{bucket}/end-to-end", COUNTS, checksums=True)
 
 
-def loader_of(url: str, num_workers: int = 0, **settings: Any) -> mm.Loader:
-    dataset = mm.open_dataset(url, **settings)
-    pipeline = mm.Pipeline(
-        dataset, global_batch_size=8, seed=3, window=16, collate=collate_in_workers
-    )
-    return mm.Loader(pipeline, num_workers=num_workers)
-
-
-def epochs(loader: mm.Loader) -> Iterator[dict[str, Any]]:
-    """Yield three epochs: this one and the next may have been read before a change."""
-    for _ in range(3):
-        yield from loader
-
-
-def batches_around(loader: mm.Loader, change: Callable[[], object]) -> Iterator[dict[str, Any]]:
-    """Yield the batches of three epochs; call `change` after the second one."""
-    for number, batch in enumerate(epochs(loader), start=1):
-        yield batch
-        if number == 2:
-            change()
-
-
 def content(batch: dict[str, Any]) -> tuple[list[str], list[bytes], list[bytes]]:
     return batch["__key__"], batch["jpg"], batch["txt"]
 
@@ -72,9 +53,9 @@ def content(batch: dict[str, Any]) -> tuple[list[str], list[bytes], list[bytes]]
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_five_percent_of_faults_of_every_kind_change_no_batch(corpora, proxy, num_workers):
     local, remote = corpora
-    expected = [content(batch) for batch in loader_of(local)]
+    expected = [content(batch) for batch in small_loader(local, **SETTINGS)]
     proxy.set(FIVE_PERCENT)
-    loader = loader_of(remote, num_workers)
+    loader = small_loader(remote, num_workers, **SETTINGS)
     assert [content(batch) for batch in loader] == expected
     loader.close()
     counts, stats = proxy.counts(), loader.stats
@@ -93,11 +74,11 @@ def test_a_server_that_is_gone_ends_the_run_with_one_error_and_the_state_resumes
     corpora, proxy, monkeypatch
 ):
     local, remote = corpora
-    expected = [content(batch) for batch in epochs(loader_of(local))]
+    expected = [content(batch) for batch in epochs(small_loader(local, **SETTINGS))]
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "1")
-    loader, batches = loader_of(remote), []
+    loader, batches = small_loader(remote, **SETTINGS), []
     with pytest.raises(StorageError) as caught:
-        batches.extend(map(content, batches_around(loader, proxy.go_away)))
+        batches.extend(map(content, batches_around(epochs(loader), proxy.go_away)))
     state = loader.state_dict()
     loader.close()
     message = str(caught.value)
@@ -105,7 +86,7 @@ def test_a_server_that_is_gone_ends_the_run_with_one_error_and_the_state_resumes
         assert words in message
     proxy.come_back()
     monkeypatch.delenv("MMSTREAM_STORAGE_PATIENCE_S")
-    resumed = loader_of(remote)
+    resumed = small_loader(remote, **SETTINGS)
     resumed.load_state_dict(state)
     while len(batches) < len(expected):
         batches += map(content, resumed)

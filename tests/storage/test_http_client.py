@@ -13,6 +13,7 @@ import pytest
 from mmstream.storage import http_client
 from mmstream.storage.http_client import HttpClient, ProtocolError, ProxyError
 from tests.helpers.stub_server import StubAnswer, reply, stub_server
+from tests.helpers.web_stubs import WebStub, running
 
 DATA = bytes(range(256)) * 5000  # more than a piece
 
@@ -171,19 +172,6 @@ async def test_an_answer_that_is_closed_early_drops_its_connection():
         assert answer.status == 200
 
 
-def test_a_read_may_fill_all_memory_that_was_given_and_is_one_piece():
-    piece = http_client.PIECE_BYTES
-    body = http_client._Body(4 * piece, is_chunked=False, into=memoryview(bytearray(4 * piece)))
-    lengths = []
-    for num_bytes in (2 * piece + 1, piece - 1, 1, piece - 1):
-        assert len(body.free) >= num_bytes
-        body.filled(num_bytes)
-        lengths.append([len(one) for one in body.pieces])
-        body.pieces.clear()
-    assert lengths == [[2 * piece + 1], [], [piece], [piece - 1]]
-    assert body.is_complete
-
-
 @in_loop
 async def test_memory_that_was_given_is_let_go_and_never_written_after_the_close():
     buffer, body = bytearray(len(DATA)), reply(body=DATA)
@@ -284,11 +272,6 @@ async def test_answers_come_through_tls_and_through_a_tunnel(certificate, throug
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate)
 
-    async def serve(reader, writer):
-        await reader.readuntil(b"\r\n\r\n")
-        writer.write(reply(body=DATA))
-        await writer.drain()
-
     async def tunnel(reader, writer):
         head = await reader.readuntil(b"\r\n\r\n")
         port = int(head.split(b" ")[1].rpartition(b":")[2])
@@ -302,16 +285,14 @@ async def test_answers_come_through_tls_and_through_a_tunnel(certificate, throug
 
         await asyncio.gather(copy(reader, target_writer), copy(target_reader, writer))
 
-    server = await asyncio.start_server(serve, "127.0.0.1", 0, ssl=serving)
     proxy = await asyncio.start_server(tunnel, "127.0.0.1", 0)
     proxy_url = f"http://127.0.0.1:{proxy.sockets[0].getsockname()[1]}"
     client = HttpClient(
         ssl.create_default_context(cafile=certificate), proxy_url if through_proxy else None
     )
-    port = server.sockets[0].getsockname()[1]
-    assert await get(client, f"https://localhost:{port}/x") == DATA
-    await client.close()
-    with pytest.raises(ssl.SSLCertVerificationError):
-        await get(HttpClient(ssl.create_default_context()), f"https://localhost:{port}/x")
-    server.close()
+    with running(WebStub, {"x": DATA}, tls=serving) as server:
+        assert await get(client, f"{server.url}/x") == DATA
+        await client.close()
+        with pytest.raises(ssl.SSLCertVerificationError):
+            await get(HttpClient(ssl.create_default_context()), f"{server.url}/x")
     proxy.close()

@@ -282,24 +282,6 @@ def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root
     assert read(new_cache(), file, 0, 8) == ({} if is_removed else expected(0, 8))
 
 
-def test_no_room_is_taken_for_a_file_that_was_removed_before(new_cache, root, monkeypatch):
-    file, mark_as_used = file_of(), os.utime
-    path = Path(fill(new_cache(), (file, 0, 4)).path(file))
-
-    def utime(descriptor: int) -> None:
-        path.unlink()  # another process makes room of it at this moment
-        mark_as_used(descriptor)
-
-    monkeypatch.setattr(cache_file_module.os, "utime", utime)
-    asked: list[np.ndarray] = []
-    samples, data = samples_of(4, 8), memoryview(SHARD)[4 * SAMPLE_BYTES : 8 * SAMPLE_BYTES]
-    first = 4 * SAMPLE_BYTES
-    assert not cache_file_module.write_samples(
-        str(path), file, samples, data, first, lambda num_bytes: asked.append(num_bytes) or 4
-    )
-    assert not asked
-
-
 def test_leftovers_of_runs_that_are_over_go_first_the_oldest_before_others(new_cache, root):
     others = [file_of(number, OTHER_FOLDER) for number in range(3)]
     fill(new_cache(needs={OTHER_FOLDER: 0}), *((file, 0, 40) for file in others))
@@ -400,17 +382,6 @@ def test_a_process_alone_with_a_dataset_counts_its_files_anew(new_cache, root):
     room = CacheRoom(root, {FOLDER: 0}, 1 << 30)
     assert room.num_bytes == 0
     room.close()
-
-
-def test_more_than_the_queue_holds_is_dropped(new_cache, monkeypatch):
-    monkeypatch.setattr("mmstream.storage.node_cache.node_cache.MAX_QUEUED_BYTES", 15_000)
-    cache = new_cache()
-    with cache._changed:  # the writer waits
-        write(cache, file_of(), 0, 10)
-        write(cache, file_of(), 10, 20)
-    written(cache)
-    assert cache.pop_counts()["num_cache_dropped_bytes"] == 10_000
-    assert read(new_cache(), file_of(), 0, 20) == expected(0, 10)
 
 
 def test_a_new_folder_is_private(tmp_path):

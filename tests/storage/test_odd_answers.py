@@ -5,10 +5,8 @@ from __future__ import annotations
 import asyncio
 import os
 from collections import Counter
-from functools import lru_cache
 from pathlib import Path
 
-import botocore.loaders
 import pytest
 
 import mmstream as mm
@@ -27,9 +25,6 @@ URL = "s3://bucket/corpus"
 SHARD = "shard-000000.tar"
 NEW = bytes(range(256)) * 40
 
-cached_loader = lru_cache(botocore.loaders.create_loader)
-"""Reads botocore's models once for all tests."""
-
 
 @pytest.fixture(scope="module")
 def objects(tmp_path_factory):
@@ -39,24 +34,15 @@ def objects(tmp_path_factory):
 
 
 @pytest.fixture(autouse=True)
-def settings(monkeypatch, tmp_path):
+def settings(aws):
     """Keys, no pauses worth the name, short parts, and no store that answered before."""
-    for name in set(os.environ):
-        if name.startswith(("AWS_", "FSSPEC_")) or name.lower().endswith("_proxy"):
-            monkeypatch.delenv(name)
-    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"):
-        monkeypatch.setenv(f"AWS_{name}", "us-east-1")
-    monkeypatch.setenv("AWS_EC2_METADATA_DISABLED", "true")
-    monkeypatch.setenv("AWS_CONFIG_FILE", os.devnull)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # of indexes
     for module, name, value in [
         (patience, "FIRST_PAUSE_S", 0.01), (patience, "MAX_PAUSE_S", 0.01),
         (remote, "OBJECT_RANGE_BYTES", 700), (upload, "PART_BYTES", 4096),
         (remote, "PART_BYTES", 4096),
     ]:  # fmt: skip
-        monkeypatch.setattr(module, name, value)
-    monkeypatch.setattr(botocore.loaders, "create_loader", cached_loader)
-    return monkeypatch
+        aws.setattr(module, name, value)
+    return aws
 
 
 async def read_by_the_reader(size):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 import time
@@ -10,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
+import msgspec
 import pytest
 
 import mmstream as mm
@@ -87,7 +87,7 @@ def test_a_store_without_conditional_writes_is_told_of_and_one_of_two_writers_gi
     url, _ = store
     folder = open_store(url)
     others = write_lock.Holder("t", "convert", "far", "b", "n", 7, 8, "2026-11-28 12:00:00 UTC")
-    write = partial(folder.write, write_lock.LOCK_NAME, encoded(others))
+    write = partial(folder.write, write_lock.LOCK_NAME, msgspec.json.encode(others))
     clock = SimpleNamespace(**{**vars(time), "sleep": lambda _: write()})  # of the lock alone
     monkeypatch.setattr(write_lock, "time", clock)
     with caplog.at_level(logging.WARNING):
@@ -98,10 +98,6 @@ def test_a_store_without_conditional_writes_is_told_of_and_one_of_two_writers_gi
             with write_lock.write_lock(folder, "index"):
                 pass
     assert ("no conditional writes (If-None-Match)" in caplog.text) == warns
-
-
-def encoded(holder):
-    return json.dumps({name: getattr(holder, name) for name in holder.__struct_fields__}).encode()
 
 
 @pytest.mark.slow

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 import json
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
+from click.testing import CliRunner
 
 import mmstream as mm
-from mmstream.cli import main
+from mmstream.cli import cli
 from mmstream.loader.balance import balanced
 from mmstream.storage import open_store
 from mmstream.train.tokenizer import byte_tokenizer
@@ -54,17 +54,9 @@ def planned(corpora: tuple[str, str]) -> tuple[str, str]:
             ("index", url, "--facts"),
             ("plan", url, "--max-tokens", str(MAX_TOKENS), "--tokenizer", "bytes"),
         ):
-            run(*words)
+            done = CliRunner().invoke(cli, words)
+            assert done.exit_code == 0, done.output
     return corpora
-
-
-def run(*words: str) -> None:
-    """Run a command line of mmstream in this process."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(sys, "argv", ["mmstream", *words])
-        with pytest.raises(SystemExit) as ended:
-            main()
-    assert ended.value.code == 0, words
 
 
 def loader_of(url: str, world: mm.World | None = None, **settings: Any) -> mm.Loader:

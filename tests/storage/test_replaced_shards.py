@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import pytest
@@ -15,6 +14,7 @@ from mmstream.errors import ShardError, StateError
 from mmstream.storage import is_remote, open_store
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import FarStore
+from tests.helpers.topology import batches_around, epochs, small_loader
 
 SHARD = "shard-000001.tar"
 SINCE = "(was replaced while this run read it|is not the shard that was indexed)"
@@ -42,29 +42,9 @@ def noticed_unread(folder: str):
     return longer if is_remote(folder) else same_size
 
 
-def loader_of(source, num_workers: int = 0, **settings) -> mm.Loader:
-    settings = {"global_batch_size": 4, "seed": 3, "window": 8, **settings}
-    source = source if isinstance(source, mm.Dataset) else mm.open_dataset(source)
-    return mm.Loader(mm.Pipeline(source, **settings), num_workers=num_workers)
-
-
 def replace(folder: str, change=same_size) -> None:
     store = open_store(folder)
     store.write(SHARD, change(store.read(SHARD)))
-
-
-def epochs(loader: mm.Loader) -> Iterator[dict]:
-    """Yield four epochs: this one and the next may have been read before a change."""
-    for _ in range(4):
-        yield from loader
-
-
-def batches_around(batches: Iterable[dict], change) -> Iterator[dict]:
-    """Yield batches; call `change` after the second one."""
-    for number, batch in enumerate(batches, start=1):
-        yield batch
-        if number == 2:
-            change()
 
 
 def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
@@ -82,8 +62,8 @@ def read_until_replaced(loader: mm.Loader, change) -> list[dict]:
 )
 @pytest.mark.parametrize("change", [same_size, longer])
 def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_workers, zero_copy):
-    expected = [batch["__key__"] for batch in epochs(loader_of(folder))]
-    loader = loader_of(folder, num_workers, zero_copy=zero_copy)
+    expected = [batch["__key__"] for batch in epochs(small_loader(folder))]
+    loader = small_loader(folder, num_workers, zero_copy=zero_copy)
     batches = read_until_replaced(loader, lambda: replace(folder, change))
     assert [batch["__key__"] for batch in batches] == expected[: len(batches)]
     assert len(batches) < len(expected)
@@ -93,10 +73,10 @@ def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_w
 @pytest.mark.slow
 @pytest.mark.parametrize(("on_change", "num_before"), [("refuse", 2), ("finish_epoch", 20)])
 def test_no_value_of_on_change_goes_on_with_another_shard(folder, on_change, num_before):
-    expected = [batch["__key__"] for batch in epochs(loader_of(folder))]
+    expected = [batch["__key__"] for batch in epochs(small_loader(folder))]
 
     def loader_with_on_change() -> mm.Loader:
-        loader = loader_of(folder)
+        loader = small_loader(folder)
         return mm.Loader(loader.pipeline, on_change=on_change)
 
     loader, store = loader_with_on_change(), open_store(folder)
@@ -125,7 +105,7 @@ def test_no_value_of_on_change_goes_on_with_another_shard(folder, on_change, num
 
 
 def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
-    loader, dataset = loader_of(folder), mm.open_dataset(folder)
+    loader, dataset = small_loader(folder), mm.open_dataset(folder)
     replace(folder, noticed_unread(folder))
     with pytest.raises(ShardError, match=WITHDRAWN):
         list(loader)
@@ -133,7 +113,7 @@ def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
     with pytest.raises(ShardError, match=WITHDRAWN):
         dataset[40]
     if not is_remote(folder):  # there, the manifest says another size
-        assert len(list(loader_of(folder))) == 20  # a new run has no quarrel with the new shard
+        assert len(list(small_loader(folder))) == 20  # a new run has no quarrel with the new shard
 
 
 def test_what_no_listing_held_is_remembered_at_its_first_read(folder, tmp_path):
@@ -151,7 +131,7 @@ def test_what_no_listing_held_is_remembered_at_its_first_read(folder, tmp_path):
 def test_a_policy_may_count_its_samples_as_bad(tmp_path, checksums, zero_copy):
     folder = write_corpus(tmp_path, [40, 40], checksums=checksums)
     policy = mm.BadSamplePolicy(shards=True, max_fraction=1)
-    loader = loader_of(folder, zero_copy=zero_copy, bad_samples=policy)
+    loader = small_loader(folder, zero_copy=zero_copy, bad_samples=policy)
     texts = [
         bytes(text)
         for batch in batches_around(loader, lambda: replace(folder))
@@ -165,7 +145,7 @@ def test_a_policy_may_count_its_samples_as_bad(tmp_path, checksums, zero_copy):
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_touched_file_is_another_one(tmp_path, zero_copy):
     folder = write_corpus(tmp_path, [40, 40])
-    loader = loader_of(folder, zero_copy=zero_copy)
+    loader = small_loader(folder, zero_copy=zero_copy)
     stream = iter(loader)
     next(stream)
     os.utime(tmp_path / SHARD)
@@ -181,7 +161,7 @@ def test_a_mapped_shard_written_over_where_it_lies_is_noticed(tmp_path):
         with path.open("r+b") as file:
             file.write(same_size(path.read_bytes()))
 
-    loader = loader_of(folder, zero_copy=True)
+    loader = small_loader(folder, zero_copy=True)
     held = read_until_replaced(loader, write_over)  # its views keep the map alive
     assert len(held) < 20
 
@@ -203,7 +183,7 @@ def test_the_old_file_put_back_is_read_on(tmp_path):
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_copy):
     folder = write_corpus(tmp_path, [40, 40])
-    loader = loader_of(folder, zero_copy=zero_copy)
+    loader = small_loader(folder, zero_copy=zero_copy)
     Path(folder, SHARD).unlink()
     os.mkfifo(Path(folder, SHARD))
     with pytest.raises(ShardError, match=rf"{SHARD}: a FIFO; a file is needed"):
@@ -213,8 +193,8 @@ def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_c
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_with_checksums_a_touched_file_is_a_warning_and_no_error(tmp_path, caplog, zero_copy):
     folder = write_corpus(tmp_path, [40, 40], checksums=True)
-    expected = [[*map(bytes, batch["txt"])] for batch in loader_of(folder)]
-    loader, texts = loader_of(folder, zero_copy=zero_copy), []
+    expected = [[*map(bytes, batch["txt"])] for batch in small_loader(folder)]
+    loader, texts = small_loader(folder, zero_copy=zero_copy), []
     for batch in batches_around(loader, lambda: os.utime(tmp_path / SHARD)):
         texts.append([*map(bytes, batch["txt"])])
     assert texts == expected
@@ -228,7 +208,7 @@ def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
     rows.write_text('{"text": "caption"}\n' * 40)
     mm.convert(rows, tmp_path / "shards", progress=False, num_workers=0)
     policy = mm.BadSamplePolicy(quarantine=None, max_consecutive=0, action="raise")
-    loader = loader_of(str(tmp_path / "shards"), zero_copy=True, window=40, bad_samples=policy)
+    loader = small_loader(str(tmp_path / "shards"), zero_copy=True, window=40, bad_samples=policy)
     batches = iter(loader)
     next(batches)
     [path] = (tmp_path / "shards").glob("*.tar")

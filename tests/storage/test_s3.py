@@ -170,13 +170,6 @@ def test_a_resumed_run_equals_the_tail(remote, corpus):
     assert seen + keys(local) == expected
 
 
-def test_samples_that_lie_together_come_in_one_request(remote):
-    pipe = make_pipeline(remote, window=97)
-    loader = mm.Loader(pipe)
-    assert len(keys(loader)) == 8
-    assert 0 < loader.stats.num_requests < loader.stats.num_samples / 2
-
-
 def test_a_truncated_shard_is_told_from_failing_storage(prefix):
     write_corpus(prefix, [8])
     dataset = mm.open_dataset(prefix)
@@ -265,15 +258,3 @@ def test_checkpoints_come_back_and_the_oldest_go(prefix):
     assert torch.equal(newest.content["model"]["w"], weights * 3)
     store.write("step-00000003.pt", store.read("step-00000003.pt")[:-200])
     assert load_newest(store).num_steps == 2
-
-
-def test_tars_of_others_get_checksums_in_another_place(s3, tmp_path):
-    folder = write_corpus(f"{s3}/{tmp_path.name}", [3, 4])
-    report = index_tars(folder, output=tmp_path, checksums=True, progress=False)
-    assert report.num_summed == 2
-    dataset = mm.open_dataset(tmp_path, allow_foreign_urls=True)
-    assert dataset.has_checksums
-    assert [sample["__key__"] for sample in dataset] == [f"{n:06d}" for n in range(7)]
-    assert list(verify(dataset, progress=False)) == []
-    open_store(folder).write("shard-000001.tar", open_store(folder).read("shard-000000.tar"))
-    assert list(verify(mm.open_dataset(tmp_path, allow_foreign_urls=True), progress=False))

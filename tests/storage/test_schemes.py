@@ -5,8 +5,10 @@ from __future__ import annotations
 import importlib.util
 import tarfile
 import time
+from contextlib import ExitStack
 from email.utils import formatdate
 from pathlib import Path
+from typing import NamedTuple
 
 import pytest
 
@@ -15,7 +17,7 @@ from mmstream.converting.draft import MediaRef, RowError
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import Store, open_store
 from tests.helpers.media import load_media
-from tests.helpers.web_stubs import AzureStub, GoogleStub, HubStub, WebStub, running
+from tests.helpers.web_stubs import AzureStub, GoogleStub, HubStub, Stub, WebStub, running
 
 AZURE_KEY = "c2VjcmV0LWtleS1vZi1henVyZQ=="
 
@@ -28,54 +30,73 @@ def objects_of(folder, prefix):
     }
 
 
-def needs(package):
-    if importlib.util.find_spec(package) is None:
-        pytest.skip(f"{package} is not installed")
+class Scheme(NamedTuple):
+    """A server that stands for a store, and how it is found."""
+
+    stub: type[Stub]
+    package: str
+    objects: str
+    """Where the corpus lies among its objects."""
+    url: str
+    environment: dict[str, str]
+
+
+SCHEMES = {
+    "web": Scheme(WebStub, "aiohttp", "corpus", "{server}/corpus", {}),
+    "google": Scheme(
+        GoogleStub,
+        "gcsfs",
+        "bucket/corpus",
+        "gs://bucket/corpus",
+        {"STORAGE_EMULATOR_HOST": "{server}"},
+    ),
+    "azure": Scheme(
+        AzureStub,
+        "adlfs",
+        "account/bucket/corpus",
+        "az://bucket/corpus",
+        {
+            "AZURE_STORAGE_CONNECTION_STRING": "DefaultEndpointsProtocol=http;AccountName=account;"
+            f"AccountKey={AZURE_KEY};BlobEndpoint={{server}}/account;"
+        },
+    ),
+    "hub": Scheme(
+        HubStub,
+        "huggingface_hub",
+        "datasets/user/photos/corpus",
+        "hf://datasets/user/photos/corpus",
+        {"HF_ENDPOINT": "{server}", "HF_TOKEN": "hf_secretsecretsecret", "HF_HUB_OFFLINE": "0"},
+    ),
+}
 
 
 @pytest.fixture
-def web(corpus, pauses):
-    with running(WebStub, objects_of(corpus, "corpus")) as server:
-        server.corpus = f"{server.url}/corpus"
-        yield server
+def serve(corpus, monkeypatch, pauses):
+    """Start a server of one of these kinds with the corpus, whose URL is `server.corpus`."""
+    with ExitStack() as stack:
+
+        def start(kind):
+            scheme = SCHEMES[kind]
+            if importlib.util.find_spec(scheme.package) is None:
+                pytest.skip(f"{scheme.package} is not installed")
+            objects = objects_of(corpus, scheme.objects)
+            server = stack.enter_context(running(scheme.stub, objects))
+            for name, value in scheme.environment.items():
+                monkeypatch.setenv(name, value.format(server=server.url))
+            server.corpus = scheme.url.format(server=server.url)
+            return server
+
+        yield start
 
 
 @pytest.fixture
-def google(corpus, monkeypatch, pauses):
-    needs("gcsfs")
-    with running(GoogleStub, objects_of(corpus, "bucket/corpus")) as server:
-        monkeypatch.setenv("STORAGE_EMULATOR_HOST", server.url)
-        server.corpus = "gs://bucket/corpus"
-        yield server
+def web(serve):
+    return serve("web")
 
 
-@pytest.fixture
-def azure(corpus, monkeypatch, pauses):
-    needs("adlfs")
-    with running(AzureStub, objects_of(corpus, "account/bucket/corpus")) as server:
-        monkeypatch.setenv(
-            "AZURE_STORAGE_CONNECTION_STRING",
-            f"DefaultEndpointsProtocol=http;AccountName=account;AccountKey={AZURE_KEY};"
-            f"BlobEndpoint={server.url}/account;",
-        )
-        server.corpus = "az://bucket/corpus"
-        yield server
-
-
-@pytest.fixture
-def hub(corpus, monkeypatch, pauses):
-    needs("huggingface_hub")
-    with running(HubStub, objects_of(corpus, "datasets/user/photos/corpus")) as server:
-        monkeypatch.setenv("HF_ENDPOINT", server.url)
-        monkeypatch.setenv("HF_TOKEN", "hf_secretsecretsecret")
-        monkeypatch.setenv("HF_HUB_OFFLINE", "0")
-        server.corpus = "hf://datasets/user/photos/corpus"
-        yield server
-
-
-@pytest.fixture(params=["web", "google", "azure", "hub"])
-def server(request):
-    return request.getfixturevalue(request.param)
+@pytest.fixture(params=SCHEMES)
+def server(serve, request):
+    return serve(request.param)
 
 
 def batches(url):
@@ -116,8 +137,8 @@ def test_an_object_reads_as_in_a_folder(server, corpus, pauses):
 
 
 @pytest.mark.parametrize("kind", ["google", "azure", "hub"])
-def test_rows_name_media_there(kind, request, corpus):
-    root = request.getfixturevalue(kind).corpus
+def test_rows_name_media_there(kind, serve, corpus):
+    root = serve(kind).corpus
     shard = Path(corpus, "shard-000000.tar")
     with tarfile.open(shard) as tar:
         member = next(member for member in tar if member.name.endswith(".jpg"))
@@ -138,8 +159,8 @@ def test_rows_name_media_there(kind, request, corpus):
 
 
 @pytest.mark.parametrize("kind", ["google", "azure"])
-def test_what_is_written_is_read(kind, request):
-    store: Store = open_store(request.getfixturevalue(kind).corpus + "/new")
+def test_what_is_written_is_read(kind, serve):
+    store: Store = open_store(serve(kind).corpus + "/new")
     store.write("a", b"alpha")
     with store.create("deep/b") as file:
         file.write(b"beta" * 1000)
@@ -154,8 +175,8 @@ def test_what_is_written_is_read(kind, request):
 
 
 @pytest.mark.parametrize("kind", ["web", "hub"])
-def test_what_can_only_be_read_says_so(kind, request):
-    store = open_store(request.getfixturevalue(kind).corpus)
+def test_what_can_only_be_read_says_so(kind, serve):
+    store = open_store(serve(kind).corpus)
     for call in (
         lambda: store.write("a", b"x"),
         lambda: store.remove("a"),
@@ -185,7 +206,7 @@ def test_another_range_than_the_one_asked_for_is_asked_for_again(web, pauses, wr
         else:
             WebStub.answer_object(request, name)
 
-    web.handler.answer_object = answer_wrongly_at_first
+    web.answer_object = answer_wrongly_at_first
     assert store.read_range(name, 100, 104) == data[100:104]
     assert len(pauses) == 1
 
@@ -203,7 +224,7 @@ def test_what_a_proxy_says_in_place_of_a_web_server_is_asked_for_again(web, corp
         else:
             request.answer(200 if kind == "page" else 502, b"<html>", Content_Type="text/html")
 
-    web.handler.answer_object = answer
+    web.answer_object = answer
     for call in ("read", "size"):
         assert getattr(store, call)("mmstream.json") == getattr(local, call)("mmstream.json")
     assert store.read_range("shard-000000.tar", 9, 99) == local.read("shard-000000.tar")[9:99]
@@ -219,7 +240,7 @@ def test_passing_faults_are_tried_again(web, pauses):
         lambda: store.exists("mmstream.json"),
     ):
         pauses.clear()
-        web.handler.statuses_to_come[:] = [503, 429, 500]
+        web.statuses_to_come[:] = [503, 429, 500]
         assert call() in (expected, True)
         assert len(pauses) == 3
 
@@ -234,7 +255,7 @@ def test_a_web_server_may_say_by_a_date_how_long_to_wait(web, pauses):
         else:
             WebStub.answer_object(request, name)
 
-    web.handler.answer_object = answer_later
+    web.answer_object = answer_later
     assert len(store.read_range(name, 0, 9)) == 9
     [pause] = pauses
     assert 2 < pause <= 100  # without the header, it is less than a second
@@ -246,14 +267,14 @@ def test_requests_that_a_web_server_does_not_know_are_not_sent_again(web, pauses
     store.read("mmstream.json")  # it has answered, so passing faults would be waited for
     for call in (store.list, store.folders, lambda: store.read("mmstream.json")):
         num_requests = len(web.requests)
-        web.handler.statuses_to_come[:] = [status]
+        web.statuses_to_come[:] = [status]
         with pytest.raises(StorageError, match=f"{status}.*does not know this kind of request$"):
             call()
         assert (len(web.requests), pauses) == (num_requests + 1, [])
 
 
 def test_a_folder_of_a_web_server_that_is_forbidden_names_the_file_of_passwords(web, pauses):
-    web.handler.statuses_to_come[:] = [403]
+    web.statuses_to_come[:] = [403]
     with pytest.raises(StorageError, match=r"403.*put it into ~/\.netrc; else .* expired$"):
         open_store(web.corpus).list()
 

@@ -101,6 +101,6 @@ def test_a_web_server_gets_each_request_once_and_may_ask_for_fewer(status, is_th
 
     with running(WebStub, {"corpus/a.tar": DATA}) as server:
         patience_of(server.url).answered()
-        server.handler.statuses_to_come[:] = [status]
+        server.statuses_to_come[:] = [status]
         assert asyncio.run(open_range()).is_throttled == is_throttled
         assert len(server.requests) == 1

@@ -11,19 +11,16 @@ import weakref
 from dataclasses import replace
 from itertools import count, pairwise
 from statistics import median
-from unittest import mock
 
 import numpy as np
 import pytest
 
 from mmstream.errors import StorageError
-from mmstream.storage import ObjectStat, ReplacedError, open_store
-from mmstream.storage.patience import Failures, patience_of
-from mmstream.storage.range_client import range_client
+from mmstream.storage import ObjectStat, ReplacedError
+from mmstream.storage.patience import patience_of
 from mmstream.storage.store import RequestError
 from mmstream.storage.transfers import RangeRequest, TransferLimits, Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient
-from tests.helpers.far_limits import far_limits
 from tests.helpers.virtual_time import in_virtual_time
 
 DATA = random.Random(1).randbytes(64 << 10)
@@ -107,28 +104,6 @@ def fixed(number, **changes):
 
 
 # -- order and permits ---------------------------------------------------------------------------
-
-
-def test_a_store_without_a_client_of_its_own_serves_ranges(tmp_path):
-    store = open_store(tmp_path)
-    store.write("a", DATA)
-
-    async def read():
-        transfers = Transfers([range_client(store)], [{}], far_limits())
-        futures = [transfers.submit(RangeRequest(0, "a", i, 5 * i, i)) for i in range(100)]
-        absent = transfers.submit(RangeRequest(0, "b", 0, 1, 0))
-        outcomes = await asyncio.gather(*futures)
-        with pytest.raises(FileNotFoundError):
-            await absent
-        counts = transfers.pop_counts()
-        await transfers.close()
-        return outcomes, counts
-
-    outcomes, counts = asyncio.run(read())
-    assert outcomes == [DATA[i : 5 * i] for i in range(100)]
-    assert counts.num_requests == 100  # none for the empty range
-    assert counts.num_bytes == sum(4 * i for i in range(100))
-    assert counts.busy_s > 0
 
 
 @in_virtual_time
@@ -245,6 +220,8 @@ async def test_requests_bytes_and_busy_seconds_are_counted_since_the_last_call()
         assert counts.busy_s == pytest.approx(0.05 + SIZE / 40e3, abs=1e-6)
         assert counts.request_s == pytest.approx(10 * counts.busy_s, abs=1e-5)  # side by side
         assert store.pop_counts() == type(counts)()
+        assert await store.submit(3, 3) == b""
+        assert store.pop_counts().num_requests == 0
         assert (counts + counts).num_bytes == 20 * SIZE
 
 
@@ -478,14 +455,6 @@ async def test_final_errors_are_passed_on_at_once(error):
         with pytest.raises(type(error), match=str(error)):
             await store.submit()
         assert len(store.client.sent) == 1
-
-
-@in_virtual_time
-async def test_an_error_that_nobody_foresaw_ends_its_range(monkeypatch):
-    monkeypatch.setattr(Failures, "add", mock.Mock(side_effect=OverflowError("too large")))
-    async with Store(lambda sent: Answer(0.001, error=REFUSED)) as store:
-        with pytest.raises(OverflowError):
-            await store.submit()
 
 
 @in_virtual_time

@@ -149,7 +149,7 @@ def test_a_run_that_may_not_write_is_refused_before_its_first_step(
         monkeypatch.setenv(name, "key")
     with running(S3Stub, {}) as server:
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.url)
-        server.handler.refuse = lambda request: denied if request.command == method else None
+        server.refuse = lambda request: denied if request.command == method else None
         with pytest.raises(StorageError, match=rf"may lack the right to write there \({right}\)$"):
             require_writable(open_store("s3://bucket/run/checkpoints"))
 

@@ -30,7 +30,6 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
 from tools.bench.corpus import write_corpus
@@ -96,10 +95,10 @@ def behind_proxy() -> Iterator[tuple[Server, FaultProxy]]:
 def fill_bucket(
     server: Server, proxy: FaultProxy, folder: Path, num_shards: int, shard_samples: int
 ) -> str:
-    """Upload eight tars and the index of a corpus that has each of them many times.
+    """Upload the index of a corpus that has each of eight tars many times.
 
     Returns:
-        The URL of the corpus. The tars stay in the folder, and the manifest in ``corpus/`` there.
+        The URL of the corpus. The proxy sends the tars from the folder.
     """
     from mmstream.dataset.index_tars import index_tars
     from mmstream.storage import open_store
@@ -114,40 +113,12 @@ def fill_bucket(
     index_tars(corpus, progress=False)
     for name in names:
         (corpus / name).unlink()
-    allow_readers(server)  # the proxy renames objects, so their signatures do not fit
     url = f"s3://{server.bucket}/corpus"
     store = open_store(url)
-    for path in [*tars, *corpus.iterdir()]:
-        store.write(f"tars-{path.name}" if path in tars else path.name, path.read_bytes())
-    bucket = f"{server.bucket}/corpus"
-    proxy.hold()
-    proxy.alias({f"{bucket}/{name}": f"{bucket}/tars-{tar.name}" for name, tar in names.items()})
-    for tar in tars:
-        store.read_range(f"tars-{tar.name}", 0, 1)  # the proxy has it in memory from now on
+    for path in corpus.iterdir():
+        store.write(path.name, path.read_bytes())
+    proxy.serve_files({f"{server.bucket}/corpus/{name}": tar for name, tar in names.items()})
     return url
-
-
-def allow_readers(server: Server) -> None:
-    """Let everybody read and list the bucket of a server."""
-    from botocore.config import Config
-    from botocore.session import Session
-
-    client: Any = Session().create_client(
-        "s3",
-        region_name=server.env["AWS_REGION"],
-        endpoint_url=server.endpoint,
-        aws_access_key_id=server.access_key,
-        aws_secret_access_key=server.secret_key,
-        config=Config(s3={"addressing_style": "path"}),
-    )
-    statement = {
-        "Effect": "Allow",
-        "Principal": "*",
-        "Action": ["s3:GetObject", "s3:ListBucket"],
-        "Resource": [f"arn:aws:s3:::{server.bucket}", f"arn:aws:s3:::{server.bucket}/*"],
-    }
-    policy = json.dumps({"Version": "2012-10-17", "Statement": [statement]})
-    client.put_bucket_policy(Bucket=server.bucket, Policy=policy)
 
 
 def called(root: Path, url: str, seconds: float) -> dict[str, float]:
