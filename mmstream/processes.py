@@ -48,6 +48,9 @@ FROM_PARENT = "MMSTREAM_FROM_PARENT"
 FREED_BYTES = 31 << 20
 """The most that glibc takes into account is 32 MiB."""
 
+END_S = 5.0
+"""Seconds in which processes end after SIGKILL."""
+
 LOOK_S = 1.0
 """Seconds between two looks at whether the main process still runs."""
 
@@ -106,12 +109,16 @@ os.register_at_fork(after_in_child=_forget_fork_server)
 def end_fork_server() -> None:
     """End the process that workers are forked from, if it runs; another one starts when needed.
 
-    A thread that waits for a worker from it gets an EOFError.
+    A thread that waits for a worker from it gets an EOFError. Returns when the process has ended,
+    or after `END_S`: as long as it is there, Python starts no other one.
     """
     pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
     if pid is not None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_S
+        while process_state(pid)[0] not in ("", "Z", "?") and time.monotonic() < deadline:
+            time.sleep(0.01)
 
 
 @contextmanager

@@ -152,6 +152,14 @@ def same_number_of_threads() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
+@pytest.fixture(autouse=True)
+def same_object_storage() -> Iterator[None]:
+    """A test must not lead the later ones of its process to a server that has ended."""
+    before = os.environ.get("AWS_ENDPOINT_URL")
+    yield
+    assert before in (None, os.environ.get("AWS_ENDPOINT_URL")), "restore AWS_ENDPOINT_URL"
+
+
 @pytest.fixture(scope="session", autouse=True)
 def private_cache(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Keep parts of indexes, which processes of tests share, out of the user's cache."""

@@ -37,7 +37,12 @@ from mmstream.loader.worker_process import (
     start_worker,
 )
 from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
-from mmstream.processes import keep_freed_memory, marked_as_main_process, without_current_folder
+from mmstream.processes import (
+    end_fork_server,
+    keep_freed_memory,
+    marked_as_main_process,
+    without_current_folder,
+)
 from mmstream.progress import Progress
 from mmstream.reading.messages import ReaderEnded
 from mmstream.reading.process import ReaderProcess, needs_reader_process, node_cache_settings
@@ -346,6 +351,8 @@ class Workers:
     def _explained(self, error: Exception, job: Job, *, has_started: bool) -> Exception | None:
         """Return what to raise for an error of the transport. None: `error` says it."""
         if self._watchdog.error is not None:
+            if not has_started:
+                end_fork_server()  # the thread of the watchdog kills it, too, and is not waited for
             return self._watchdog.error
         if isinstance(error, MMStreamError):
             return None

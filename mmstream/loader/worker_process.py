@@ -30,6 +30,7 @@ from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.loader.batch_transport import SentBatch
 from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.processes import (
+    END_S,
     end_fork_server,
     is_running,
     join_parent,
@@ -223,9 +224,6 @@ def _check_main_guard() -> None:
 
 
 # -- what a worker works on, and how it ended ------------------------------------------------------
-
-END_S = 5.0
-"""Seconds in which processes end after SIGKILL."""
 
 NUM_SHARDS = 3
 """Most shards that a message names."""

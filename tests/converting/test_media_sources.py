@@ -20,6 +20,7 @@ from PIL import Image
 import mmstream as mm
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.media import load as load_module
+from mmstream.converting.media import references
 from mmstream.converting.media.load import Directories, load_rows
 from mmstream.converting.media.references import MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row
@@ -643,7 +644,7 @@ def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypat
 )
 def test_the_directories_of_the_archives_named_last_are_kept(monkeypatch, max_members, asked, read):
     """Here an archive is the number of its members. One without members is damaged."""
-    monkeypatch.setattr(archives, "MAX_KEPT_MEMBERS", max_members)
+    monkeypatch.setattr(load_module, "MAX_KEPT_MEMBERS", max_members)
     directories_read = []
 
     def read_directory(_read, num_members):

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 import pytest
 
 import mmstream as mm
-from mmstream.converting.engines import ray as engine
+from mmstream.converting import engines
 from mmstream.converting.media import check
 from mmstream.converting.media.check import File, MediaBatch
 from mmstream.converting.shard import write_shard
@@ -94,7 +94,7 @@ def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_kil
     corpus, tmp_path, cluster, second_node, monkeypatch
 ):
     monkeypatch.setattr(check, "BATCH_ROWS", 1)
-    monkeypatch.setattr(engine, "LOOK_S", 0)
+    monkeypatch.setattr(engines, "LOOK_S", 0)
     media = mm.MediaOptions(max_image_side=20)
     tasks = []
 
@@ -136,7 +136,7 @@ def test_a_shard_does_not_wait_for_ever_when_the_idle_cpus_are_gone(cluster):
 
 def test_a_node_that_would_make_other_images_is_an_error_in_one_line(cluster):
     batch = MediaBatch([[]], mm.MediaOptions(max_image_side=20))
-    answer = engine._Answer(ray, ray.put(engine._check(batch, {"libraries": "others"})))
+    answer = engines._Answer(ray, ray.put(engines._check(batch, {"libraries": "others"})))
     with pytest.raises(mm.ConfigError, match="a node of Ray would write other images"):
         answer.result()
 
@@ -195,14 +195,14 @@ def test_an_error_of_a_task_is_one_line_of_its_own_kind(corpus, tmp_path, cluste
         return portable(job)
 
     with monkeypatch.context() as patch:
-        patch.setattr(engine, "_portable", elsewhere)
+        patch.setattr(engines, "_portable", elsewhere)
         with pytest.raises(mm.MMStreamError, match="images") as error:
             run(corpus, tmp_path / "o", media_root=tmp_path / "images", engine="ray", num_workers=1)
     assert "\n" not in str(error.value)
 
 
 def test_a_destination_that_nodes_do_not_share_is_named(corpus, tmp_path, cluster, monkeypatch):
-    monkeypatch.setattr(engine, "missing_file", lambda job, report: job.name)
+    monkeypatch.setattr(engines, "missing_file", lambda job, report: job.name)
     with pytest.raises(mm.MMStreamError, match="does not see it; write to a folder that all"):
         run(corpus, tmp_path / "out", engine="ray")
     with pytest.raises(mm.ConfigError, match="only this process has its memory"):

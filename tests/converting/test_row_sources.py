@@ -20,7 +20,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import RowError
-from mmstream.converting.rows import detect, records
+from mmstream.converting.rows import detect, records, tables
 from mmstream.converting.rows.arrow import iter_arrow
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows

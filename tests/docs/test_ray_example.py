@@ -32,7 +32,7 @@ RAY_SETTINGS = {
     "RAY_health_check_initial_delay_ms": "500",  # a dead node is noticed
     "RAY_health_check_period_ms": "500",  # in a second or two
     "RAY_health_check_failure_threshold": "2",
-    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "2",  # and not waited for
+    "RAY_TRAIN_WORKER_GROUP_START_TIMEOUT_S": "10",  # and not waited for long
     "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.2",
     "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",  # a process for each group
 }

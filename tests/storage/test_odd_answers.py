@@ -6,6 +6,7 @@ import asyncio
 import os
 from collections import Counter
 from pathlib import Path
+from unittest import mock
 
 import pytest
 
@@ -70,8 +71,10 @@ CALLS = {
 def outcomes(objects, **odd):
     """What each call returns, or its error."""
     found = {}
-    with running(OddStub, dict(objects), num_asked=Counter(), **odd) as server:
-        os.environ["AWS_ENDPOINT_URL"] = server.url
+    with (
+        running(OddStub, dict(objects), num_asked=Counter(), **odd) as server,
+        mock.patch.dict(os.environ, AWS_ENDPOINT_URL=server.url),
+    ):
         remote._client_of.cache_clear()
         for name, call in CALLS.items():
             patience._patience.cache_clear()
@@ -82,7 +85,6 @@ def outcomes(objects, **odd):
             except Exception as error:
                 found[name] = error
         written = {key: data for key, data in server.objects.items() if "/new/" in key}
-    del os.environ["AWS_ENDPOINT_URL"]
     return found, written
 
 

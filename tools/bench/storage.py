@@ -30,6 +30,7 @@ from collections.abc import Iterator
 from contextlib import closing, contextmanager
 from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 from tests.helpers.http_fault_proxy import FaultProxy, Faults, fault_proxy
 from tools.bench.corpus import write_corpus
@@ -87,9 +88,8 @@ def behind_proxy() -> Iterator[tuple[Server, FaultProxy]]:
     """Start a server and a proxy before it, for this process and those that it starts."""
     with s3_server() as server, fault_proxy(server.endpoint) as proxy:
         own = without_aws(os.environ) | server.env | {"AWS_ENDPOINT_URL": proxy.endpoint}
-        os.environ.clear()
-        os.environ.update(own)
-        yield server, proxy
+        with patch.dict(os.environ, own, clear=True):
+            yield server, proxy
 
 
 def fill_bucket(
