@@ -14,7 +14,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+import traceback
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from mmstream.demo.demo import free_port
@@ -68,7 +70,8 @@ def _start(command: list[str], out: Path, world_size: int, kill_after: int | Non
     log = out / f"metrics-rank{world_size - 1}.jsonl"
     num_logged = _num_lines(log)
     port = free_port()
-    ranks = [_fork(command, rank, world_size, port) for rank in range(world_size)]
+    train = partial(_train, command)
+    ranks = [fork_rank(rank, world_size, port, train) for rank in range(world_size)]
     deadline = time.monotonic() + END_S
     while kill_after is not None and _num_lines(log) < num_logged + kill_after:
         if time.monotonic() > deadline:
@@ -83,27 +86,38 @@ def _num_lines(path: Path) -> int:
     return path.read_bytes().count(b"\n") if path.exists() else 0
 
 
-def _fork(command: list[str], rank: int, world_size: int, port: int) -> int:
+def _train(command: list[str]) -> None:
+    sys.argv = ["mmstream", "train", *command]
+    from mmstream.cli import main as cli
+
+    signal.alarm(END_S)
+    cli()
+
+
+def fork_rank(rank: int, world_size: int, port: int, run: Callable[[], object]) -> int:
+    """Fork a rank, as of torchrun, that calls a function. Return the number of its process."""
     pid = os.fork()
     if pid:
         return pid
     os.environ |= {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
+        "GROUP_RANK": "0",
         "WORLD_SIZE": str(world_size),
         "LOCAL_WORLD_SIZE": str(world_size),
         "MASTER_ADDR": "127.0.0.1",
         "MASTER_PORT": str(port),
+        "TORCHELASTIC_RUN_ID": "none",
+        "OMP_NUM_THREADS": "1",
     }
-    sys.argv = ["mmstream", "train", *command]
-    from mmstream.cli import main as cli
-
-    signal.alarm(END_S)
     code = 1
     try:
-        cli()
+        run()
+        code = 0
     except SystemExit as ended:
         code = ended.code if isinstance(ended.code, int) else 1
+    except BaseException:
+        traceback.print_exc()
     finally:
         sys.stdout.flush()
         sys.stderr.flush()

@@ -13,12 +13,13 @@ import json
 import os
 import signal
 import sys
-import traceback
+from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from mmstream._torchvision import import_torchvision
 from mmstream.demo.demo import free_port
+from tests.helpers.forked_ranks import fork_rank
 from tests.helpers.paths import DOCS
 
 
@@ -54,19 +55,8 @@ def note_batches(module: Any, file: Path, dies_at: int) -> None:
     used_by.model_inputs = noting
 
 
-def run_rank(example: str, shards: str, out: Path, number: int, stage: Stage, port: int) -> None:
+def run_rank(example: str, shards: str, out: Path, number: int, stage: Stage) -> None:
     """Be one rank, as under torchrun."""
-    os.environ |= {
-        "RANK": str(number),
-        "LOCAL_RANK": str(number),
-        "GROUP_RANK": "0",
-        "WORLD_SIZE": str(stage.world_size),
-        "LOCAL_WORLD_SIZE": str(stage.world_size),
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": str(port),
-        "TORCHELASTIC_RUN_ID": "none",
-        "OMP_NUM_THREADS": "1",
-    }
     last = number == stage.world_size - 1
     log = out / f"stage{stage.number}-rank{number}.jsonl"
     module = importlib.import_module(example)
@@ -74,28 +64,13 @@ def run_rank(example: str, shards: str, out: Path, number: int, stage: Stage, po
     module.train(shards, str(out / "checkpoints"), stage.num_workers)
 
 
-def fork_rank(*args: Any) -> int:
-    child = os.fork()
-    if child:
-        return child
-    status = 1
-    try:
-        run_rank(*args)
-        status = 0
-    except BaseException:
-        traceback.print_exc()
-    finally:
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(status)
-
-
 def play(example: str, shards: str, out: Path, stage: Stage) -> None:
     """Run all ranks to their end, or until one is killed."""
     port = free_port()
-    ranks = [
-        fork_rank(example, shards, out, number, stage, port) for number in range(stage.world_size)
-    ]
+    ranks = []
+    for number in range(stage.world_size):
+        run = partial(run_rank, example, shards, out, number, stage)
+        ranks.append(fork_rank(number, stage.world_size, port, run))
     dying = ranks[-1]
     while ranks:
         child, status = os.wait()

@@ -29,6 +29,7 @@ from tests.helpers.packed_texts import pack_pipeline, write_texts
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.stores import far
 from tests.helpers.topology import described
+from tests.reading.test_range_cache import cached_files
 
 Damage = Callable[[list[Path], random.Random], object]
 
@@ -40,10 +41,6 @@ def sample(number: int) -> dict[str, bytes]:
 def far_pipeline(folder: str, **options: Any) -> mm.Pipeline:
     pipeline = make_pipeline(folder, bad_samples=policy(action="mask"), **options)
     return replace(pipeline, dataset=far(pipeline.dataset))
-
-
-def cached_files(root: str) -> list[Path]:
-    return sorted(path for path in Path(root).rglob("*") if len(path.name) == 40)
 
 
 def fields(batch: dict[str, Any]) -> Any:

@@ -359,12 +359,6 @@ def test_damaged_headers_are_errors_as_when_the_sample_is_read_whole(
         shard.write_bytes(content)
 
 
-@pytest.mark.parametrize("value", [0, -1, 1.5, "8 MiB"])
-def test_min_lazy_bytes_is_a_number(value: Any) -> None:
-    with pytest.raises(mm.ConfigError, match="min_lazy_bytes"):
-        mm.Decode(min_lazy_bytes=value)
-
-
 def numbered_video() -> bytes:
     """240 frames in two minutes, with a key every 4 seconds and sound: 0.6 MB."""
     return video_file(

@@ -243,14 +243,6 @@ async def test_a_step_that_was_given_up_while_it_waited_can_be_asked_for_again(
         assert [(await reader.step(0, step)).data for step in (1, 2, 3)] == expected[1:]
 
 
-@in_virtual_time
-async def test_it_says_what_it_waits_for_before_it_reads(dataset: mm.Dataset) -> None:
-    async with reading(dataset, begins=False) as (reader, _):
-        assert reader.describe() == "it has not begun"
-        reader.begin(0, 0, (0, 8))
-        assert reader.describe() == "it waits for indexes"
-
-
 async def errors_of_epoch(
     dataset: mm.Dataset, answer: Any, **settings: Any
 ) -> tuple[list[Any], int]:

@@ -47,6 +47,12 @@ from tests.helpers.reader_thread import reader_thread
 from tests.helpers.topology import described
 
 
+@pytest.fixture
+def pipeline(corpus: str) -> mm.Pipeline:
+    """Of the small corpus, in steps of eight rows."""
+    return make_pipeline(corpus)
+
+
 def contents(batch: dict[str, Any]) -> Any:
     """All of a batch but counts of requests, comparable."""
     fields = [
@@ -101,9 +107,8 @@ def test_any_topology_gets_the_same_batches(data: st.DataObject) -> None:
 
 
 def test_the_main_function_serves_and_sends_its_log(
-    corpus: str, monkeypatch: pytest.MonkeyPatch
+    pipeline: mm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = make_pipeline(corpus)
     logger = logging.getLogger("mmstream")
     handlers, level = list(logger.handlers), logger.level
     monkeypatch.setattr(sys, "path", list(sys.path))
@@ -152,8 +157,7 @@ def test_a_reader_without_its_parent_ends(monkeypatch: pytest.MonkeyPatch) -> No
     assert codes == [1]
 
 
-def test_an_error_of_the_storage_crosses_to_whoever_asked(corpus: str) -> None:
-    pipeline = make_pipeline(corpus)
+def test_an_error_of_the_storage_crosses_to_whoever_asked(pipeline: mm.Pipeline) -> None:
     with reader_thread(pipeline) as reader:
         iteration = reader.begin(0, 0, (0, 8))
         assert "it" in reader.describe()
@@ -211,9 +215,8 @@ def test_a_loop_that_holds_all_its_samples_takes_no_room_from_the_reader_process
 
 
 def test_a_run_without_memory_for_a_step_ends_with_an_error(
-    corpus: str, monkeypatch: pytest.MonkeyPatch
+    pipeline: mm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = make_pipeline(corpus)
     monkeypatch.setattr(server, "most_bytes", lambda: server.NUM_ROOMS * server.ROOM_BYTES + 4096)
     set_far_limits(monkeypatch, memory_s=0.0)
     with (
@@ -224,8 +227,7 @@ def test_a_run_without_memory_for_a_step_ends_with_an_error(
         runner.batch(Job(0, 0, 0, 8, 1, reader.begin(0, 0, (0, 8))))
 
 
-def test_a_process_without_file_descriptors_says_so(corpus: str) -> None:
-    pipeline = make_pipeline(corpus)
+def test_a_process_without_file_descriptors_says_so(pipeline: mm.Pipeline) -> None:
     limits = resource.getrlimit(resource.RLIMIT_NOFILE)
     with reader_thread(pipeline) as reader:
         connection, iteration = reader.connections[0], reader.begin(0, 0, (0, 8))
@@ -240,21 +242,19 @@ def test_a_process_without_file_descriptors_says_so(corpus: str) -> None:
 
 
 def test_an_error_that_cannot_be_pickled_crosses_in_its_words(
-    corpus: str, monkeypatch: pytest.MonkeyPatch
+    pipeline: mm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     async def step(self: RankReader, epoch: int, step: int) -> None:
         raise ValueError("of a store", threading.Lock())
 
     monkeypatch.setattr(RankReader, "step", step)
-    pipeline = make_pipeline(corpus)
     with reader_thread(pipeline) as reader:
         request = StepRequest(reader.begin(0, 0, (0, 8)), 0, 0)
         with pytest.raises(mm.MMStreamError, match=r"ValueError: \('of a store', "):
             reader.connections[0].ask(request)
 
 
-def test_each_iteration_is_told_which_versions_were_read(corpus: str) -> None:
-    pipeline = make_pipeline(corpus)
+def test_each_iteration_is_told_which_versions_were_read(pipeline: mm.Pipeline) -> None:
     with reader_thread(pipeline) as reader:
         for _ in range(2):  # an answer of the first iteration may be dropped, with what it told
             request = StepRequest(reader.begin(0, 0, (0, 8)), 0, 0)
@@ -262,8 +262,9 @@ def test_each_iteration_is_told_which_versions_were_read(corpus: str) -> None:
             assert header.read_shards
 
 
-def test_later_steps_come_while_a_step_is_in_use_and_are_dropped_by_a_jump(corpus: str) -> None:
-    pipeline = make_pipeline(corpus)
+def test_later_steps_come_while_a_step_is_in_use_and_are_dropped_by_a_jump(
+    pipeline: mm.Pipeline,
+) -> None:
     with (
         reader_thread(pipeline) as reader,
         closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
@@ -280,8 +281,9 @@ def test_later_steps_come_while_a_step_is_in_use_and_are_dropped_by_a_jump(corpu
         assert contents(batch) == own_batch(pipeline, job)
 
 
-def test_samples_stay_until_the_request_after_those_that_were_made_ahead(corpus: str) -> None:
-    pipeline = make_pipeline(corpus)
+def test_samples_stay_until_the_request_after_those_that_were_made_ahead(
+    pipeline: mm.Pipeline,
+) -> None:
 
     def samples_of(header: StepHeader, memory: memoryview) -> list[bytes]:
         return [bytes(memory[a:b]) for a, b in zip(header.starts, header.stops, strict=True)]
@@ -306,9 +308,8 @@ def test_samples_stay_until_the_request_after_those_that_were_made_ahead(corpus:
 
 
 def test_a_small_number_of_large_steps_is_asked_for_ahead(
-    corpus: str, monkeypatch: pytest.MonkeyPatch
+    pipeline: mm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = make_pipeline(corpus)
     monkeypatch.setattr(step_reader, "AHEAD_BYTES", 1)
     with (
         reader_thread(pipeline) as reader,
@@ -319,9 +320,8 @@ def test_a_small_number_of_large_steps_is_asked_for_ahead(
 
 
 def test_an_answer_that_comes_late_is_no_log_record(
-    corpus: str, monkeypatch: pytest.MonkeyPatch
+    pipeline: mm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pipeline = make_pipeline(corpus)
     reader = ReaderProcess(pipeline.dataset, pipeline.order, 1)
     with closing(reader):
         monkeypatch.setattr(process, "ANSWER_S", 0.1)

@@ -15,6 +15,7 @@ from tests.helpers.virtual_time import in_virtual_time
 
 SLOW = Answer(latency_s=1.0, rate=2e6)
 """Twenty times slower than others."""
+FAR = Answer(latency_s=0.2, rate=10e6)
 
 
 @pytest.fixture(scope="module")
@@ -38,9 +39,7 @@ def test_100_batches_come_within_3_seconds_at_50_ms(usual: SimulatedRun) -> None
 
 @in_virtual_time
 async def test_100_batches_come_within_9_seconds_at_200_ms() -> None:
-    run = await simulate_rank(
-        corpus_order(), num_steps=100, answer=lambda sent: Answer(latency_s=0.2, rate=10e6)
-    )
+    run = await simulate_rank(corpus_order(), num_steps=100, answer=lambda sent: FAR)
     assert run.arrivals[0] < 0.5
     assert run.arrivals[99] < 5.0  # 5.5 if each step up is measured for two round trips
 
@@ -79,14 +78,14 @@ async def test_a_tail_of_two_in_a_hundred_costs_little_also_where_new_connection
 
 @in_virtual_time
 async def test_a_tail_costs_less_than_half_where_first_bytes_take_long() -> None:
-    far, slow_far = Answer(latency_s=0.2, rate=10e6), Answer(latency_s=4.0, rate=0.5e6)
+    slow_far = Answer(latency_s=4.0, rate=0.5e6)
     slow = random.Random(1)
     run = await simulate_rank(
         corpus_order(),
         num_steps=100,
-        answer=lambda sent: slow_far if slow.random() < 0.02 else far,
+        answer=lambda sent: slow_far if slow.random() < 0.02 else FAR,
     )
-    usual = await simulate_rank(corpus_order(), num_steps=100, answer=lambda sent: far)
+    usual = await simulate_rank(corpus_order(), num_steps=100, answer=lambda sent: FAR)
     assert run.arrivals[99] < 1.5 * usual.arrivals[99]
 
 
@@ -123,3 +122,22 @@ async def test_a_consumer_at_half_of_the_link_hardly_waits_with_and_without_a_ta
         # It was late at first, and took batches as fast as they came until it was not.
         late = sorted(run.waits[350:])
         assert late[int(0.99 * len(late))] < 0.01
+
+
+@pytest.mark.parametrize("samples_per_s", [1000, 2000, 4000])
+@pytest.mark.parametrize("answer", [Answer(), FAR], ids=["near", "far"])
+@in_virtual_time
+async def test_a_loop_with_a_pace_hardly_waits_where_an_epoch_begins(
+    answer: Answer, samples_per_s: int
+) -> None:
+    order = corpus_order(num_shards=60)
+    num_steps = order.steps_per_epoch
+    run = await simulate_rank(
+        order,
+        num_steps=3 * num_steps,
+        answer=lambda sent: answer,
+        step_s=64 / samples_per_s,
+    )
+    for epoch in (1, 2):
+        begin = run.waits[epoch * num_steps :][:12]
+        assert max(begin) < 0.2  # up to 0.8 with the horizon alone

@@ -14,22 +14,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.dataset.index import build_index
-from mmstream.errors import SampleError, ShardError
-from mmstream.order import Order
+from mmstream.errors import ShardError
 from mmstream.reading import fetcher as fetching
 from mmstream.reading.reader import Reader
 from mmstream.reading.step import Job
-from mmstream.storage import LocalStore, local
+from mmstream.storage import local
 from mmstream.tar.header import BLOCK, plain_file, read_member
 from tests.helpers.corpora import write_corpus
-from tests.helpers.foreign_tars import make_tar
 from tests.helpers.stores import watched
 
 
-def steps_of(dataset, views, num_steps=None, order=None):
+def steps_of(dataset, views, num_steps=None):
     """All samples of an epoch, step by step; errors as their text."""
-    order = order or mm.Pipeline(dataset, global_batch_size=8, window=16).order
+    order = mm.Pipeline(dataset, global_batch_size=8, window=16).order
     jobs = (Job(0, step, 0, 8) for step in range(order.steps_per_epoch))
     with closing(Reader(dataset, order, zero_copy=views)) as reader:
         for step in map(reader.step, islice(jobs, num_steps)):
@@ -105,32 +102,6 @@ def test_a_map_ends_with_its_last_view(tmp_path):
     gc.collect()
     assert maps_of(folder) == 0
     assert num_open_files() < num_open
-
-
-def test_bad_samples_are_values_of_their_own(tmp_path):
-    members = [
-        ("a.jpg", b"1"), ("a.json", b"{}"),
-        ("b.jpg", b"twice"), ("b.jpg", b"twice"),
-        (f"{'long' * 40}.txt", b"a pax header"),
-        ("folder/c.jpg", b"3"),
-        ("d.jpg", b"4"), ("README", b""), ("__meta__", b"{}"),
-        ("é.jpg", b"5"), ("f.TXT", b"6"), ("g.jpg", b"damaged"), ("h.jpg", b"7"),
-    ]  # fmt: skip
-    data = bytearray(make_tar(members, tarfile.PAX_FORMAT))
-    (tmp_path / "a.tar").write_bytes(data)
-    offsets = build_index(LocalStore(str(tmp_path)), "a.tar")
-    dataset = mm.open_dataset(tmp_path / "a.tar")
-    data[offsets[-3] + 10] ^= 1  # in g's header
-    (tmp_path / "a.tar").write_bytes(data)
-    dataset = mm.Dataset(dataset.manifest, dataset.store, offsets={"a.tar": offsets})
-    order = Order.from_counts([offsets.size - 1], global_batch_size=8, shuffle=False)
-    (as_bytes,), (as_views,) = (list(steps_of(dataset, v, order=order)) for v in (False, True))
-    assert as_bytes == as_views
-    assert [s["__key__"] for s in as_views if isinstance(s, dict)] == [
-        "a", "long" * 40, "folder/c", "d", "é", "f",
-    ]  # fmt: skip
-    kinds = [s[0] for s in as_views if not isinstance(s, dict)]
-    assert kinds == [SampleError, SampleError]
 
 
 def test_of_a_truncated_shard_the_samples_before_the_cut_are_good(tmp_path):

@@ -14,6 +14,7 @@ from tests.helpers.topology import small_loader
 from tests.helpers.web_stubs import S3Stub, running
 
 USES_OF_A_KEY = 15
+SETTINGS = {"global_batch_size": 8, "window": None, "window_bytes": 1 << 15}
 EXPIRED = refused("400 Bad Request", "ExpiredToken", "The provided token has expired.")
 
 
@@ -44,9 +45,9 @@ def content(batch) -> tuple[list[str], list[bytes]]:
 
 
 def test_keys_that_expire_in_mid_run_are_renewed_and_no_batch_differs(server, corpus, caplog):
-    own = small_loader(str(corpus))
+    own = small_loader(str(corpus), **SETTINGS)
     expected = [content(batch) for _ in range(2) for batch in own]
-    loader = small_loader("s3://bucket/corpus")
+    loader = small_loader("s3://bucket/corpus", **SETTINGS)
     batches = [content(batch) for _ in range(2) for batch in loader]
     loader.close()
     assert batches == expected
