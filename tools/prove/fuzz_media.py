@@ -365,7 +365,7 @@ def _messages(stdout: IO[bytes]) -> Iterator[dict[str, Any] | None]:
     The limit counts from the first message: on a busy machine a child may start for minutes.
     """
     pending = b""
-    limit_s = None
+    limit_s: float | None = None
     while True:
         if not select.select([stdout], [], [], limit_s)[0]:
             yield None
