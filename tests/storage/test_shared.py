@@ -203,6 +203,14 @@ def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch,
         mm.open_dataset(remote, storage_kind="local")
 
 
+@pytest.mark.s3
+def test_an_object_store_has_no_storage_kind(s3, tmp_path):
+    remote = write_corpus(f"{s3}/{tmp_path.name}", [4])
+    for kind, message in [("shared", "is for folders"), ("nfs", "give 'local', 'shared' or None")]:
+        with pytest.raises(ConfigError, match=message):
+            mm.open_dataset(remote, storage_kind=kind)
+
+
 def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
     folder = write_corpus(tmp_path / "a", [30, 1, 0, 40], checksums=True)
 
@@ -215,16 +223,3 @@ def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
         return batches
 
     assert keys("shared", 1) == keys("local", 0)
-
-
-def test_reads_that_fail_now_and_then_change_no_sample(tmp_path, monkeypatch, pauses):
-    folder = write_corpus(tmp_path / "a", [30, 1, 0, 40])
-
-    def samples(kind):
-        dataset = mm.open_dataset(folder, storage_kind=kind)
-        return mm.Pipeline(dataset, global_batch_size=8, window=5).take(64)
-
-    expected = samples("local")
-    calls = failing(monkeypatch, "pread", *[0, 0, errno.ESTALE] * 1000)
-    assert samples("shared") == expected
-    assert errno.ESTALE in calls
