@@ -20,7 +20,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
 PACKAGE_STATEMENTS = 39_500
-TEST_STATEMENTS = 38_500
+TEST_STATEMENTS = 38_700
 
 OPTIONS = """
 import click
