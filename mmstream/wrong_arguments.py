@@ -142,7 +142,7 @@ def _checker(
 
     @cache
     def hints() -> dict[str, Any]:  # at the first call: annotations may name later classes
-        texts = {k: v for k, v in function.__annotations__.items() if k not in own}
+        texts = {k: v for k, v in function.__annotations__.items() if k not in (*own, "return")}
         holder = SimpleNamespace(__annotations__=texts)
         return get_type_hints(holder, function.__globals__, include_extras=True)
 

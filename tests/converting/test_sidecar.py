@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
-import sys
 
 import duckdb
 import pandas as pd
@@ -180,19 +178,6 @@ def test_a_failed_shard_leaves_no_sidecar(tmp_path):
 
 
 # -- columns: compared with those that pyarrow makes of the same values
-
-
-def test_a_sidecar_is_written_without_pandas():
-    code = (
-        "import sys\n"
-        "from mmstream.converting.rows.records import Row\n"
-        "from mmstream.converting.sidecar import SidecarWriter\n"
-        "from mmstream.storage import open_store\n"
-        "with SidecarWriter(open_store('memory://a'), 'a.tar') as sidecar:\n"
-        "    sidecar.add_sample(Row(0, 'a', 1, {}), 'a', {'txt': b'a'}, [])\n"
-        "assert sidecar.num_bytes > 0 and 'pandas' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 # -- convert(facts=True): the same facts as of an index, also of shards that were there before

@@ -213,8 +213,8 @@ def test_a_number_beyond_the_end_is_an_index_error(folder, item):
 
 
 @pytest.mark.parametrize("item", [b"0", None, 1.5])
-def test_what_is_no_number_is_a_type_error(folder, item):
-    with pytest.raises(TypeError):
+def test_what_is_no_number_is_a_named_error(folder, item):
+    with pytest.raises(ConfigError, match="give a position, a key or a slice"):
         open_dataset(folder)[item]
 
 
