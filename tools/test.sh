@@ -59,5 +59,4 @@ for part in "order/**" state.py "reading/**" "bad_samples/**"; do
         exit 1
     }
 done
-python -m tools.prove.fuzz --seconds 60
 python -m tools.size

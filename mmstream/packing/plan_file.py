@@ -69,7 +69,7 @@ class _File:
     """The content of plan.json."""
 
     version: int
-    settings: PackLimits
+    settings: dict[str, Any]
     digest: str
     arrays: dict[str, ArrayInfo]
     group_stops: list[Count]
@@ -121,7 +121,7 @@ def _write(plan: PackPlan, store: Store) -> None:
     infos = {stem: write_array(store, stem, array) for stem, array in arrays.items()}
     content = _File(
         version=FORMAT_VERSION,
-        settings=plan.settings,
+        settings=plan.settings.as_json(),
         digest=plan.digest,
         arrays=infos,
         group_stops=plan.group_stops.tolist(),
@@ -175,7 +175,7 @@ def _open(store: Store, expected_digest: str | None = None) -> PackPlan:
         for stem, dtype in _DTYPES.items()
     )
     plan = PackPlan(
-        settings=file.settings,
+        settings=_limits(file.settings, name),
         digest=file.digest,
         shards=tuple(file.shards),
         group_stops=np.array(file.group_stops, dtype=np.int64),
@@ -200,6 +200,13 @@ def _decode(data: bytes, name: str) -> tuple[_File, str]:
     if missing := _DTYPES.keys() - file.arrays.keys():
         raise ManifestError(f"{name}: lists no {sorted(missing)[0]}; {_CURE}")
     return file, hashlib.sha256(data).hexdigest()
+
+
+def _limits(settings: dict[str, Any], name: str) -> PackLimits:
+    try:
+        return PackLimits(**settings)
+    except (ConfigError, TypeError) as error:
+        raise ManifestError(f"{name}: settings: {escaped(error)}; {_CURE}") from None
 
 
 def _require_whole(plan: PackPlan, name: str) -> None:

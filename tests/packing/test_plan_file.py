@@ -149,6 +149,24 @@ def test_numbers_that_no_array_holds_are_refused(
         part[name] = before
 
 
+def test_settings_that_no_plan_has_are_refused(plan: PackPlan, tmp_path: Path) -> None:
+    write_plan(plan, str(tmp_path))
+    path = tmp_path / "plan.json"
+    file = json.loads(path.read_bytes())
+    del file["crc32c"]
+    right = file["settings"]
+    for wrong in (
+        {"document_multiple_of": 0},
+        {"max_tokens": -1},
+        {"max_images": "4"},
+        {"overlong": "cut"},
+        {"speed": 1},
+    ):
+        path.write_text(json.dumps(file | {"settings": right | wrong}))
+        with pytest.raises(ManifestError, match=next(iter(wrong))):
+            open_plan(str(tmp_path))
+
+
 def test_lengths_are_read_as_they_were_written(tmp_path: Path) -> None:
     shards = (ShardInfo("a.tar", 2, 4096, "ab" * 32), ShardInfo("b.tar", 1, 2048))
     columns = {"num_tokens": np.array([5, -1, 7]), "num_images": np.array([1, 0, 2])}
