@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import gc
 import os
 import subprocess
 import sys
@@ -122,9 +123,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     files.sort(key=lambda file: -sum(item.get_closest_marker("slow") is not None for item in file))
     items[:] = [item for file in files for item in file]
     covering = [TESTS / name for name in COVERING]
-    for item in items:
-        if not any(item.path.is_relative_to(path) for path in covering):
-            item.add_marker("no_cover")
+    for file in files:
+        if not any(file[0].path.is_relative_to(path) for path in covering):
+            for item in file:
+                item.add_marker("no_cover")
+
+
+def pytest_collection_finish() -> None:
+    """Keep the garbage collector off what was collected: one walk over it takes a second."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)

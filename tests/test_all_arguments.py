@@ -146,6 +146,7 @@ MADE_BY_MMSTREAM = {
 """Users read these and do not make them."""
 
 
+@pytest.mark.slow
 def test_wrong_values_are_errors_of_one_line_with_a_name(
     needed: dict[Callable[..., Any], Arguments], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

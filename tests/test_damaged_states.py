@@ -122,6 +122,7 @@ def test_no_change_of_a_byte_leads_to_other_batches(
     assert num_refused > NUM_CHANGES // 20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_no_change_of_a_value_leads_to_other_batches(
     pipelines: dict[str, mm.Pipeline], kind: str

@@ -85,6 +85,7 @@ def script(tmp_path: Path) -> str:
     return str(folder / "script.py")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("context", ["forkserver", pytest.param("spawn", marks=pytest.mark.slow)])
 def test_workers_of_a_script_run_no_module_of_the_current_folder(tmp_path, planted, context):
     text = run(planted, script(tmp_path), str(planted), context)
@@ -94,6 +95,7 @@ def test_workers_of_a_script_run_no_module_of_the_current_folder(tmp_path, plant
     assert (num_preloaded > PRELOADED) == (context == "forkserver")
 
 
+@pytest.mark.slow
 def test_the_server_preloads_where_mmstream_is_found_through_the_current_folder(tmp_path):
     """As a program that is run as a module in the root of a clone."""
     root = Path(processes.__file__).parents[1]

@@ -23,6 +23,7 @@ for name in ("sin", "log10", "exp"):
 """
 
 
+@pytest.mark.slow
 def test_the_first_results_of_a_process_with_two_threads_are_exact() -> None:
     """Without the call, up to one process in four fails here where torch has MKL 2024.2."""
     subprocess.run([sys.executable, "-c", FIRST_CALLS], check=True, timeout=500)

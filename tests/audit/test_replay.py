@@ -176,6 +176,7 @@ def test_only_the_manifest_is_read_and_for_keys_one_header_a_sample(
     assert_only_headers_are_read(mmstream, corpus, state, monkeypatch)
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_on_s3_too_where_the_state_may_lie_as_well(mmstream, s3, corpus, tmp_path, monkeypatch):
     prefix = f"{s3}/{tmp_path.name}"

@@ -72,6 +72,7 @@ def test_a_masked_row_shows_what_a_substitute_would_be(tmp_path, drop_last):
         assert other.valid == [ok and row not in rows for row, ok in enumerate(one.valid)]
 
 
+@pytest.mark.slow
 def test_masked_batches_are_the_same_on_every_topology_and_after_a_resume(tmp_path):
     pipeline = make_pipeline(write_faulty(tmp_path, COUNTS, BAD), bad_samples=policy(action="mask"))
     whole = run(pipeline).steps

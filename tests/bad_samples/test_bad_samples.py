@@ -364,6 +364,7 @@ def test_when_all_is_bad_the_run_stops_at_once_with_the_reason(tmp_path):
     assert loader.pipeline.order.steps_per_epoch > 0
 
 
+@pytest.mark.slow
 def test_rows_that_nothing_can_fill_are_invalid_and_counted(tmp_path):
     good = 17
     corpus = write_tiny(tmp_path, [60], set(range(60)) - {good})
@@ -417,6 +418,7 @@ class LeaveOut:
         return sample | {"draw": torch.rand(())}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("action", ["substitute", "mask"])
 @pytest.mark.parametrize("batching", [None, mm.Flat()])
 def test_a_filter_of_a_whole_source_stops_no_rank(tmp_path, batching, action):

@@ -62,6 +62,7 @@ def test_the_fraction_is_judged_from_min_samples_on(most, min_samples, allowed, 
         count(stats, limits, then)
 
 
+@pytest.mark.slow
 @given(st.lists(st.text("gbfpes", min_size=1, max_size=8), max_size=12), st.integers(1, 6))
 def test_runs_and_counts_are_those_of_the_rows_laid_end_to_end(batches, most):
     rows = "".join(batches).replace("p", "")

@@ -35,6 +35,7 @@ def loader(dataset: mm.Dataset, transforms: tuple[Any, ...] = (), **options: Any
     return mm.Loader(pipeline, **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, 2])
 def test_cut_texts_are_counted_and_warned_of_once(
     dataset: mm.Dataset, num_workers: int, caplog: pytest.LogCaptureFixture

@@ -82,6 +82,7 @@ def assert_equal(one, other) -> None:
     assert all(torch.equal(a, b) for (_, a), (_, b) in zip(one, other, strict=True))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rate", "once"), [*product([0.01, 0.05, 0.2], [True, False]), (1.0, True)]
 )

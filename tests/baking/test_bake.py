@@ -233,6 +233,7 @@ def test_token_ids_are_padded_as_before(corpus: str, tmp_path: Path, side: str) 
     assert_same_batches(flat, pipeline(tmp_path / "baked", mm.Decode.baked(), batching=mm.Flat()))
 
 
+@pytest.mark.slow
 def test_conversations_of_a_qwen_processor_come_back(tmp_path: Path) -> None:
     def fields(number: int) -> dict[str, bytes]:
         pictures = [PICTURES[(number + i) % len(PICTURES)] for i in range(3)]
@@ -565,6 +566,7 @@ def test_a_decoder_that_ran_out_of_time_ends_the_shard(corpus: str, tmp_path: Pa
         mm.bake(pipeline(corpus, decode), tmp_path / "baked", progress=False)
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_a_bake_is_completed_to_the_same_bytes(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "corpus", [3, 2], captioned)
     Path(folder, "deep").mkdir()
@@ -711,6 +713,7 @@ def test_an_estimate_says_what_the_files_will_be(corpus: str) -> None:
     assert lines[-1].startswith("40 samples of 0.0")
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_bake_from_s3_to_s3(corpus: str, s3: str) -> None:
     for path in Path(corpus).iterdir():

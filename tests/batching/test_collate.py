@@ -287,6 +287,7 @@ values = st.one_of(
 )
 
 
+@pytest.mark.slow
 @given(st.sampled_from(["image", "input_ids", "labels", "x"]), st.lists(values, min_size=1))
 @example("x", [MISSING, MISSING])
 def test_no_mixture_of_values_breaks_a_batch(name, column):

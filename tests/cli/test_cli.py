@@ -204,6 +204,7 @@ def test_convert_info_verify(printed, rows, tmp_path):
     )
 
 
+@pytest.mark.slow
 def test_a_retry_of_rejected_rows_says_what_it_gained(mmstream, rows, tmp_path):
     words = ("convert", rows, tmp_path / "out", "--samples-per-shard", "10")
     assert mmstream(*words, "--max-rejects", "2")[0] == 0

@@ -74,6 +74,7 @@ def test_the_bytes_are_the_same_on_every_run_and_for_every_number_of_workers(cor
         assert tree(tmp_path / f"out{workers}") == first
 
 
+@pytest.mark.slow
 def test_a_slow_shard_holds_one_worker_and_the_others_go_on(tmp_path):
     rows = write_rows_of_a_slow_shard(tmp_path, tmp_path / "out")
     report = run(rows, tmp_path / "out", samples_per_shard=2, row=after_files, num_workers=2)

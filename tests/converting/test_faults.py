@@ -62,6 +62,7 @@ def error_of(command):
     return process.stderr
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [errno.ENOSPC, errno.EACCES, errno.EIO, errno.ESTALE])
 @pytest.mark.parametrize("suffix", [".tar", ".tar.idx", ".parquet", ".json", ".rejects.jsonl"])
 def test_a_disk_that_fails_at_any_file_leaves_nothing_half(
@@ -88,6 +89,7 @@ main()
 """
 
 
+@pytest.mark.slow
 def test_a_real_limit_of_the_file_system_is_one_line(corpus, tmp_path):
     command = [sys.executable, "-c", LIMITED, "9000", corpus, tmp_path / "out"]
     assert re.fullmatch("error: .*File too large.*\n", error_of(command))
@@ -105,6 +107,7 @@ def bound_by_modes():
     return drop
 
 
+@pytest.mark.slow
 def test_a_folder_that_may_not_be_written_is_one_line_and_the_same_command_resumes(
     corpus, tmp_path, monkeypatch, bound_by_modes
 ):
@@ -161,6 +164,7 @@ def test_a_full_folder_of_temporary_files_is_named(corpus, tmp_path, monkeypatch
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_bucket_that_is_gone_is_one_error_and_the_same_call_resumes(
     corpus, s3, tmp_path, monkeypatch, whole

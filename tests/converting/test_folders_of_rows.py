@@ -112,6 +112,7 @@ def test_a_split_has_classes_if_all_of_its_files_lie_in_folders(tmp_path, caplog
     assert (said in caplog.text) == ("test/dog/4.jpg" in paths)
 
 
+@pytest.mark.slow
 def test_pictures_without_classes_have_their_text_or_nothing(tmp_path, place, caplog, monkeypatch):
     monkeypatch.setattr(folders, "MAX_TEXT_BYTES", 20)
     folder = pictures(tmp_path / "in", *(f"{number:03d}.jpg" for number in range(70)))
@@ -127,6 +128,7 @@ def test_pictures_without_classes_have_their_text_or_nothing(tmp_path, place, ca
     assert f"{rows}: 1 of 70 media files have no text file beside them" in caplog.text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "write"), [("csv", table), ("jsonl", jsonl), ("parquet", parquet)]
 )
@@ -263,6 +265,7 @@ def test_rows_from_python_are_of_no_kind():
         values([{"text": "t"}], rows_as="csv")
 
 
+@pytest.mark.slow
 def test_samples_of_tars_are_written_again_byte_for_byte(tmp_path):
     run(make_corpus(tmp_path), tmp_path / "first")
     run(tmp_path / "first", tmp_path / "second", samples_per_shard=5, num_workers=2)

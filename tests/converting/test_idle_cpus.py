@@ -24,6 +24,7 @@ from tests.helpers.corpora import jpeg
 SMALL = MediaOptions(max_image_side=20)
 
 
+@pytest.mark.slow
 def test_a_shard_that_two_cpus_check_has_the_same_bytes(corpus, tmp_path, monkeypatch):
     monkeypatch.setattr(engines, "num_cores", lambda: 2)  # also where there is one
     run(corpus, tmp_path / "two", samples_per_shard=30, media=SMALL, num_workers=2)

@@ -69,6 +69,7 @@ def die_at(moment):
     LocalStore.create, LocalStore.remove = dying_create, dying_remove
 
 
+@pytest.mark.slow
 def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path):
     rows = make_corpus(tmp_path, 5)
     options = {"samples_per_shard": 3}

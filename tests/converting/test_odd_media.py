@@ -28,6 +28,7 @@ def converted(rows: list[dict[str, Any]], folder: Path, **options: Any) -> mm.Co
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "options"),
     [

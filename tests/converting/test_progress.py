@@ -59,6 +59,7 @@ def test_processes_of_other_machines_count_for_nobody(tmp_path):
         live_counts(folder)[0] += 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [1, 2])
 def test_a_conversion_counts_every_row_and_reject(terminal, corpus, tmp_path, num_workers, whole):
     run(corpus, tmp_path / "out", progress=True, num_workers=num_workers)

@@ -1094,6 +1094,7 @@ VALUES = st.recursive(
 )
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(st.data())
 def test_a_damaged_row_of_any_format_is_read_or_rejected(data):

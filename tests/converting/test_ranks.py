@@ -29,6 +29,7 @@ def test_what_others_may_read_already_is_not_replaced(tmp_path, rerun):
     assert tree(tmp_path / "corpus") == before
 
 
+@pytest.mark.slow
 def test_a_range_of_shards_never_waits(tmp_path):
     rows, dest = write_rows(tmp_path / "rows.jsonl", ROWS), tmp_path / "corpus"
     with (

@@ -52,6 +52,7 @@ def versions(dest):
     return open_store(dest).list() | open_store(f"{dest}/reports").list()
 
 
+@pytest.mark.slow
 def test_what_arrived_goes_into_extra_shards_and_good_ones_are_untouched(corpus, dest):
     convert(corpus, dest)
     before = versions(dest)

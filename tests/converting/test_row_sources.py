@@ -109,6 +109,7 @@ FORMS = {
 """Each compression holds lines, and each kind of text is compressed once."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [{}, {"shuffle_seed": 3}, {"splits": {"a": 0.5, "b": 0.5}, "shuffle_seed": 3}, {"limit": 11}],
@@ -464,6 +465,7 @@ def test_pixels_of_numpy_are_rejects_that_say_what_to_pass(name):
     assert "pass PIL.Image.fromarray(array)" in str(values([row])[0])
 
 
+@pytest.mark.slow
 def test_rows_of_a_server_without_ranges_are_read_whole(tmp_path):
     objects = {"rows.jsonl": b'{"text": "t"}\n' * 9000}
     with running(WebStub, objects, has_ranges=False) as server:
@@ -474,6 +476,7 @@ REMOTE = {name: FORMS[name] for name in ("rows.jsonl", "members.jsonl.gz", "rows
 REMOTE["rows.parquet"] = parquet(ROWS)
 
 
+@pytest.mark.slow
 def test_rows_come_from_an_https_server_that_is_trusted_and_from_no_other(tmp_path, certificate):
     serving = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     serving.load_cert_chain(certificate)

@@ -20,6 +20,7 @@ from tests.helpers.paths import DOCS
 SPLITS = {"train": 0.7, "val": 0.3}
 
 
+@pytest.mark.slow
 def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, paused, whole):
     pipes = [paused(start + 1, shard_range=(start, start + 2))[1] for start in (0, 2)]
     report = run(corpus, dest, shard_range=(4, 99))
@@ -62,6 +63,7 @@ def test_the_lock_of_a_killed_conversion_does_not_stop_a_range(corpus, dest, pau
     assert run(corpus, dest, shard_range=(0, 1)).num_rows == 8
 
 
+@pytest.mark.slow
 def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(corpus, dest, paused, whole):
     process, _ = paused(1, shard_range=(0, 2))
     _, neighbour = paused(3, shard_range=(2, 5))
@@ -75,6 +77,7 @@ def test_a_killed_range_is_repeated_and_its_neighbour_is_not_disturbed(corpus, d
     assert objects(dest) == whole
 
 
+@pytest.mark.slow
 def test_finalize_takes_over_the_locks_of_killed_ranges(corpus, dest, paused, whole):
     process, _ = paused(4, shard_range=(1, 5))
     kill(process)
@@ -85,6 +88,7 @@ def test_finalize_takes_over_the_locks_of_killed_ranges(corpus, dest, paused, wh
     assert objects(dest) == whole
 
 
+@pytest.mark.slow
 def test_ranges_count_shards_over_all_splits(corpus, dest, tmp_path):
     options = {"splits": SPLITS, "samples_per_shard": 5}
     run(corpus, tmp_path / "alone", **options)
@@ -131,6 +135,7 @@ def test_a_range_of_rejects_only_is_for_finalize_to_judge(tmp_path):
         mm.finalize(tmp_path / "out")
 
 
+@pytest.mark.slow
 def test_the_command_line_writes_ranges_and_finalizes(corpus, tmp_path, mmstream):
     dest = tmp_path / "out"
     for text in ("0:3", "3:9"):
@@ -192,6 +197,7 @@ def test_the_array_of_the_docs_writes_the_bytes_of_one_process(corpus, tmp_path,
 # -- two conversions: the second is refused, whatever the first is doing
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{}, {"overwrite": True}, {"samples_per_shard": 3}])
 def test_a_second_conversion_is_refused_and_changes_nothing(
     corpus, dest, paused, tmp_path, options, whole
@@ -206,6 +212,7 @@ def test_a_second_conversion_is_refused_and_changes_nothing(
     assert objects(dest) == whole
 
 
+@pytest.mark.slow
 def test_a_killed_conversion_is_continued_at_once(corpus, dest, paused, whole):
     process, _ = paused(2)
     kill(process)
@@ -231,6 +238,7 @@ def test_parts_of_uploads_that_a_killed_conversion_left_are_removed(
     store.remove_uploads(r"mine\.tar")
 
 
+@pytest.mark.slow
 def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paused, whole):
     _, pipe = paused(2)
     store = open_store(dest)
@@ -242,6 +250,7 @@ def test_a_conversion_that_lost_its_lock_commits_nothing_more(corpus, dest, paus
     assert objects(dest) == before
 
 
+@pytest.mark.slow
 def test_each_split_has_a_lock_of_its_own(corpus, dest, paused):
     paused(2, splits={"train": 0.5, "val": 0.5}, samples_per_shard=6)
     with pytest.raises(mm.ConfigError, match=r"/val: another convert"):

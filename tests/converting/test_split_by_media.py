@@ -72,6 +72,7 @@ def media(tmp_path_factory):
     return folder
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind",
     ["paths-row", "paths-chat", "inline-row", "inline-chat"]

@@ -239,6 +239,7 @@ def test_verify_leaves_out_another_tar_of_as_many_samples(tmp_path):
     assert len(list(loader)) == 1
 
 
+@pytest.mark.slow
 def test_a_list_is_not_written_while_another_process_writes_there(tmp_path):
     write_tiny(tmp_path, [5])
     with write_lock(open_store(tmp_path), "index"):

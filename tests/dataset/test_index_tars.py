@@ -492,6 +492,7 @@ def test_quick_compares_sizes_and_reads_no_sample(converted):
     ]
 
 
+@pytest.mark.slow
 def test_two_calls_do_not_index_one_folder_at_a_time(tars, tmp_path):
     with write_lock(open_store(tars), "convert"):
         with pytest.raises(ConfigError, match=r"another convert \(pid .* is writing here"):

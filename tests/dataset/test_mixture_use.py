@@ -273,6 +273,7 @@ def broken(tmp_path, **settings):
     return datasets, mm.Pipeline(mixture, global_batch_size=8, bad_samples=policy(**settings))
 
 
+@pytest.mark.slow
 def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
     loader = mm.Loader(broken(tmp_path)[1])
     meter = Meter(loader.stats, TrainProcess(torch.device("cpu")), ["good", "web/bad"])
@@ -296,6 +297,7 @@ def test_a_source_that_is_all_bad_stops_the_run_however_rare_it_is(tmp_path):
     assert loader.state_dict()["step"] in (9, 10)
 
 
+@pytest.mark.slow
 def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream):
     datasets, pipeline = broken(tmp_path, quarantine=str(tmp_path))
     list(mm.Loader(pipeline))

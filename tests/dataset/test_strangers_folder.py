@@ -144,6 +144,7 @@ def test_counts_that_cannot_be_are_refused(tmp_path: Path, shards: list[dict[str
         mm.open_dataset(write_manifest(tmp_path, *shards))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("indexes", ["all", [0] * (MAX_BAD + 1)], ids=["all", "list"])
 def test_a_bad_list_of_more_than_memory_holds_is_refused(tmp_path: Path, indexes: Any) -> None:
     folder = write_manifest(tmp_path, shard(num_samples=1 << 43, num_bytes=1 << 52))

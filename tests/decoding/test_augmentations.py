@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from contextlib import closing
+from functools import cache
 from typing import Any
 
 import numpy as np
@@ -16,49 +17,63 @@ from mmstream._torchvision import import_torchvision
 from mmstream.audit import check_functions
 from tests.helpers.corpora import write_corpus
 
-import_torchvision()  # the others import it too
-
-albumentations = pytest.importorskip("albumentations")
-open_clip = pytest.importorskip("open_clip")
-from torchvision.transforms import v2  # noqa: E402
-
 Sample = dict[str, Any]
 
-TORCHVISION = v2.Compose(
-    [
-        v2.RandomResizedCrop(24, antialias=True),
-        v2.RandomHorizontalFlip(),
-        v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
-        v2.RandAugment(),
-        v2.RandomErasing(),
-    ]
-)
-ALBUMENTATIONS = albumentations.Compose(
-    [
-        albumentations.HorizontalFlip(p=0.5),
-        albumentations.RandomBrightnessContrast(p=0.8),
-        albumentations.CoarseDropout(p=0.5),
-    ]
-)
-OPEN_CLIP = open_clip.image_transform(24, is_train=True)
+
+# The libraries are imported in functions: that takes seconds, in each process that collects tests.
+@cache
+def torchvision_transform() -> Any:
+    import_torchvision()
+    from torchvision.transforms import v2
+
+    return v2.Compose(
+        [
+            v2.RandomResizedCrop(24, antialias=True),
+            v2.RandomHorizontalFlip(),
+            v2.ColorJitter(0.4, 0.4, 0.4, 0.1),
+            v2.RandAugment(),
+            v2.RandomErasing(),
+        ]
+    )
+
+
+@cache
+def albumentations_transform() -> Any:
+    import albumentations
+
+    return albumentations.Compose(
+        [
+            albumentations.HorizontalFlip(p=0.5),
+            albumentations.RandomBrightnessContrast(p=0.8),
+            albumentations.CoarseDropout(p=0.5),
+        ]
+    )
+
+
+@cache
+def open_clip_transform() -> Any:
+    import_torchvision()
+    import open_clip
+
+    return open_clip.image_transform(24, is_train=True)
 
 
 def with_torchvision(sample: Sample) -> Sample:
-    return sample | {"torchvision": TORCHVISION(sample["image"])}
+    return sample | {"torchvision": torchvision_transform()(sample["image"])}
 
 
 def with_albumentations(sample: Sample) -> Sample:
-    ALBUMENTATIONS.set_random_seed(int(mm.sample_rng(sample).integers(2**32)))
+    albumentations_transform().set_random_seed(int(mm.sample_rng(sample).integers(2**32)))
     return unseeded(sample)
 
 
 def unseeded(sample: Sample) -> Sample:
     pixels = np.ascontiguousarray(sample["image"].permute(1, 2, 0).numpy())
-    return sample | {"albumentations": ALBUMENTATIONS(image=pixels)["image"]}
+    return sample | {"albumentations": albumentations_transform()(image=pixels)["image"]}
 
 
 def with_open_clip(data: bytes) -> torch.Tensor:
-    result: torch.Tensor = OPEN_CLIP(Image.open(io.BytesIO(data)))
+    result: torch.Tensor = open_clip_transform()(Image.open(io.BytesIO(data)))
     return result
 
 

@@ -141,6 +141,7 @@ def contents(batches: list[dict[str, Any]]) -> list[dict[str, Any]]:
     return [{name: content(batch[name]) for name in batch} for batch in batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seed", "batch_size", "checksums"),
     [(0, 5, True), (1, 20, False)],

@@ -404,6 +404,7 @@ def test_pictures_and_masks_by_field_are_shown(tmp_path):
 # -- charts
 
 
+@pytest.mark.slow
 def test_a_chart_is_a_png_that_is_saved_as_it_is(tmp_path):
     lines = [
         {

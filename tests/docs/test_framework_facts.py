@@ -67,6 +67,7 @@ def sizes(samples):
     return {"size": torch.tensor([len(sample["jpg"]) for sample in samples])}
 
 
+@pytest.mark.slow
 def test_accelerate_leaves_a_loader_as_it_is_and_looks_ahead_in_a_data_loader(pipeline):
     from accelerate import Accelerator
 
@@ -142,6 +143,7 @@ def test_dcp_takes_a_loader_as_a_stateful(pipeline, tmp_path, stop):
 # ---- all
 
 
+@pytest.mark.slow
 def test_what_moves_batches_leaves_their_lineage(pipeline):
     import_torchvision()
     from accelerate.utils import send_to_device

@@ -61,6 +61,7 @@ def killed(pipeline, out, seen=None, **settings):
         trainer(mm.Loader(pipeline), out, seen, stop_when_saved(), **settings).train()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stop", "settings"),
     [
@@ -86,6 +87,7 @@ def test_trainer_resumes_after_the_last_step_it_took(pipeline, tmp_path, stop, s
     assert logged == pytest.approx(expected, abs=1e-3)
 
 
+@pytest.mark.slow
 def test_trainer_logs_the_samples_of_all_ranks(pipeline, tmp_path):
     first = trainer(mm.Loader(pipeline), tmp_path, save_steps=5)
     metrics = first.train().metrics
@@ -99,6 +101,7 @@ def test_trainer_logs_the_samples_of_all_ranks(pipeline, tmp_path):
     assert metrics["train_samples_per_second"] * seconds == pytest.approx(7 * 16, rel=0.01)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accumulation", [2, 4])
 def test_trainer_accumulates_and_resumes_exactly(pipeline, tmp_path, accumulation):
     """4 does not divide the 6 steps of an epoch: its last optimizer step takes two batches."""
@@ -112,6 +115,7 @@ def test_trainer_accumulates_and_resumes_exactly(pipeline, tmp_path, accumulatio
     assert resumed.state.global_step == 2 * (6 // accumulation + (6 % accumulation > 0))
 
 
+@pytest.mark.slow
 def test_trainer_says_what_does_not_fit(pipeline, tmp_path):
     from transformers import Trainer, TrainingArguments
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import re
-from collections.abc import Iterator
+from functools import cache
 
 import pytest
 
@@ -15,22 +15,25 @@ PATTERNS = re.findall(r"^- `(.+)`$", PAGE, re.M)
 """Words of messages, with ``...`` for what is known only at run time."""
 
 
-def texts_of_modules() -> Iterator[list[str]]:
-    """Yield the texts in the source of each module, without the holes of f-strings."""
+@cache
+def texts_of_modules() -> list[list[str]]:
+    """Return the texts in the source of each module, without the holes of f-strings."""
+    modules = []
     for path in sorted((ROOT / "mmstream").rglob("*.py")):
         constants = [
             n for n in ast.walk(ast.parse(path.read_text())) if isinstance(n, ast.Constant)
         ]
-        yield [node.value for node in constants if isinstance(node.value, str)]
-
-
-MODULES = list(texts_of_modules())
+        modules.append([node.value for node in constants if isinstance(node.value, str)])
+    return modules
 
 
 def is_in_a_module(pattern: str) -> bool:
     """Tell whether one module has all words of a pattern, however its messages are put together."""
     pieces = [piece.strip() for piece in pattern.split("...")]
-    return any(all(any(piece in text for text in texts) for piece in pieces) for texts in MODULES)
+    return any(
+        all(any(piece in text for text in texts) for piece in pieces)
+        for texts in texts_of_modules()
+    )
 
 
 def test_every_quoted_message_is_still_in_the_library():

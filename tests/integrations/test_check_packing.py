@@ -24,6 +24,7 @@ def dataset(tmp_path_factory: pytest.TempPathFactory) -> mm.Dataset:
     return conversations(tmp_path_factory.mktemp("chats"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(CASES))
 def test_known_models_keep_documents_with_pictures_apart(name: str, dataset: mm.Dataset) -> None:
     decode, model = decode_and_model(name, "sdpa")

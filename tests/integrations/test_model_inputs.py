@@ -139,6 +139,7 @@ def llava(datasets):
 # -- vision-language models -----------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", CASES)
 def test_a_vision_language_model_gets_what_its_processor_makes_and_learns(datasets, name):
     family, model = case_of(name)

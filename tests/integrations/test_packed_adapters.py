@@ -46,6 +46,7 @@ def alone(batch: Any, qkv: list[Tensor]) -> Tensor:
     return torch.cat(outputs)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 def test_flex_sees_the_tokens_before_in_the_document(batch: Any) -> None:
     qkv = tokens(*batch["input_ids"].shape)

@@ -66,6 +66,7 @@ def test_packed_texts_train_a_llama_as_texts_alone(attention: str, layout: Any) 
     assert_parity(model, model_inputs(packed, model), alone)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 @pytest.mark.parametrize("name", ["llava", "qwen2_vl", "qwen3_vl"])
 def test_a_packed_batch_has_the_loss_of_its_documents_on_flex(

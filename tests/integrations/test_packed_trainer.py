@@ -26,6 +26,7 @@ def weighed(sample: dict[str, Any]) -> dict[str, Any]:
     return {**sample, "label_weights": weights} if number % 4 else sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transforms", [(), (weighed,)], ids=["labels", "weights"])
 @pytest.mark.parametrize("takes_count", [True, False])
 def test_a_step_of_two_flat_batches_has_the_mean_over_their_labels(

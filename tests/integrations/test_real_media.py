@@ -189,6 +189,7 @@ def assert_same_training(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]()
@@ -209,6 +210,7 @@ def test_real_files_reach_the_model_as_its_processor_makes_them(name: str, tmp_p
     assert torch.isfinite(model(**inputs, labels=labels).loss)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FAMILIES)
 def test_real_files_in_one_pack_train_a_model_as_they_do_alone(name: str, tmp_path: Path) -> None:
     family = FAMILIES[name]()
@@ -369,6 +371,7 @@ def omni_processed(family: MediaFamily, rows: list[list[str]], fps: float = 2.0)
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "rows", "fps"),
     [
@@ -403,6 +406,7 @@ def test_the_sound_of_a_video_stands_between_its_frames_as_its_processor_puts_it
     assert learned == f"{len(rows[0])} cats<|im_end|>"
 
 
+@pytest.mark.slow
 def test_a_row_with_a_silent_video_has_positions_as_alone(tmp_path: Path) -> None:
     rows = [["imageio/realshort.mp4"], SILENT]
     family, batch = omni_batch(tmp_path, rows)
@@ -421,6 +425,7 @@ def test_a_row_with_a_silent_video_has_positions_as_alone(tmp_path: Path) -> Non
         ) == has_sound
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("name", "fps"), [("qwen2_5_omni", 2.0), ("qwen3_omni", 3.0)])
 def test_videos_with_sound_in_one_pack_train_a_model_as_they_do_alone(
     tmp_path: Path, name: str, fps: float

@@ -67,6 +67,7 @@ def chat_loader(chats: str, batching: Any) -> mm.Loader:
     return mm.Loader(pipeline)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("batching", [None, mm.Flat(), mm.Pack(256)])
 @pytest.mark.parametrize("takes_count", [True, False])
 def test_sft_has_the_losses_of_the_plain_trainer(
@@ -91,6 +92,7 @@ def test_sft_has_the_losses_of_the_plain_trainer(
     assert found[1] == pytest.approx(found[0], rel=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("is_of_trl", [False, True])
 def test_a_resume_loads_the_weights_of_a_model_with_other_names_in_its_files(
     chats: str, tmp_path: Any, is_of_trl: bool
@@ -142,6 +144,7 @@ def pair_loader(folder: Any, **settings: Any) -> mm.Loader:
     return mm.Loader(mm.Pipeline(mm.open_dataset(folder / "pairs"), shuffle=False, **settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["DPO", "Reward"])
 def test_preferences_are_the_inputs_that_trl_makes_of_its_own_data(
     name: str, tmp_path: Any

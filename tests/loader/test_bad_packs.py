@@ -275,6 +275,7 @@ def test_an_epoch_is_finished_as_planned_after_shards_were_appended(tmp_path: Pa
     assert len(keys) > 250
 
 
+@pytest.mark.slow
 @given(st.data())
 @settings(max_examples=3, deadline=None)
 def test_any_chain_of_resumes_gives_the_same_rows(data: st.DataObject) -> None:

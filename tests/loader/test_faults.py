@@ -150,6 +150,7 @@ def reads_no_gaps(pipeline: mm.Pipeline) -> mm.Pipeline:
     return watched_pipeline(pipeline, max_gap_bytes=0)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("topology", "window"),
     [

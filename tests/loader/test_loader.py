@@ -169,6 +169,7 @@ def shared_memory_of(family):
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "way",
     ["kill", *(pytest.param(w, marks=pytest.mark.slow) for w in ("break", "raise", "interrupt"))],

@@ -47,6 +47,7 @@ def make_pipeline(dataset: Any, video: mm.VideoDecoder, **settings: Any) -> mm.P
     return mm.Pipeline(dataset, global_batch_size=4, decode=decode, bad_samples=policy, **settings)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [(48, 64), None])
 def test_batches_of_real_files_are_the_same_with_threads_workers_and_ranks(
     dataset: mm.Dataset, size: tuple[int, int] | None

@@ -79,6 +79,7 @@ def test_two_epochs_an_early_break_and_a_resume_are_those_of_local_reads(corpus,
     wait_until(lambda: has_ended(pid))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "context",
     ["fork", *(pytest.param(name, marks=pytest.mark.slow) for name in ("forkserver", "spawn"))],
@@ -124,6 +125,7 @@ def unchanged(sample):
     return sample
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("settings", "options"),
     [
@@ -150,6 +152,7 @@ def test_views_stay_what_they_were(corpus, loaders) -> None:
     assert [batch["jpg"] for batch in far_batches] == [batch["jpg"] for batch in near_batches]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on(
     corpus, loaders, num_workers
@@ -180,6 +183,7 @@ def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on
     assert delivered + [described(batch) for batch in remote] == expected
 
 
+@pytest.mark.slow
 def test_variables_that_are_set_after_the_loader_reach_the_reader_process(
     corpus, loaders, monkeypatch
 ) -> None:
@@ -196,6 +200,7 @@ def test_variables_that_are_set_after_the_loader_reach_the_reader_process(
     assert pid_of(remote) == late_pid
 
 
+@pytest.mark.slow
 def test_a_pickled_loader_goes_on_with_processes_of_its_own(corpus, loaders) -> None:
     local, remote = mm.Loader(pipeline(corpus)), mm.Loader(far_pipeline(corpus))
     loaders += [local, remote]
@@ -329,6 +334,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("context", "num_noted"),
     [

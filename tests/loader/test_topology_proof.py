@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections import Counter
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -72,6 +73,7 @@ def assert_nothing_is_lost_or_twice(
     assert +shown == Counter({ref: 1 for ref, n in planned.items() if n and ref not in bad})
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=60)
 def test_any_corpus_on_any_chain_of_topologies_comes_whole_and_the_same(data):

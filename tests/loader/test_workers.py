@@ -174,6 +174,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_workers", "context"),
     [

@@ -137,6 +137,7 @@ def test_no_pixel_is_decoded(chats: str, monkeypatch: pytest.MonkeyPatch) -> Non
     assert measure(chats, chat_decode(max_bytes=9999)).num_samples == sum(COUNTS)
 
 
+@pytest.mark.slow
 def test_any_number_of_processes_gives_the_same_bytes(chats: str, tmp_path: Path) -> None:
     for number in (1, 2):
         measure(chats, chat_decode(), folder=tmp_path / str(number), num_workers=number)

@@ -52,6 +52,7 @@ def samples_of_lanes(order, epoch):
     return lanes
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(orders())
 def test_no_sample_is_ever_in_two_lanes(order):
@@ -88,6 +89,7 @@ def test_a_rank_of_whole_lanes_sees_nothing_but_the_samples_of_its_lanes(order, 
     assert sum(map(len, seen)) == len(set.union(*seen)) <= order.num_samples
 
 
+@pytest.mark.slow
 def test_every_sample_is_left_out_now_and_then():
     planned = order([95], 10, grid=(1, 2), window=9, chunk=4)
     corpus = {(0, index) for index in range(95)}
@@ -154,6 +156,7 @@ def kept_share(first, second):
     return np.mean([lane_of[0][pair] == lane_of[1][pair] for pair in known])
 
 
+@pytest.mark.slow
 def test_most_samples_keep_their_lane_when_shards_are_appended_or_samples_turn_out_bad():
     settings_of = {"grid": (1, 16), "chunk": 10}
     before = order([1000] * 40, 64, **settings_of)

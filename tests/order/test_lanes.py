@@ -51,6 +51,7 @@ def windows_of_lanes(lanes):
     return windows
 
 
+@pytest.mark.slow
 @settings(max_examples=200)
 @given(any_lanes(), st.integers(0, 4), st.sampled_from([slice(None), slice(1), slice(-2, None)]))
 def test_lanes_deliver_their_positions_step_by_step_and_window_by_window(lanes, epoch, rows_asked):

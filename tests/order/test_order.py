@@ -58,6 +58,7 @@ def test_every_sample_comes_exactly_once_per_epoch(order, epoch):
     assert order.steps_per_epoch == (len(corpus) - left_out + rows - 1) // rows
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(orders())
 def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
@@ -67,6 +68,7 @@ def test_a_step_asked_for_alone_is_the_step_of_a_walk(order):
             assert column.tolist() == walked_column.tolist()
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(orders())
 def test_windows_deliver_the_rows_that_name_them_and_no_others(order):

@@ -47,6 +47,7 @@ def test_with_the_same_memory_it_mixes_more_than_a_sample_buffer_does(default):
     assert default["together"] < other["together"] / 3
 
 
+@pytest.mark.slow
 def test_wider_windows_read_more_at_once_and_bring_fewer_pairs_together_again():
     orders = [
         SORTED.order(grid=(8, 8), interleave=32, chunk=64, window=window)

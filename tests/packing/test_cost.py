@@ -67,6 +67,7 @@ def test_operations_of_a_language_model_are_those_that_torch_counts(kind: str) -
         assert ours == pytest.approx(counted, rel=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["qwen2_vl", "qwen2_5_vl", "qwen3_vl"])
 def test_operations_of_a_vision_tower_are_those_that_torch_counts(kind: str) -> None:
     import torch

@@ -292,6 +292,7 @@ def test_a_source_may_be_added_before_it_is_drawn_from() -> None:
 # -- any chain of topologies ------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @given(
     counts=st.lists(
         st.lists(st.integers(0, 60), min_size=1, max_size=4).filter(lambda c: sum(c) > 5),

@@ -250,6 +250,7 @@ def chains(draw: st.DrawFn) -> tuple[list[int], int, list[tuple[int, bool, int]]
     return counts, 6, draw(st.lists(legs, min_size=1, max_size=5))
 
 
+@pytest.mark.slow
 @given(chains(), st.integers(0, 3))
 @settings(max_examples=40, deadline=None)
 def test_any_chain_of_topologies_delivers_each_pack_once(

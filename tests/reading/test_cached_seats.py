@@ -76,6 +76,7 @@ def cut(files: list[Path], draw: random.Random) -> None:
 DAMAGES: list[Damage] = [remove_all, change_bytes, cut]
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=8)
 def test_whatever_is_in_the_cache_batches_are_the_same(data: st.DataObject) -> None:

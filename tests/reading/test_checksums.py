@@ -89,6 +89,7 @@ def test_views_of_what_was_read_are_checked_too(folder, tmp_path, access):
     assert_flips_change_nothing(pipeline, tmp_path / "flips", maps_files=False, **access)
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_flipped_bits_change_nothing_on_a_real_server(s3, tmp_path, num_workers):

@@ -55,6 +55,7 @@ async def test_a_rank_holds_its_plan_and_gaps_of_a_quarter_at_most(
     assert bound < 2 * (WINDOW_BYTES + AHEAD_BYTES) / num_ranks
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_the_next_epoch_takes_the_memory_that_windows_had() -> None:
     order = corpus_order(num_shards=60)

@@ -366,6 +366,7 @@ def numbered_video() -> bytes:
     )
 
 
+@pytest.mark.slow
 def test_segments_of_one_video_are_read_on_their_own(tmp_path: Path) -> None:
     content = numbered_video()
     segments = [{"start_s": start, "end_s": start + 4.0} for start in (8.0, 60.0, 100.0)]
@@ -391,6 +392,7 @@ def test_segments_of_one_video_are_read_on_their_own(tmp_path: Path) -> None:
     assert num_bytes < 4 * (FIRST_BYTES + 3 * LEAST_FETCH_BYTES)
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_frames_of_a_video_on_s3_take_few_bytes_of_it(s3: str) -> None:
     content = numbered_video()

@@ -130,6 +130,7 @@ def test_first_steps_are_read_in_small_ranges() -> None:
     assert sum(one_range.first_use == 50 for one_range in heads) > 150
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("world_size", [1, 8])
 def test_few_requests_are_made_from_the_start_on(world_size: int) -> None:
     counts, rows = [5_000] * 200, 64 // world_size
@@ -157,6 +158,7 @@ def test_no_gap_is_merged_that_is_longer_than_the_sample_behind_it(
     assert len(merge(samples, 1000, 1000)) == num_ranges
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_samples", "sample_bytes", "num_ranks"),
     [

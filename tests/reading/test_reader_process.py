@@ -191,6 +191,7 @@ def test_an_error_of_a_signal_handler_is_no_dead_reader_process() -> None:
         signal.signal(signal.SIGUSR1, before)
 
 
+@pytest.mark.slow
 def test_a_loop_that_holds_all_its_samples_takes_no_room_from_the_reader_process(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

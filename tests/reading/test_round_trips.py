@@ -147,6 +147,7 @@ def ranges_of(pipeline: mm.Pipeline, first: int, num_steps: int) -> list[set[Ran
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("first", [0, 7], ids=["start", "resume"])
 def test_the_first_batch_takes_three_round_trips_and_the_next_epoch_none(
     local: str, gate: Gate, first: int

@@ -51,6 +51,7 @@ async def test_a_large_batch_makes_few_requests_for_single_samples() -> None:
     assert len(short) < MAX_RANK_HEADS + 100
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_a_full_link_is_asked_for_nothing_twice_and_has_hardly_a_wait() -> None:
     run = await simulate_rank(corpus_order(), num_steps=300, link_rate=500e6)
@@ -58,6 +59,7 @@ async def test_a_full_link_is_asked_for_nothing_twice_and_has_hardly_a_wait() ->
     assert max(run.waits[150:]) < 0.3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_new", "start_s"), [(0, 0.0), (128, 1.0)])
 @in_virtual_time
 async def test_a_tail_of_two_in_a_hundred_costs_little_also_where_new_connections_take_long(
@@ -76,6 +78,7 @@ async def test_a_tail_of_two_in_a_hundred_costs_little_also_where_new_connection
     assert run.counts.num_retries < 0.05 * run.counts.num_requests + 8
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_a_tail_costs_less_than_half_where_first_bytes_take_long() -> None:
     slow_far = Answer(latency_s=4.0, rate=0.5e6)
@@ -109,6 +112,7 @@ async def test_requests_that_fail_cost_little(usual: SimulatedRun) -> None:
     assert run.limit >= 64
 
 
+@pytest.mark.slow
 @in_virtual_time
 async def test_a_consumer_at_half_of_the_link_hardly_waits_with_and_without_a_tail() -> None:
     slow = random.Random(2)
@@ -124,6 +128,7 @@ async def test_a_consumer_at_half_of_the_link_hardly_waits_with_and_without_a_ta
         assert late[int(0.99 * len(late))] < 0.01
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("samples_per_s", [1000, 2000, 4000])
 @pytest.mark.parametrize("answer", [Answer(), FAR], ids=["near", "far"])
 @in_virtual_time

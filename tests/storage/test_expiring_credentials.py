@@ -44,6 +44,7 @@ def content(batch) -> tuple[list[str], list[bytes]]:
     return batch["__key__"], [bytes(text) for text in batch["txt"]]
 
 
+@pytest.mark.slow
 def test_keys_that_expire_in_mid_run_are_renewed_and_no_batch_differs(server, corpus, caplog):
     own = small_loader(str(corpus), **SETTINGS)
     expected = [content(batch) for _ in range(2) for batch in own]

@@ -26,6 +26,7 @@ CALLS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 @pytest.mark.parametrize("variable", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
 @pytest.mark.parametrize("call", [CALLS[1], CALLS[5]])  # a call of each kind
@@ -82,6 +83,7 @@ def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
     assert len(pauses) == patience.MAX_FIRST_ATTEMPTS - 1
 
 
+@pytest.mark.slow
 def test_s3_that_is_too_busy_for_a_start_is_waited_for(troubled, pauses):
     store, server = troubled
     server.refuse = lambda _: refused("503 Slow Down", "SlowDown")
@@ -104,6 +106,7 @@ def test_a_name_that_s3_refuses_is_the_callers_mistake(nowhere, pauses):
     assert pauses == []
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_named(s3):
     store = open_store("s3://no-such-bucket/x")
@@ -116,6 +119,7 @@ def test_a_bucket_that_is_not_there_is_named(s3):
             call(store.url)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("call", CALLS)
 def test_passing_faults_are_tried_again(troubled, pauses, call):
     store, server = troubled

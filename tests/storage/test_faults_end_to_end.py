@@ -70,6 +70,7 @@ def test_five_percent_of_faults_of_every_kind_change_no_batch(corpora, proxy, nu
     assert stats.transfers.num_requests - num_given_up <= counts.gets_by_suffix["tar"]
 
 
+@pytest.mark.slow
 def test_a_server_that_is_gone_ends_the_run_with_one_error_and_the_state_resumes(
     corpora, proxy, monkeypatch
 ):

@@ -41,6 +41,7 @@ def content(batch: dict[str, Any]) -> tuple[list[str], list[bytes]]:
     return batch["__key__"], batch["jpg"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_sources_on_different_stores_change_no_batch(urls, num_workers):
     near, far = urls
@@ -50,6 +51,7 @@ def test_sources_on_different_stores_change_no_batch(urls, num_workers):
     assert batches == list(map(content, loader_of(near)))
 
 
+@pytest.mark.slow
 def test_a_shard_that_was_replaced_on_s3_is_named_by_its_source(urls):
     _, far = urls
     loader = loader_of(far, on_change="finish_epoch")

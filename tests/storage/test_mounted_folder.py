@@ -32,6 +32,7 @@ def epoch(pipeline: mm.Pipeline) -> list[Any]:
         return [(batch["__key__"], batch["jpg"], batch["txt"]) for batch in loader]
 
 
+@pytest.mark.slow
 def test_a_mount_whose_reads_fail_has_the_batches_of_the_folder(tmp_path: Path) -> None:
     folder, point = write_corpus(tmp_path / "a", [30, 1, 0, 40]), tmp_path / "point"
     point.mkdir()

@@ -44,6 +44,7 @@ def store(request, s3, monkeypatch, tmp_path):
 every_store = pytest.mark.parametrize("store", STORES, indirect=True)
 
 
+@pytest.mark.slow
 @every_store
 def test_what_is_written_is_read_whole_and_by_ranges(store, monkeypatch):
     monkeypatch.setattr(write_lock, "SETTLE_S", 0.1)
@@ -65,6 +66,7 @@ def test_what_is_written_is_read_whole_and_by_ranges(store, monkeypatch):
     assert set(proxy.refused) <= {"InvalidArgument", "NotImplemented"}  # of optional headers
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("store", [s for s in STORES if STORES[s].path_style], indirect=True)
 @pytest.mark.parametrize("call", ["list", "read"])
 def test_a_store_that_refuses_path_style_names_the_setting(store, call, monkeypatch):

@@ -23,6 +23,7 @@ def corpus_url(s3, tmp_path) -> str:
     return write_corpus(f"{s3}/{tmp_path.name}", [40, 40])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("num_workers", [0, pytest.param(2, marks=pytest.mark.slow)])
 def test_a_server_that_comes_back_changes_no_batch(corpus_url, proxy, num_workers, caplog):
     def come_back() -> None:

@@ -99,6 +99,7 @@ def test_facts_measure_and_plan_on_the_server_are_those_of_a_folder(
     assert [name for name in local if local[name] != remote[name]] == []
 
 
+@pytest.mark.slow
 def test_a_measure_reads_the_facts_and_hardly_any_of_the_shards(
     planned: tuple[str, str], proxy: FaultProxy, tmp_path: Path
 ) -> None:
@@ -119,6 +120,7 @@ def test_converted_facts_on_the_server_are_those_of_a_folder(s3: str, tmp_path: 
     assert local == remote
 
 
+@pytest.mark.slow
 def test_packs_behind_faults_are_those_of_a_local_disk(
     planned: tuple[str, str], proxy: FaultProxy
 ) -> None:
@@ -133,6 +135,7 @@ def test_packs_behind_faults_are_those_of_a_local_disk(
     assert sum(proxy.counts().faults.values()) > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("num_lanes", "deal", "dealt"),
     [

@@ -99,6 +99,7 @@ def test_a_copy_of_a_memory_store_has_the_versions_of_the_first(memory_url):
     assert pickle.loads(pickled).list() == known
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_a_large_upload_in_parts_has_one_version_everywhere(s3):
     store = open_store(f"{s3}/parts")

@@ -104,6 +104,7 @@ def test_no_value_of_on_change_goes_on_with_another_shard(folder, on_change, num
     assert len(batches) % 20 == 0
 
 
+@pytest.mark.slow
 def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
     loader, dataset = small_loader(folder), mm.open_dataset(folder)
     replace(folder, noticed_unread(folder))

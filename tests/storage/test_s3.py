@@ -170,6 +170,7 @@ def test_a_resumed_run_equals_the_tail(remote, corpus):
     assert seen + keys(local) == expected
 
 
+@pytest.mark.slow
 def test_a_truncated_shard_is_told_from_failing_storage(prefix):
     write_corpus(prefix, [8])
     dataset = mm.open_dataset(prefix)
@@ -224,6 +225,7 @@ def test_convert_writes_the_same_objects_as_to_a_folder(rows, prefix, tmp_path, 
     same_objects(prefix, tmp_path / "local")
 
 
+@pytest.mark.slow
 def test_a_broken_off_conversion_is_refused_and_then_completed(rows, prefix, tmp_path, monkeypatch):
     options = {"samples_per_shard": 6, "progress": False}
     mm.convert(rows, tmp_path / "local", **options)

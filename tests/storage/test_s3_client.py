@@ -225,6 +225,7 @@ def test_credentials_that_cannot_be_had_are_told_of(keyless, tmp_path):
         ask(with_object())
 
 
+@pytest.mark.slow
 def test_credentials_are_renewed_before_they_expire(keyless, tmp_path):
     soon = datetime.now(UTC) + timedelta(minutes=5)
     write_credential_process(tmp_path, soon.isoformat())

@@ -87,6 +87,7 @@ def refuse(server, answer):
     server.requests.clear()
 
 
+@pytest.mark.slow
 @every_call
 def test_a_refused_key_is_final_and_says_what_the_server_said(server, call, pauses):
     refuse(server, refused("403 Forbidden", "AccessDenied", "not\nyours"))
@@ -107,6 +108,7 @@ def test_a_refused_access_names_the_right_that_may_be_missing(server, call):
         call(open_store(URL))
 
 
+@pytest.mark.slow
 @every_kind
 def test_keys_that_were_renewed_in_their_file_are_taken(server, call, pauses, tmp_path):
     store, expired = open_store(URL), refused("400 Bad Request", "ExpiredToken", "too old")
@@ -118,6 +120,7 @@ def test_keys_that_were_renewed_in_their_file_are_taken(server, call, pauses, tm
     assert pauses == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answers", "num_pauses"),
     [
@@ -144,6 +147,7 @@ def test_a_server_that_is_no_s3_is_an_error_at_once(server, call, pauses, status
     assert pauses == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["read", "range", "list", "write", "reader"])
 def test_plain_http_to_a_server_of_tls_is_not_taken_for_wrong_credentials(server, kind):
     text = b"Client sent an HTTP request to an HTTPS server.\n"  # as Go's servers say it
@@ -163,6 +167,7 @@ def test_a_wrong_clock_is_final_and_told_in_seconds(server, call, pauses):
     assert pauses == []
 
 
+@pytest.mark.slow
 @every_kind
 def test_a_bucket_elsewhere_is_followed_or_the_setting_is_named(server, call, pauses):
     there = refused("301 Moved", "PermanentRedirect", x_amz_bucket_region="eu-west-3")

@@ -108,6 +108,7 @@ def batches(url):
         loader.close()
 
 
+@pytest.mark.slow
 def test_an_epoch_is_the_same_as_from_a_folder(server, corpus):
     assert batches(server.corpus) == batches(corpus)
 
@@ -136,6 +137,7 @@ def test_an_object_reads_as_in_a_folder(server, corpus, pauses):
     assert pauses == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["google", "azure", "hub"])
 def test_rows_name_media_there(kind, serve, corpus):
     root = serve(kind).corpus
@@ -186,6 +188,7 @@ def test_what_can_only_be_read_says_so(kind, serve):
             call()
 
 
+@pytest.mark.slow
 def test_a_server_without_ranges_is_one_clear_error(corpus, pauses):
     with running(WebStub, objects_of(corpus, "corpus"), has_ranges=False) as server:
         with pytest.raises(StorageError, match="the server does not know ranges"):

@@ -75,6 +75,7 @@ def test_failed_requests_are_sent_again_and_counted_by_the_transfers():
     assert counts.num_requests == next(store.num_reads) - 1 == 111
 
 
+@pytest.mark.slow
 def test_reads_that_hang_leave_room_for_others():
     go_on = threading.Event()
 

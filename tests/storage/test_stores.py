@@ -125,6 +125,7 @@ def test_ranges_come_in_order_with_errors_in_their_places(store):
     assert store.read_ranges([]) == []
 
 
+@pytest.mark.slow
 def test_many_ranges_at_once_are_all_right(store):
     store.write("a", DATA)
     wanted = [("a", i, i + 1 + i % 13) for i in range(600)]
@@ -170,6 +171,7 @@ def test_a_local_path_is_that_of_the_object(store):
             assert file.read() == DATA
 
 
+@pytest.mark.slow
 def test_threads_see_whole_objects_while_others_write_them(store):
     contents = [bytes([i]) * (1 << 18) for i in range(4)]
     store.write("a", contents[0])

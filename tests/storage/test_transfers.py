@@ -247,6 +247,7 @@ async def measured_rates(store, num_seconds):
     return rates
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("latency_s", "rate", "link_rate"),
     [(0.05, 40e3, 1e6), (0.05, 40e3, 3e6), (0.2, 10e3, 1e6), (0.2, 10e3, 100e3)],
@@ -265,6 +266,7 @@ def refuses_a_few():
     return lambda sent: Answer(0.05, 40e3, error if refused.random() < 0.05 else None)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("answer", "link_rate", "num_seconds", "least", "most"),
     [
@@ -597,6 +599,7 @@ async def test_two_requests_for_the_same_bytes_may_stand_still(stops_after, num_
         assert store.seconds - before < 10
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("num_bytes", "num_steps"), [(100, 3000), (3500, 400)])
 @in_virtual_time
 async def test_a_link_that_becomes_slow_is_not_asked_for_more(num_bytes, num_steps):

@@ -229,6 +229,7 @@ def test_the_answer_to_the_last_request_may_be_lost(server, pauses):
     assert server.content == data
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("has_checksums", [True, False])
 def test_an_upload_that_another_process_removed_is_an_error(has_checksums):
     server = FakeS3(has_checksums)
@@ -238,6 +239,7 @@ def test_an_upload_that_another_process_removed_is_an_error(has_checksums):
         write(server, bytes(3 * PART))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: b"\1" + d[1:]])
 def test_an_object_that_differs_is_an_error(server, change):
     complete = server.complete_multipart_upload
@@ -363,6 +365,7 @@ def test_uploads_under_a_prefix_are_removed_by_the_names_of_their_objects(s3, tm
     assert not uploads_of(store)
 
 
+@pytest.mark.slow
 @pytest.mark.s3
 def test_parts_that_break_and_a_server_that_goes_away_change_no_byte(s3, tmp_path, monkeypatch):
     data = data_of(4 * upload.PART_BYTES)

@@ -154,6 +154,7 @@ def test_the_signs_of_life_of_a_real_holder_are_seen(store, quick):
         )
 
 
+@pytest.mark.slow
 def test_a_lock_of_nobody_is_taken_over(store, quick):
     for garbage in (b"", b"\xff\xfe", b"[" * 5000, b'{"token": 1}'):
         store.write(LOCK_NAME, garbage)

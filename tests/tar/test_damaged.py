@@ -197,6 +197,7 @@ def test_sixteen_extension_headers_of_a_member_are_read():
     assert len(read_by_mmstream(pax(b"13 comment=x\n") * 16 + header() + bytes(1024))) == 1
 
 
+@pytest.mark.slow
 def test_a_sample_of_too_many_files_is_a_sample_error_and_its_neighbours_are_read():
     many = [(f"b.{number}", b"") for number in range(MAX_MEMBERS + 1)]
     data = make_tar([("a.txt", b"1"), *many, ("c.txt", b"2")])

@@ -109,6 +109,7 @@ def assert_same(data: bytes, starts, stops) -> int:
     return sum(scanned != "odd" for scanned in samples)
 
 
+@pytest.mark.slow
 @given(members, formats, damage, st.integers(0, 2))
 @settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
 def test_samples_found_together_are_those_found_one_by_one(

@@ -85,6 +85,7 @@ def test_what_we_write_is_read_back_by_us_and_by_webdataset_and_by_tarfile(sampl
     assert offsets[-1] == len(data) - 1024
 
 
+@pytest.mark.slow
 @given(samples)
 def test_the_same_samples_are_the_same_bytes_and_a_sample_is_its_range(samples):
     data, offsets = write(samples)

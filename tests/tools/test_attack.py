@@ -76,6 +76,7 @@ def test_an_attack_that_is_held_off_is_no_failure(
     assert run_attack(Attack("x", run, refusal)).failure == ""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("run", "refusal", "failure"),
     [

@@ -86,6 +86,7 @@ def test_a_history_with_one_fault_is_not(true: Proof, fault: str, seed: int) -> 
     assert not prove_resume.proven(true.of(with_fault(true.history, fault, random.Random(seed))))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(2))
 def test_the_history_of_a_mixture_is_proven_unless_it_has_a_fault(
     tmp_path: Path, seed: int

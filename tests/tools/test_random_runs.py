@@ -19,6 +19,7 @@ SEED_OF_ROWS, SEED_OF_MIXTURE, SEED_OF_PACKS = 54, 4, 47
 """Of trials of these kinds. That of rows has bad samples, which are substituted."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seed", range(NUM_TRIALS))
 def test_a_random_run_keeps_the_promises(tmp_path: Path, seed: int) -> None:
     trial = random_trial.run_trial(tmp_path, seed, remote=0, workers=0)

@@ -32,6 +32,7 @@ sys.exit(7)
 """
 
 
+@pytest.mark.slow
 def test_a_command_finds_the_server_in_its_environment_and_its_exit_code_comes_back():
     spoiled = os.environ | {"AWS_SESSION_TOKEN": "old", "AWS_PROFILE": "no such profile"}
     command = [*TOOL, "--", sys.executable, "-c", USE]
@@ -42,6 +43,7 @@ def test_a_command_finds_the_server_in_its_environment_and_its_exit_code_comes_b
     assert "AWS_PROFILE" not in done.stdout
 
 
+@pytest.mark.slow
 def test_a_command_that_is_not_there_is_said_and_nothing_stays():
     done = subprocess.run([*TOOL, "--", "no-such-command"], capture_output=True, timeout=500)
     assert done.returncode == 127
@@ -84,6 +86,7 @@ def test_no_server_and_no_data_outlive_the_tool(running, number):
     assert not folder.exists()
 
 
+@pytest.mark.slow
 def test_a_server_that_ends_by_itself_is_started_again_with_its_data_and_said(monkeypatch):
     said = pytest.warns(UserWarning, match=r"ended by itself and was started again")
     with said, s3_server.s3_server() as server:

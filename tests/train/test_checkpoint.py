@@ -176,6 +176,7 @@ def test_a_good_one_is_never_removed_for_a_damaged_later_one(tmp_path: Path) -> 
     assert load_newest(open_store(tmp_path)) is not None
 
 
+@pytest.mark.slow
 def test_no_flipped_bit_of_the_zips_directory_goes_into_the_weights(tmp_path: Path) -> None:
     save(tmp_path, 10, 20)
     path = path_of(tmp_path, 20)

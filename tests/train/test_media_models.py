@@ -145,6 +145,7 @@ def test_ranks_without_padding_have_the_losses_of_padded_ones(moved: Path) -> No
     assert {line["padding_fraction"] for line in flat} == {0}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["qwen", "whisper"])
 def test_micro_batches_change_nothing(material: Path, name: str) -> None:
     for number in (1, 4):

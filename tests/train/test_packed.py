@@ -99,6 +99,7 @@ def test_a_run_without_padding_has_the_losses_of_one_with_it(material: Path, nam
     assert {line["padding_fraction"] for line in flat} == {0}
 
 
+@pytest.mark.slow
 def test_attention_over_all_tokens_gets_pieces_by_itself(
     material: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -110,12 +111,14 @@ def test_attention_over_all_tokens_gets_pieces_by_itself(
     assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
 
 
+@pytest.mark.slow
 def test_texts_without_any_picture_train_too(material: Path) -> None:
     for name, batching in (("padded-words", None), ("flat-words", mm.Flat())):
         run(material, name, batching=batching, url=str(material / "words"))
     assert_same(metrics(material / "padded-words"), metrics(material / "flat-words"))
 
 
+@pytest.mark.slow
 def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) -> None:
     both = {"validation": str(material / "words"), "max_steps": 1}
     losses = [
@@ -128,6 +131,7 @@ def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) 
 # -- packs ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("family", ["Qwen2VL", "Qwen3VL"])
 def test_a_run_on_packs_has_the_losses_and_gradients_of_the_unpacked_one(
     tmp_path: Path, family: str

@@ -75,6 +75,7 @@ def saved_steps(out: Path) -> list[int]:
     return [int(path.stem[5:]) for path in (out / "checkpoints").iterdir()]
 
 
+@pytest.mark.slow
 def test_sigterm_to_all_processes_saves_the_last_step_and_exits_with_0(
     corpus: str, tmp_path: Path
 ) -> None:

@@ -27,6 +27,7 @@ NORMALIZE = mm.Normalize((0.5,) * 3, (0.5,) * 3)
 PROCESS = TrainProcess(torch.device("cpu"))
 
 
+@pytest.mark.slow
 @given(data=st.data())
 @settings(max_examples=40)
 def test_a_pass_shows_each_sample_once_in_order_with_marked_padding(tmp_path_factory, data):

@@ -255,6 +255,7 @@ def test_layers_behind_the_chosen_one_are_frozen(tmp_path: Path) -> None:
     assert all(p.grad is not None for p in loaded.parameters() if p.requires_grad)
 
 
+@pytest.mark.slow
 def test_other_folders_are_refused(tmp_path: Path) -> None:
     with pytest.raises(mm.ConfigError, match="no vision-language model"):
         load_vlm(str(tmp_path), tokenizer=byte_tokenizer(chat=True))

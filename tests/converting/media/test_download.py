@@ -74,6 +74,7 @@ def test_failures_that_pass_cost_no_row(server: MediaServer) -> None:
     assert download(server, *PASSING, times=1) == ["ok"] * len(PASSING)
 
 
+@pytest.mark.slow
 def test_answers_that_do_not_come_in_time_are_asked_for_again(
     server: MediaServer, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -84,6 +84,7 @@ def test_all_planted_duplicates_are_found_and_no_others(corpus, tmp_path, option
     assert {pair.again_field for pair in report.pairs(["near"])} == {"jpg", "png"}
 
 
+@pytest.mark.slow
 def test_a_conversion_lists_pairs_and_leaves_whole_duplicates_out_of_epochs(corpus, tmp_path):
     for workers in (1, 2):
         out = tmp_path / f"out{workers}"

@@ -113,6 +113,7 @@ SAME = 2.2 * math.sqrt(2 / NUM_BOXES)
 """Exceeded by chance once in 8,000 comparisons."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "picture", [(375, 500), (1500, 2000), (60, 900), (400, 50), (7, 9), (1, 1)]
 )

@@ -58,6 +58,7 @@ UNTIMED = mm.ImageDecoder(size=16, timeout_s=None)
 """For what a busy machine may take long to decode."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", BOMBS)
 def test_a_bomb_is_refused_or_decodes_within_the_limits(
     name: str, child: ProcessPoolExecutor
@@ -74,6 +75,7 @@ def test_a_bomb_is_refused_or_decodes_within_the_limits(
     assert total_bytes <= 1.2e9
 
 
+@pytest.mark.slow
 def test_an_epoch_names_each_bomb_once(tmp_path: Path) -> None:
     files = [
         bomb.make() for name, bomb in BOMBS.items() if not re.search("[0-9]M|mega|MB|filled", name)
@@ -217,6 +219,7 @@ FORMATS: dict[str, tuple[Callable[[], bytes], int]] = {
 """The bytes per pixel that docs/decoder-safety.md states for each format."""
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", FORMATS)
 def test_the_stated_memory_is_what_a_decoding_needs(name: str, child: ProcessPoolExecutor) -> None:
     make, bytes_per_pixel = FORMATS[name]

@@ -67,6 +67,7 @@ PATHS: list[tuple[dict[str, Any], Reference]] = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("settings", "reference"), PATHS, ids=[str(path[0]) for path in PATHS])
 def test_without_scaled_decoding_every_way_to_resize_is_bit_equal_to_torchvision(
     settings: dict[str, Any], reference: Reference
@@ -109,6 +110,7 @@ def large_photos() -> list[bytes]:
     return files
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "settings",
     [

@@ -48,6 +48,7 @@ def test_a_truncated_jpeg_is_a_decode_error_at_every_scale(name: str, fraction: 
                 mm.ImageDecoder(size=size)(file)
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(sorted(FILES)),
     damage=st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), min_size=1, max_size=6),

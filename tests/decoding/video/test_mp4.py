@@ -14,6 +14,7 @@ from mmstream.decoding.ffmpeg.deadline import Deadline
 from tests.helpers.media_files import frame_number, video_file
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("moov_first", [True, False])
 def test_few_frames_take_the_bytes_of_their_groups(moov_first: bool) -> None:
     content = video_file(

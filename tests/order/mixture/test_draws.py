@@ -43,6 +43,7 @@ def walked(draws, num_steps):
     return steps_of_sources, before
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(any_draws())
 def test_each_lane_counts_its_draws_without_gaps_and_the_way_back_is_exact(draws):

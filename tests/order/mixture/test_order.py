@@ -13,6 +13,7 @@ from mmstream.order import MixtureOrder
 from tests.helpers.orders import COUNTS, digest, mixture_order, pairs, recipe, rows_of_run
 
 
+@pytest.mark.slow
 def test_every_source_gives_its_share_to_less_than_two_samples_per_lane():
     order = mixture_order()
     counts = Counter()
@@ -40,6 +41,7 @@ def test_each_sample_of_a_source_comes_once_in_each_of_its_epochs(how):
     assert max(visits.values()) - min(visits.values()) <= 1
 
 
+@pytest.mark.slow
 def test_a_rank_keeps_its_samples_of_a_large_source_also_when_weights_change():
     order = mixture_order(
         weights=(1, 1, 6), changes={90: (1, 1, 2), 400: (2, 1, 9)}, reshuffle="lanes"

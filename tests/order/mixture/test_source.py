@@ -38,6 +38,7 @@ def any_source(draw):
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=150)
 @given(any_source())
 def test_windows_cover_each_epoch_once_and_each_stays_in_one_column(source):
@@ -64,6 +65,7 @@ def test_windows_cover_each_epoch_once_and_each_stays_in_one_column(source):
             assert [sample for column in columns for sample in column] == corpus
 
 
+@pytest.mark.slow
 @settings(max_examples=100)
 @given(
     st.lists(st.integers(0, 90), min_size=1, max_size=4).filter(lambda counts: sum(counts) >= 128),
