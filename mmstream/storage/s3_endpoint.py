@@ -14,6 +14,7 @@ import ssl
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from functools import lru_cache
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -85,6 +86,7 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
     settings = s3fs_settings()
     options = dict(settings.get("client_kwargs") or {})
     session = Session(profile=settings.get("profile"))
+    share_models(session)
     verify = options.pop("verify", None)
     if verify is None:
         verify = session.get_config_variable("ca_bundle") or True
@@ -118,6 +120,19 @@ def s3_endpoint(bucket: str, region: str | None = None) -> S3Endpoint:
         tls=_tls_context(get_cert_path(verify)) if url.startswith("https:") else None,
         credentials=None if anonymous else _credentials(session, client_options),
     )
+
+
+def share_models(session: Any) -> None:
+    """Have all sessions of this process read botocore's models once: that takes a while."""
+    path = session.get_config_variable("data_path")
+    session.register_component("data_loader", _models(path))
+
+
+@lru_cache(maxsize=4)
+def _models(path: str | None) -> Any:
+    from botocore.loaders import create_loader
+
+    return create_loader(path)
 
 
 def _credentials(session: Any, options: Mapping[str, Any]) -> Any:

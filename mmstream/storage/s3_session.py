@@ -14,7 +14,7 @@ from aiobotocore.httpsession import AIOHTTPSession  # type: ignore[import-untype
 from aiobotocore.session import AioSession  # type: ignore[import-untyped]
 
 from mmstream.errors import escaped
-from mmstream.storage.s3_endpoint import s3fs_settings
+from mmstream.storage.s3_endpoint import s3fs_settings, share_models
 from mmstream.storage.store import RequestError
 
 _OF_S3 = re.compile(
@@ -27,6 +27,7 @@ def session_options() -> dict[str, Any]:
     """Return the options of s3fs by which its requests go through such a session."""
     settings = s3fs_settings()
     session = AioSession(profile=settings.get("profile"))
+    share_models(session)
     session.register("before-parse.s3", _require_s3)
     config = {
         # Checksums of our own go with what is written. botocore's, in trailers, are refused by

@@ -4,19 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from functools import lru_cache
 from pathlib import Path
 
-import botocore.loaders
 import pytest
 
 from mmstream.storage import patience, remote
 
 SECRET = "wJalrXUtnFEMI-secret"
 TOKEN = "FwoGZXIvYXdzE-token"
-
-_cached_loader = lru_cache(botocore.loaders.create_loader)
-"""Reads botocore's models once for all tests."""
 
 _KEYS = """
 import json, os, pathlib
@@ -44,7 +39,6 @@ def set_only(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # of indexes
-    monkeypatch.setattr(botocore.loaders, "create_loader", _cached_loader)
     patience._patience.cache_clear()
     remote._client_of.cache_clear()
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import logging
 import os
 import time
+from contextlib import closing
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -102,21 +104,49 @@ def test_a_store_without_conditional_writes_is_told_of_and_one_of_two_writers_gi
     assert ("no conditional writes (If-None-Match)" in caplog.text) == warns
 
 
+def convert_to(url, folder):
+    """Convert 60 pictures to a store."""
+    for number in range(60):
+        (folder / f"{number}.jpg").write_bytes(jpeg(number))
+    rows = [{"image": f"{number}.jpg", "text": f"picture {number}"} for number in range(60)]
+    settings = {"media_root": str(folder), "samples_per_shard": 20, "progress": False}
+    assert mm.convert(rows, url, **settings).num_samples == 60
+
+
 @pytest.mark.slow
 @every_store
-def test_a_conversion_and_a_killed_and_resumed_training_are_exact(store, tmp_path):
+def test_a_conversion_and_a_resumed_epoch_are_exact(store, tmp_path):
     url, _ = store
-    for number in range(60):
-        (tmp_path / f"{number}.jpg").write_bytes(jpeg(number))
-    rows = [{"image": f"{number}.jpg", "text": f"picture {number}"} for number in range(60)]
-    settings = {"media_root": str(tmp_path), "samples_per_shard": 20, "progress": False}
-    report = mm.convert(rows, url, **settings)
-    assert report.num_samples == 60
     local = str(tmp_path / "local")
-    mm.convert(rows, local, **settings)
+    convert_to(url, tmp_path)
+    convert_to(local, tmp_path)
     shards = [path.name for path in Path(local).glob("*.tar*")]
     assert len(shards) >= 9
     assert [n for n in shards if open_store(url).read(n) != Path(local, n).read_bytes()] == []
+
+    def loader_of(folder):
+        decode = mm.Decode(image=mm.ImageDecoder(size=16))
+        pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=6, seed=1, decode=decode)
+        return mm.Loader(pipeline)
+
+    def content(batch):
+        return batch["__key__"], batch["image"].tolist()
+
+    with closing(loader_of(local)) as loader:
+        expected = list(map(content, loader))
+    with closing(loader_of(url)) as loader:
+        first = list(map(content, islice(loader, 4)))
+        state = loader.state_dict()
+    with closing(loader_of(url)) as loader:
+        loader.load_state_dict(state)
+        assert first + list(map(content, loader)) == expected
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("store", ["AWS", "Aliyun OSS"], indirect=True)
+def test_a_killed_and_resumed_training_is_exact(store, tmp_path):
+    url, _ = store
+    convert_to(url, tmp_path)
     out = tmp_path / "run"
     command = f"{url} --global-batch-size 6 --epochs 2 --checkpoint-every 1 --device cpu --seed 1"
     command += " --image-size 16 --num-workers 1 --log-keys --model clip"
