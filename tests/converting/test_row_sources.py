@@ -16,6 +16,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 
 import mmstream as mm
@@ -157,6 +158,22 @@ def test_files_are_joined_without_losing_a_row_and_each_may_be_of_another_kind(t
     run(f"{tmp_path}/[1-4].*", tmp_path / "pattern")
     assert shards(tmp_path / "pattern") == shards(tmp_path / "out")
     assert values(files, limit=12)[-1] == ROWS[10]
+
+
+def test_a_file_whose_bytes_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(mm.StorageError, match=r"^/proc/self/mem: cannot be read \(Input/output"):
+        run("/proc/self/mem", tmp_path / "out")
+
+
+def test_names_of_files_that_are_not_utf8_have_escapes(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for letter in "ab":
+        (tmp_path / f"rows/{letter}\udce9.jsonl").write_text('{"text": "a"}\nno\n')
+    run(tmp_path / "rows", tmp_path / "out", max_rejects=1.0)
+    lines = (tmp_path / "out/rejects.jsonl").read_text().splitlines()
+    assert [json.loads(line)["file"] for line in lines] == ["a\\udce9.jsonl", "b\\udce9.jsonl"]
+    sidecar = pq.read_table(tmp_path / "out/shard-000000.parquet").to_pylist()
+    assert {row["file"] for row in sidecar} == {"a\\udce9.jsonl", "b\\udce9.jsonl"}
 
 
 def test_files_with_one_name_are_told_apart(tmp_path):
