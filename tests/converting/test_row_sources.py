@@ -222,7 +222,7 @@ def test_cells_of_a_table_are_text_or_lists_and_empty_ones_are_absent(tmp_path):
 
 @pytest.mark.parametrize("delimiter", [",", "\t"], ids=["csv", "tsv"])
 def test_tables_are_known_whatever_the_length_of_their_first_cells(tmp_path, delimiter):
-    cells = ["A" * 100_000, "B" * 1_500_000, 'a "b"\nc' * 20_000]
+    cells = ["A" * 100_000, "B" * 1_500_000, 'a "b"\nc' * 20_000, "a\u2028b\x85c\x0bd"]
     rows = [{"index": str(i), "image": cell, "more": "x"} for i, cell in enumerate(cells)]
     (tmp_path / "rows").write_bytes(table(rows, delimiter))
     assert values(tmp_path / "rows") == rows
@@ -345,6 +345,14 @@ def test_coco_annotations_are_joined_by_their_image(tmp_path):
     for indent in (None, 2):
         (tmp_path / "captions.json").write_text(json.dumps(coco, indent=indent))
         assert values(tmp_path / "captions.json") == expected
+    odd = {"id": ["x"], "file_name": "c.jpg"}
+    odd_box = {"image_id": ["x"], "category_id": {"y": 1}, "bbox": []}
+    (tmp_path / "odd.json").write_text(
+        json.dumps({**coco, "images": [odd], "annotations": [odd_box]})
+    )
+    assert values(tmp_path / "odd.json") == [
+        {"id": ["x"], "image": "c.jpg", "objects": [{"category_id": {"y": 1}, "bbox": []}]}
+    ]
     coco["annotations"][0]["image_id"] = 8
     (tmp_path / "captions.json").write_text(json.dumps(coco))
     assert "image_id 8, which no image has" in refusal(tmp_path / "captions.json")
@@ -820,6 +828,10 @@ def test_sentences_of_no_video_are_a_reject(tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps(lists))
     _, lost = values(tmp_path / "rows.json")
     assert str(lost) == "sentences: video_id 2: no video has this id"
+
+
+def test_lines_of_transcripts_end_as_lines_of_files_do():
+    assert is_transcripts("84-1-1 A\u2028TEXT\x85B\n84-1-2 C\n".encode())
 
 
 @pytest.mark.parametrize("line", ["utt_001|spk1|hello|en", "utt_001|hello", "utt_001|hello| "])
