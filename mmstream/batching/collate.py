@@ -268,8 +268,9 @@ def is_ids(value: Any) -> bool:
 
 def are_tokens(value: Any) -> bool:
     """Tell whether a value of a user is one row of whole numbers."""
-    if isinstance(value, torch.Tensor):
-        return value.ndim == 1 and not (value.is_floating_point() or value.is_complex())
+    if isinstance(value, torch.Tensor):  # int64 does not hold all of uint64
+        is_whole = not (value.is_floating_point() or value.is_complex())
+        return value.ndim == 1 and is_whole and value.dtype != torch.uint64
     return isinstance(value, list) and all(
         type(item) is int and abs(item) < 1 << 63 for item in value
     )

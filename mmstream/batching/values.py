@@ -57,13 +57,14 @@ def stack_values(values: list[Any]) -> Any:
             return numbers
         values = [value.item() if isinstance(value, np.generic) else value for value in values]
         kinds = set(map(type, values))
-    if kinds <= {int, float, bool}:
+    if all(issubclass(kind, int | float) for kind in kinds):  # enumerations' numbers among them
+        has_floats = any(issubclass(kind, float) for kind in kinds)
         try:
-            joined = torch.tensor(values, dtype=torch.float64 if float in kinds else None)
+            joined = torch.tensor(values, dtype=torch.float64 if has_floats else None)
         except (RuntimeError, OverflowError, ValueError):  # an integer beyond 64 bits
             return values
         is_exact = len(kinds) == 1 or all(
-            type(number) is float or number == kept
+            isinstance(number, float) or number == kept
             for number, kept in zip(values, joined.tolist(), strict=True)
         )  # whole numbers beyond 2^53 among floats are not
         return joined if is_exact else values

@@ -21,6 +21,7 @@ from typing import Any, BinaryIO
 import msgspec
 
 from mmstream.converting.draft import Draft, Media
+from mmstream.converting.rows.records import encodable
 from mmstream.dataset.files import json_lines
 from mmstream.dataset.manifest import Manifest
 from mmstream.errors import ManifestError
@@ -97,7 +98,7 @@ class RowCounter:
     def add(self, draft: Draft, media: Iterable[Media]) -> None:
         """Count one row that became a sample."""
         self._live[0] += 1
-        self._formats[draft.format] += 1
+        self._formats[encodable(draft.format)] += 1  # of a tar: the names of its fields
         for key in draft.unread:
             name = key[:MAX_KEY_CHARACTERS]
             if name in self._unread_keys or len(self._unread_keys) < MAX_KEYS:

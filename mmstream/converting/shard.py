@@ -65,7 +65,7 @@ from mmstream.converting.report import (
     rejects_of,
     report_name,
 )
-from mmstream.converting.rows.records import Row, RowRange
+from mmstream.converting.rows.records import Row, RowRange, encodable
 from mmstream.converting.sidecar import SidecarWriter, perceptual_hash, sidecar_name
 from mmstream.dataset.checksums import (
     checksums_name,
@@ -314,7 +314,7 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
             num_samples=len(writer.offsets) - 1,
             num_bytes=writer.num_bytes,
             sha256=sha256,
-            fields=dict(sorted(fields.items())),
+            fields={encodable(name): fields[name] for name in sorted(fields)},
         )
         _require_expected(job, report)
         job.lock.require()

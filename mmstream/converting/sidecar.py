@@ -40,7 +40,7 @@ from xxhash import xxh3_128_digest
 
 from mmstream.converting.draft import Media
 from mmstream.converting.formats.fields import without_secrets
-from mmstream.converting.rows.records import Row
+from mmstream.converting.rows.records import Row, encodable
 from mmstream.decoding.fields import json_object
 from mmstream.errors import DecodeError
 from mmstream.media_types import kind_of
@@ -232,7 +232,7 @@ class SidecarWriter:
         first = described[0] if described else {}
         origin = self._origin(row)
         values = (
-            key,
+            encodable(key),
             "success",
             None,
             self._shard,
@@ -260,7 +260,7 @@ class SidecarWriter:
             reason: Why there is no sample.
         """
         origin = self._origin(row)
-        known = (key, "rejected", reason, self._shard, None, *origin)
+        known = (encodable(key), "rejected", encodable(reason), self._shard, None, *origin)
         values = known + (None,) * (len(SCHEMA) - 1 - len(known))
         self._add(values, (), key, reason, *origin[3:])
 
@@ -295,7 +295,7 @@ class SidecarWriter:
         if self._perceptual_hash is not None and kind == "image":
             perceptual_hash = self._perceptual_hash(medium.data)
         return {
-            "field": field,
+            "field": encodable(field),
             "kind": kind,
             "num_bytes": len(medium.data),
             "xxh3": content_hash(medium.data),

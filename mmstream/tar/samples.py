@@ -352,6 +352,8 @@ def _require_usual(key: str, name: str, num_fields: int) -> None:
             f"{escaped(key)}: a name of {len(name):,} characters, or more than "
             f"{MAX_MEMBERS:,} files: no sample is like that"
         )
+    if "\0" in name:  # a pax header may say so, but no other header can
+        raise SampleError(f"{escaped(key)}: a zero byte in the name {escaped(name)}; rename it")
 
 
 def encode_refusal(kind: str, reason: str) -> bytes:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import enum
 import json
 from typing import Any
 
@@ -32,6 +33,15 @@ def batch_of(name: str, *values: Any, **settings: Any) -> dict[str, Any]:
 
 
 MISSING = object()
+
+
+class Level(enum.IntEnum):
+    LOW = 0
+    HIGH = 1
+
+
+class Length(float):
+    """A float of a class of its own."""
 
 
 def buffer(rows: int, height: int = 4, width: int = 6) -> torch.Tensor:
@@ -153,6 +163,7 @@ def test_a_fixed_length_pads_and_cuts(side, pad_to):
         ((1.5, 2), torch.tensor([1.5, 2.0], dtype=torch.float64)),
         ((np.ones((2, 2)),) * 2, torch.ones(2, 2, 2, dtype=torch.float64)),
         ((torch.tensor([0.5]),) * 2, torch.tensor([[0.5], [0.5]])),
+        ((np.full(1, 2**64 - 1, np.uint64),) * 2, torch.tensor([[-1]] * 2).view(torch.uint64)),
     ],
 )
 def test_labels_that_are_no_tokens_are_stacked_as_any_field(values, expected):
@@ -200,13 +211,26 @@ def test_numbers_and_arrays_of_one_shape_are_stacked(values, expected):
 @pytest.mark.parametrize("value", [1.7e9 + 0.125, 1e300, -7, True])
 @pytest.mark.parametrize(
     "kind",
-    [float, int, bool, np.float64, np.float32, np.float16, np.int64, np.int8, np.uint16, np.bool_],
+    [
+        float,
+        int,
+        bool,
+        Level,
+        Length,
+        np.float64,
+        np.float32,
+        np.float16,
+        np.int64,
+        np.int8,
+        np.uint16,
+        np.bool_,
+    ],
 )
 @pytest.mark.parametrize("name", ["x", "labels"])
 @pytest.mark.filterwarnings("ignore:overflow encountered in cast")
 def test_numbers_are_those_of_torchs_collate(name, kind, value):
     if issubclass(kind, int | np.integer):
-        value = int(np.clip(value, 0, 100))
+        value = int(np.clip(value, 0, 1 if kind is Level else 100))
     expected = default_collate([kind(value)] * 2)
     field = batch_of(name, *[kind(value)] * 2)[name]
     assert torch.equal(field, expected)

@@ -9,6 +9,7 @@ import pickle
 import random
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from mmstream.converting.rows import fetch
@@ -16,6 +17,7 @@ from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.fetch import InputFile, copy_tars
 from mmstream.converting.rows.open import open_rows
 from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage.memory import MemoryStore
 from tests.helpers.convert_corpus import pictures, run, shards, tree, values, write_files
@@ -221,3 +223,16 @@ def test_remote_tars_in_a_folder_that_cannot_be_listed_are_copied(
     monkeypatch.setattr(MemoryStore, "list", list_nothing)
     assert len(files_of("memory://bucket/tars/0.tar")) == 5
     assert "cannot be listed, so its tars are copied" in caplog.text
+
+
+def test_names_that_are_not_utf8_have_escapes_in_the_sidecar(tmp_path):
+    odd = "caf\udce9"
+    members = [(f"{odd}.{odd}.jpg", jpeg(1)), (f"{odd}2.txt", b"a"), (f"{odd}2.txt", b"b")]
+    write_tar(tmp_path / f"rows/{odd}.tar", members)
+    report = run(tmp_path / "rows", tmp_path / "out", max_rejects=1)
+    assert (report.num_samples, report.num_rejects) == (1, 1)
+    assert open_dataset(tmp_path / "out")[0]["__key__"] == odd
+    sidecar = pq.read_table(tmp_path / "out/shard-000000.parquet").to_pylist()
+    assert [row["key"] for row in sidecar] == ["caf\\udce9", "000000002"]
+    assert sidecar[0]["media"][0]["field"] == "caf\\udce9.jpg"
+    assert {row["file"] for row in sidecar} == {"caf\\udce9.tar"}

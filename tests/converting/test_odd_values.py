@@ -161,6 +161,30 @@ def test_a_text_that_is_not_utf8_in_a_chat_of_a_table_is_one_reject(tmp_path):
         assert third == {"messages": [{"role": "user", "content": "no"}]}
 
 
+TEXTS, NUMBERS = pa.array(["yesyes", "QQQQ", "no"]), pa.array([0, 1, 2], pa.int32())
+KINDS = pa.array([0, 0, 0], pa.int8())
+
+
+@pytest.mark.parametrize(
+    "column",
+    [
+        pa.UnionArray.from_sparse(KINDS, [TEXTS, NUMBERS]),
+        pa.UnionArray.from_dense(KINDS, NUMBERS, [TEXTS, NUMBERS]),
+        pa.RunEndEncodedArray.from_arrays(pa.array([1, 2, 3], pa.int32()), TEXTS),
+    ],
+    ids=["sparse union", "dense union", "run ends"],
+)
+def test_a_text_that_is_not_utf8_in_any_layout_of_arrow_is_one_reject(tmp_path, column):
+    table = pa.table({"odd": column})
+    with (tmp_path / "a.arrow").open("wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
+        writer.write_table(table)
+    path = tmp_path / "a.arrow"
+    path.write_bytes(path.read_bytes().replace(b"QQQQ", b"QQ\xff\xff"))
+    first, second, third = values(path)
+    assert (first, third) == ({"odd": "yesyes"}, {"odd": "no"})
+    assert "UnicodeDecodeError" in str(second)
+
+
 def test_a_row_of_a_table_that_lost_its_chat_is_no_picture_alone(tmp_path):
     chat = [{"role": "user", "content": "?"}]
     table = pa.Table.from_pylist(

@@ -16,6 +16,7 @@ import sys
 import numpy as np
 import pyarrow as pa
 import pyarrow.feather as feather
+import pyarrow.parquet as pq
 import pytest
 
 import mmstream as mm
@@ -160,6 +161,22 @@ def test_files_are_joined_without_losing_a_row_and_each_may_be_of_another_kind(t
     assert values(files, limit=12)[-1] == ROWS[10]
 
 
+def test_a_file_whose_bytes_cannot_be_read_is_named(tmp_path):
+    with pytest.raises(mm.StorageError, match=r"^/proc/self/mem: cannot be read \(Input/output"):
+        run("/proc/self/mem", tmp_path / "out")
+
+
+def test_names_of_files_that_are_not_utf8_have_escapes(tmp_path):
+    (tmp_path / "rows").mkdir()
+    for letter in "ab":
+        (tmp_path / f"rows/{letter}\udce9.jsonl").write_text('{"text": "a"}\nno\n')
+    run(tmp_path / "rows", tmp_path / "out", max_rejects=1.0)
+    lines = (tmp_path / "out/rejects.jsonl").read_text().splitlines()
+    assert [json.loads(line)["file"] for line in lines] == ["a\\udce9.jsonl", "b\\udce9.jsonl"]
+    sidecar = pq.read_table(tmp_path / "out/shard-000000.parquet").to_pylist()
+    assert {row["file"] for row in sidecar} == {"a\\udce9.jsonl", "b\\udce9.jsonl"}
+
+
 def test_files_with_one_name_are_told_apart(tmp_path):
     part = b"[]\n" + jsonl(ROWS[:3])
     write_files(tmp_path, {"x/part.jsonl": part, "y/part.jsonl": part})
@@ -206,7 +223,7 @@ def test_cells_of_a_table_are_text_or_lists_and_empty_ones_are_absent(tmp_path):
 
 @pytest.mark.parametrize("delimiter", [",", "\t"], ids=["csv", "tsv"])
 def test_tables_are_known_whatever_the_length_of_their_first_cells(tmp_path, delimiter):
-    cells = ["A" * 100_000, "B" * 1_500_000, 'a "b"\nc' * 20_000]
+    cells = ["A" * 100_000, "B" * 1_500_000, 'a "b"\nc' * 20_000, "a\u2028b\x85c\x0bd"]
     rows = [{"index": str(i), "image": cell, "more": "x"} for i, cell in enumerate(cells)]
     (tmp_path / "rows").write_bytes(table(rows, delimiter))
     assert values(tmp_path / "rows") == rows
@@ -329,6 +346,14 @@ def test_coco_annotations_are_joined_by_their_image(tmp_path):
     for indent in (None, 2):
         (tmp_path / "captions.json").write_text(json.dumps(coco, indent=indent))
         assert values(tmp_path / "captions.json") == expected
+    odd = {"id": ["x"], "file_name": "c.jpg"}
+    odd_box = {"image_id": ["x"], "category_id": {"y": 1}, "bbox": []}
+    (tmp_path / "odd.json").write_text(
+        json.dumps({**coco, "images": [odd], "annotations": [odd_box]})
+    )
+    assert values(tmp_path / "odd.json") == [
+        {"id": ["x"], "image": "c.jpg", "objects": [{"category_id": {"y": 1}, "bbox": []}]}
+    ]
     coco["annotations"][0]["image_id"] = 8
     (tmp_path / "captions.json").write_text(json.dumps(coco))
     assert "image_id 8, which no image has" in refusal(tmp_path / "captions.json")
@@ -806,6 +831,10 @@ def test_sentences_of_no_video_are_a_reject(tmp_path):
     (tmp_path / "rows.json").write_text(json.dumps(lists))
     _, lost = values(tmp_path / "rows.json")
     assert str(lost) == "sentences: video_id 2: no video has this id"
+
+
+def test_lines_of_transcripts_end_as_lines_of_files_do():
+    assert is_transcripts("84-1-1 A\u2028TEXT\x85B\n84-1-2 C\n".encode())
 
 
 @pytest.mark.parametrize("line", ["utt_001|spk1|hello|en", "utt_001|hello", "utt_001|hello| "])

@@ -159,6 +159,12 @@ def test_pax_headers_of_the_whole_tar_belong_to_no_sample():
     assert_same(data, 2)
 
 
+def test_a_zero_byte_in_a_name_is_an_error_of_its_sample():
+    odd = with_pax_headers("a.txt", path="a\0b.txt")
+    with pytest.raises(SampleError, match=r"a\\x00b: a zero byte in the name a\\x00b.txt; rename"):
+        read_by_mmstream(make_tar([(odd, b"1"), C], tarfile.PAX_FORMAT))
+
+
 def test_of_two_long_names_the_first_one_holds():
     long = make_tar([(LONG + ".txt", b"")], tarfile.GNU_FORMAT)[:1024]
     pax = make_tar([(LONGER + ".jpg", b"")], tarfile.PAX_FORMAT)[:1024]

@@ -158,17 +158,25 @@ def _plain_type(kind: Any) -> Any:
         return _BYTES_OF[kind]
     if pa.types.is_dictionary(kind):
         return pa.dictionary(kind.index_type, _plain_type(kind.value_type), kind.ordered)
+    if pa.types.is_run_end_encoded(kind):
+        return pa.run_end_encoded(kind.run_end_type, _plain_type(kind.value_type))
+    if pa.types.is_nested(kind):
+        return _plain_nested(kind)
+    is_number = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
+    return pa.binary(kind.bit_width // 8) if is_number and kind.bit_width >= 8 else kind
+
+
+def _plain_nested(kind: Any) -> Any:
     if pa.types.is_struct(kind):
         return pa.struct([_plain_field(field) for field in kind])
+    if pa.types.is_union(kind):
+        return pa.union([_plain_field(field) for field in kind], kind.mode, kind.type_codes)
     if pa.types.is_map(kind):
         return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field))
     if pa.types.is_fixed_size_list(kind):
         return pa.list_(_plain_field(kind.value_field), kind.list_size)
-    for is_kind, make in _LISTS:
-        if is_kind(kind):
-            return make(_plain_field(kind.value_field))
-    is_number = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
-    return pa.binary(kind.bit_width // 8) if is_number and kind.bit_width >= 8 else kind
+    make = next((make for is_kind, make in _LISTS if is_kind(kind)), None)
+    return kind if make is None else make(_plain_field(kind.value_field))
 
 
 def _plain_field(field: pa.Field) -> pa.Field:

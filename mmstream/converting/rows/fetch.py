@@ -33,9 +33,10 @@ from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
 from mmstream.converting.rows.detect import HEAD_BYTES, is_tar
+from mmstream.converting.rows.records import encodable
 from mmstream.dataset.index import index_name
 from mmstream.dataset.open import expand_braces, open_dataset
-from mmstream.errors import ConfigError, StorageError, escaped
+from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
 from mmstream.storage import is_remote, open_file, open_store, split_url
 from mmstream.storage.urls import local_path, require_no_secret
 from mmstream.tar.header import BLOCK
@@ -75,6 +76,9 @@ class InputFile:
     """For metadata of a folder: where the file lies in it, empty or with a slash at the end."""
     copy: Path | None = None
     """A local copy of standard input, which can be read once only."""
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "name", encodable(self.name))
 
 
 def expand(names: Sequence[str]) -> list[str]:
@@ -187,6 +191,12 @@ def read_head(url: str, num_bytes: int) -> bytes:
     except (FileNotFoundError, NotADirectoryError):
         raise FileNotFoundError(
             f"{url}: no such file of rows; pass JSONL, JSON, csv, tsv, Parquet, tars or a folder"
+        ) from None
+    except OSError as error:
+        if isinstance(error, MMStreamError) or error.filename is not None:
+            raise
+        raise StorageError(  # a failed read does not say of which file
+            f"{url}: cannot be read ({error.strerror}); check the disk or the mount, or copy it"
         ) from None
 
 

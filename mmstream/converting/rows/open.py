@@ -79,6 +79,7 @@ from mmstream.converting.rows.records import (
     RecordFile,
     RecordSource,
     RowSource,
+    encodable,
     iter_lines,
     ranges_of_splits,
     require_rows,
@@ -189,7 +190,7 @@ def _open_tars(
 
 def _name_of(path: str) -> str:
     """Return how messages and the plan name the rows: the base name of the first file."""
-    return "stdin" if path == STDIN else split_url(path.rstrip("/"))[1]
+    return "stdin" if path == STDIN else encodable(split_url(path.rstrip("/"))[1])
 
 
 def _open_folder(

@@ -145,6 +145,11 @@ class RowSource(Protocol):
         ...
 
 
+def encodable(name: str) -> str:
+    """Return a name of a file or a key, with escapes in place of bytes that are not UTF-8."""
+    return name.encode("utf-8", "backslashreplace").decode()
+
+
 ID_KEYS = ("id", "image_id")
 """The keys that identify a row, the first one first."""
 

@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import RowError, StoredSample
-from mmstream.converting.rows.records import HeldRows, Row, hash_ids, identity_of
+from mmstream.converting.rows.records import HeldRows, Row, encodable, hash_ids, identity_of
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.open import open_dataset
@@ -69,7 +69,7 @@ class SampleRange:
                 while value.key in keys:
                     value = StoredSample(f"{value.key}-{index + 1}", value.fields)
                 keys.add(value.key)
-            name = self.dataset.name_of(int(self.shards[number]))
+            name = encodable(self.dataset.name_of(int(self.shards[number])))
             yield Row(index, name, int(self.positions[number]) + 1, value)
 
     def _values(self) -> Iterator[StoredSample | RowError]:
@@ -147,7 +147,7 @@ class SampleSource:
     def sha256(self) -> str:
         """Checksum of the list of shards with their sizes and checksums, and of the bad list."""
         shards = [
-            (shard.name, shard.num_samples, shard.num_bytes, shard.sha256)
+            (encodable(shard.name), shard.num_samples, shard.num_bytes, shard.sha256)
             for shard in self.dataset.manifest.shards
         ]
         return hashlib.sha256(

@@ -54,6 +54,7 @@ An object that is a row of a known format is that row. The whole file is in memo
 from __future__ import annotations
 
 import csv
+import io
 import logging
 import os
 import re
@@ -106,7 +107,7 @@ def delimiters_of(head: str, *, is_cut: bool) -> list[str]:
 
 
 def _is_table(head: str, delimiter: str, quoting: Literal[0, 3], is_cut: bool) -> bool:
-    lines = head.splitlines(keepends=True)
+    lines = io.StringIO(head, newline="")  # as a file has them: U+2028 ends no line
     reader = csv.reader(lines, delimiter=delimiter, quoting=quoting)
     try:
         records = list(islice(reader, _HEAD_RECORDS + 1))
@@ -246,7 +247,8 @@ _LJSPEECH_ID = re.compile(r"\w+[_-]\d+")
 
 def is_transcripts(head: bytes) -> bool:
     """Tell by its beginning whether a text holds transcripts. Its last line may be cut off."""
-    lines = head.decode(errors="replace").splitlines()
+    text = head.decode(errors="replace")
+    lines = [line.rstrip("\r\n") for line in io.StringIO(text, newline="")]
     whole = lines[:-1] if len(lines) > 1 else lines
     return bool(whole) and any(
         all(fields_of(line) is not None for line in whole)
@@ -326,25 +328,26 @@ def iter_coco(coco: Coco, rows: str) -> Iterator[NumberedRow]:
     Raises:
         ConfigError: Two pictures have one id, or an annotation is of none of them.
     """
-    names = {category.get("id"): category.get("name") for category in coco.categories}
-    annotations: dict[Any, list[dict[str, Any]]] = {}
+    # As text, because a stranger's id may be a list, which no dict takes as a key.
+    names = {str(category.get("id")): category.get("name") for category in coco.categories}
+    annotations: dict[str, list[dict[str, Any]]] = {}
     for image in coco.images:
-        if image.get("id") in annotations:
+        if str(image.get("id")) in annotations:
             raise ConfigError(f"{rows}: two images have the id {image.get('id')!r}")
-        annotations[image.get("id")] = []
+        annotations[str(image.get("id"))] = []
     for annotation in coco.annotations:
-        if annotation.get("image_id") not in annotations:
+        if str(annotation.get("image_id")) not in annotations:
             raise ConfigError(
                 f"{rows}: an annotation has image_id {annotation.get('image_id')!r}, which no "
                 "image has; the file is damaged or was cut"
             )
-        annotations[annotation["image_id"]].append(annotation)
+        annotations[str(annotation.get("image_id"))].append(annotation)
     for number, image in enumerate(coco.images, 1):
-        yield number, _coco_row(image, annotations[image.get("id")], names)
+        yield number, _coco_row(image, annotations[str(image.get("id"))], names)
 
 
 def _coco_row(
-    image: dict[str, Any], annotations: list[dict[str, Any]], names: dict[Any, Any]
+    image: dict[str, Any], annotations: list[dict[str, Any]], names: dict[str, Any]
 ) -> dict[str, Any] | RowError:
     path = image.get("file_name")
     if not isinstance(path, str):
@@ -360,9 +363,9 @@ def _coco_row(
     return row
 
 
-def _object(annotation: dict[str, Any], names: dict[Any, Any]) -> dict[str, Any]:
+def _object(annotation: dict[str, Any], names: dict[str, Any]) -> dict[str, Any]:
     kept = {key: value for key, value in annotation.items() if key != "image_id"}
-    name = names.get(annotation.get("category_id"))
+    name = names.get(str(annotation.get("category_id")))
     return {"category": name, **kept} if name is not None else kept
 
 
