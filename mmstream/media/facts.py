@@ -84,12 +84,14 @@ def media_facts(data: bytes, kind: MediaKind, deadline: Deadline, *, decode: boo
 def _video(data: bytes, deadline: Deadline, decode: bool) -> Facts:
     """Return what training plans with, and what is known of the sound."""
     from mmstream.media.ffmpeg import media_stream, open_media  # loads PyAV
-    from mmstream.media.video import read_video_file
+    from mmstream.media.mp4 import video_tables
+    from mmstream.media.video import read_video
 
+    tables = video_tables(data)
     with open_media(data, deadline, MAX_PIXELS) as container:
         codec = media_stream(container, "video").codec_context.codec.canonical_name
         sound = _sound_facts(container)
-    file = read_video_file(data, deadline, MAX_PIXELS)
+        file = read_video(container, tables, deadline, MAX_PIXELS)
     height, width = file.picture
     facts: Facts = {"codec": codec}
     if file.timeline.duration_s > 0:

@@ -18,6 +18,7 @@ from __future__ import annotations
 import math
 import struct
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from fractions import Fraction
 from typing import NamedTuple
@@ -27,7 +28,7 @@ import numpy as np
 from mmstream.errors import DecodeError
 from mmstream.lazy_bytes import LazyBytes
 from mmstream.media.timeline import Timeline, without_undecodable_start
-from mmstream.media.types import EncodedMedia, read_range
+from mmstream.media.types import EncodedMedia, container_format, read_range
 from mmstream.types import IntArray
 
 
@@ -345,17 +346,33 @@ def video_tables(data: EncodedMedia) -> dict[int, Mp4Table]:
     """Return the tables of an MP4's tracks of video, by the number of the track.
 
     Returns:
-        Only tracks whose header says all, and only files whose frames are all in one header.
+        Only tracks whose header says all, and only files whose frames are all in one header. Of
+        other formats nothing.
 
     Raises:
         DecodeError: The file is shorter than its header says, or states too much for `read_mp4`.
     """
+    tables: dict[int, Mp4Table] = {}
+    if container_format(data) != "mov":
+        return tables
     mp4 = read_mp4(data)  # what is read here takes memory for each frame and box that it states
     if not mp4.is_in_one_header:
-        return {}
+        return tables
     clock = _clock(mp4.movie.content(data, b"moov", b"mvhd"))
-    tables = (_video_table(data, track, clock) for track in mp4.tracks)
-    return dict(table for table in tables if table is not None)
+    for track in mp4.tracks:
+        with suppress(_UnusualError):
+            number, table = _video_table(data, track, clock)
+            tables[number] = table
+    return tables
+
+
+class _UnusualError(Exception):
+    """Something of a track is not as in most files: FFmpeg has to find its frames."""
+
+
+def _require(is_usual: object) -> None:
+    if not is_usual:
+        raise _UnusualError
 
 
 def _clock(header: bytes) -> int:
@@ -364,28 +381,21 @@ def _clock(header: bytes) -> int:
     return int.from_bytes(header[position : position + 4], "big")
 
 
-def _video_table(data: EncodedMedia, track: Track, movie_clock: int) -> tuple[int, Mp4Table] | None:
-    """Return the number and the table of a track of video. None: something is unusual."""
+def _video_table(data: EncodedMedia, track: Track, movie_clock: int) -> tuple[int, Mp4Table]:
+    """Return the number and the table of a track of video."""
     header = track.content(data, b"trak", b"tkhd")
     handler = track.content(data, b"mdia", b"hdlr")
     clock = _clock(track.content(data, b"mdia", b"mdhd"))
-    is_video = header and handler[8:12] == b"vide"
-    if not is_video or not 0 < clock <= _FASTEST_CLOCK or not movie_clock:
-        return None
+    _require(header and handler[8:12] == b"vide")
+    _require(movie_clock and 0 < clock <= _FASTEST_CLOCK)
     names = [name for parent, name in track.boxes if parent == b"stbl"]
-    if any(len(track.boxes[b"stbl", name]) > 1 for name in names):
-        return None
+    _require(all(len(track.boxes[b"stbl", name]) == 1 for name in names))
     tables = {name: track.content(data, b"stbl", name) for name in names}
     sizes = _sizes(tables, len(data))
-    if sizes is None:
-        return None
     timeline, offsets = _timeline(tables, clock, len(sizes)), _offsets(tables, sizes)
-    if timeline is None or offsets is None:
-        return None
     if (b"trak", b"edts") in track.boxes:
         edits = track.content(data, b"edts", b"elst")
-        if not _shows_all(edits, timeline.pts, Fraction(clock, movie_clock)):
-            return None
+        _require(_shows_all(edits, timeline.pts, Fraction(clock, movie_clock)))
     missing = int((offsets + sizes).max()) - len(data)
     if missing > 0:
         raise DecodeError(f"truncated: {missing:,} bytes are missing at least")
@@ -393,100 +403,75 @@ def _video_table(data: EncodedMedia, track: Track, movie_clock: int) -> tuple[in
     return _track_id(header), table
 
 
-def _timeline(tables: Tables, clock: int, num_samples: int) -> Timeline | None:
+def _timeline(tables: Tables, clock: int, num_samples: int) -> Timeline:
     """Return the times of all samples, where one codec is known and marks its key frames."""
     entries = tables.get(b"stsd", b"")
-    times = _times(tables, num_samples)
-    if entries[4:8] != b"\0\0\0\1" or entries[12:16] not in _CODECS or times is None:
-        return None
-    dts, pts, last_duration = times
-    is_key = np.ones(len(dts), bool)
+    _require(entries[4:8] == b"\0\0\0\1" and entries[12:16] in _CODECS)
+    dts, pts, last_duration = _times(tables, num_samples)
+    is_key = np.ones(num_samples, bool)
     if b"stss" in tables:
-        keys = _table(tables[b"stss"], 1)
-        if keys is None or not len(keys) or keys.min() < 1 or keys.max() > len(dts):
-            return None
+        keys = _table(tables[b"stss"], 1)[:, 0]
+        _require(len(keys) and keys.min() >= 1 and keys.max() <= num_samples)
         is_key[:] = False
-        is_key[keys[:, 0] - 1] = True
-    is_shown = np.ones(len(dts), bool)
+        is_key[keys - 1] = True
+    is_shown = np.ones(num_samples, bool)
     return Timeline(pts, dts, is_key, is_shown, Fraction(1, clock), last_duration)
 
 
-def _table(content: bytes, num_columns: int, dtype: str = ">u4") -> IntArray | None:
-    """Return a table of 4-byte numbers behind version, flags and a count. None: it is cut."""
-    count = int.from_bytes(content[4:8], "big")
-    if len(content) < 8 + 4 * num_columns * count:
-        return None
-    numbers = np.frombuffer(content, dtype, count * num_columns, 8)
-    return numbers.astype(np.int64).reshape(count, num_columns)
+def _table(content: bytes, num_columns: int, dtype: str = ">u4") -> IntArray:
+    """Return a table of numbers behind version, flags and a count. It may not be cut."""
+    count = int.from_bytes(content[4:8], "big") * num_columns
+    _require(len(content) >= 8 + np.dtype(dtype).itemsize * count)
+    numbers = np.frombuffer(content, dtype, count, 8)
+    return numbers.astype(np.int64).reshape(-1, num_columns)
 
 
-def _times(tables: Tables, num_samples: int) -> tuple[IntArray, IntArray, int] | None:
+def _times(tables: Tables, num_samples: int) -> tuple[IntArray, IntArray, int]:
     """Return dts and pts of all samples, and the duration of the last one.
 
     A run may state any number of samples, so it is compared before it takes memory.
     """
     durations = _table(tables.get(b"stts", b""), 2)
-    if durations is None or durations[:, 0].sum() != num_samples:
-        return None
-    if durations[:, 1].max() >= 1 << 31:
-        return None
+    _require(durations[:, 0].sum() == num_samples and durations[:, 1].max() < 1 << 31)
     delta = np.repeat(durations[:, 1], durations[:, 0])
     dts = np.cumsum(delta) - delta
     if b"ctts" not in tables:
         return dts, dts, int(delta[-1])
     runs = _table(tables[b"ctts"], 2, ">i4")
-    if runs is None or (runs[:, 0] < 0).any() or runs[:, 0].sum() != num_samples:
-        return None
-    if np.abs(runs[:, 1]).max() >= _LARGEST_OFFSET:
-        return None
+    _require((runs[:, 0] >= 0).all() and runs[:, 0].sum() == num_samples)
+    _require(np.abs(runs[:, 1]).max() < _LARGEST_OFFSET)
     shift = np.repeat(runs[:, 1], runs[:, 0])
     return dts, dts + shift, int(delta[-1])
 
 
-def _sizes(tables: Tables, file_size: int) -> IntArray | None:
-    """Return the bytes of all samples."""
+def _sizes(tables: Tables, file_size: int) -> IntArray:
+    """Return the bytes of all samples: of each one, or one size before their number."""
     content = tables.get(b"stsz", b"")
     size, count = (int.from_bytes(content[start : start + 4], "big") for start in (4, 8))
-    if size:  # of all samples
-        return np.full(count, size) if 0 < count * size <= file_size else None
-    if not count or len(content) < 12 + 4 * count:
-        return None
-    sizes = np.frombuffer(content, ">u4", count, 12).astype(np.int64)
-    return sizes if sizes.min() > 0 else None
+    if size:
+        _require(0 < count * size <= file_size)
+        return np.full(count, size)
+    sizes = _table(content[4:], 1)[:, 0]
+    _require(len(sizes) and sizes.min() > 0)
+    return sizes
 
 
-def _offsets(tables: Tables, sizes: IntArray) -> IntArray | None:
+def _offsets(tables: Tables, sizes: IntArray) -> IntArray:
     """Return where all samples start in the file."""
-    starts = _chunk_starts(tables)
-    runs = _table(tables.get(b"stsc", b""), 3)
-    if starts is None or runs is None or not len(runs) or not len(starts):
-        return None
-    first_chunk = runs[:, 0]
-    if first_chunk[0] != 1 or (np.diff(first_chunk) <= 0).any() or (runs[:, 2] != 1).any():
-        return None
+    name, dtype = (b"stco", ">u4") if b"stco" in tables else (b"co64", ">i8")
+    starts = _table(tables.get(name, b""), 1, dtype)[:, 0]
+    _require(len(starts) and starts.min() >= 0 and starts.max() < _LARGEST_FILE)
+    first_chunk, samples_per_chunk, entry = _table(tables.get(b"stsc", b""), 3).T
+    _require(len(entry) and first_chunk[0] == 1 and (entry == 1).all())
     num_chunks = np.diff(first_chunk, append=len(starts) + 1)
-    if (num_chunks < 0).any():
-        return None
-    per_chunk = np.repeat(runs[:, 1], num_chunks)
-    if per_chunk.sum() != len(sizes):
-        return None
+    _require((num_chunks[:-1] > 0).all() and num_chunks[-1] >= 0)
+    per_chunk = np.repeat(samples_per_chunk, num_chunks)
+    _require(per_chunk.sum() == len(sizes))
     before = np.cumsum(sizes) - sizes  # as if there were one chunk
     chunk = np.repeat(np.arange(len(starts)), per_chunk)
     first_sample = np.minimum(np.cumsum(per_chunk) - per_chunk, len(sizes) - 1)
     offsets: IntArray = starts[chunk] + before - before[first_sample][chunk]
     return offsets
-
-
-def _chunk_starts(tables: Tables) -> IntArray | None:
-    if b"stco" in tables:
-        table = _table(tables[b"stco"], 1)
-        return None if table is None else table[:, 0]
-    content = tables.get(b"co64", b"")
-    count = int.from_bytes(content[4:8], "big")
-    if len(content) < 8 + 8 * count:
-        return None
-    starts = np.frombuffer(content, ">u8", count, 8)
-    return None if (starts >= _LARGEST_FILE).any() else starts.astype(np.int64)
 
 
 def _shows_all(edits: bytes, pts: IntArray, ratio: Fraction) -> bool:
@@ -497,21 +482,14 @@ def _shows_all(edits: bytes, pts: IntArray, ratio: Fraction) -> bool:
         pts: When samples are shown, without the edit list.
         ratio: Ticks of the track in a tick of the movie, in which edits are measured.
     """
-    is_long = edits[:1] == b"\1"
-    size = 20 if is_long else 12
+    row = struct.Struct(">Qq4s" if edits[:1] == b"\1" else ">Ii4s")
     count = int.from_bytes(edits[4:8], "big")
-    rows = [edits[start : start + size] for start in range(8, 8 + size * min(count, 2), size)]
-    shown = []
-    for row in rows:
-        width = 8 if is_long else 4
-        duration = int.from_bytes(row[:width], "big")
-        start = int.from_bytes(row[width : 2 * width], "big", signed=True)
-        if len(row) < size or row[2 * width :] != _FULL_RATE:
-            return False
-        if start != _EMPTY:  # an empty edit only delays what follows
-            shown.append((start, duration))
-    if count > 2 or len(shown) != 1 or (count == 2 and shown[0][0] != start):
+    if not 1 <= count <= 2 or len(edits) < 8 + count * row.size:
         return False
-    start, duration = shown[0]
+    rows = [row.unpack_from(edits, 8 + number * row.size) for number in range(count)]
+    duration, start, _ = rows[-1]
+    # An empty edit before it only delays it.
+    is_one = start != _EMPTY and all(earlier == _EMPTY for _, earlier, _ in rows[:-1])
     end = start + duration * ratio if duration else math.inf
-    return int(pts.min()) >= start and int(pts.max()) < end
+    is_at_its_speed = all(rate == _FULL_RATE for *_, rate in rows)
+    return is_one and is_at_its_speed and bool(pts.min() >= start and pts.max() < end)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -13,7 +13,7 @@ from mmstream.media.deadline import Deadline
 from mmstream.media.ffmpeg import media_stream, open_media
 from mmstream.media.mp4 import UPRIGHT, Mp4Table, Turn, turn_of, video_tables
 from mmstream.media.timeline import Timeline, demuxed_timeline
-from mmstream.media.types import EncodedMedia, container_format
+from mmstream.media.types import EncodedMedia
 
 MAX_PACKETS = 1 << 22
 """Most packets of a video: 19 hours at 60 frames per second."""
@@ -51,24 +51,38 @@ def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> 
         DecodeError: It is no video, or its frames are larger than the limit.
         TimeoutError: It takes too long.
     """
-    tables = video_tables(data) if container_format(data) == "mov" else {}
+    tables = video_tables(data)
     with open_media(data, deadline, max_pixels, header_only=bool(tables)) as container:
-        stream = media_stream(container, "video")
-        stored = (stream.codec_context.height, stream.codec_context.width)
-        if min(stored) < 1 or stored[0] * stored[1] > max_pixels:
-            raise DecodeError(f"frames of {stored[1]}x{stored[0]} exceed max_pixels={max_pixels}")
-        table = tables.get(stream.id)
-        codec: str = stream.codec_context.name
-        if table is not None:
-            fps = _fps(stream, table.timeline)
-            return VideoFile(table.timeline, stored, table.turn, fps, table, codec)
-        discard_others(container, stream)
-        packets = _Packets(container, stream)
-        name = container.format.name
-        has_pts, has_position = name != "avi", name == _SOUGHT_BY_POSITION
-        timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts, has_position)
-        fps = _fps(stream, timeline)
-        return VideoFile(timeline, stored, packets.turn(), fps, None, codec)
+        return read_video(container, tables, deadline, max_pixels)
+
+
+def read_video(
+    container: Any, tables: Mapping[int, Mp4Table], deadline: Deadline, max_pixels: int
+) -> VideoFile:
+    """Read what is known of the video of an opened file; see `read_video_file`.
+
+    Args:
+        container: PyAV's container, just opened.
+        tables: What `video_tables` says of the file.
+        deadline: When to stop.
+        max_pixels: Limit on height x width of a frame.
+    """
+    stream = media_stream(container, "video")
+    stored = (stream.codec_context.height, stream.codec_context.width)
+    if min(stored) < 1 or stored[0] * stored[1] > max_pixels:
+        raise DecodeError(f"frames of {stored[1]}x{stored[0]} exceed max_pixels={max_pixels}")
+    table = tables.get(stream.id)
+    codec: str = stream.codec_context.name
+    if table is not None:
+        fps = _fps(stream, table.timeline)
+        return VideoFile(table.timeline, stored, table.turn, fps, table, codec)
+    discard_others(container, stream)
+    packets = _Packets(container, stream)
+    name = container.format.name
+    has_pts, has_position = name != "avi", name == _SOUGHT_BY_POSITION
+    timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts, has_position)
+    fps = _fps(stream, timeline)
+    return VideoFile(timeline, stored, packets.turn(), fps, None, codec)
 
 
 def discard_others(container: Any, stream: Any) -> None:
