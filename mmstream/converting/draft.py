@@ -16,7 +16,7 @@ import msgspec
 
 from mmstream.decoding.fields import json_object
 from mmstream.errors import MMStreamError, escaped
-from mmstream.media_types import Kind
+from mmstream.media.types import Kind
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 

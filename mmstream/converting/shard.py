@@ -79,7 +79,7 @@ from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
-from mmstream.media_types import kind_of
+from mmstream.media.types import kind_of
 from mmstream.storage import Store
 from mmstream.storage.store import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock

@@ -43,7 +43,7 @@ from mmstream.converting.formats.fields import without_secrets
 from mmstream.converting.rows.records import Row, encodable
 from mmstream.decoding.fields import json_object
 from mmstream.errors import DecodeError
-from mmstream.media_types import kind_of
+from mmstream.media.types import kind_of
 from mmstream.storage import Store
 from mmstream.storage.store import ObjectFile
 

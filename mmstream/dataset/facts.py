@@ -33,7 +33,7 @@ from mmstream.dataset.index import encode_index
 from mmstream.dataset.source import shard_samples
 from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.errors import DecodeError, ShardError
-from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.processes import run_in_processes
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
 

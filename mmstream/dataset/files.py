@@ -20,7 +20,7 @@ from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, escaped
-from mmstream.media_types import IMAGE_EXTENSIONS
+from mmstream.media.types import IMAGE_EXTENSIONS
 from mmstream.storage import Store
 
 

@@ -19,18 +19,18 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs_of
-from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
 from mmstream.display.contents import messages_of, row_json, text_of
 from mmstream.display.datasets import spread
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
-from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.deadline import Deadline
+from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL, Sample, SampleRef
 from mmstream.wrong_arguments import AnyInt, PositiveInt, checked, shown
 
 if TYPE_CHECKING:
-    from mmstream.decoding.ffmpeg.open import MediaKind
     from mmstream.decoding.text.decoder import TextDecoder
+    from mmstream.media.ffmpeg import MediaKind
 
 MAX_REASONS = 5
 """Bad samples whose reasons are kept."""
@@ -362,7 +362,7 @@ def _recording_numbers(data: bytes, kind: MediaKind) -> dict[str, float]:
     Raises:
         DecodeError: It cannot be opened, or has no stream of its kind.
     """
-    from mmstream.decoding.facts import media_facts
+    from mmstream.media.facts import media_facts
 
     facts = media_facts(data, kind, Deadline.start(MEDIA_TIMEOUT_S))
     return {

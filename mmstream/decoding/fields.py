@@ -14,7 +14,7 @@ from typing import Any
 import msgspec
 
 from mmstream.errors import BUGS, DecodeError, MMStreamError, escaped
-from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 MAX_TEXT_BYTES = 1 << 20
 """Most bytes of a text or of a ``json`` field, unless a decoder is told otherwise.

@@ -313,7 +313,7 @@ def _on_track(
         limits: Of the decoder of the track.
         options: More arguments of the method.
     """
-    from mmstream.decoding.ffmpeg.open import NoStreamError
+    from mmstream.media.ffmpeg import NoStreamError
 
     shape: VideoShape = frames.shape
     row = _row(sample, name) or {}

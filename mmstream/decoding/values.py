@@ -27,7 +27,7 @@ from numpy.typing import NDArray
 from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, parse_json
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.errors import ConfigError, DecodeError, escaped
-from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 
 INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
 

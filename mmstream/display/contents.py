@@ -14,7 +14,7 @@ from typing import Any
 
 from mmstream.display.markup import html_text, size_text, table
 from mmstream.errors import escaped
-from mmstream.media_types import sniff
+from mmstream.media.types import sniff
 from mmstream.types import IGNORED_LABEL
 
 MAX_FIELDS = 40

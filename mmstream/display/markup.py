@@ -17,7 +17,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import DecodeError, escaped
-from mmstream.media_types import BY_EXTENSION
+from mmstream.media.types import BY_EXTENSION
 
 Pixels = npt.NDArray[np.uint8]
 

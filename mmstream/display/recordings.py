@@ -31,7 +31,7 @@ from mmstream.display.markup import (
     stretched,
 )
 from mmstream.errors import DecodeError
-from mmstream.media_types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 
 EXTENSIONS = VIDEO_EXTENSIONS | AUDIO_EXTENSIONS
 
@@ -292,8 +292,8 @@ def file_text(data: bytes) -> str:
 
     For example: ``h264 640x360, 30 fps, 276 frames, 9.2 s; aac 44,100 Hz, 2 channels, 9.2 s``.
     """
-    from mmstream.decoding.ffmpeg.deadline import Deadline
-    from mmstream.decoding.ffmpeg.open import is_cover, open_media
+    from mmstream.media.deadline import Deadline
+    from mmstream.media.ffmpeg import is_cover, open_media
 
     try:
         with open_media(data, Deadline.start(TIMEOUT_S)) as container:

@@ -151,7 +151,7 @@ def preload_server(pipeline: Pipeline) -> None:
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
     if pipeline.decode is not None and video_decoders(pipeline.decode):
-        modules.append("mmstream.decoding.video.file")
+        modules.append("mmstream.decoding.video.frames")
     if pipeline.decode is not None and audio_decoders(pipeline.decode):
         modules.append("mmstream.decoding.audio.decoder")
     start_fork_server(modules)

@@ -24,7 +24,7 @@ from mmstream.converting.media import references
 from mmstream.converting.media.load import Directories, load_rows
 from mmstream.converting.media.references import MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row
-from mmstream.media_types import sniff
+from mmstream.media.types import sniff
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import write_files
 from tests.helpers.media import load_media

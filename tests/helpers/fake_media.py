@@ -12,9 +12,9 @@ from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
 
-from mmstream.decoding.ffmpeg.open import NoStreamError
 from mmstream.decoding.media_shapes import AudioShape, VideoShape
 from mmstream.errors import DecodeError
+from mmstream.media.ffmpeg import NoStreamError
 
 
 def fake_file(

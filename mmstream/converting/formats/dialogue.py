@@ -48,7 +48,7 @@ from mmstream.converting.formats.fields import (
 )
 from mmstream.decoding.text.turns import CALL, ROLES, join_calls
 from mmstream.errors import DecodeError, escaped
-from mmstream.media_types import Kind
+from mmstream.media.types import Kind
 
 PART_KINDS: dict[str, Kind] = {
     "image": "image",

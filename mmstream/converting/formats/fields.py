@@ -28,7 +28,7 @@ import msgspec
 from mmstream.converting.draft import DIALOGUE_KEYS, KINDS, Draft, MediaRef, RowError
 from mmstream.decoding.fields import decode_json
 from mmstream.errors import escaped
-from mmstream.media_types import BY_EXTENSION, Kind
+from mmstream.media.types import BY_EXTENSION, Kind
 
 T = TypeVar("T")
 

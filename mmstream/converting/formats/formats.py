@@ -109,7 +109,7 @@ from mmstream.converting.formats.spans import (
     speech,
 )
 from mmstream.errors import BUGS, ConfigError, MMStreamError, escaped
-from mmstream.media_types import Kind
+from mmstream.media.types import Kind
 
 MAX_NAMED_KEYS = 8
 """Keys of an unknown row that its reason for rejection names."""

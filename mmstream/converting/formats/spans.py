@@ -48,7 +48,7 @@ from mmstream.converting.formats.fields import (
     seconds_of,
     text_of,
 )
-from mmstream.media_types import Kind
+from mmstream.media.types import Kind
 
 VIDEO_ID_KEYS = ("YoutubeID", "videoID", "videoid", "video_id", "vid")
 START_KEYS = ("start_s", "start", "begin_time", "start_time", "Start_timestamp", "offset")

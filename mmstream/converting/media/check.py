@@ -22,12 +22,12 @@ from mmstream.converting.draft import Draft, Media, RowError
 from mmstream.converting.media.references import short_name
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
-from mmstream.decoding.facts import Facts, media_facts
-from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError, MMStreamError, escaped
-from mmstream.media_types import Kind, sniff_file
+from mmstream.media.deadline import Deadline
+from mmstream.media.facts import Facts, media_facts
+from mmstream.media.types import Kind, sniff_file
 
 _NOT_IN_TRAINING = ("tiff", "heic")
 """Images that no decoder of a training run reads. A sample would silently have no image."""

@@ -18,12 +18,12 @@ import av
 import numpy as np
 from crc32c import crc32c
 
-from mmstream.decoding.audio.container import open_container
-from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.open import NoStreamError, media_stream, open_media
-from mmstream.decoding.image.limits import MAX_PIXELS
-from mmstream.decoding.video.file import VideoFile, read_video_file
 from mmstream.errors import DecodeError, TimeoutError
+from mmstream.media.audio import open_container
+from mmstream.media.deadline import Deadline
+from mmstream.media.facts import MAX_PIXELS
+from mmstream.media.ffmpeg import NoStreamError, media_stream, open_media
+from mmstream.media.video import VideoFile, read_video_file
 
 _SAME_TIME_S = 1e-6
 _SAME_RATE = 0.01

@@ -35,7 +35,7 @@ from mmstream.dataset.checksums import read_samples
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.fields import json_object
 from mmstream.errors import SampleError
-from mmstream.media_types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)

@@ -28,7 +28,7 @@ from mmstream.converting.rows.tables import (
 )
 from mmstream.decoding.fields import is_json
 from mmstream.errors import ConfigError, escaped
-from mmstream.media_types import sniff
+from mmstream.media.types import sniff
 from mmstream.tar.header import BLOCK
 from mmstream.wrong_arguments import shown
 

@@ -73,7 +73,7 @@ from mmstream.converting.formats.spans import has_spans
 from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES, NumberedRow
 from mmstream.decoding.fields import decode_json, is_json, json_object
 from mmstream.errors import ConfigError, escaped
-from mmstream.media_types import BY_EXTENSION
+from mmstream.media.types import BY_EXTENSION
 from mmstream.storage import is_remote
 from mmstream.storage.urls import local_path
 

@@ -35,13 +35,13 @@ from mmstream.decoding.audio.limits import (
     TIMEOUT_S,
     AudioLimits,
     check_result,
-    refuse_short,
 )
-from mmstream.decoding.audio.source import AudioSource, open_audio
 from mmstream.decoding.media_shapes import AudioShape
 from mmstream.decoding.spans import Span, require_span, row_of_span, row_span
 from mmstream.errors import ConfigError, DecodeError
-from mmstream.media_types import EncodedMedia
+from mmstream.media.audio import AudioSource, open_audio
+from mmstream.media.audio_headers import refuse_short
+from mmstream.media.types import EncodedMedia
 from mmstream.wrong_arguments import (
     NonNegativeFloat,
     PositiveFloat,

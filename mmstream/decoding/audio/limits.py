@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.errors import DecodeError
+from mmstream.media.deadline import Deadline
 
 MAX_BYTES = 4 << 30
 """Default of `AudioDecoder.max_bytes`."""
@@ -18,12 +18,6 @@ MAX_DURATION_S = 3600.0
 TIMEOUT_S = 60.0
 """Default of `AudioDecoder.timeout_s`."""
 
-
-TOLERANCE_S = 0.1
-"""Seconds by which a file may be shorter than its header says: some programs count too many bytes.
-It ends in silence then."""
-_RATES = range(1_000, 1_000_001)
-"""Samples per second that files have. The filter of an absurd rate takes seconds to compute."""
 MAX_RESULT_BYTES = 2 << 30
 """Most bytes of a result as float32: an hour of 48 kHz with three channels."""
 
@@ -62,16 +56,6 @@ class AudioLimits(NamedTuple):
         return self._replace(held_s=self.held_s + duration_s)
 
 
-def check_rate(sample_rate: int) -> None:
-    """Refuse a file with a rate that no recording has, in conversion as in training.
-
-    Raises:
-        DecodeError: Names the rate.
-    """
-    if sample_rate not in _RATES:
-        raise DecodeError(f"its audio has a sample rate of {sample_rate} Hz")
-
-
 def check_result(num_samples: int, num_channels: int) -> None:
     """Refuse a result of one file that needs too much memory, such as one with 200 channels.
 
@@ -83,17 +67,4 @@ def check_result(num_samples: int, num_channels: int) -> None:
         raise DecodeError(
             f"audio of {num_samples:,} samples and {num_channels} channels needs "
             f"{num_bytes >> 20:,} MiB, more than {MAX_RESULT_BYTES >> 20:,}"
-        )
-
-
-def refuse_short(stated_s: float, found_s: float, tolerance_s: float = TOLERANCE_S) -> None:
-    """Refuse a file that ends before the length that its header states.
-
-    Raises:
-        DecodeError: Names both lengths.
-    """
-    if stated_s - found_s > tolerance_s:
-        raise DecodeError(
-            f"damaged or truncated: its header promises {stated_s:.2f} s, and it ends after "
-            f"{found_s:.2f} s"
         )

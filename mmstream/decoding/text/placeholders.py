@@ -25,7 +25,7 @@ from mmstream.decoding.fields import audio_fields, image_fields, video_fields
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.text.chat import Message, Span, flatten
 from mmstream.errors import ConfigError, DecodeError, escaped
-from mmstream.media_types import kind_of
+from mmstream.media.types import kind_of
 
 
 class MediaText(NamedTuple):

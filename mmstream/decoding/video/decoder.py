@@ -28,7 +28,6 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.decoding.image.decoder import SETTINGS_ADVICE, ImageDecoder, Resize
 from mmstream.decoding.image.geometry import Shape, View, budgeted_shape, whole_view
 from mmstream.decoding.image.limits import Limits
@@ -46,10 +45,11 @@ from mmstream.decoding.video.sampling import (
     uniform_frames,
     uniform_number,
 )
-from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.gone import arguments_gone
-from mmstream.media_types import EncodedMedia
+from mmstream.media.deadline import Deadline
+from mmstream.media.timeline import Timeline
+from mmstream.media.types import EncodedMedia
 from mmstream.types import IntArray
 from mmstream.wrong_arguments import (
     Fraction,
@@ -63,7 +63,7 @@ from mmstream.wrong_arguments import (
 )
 
 if TYPE_CHECKING:
-    from mmstream.decoding.video.file import VideoFile
+    from mmstream.media.video import VideoFile
 
 
 class VideoLimits(NamedTuple):
@@ -365,7 +365,7 @@ class VideoDecoder:
             StorageError: As in a call.
             ConfigError: ``rng`` is missing.
         """
-        from mmstream.decoding.video.file import read_video_file
+        from mmstream.media.video import read_video_file
 
         if self.is_random and rng is None:
             raise ConfigError(
@@ -407,6 +407,8 @@ class VideoDecoder:
             StorageError: As in a call.
             ConfigError: As in a call.
         """
+        from mmstream.decoding.video.frames import pictures
+
         limits = limits or self.start_limits()
         plan = plan or self.plan(data, row, rng, limits)
         shape = plan.shape
@@ -418,10 +420,10 @@ class VideoDecoder:
         positions: dict[int, list[int]] = {}
         for position, packet in enumerate(plan.packets.tolist()):
             positions.setdefault(packet, []).append(position)
-        pictures = plan.file.pictures(
-            data, sorted(positions), limits.deadline, self.max_decoded_frames
+        decoded = pictures(
+            plan.file, data, sorted(positions), limits.deadline, self.max_decoded_frames
         )
-        for packet, picture in pictures:
+        for packet, picture in decoded:
             first, *others = positions[packet]
             if plan.first_view is not None:
                 picture = render(picture, plan.first_view, self.interpolation, self.fill)

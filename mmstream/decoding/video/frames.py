@@ -1,6 +1,6 @@
 """Decode chosen frames of a video, and nothing that they do not need.
 
-Place in the flow: `decoder.py` chooses packets of a `Timeline`. This module starts the decoder at
+Place in the flow: `decoder.py` chooses packets of a `VideoFile`. `pictures` starts the decoder at
 the key before each of them, feeds it up to the packet, and takes the frame out. Between two chosen
 frames that share no group of pictures it jumps.
 
@@ -10,15 +10,29 @@ Frames that no other frame is predicted from are skipped, unless they are chosen
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Protocol
 
 import av
+import numpy as np
+from av.video.reformatter import VideoReformatter
+from numpy.typing import NDArray
 
-from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.video.timeline import Timeline
 from mmstream.errors import DecodeError
+from mmstream.media.deadline import Deadline
+from mmstream.media.ffmpeg import media_stream, open_media
+from mmstream.media.mp4 import UPRIGHT, Mp4Table
+from mmstream.media.timeline import Timeline
+from mmstream.media.types import EncodedMedia, read_range
+from mmstream.media.video import VideoFile, discard_others
 
+Pixels = NDArray[np.uint8]
+
+_SEEKABLE = ("matroska", "mov", "avi", "flv", "mpegts")
+"""Formats in which packets have the same times after a seek. In others FFmpeg counts some anew."""
+MAX_GAP_BYTES = 16 << 10
+"""Bytes between two packets that are read rather than skipped: several seconds of sound."""
 _MARK_UNUSED = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
 """Codecs that mark each frame that no other frame is predicted from.
 
@@ -46,6 +60,113 @@ class PacketReader(Protocol):
 
 class DamagedError(DecodeError):
     """A frame is damaged or does not come out."""
+
+
+def pictures(
+    file: VideoFile,
+    data: EncodedMedia,
+    packets: Sequence[int],
+    deadline: Deadline,
+    max_decoded: int,
+) -> Iterator[tuple[int, Pixels]]:
+    """Decode the frames of chosen packets.
+
+    Where a frame does not come out, all frames before it are decoded too, from the start.
+
+    Args:
+        file: What is known of the file.
+        data: The file.
+        packets: Their numbers, each once.
+        deadline: When to stop.
+        max_decoded: From the start no more packets than these are decoded.
+
+    Yields:
+        (packet, uint8 [H, W, 3]), upright, in RGB. The memory is used again for the next one.
+
+    Raises:
+        DecodeError: A frame is damaged, lost, or of another size.
+        TimeoutError: It takes too long.
+    """
+    left = set(packets)
+    may_seek = may_jump = True
+    while left:
+        try:
+            for packet, frame in _frames(file, data, left, deadline, may_seek, may_jump):
+                yield packet, frame
+                left.discard(packet)
+        except UnseekableError:
+            if not may_seek:
+                raise DecodeError("its packets are others when they are read again") from None
+            may_seek = False
+        except DamagedError:
+            if not may_jump or max(left) >= max_decoded:
+                raise
+            may_seek = may_jump = False  # what is called a key may need what is before it
+
+
+def _frames(
+    file: VideoFile,
+    data: EncodedMedia,
+    packets: Collection[int],
+    deadline: Deadline,
+    may_seek: bool,
+    may_jump: bool,
+) -> Iterator[tuple[int, Pixels]]:
+    to_rgb = VideoReformatter()
+    with _opened(file, data, deadline, may_seek) as (reader, stream):
+        for packet, frame in decoded_frames(
+            reader, stream.codec_context, file.timeline, sorted(packets), deadline, may_jump
+        ):
+            if (frame.height, frame.width) != file.stored:
+                height, width = file.stored
+                raise DecodeError(
+                    f"a frame of {frame.width}x{frame.height} in a video of {width}x{height}"
+                )
+            yield packet, _upright(file, to_rgb.reformat(frame, format="rgb24", threads=1))
+
+
+@contextmanager
+def _opened(
+    file: VideoFile, data: EncodedMedia, deadline: Deadline, may_seek: bool
+) -> Iterator[tuple[PacketReader, Any]]:
+    """Open a file to read packets, for the body of a with statement.
+
+    Args:
+        file: What is known of the file.
+        data: The file.
+        deadline: When to stop.
+        may_seek: Whether FFmpeg may jump. If not, it reads from the start.
+
+    Yields:
+        What reads packets, and PyAV's stream.
+
+    Raises:
+        DecodeError: FFmpeg cannot read it, here or in the body.
+        TimeoutError: It takes too long.
+    """
+    max_pixels = file.stored[0] * file.stored[1]
+    table = file.table
+    with open_media(data, deadline, max_pixels, header_only=table is not None) as container:
+        stream = media_stream(container, "video")
+        if table is not None:
+            yield TablePackets(data, table), stream
+            return
+        discard_others(container, stream)
+        may_seek = may_seek and container.format.name.split(",")[0] in _SEEKABLE
+        yield DemuxedPackets(container, stream, file.timeline, may_seek), stream
+
+
+def _upright(file: VideoFile, frame: Any) -> Pixels:
+    """Return the pixels of an RGB frame, turned as the file says."""
+    height, width = file.stored
+    plane = frame.planes[0]
+    lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
+    pixels = lines[:height, : 3 * width].reshape(height, width, 3)
+    if file.turn == UPRIGHT:
+        return pixels
+    if file.turn.is_flipped:
+        pixels = pixels[::-1]
+    return np.ascontiguousarray(np.rot90(pixels, -file.turn.rotation // 90))  # torch needs it
 
 
 def runs(timeline: Timeline, packets: Sequence[int]) -> list[tuple[int, int, list[int]]]:
@@ -201,6 +322,47 @@ class _Missing:
     def _seconds(self, pts: int) -> float:
         first = self._timeline.pts[self._timeline.display_order[0]]
         return float((pts - int(first)) * self._timeline.time_base)
+
+
+class TablePackets:
+    """Reads packets of an MP4 straight from the file, and no other bytes.
+
+    Args:
+        data: The file.
+        table: Where the packets lie.
+    """
+
+    def __init__(self, data: EncodedMedia, table: Mp4Table) -> None:
+        self._data, self._table = data, table
+
+    def expect(self, runs: Sequence[tuple[int, int]]) -> None:
+        """Announce which packets will be read, from each first one to before each end.
+
+        What lies between two packets is read too where it is short, such as the sound of a frame.
+        """
+        if isinstance(self._data, bytes):
+            return
+        ranges: list[tuple[int, int]] = []
+        starts = np.concatenate([self._table.offsets[start:end] for start, end in runs])
+        stops = starts + np.concatenate([self._table.sizes[start:end] for start, end in runs])
+        for start, stop in sorted(zip(starts.tolist(), stops.tolist(), strict=True)):
+            if ranges and start <= ranges[-1][1] + MAX_GAP_BYTES:
+                ranges[-1] = ranges[-1][0], max(stop, ranges[-1][1])
+            else:
+                ranges.append((start, stop))
+        self._data.expect(ranges)
+
+    def packets(self, start: int, end: int) -> Iterator[tuple[int, Any]]:
+        """Yield (number, PyAV's packet) from `start` to before `end`."""
+        table, timeline = self._table, self._table.timeline
+        for number in range(start, end):
+            offset = int(table.offsets[number])
+            data = read_range(self._data, offset, offset + int(table.sizes[number]))
+            packet = av.Packet(len(data))  # with room behind it, which decoders read into
+            packet.update(data)
+            packet.pts, packet.dts = int(timeline.pts[number]), int(timeline.dts[number])
+            packet.time_base = timeline.time_base
+            yield number, packet
 
 
 class DemuxedPackets:

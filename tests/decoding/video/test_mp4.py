@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding.facts import media_facts
-from mmstream.decoding.ffmpeg.deadline import Deadline
+from mmstream.media.deadline import Deadline
+from mmstream.media.facts import media_facts
 from tests.helpers.media_files import frame_number, video_file
 
 
@@ -68,10 +68,18 @@ def test_frames_that_an_edit_list_leaves_out_are_those_that_ffmpeg_leaves_out(
         mm.VideoDecoder()(edited(0, -1, 1))
 
 
-def test_facts_count_the_frames_that_an_edit_list_leaves() -> None:
-    data = edited(700, 5120, 1)  # from 0.5 s on
-    assert len(mm.VideoDecoder()(data)) == 7
-    assert media_facts(data, "video", Deadline.start(60))["num_frames"] == 7
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize(
+    "edit",
+    [(500, 0, 1), (300, 2560, 1), (1000, 2048, 1), (700, 5120, 1), (1000, 0, 2)],
+    ids=["cut end", "both", "cut start", "longer cut start", "half speed"],
+)
+def test_facts_count_the_frames_that_an_edit_list_leaves(
+    edit: tuple[int, int, int], decode: bool
+) -> None:
+    data = edited(*edit)
+    facts = media_facts(data, "video", Deadline.start(60), decode=decode)
+    assert facts["num_frames"] == len(mm.VideoDecoder()(data)) < 12
 
 
 def test_a_cut_file_is_a_bad_one() -> None:

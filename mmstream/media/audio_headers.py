@@ -1,7 +1,6 @@
 """What the libraries do not tell about a FLAC, an MP3 or an Ogg: its length, and if it is whole.
 
-Place in the flow: `source.py` asks before it opens a file, `container.py` for its length, and
-`decoding.facts` for that of an MP3.
+Place in the flow: `audio.py` asks before it opens a file, and `facts.py` for the length of an MP3.
 
 Of an MP3, libsndfile goes by the Xing header of the first frame. Without one it takes all frames
 for as large as the first, which is too much or too little. So frames are counted here by their
@@ -16,11 +15,16 @@ from functools import cache
 from itertools import islice
 from typing import NamedTuple
 
-from mmstream.decoding.audio.limits import refuse_short
-from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.errors import DecodeError
 from mmstream.lazy_bytes import LazyBytes
-from mmstream.media_types import EncodedMedia, behind_id3, read_range
+from mmstream.media.deadline import Deadline
+from mmstream.media.types import EncodedMedia, behind_id3, read_range
+
+TOLERANCE_S = 0.1
+"""Seconds by which a file may be shorter than its header says: some programs count too many bytes.
+It ends in silence then."""
+_RATES = range(1_000, 1_000_001)
+"""Samples per second that files have. The filter of an absurd rate takes seconds to compute."""
 
 _OGG_PAGE = b"OggS"
 _MAX_PAGE_BYTES = 65_307
@@ -99,13 +103,48 @@ class _Header(NamedTuple):
     num_bytes: int = 0
 
 
-def flac_tells_length(data: EncodedMedia) -> bool:
-    """Tell whether a FLAC states its number of samples. One that was written to a pipe does not.
+def check_rate(sample_rate: int) -> None:
+    """Refuse a file with a rate that no recording has, in conversion as in training.
 
-    The number has 36 bits. They end at byte 26 (RFC 9639, section 8.2).
+    Raises:
+        DecodeError: Names the rate.
     """
-    head = read_range(data, 0, 26)
-    return head.startswith(b"fLaC") and int.from_bytes(head[18:26], "big") % (1 << 36) > 0
+    if sample_rate not in _RATES:
+        raise DecodeError(f"its audio has a sample rate of {sample_rate} Hz")
+
+
+def refuse_short(stated_s: float, found_s: float, tolerance_s: float = TOLERANCE_S) -> None:
+    """Refuse a file that ends before the length that its header states.
+
+    Raises:
+        DecodeError: Names both lengths.
+    """
+    if stated_s - found_s > tolerance_s:
+        raise DecodeError(
+            f"damaged or truncated: its header promises {stated_s:.2f} s, and it ends after "
+            f"{found_s:.2f} s"
+        )
+
+
+class FlacHeader(NamedTuple):
+    """What the first block of a FLAC says about its samples (RFC 9639, section 8.2)."""
+
+    sample_rate: int
+    num_channels: int
+    num_samples: int
+    """Samples per channel."""
+
+
+def flac_header(data: EncodedMedia) -> FlacHeader | None:
+    """Read the header of a FLAC. None: it does not tell the length, as one written to a pipe.
+
+    The rate has 20 bits from byte 18 on, the channels 3, the bits of a sample 5, the length 36.
+    """
+    block = read_range(data, 0, 42)
+    bits = int.from_bytes(block[18:26], "big")
+    header = FlacHeader(bits >> 44, (bits >> 41 & 7) + 1, bits & (1 << 36) - 1)
+    is_whole = len(block) == 42 and block.startswith(b"fLaC") and block[4] & 0x7F == 0
+    return header if is_whole and header.num_samples else None
 
 
 def is_single_stream(data: EncodedMedia) -> bool:

@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.video.timeline import Timeline, demuxed_timeline, without_undecodable_start
+from mmstream.media.deadline import Deadline
+from mmstream.media.timeline import Timeline, demuxed_timeline, without_undecodable_start
 from tests.helpers.media_files import video_file
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 
-from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.open import open_media
 from mmstream.errors import DecodeError
+from mmstream.media.deadline import Deadline
+from mmstream.media.ffmpeg import open_media
 from tests.helpers.media_files import VIDEO_KINDS, video_file
 
 STREAMED = b"\x01\xff\xff\xff\xff\xff\xff\xff"

@@ -1,9 +1,9 @@
 """A stranger's audio or video file, opened by FFmpeg (PyAV) with limits.
 
-Place in the flow: the ground of `decoding.audio` and `decoding.video`, and of the converter's
-check of media files:
+Place in the flow: the ground of the decoders of audio and video, and of the converter's check of
+media files:
 
-    bytes or LazyBytes -> `container_format` -> `check_mp4` -> OPEN -> packets -> frames
+    bytes or LazyBytes -> `container_format` -> `read_mp4` -> OPEN -> packets -> frames
 
 FFmpeg gets the format that the first bytes have, and can read nothing but those bytes: it opens no
 other file and no host. It looks at a limited part of the file for what the headers do not say. It
@@ -15,18 +15,17 @@ from __future__ import annotations
 import io
 from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import islice
 from typing import Any, Literal, TypeAlias
 
 import av
 from av.container import InputContainer
 from av.stream import Disposition
 
-from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.mp4_tables import boxes, check_mp4
 from mmstream.errors import DecodeError
 from mmstream.lazy_bytes import LazyBytes
-from mmstream.media_types import EncodedMedia, container_format, read_range
+from mmstream.media.deadline import Deadline
+from mmstream.media.mp4 import read_mp4
+from mmstream.media.types import EncodedMedia, container_format, read_range
 
 # -- the bytes of a file, as the file object that FFmpeg reads -------------------------------------
 #
@@ -148,8 +147,6 @@ def open_media(
     name = container_format(data)
     if name is None:
         raise DecodeError("its first bytes are not those of a known audio or video format")
-    if name == "mov":
-        check_mp4(data)
     refuse_truncated(data, name)
     source = MediaSource(data, deadline)
     options = {**_OPTIONS, **(_HEADER_ONLY if header_only else {})}
@@ -219,8 +216,6 @@ def _reason(error: Exception) -> str:
 # containers here state how long they are, so the cut is seen before. The others (MPEG-TS, Ogg, MP3,
 # and Matroska that was streamed) state nothing.
 
-MAX_BOXES = 1_000_000
-_HOLDING = (b"moov", b"mdat", b"moof")
 _SEGMENT = b"\x18\x53\x80\x67"
 
 
@@ -232,7 +227,7 @@ def refuse_truncated(data: EncodedMedia, name: str) -> None:
         name: FFmpeg's name of its format.
 
     Raises:
-        DecodeError: Bytes are missing. It says how many at least.
+        DecodeError: Bytes are missing. It says how many at least. Or `read_mp4` refuses it.
     """
     stated = {"mov": _mp4_bytes, "matroska": _matroska_bytes, "avi": _avi_bytes}.get(name)
     num_missing = 0 if stated is None else stated(data) - len(data)
@@ -241,9 +236,8 @@ def refuse_truncated(data: EncodedMedia, name: str) -> None:
 
 
 def _mp4_bytes(data: EncodedMedia) -> int:
-    """Return where the boxes end that hold an index or frames."""
-    held = (box for box in islice(boxes(data, 0, len(data)), MAX_BOXES) if box.name in _HOLDING)
-    return max((box.stop for box in held), default=0)
+    """Return where the boxes end that hold an index or frames, and check the numbers in them."""
+    return read_mp4(data).num_bytes
 
 
 def _matroska_bytes(data: EncodedMedia) -> int:

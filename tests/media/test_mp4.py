@@ -7,11 +7,11 @@ import io
 import av
 import pytest
 
-from mmstream.decoding.ffmpeg import mp4_tables
-from mmstream.decoding.ffmpeg.deadline import Deadline
-from mmstream.decoding.ffmpeg.mp4_tables import check_mp4
-from mmstream.decoding.ffmpeg.open import open_media
 from mmstream.errors import DecodeError
+from mmstream.media import mp4 as mp4_reader
+from mmstream.media.deadline import Deadline
+from mmstream.media.ffmpeg import open_media
+from mmstream.media.mp4 import read_mp4
 from tests.helpers.media_bombs import BOMBS, box, mp4
 from tests.helpers.media_files import video_file
 
@@ -24,7 +24,7 @@ def num_index_entries(data: bytes) -> int:
 
 def refused(data: bytes) -> bool:
     try:
-        check_mp4(data)
+        read_mp4(data)
     except DecodeError:
         return True
     return False
@@ -48,10 +48,10 @@ def test_no_fewer_samples_are_counted_than_ffmpeg_makes_entries(
 ) -> None:
     assert not refused(data)
     num_entries = num_index_entries(data)
-    monkeypatch.setattr(mp4_tables, "MAX_SAMPLES", num_entries - 1)
+    monkeypatch.setattr(mp4_reader, "MAX_SAMPLES", num_entries - 1)
     assert refused(data)
     # Nor are there many more: long films and plain sound are not refused.
-    monkeypatch.setattr(mp4_tables, "MAX_SAMPLES", 4 * num_entries + 60)
+    monkeypatch.setattr(mp4_reader, "MAX_SAMPLES", 4 * num_entries + 60)
     assert not refused(data)
 
 
@@ -84,13 +84,13 @@ def test_tables_are_found_wherever_ffmpeg_looks(name: bytes) -> None:
 
 
 def test_boxes_without_end_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mp4_tables, "MAX_BOXES", 100)
-    check_mp4(box(b"ftyp") + box(b"free") * 90)
+    monkeypatch.setattr(mp4_reader, "MAX_BOXES", 100)
+    read_mp4(box(b"ftyp") + box(b"free") * 90)
     with pytest.raises(DecodeError, match="has more than 100 boxes"):
-        check_mp4(box(b"ftyp") + box(b"free") * 100)
-    check_mp4(BOMBS["boxes in boxes"]()[:100_000])
+        read_mp4(box(b"ftyp") + box(b"free") * 100)
+    read_mp4(BOMBS["boxes in boxes"]()[:100_000])
 
 
 @pytest.mark.parametrize("length", range(0, 700, 50))
 def test_a_cut_file_is_counted_as_far_as_it_goes(length: int) -> None:
-    check_mp4(mp4(10)[:length])
+    read_mp4(mp4(10)[:length])

@@ -24,8 +24,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.ffmpeg.deadline import Deadline
 from mmstream.errors import DecodeError
+from mmstream.media.deadline import Deadline
 from mmstream.types import IntArray
 
 BoolArray = NDArray[np.bool_]
