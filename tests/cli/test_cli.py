@@ -161,7 +161,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "info {tmp}/mix.json/",
-            "no dataset, but a mixture's file opens with mm.open_mixture, and",
+            "no dataset, but a mixture's file opens with mm.Mixture.open, and",
         ),
     ],
 )

@@ -24,7 +24,7 @@ def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, 
     pipes = [paused(start + 1, shard_range=(start, start + 2))[1] for start in (0, 2)]
     report = run(corpus, dest, shard_range=(4, 99))
     assert (report.num_rows, report.num_samples, report.was_finished) == (8, 8, False)
-    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+    with pytest.raises(mm.errors.ManifestError, match="mmstream convert"):
         mm.open_dataset(dest)
     for pipe in pipes:
         go_on(pipe)

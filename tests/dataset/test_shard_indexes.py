@@ -561,7 +561,9 @@ def test_a_shard_of_another_size_than_the_manifest_says_is_noticed_by_its_first_
         assert dataset[0]["__key__"] == "000000"  # its bytes fit their checksum
     assert "shard-000000.tar: is not the shard that was indexed: its size was" in caplog.text
     plain = opened(checksums=False)
-    with pytest.raises(mm.ShardError, match=r"shard-000000\.tar: is not the shard that was inde"):
+    with pytest.raises(
+        mm.errors.ShardError, match=r"shard-000000\.tar: is not the shard that was inde"
+    ):
         plain[0]
     assert plain[40]["__key__"] == "000040"
     assert plain.store.size_reads == []

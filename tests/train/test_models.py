@@ -49,7 +49,9 @@ def conversations(tmp_path_factory: pytest.TempPathFactory) -> str:
 
 
 def test_clip_on_conversations_names_the_other_model(conversations: str, tmp_path: Path) -> None:
-    with pytest.raises(mm.BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats'):
+    with pytest.raises(
+        mm.errors.BadSampleLimitError, match=r'no text: .*; model="vlm" takes chats'
+    ):
         run(conversations, tmp_path)
 
 
@@ -69,7 +71,7 @@ def test_clip_on_pictures_with_classes_names_the_page_about_them(tmp_path: Path)
     rows = [{"image": first["image"], "label": number % 2} for number in range(8)]
     shards = str(tmp_path / "shards")
     mm.convert(rows, shards, media_root=str(media), progress=False)
-    with pytest.raises(mm.BadSampleLimitError, match=r"docs/classification\.md has classes"):
+    with pytest.raises(mm.errors.BadSampleLimitError, match=r"docs/classification\.md has classes"):
         run(shards, tmp_path / "out")
 
 

@@ -310,7 +310,7 @@ async def test_many_hosts_in_a_row_without_an_answer_are_an_outage() -> None:
         await outage.require_network("dead:80", "timed out")
     for number in range(8):
         await outage.require_network(f"{number}:80", "timed out")
-    with pytest.raises(mm.StorageError, match="the last 10 hosts"):
+    with pytest.raises(mm.errors.StorageError, match="the last 10 hosts"):
         await outage.require_network("another:80", "timed out")
 
 
