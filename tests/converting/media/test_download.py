@@ -308,16 +308,6 @@ def test_connections_are_kept(server: MediaServer) -> None:
     assert server.num_connections <= 4
 
 
-def test_a_host_of_one_medium_keeps_no_connection(server: MediaServer) -> None:
-    names = [f"h{number}.lan:{server.port}" for number in range(20)]
-    changed = options(server, allow_hosts=tuple(names))
-    with Downloader(changed, look_up=lambda host: ["127.0.0.1"]) as downloader:
-        for name in [*names, names[0]]:
-            assert outcome(downloader.start(f"http://{name}/a.jpg")) == "ok"
-    closing = [request.headers.get("connection") == "close" for request in server.requests]
-    assert closing == [True] * 20 + [False]
-
-
 def test_a_dead_network_stops_the_conversion_and_rejects_nothing() -> None:
     def no_dns(host: str) -> list[str]:
         raise socket.gaierror(socket.EAI_AGAIN, "no")
