@@ -99,15 +99,6 @@ def test_a_vlm_trains_with_all_options_and_resumes(conversations: str, tmp_path:
     assert [line["loss"] for line in parts] == [line["loss"] for line in lines]
 
 
-@pytest.mark.slow
-def test_a_vlm_is_cut_into_micro_batches(conversations: str, tmp_path: Path) -> None:
-    options = {"model": "vlm", "max_length": 160, "global_batch_size": 24, "precision": "fp32"}
-    _, whole = run(conversations, tmp_path / "a", **options)
-    _, parts = run(conversations, tmp_path / "b", **options, micro_batches=4)
-    assert parts[0]["loss"] == pytest.approx(whole[0]["loss"], rel=1e-5)
-    assert parts[0]["grad_norm"] == pytest.approx(whole[0]["grad_norm"], rel=1e-4)
-
-
 def test_a_clip_folder_is_trained_on(corpus: str, tmp_path: Path) -> None:
     folder = tmp_path / "clip"
     tokenizer = byte_tokenizer()
