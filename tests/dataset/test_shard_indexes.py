@@ -280,16 +280,6 @@ def test_a_storage_that_fails_is_an_error_and_no_warning(folder, cache, caplog):
     assert not caplog.records
 
 
-def test_what_is_kept_in_memory_has_a_limit(folder, cache, monkeypatch):
-    monkeypatch.setattr(shard_indexes, "MAX_KEPT_BYTES", 300)
-    dataset = remote(folder)
-    for shard in (0, 3, 4, 0):
-        dataset.bounds(shard, np.array([0]))
-        kept = dataset.indexes._kept
-        assert sum(columns.num_bytes for columns in kept.values()) <= 300
-    assert_right(dataset, folder)
-
-
 def test_checksums_that_a_part_lacks_come_from_the_files(folder, caplog):
     manifest = mm.open_dataset(folder).manifest
     plain = write_corpus(Path(folder).parent / "plain", COUNTS)
