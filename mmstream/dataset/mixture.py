@@ -260,9 +260,9 @@ def open_data(
     name: str | os.PathLike[str], *, allow_foreign_urls: bool = False
 ) -> Dataset | Mixture:
     """Open what a command was given: a mixture file, which ends in ``.json``, or a dataset."""
-    is_mixture = os.fspath(name).endswith(".json")
-    open_it = Mixture.open if is_mixture else open_dataset
-    return open_it(name, allow_foreign_urls=allow_foreign_urls)
+    if os.fspath(name).endswith(".json"):
+        return Mixture.open(name, allow_foreign_urls=allow_foreign_urls)
+    return open_dataset(name, allow_foreign_urls=allow_foreign_urls)
 
 
 def _open_file(path: str | os.PathLike[str], allow_foreign_urls: bool) -> Mixture:
