@@ -18,15 +18,14 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmstream import errors as errors
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
     from mmstream.baking.bake import bake as bake
-    from mmstream.baking.report import BakeReport as BakeReport
     from mmstream.batching.batching import Flat as Flat
     from mmstream.batching.batching import Pack as Pack
     from mmstream.batching.collate import collate as collate
     from mmstream.batching.mrope import QwenVLPositions as QwenVLPositions
     from mmstream.batching.split import split_rows as split_rows
-    from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
     from mmstream.converting.convert import finalize as finalize
     from mmstream.converting.options import DownloadOptions as DownloadOptions
@@ -40,9 +39,7 @@ if TYPE_CHECKING:
     from mmstream.converting.reshard import reshard as reshard
     from mmstream.dataset.dataset import Dataset as Dataset
     from mmstream.dataset.mixture import Mixture as Mixture
-    from mmstream.dataset.mixture import open_mixture as open_mixture
     from mmstream.dataset.open import open_dataset as open_dataset
-    from mmstream.dataset.statistics import Statistics as Statistics
     from mmstream.dataset.statistics import statistics as statistics
     from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
     from mmstream.decoding.audio.features import WhisperFeatures as WhisperFeatures
@@ -50,13 +47,9 @@ if TYPE_CHECKING:
     from mmstream.decoding.image.coordinates import Boxes as Boxes
     from mmstream.decoding.image.coordinates import Points as Points
     from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
-    from mmstream.decoding.image.geometry import ImageShape as ImageShape
     from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
     from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
     from mmstream.decoding.image.tiles import LlavaOnevisionTiles as LlavaOnevisionTiles
-    from mmstream.decoding.media_shapes import AudioShape as AudioShape
-    from mmstream.decoding.media_shapes import MediaShapes as MediaShapes
-    from mmstream.decoding.media_shapes import VideoShape as VideoShape
     from mmstream.decoding.sample_rng import one_segment as one_segment
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
@@ -82,25 +75,16 @@ if TYPE_CHECKING:
     from mmstream.decoding.text.media_lengths import qwen_vl_length as qwen_vl_length
     from mmstream.decoding.text.media_lengths import qwen_vl_video_length as qwen_vl_video_length
     from mmstream.decoding.text.media_lengths import smolvlm_video_length as smolvlm_video_length
-    from mmstream.decoding.text.placeholders import MediaText as MediaText
     from mmstream.decoding.times import Times as Times
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
     from mmstream.device.normalize import Normalize as Normalize
     from mmstream.device.to_device import to_device as to_device
     from mmstream.display.notebook import show as show
-    from mmstream.errors import BadSampleLimitError as BadSampleLimitError
-    from mmstream.errors import ChecksumError as ChecksumError
     from mmstream.errors import ConfigError as ConfigError
-    from mmstream.errors import DecodeError as DecodeError
-    from mmstream.errors import LengthError as LengthError
-    from mmstream.errors import ManifestError as ManifestError
     from mmstream.errors import MMStreamError as MMStreamError
     from mmstream.errors import SampleError as SampleError
-    from mmstream.errors import ShardError as ShardError
     from mmstream.errors import SkipSample as SkipSample
     from mmstream.errors import StateError as StateError
-    from mmstream.errors import StorageError as StorageError
-    from mmstream.errors import TimeoutError as TimeoutError
     from mmstream.integrations.check_packing import check_packing as check_packing
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
@@ -116,12 +100,11 @@ __version__ = "0.1.0"
 _NAMES_OF = {
     "bad_samples.policy": ("BadSamplePolicy",),
     "baking.bake": ("bake",),
-    "baking.report": ("BakeReport",),
     "batching.batching": ("Flat", "Pack"),
     "batching.collate": ("collate",),
     "batching.mrope": ("QwenVLPositions",),
     "batching.split": ("split_rows",),
-    "converting.convert": ("ConvertReport", "convert", "finalize"),
+    "converting.convert": ("convert", "finalize"),
     "converting.options": (
         "DownloadOptions",
         "Duplicates",
@@ -133,17 +116,15 @@ _NAMES_OF = {
     "converting.quality.duplicates": ("find_duplicates", "find_leaks"),
     "converting.reshard": ("reshard",),
     "dataset.dataset": ("Dataset",),
-    "dataset.mixture": ("Mixture", "open_mixture"),
+    "dataset.mixture": ("Mixture",),
     "dataset.open": ("open_dataset",),
-    "dataset.statistics": ("Statistics", "statistics"),
+    "dataset.statistics": ("statistics",),
     "decoding.audio.decoder": ("AudioDecoder",),
     "decoding.audio.features": ("WhisperFeatures",),
     "decoding.image.decoder": ("ImageDecoder",),
-    "decoding.image.geometry": ("ImageShape",),
     "decoding.image.tiles": ("LlavaNextTiles", "LlavaOnevisionTiles", "InternVLTiles"),
     "decoding.decode": ("Decode",),
     "decoding.image.coordinates": ("Boxes", "Points"),
-    "decoding.media_shapes": ("AudioShape", "MediaShapes", "VideoShape"),
     "decoding.text.decoder": ("TextDecoder",),
     "decoding.text.media_lengths": (
         "internvl_length",
@@ -159,26 +140,11 @@ _NAMES_OF = {
         "qwen_vl_video_length",
         "smolvlm_video_length",
     ),
-    "decoding.text.placeholders": ("MediaText",),
     "decoding.times": ("Times",),
     "device.normalize": ("Normalize",),
     "device.to_device": ("to_device",),
     "display.notebook": ("show",),
-    "errors": (
-        "ConfigError",
-        "DecodeError",
-        "LengthError",
-        "MMStreamError",
-        "ManifestError",
-        "SampleError",
-        "ShardError",
-        "BadSampleLimitError",
-        "SkipSample",
-        "StateError",
-        "StorageError",
-        "ChecksumError",
-        "TimeoutError",
-    ),
+    "errors": ("ConfigError", "MMStreamError", "SampleError", "SkipSample", "StateError"),
     "integrations.check_packing": ("check_packing",),
     "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),
@@ -191,7 +157,9 @@ _NAMES_OF = {
     "decoding.video.decoder": ("VideoDecoder",),
     "world": ("World",),
 }
+_MODULES = ("errors",)  # modules that are public names themselves
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
+_MODULE_OF |= {name: name for name in _MODULES}
 
 __all__ = sorted(_MODULE_OF)
 
@@ -209,7 +177,8 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and reports oth
             raise AttributeError(
                 f"module 'mmstream' has no attribute {name!r}", name=name, obj=module
             )
-        value = getattr(import_module(f"mmstream.{_MODULE_OF[name]}"), name)
+        home = import_module(f"mmstream.{_MODULE_OF[name]}")
+        value = home if name in _MODULES else getattr(home, name)
         globals()[name] = value
         return value
 

@@ -8,8 +8,15 @@
       ShardError                  one shard is unreadable; a `BadSamplePolicy` can tolerate it
       SampleError                 one sample is unusable; a `BadSamplePolicy` handles it
         DecodeError               the bytes of a field cannot be decoded
+          TimeoutError            decoding a field took too long
+        LengthError               more tokens than were planned for its pack
+        ChecksumError             the bytes are not those of its checksum
         SkipSample                a user's filter leaves the sample out; never counted as bad
       BadSampleLimitError         too many bad samples; always stops the run
+
+All are names of this module, such as ``mm.errors.DecodeError``. What people catch or raise most is
+also a name of the package: `MMStreamError`, `ConfigError`, `SampleError`, `StateError` and
+`SkipSample`.
 
 An absent file or object is Python's own FileNotFoundError.
 

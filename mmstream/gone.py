@@ -14,6 +14,29 @@ INSTEAD = {
     "mmstream plan --measure": "it measures by itself; give --pipeline module:object",
     "mmstream reshard --measure": "a plan knows its lengths; leave it out",
     "reshard(measure=)": "a plan knows its lengths; leave it out",
+    **{
+        f"mm.{name}": f"write mm.errors.{name}"
+        for name in (
+            "BadSampleLimitError",
+            "ChecksumError",
+            "DecodeError",
+            "LengthError",
+            "ManifestError",
+            "ShardError",
+            "StorageError",
+            "TimeoutError",
+        )
+    },
+    **dict.fromkeys(
+        ("mm.AudioShape", "mm.ImageShape", "mm.MediaShapes", "mm.MediaText", "mm.VideoShape"),
+        "import it from mmstream.decoding.media_shapes",
+    ),
+    "mm.BakeReport": "mm.bake returns it; for annotations, import it from mmstream.baking.report",
+    "mm.ConvertReport": "mm.convert returns it; for annotations, import it from "
+    "mmstream.converting.convert",
+    "mm.Statistics": "mm.statistics returns it; for annotations, import it from "
+    "mmstream.dataset.statistics",
+    "mm.open_mixture": "write mm.Mixture.open(path)",
     "mm.bench": "run `mmstream bench URL --pipeline module:object`",
     "mmstream bench --ranks": "one rank is measured, with all rows; leave it out",
     "mmstream bench --cold": "empty the page cache by `sync; echo 1 | sudo tee "

@@ -62,7 +62,9 @@ def test_addresses_are_one_line_whatever_the_names_are() -> None:
     assert len(where("s" * 1000, 3, "k" * 1000, "f" * 1000)) < 4 * MAX_DATA_CHARACTERS
 
 
-@pytest.mark.parametrize("kind", [mm.SampleError, mm.StorageError, mm.StateError, MMStreamError])
+@pytest.mark.parametrize(
+    "kind", [mm.SampleError, mm.errors.StorageError, mm.StateError, MMStreamError]
+)
 def test_the_message_of_every_error_is_one_printable_line(kind: type[MMStreamError]) -> None:
     error = kind("shard\nline \udcff \x1b[2J" + "x" * 10_000)
     assert str(error).startswith(r"shard\nline \udcff \x1b[2Jxxx")

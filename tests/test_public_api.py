@@ -13,16 +13,9 @@ import mmstream as mm
 from tests.helpers.paths import ROOT
 
 ERRORS = [
-    "ConfigError",
-    "DecodeError",
-    "MMStreamError",
-    "ManifestError",
-    "SampleError",
-    "ShardError",
-    "BadSampleLimitError",
-    "SkipSample",
-    "StateError",
-    "StorageError",
+    value
+    for value in vars(mm.errors).values()
+    if isinstance(value, type) and issubclass(value, Exception)
 ]
 
 
@@ -47,26 +40,26 @@ def test_what_type_checkers_see_is_what_is_imported():
         for module, names in mm._NAMES_OF.items()
         for name in names
     }
-    assert seen == homes
+    assert seen == homes | {name: ("mmstream", name) for name in mm._MODULES}
 
 
 def test_the_errors_are_one_tree_and_built_from_one_string():
-    for name in ERRORS:
-        error = getattr(mm, name)("shard[3] key.jpg: reason")
+    for kind in ERRORS:
+        error = kind("shard[3] key.jpg: reason")
         assert isinstance(error, mm.MMStreamError)
         assert str(error) == "shard[3] key.jpg: reason"
     assert issubclass(mm.ConfigError, ValueError)
-    assert issubclass(mm.StorageError, OSError)
+    assert issubclass(mm.errors.StorageError, OSError)
     assert issubclass(mm.StateError, ValueError)
-    assert issubclass(mm.DecodeError, mm.SampleError)
-    assert not issubclass(mm.BadSampleLimitError, mm.SampleError)
+    assert issubclass(mm.errors.DecodeError, mm.SampleError)
+    assert not issubclass(mm.errors.BadSampleLimitError, mm.SampleError)
 
 
 # -- what importing costs -----------------------------------------------------------------------
 
 LIGHT = """
 import sys, mmstream as mm
-dir(mm), mm.__all__, mm.Order, mm.open_dataset, mm.convert, mm.World, mm.ShardError
+dir(mm), mm.__all__, mm.Order, mm.open_dataset, mm.convert, mm.World, mm.errors.ShardError
 mm.Order.from_counts([10, 20], global_batch_size=4, seed=0).refs(0, 0)
 import mmstream.tar.samples, mmstream.dataset.index, mmstream.dataset.manifest, mmstream.storage
 import mmstream.dataset.index_tars

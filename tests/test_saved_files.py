@@ -34,7 +34,7 @@ def draws(sample: dict[str, Any]) -> dict[str, Any]:
 def loader_of(name: str) -> mm.Loader:
     is_mixture = name == "mixture"
     data: Any = (
-        mm.open_mixture(SAVED / "mixture.json") if is_mixture else mm.open_dataset(SAVED / "a")
+        mm.Mixture.open(SAVED / "mixture.json") if is_mixture else mm.open_dataset(SAVED / "a")
     )
     policy = mm.BadSamplePolicy(max_fraction=1.0, max_consecutive=0, quarantine=None)
     return mm.Loader(mm.Pipeline(data, transforms=(draws,), bad_samples=policy, **CASES[name]))

@@ -12,11 +12,12 @@ import numpy as np
 import torch
 
 import mmstream as mm
+from mmstream.converting.convert import ConvertReport
 from mmstream.dataset.dataset import DatasetView
 
 
 def look(folder: Path) -> None:
-    assert_type(mm.convert(folder / "rows.jsonl", folder), mm.ConvertReport)
+    assert_type(mm.convert(folder / "rows.jsonl", folder), ConvertReport)
     dataset = mm.open_dataset([folder / "a.tar", "b.tar"])
     assert_type(dataset, mm.Dataset)
     assert_type(dataset[123], dict[str, Any])
@@ -27,7 +28,7 @@ def look(folder: Path) -> None:
     mixture = mm.Mixture(
         {"captions": (dataset, 0.7)}, epoch_steps=100, changes={5: {"captions": 1}}
     )
-    assert_type(mm.open_mixture(folder / "mix.json"), mm.Mixture)
+    assert_type(mm.Mixture.open(folder / "mix.json"), mm.Mixture)
     assert_type(len(mixture), int)
 
 

@@ -81,6 +81,29 @@ class Mixture:
         counts = [dataset.num_shards for dataset in self.datasets.values()]
         self._first_shards = np.cumsum([0, *counts])
 
+    @classmethod
+    @checked()
+    def open(cls, path: str | os.PathLike[str], *, allow_foreign_urls: bool = False) -> Mixture:
+        """Open the mixture that a file describes.
+
+        Sources keep the order of the file, and logs number their shards in this order. Add a new
+        source at the end: then the numbers of the old ones stay.
+
+        Args:
+            path: Of the file: a local path, or a URL such as ``s3://bucket/mixture.json``. Relative
+                URLs in the file are relative to its folder.
+            allow_foreign_urls: Sources may lie anywhere, and so may their tars (see
+                `open_dataset`). By default, the sources of a remote file lie in its bucket. Those
+                of a local file lie in local folders or in object stores, but not behind
+                ``http://``.
+
+        Raises:
+            ConfigError: The file is malformed; the message names the key.
+            ManifestError, FileNotFoundError, StorageError: A source cannot be opened, for the
+                reasons of `open_dataset`.
+        """
+        return _open_file(path, allow_foreign_urls)
+
     def __len__(self) -> int:
         """Samples of all sources together."""
         return sum(map(len, self.datasets.values()))
@@ -237,30 +260,13 @@ def open_data(
     name: str | os.PathLike[str], *, allow_foreign_urls: bool = False
 ) -> Dataset | Mixture:
     """Open what a command was given: a mixture file, which ends in ``.json``, or a dataset."""
-    is_mixture = os.fspath(name).endswith(".json")
-    open_it = open_mixture if is_mixture else open_dataset
-    return open_it(name, allow_foreign_urls=allow_foreign_urls)
+    if os.fspath(name).endswith(".json"):
+        return Mixture.open(name, allow_foreign_urls=allow_foreign_urls)
+    return open_dataset(name, allow_foreign_urls=allow_foreign_urls)
 
 
-@checked()
-def open_mixture(path: str | os.PathLike[str], *, allow_foreign_urls: bool = False) -> Mixture:
-    """Open the mixture that a file describes.
-
-    Sources keep the order of the file, and logs number their shards in this order. Add a new source
-    at the end: then the numbers of the old ones stay.
-
-    Args:
-        path: Of the file: a local path, or a URL such as ``s3://bucket/mixture.json``. Relative
-            URLs in the file are relative to its folder.
-        allow_foreign_urls: Sources may lie anywhere, and so may their tars (see `open_dataset`).
-            By default, the sources of a remote file lie in its bucket. Those of a local file lie in
-            local folders or in object stores, but not behind ``http://``.
-
-    Raises:
-        ConfigError: The file is malformed; the message names the key.
-        ManifestError, FileNotFoundError, StorageError: A source cannot be opened, for the reasons
-            of `open_dataset`.
-    """
+def _open_file(path: str | os.PathLike[str], allow_foreign_urls: bool) -> Mixture:
+    """Open the mixture that a file describes; arguments and errors are those of `Mixture.open`."""
     folder, name = split_url(open_store(path).url)
     url = join_url(folder, name)
     if name == MANIFEST_NAME:

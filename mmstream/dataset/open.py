@@ -307,7 +307,7 @@ def _why_no_dataset(store: Store) -> str:
         return f"the manifest of a dataset: name its folder, {posixpath.dirname(store.url)}"
     if store.url.endswith(".json"):
         return (
-            "no dataset, but a mixture's file opens with mm.open_mixture, and "
+            "no dataset, but a mixture's file opens with mm.Mixture.open, and "
             "`mmstream info | train | replay`"
         )
     folder = store.local_path("")

@@ -3,6 +3,8 @@
 Place in the flow: decoders plan a medium from its header (`ImageDecoder.prepared_shape`,
 `VideoDecoder.plan`, `AudioDecoder.plan`). `decoding.text` counts the tokens of each medium with the
 shape of its plan.
+
+Users import from here what their own length functions take and return.
 """
 
 from __future__ import annotations
@@ -11,7 +13,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from mmstream.decoding.image.geometry import ImageShape
+from mmstream.decoding.image.geometry import ImageShape as ImageShape
 
 
 class VideoShape(NamedTuple):
@@ -81,3 +83,24 @@ class MediaShapes(NamedTuple):
     audios: Sequence[AudioShape] = ()
     tracks: Sequence[int | None] = ()
     """Of each video, the number of its sound among `audios`, from 0. None: it has none there."""
+
+
+class MediaText(NamedTuple):
+    """A text that takes the place of a medium's token, such as one with times between the frames.
+
+    Examples:
+        Two moments of a video, of which each takes 6 tokens:
+
+        >>> marked = "<|vision_start|><|video_pad|><|vision_end|>"
+        >>> media = MediaText(f"<0.2 seconds>{marked}<1.2 seconds>{marked}", lengths=(6, 6))
+        >>> media.text.count("<|video_pad|>") == len(media.lengths)
+        True
+    """
+
+    text: str
+    """The text, with the medium's own token once for each entry of `lengths`."""
+    lengths: Sequence[int]
+    """How many tokens each of these becomes, from 1 up."""
+    audio_lengths: Sequence[int] = ()
+    """Of a video whose sound stands between its frames: how many tokens each token of audio in the
+    text becomes. The text then has no other place for that sound."""

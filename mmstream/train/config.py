@@ -49,7 +49,7 @@ class TrainConfig:
 
     Attributes:
         url: the dataset: anything that `mmstream.open_dataset` opens. Or the file of a mixture,
-            which ends in ``.json`` (see `mmstream.open_mixture`).
+            which ends in ``.json`` (see `mmstream.Mixture.open`).
         allow_foreign_urls: as of `mmstream.open_dataset`, for `url` and `validation`.
         out: folder or ``s3://`` prefix that gets ``checkpoints/``. Every rank must be able to read
             it.

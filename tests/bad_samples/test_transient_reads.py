@@ -158,7 +158,7 @@ def test_bytes_that_a_decoder_refuses_are_read_twice_and_decoded_once(pipeline, 
     def decode(decoder, data, *args, real=mm.ImageDecoder._decode):
         try:
             return real(decoder, data, *args)
-        except mm.DecodeError:
+        except mm.errors.DecodeError:
             refused.append(data)
             raise
 

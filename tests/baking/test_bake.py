@@ -18,6 +18,7 @@ import webdataset
 import mmstream as mm
 from mmstream.baking import samples as samples_module
 from mmstream.baking.bake import baker_of, estimate
+from mmstream.baking.report import BakeReport
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.verify import verify
@@ -415,7 +416,7 @@ def test_code_that_changed_in_mid_bake_is_named_with_what_to_do(
     strict = mm.BadSamplePolicy(max_fraction=0.01, min_samples=10, quarantine=None)
     dest = tmp_path / "baked"
     source = pipeline(corpus, captions(), transforms=(drop_raw,), bad_samples=strict)
-    with pytest.raises(mm.BadSampleLimitError):
+    with pytest.raises(mm.errors.BadSampleLimitError):
         mm.bake(source, dest, progress=False)
     source = pipeline(corpus, captions(), transforms=(drop_raw,))
     with monkeypatch.context() as edited:
@@ -435,7 +436,7 @@ def test_a_batch_function_gets_its_device_and_another_gpu_does_not_go_on(
         devices.add(str(device))
         return samples
 
-    def bake() -> mm.BakeReport:
+    def bake() -> BakeReport:
         return mm.bake(
             pipeline(corpus, captions()), tmp_path / "baked", batch_function=on_device,
             device="cuda:1", progress=False,
@@ -546,7 +547,7 @@ def test_a_batch_function_must_return_its_samples(corpus: str, tmp_path: Path) -
 
 def test_too_many_bad_samples_stop_a_bake(corpus: str, tmp_path: Path) -> None:
     strict = mm.BadSamplePolicy(max_fraction=0.01, min_samples=10, quarantine=None)
-    with pytest.raises(mm.BadSampleLimitError, match="of 13 samples are bad, more than"):
+    with pytest.raises(mm.errors.BadSampleLimitError, match="of 13 samples are bad, more than"):
         mm.bake(pipeline(corpus, captions(), bad_samples=strict), tmp_path / "a", progress=False)
 
     def refuse_all(sample: dict[str, Any]) -> dict[str, Any]:
@@ -559,7 +560,7 @@ def test_too_many_bad_samples_stop_a_bake(corpus: str, tmp_path: Path) -> None:
 
 def test_a_decoder_that_ran_out_of_time_ends_the_shard(corpus: str, tmp_path: Path) -> None:
     def slow(sample: dict[str, Any]) -> dict[str, Any]:
-        raise mm.TimeoutError("took 9 s")
+        raise mm.errors.TimeoutError("took 9 s")
 
     decode = mm.Decode({"jpg": lambda data: slow({})})
     with pytest.raises(mm.MMStreamError, match=r"took 9 s.*; a slow machine must not make"):
@@ -596,7 +597,7 @@ def test_killed_at_any_write_a_bake_is_completed_to_the_same_bytes(tmp_path: Pat
                 os._exit(0)
         killed = os.waitpid(child, 0)[1] == signal.SIGKILL
         if killed and not (dest / MANIFEST_NAME).exists():
-            with pytest.raises(mm.ManifestError):
+            with pytest.raises(mm.errors.ManifestError):
                 mm.open_dataset(dest)
         mm.bake(source, dest, progress=False)
         assert tree(dest) == expected
@@ -627,7 +628,9 @@ def test_a_baked_dataset_is_verified_and_refused_samples_keep_their_place(
 ) -> None:
     dataset = mm.open_dataset(baked_captions)
     assert list(verify(dataset)) == []
-    with pytest.raises(mm.DecodeError, match=r"shard-000000.tar\[3\] 000003.jpg: not an image"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"shard-000000.tar\[3\] 000003.jpg: not an image"
+    ):
         dataset.read(0, 3)
     raw = pipeline(baked_captions, None, shuffle=False)  # without Decode they are bad, too
     assert [bad.index for batch in mm.Loader(raw) for bad in batch["__lineage__"].bad][:1] == [3]
@@ -668,7 +671,7 @@ def test_a_manifest_that_says_nonsense_is_refused(baked_captions: Path, content:
     manifest = Manifest.from_bytes(path.read_bytes())
     manifest.source["bake"] = content
     path.write_bytes(manifest.to_bytes())
-    with pytest.raises(mm.ManifestError, match="baked"):
+    with pytest.raises(mm.errors.ManifestError, match="baked"):
         pipeline(baked_captions, mm.Decode.baked())
 
 
@@ -693,7 +696,7 @@ def test_a_manifest_of_a_stranger_gets_no_memory_for_what_it_says(
         before = dict(part)
         part[name] = value
         path.write_bytes(manifest.to_bytes())
-        with pytest.raises(mm.ManifestError, match="no files of a bake: "):
+        with pytest.raises(mm.errors.ManifestError, match="no files of a bake: "):
             pipeline(tmp_path / "baked", mm.Decode.baked())
         part.clear()
         part.update(before)

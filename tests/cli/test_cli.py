@@ -161,7 +161,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "info {tmp}/mix.json/",
-            "no dataset, but a mixture's file opens with mm.open_mixture, and",
+            "no dataset, but a mixture's file opens with mm.Mixture.open, and",
         ),
     ],
 )
@@ -275,28 +275,6 @@ def test_splits(mmstream, printed, rows, tmp_path):
         assert f" -> {count} samples in 1 shard" in out.partition(f"\n  {name}: ")[2]
     error = mmstream("leakcheck", tmp_path / "out", tmp_path / "out/val")[2]
     assert "but datasets in folders of it: train, val; name one of these" in error
-
-
-def test_rows_that_were_read_in_several_ways_are_counted(mmstream, tmp_path):
-    (tmp_path / "a.jpg").write_bytes(jpeg(0))
-    rows = [
-        {"image": "a.jpg", "text": "a cat"},
-        {"image": "a.jpg", "text": "b"},
-        {"image": "a.jpg"},
-    ]
-    for number, lines in ((2, 0), (3, 1)):
-        path = write_rows(tmp_path / f"{number}.jsonl", rows[:number])
-        out = mmstream("convert", path, tmp_path / f"{number}", "--num-workers", 1)[1]
-        assert out.count("rows were read as: captions (2 rows), labels (1 row)\n") == lines
-
-
-def test_samples_that_are_left_out_as_duplicates_are_counted(mmstream, tmp_path):
-    rows = write_rows(tmp_path / "rows.jsonl", [{"text": text} for text in ("a", "b", "a", "a")])
-    arguments = ["convert", rows, tmp_path / "out", "--num-workers", 1]
-    code, out, _ = mmstream(*arguments, "--duplicates", "drop")
-    assert (code, "2 of 4 samples are left out of epochs as duplicates\n" in out) == (0, True)
-    assert "\n  samples per shard: 4\n" in mmstream("info", tmp_path / "out")[1]
-    assert "duplicates was 'drop' and is now not set" in mmstream(*arguments)[2]
 
 
 def test_a_corpus_without_samples_can_be_looked_at(printed, tmp_path):

@@ -84,7 +84,7 @@ def test_the_sources_of_a_mixture_are_planned_with_their_seeds(
     assert [json.loads(line)["source"] for line in out.splitlines()] == ["corpus", "other"]
     import pipelines_of_test
 
-    assert pipelines_of_test.mixed(mm.open_mixture("mix.json")).order.is_packed
+    assert pipelines_of_test.mixed(mm.Mixture.open("mix.json")).order.is_packed
 
 
 def test_the_command_says_how_full_the_packs_are(mmstream, corpus: str) -> None:

@@ -21,7 +21,7 @@ from tests.helpers.convert_corpus import before_shard, interrupted, objects, run
 
 def assert_resumes(corpus, tmp_path, **options):
     """Check that what is there is refused, and that the same call completes it."""
-    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+    with pytest.raises(mm.errors.ManifestError, match="mmstream convert"):
         mm.open_dataset(tmp_path / "out")
     assert run(corpus, tmp_path / "out", **options).num_rejects == 2
     run(corpus, tmp_path / "alone", **options)
@@ -148,7 +148,7 @@ def test_a_folder_of_media_that_is_gone_is_no_reject(
     options = {"media_root": tmp_path / "images"}
     with (
         before_shard(monkeypatch, 3, unmount),
-        pytest.raises(mm.StorageError, match="images"),
+        pytest.raises(mm.errors.StorageError, match="images"),
     ):
         run(rows, tmp_path / "out", **options)
     assert len(list(tmp_path.glob("out/reports/*[0-9].json"))) == 2

@@ -408,7 +408,7 @@ def test_tars_that_cannot_be_read_are_rejects_or_clear_errors(tmp_path):
     with pytest.raises(mm.ConfigError, match="this is a tar among other files"):
         values([tmp_path / "rows.jsonl", tmp_path / "in/0.tar"])
     (tmp_path / "in/mmstream.unfinished.json").write_text("{}")
-    with pytest.raises(mm.ManifestError, match="has not finished"):
+    with pytest.raises(mm.errors.ManifestError, match="has not finished"):
         values(tmp_path / "in")
 
 

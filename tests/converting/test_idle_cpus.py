@@ -127,16 +127,6 @@ def test_rows_are_those_of_one_cpu(monkeypatch, rows_per_batch):
     assert load(OnAnotherMachine([0, 0, 1, 0, 3, 0, 0])) == alone  # they come and go
 
 
-def test_a_file_that_is_stored_as_it_is_does_not_travel_back():
-    data = jpeg(0)
-    rows = [(Row(0, "f", 1, {}), Draft({}, (MediaRef("image", "a.jpg", data, field="a.jpg"),)))]
-    idle_cpus = OnAnotherMachine(1)
-    [(_, _, [medium])] = load(idle_cpus, MediaOptions(max_image_side=400), rows)
-    assert medium.data is data  # the tar keeps the name of a member whose bytes are the same
-    [([outcome], _)] = pickle.loads(idle_cpus.batch).check()
-    assert outcome.data == b""
-
-
 def test_each_cpu_has_one_batch_and_together_they_have_few_bytes(monkeypatch):
     monkeypatch.setattr(check, "BATCH_ROWS", 1)
     idle_cpus = OnAnotherMachine(2)

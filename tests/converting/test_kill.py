@@ -77,7 +77,7 @@ def test_killed_at_any_write_a_conversion_is_refused_and_then_completed(tmp_path
     moment = 0
     while convert_and_die(rows, out := tmp_path / f"out{moment}", moment, **options):
         if (out / MARKER_NAME).exists() or moment <= 2:
-            with pytest.raises(mm.ManifestError):
+            with pytest.raises(mm.errors.ManifestError):
                 mm.open_dataset(out)
         else:
             objects = tree(out)
@@ -105,7 +105,7 @@ def test_killed_at_any_write_an_overwrite_never_mixes_two_conversions(tmp_path):
         if not convert_and_die(rows, out, moment, samples_per_shard=3, overwrite=True):
             break
         if (out / MARKER_NAME).exists():
-            with pytest.raises(mm.ManifestError):
+            with pytest.raises(mm.errors.ManifestError):
                 mm.open_dataset(out)
             mm.convert(rows, out, samples_per_shard=3, progress=False)  # as the marker's command
         else:
@@ -171,7 +171,7 @@ def require_ended(processes):
 def assert_resumable(rows, out):
     """Check that what a killed run left is refused, and that another run completes it."""
     assert 5 <= len(list(out.glob("reports/*[0-9].json"))) < 20
-    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+    with pytest.raises(mm.errors.ManifestError, match="mmstream convert"):
         mm.open_dataset(out)
     options = {"samples_per_shard": 2, "progress": False}
     report = mm.convert(rows, out, **options)

@@ -305,10 +305,10 @@ def test_too_little_time_is_an_error_and_not_another_result(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def late(*_: Any) -> None:
-        raise mm.TimeoutError("takes too long")
+        raise mm.errors.TimeoutError("takes too long")
 
     monkeypatch.setattr(remux, "_has_same_sound", late)
-    with pytest.raises(mm.TimeoutError):
+    with pytest.raises(mm.errors.TimeoutError):
         remux.remuxed(video_file("mkv"), Deadline.start(60))
 
 

@@ -452,9 +452,9 @@ def test_rows_that_wait_count_with_their_own_size(monkeypatch, downloads):
 def test_a_failed_network_stops_the_conversion_and_is_no_reject(downloads):
     def rows():
         yield from web_rows(1)
-        downloads[url(0)].set_exception(mm.StorageError("no network"))
+        downloads[url(0)].set_exception(mm.errors.StorageError("no network"))
 
-    with pytest.raises(mm.StorageError, match="no network"):
+    with pytest.raises(mm.errors.StorageError, match="no network"):
         list(loaded(rows()))
 
 
@@ -468,7 +468,7 @@ def test_a_full_temporary_folder_stops_the_conversion(monkeypatch, downloads):
 
     monkeypatch.setattr("tempfile.TemporaryFile", full)
     monkeypatch.setattr(load_module, "MAX_BYTES_AHEAD", 1)
-    with pytest.raises(mm.StorageError, match="Set TMPDIR"):
+    with pytest.raises(mm.errors.StorageError, match="Set TMPDIR"):
         list(loaded(rows()))
 
 
@@ -629,7 +629,7 @@ def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypat
         raise OSError(5, "Input/output error")
 
     monkeypatch.setattr(os, "open", broken)
-    with pytest.raises(mm.StorageError, match=r"/a\.jpg: Input/output error; .* stops"):
+    with pytest.raises(mm.errors.StorageError, match=r"/a\.jpg: Input/output error; .* stops"):
         load_file(tmp_path, "a.jpg")
 
 

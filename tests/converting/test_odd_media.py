@@ -11,12 +11,13 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
+from mmstream.converting.convert import ConvertReport
 from tests.helpers.convert_corpus import rejects
 from tests.helpers.odd_media import odd_media
 from tests.helpers.pictures import encoded
 
 
-def converted(rows: list[dict[str, Any]], folder: Path, **options: Any) -> mm.ConvertReport:
+def converted(rows: list[dict[str, Any]], folder: Path, **options: Any) -> ConvertReport:
     return mm.convert(
         iter(rows),
         folder / "out",

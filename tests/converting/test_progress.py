@@ -13,7 +13,7 @@ from tqdm import tqdm
 
 from mmstream.converting import shard
 from mmstream.converting.media.images import unwarned
-from mmstream.converting.shard import HashedFile, Progress, ShardReport, live_counts
+from mmstream.converting.shard import HashedFile
 from tests.helpers.convert_corpus import interrupted, run, tree
 
 
@@ -26,37 +26,6 @@ def terminal(monkeypatch):
         lambda **k: tqdm(**k | {"disable": k["disable"] or False, "file": file}),
     )
     return file
-
-
-def report(num_rows, num_rejects=0, num_bytes=0, **others):
-    return ShardReport(
-        "shard-000000.tar", num_rows, 0, num_bytes, None, {}, num_rejects, 0, **others
-    )
-
-
-def test_rows_of_a_shard_in_work_are_shown_before_it_is_done(terminal):
-    with Progress(100, True) as bar:
-        counts = live_counts(bar.folder)
-        for _ in range(37):
-            counts[0] += 1
-        counts[1] += 2
-        bar._show()
-        assert bar._bar.n == 37
-        assert "2 rejected" in bar._bar.postfix
-        bar.finish_shard(report(100, 5, 1000))
-        assert bar._bar.n == 100
-        assert "5 rejected" in bar._bar.postfix
-
-
-def test_rows_that_an_earlier_call_wrote_do_not_count_for_the_rate(terminal):
-    with Progress(100, True) as bar:
-        bar.finish_shard(report(60, reused=True))
-        assert (bar._bar.n, bar._bar.initial) == (60, 60)
-
-
-def test_processes_of_other_machines_count_for_nobody(tmp_path):
-    for folder in (None, str(tmp_path / "of another machine")):
-        live_counts(folder)[0] += 1
 
 
 @pytest.mark.slow

@@ -19,7 +19,9 @@ from tests.helpers.corpora import jpeg
 
 def test_a_restart_writes_only_what_is_missing(corpus, tmp_path, monkeypatch, whole):
     interrupted(monkeypatch, corpus, tmp_path / "out", after=3)
-    with pytest.raises(mm.ManifestError, match=f"mmstream convert {corpus} {tmp_path / 'out'}"):
+    with pytest.raises(
+        mm.errors.ManifestError, match=f"mmstream convert {corpus} {tmp_path / 'out'}"
+    ):
         mm.open_dataset(tmp_path / "out")
     assert not list(tmp_path.rglob(".*.tmp"))
     before = {p: p.stat().st_mtime_ns for p in (tmp_path / "out").glob("*.tar*")}
@@ -90,7 +92,7 @@ def test_a_finished_conversion_without_checksums_is_refused_with_the_cure(corpus
     manifest = Manifest.from_bytes(path.read_bytes())
     path.write_bytes(replace(manifest, checksums=None).to_bytes())
     with pytest.raises(
-        mm.ManifestError, match=r"no checksums of samples, .*rerun=mm.Rerun\(overwrite"
+        mm.errors.ManifestError, match=r"no checksums of samples, .*rerun=mm.Rerun\(overwrite"
     ):
         run(corpus, tmp_path / "out")
     assert run(corpus, tmp_path / "out", overwrite=True).num_samples == 38
@@ -136,7 +138,9 @@ def test_a_shard_that_another_program_cut_is_not_committed(corpus, tmp_path, mon
         return real(offsets)
 
     monkeypatch.setattr(shard, "encode_index", cut)
-    with pytest.raises(mm.StorageError, match=r"shard-000000\.tar: has another size than what"):
+    with pytest.raises(
+        mm.errors.StorageError, match=r"shard-000000\.tar: has another size than what"
+    ):
         run(corpus, tmp_path / "out")
     assert not list((tmp_path / "out" / "reports").iterdir())
 
@@ -233,7 +237,7 @@ def test_several_processes_cannot_write_to_the_memory_of_this_one(corpus, memory
 def test_a_destination_without_folders_gets_the_same_objects(corpus, memory, monkeypatch, out):
     expected = tree(out)
     interrupted(monkeypatch, corpus, "memory://bucket/out", after=2)
-    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+    with pytest.raises(mm.errors.ManifestError, match="mmstream convert"):
         mm.open_dataset("memory://bucket/out")
     assert run(corpus, "memory://bucket/out").num_new_bytes > 0
     assert objects("memory://bucket/out") == expected

@@ -176,7 +176,7 @@ def test_a_lost_extra_shard_without_the_reports_names_the_cure(corpus, retried):
     (retried / "shard-000005.tar").unlink()
     for report in (retried / "reports").glob("*.rejects.jsonl"):
         report.unlink()
-    with pytest.raises(mm.ManifestError, match="bring reports/ back"):
+    with pytest.raises(mm.errors.ManifestError, match="bring reports/ back"):
         convert(corpus, retried)
 
 

@@ -141,7 +141,7 @@ def test_rows_of_which_none_becomes_a_sample_leave_the_rejects_and_are_tried_aga
         assert sorted(number for folder in folders for number in rejects(folder)) == [*range(1, 10)]
         assert {Path(name).name for name in tree(out)} == {"rejects.jsonl"}
         for folder in folders:
-            with pytest.raises(mm.ManifestError, match=r"neither mmstream\.json nor tars"):
+            with pytest.raises(mm.errors.ManifestError, match=r"neither mmstream\.json nor tars"):
                 mm.open_dataset(folder)
     media = tmp_path / "elsewhere"  # another root is no other conversion either
     media.mkdir()
@@ -192,7 +192,7 @@ def test_rows_that_cannot_be_read_at_all_are_a_clear_error(tmp_path):
     (tmp_path / "empty.json").write_bytes(b"[]")
     for name, error, reason in (
         ("none.jsonl", FileNotFoundError, "no such file of rows; pass JSONL, JSON, csv"),
-        ("fifo.jsonl", mm.StorageError, "a FIFO; a file is needed"),
+        ("fifo.jsonl", mm.errors.StorageError, "a FIFO; a file is needed"),
         ("empty.json", mm.ConfigError, "holds no rows"),
     ):
         with pytest.raises(error, match=f"{name}: .*{reason}"):
@@ -224,7 +224,9 @@ def test_remote_rows_that_are_replaced_while_they_are_fetched_are_not_mixed(tmp_
 
     monkeypatch.setattr(fetch, "_BLOCK", 64)
     monkeypatch.setattr(MemoryStore, "read_ranges", replaced_after)
-    with pytest.raises(mm.StorageError, match=r"rows\.jsonl: was replaced: its version was "):
+    with pytest.raises(
+        mm.errors.StorageError, match=r"rows\.jsonl: was replaced: its version was "
+    ):
         fetch.download(store.url_of("rows.jsonl"), tmp_path / "copy")
 
 

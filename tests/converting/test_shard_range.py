@@ -25,7 +25,7 @@ def test_ranges_at_the_same_time_give_the_bytes_of_one_conversion(corpus, dest, 
     pipes = [paused(start + 1, shard_range=(start, start + 2))[1] for start in (0, 2)]
     report = run(corpus, dest, shard_range=(4, 99))
     assert (report.num_rows, report.num_samples, report.was_finished) == (8, 8, False)
-    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+    with pytest.raises(mm.errors.ManifestError, match="mmstream convert"):
         mm.open_dataset(dest)
     for pipe in pipes:
         go_on(pipe)
@@ -109,12 +109,6 @@ def test_finalize_needs_all_splits(corpus, tmp_path, splits):
     run(corpus, tmp_path / "out", splits=SPLITS, shard_range=(0, 1))
     with pytest.raises(mm.ConfigError, match=r"name all of them with splits=|has \['train"):
         mm.finalize(tmp_path / "out", splits=splits)
-
-
-def test_tasks_with_different_plans_are_refused(corpus, tmp_path):
-    run(corpus, tmp_path / "out", shard_range=(0, 1))
-    with pytest.raises(mm.ConfigError, match=r"samples_per_shard was 8 and is now 9"):
-        run(corpus, tmp_path / "out", shard_range=(1, 2), samples_per_shard=9)
 
 
 def test_a_damaged_shard_is_not_finalized(corpus, tmp_path):
@@ -209,15 +203,6 @@ def test_a_second_conversion_is_refused_and_changes_nothing(
         run(corpus, dest, **options)
     assert objects(dest) == before
     go_on(pipe)
-    assert objects(dest) == whole
-
-
-@pytest.mark.slow
-def test_a_killed_conversion_is_continued_at_once(corpus, dest, paused, whole):
-    process, _ = paused(2)
-    kill(process)
-    report = run(corpus, dest)
-    assert report.num_new_bytes < report.num_bytes
     assert objects(dest) == whole
 
 

@@ -92,7 +92,7 @@ def test_a_shard_that_is_gone_is_named_with_its_source(tmp_path, datasets):
     )
     pipe = make_pipeline(mixture)
     (tmp_path / "gone" / "shard-000000.tar").unlink()
-    with pytest.raises(mm.ShardError, match=r"shard-000000\.tar"):
+    with pytest.raises(mm.errors.ShardError, match=r"shard-000000\.tar"):
         next(iter(mm.Loader(pipe)))
     pipe = make_pipeline(mixture, bad_samples=policy(shards=True))
     bad = next(iter(mm.Loader(pipe)))["__lineage__"].bad

@@ -56,15 +56,15 @@ def test_a_file_gives_the_mixture_that_it_describes(folder, tmp_path, monkeypatc
     (tmp_path.parent / "mix").symlink_to(folder)
     changes = {"7": {"a": 1, "c": 0, "one": 2.5}}
     path.write_text(text_of(sources, epoch_steps=12, changes=changes))
-    mixture = mm.open_mixture(path)
+    mixture = mm.Mixture.open(path)
     assert list(mixture.datasets) == ["c", "a", "one"]
     assert [len(dataset) for dataset in mixture.datasets.values()] == [130, 71, 71]
     assert mixture.weights == {0: {"c": 3, "a": 0.7, "one": 0}, 7: {"a": 1, "c": 0, "one": 2.5}}
     assert mixture.epoch_steps == 12
     monkeypatch.chdir(tmp_path)
-    assert mm.open_mixture("mix.json").weights == mixture.weights
+    assert mm.Mixture.open("mix.json").weights == mixture.weights
     path.write_text(text_of(sources, stop="all"))
-    assert mm.open_mixture(f"file://{path}").epoch_steps == "all"
+    assert mm.Mixture.open(f"file://{path}").epoch_steps == "all"
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_a_mistake_in_a_file_is_one_line_that_names_file_and_key(folder, tmp_pat
     path = tmp_path / "mix.json"
     path.write_text(text)
     with pytest.raises(mm.ConfigError, match=reason) as error:
-        mm.open_mixture(path)
+        mm.Mixture.open(path)
     assert str(error.value).startswith(f"{path}: ")
     assert "\n" not in str(error.value)
 
@@ -122,15 +122,15 @@ def test_what_is_wrong_with_a_source_says_which_it_is(folder, tmp_path):
     path = tmp_path / "mix.json"
     (tmp_path / "empty").mkdir()
     for url, kind, reason in (
-        ("none", mm.ManifestError, "no such folder"),
-        ("empty", mm.ManifestError, "neither mmstream.json nor tars"),
+        ("none", mm.errors.ManifestError, "no such folder"),
+        ("empty", mm.errors.ManifestError, "neither mmstream.json nor tars"),
         ("none.tar", FileNotFoundError, "no such tar"),
         ("{a,s3://b/c}.tar", mm.ConfigError, "local tars and remote"),
     ):
         sources = {"good": {"url": str(folder / "a"), "weight": 1}, "b": {"url": url, "weight": 1}}
         path.write_text(text_of(sources, stop="all"))
         with pytest.raises(kind) as error:
-            mm.open_mixture(path)
+            mm.Mixture.open(path)
         assert str(error.value).startswith(f"{path}: sources.b: ")
         assert reason in str(error.value)
 
@@ -144,8 +144,8 @@ def test_what_is_no_mixture_says_what_it_is(folder):
         ("a/mmstream.json", mm.ConfigError, "a dataset's manifest"),
     ):
         with pytest.raises(kind, match=reason):
-            mm.open_mixture(folder / name)
-    with pytest.raises(mm.ManifestError, match=r"opens with mm\.open_mixture"):
+            mm.Mixture.open(folder / name)
+    with pytest.raises(mm.errors.ManifestError, match=r"opens with mm\.Mixture\.open"):
         mm.open_dataset(folder / "mix.json")
 
 
@@ -158,7 +158,7 @@ def test_a_mixture_in_a_bucket_has_the_local_batches(folder, s3, tmp_path, mmstr
     sources = {n: {"url": f"../data/{n}", "weight": w} for n, w in WEIGHTS.items()}
     open_store(f"{root}/mixes").write("mix.json", text_of(sources).encode())
     pipelines = [
-        mm.Pipeline(mm.open_mixture(file), global_batch_size=8)
+        mm.Pipeline(mm.Mixture.open(file), global_batch_size=8)
         for file in (f"{root}/mixes/mix.json", folder / "mix.json")
     ]
     assert pipelines[0].order.identity() == pipelines[1].order.identity()
@@ -169,7 +169,7 @@ def test_a_mixture_in_a_bucket_has_the_local_batches(folder, s3, tmp_path, mmstr
     sources["a"]["url"] = "../../../../elsewhere/a"
     open_store(f"{root}/mixes").write("bad.json", text_of(sources).encode())
     with pytest.raises(mm.ConfigError, match="leads out of the bucket"):
-        mm.open_mixture(f"{root}/mixes/bad.json")
+        mm.Mixture.open(f"{root}/mixes/bad.json")
 
 
 # -- the commands ---------------------------------------------------------------------------------
@@ -234,7 +234,7 @@ def test_a_training_run_on_a_mixture_moves_and_its_logs_are_the_plan(
     assert all(set(line["sources"]) == {"a", "late"} for line in lines[11:])
 
     logged = read_lineage(log_files([out]))
-    mixture = mm.open_mixture(tmp_path / "mix.json")
+    mixture = mm.Mixture.open(tmp_path / "mix.json")
     named = Counter(
         mixture.locate(shard)[0] for row in logged.values() for shard in row.planned[:, 0]
     )
@@ -290,7 +290,7 @@ def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
 def test_a_source_that_is_all_bad_stops_the_run_however_rare_it_is(tmp_path):
     _, pipeline = broken(tmp_path, max_consecutive=20, quarantine=str(tmp_path / "logs"))
     loader = mm.Loader(pipeline)
-    with pytest.raises(mm.BadSampleLimitError, match="in a row"):
+    with pytest.raises(mm.errors.BadSampleLimitError, match="in a row"):
         list(loader)
     assert loader.stats.consecutive["good"] == 0
     assert 20 < loader.stats.consecutive["web/bad"] == loader.stats.num_bad <= 22
@@ -308,7 +308,9 @@ def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream
     with pytest.raises(mm.ConfigError, match="say which source"):
         quarantined_refs([file], datasets["web/bad"])
     limited = broken(tmp_path, max_samples=3, quarantine=str(tmp_path / "more"))[1]
-    with pytest.raises(mm.BadSampleLimitError, match="verify URL --decode --write-bad` leaves out"):
+    with pytest.raises(
+        mm.errors.BadSampleLimitError, match="verify URL --decode --write-bad` leaves out"
+    ):
         list(mm.Loader(limited))
     words = ("--quarantine", file, "--source", "web/bad")
     code, out, _ = mmstream("verify", tmp_path / "bad", *words)

@@ -105,7 +105,7 @@ def test_reads_that_differ_each_time_end(corpus: Path) -> None:
 def test_a_file_that_is_too_large_is_not_read(corpus: Path) -> None:
     with (corpus / MANIFEST_NAME).open("r+b") as file:
         file.truncate(1 << 40)
-    with pytest.raises(mm.StorageError, match="the most that it can have"):
+    with pytest.raises(mm.errors.StorageError, match="the most that it can have"):
         mm.open_dataset(corpus)
 
 

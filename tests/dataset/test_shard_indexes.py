@@ -280,16 +280,6 @@ def test_a_storage_that_fails_is_an_error_and_no_warning(folder, cache, caplog):
     assert not caplog.records
 
 
-def test_what_is_kept_in_memory_has_a_limit(folder, cache, monkeypatch):
-    monkeypatch.setattr(shard_indexes, "MAX_KEPT_BYTES", 300)
-    dataset = remote(folder)
-    for shard in (0, 3, 4, 0):
-        dataset.bounds(shard, np.array([0]))
-        kept = dataset.indexes._kept
-        assert sum(columns.num_bytes for columns in kept.values()) <= 300
-    assert_right(dataset, folder)
-
-
 def test_checksums_that_a_part_lacks_come_from_the_files(folder, caplog):
     manifest = mm.open_dataset(folder).manifest
     plain = write_corpus(Path(folder).parent / "plain", COUNTS)
@@ -561,7 +551,9 @@ def test_a_shard_of_another_size_than_the_manifest_says_is_noticed_by_its_first_
         assert dataset[0]["__key__"] == "000000"  # its bytes fit their checksum
     assert "shard-000000.tar: is not the shard that was indexed: its size was" in caplog.text
     plain = opened(checksums=False)
-    with pytest.raises(mm.ShardError, match=r"shard-000000\.tar: is not the shard that was inde"):
+    with pytest.raises(
+        mm.errors.ShardError, match=r"shard-000000\.tar: is not the shard that was inde"
+    ):
         plain[0]
     assert plain[40]["__key__"] == "000040"
     assert plain.store.size_reads == []

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
+from mmstream.dataset.statistics import Statistics
 from mmstream.decoding.sample import WholeText
 from mmstream.display.statistics import bins, statistics_lines
 from mmstream.train.chat import chat_decode
@@ -60,7 +61,7 @@ def test_fields_that_some_samples_lack_are_counted(tmp_path):
     stats = mm.statistics(mm.open_dataset(write_corpus(tmp_path, [6], fields)))
     assert list(stats.fields.items()) == [("cls", 6), ("v2.cls", 3), ("a b", 2)]
     assert "  samples with each field: cls 6, v2.cls 3, a b 2" in statistics_lines(stats)
-    many = mm.Statistics(1, 1, 0, (), {}, {}, {f"{n}.jpg": 1 for n in range(20)})
+    many = Statistics(1, 1, 0, (), {}, {}, {f"{n}.jpg": 1 for n in range(20)})
     assert next(line for line in statistics_lines(many) if "each" in line).endswith(", 4 more")
 
 

@@ -147,7 +147,9 @@ def test_errors_are_errors_of_the_sample(captions: str) -> None:
 def test_damaged_json_is_bad_before_any_function_sees_it(tmp_path: Path) -> None:
     source = write_corpus(tmp_path, [4], lambda n: captioned(n) | {"json": b"{"})
     pipeline = make(source, even_only, global_batch_size=2, decode=None)
-    with pytest.raises(mm.BadSampleLimitError, match=r"no row has a good sample.*json: JSON"):
+    with pytest.raises(
+        mm.errors.BadSampleLimitError, match=r"no row has a good sample.*json: JSON"
+    ):
         list(mm.Loader(pipeline))
 
 
@@ -195,7 +197,7 @@ def test_a_path_that_leads_nowhere_says_what_is_there(
     captions: str, field: Any, reason: str
 ) -> None:
     decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), field=field))
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         decode_sample(mm.open_dataset(captions)[0], decode)
 
 

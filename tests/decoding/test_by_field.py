@@ -95,7 +95,7 @@ def test_each_field_gets_its_own_decoder_and_keeps_its_name() -> None:
 
 def test_a_name_means_exactly_this_field() -> None:
     decode = mm.Decode({"jpg": ...})
-    with pytest.raises(mm.DecodeError, match=r"no field jpg; it has 0\.jpg, mask\.jpg"):
+    with pytest.raises(mm.errors.DecodeError, match=r"no field jpg; it has 0\.jpg, mask\.jpg"):
         decoded(decode, **{"0.jpg": png(PIXELS), "mask.jpg": png(PIXELS)})
 
 
@@ -103,7 +103,7 @@ def test_the_first_of_several_files_is_taken_and_named_as_the_first() -> None:
     decode = mm.Decode({"jpg;png": mm.ImageDecoder(size=8), "cls;class": int})
     result = decoded(decode, png=png(PIXELS), **{"class": b"3"})
     assert sorted(result) == ["cls", "jpg"]
-    with pytest.raises(mm.DecodeError, match="no field jpg or png; it has cls"):
+    with pytest.raises(mm.errors.DecodeError, match="no field jpg or png; it has cls"):
         decoded(decode, cls=b"1")
 
 
@@ -131,7 +131,7 @@ def test_shorthand_and_fields_go_together() -> None:
 )
 def test_named_pictures_do_not_land_in_one_list(names: tuple[str, ...], reason: str) -> None:
     decode = mm.Decode(image=mm.ImageDecoder(size=8))
-    with pytest.raises(mm.DecodeError, match=rf"s-0\.tar\[4\] 7: image= takes .* {reason}"):
+    with pytest.raises(mm.errors.DecodeError, match=rf"s-0\.tar\[4\] 7: image= takes .* {reason}"):
         decoded(decode, **dict.fromkeys(names, png(PIXELS)))
     assert decoded(decode, **{names[0]: png(PIXELS)})["image"].ndim == 3  # a single one
 
@@ -170,7 +170,7 @@ def test_a_mask_holds_the_numbers_as_they_are_stored(data: bytes, numbers: Any) 
     ],
 )
 def test_what_is_no_mask_is_refused_with_the_reason(data: bytes, reason: str) -> None:
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         mm.ImageDecoder(mask=True)(data)
 
 
@@ -187,7 +187,7 @@ def test_decoders_travel_to_workers_and_can_be_changed() -> None:
     assert torch.equal(first["jpg"], second["jpg"])
     assert first["input_ids"].tolist() == second["input_ids"].tolist()
     small = dataclasses.replace(decode, max_json_bytes=3)
-    with pytest.raises(mm.DecodeError, match="the limit is 3"):
+    with pytest.raises(mm.errors.DecodeError, match="the limit is 3"):
         decoded(small, **fields)
 
 
@@ -196,7 +196,7 @@ def test_numbers_are_decoded_by_their_extension(name: str) -> None:
     decode = mm.Decode({name: ...})
     assert decoded(decode, **{name: b"12\n"})[name] == 12
     for data in (b"", b"cat", b"1.5", b"9" * 19, b"1" * 10_000, b"\xb2"):
-        with pytest.raises(mm.DecodeError, match=rf"7\.{name}: not a whole number"):
+        with pytest.raises(mm.errors.DecodeError, match=rf"7\.{name}: not a whole number"):
             decoded(decode, **{name: data})
 
 
@@ -204,7 +204,7 @@ def test_numbers_are_decoded_by_their_extension(name: str) -> None:
 def test_texts_are_decoded_by_their_extension(name: str) -> None:
     for decode in (mm.Decode({name: ...}), mm.Decode({name: str})):
         assert decoded(decode, **{name: "café".encode()})[name] == "café"
-    with pytest.raises(mm.DecodeError, match="not UTF-8"):
+    with pytest.raises(mm.errors.DecodeError, match="not UTF-8"):
         decoded(mm.Decode({name: ...}), **{name: b"\xff"})
 
 
@@ -256,7 +256,7 @@ def npy_header(text: str) -> bytes:
     ],
 )
 def test_no_array_is_made_of_what_a_header_only_claims(data: bytes, reason: str) -> None:
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         decoded(mm.Decode({"npy": ...}), npy=data)
 
 
@@ -286,12 +286,12 @@ def test_an_npz_may_not_unpack_to_more_than_the_limit(monkeypatch: pytest.Monkey
         (npz(a=np.zeros(9))[:-30], "npz"),
         (b"no zip", "npz"),
     ):
-        with pytest.raises(mm.DecodeError, match=reason):
+        with pytest.raises(mm.errors.DecodeError, match=reason):
             decoded(decode, npz=data)
     file = io.BytesIO()
     with zipfile.ZipFile(file, "w") as archive:
         archive.writestr("a.npy", b"\x80\x04K\x01.")
-    with pytest.raises(mm.DecodeError, match="npy"):
+    with pytest.raises(mm.errors.DecodeError, match="npy"):
         decoded(decode, npz=file.getvalue())
 
 
@@ -328,7 +328,7 @@ def skips(data: bytes) -> int:
 
 
 def test_errors_of_functions_are_errors_of_the_sample_but_bugs_are_not() -> None:
-    with pytest.raises(mm.DecodeError, match=r"s-0\.tar\[4\] 7\.x: fails: KeyError: b'1'"):
+    with pytest.raises(mm.errors.DecodeError, match=r"s-0\.tar\[4\] 7\.x: fails: KeyError: b'1'"):
         decoded(mm.Decode({"x": fails}), x=b"1")
     with pytest.raises(AttributeError):
         decoded(mm.Decode({"x": has_a_bug}), x=b"1")
@@ -368,7 +368,7 @@ def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> 
     assert parsed["json"] == {"caption": "CAT"}
     assert tokens is not None
     assert decoded(decode, json=b"cat")["json"] == {"caption": "CAT"}
-    with pytest.raises(mm.DecodeError, match=r"7\.json: fails: KeyError"):
+    with pytest.raises(mm.errors.DecodeError, match=r"7\.json: fails: KeyError"):
         decoded(mm.Decode({"json": fails}), json=b"cat")
 
 

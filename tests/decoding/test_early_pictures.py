@@ -89,7 +89,7 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     clock = iter((0.0, 31.0))
     monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
     result = stage.decode_picture(picture, out)
-    assert isinstance(result, mm.TimeoutError)
+    assert isinstance(result, mm.errors.TimeoutError)
     assert str(result) == "k.jpg: decoding takes longer than timeout_s=30"
 
 

@@ -43,7 +43,7 @@ def test_what_a_header_tells_is_what_decoding_makes(decoder: mm.ImageDecoder) ->
     for name, data in pictures.items():
         try:
             results[name] = decoder.decode(data, rng=np.random.default_rng(0))
-        except mm.DecodeError:
+        except mm.errors.DecodeError:
             refused.add(name)
     assert len(refused) < 10 < len(pictures)
     shapes = {name: decoder.prepared_shape(pictures[name]) for name in results}
@@ -67,7 +67,7 @@ def test_damage_never_makes_a_header_tell_another_shape() -> None:
         shape = mm.ImageDecoder().prepared_shape(bytes(data))
         try:
             result = mm.ImageDecoder()(bytes(data))
-        except mm.DecodeError:
+        except mm.errors.DecodeError:
             continue
         assert shape is None or result.shape[:2] == shape[:2]
         num_equal += shape is not None
@@ -138,7 +138,7 @@ def test_a_bad_picture_is_refused_as_it_is_without_text(name: str) -> None:
         {"sample": parsed, "decode": decode},
         {"sample": parsed, "decode": decode, "tokens": tokens},
     ):
-        with pytest.raises(mm.DecodeError) as error:
+        with pytest.raises(mm.errors.DecodeError) as error:
             decode_sample(**given)
         messages.add(str(error.value))
     (message,) = messages

@@ -46,11 +46,11 @@ def test_storage_that_fails_is_no_fault_of_a_video(kind: str) -> None:
     content = video_file(kind, num_frames=30)
 
     def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
-        raise mm.StorageError("the server is away")
+        raise mm.errors.StorageError("the server is away")
 
     # The first bytes are there, the others are not.
     for num_first in (0, 1000, len(content) // 2, len(content) - 1):
-        with pytest.raises(mm.StorageError, match="away"):
+        with pytest.raises(mm.errors.StorageError, match="away"):
             mm.VideoDecoder()(mm.LazyBytes(len(content), read_ranges, content[:num_first]))
 
 

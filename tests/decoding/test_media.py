@@ -98,7 +98,7 @@ def test_a_decoder_by_field_takes_its_file_and_keeps_the_name() -> None:
     assert decoded["mp4"] == len(b"not a video")
     assert int(decoded["video"][0, 0, 0, 0]) == 20
     assert decoded["audio"].tolist() == [4]
-    with pytest.raises(mm.DecodeError, match=r"a\.tar\[3\] k: no field wav or flac; it has"):
+    with pytest.raises(mm.errors.DecodeError, match=r"a\.tar\[3\] k: no field wav or flac; it has"):
         decode_sample(sample(**{name: files[name] for name in ("clip__mp4", "mp4")}), decode)
 
 
@@ -125,10 +125,10 @@ def test_videos_are_written_into_the_memory_of_the_batch_where_they_fit() -> Non
 def test_limits_hold_for_all_files_of_a_sample_together() -> None:
     files = {"0__mp4": fake_file(1, 1), "1__mp4": fake_file(2, 1)}  # of 4 x 6 x 3 bytes each
     assert decode_sample(sample(**files), mm.Decode(video=FakeVideoDecoder(max_memory=144)))
-    with pytest.raises(mm.DecodeError, match=r"a\.tar\[3\] k\.1\.mp4: 144 exceeds 143"):
+    with pytest.raises(mm.errors.DecodeError, match=r"a\.tar\[3\] k\.1\.mp4: 144 exceeds 143"):
         decode_sample(sample(**files), mm.Decode(video=FakeVideoDecoder(max_memory=143)))
     recordings = {"0__wav": fake_file(1, 100), "1__wav": fake_file(2, 100)}
-    with pytest.raises(mm.DecodeError, match=r"k\.1\.wav: 2 exceeds 1\.5"):
+    with pytest.raises(mm.errors.DecodeError, match=r"k\.1\.wav: 2 exceeds 1\.5"):
         decode_sample(sample(**recordings), mm.Decode(audio=FakeAudioDecoder(max_seconds=1.5)))
 
 
@@ -167,7 +167,9 @@ def test_draws_are_those_of_the_sample_whether_they_are_planned_or_not() -> None
 
 @pytest.mark.parametrize("name", ["video", "video_row", "video_pts_s", "audio", "audio_length"])
 def test_a_file_named_like_a_field_of_the_decoder_is_refused(name: str) -> None:
-    with pytest.raises(mm.DecodeError, match=f"k.{name}: the decoder makes a field of this name"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=f"k.{name}: the decoder makes a field of this name"
+    ):
         decode_sample(sample(**{name: b"1"}), mm.Decode(video=VIDEO, audio=AUDIO))
     assert decode_sample(sample(**{name: b"1"}), mm.Decode())[name] == b"1"
 

@@ -210,7 +210,7 @@ def test_boxes_that_stick_out_are_cut_and_those_outside_have_no_area_left() -> N
 )
 def test_what_is_no_list_of_boxes_is_a_bad_sample(boxes: Any, reason: str) -> None:
     decode = mm.Decode({"png": ..., "b": mm.Boxes("json.boxes")}, same_geometry=("png", "b"))
-    with pytest.raises(mm.DecodeError, match=rf"s-0\.tar\[0\] 7\.b: {reason}"):
+    with pytest.raises(mm.errors.DecodeError, match=rf"s-0\.tar\[0\] 7\.b: {reason}"):
         decode_sample(sample(json={"boxes": boxes}), decode)
 
 
@@ -230,7 +230,7 @@ def test_a_path_may_collect_any_number_of_boxes(boxes: list[list[int]]) -> None:
 
 def test_a_path_that_finds_no_list_is_a_bad_sample() -> None:
     with pytest.raises(
-        mm.DecodeError, match=r"nothing at json\.objects\.\*: json\.objects holds dict|names"
+        mm.errors.DecodeError, match=r"nothing at json\.objects\.\*: json\.objects holds dict|names"
     ):
         decode_sample(sample(json={"objects": {}}), COLLECTING)
 
@@ -242,7 +242,9 @@ def test_pictures_of_a_group_must_have_one_size(format: str) -> None:
         {"png": mm.ImageDecoder(size=32), "b.png": mm.ImageDecoder()},
         same_geometry=("png", "b.png"),
     )
-    with pytest.raises(mm.DecodeError, match=r"7\.b\.png: it has 81x46 pixels, and .* 81x47"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"7\.b\.png: it has 81x46 pixels, and .* 81x47"
+    ):
         decode_sample(sample(**{"b.png": smaller}), decode)
 
 
@@ -262,7 +264,7 @@ def test_the_picture_of_the_shorthand_may_come_first() -> None:
     marked = np.repeat(CLASSES[:, :, None], 3, 2)
     result = decode_sample(sample(png=png(marked)), decode)
     assert result["mask.png"].shape == (16, 16)
-    with pytest.raises(mm.DecodeError, match="has not exactly one"):
+    with pytest.raises(mm.errors.DecodeError, match="has not exactly one"):
         decode_sample(sample(**{"0.png": png(marked)}), decode)
 
 

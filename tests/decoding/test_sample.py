@@ -127,12 +127,12 @@ ADDRESS = r"^shard-000003\.tar\[17\] 000123\."
 def test_a_bad_field_is_named_with_shard_index_and_key(
     fields: dict[str, bytes], message: str, text: mm.TextDecoder
 ) -> None:
-    with pytest.raises(mm.DecodeError, match=ADDRESS + message):
+    with pytest.raises(mm.errors.DecodeError, match=ADDRESS + message):
         decode_sample(named(fields), mm.Decode(image=mm.ImageDecoder(), text=text))
 
 
 def test_without_lineage_the_key_is_the_address() -> None:
-    with pytest.raises(mm.DecodeError, match=r"^000123\.jpg: empty"):
+    with pytest.raises(mm.errors.DecodeError, match=r"^000123\.jpg: empty"):
         decode_sample(sample(jpg=b""), IMAGES)
 
 
@@ -141,9 +141,11 @@ def test_a_file_cannot_be_a_field_that_a_decoder_makes(text: mm.TextDecoder) -> 
     for name in ("input_ids", "attention_mask", "labels"):
         fields = named({**raw, name: b"7"})
         assert decode_sample(fields, IMAGES)[name] == b"7"
-        with pytest.raises(mm.DecodeError, match=rf"\[17\] 000123\.{name}: .*rename this file"):
+        with pytest.raises(
+            mm.errors.DecodeError, match=rf"\[17\] 000123\.{name}: .*rename this file"
+        ):
             decode_sample(fields, mm.Decode(text=text))
     fields = named({**raw, "image": b"7"})
     assert decode_sample(fields, mm.Decode(text=text))["image"] == b"7"
-    with pytest.raises(mm.DecodeError, match=r"\[17\] 000123\.image: .*rename this file"):
+    with pytest.raises(mm.errors.DecodeError, match=r"\[17\] 000123\.image: .*rename this file"):
         decode_sample(fields, IMAGES)

@@ -48,8 +48,8 @@ def test_a_row_without_segments_stays_as_it_is(row: Any) -> None:
     ("segments", "error", "message"),
     [
         ([], mm.SkipSample, r"json\.segments is empty"),
-        ("all", mm.DecodeError, r"json\.segments is 'all', not a list"),
-        ([3], mm.DecodeError, r"json\.segments\[0\] is 3, not an object"),
+        ("all", mm.errors.DecodeError, r"json\.segments is 'all', not a list"),
+        ([3], mm.errors.DecodeError, r"json\.segments\[0\] is 3, not an object"),
     ],
 )
 def test_an_empty_list_leaves_the_sample_out_and_nonsense_makes_it_bad(

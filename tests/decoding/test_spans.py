@@ -34,7 +34,7 @@ HUGE = 10**400
 )
 def test_a_row_that_states_no_span_is_a_bad_sample(kind: Any, row: dict[str, Any]) -> None:
     with pytest.raises(
-        mm.DecodeError, match=r"start_s=.*, end_s=.*: not a span in seconds"
+        mm.errors.DecodeError, match=r"start_s=.*, end_s=.*: not a span in seconds"
     ) as error:
         kind().plan(FILES[kind](), row)
     assert len(str(error.value)) < 200

@@ -143,14 +143,16 @@ def test_times_follow_a_random_crop_of_a_recording_and_the_sound_of_a_clip() -> 
 )
 def test_what_is_no_time_makes_a_bad_sample(value: Any, message: str) -> None:
     decode = mm.Decode({"t": mm.Times("json.t", follows="wav"), "wav": mm.AudioDecoder()})
-    with pytest.raises(mm.DecodeError, match=rf"a\.tar\[0\] k\.t: {message}"):
+    with pytest.raises(mm.errors.DecodeError, match=rf"a\.tar\[0\] k\.t: {message}"):
         decoded({"t": value}, decode, wav=audio_file("wav", seconds=0.1))
 
 
 def test_times_follow_exactly_one_file() -> None:
     decode = mm.Decode({"t": mm.Times("json.t", follows="audio")}, audio=mm.AudioDecoder())
     data = audio_file("wav", seconds=0.1)
-    with pytest.raises(mm.DecodeError, match=r"k\.t: it follows the span of audio, .* has 2 enc"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"k\.t: it follows the span of audio, .* has 2 enc"
+    ):
         decoded({"t": []}, decode, **{"0.wav": data, "1.wav": data})
     with pytest.raises(mm.ConfigError, match="follows='video', which is no video or recording"):
         mm.Decode({"t": mm.Times("json.t", follows="video")}, audio=mm.AudioDecoder())

@@ -19,7 +19,6 @@ from PIL import Image
 import mmstream as mm
 from mmstream.display.contents import file_kind
 from mmstream.display.markup import player
-from mmstream.display.run_drawing import draw_losses, draw_speed
 from mmstream.display.sample_dict import SampleDict, value_text
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import captioned, jpeg, write_corpus
@@ -399,27 +398,3 @@ def test_pictures_and_masks_by_field_are_shown(tmp_path):
     assert [image.size for image in shown] == [(40, 30), (16, 12)]
     assert shown[1].convert("L").getpixel((14, 6)) > 240
     assert len(parse(mm.show(next(iter(mm.Loader(pipeline))))).images()) == 4
-
-
-# -- charts
-
-
-@pytest.mark.slow
-def test_a_chart_is_a_png_that_is_saved_as_it_is(tmp_path):
-    lines = [
-        {
-            "num_steps": n,
-            "epoch": n // 3,
-            "loss": 1 / (n + 1),
-            "samples_per_s": 9,
-            "wait_fraction": 0,
-        }
-        for n in range(6)
-    ]
-    for drawing in (
-        draw_losses({"one run": lines, "another": lines[:2]}, marks={2: "killed"}),
-        draw_speed(lines),
-    ):
-        assert drawing._repr_png_().startswith(b"\x89PNG")
-        assert drawing.save(tmp_path / "chart.png").read_bytes() == drawing.png
-        assert repr(drawing) == f"<Drawing: {drawing.title}>"

@@ -13,8 +13,9 @@ from typing import Any
 
 import numpy as np
 
-from mmstream import DecodeError, TextDecoder
+from mmstream import TextDecoder
 from mmstream.decoding.text.message_starts import GENERATION
+from mmstream.errors import DecodeError
 from mmstream.train.tokenizer import byte_tokenizer
 
 _SPECIAL = re.compile(

@@ -12,6 +12,7 @@ import torch
 
 import mmstream as mm
 from mmstream.batching.flat import flatten
+from mmstream.decoding.media_shapes import AudioShape, ImageShape, MediaShapes, VideoShape
 from mmstream.integrations import model_inputs
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import assistant, user
@@ -70,7 +71,7 @@ class Row:
             times = tuple(index / 25 for index in indices)
             rate = metadata.sampled_fps
             size = SEEN[name]
-            shapes.append(mm.VideoShape(count, *size, size, times, 25.0, rate, 0.0, tuple(indices)))
+            shapes.append(VideoShape(count, *size, size, times, 25.0, rate, 0.0, tuple(indices)))
         rng = np.random.default_rng(0)
         self.sounds = [
             rng.standard_normal(round(16_000 * s)).astype(np.float32) / 8 for s in audios
@@ -91,11 +92,11 @@ class Row:
             sample |= {f"{i}.{extension}": b"" for i in range(len(media))}
         tokens = family.text(
             sample,
-            mm.MediaShapes(
-                [mm.ImageShape(*PICTURE[name], PICTURE[name]) for _ in self.pictures],
+            MediaShapes(
+                [ImageShape(*PICTURE[name], PICTURE[name]) for _ in self.pictures],
                 shapes,
                 [
-                    mm.AudioShape(len(sound), length, 16_000)
+                    AudioShape(len(sound), length, 16_000)
                     for sound, length in zip(self.sounds, lengths, strict=True)
                 ],
             ),
@@ -183,7 +184,7 @@ def test_a_batch_of_texts_gives_each_tower_a_gradient_of_zero(
     family = make()
     model = model_of(make.__name__, family.tokenizer)
     messages = [user([{"type": "text", "text": "?"}]), assistant("a cat")]
-    tokens = family.text({"json": {"messages": messages}}, mm.MediaShapes())
+    tokens = family.text({"json": {"messages": messages}}, MediaShapes())
     batch = mm.collate([tokens] * 2, pad_token_id=family.text.pad_token_id)
     assert_blank_media_train_nothing(model, batch)
     untrained = [name for name, weight in model.named_parameters() if weight.grad is None]

@@ -137,7 +137,9 @@ def test_a_rank_without_a_good_sample_goes_on_where_one_rank_does(bad_texts: str
     assert global_steps(dealt(pipeline, 4), 4) == expected
     pipeline = pack_pipeline(bad_texts, before=(leave_all_out,), **settings)
     for rank in range(4):
-        with pytest.raises(mm.BadSampleLimitError, match=r"no row has a good sample.*none stays"):
+        with pytest.raises(
+            mm.errors.BadSampleLimitError, match=r"no row has a good sample.*none stays"
+        ):
             next(iter(mm.Loader(pipeline, world=mm.World(rank, 4))))
 
 
@@ -157,7 +159,7 @@ def test_bad_samples_of_packs_are_counted_and_written_down(bad_texts: str, tmp_p
 
 def test_a_run_that_bears_no_bad_sample_stops(bad_texts: str) -> None:
     pipeline = pack_pipeline(bad_texts, bad_samples=mm.BadSamplePolicy(action="raise"))
-    with closing(mm.Loader(pipeline)) as loader, pytest.raises(mm.DecodeError, match="txt"):
+    with closing(mm.Loader(pipeline)) as loader, pytest.raises(mm.errors.DecodeError, match="txt"):
         list(loader)
 
 
@@ -238,7 +240,7 @@ def test_too_many_samples_that_are_too_long_stop_a_run(tmp_path: Path) -> None:
     policy = lenient(min_samples=10, max_length_error_fraction=0.01)
     with (
         closing(mm.Loader(pack_pipeline(folder, bad_samples=policy))) as loader,
-        pytest.raises(mm.BadSampleLimitError, match="max_length_error_fraction"),
+        pytest.raises(mm.errors.BadSampleLimitError, match="max_length_error_fraction"),
     ):
         list(loader)
 

@@ -44,10 +44,10 @@ class Raises:
 def test_errors_keep_class_and_message_and_the_loader_goes_on_after_them(tmp_path, num_workers):
     corpus = write_corpus(tmp_path / "corpus", [20, 20])
     for kind in (
-        mm.ShardError,
-        mm.StorageError,
+        mm.errors.ShardError,
+        mm.errors.StorageError,
         mm.ConfigError,
-        mm.BadSampleLimitError,
+        mm.errors.BadSampleLimitError,
         NameError,
         MemoryError,
     ):
@@ -71,7 +71,7 @@ def test_a_limit_passed_in_the_main_process_leaves_the_workers_usable(tmp_path):
         bad_samples=policy(max_consecutive=3),
     )
     loader = mm.Loader(pipeline, num_workers=1)
-    with pytest.raises(mm.BadSampleLimitError, match="4 bad samples in a row"):
+    with pytest.raises(mm.errors.BadSampleLimitError, match="4 bad samples in a row"):
         list(loader)
     state = loader.state_dict()
     assert state["step"] == 1

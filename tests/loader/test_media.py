@@ -13,6 +13,7 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.decoding.media_shapes import VideoShape
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
 from mmstream.train.tokenizer import byte_tokenizer
@@ -137,7 +138,7 @@ def test_a_bad_video_stops_or_masks_as_the_policy_says(dataset: mm.Dataset) -> N
             mm.Pipeline(dataset, global_batch_size=13, decode=decode(), bad_samples=policy)
         )
 
-    with pytest.raises(mm.DecodeError, match=r"\.0\.mp4: (plan|decode) refuses it"):
+    with pytest.raises(mm.errors.DecodeError, match=r"\.0\.mp4: (plan|decode) refuses it"):
         list(loader("raise"))
     batches = list(loader("mask"))
     assert sum((~batch["__valid__"]).sum().item() for batch in batches) == len(BAD)
@@ -198,7 +199,7 @@ def test_rows_that_wait_for_storage_wait_side_by_side(tmp_path: Path) -> None:
 
 
 def test_tokens_of_a_video_are_those_of_its_frames(dataset: mm.Dataset) -> None:
-    def length(shape: mm.VideoShape) -> int:
+    def length(shape: VideoShape) -> int:
         return 2 * shape.num_frames
 
     def with_text(sample: dict[str, Any]) -> dict[str, Any]:

@@ -57,7 +57,7 @@ def test_a_step_that_fails_in_a_worker_fails_as_everywhere(corpus, tmp_path):
     for path in copy.glob("*.tar"):
         os.truncate(path, 512)
     truncated = make_pipeline(str(copy), bad_samples=mm.BadSamplePolicy(shards=False))
-    with pytest.raises(mm.ShardError, match="truncated"):
+    with pytest.raises(mm.errors.ShardError, match="truncated"):
         next(iter(mm.Loader(truncated, num_workers=1)))
 
 

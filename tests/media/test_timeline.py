@@ -30,7 +30,7 @@ def test_frames_in_front_of_the_first_key_are_not_counted() -> None:
 
 @pytest.mark.parametrize("keys", [[], [1]])
 def test_a_video_without_a_frame_that_is_shown_is_a_bad_one(keys: list[int]) -> None:
-    with pytest.raises(mm.DecodeError, match="has no frame"):
+    with pytest.raises(mm.errors.DecodeError, match="has no frame"):
         without_undecodable_start(timeline([0, 1, 2], keys, [True, False, False]))
 
 
@@ -38,7 +38,7 @@ def test_files_that_were_joined_byte_by_byte_are_refused() -> None:
     """Their times start anew. By time, frames of one part would stand between those of another."""
     part = video_file("ts", num_frames=20, b_frames=2)
     assert len(mm.VideoDecoder()(part)) == 20
-    with pytest.raises(mm.DecodeError, match=r"jump by -1\.90 s at frame 20,"):
+    with pytest.raises(mm.errors.DecodeError, match=r"jump by -1\.90 s at frame 20,"):
         mm.VideoDecoder()(part + part)
 
 
@@ -64,5 +64,5 @@ def test_frames_before_the_first_key_are_left_out_where_a_cut_has_removed_their_
 
 @pytest.mark.parametrize("pts", [[None, 0, 1], [0, 1, None], [0, 4, None, 2]])
 def test_packets_without_times_are_refused_elsewhere(pts: list[int | None]) -> None:
-    with pytest.raises(mm.DecodeError, match="its packets have no times"):
+    with pytest.raises(mm.errors.DecodeError, match="its packets have no times"):
         demuxed(pts, [0])

@@ -137,7 +137,7 @@ def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder,
     assert wrong == hit
     assert fetcher.pop_wrong_reads() == len(hit)
     for index in wrong:
-        assert isinstance(outcomes[index], mm.ChecksumError)
+        assert isinstance(outcomes[index], mm.errors.ChecksumError)
         assert str(outcomes[index]) == f"shard-000003.tar[{index}] bytes unlike their checksum"
 
 
@@ -194,7 +194,7 @@ def test_random_access_reads_again_and_then_raises(folder, tmp_path):
     damage(folder, 0, 4)
     start = int(offsets(folder, 0)[4])
     flipped = watched(mm.open_dataset(folder))
-    with pytest.raises(mm.ChecksumError, match=r"^shard-000000\.tar\[4\] "):
+    with pytest.raises(mm.errors.ChecksumError, match=r"^shard-000000\.tar\[4\] "):
         flipped[4]
     assert len([one for one in flipped.store.ranges if one[1] == start]) == MAX_SAMPLE_READS
 
@@ -204,7 +204,7 @@ def test_the_stream_for_webdataset_reads_again_too(folder, tmp_path):
     flipped, _ = watched_pipeline(pipeline, BitFlips(tmp_path / "flips"))
     assert list(flipped.as_webdataset()) == list(pipeline.as_webdataset())
     damage(folder, 3, 8)
-    with pytest.raises(mm.ChecksumError, match=r"shard-000003\.tar\[8\]"):
+    with pytest.raises(mm.errors.ChecksumError, match=r"shard-000003\.tar\[8\]"):
         list(make_pipeline(folder).as_webdataset())
 
 
@@ -227,11 +227,13 @@ def test_checksums_that_are_lost_or_damaged_are_read_again_and_then_an_error(fol
     else:
         path.write_bytes(content)
     dataset = watched(mm.open_dataset(folder))
-    with pytest.raises(mm.ShardError, match=r"shard-000003\.tar.*mmstream index --checksums"):
+    with pytest.raises(
+        mm.errors.ShardError, match=r"shard-000003\.tar.*mmstream index --checksums"
+    ):
         dataset.offsets(3)
     requests = [one for one in dataset.store.range_reads if one[0][0] == "shard-000003.tar.idx"]
     assert len(requests) == MAX_INDEX_READS
-    with pytest.raises(mm.ShardError, match=r"shard-000003\.tar"):
+    with pytest.raises(mm.errors.ShardError, match=r"shard-000003\.tar"):
         list(mm.Loader(make_pipeline(folder)))
 
 
@@ -249,7 +251,9 @@ def test_of_an_index_larger_than_memory_no_more_is_read_than_an_index_has(folder
     assert mm.open_dataset(folder).offsets(3).tolist() == right.tolist()  # the checksums fit it
     dataset = watched(mm.open_dataset(folder, checksums=False))
     dataset.has_checksums = False
-    with pytest.raises(mm.ShardError, match=r"shard-000003\.tar\.idx: 1099511627776 bytes, but"):
+    with pytest.raises(
+        mm.errors.ShardError, match=r"shard-000003\.tar\.idx: 1099511627776 bytes, but"
+    ):
         dataset.offsets(3)
     assert set(dataset.store.ranges) == {("shard-000003.tar.idx", 0, 328)}
 
@@ -258,7 +262,7 @@ def test_a_manifest_with_more_samples_than_bytes_is_refused_before_memory_is_tak
     dataset = mm.open_dataset(folder)
     shards = [replace(info, num_samples=1 << 45) for info in dataset.manifest.shards]
     dataset = watched(mm.Dataset(replace(dataset.manifest, shards=tuple(shards)), dataset.store))
-    with pytest.raises(mm.ShardError, match="cannot hold"):
+    with pytest.raises(mm.errors.ShardError, match="cannot hold"):
         dataset.offsets(0)
     assert dataset.store.ranges == []
 

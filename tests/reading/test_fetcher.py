@@ -107,6 +107,6 @@ def test_an_absent_shard_is_asked_for_once_and_not_sample_by_sample(tmp_path):
     dataset.offsets(0)
     (tmp_path / dataset.name_of(0)).unlink()
     held = Fetcher(dataset, zero_copy=False).fetch([(0, index) for index in range(100)])
-    assert all(isinstance(held.take(position), mm.ShardError) for position in range(100))
+    assert all(isinstance(held.take(position), mm.errors.ShardError) for position in range(100))
     (request,) = requests_of_tars(dataset.store)
     assert len(request) == 1

@@ -297,7 +297,7 @@ def test_a_shard_that_changes_while_it_is_read_is_an_error(
                 change(tmp_path)
             return super().__call__(data)
 
-    with pytest.raises(mm.ShardError, match=r"shard-000000\.tar"):
+    with pytest.raises(mm.errors.ShardError, match=r"shard-000000\.tar"):
         pipeline_of(folder, ChangesShard(), shuffle=False).take(4)
     assert num_calls <= MAX_SAMPLE_READS
 
@@ -312,10 +312,10 @@ def test_a_shard_that_changes_while_it_is_read_is_an_error(
 def test_storage_that_fails_stops_the_run(folder: str) -> None:
     def change(name: str, bounds: tuple[int, int] | None, answer: Any) -> Any:
         is_frame = bounds is not None and bounds[0] > VIDEO_BYTES // 2
-        return mm.StorageError("away") if name.endswith(".tar") and is_frame else answer
+        return mm.errors.StorageError("away") if name.endswith(".tar") and is_frame else answer
 
     pipeline, _ = watched_pipeline(pipeline_of(folder, shuffle=False), change, maps_files=False)
-    with pytest.raises(mm.StorageError, match="away"):
+    with pytest.raises(mm.errors.StorageError, match="away"):
         pipeline.take(4)
 
 

@@ -9,7 +9,7 @@ import pytest
 
 from mmstream.errors import StorageError
 from mmstream.storage import open_store
-from mmstream.storage.local import EARLY_BYTES, create_file, remove_temporaries
+from mmstream.storage.local import create_file, remove_temporaries
 
 
 def names(folder):
@@ -83,23 +83,3 @@ def test_what_killed_writers_left_is_removed_by_its_final_name(tmp_path):
     remove_temporaries(tmp_path, r"shard-\d+\.tar(\.idx)?")
     assert names(tmp_path) == sorted(stays)
     remove_temporaries(tmp_path / "absent", "a")
-
-
-@pytest.mark.skipif(not hasattr(os, "posix_fadvise"), reason="only where the disk can be told")
-@pytest.mark.parametrize("error", [None, OSError(22, "Invalid argument")])
-def test_large_pieces_go_to_the_disk_before_the_file_is_complete(tmp_path, monkeypatch, error):
-    told = []
-
-    def fadvise(_fd, start, num_bytes, _advice):
-        told.append((start, num_bytes))
-        if error is not None:
-            raise error
-
-    monkeypatch.setattr(os, "posix_fadvise", fadvise)
-    large = EARLY_BYTES
-    pieces = [b"a" * 100, b"b" * (2 * large), b"c" * large, b"d" * (large - 1), b"e"]
-    with create_file(tmp_path / "a.tar") as file:
-        for piece in pieces:
-            assert file.write(piece) == len(piece)
-    assert (tmp_path / "a.tar").read_bytes() == b"".join(pieces)
-    assert told == [(100, 2 * large), (100 + 2 * large, large)]

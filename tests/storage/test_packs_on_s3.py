@@ -110,16 +110,6 @@ def test_a_measure_reads_the_facts_and_hardly_any_of_the_shards(
     assert gets["tar"] <= 4 * len(COUNTS)  # samples compared with their files
 
 
-def test_converted_facts_on_the_server_are_those_of_a_folder(s3: str, tmp_path: Path) -> None:
-    rows = [{"id": str(i), "text": "word " * (i % 9)} for i in range(30)]
-    destinations = (str(tmp_path / "converted"), f"{s3}/converted")
-    for url in destinations:
-        mm.convert(rows, url, samples_per_shard=10, num_workers=0, progress=False, facts=True)
-    local, remote = map(files_of, destinations)
-    assert len(local) == 3
-    assert local == remote
-
-
 @pytest.mark.slow
 def test_packs_behind_faults_are_those_of_a_local_disk(
     planned: tuple[str, str], proxy: FaultProxy

@@ -215,7 +215,7 @@ def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
     [path] = (tmp_path / "shards").glob("*.tar")
     with path.open("r+b") as file:
         file.write(same_size(path.read_bytes()))
-    with pytest.raises(mm.ChecksumError):
+    with pytest.raises(mm.errors.ChecksumError):
         next(batches)
 
 

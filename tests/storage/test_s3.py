@@ -83,9 +83,9 @@ def test_plain_tars_open_once_they_are_indexed(prefix, tmp_path):
     for number, name in enumerate(("a.tar", "deep/b.tar")):
         write_shard(prefix, name, [(f"{number}{i}", captioned(i)) for i in range(3)])
         open_store(prefix).remove(index_name(name))
-    with pytest.raises(mm.ManifestError, match=f"no index.*`mmstream index {prefix}`"):
+    with pytest.raises(mm.errors.ManifestError, match=f"no index.*`mmstream index {prefix}`"):
         mm.open_dataset(f"{prefix}/a.tar")
-    with pytest.raises(mm.ManifestError, match="mmstream index"):
+    with pytest.raises(mm.errors.ManifestError, match="mmstream index"):
         mm.open_dataset(prefix)
 
     index_tars(prefix, output=tmp_path / "indexes", progress=False)  # where one may not write
@@ -99,7 +99,7 @@ def test_plain_tars_open_once_they_are_indexed(prefix, tmp_path):
 
 
 def test_an_empty_prefix_is_no_dataset(prefix):
-    with pytest.raises(mm.ManifestError, match="neither"):
+    with pytest.raises(mm.errors.ManifestError, match="neither"):
         mm.open_dataset(prefix)
 
 
@@ -179,9 +179,11 @@ def test_a_truncated_shard_is_told_from_failing_storage(prefix):
     store.write(name, store.read(name)[:cut])
     dataset = mm.open_dataset(prefix)
     for index in (4, 5):
-        with pytest.raises(mm.ShardError, match=f"was indexed: its size was .* and is {cut}"):
+        with pytest.raises(
+            mm.errors.ShardError, match=f"was indexed: its size was .* and is {cut}"
+        ):
             dataset[index]
-    with pytest.raises(mm.ShardError, match="is not the shard that was indexed"):
+    with pytest.raises(mm.errors.ShardError, match="is not the shard that was indexed"):
         batches(make_pipeline(prefix, global_batch_size=4))
 
 
@@ -240,7 +242,7 @@ def test_a_broken_off_conversion_is_refused_and_then_completed(rows, prefix, tmp
     monkeypatch.setattr(RemoteStore, "create", breaking)
     with pytest.raises(KeyboardInterrupt):
         mm.convert(rows, prefix, **options)
-    with pytest.raises(mm.ManifestError, match="mmstream convert"):
+    with pytest.raises(mm.errors.ManifestError, match="mmstream convert"):
         mm.open_dataset(prefix)
     mm.convert(rows, prefix, **options)
     assert created.count("shard-000000.tar") == created.count("shard-000001.tar") == 1

@@ -347,16 +347,6 @@ def test_a_bucket_is_followed_to_its_region(says_region):
     )
 
 
-def test_a_range_past_the_end_says_the_present_object():
-    def answer(request):
-        if request.method == "HEAD":
-            return reply(body=DATA[:2], headers={"ETag": '"e2"'})
-        return ranged(request, DATA[:2])
-
-    data, stat, _ = ask(answer)
-    assert (data, stat) == (b"", ObjectStat(2, "e2"))
-
-
 def test_a_server_without_ranges_is_refused():
     with pytest.raises(RequestError, match="does not know ranges") as caught:
         ask(with_object(reply(body=DATA)))

@@ -9,7 +9,7 @@ import math
 import random
 import weakref
 from dataclasses import replace
-from itertools import count, pairwise
+from itertools import count
 from statistics import median
 
 import numpy as np
@@ -120,18 +120,6 @@ async def test_no_more_requests_are_in_flight_than_permits():
     async with Store(limits=fixed(8)) as store:
         await asyncio.gather(*store.submit_many(100))
         assert store.client.max_open == 8
-
-
-@in_virtual_time
-async def test_other_things_get_their_turn_while_requests_are_sent():
-    async with Store(limits=fixed(64)) as store:
-        futures = store.submit_many(100, deadline=lambda i: 0)
-        num_open = [0]
-        while num_open[-1] < 64:
-            await asyncio.sleep(0)
-            num_open.append(store.client.num_open)
-        assert max(after - before for before, after in pairwise(num_open)) <= 4
-        await asyncio.gather(*futures)
 
 
 @in_virtual_time
@@ -283,32 +271,6 @@ async def test_requests_in_flight_are_as_many_as_bring_more(
     async with Store(answer, link_rate=link_rate) as store:
         await measured_rates(store, num_seconds)
         assert least <= store.transfers._in_flight.limit <= most
-
-
-@in_virtual_time
-async def test_more_requests_are_in_flight_only_while_ranges_are_queued():
-    async with Store() as store:
-        for _ in range(20):
-            await asyncio.gather(*store.submit_many(40))
-        assert store.client.max_open == 40
-        assert store.transfers._in_flight.limit == 64
-
-
-@in_virtual_time
-async def test_a_link_that_is_busy_at_times_is_no_reason_for_many_requests():
-    rng = random.Random(0)
-    async with Store(link_rate=500e3) as store:
-
-        async def change_link():
-            while True:
-                store.client.link_rate = 500e3 * rng.uniform(0.4, 1.6)
-                await asyncio.sleep(rng.uniform(0.2, 1))
-
-        others = asyncio.create_task(change_link())
-        await measured_rates(store, 12)
-        others.cancel()
-        await asyncio.wait([others])
-        assert store.client.max_open < 250  # doublings led to 512
 
 
 @in_virtual_time
@@ -700,18 +662,6 @@ async def test_an_outage_is_no_lack_of_memory(comes_back):
                 assert store.seconds >= answered + KILO.memory_s
 
 
-@in_virtual_time
-async def test_a_lack_of_memory_begins_with_the_first_refusal():
-    async with Store() as store:
-        with store.transfers.needed(0):
-            await asyncio.sleep(2 * KILO.memory_s)
-            refused = asyncio.get_running_loop().time()
-            assert not store.transfers.lacks_memory(0, refused)
-            await asyncio.sleep(KILO.memory_s)
-            assert store.transfers.lacks_memory(0, refused)
-            assert not store.transfers.lacks_memory(1, refused)
-
-
 async def warm_up(store, num_ranges=100):
     """Measure first bytes and rates, and earn what may be sent again."""
     await asyncio.gather(*store.submit_many(num_ranges, deadline=lambda i: 0))
@@ -738,16 +688,6 @@ async def test_a_late_range_is_sent_again_from_its_byte(fault):
         first, second = store.client.sent
         assert second.start == 5 + first.num_bytes
         assert first.is_closed
-
-
-@in_virtual_time
-async def test_a_late_range_never_goes_on_with_bytes_of_another_object():
-    async with Store() as store:
-        await warm_up(store)
-        stops = Answer(rate=40e3, stops_after=1000)
-        store.client.answer = answer_once(stops, Answer(rate=40e3, version="v2"))
-        with pytest.raises(ReplacedError):
-            await store.submit(5)
 
 
 @pytest.mark.parametrize("is_away", [False, True])

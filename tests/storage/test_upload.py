@@ -350,23 +350,7 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(s3, tmp_path):
 
 
 @pytest.mark.s3
-def test_uploads_under_a_prefix_are_removed_by_the_names_of_their_objects(s3, tmp_path):
-    store = open_store(f"{s3}/{tmp_path.name}")
-    names = ["shard-1.tar", "shard-1.tar", "shard-2.tar", "reports/1.json", "mine.tar"]
-    for name in names:
-        store._send(store.url_of(name), "create_multipart_upload")
-    beside = open_store(f"{store.url}-2")
-    beside._send(beside.url_of("shard-1.tar"), "create_multipart_upload")
-    store.remove_uploads(r"shard-\d\.tar|reports/\d\.json")
-    keys = [left["Key"].rpartition("/")[2] for left in uploads_of(store)]
-    assert sorted(keys) == ["mine.tar", "shard-1.tar"]
-    for each in (store, beside):
-        each.remove_uploads(".*")
-    assert not uploads_of(store)
-
-
 @pytest.mark.slow
-@pytest.mark.s3
 def test_parts_that_break_and_a_server_that_goes_away_change_no_byte(s3, tmp_path, monkeypatch):
     data = data_of(4 * upload.PART_BYTES)
     broken_parts = Faults(reset=1, methods=("PUT",))

@@ -95,9 +95,9 @@ def test_an_index_of_another_program_that_misses_samples_is_refused(
     if place == "local" or len(data) > 10_240:  # elsewhere only the sizes are compared
         pipeline = mm.Pipeline(mm.open_dataset(url), global_batch_size=1)
         for read in (lambda: mm.open_dataset(url)[0], lambda: next(iter(mm.Loader(pipeline)))):
-            with pytest.raises(mm.ShardError, match=reason):
+            with pytest.raises(mm.errors.ShardError, match=reason):
                 read()
-    with pytest.raises(mm.ShardError, match=reason):
+    with pytest.raises(mm.errors.ShardError, match=reason):
         index_tars(url, progress=False)
     if data is not IN_PIECES:
         index_tars(url, overwrite=True, progress=False)
@@ -159,7 +159,7 @@ def test_what_is_no_tar_behind_the_end_is_left_out_with_a_warning(
 
 def test_a_cut_member_behind_the_end_is_an_error(tmp_path: Path) -> None:
     (tmp_path / "x.tar").write_bytes(A + B[:512])
-    with pytest.raises(mm.ShardError, match=r"x\.tar: truncated: 'b\.txt' at byte 10240"):
+    with pytest.raises(mm.errors.ShardError, match=r"x\.tar: truncated: 'b\.txt' at byte 10240"):
         mm.open_dataset(tmp_path)
 
 

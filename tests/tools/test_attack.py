@@ -36,7 +36,7 @@ def test_attacks_are_held_off() -> None:
 
 
 def refuse(_folder: Path) -> None:
-    raise mm.ManifestError("mmstream.json: impossible")
+    raise mm.errors.ManifestError("mmstream.json: impossible")
 
 
 def goes_on(_folder: Path) -> None:

@@ -141,7 +141,7 @@ def test_the_judge_sees_a_row_that_is_too_long_and_a_pack_that_changes(tmp_path:
 
 def test_a_failure_says_how_to_repeat_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def broken(*_: object) -> None:
-        raise mm.ShardError("a shard")
+        raise mm.errors.ShardError("a shard")
 
     monkeypatch.setattr(random_trial, "judge", broken)
     with pytest.raises(AssertionError, match=r"seed 3: ShardError: a shard\n"):

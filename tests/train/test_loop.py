@@ -67,14 +67,6 @@ def test_max_steps_ends_a_run_alone_and_otherwise_whichever_comes_first(
     assert result.state == {"epoch": num_steps // 4, "step": num_steps % 4}
 
 
-def test_a_finished_run_has_nothing_left_to_do(tmp_path: Path) -> None:
-    fit_here(config(tmp_path))
-    result, loader = fit_here(config(tmp_path))
-    assert (result.num_steps, result.resumed_from, result.final_loss) == (8, 8, None)
-    assert loader.asked == 0
-    assert len(metrics(tmp_path)) == 8
-
-
 @pytest.mark.parametrize("has_log_dir", [False, True])
 def test_a_run_without_a_folder_for_metrics_says_so_once(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, has_log_dir: bool

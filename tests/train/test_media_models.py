@@ -159,7 +159,7 @@ def test_micro_batches_change_nothing(material: Path, name: str) -> None:
 
 
 def refused(folder: Path, name: str, out: str, **changes: Any) -> str:
-    with pytest.raises((mm.ConfigError, mm.BadSampleLimitError)) as caught:
+    with pytest.raises((mm.ConfigError, mm.errors.BadSampleLimitError)) as caught:
         run(folder, name, out, max_steps=1, **changes)
     message = str(caught.value)
     assert "\n" not in message

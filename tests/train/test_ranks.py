@@ -285,12 +285,6 @@ def test_the_validation_loss_is_the_mean_over_all_valid_rows(
     assert on_one[-1]["loss"] == pytest.approx(total / weight, rel=1e-5)
 
 
-def test_validation_leaves_the_training_alone(alone: Path, corpus: str, tmp_path: Path) -> None:
-    train(corpus, tmp_path, checkpoint_every=1000, max_steps=12)
-    for name in ("keys", "loss"):
-        assert curve(tmp_path, name) == curve(alone / "tiny", name)[:12]
-
-
 def test_a_signal_to_one_rank_stops_all_at_the_same_step(played: Path, alone: Path) -> None:
     for rank in range(2):
         summary = json.loads((played / f"stopped-{rank}.json").read_text())

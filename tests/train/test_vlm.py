@@ -126,14 +126,6 @@ def test_padding_does_not_matter(options: dict[str, Any]) -> None:
     assert padded[1] == weight
 
 
-def test_one_image_a_sample_needs_no_rows() -> None:
-    model = vlm()
-    batch = batch_of([sample(row, 1) for row in range(3)])
-    assert "image_row" not in batch
-    parts = [model(part)[0] for part in mm.split_rows(batch, 3)]
-    torch.testing.assert_close(model(batch)[0], sum(parts))
-
-
 @pytest.mark.parametrize("images", [[], None, torch.empty(0, 3, SIZE, SIZE)])
 def test_without_images_every_parameter_takes_part(images: Any) -> None:
     model = vlm()

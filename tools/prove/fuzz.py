@@ -283,7 +283,7 @@ def _parsers(folder: Path) -> dict[str, Parser]:
 
     def parse_mixture(data: bytes) -> None:
         mixture_file.write_bytes(data)
-        mm.open_mixture(mixture_file)
+        mm.Mixture.open(mixture_file)
 
     def parse_state(data: bytes) -> None:
         try:

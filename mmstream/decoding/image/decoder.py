@@ -176,8 +176,9 @@ class ImageDecoder:
             results of its earlier images count. The default is 640 MiB: enough for a baseline JPEG
             of `max_pixels`, or a PNG of 96 megapixels (docs/decoder-safety.md).
         timeout_s: Seconds that decoding the images of one sample may take, all together. A sample
-            that takes longer is bad, and has an `mmstream.TimeoutError`. One call of a C library
-            cannot be interrupted, so the limits above keep such calls short. None: no limit.
+            that takes longer is bad, and has an `mmstream.errors.TimeoutError`. One call of a C
+            library cannot be interrupted, so the limits above keep such calls short. None: no
+            limit.
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message

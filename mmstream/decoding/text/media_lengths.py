@@ -21,8 +21,7 @@ from typing import Any, TypeAlias
 import numpy as np
 
 from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.media_shapes import AudioShape, VideoShape
-from mmstream.decoding.text.placeholders import MediaText
+from mmstream.decoding.media_shapes import AudioShape, MediaText, VideoShape
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.wrong_arguments import PositiveInt, checked
 
@@ -321,7 +320,7 @@ def qwen_omni_video_length(
         counts time by the rate that it is asked for, whatever was taken of a video.
 
     Examples:
-        >>> from mmstream import AudioShape
+        >>> from mmstream.decoding.media_shapes import AudioShape
         >>> length = qwen_omni_video_length()
         >>> shape = VideoShape(
         ...     num_frames=6, height=56, width=84, picture=(60, 90), fps=30.0, sampled_fps=2.0,
@@ -372,7 +371,7 @@ def qwen3_omni_video_length(
         with ``audio_length=mm.qwen3_omni_audio_length()``.
 
     Examples:
-        >>> from mmstream import AudioShape
+        >>> from mmstream.decoding.media_shapes import AudioShape
         >>> length = qwen3_omni_video_length()
         >>> shape = VideoShape(
         ...     num_frames=4, height=64, width=96, picture=(60, 90), fps=30.0, sampled_fps=2.0,

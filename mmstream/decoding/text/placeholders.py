@@ -22,32 +22,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.fields import audio_fields, image_fields, video_fields
-from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.media_shapes import MediaShapes, MediaText
 from mmstream.decoding.text.chat import Message, Span, flatten
 from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.media.types import kind_of
-
-
-class MediaText(NamedTuple):
-    """A text that takes the place of a medium's token, such as one with times between the frames.
-
-    Examples:
-        Two moments of a video, of which each takes 6 tokens:
-
-        >>> marked = "<|vision_start|><|video_pad|><|vision_end|>"
-        >>> media = MediaText(f"<0.2 seconds>{marked}<1.2 seconds>{marked}", lengths=(6, 6))
-        >>> media.text.count("<|video_pad|>") == len(media.lengths)
-        True
-    """
-
-    text: str
-    """The text, with the medium's own token once for each entry of `lengths`."""
-    lengths: Sequence[int]
-    """How many tokens each of these becomes, from 1 up."""
-    audio_lengths: Sequence[int] = ()
-    """Of a video whose sound stands between its frames: how many tokens each token of audio in the
-    text becomes. The text then has no other place for that sound."""
-
 
 Ids = NDArray[np.int64]
 

@@ -216,8 +216,8 @@ class VideoDecoder:
             results count, and those of the sample's earlier videos. The default is 2 GiB.
         timeout_s: Seconds of processor time that decoding the videos of one sample may take, all
             together. It is a last resort: the limits above hold on every machine alike. A sample
-            that takes longer is bad, and has an `mmstream.TimeoutError`. The default is a minute.
-            None: no limit.
+            that takes longer is bad, and has an `mmstream.errors.TimeoutError`. The default is a
+            minute. None: no limit.
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message

@@ -96,7 +96,7 @@ def test_channels_can_be_kept_repeated_and_mixed() -> None:
     surround = np.arange(48, dtype=np.int16).reshape(8, 6) * 100
     mixed = mm.AudioDecoder()(wav(surround))
     np.testing.assert_allclose(mixed, surround.mean(axis=1) / 2**15, rtol=1e-6)
-    with pytest.raises(mm.DecodeError, match="has 6 channels, and channels=2 was asked for"):
+    with pytest.raises(mm.errors.DecodeError, match="has 6 channels, and channels=2 was asked for"):
         mm.AudioDecoder(channels=2)(wav(surround))
 
 
@@ -159,7 +159,7 @@ def test_the_sound_of_a_video_is_decoded(kind: str) -> None:
     data = video_file(kind, audio_codec="aac")
     samples = mm.AudioDecoder()(data)
     assert abs(len(samples) / 16_000 - 1.2) < 0.05
-    with pytest.raises(mm.DecodeError, match="has no audio in it"):
+    with pytest.raises(mm.errors.DecodeError, match="has no audio in it"):
         mm.AudioDecoder()(video_file(kind))
 
 

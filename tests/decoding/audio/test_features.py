@@ -105,7 +105,9 @@ def test_int16_samples_have_the_features_of_their_floats() -> None:
 def test_a_recording_that_is_too_long_is_refused_or_cut_when_asked() -> None:
     data = audio_file("wav", seconds=31.0)
     decoder = mm.AudioDecoder(features=mm.WhisperFeatures())
-    with pytest.raises(mm.DecodeError, match=r"audio of 31.00 s is longer than the features' 30 s"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"audio of 31.00 s is longer than the features' 30 s"
+    ):
         decoder.plan(data)
     cut = mm.AudioDecoder(features=mm.WhisperFeatures(), duration_s=30)
     expected = extracted(mm.AudioDecoder()(data), 80).input_features[0]  # which cuts it too

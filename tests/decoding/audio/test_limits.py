@@ -26,7 +26,7 @@ def recording(kind: str) -> bytes:
 @pytest.mark.parametrize("share", [0.02, 0.5, 0.8])
 def test_a_recording_that_is_cut_is_refused(kind: str, share: float) -> None:
     data = recording(kind)
-    with pytest.raises(mm.DecodeError, match=r"truncated|damaged|not those of a known"):
+    with pytest.raises(mm.errors.DecodeError, match=r"truncated|damaged|not those of a known"):
         NATIVE(data[: int(share * len(data))])
 
 
@@ -41,7 +41,7 @@ def test_damage_gives_samples_or_a_reason_and_never_another_error(kind: str) -> 
         span = draws.choice([None, (0.5, 1.0)])
         try:
             samples = NATIVE(bytes(damaged), span=span)
-        except mm.DecodeError:
+        except mm.errors.DecodeError:
             continue
         assert np.isfinite(samples).all()
 
@@ -62,7 +62,7 @@ def test_damage_gives_samples_or_a_reason_and_never_another_error(kind: str) -> 
     ids=["empty", "text", "no samples", "cut", "slow", "fast", "nan", "infinite", "below all"],
 )
 def test_odd_files_are_refused_with_their_reason(data: bytes, reason: str) -> None:
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         NATIVE(data)
 
 
@@ -70,9 +70,11 @@ def test_a_flac_that_claims_to_last_for_weeks_is_refused() -> None:
     """To decode as much as it claims would take longer than the limit of this test."""
     data = bytearray(audio_file("flac"))
     data[21:26] = bytes([data[21] | 0x0F, 255, 255, 255, 255])
-    with pytest.raises(mm.DecodeError, match=r"audio of 4294967.3 s exceeds max_duration_s=3600"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"audio of 4294967.3 s exceeds max_duration_s=3600"
+    ):
         NATIVE(bytes(data))
-    with pytest.raises(mm.DecodeError, match="damaged or truncated: its header promises"):
+    with pytest.raises(mm.errors.DecodeError, match="damaged or truncated: its header promises"):
         NATIVE(bytes(data), span=(0.0, 5.0))
 
 
@@ -87,16 +89,16 @@ def test_a_recording_with_a_gap_in_its_times_is_refused() -> None:
             frame.time_base = Fraction(1, 16_000)
             out.mux(stream.encode(frame))
         out.mux(stream.encode(None))
-    with pytest.raises(mm.DecodeError, match=r"its audio has a gap of 1.00 s at 2.00 s"):
+    with pytest.raises(mm.errors.DecodeError, match=r"its audio has a gap of 1.00 s at 2.00 s"):
         NATIVE(file.getvalue())
 
 
 def test_limits_of_bytes_and_seconds_hold() -> None:
     data = audio_file("wav", seconds=2.0)
-    with pytest.raises(mm.DecodeError, match=r"audio of \d+ bytes exceeds max_bytes=1000"):
+    with pytest.raises(mm.errors.DecodeError, match=r"audio of \d+ bytes exceeds max_bytes=1000"):
         mm.AudioDecoder(max_bytes=1000)(data)
     short = mm.AudioDecoder(max_duration_s=1.5)
-    with pytest.raises(mm.DecodeError, match=r"audio of 2.0 s exceeds max_duration_s=1.5"):
+    with pytest.raises(mm.errors.DecodeError, match=r"audio of 2.0 s exceeds max_duration_s=1.5"):
         short(data)
     assert len(short(data, span=(0.5, 2.0))) == 24_000
 
@@ -107,12 +109,14 @@ def test_the_recordings_of_a_sample_share_its_limits() -> None:
     limits = decoder.start_limits()
     first = decoder.decode(data, limits=limits)
     limits = limits.holding(first.num_samples / 16_000)
-    with pytest.raises(mm.DecodeError, match=r"audio of 2.0 s after 2.0 s of the sample's other"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"audio of 2.0 s after 2.0 s of the sample's other"
+    ):
         decoder.plan(data, limits=limits)
 
 
 def test_a_result_with_too_many_channels_is_refused() -> None:
-    with pytest.raises(mm.DecodeError, match=r"and 200 channels needs 131,835 MiB"):
+    with pytest.raises(mm.errors.DecodeError, match=r"and 200 channels needs 131,835 MiB"):
         check_result(48_000 * 3600, 200)
 
 
@@ -120,5 +124,5 @@ def test_a_result_with_too_many_channels_is_refused() -> None:
 def test_the_end_of_the_time_ends_the_work(kind: str) -> None:
     limits = AudioLimits.start(3600.0, 1e-9)
     assert NATIVE.plan(audio_file("wav"), limits=limits)  # reading numbers takes no time
-    with pytest.raises(mm.TimeoutError, match="decoding takes longer than timeout_s=1e-09"):
+    with pytest.raises(mm.errors.TimeoutError, match="decoding takes longer than timeout_s=1e-09"):
         NATIVE.decode(audio_file(kind), limits=limits)

@@ -186,7 +186,7 @@ def test_an_mp3_that_lacks_sound_is_refused_everywhere(data: bytes, reason: str)
         *(partial(media_facts, data, "audio", Deadline.start(60), decode=d) for d in (False, True)),
     ]
     for call in calls:
-        with pytest.raises(mm.DecodeError, match=reason):
+        with pytest.raises(mm.errors.DecodeError, match=reason):
             call()
 
 
@@ -195,7 +195,7 @@ def test_an_mp3_that_lacks_sound_is_refused_everywhere(data: bytes, reason: str)
 )
 def test_an_mp3_whose_header_lies_is_refused_by_the_converter(num_frames: int, reason: str) -> None:
     data = TAGGED[:FRAMES_AT] + num_frames.to_bytes(4) + TAGGED[FRAMES_AT + 4 :]
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         media_facts(data, "audio", Deadline.start(60))
 
 
@@ -206,7 +206,7 @@ def test_a_rate_that_no_decoder_takes_is_a_reject(
     file = io.BytesIO()
     soundfile.write(file, tone(0.1).T, rate, format=container)
     reason = f"its audio has a sample rate of {rate} Hz"
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         NATIVE(file.getvalue())
     rows = [{"audio": file.getvalue(), "text": "a"}, {"text": "b"}]
     report = mm.convert(rows, tmp_path / "out", progress=False)

@@ -69,7 +69,7 @@ def test_the_span_of_the_settings_is_the_same_for_every_row() -> None:
 
 
 def test_a_span_behind_the_end_of_the_recording_is_a_bad_sample() -> None:
-    with pytest.raises(mm.DecodeError, match="no audio in the span: the file has 3 s"):
+    with pytest.raises(mm.errors.DecodeError, match="no audio in the span: the file has 3 s"):
         SPEECH.plan(recording("wav"), {"start_s": 3.0})
 
 

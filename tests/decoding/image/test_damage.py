@@ -23,14 +23,14 @@ decode = mm.ImageDecoder()
 @settings(max_examples=60)
 def test_a_truncated_jpeg_is_a_decode_error(length: int) -> None:
     for data in (JPEG[:length], JPEG[:length].ljust(len(JPEG), b"\0")):
-        with pytest.raises(mm.DecodeError):
+        with pytest.raises(mm.errors.DecodeError):
             decode(data)
 
 
 @pytest.mark.parametrize("fraction", [0.5, 0.8, 0.95])
 def test_a_jpeg_with_zeroes_inside_its_picture_is_a_decode_error(fraction: float) -> None:
     start = int(len(JPEG) * fraction)
-    with pytest.raises(mm.DecodeError):
+    with pytest.raises(mm.errors.DecodeError):
         decode(JPEG[:start] + bytes(len(JPEG) - start - 2) + JPEG[-2:])
 
 
@@ -38,7 +38,7 @@ def test_a_jpeg_with_zeroes_inside_its_picture_is_a_decode_error(fraction: float
 @pytest.mark.parametrize("fraction", [0.0, 0.01, 0.1, 0.5, 0.9, 0.97])
 def test_a_truncated_file_of_any_format_is_a_decode_error(name: str, fraction: float) -> None:
     data = read(name)
-    with pytest.raises(mm.DecodeError):
+    with pytest.raises(mm.errors.DecodeError):
         decode(data[: int(len(data) * fraction)])
 
 
@@ -48,7 +48,7 @@ def test_a_flipped_bit_in_a_png_is_noticed_or_harmless(position: int, bit: int) 
     file = damaged(PNG, [(position, PNG[position] ^ (1 << bit))])
     try:
         image = decode(file)
-    except mm.DecodeError:
+    except mm.errors.DecodeError:
         return
     np.testing.assert_array_equal(image, decode(PNG))
 
@@ -58,7 +58,7 @@ def test_a_flipped_bit_in_a_png_is_noticed_or_harmless(position: int, bit: int) 
 def test_a_truncated_png_is_a_decode_error_unless_only_its_end_mark_is_gone(length: int) -> None:
     try:
         image = decode(PNG[:length])
-    except mm.DecodeError:
+    except mm.errors.DecodeError:
         return
     assert length >= len(PNG) - 12
     np.testing.assert_array_equal(image, decode(PNG))
@@ -76,7 +76,7 @@ def test_damaged_bytes_decode_or_raise_a_decode_error(
     file = damaged(data, damage)
     try:
         image = decode(file[: len(file) - cut])
-    except mm.DecodeError:
+    except mm.errors.DecodeError:
         return
     assert image.dtype == np.uint8
     assert image.ndim == 3
@@ -111,7 +111,7 @@ def test_an_oddly_marked_jpeg_gives_the_same_pixels(name: str) -> None:
 @pytest.mark.parametrize("name", [n for n in jpeg_oddities() if n != "bytes after the end"])
 def test_an_oddly_marked_jpeg_that_is_also_truncated_is_a_decode_error(name: str) -> None:
     data = jpeg_oddities()[name]
-    with pytest.raises(mm.DecodeError):
+    with pytest.raises(mm.errors.DecodeError):
         decode(data[: int(len(data) * 0.8)])
 
 
@@ -129,14 +129,14 @@ def test_a_picture_that_runs_out_of_memory_is_refused(
     error: Exception, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", Mock(side_effect=error))
-    with pytest.raises(mm.DecodeError, match=r"^out of memory"):
+    with pytest.raises(mm.errors.DecodeError, match=r"^out of memory"):
         decode(JPEG)
 
 
 @pytest.mark.parametrize("data", [JPEG, PNG, read("hopper.gif"), read("hopper.webp")])
 def test_limits_hold_before_decoding(data: bytes) -> None:
     for limit in ("max_pixels", "max_bytes"):
-        with pytest.raises(mm.DecodeError, match=f"exceeds {limit}=100"):
+        with pytest.raises(mm.errors.DecodeError, match=f"exceeds {limit}=100"):
             mm.ImageDecoder(**{limit: 100})(data)
 
 
@@ -144,11 +144,11 @@ def test_a_jpeg_that_claims_a_huge_picture_is_refused_from_its_header() -> None:
     bomb = bytearray(JPEG)
     frame = bomb.index(b"\xff\xc0")
     bomb[frame + 5 : frame + 9] = b"\xff\x00\xff\x00"
-    with pytest.raises(mm.DecodeError, match="picture of 65280x65280 exceeds max_pixels"):
+    with pytest.raises(mm.errors.DecodeError, match="picture of 65280x65280 exceeds max_pixels"):
         decode(bytes(bomb))
 
 
 def test_a_very_long_picture_cannot_blow_up_when_it_is_resized() -> None:
     line = encoded(Image.new("RGB", (5000, 1)), "png")
-    with pytest.raises(mm.DecodeError, match="1120000x224 exceeds max_pixels=1000000"):
+    with pytest.raises(mm.errors.DecodeError, match="1120000x224 exceeds max_pixels=1000000"):
         mm.ImageDecoder(size=224, max_pixels=10**6)(line)

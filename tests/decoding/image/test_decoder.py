@@ -67,7 +67,7 @@ def test_each_odd_image_decodes_or_is_refused_as_decided(name: str) -> None:
     """The pixels are those that Pillow decodes, laid on white."""
     expected = ODD_IMAGES[name]
     if isinstance(expected, str):
-        with pytest.raises(mm.DecodeError, match=expected):
+        with pytest.raises(mm.errors.DecodeError, match=expected):
             decode(read(name))
         return
     image = decode(read(name))
@@ -163,7 +163,7 @@ def test_an_animation_gives_its_first_frame() -> None:
     ],
 )
 def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
-    with pytest.raises(mm.DecodeError) as caught:
+    with pytest.raises(mm.errors.DecodeError) as caught:
         decode(data)
     assert 0 < len(str(caught.value)) < 300
     assert "\n" not in str(caught.value)

@@ -18,13 +18,13 @@ def test_mutated_files_decode_or_are_refused_in_one_line() -> None:
     assert outcomes["refused"] > 20
 
 
-@pytest.mark.parametrize("error", [ValueError("x"), mm.DecodeError(""), MemoryError("x")])
+@pytest.mark.parametrize("error", [ValueError("x"), mm.errors.DecodeError(""), MemoryError("x")])
 def test_a_planted_bug_is_noticed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
     def decode(*_args: object) -> None:
         raise error
 
     monkeypatch.setattr(mm.ImageDecoder, "__call__", decode)
-    if isinstance(error, mm.DecodeError):
+    if isinstance(error, mm.errors.DecodeError):
         monkeypatch.setattr(fuzz_images, "MAX_SECONDS", -1.0)
     with pytest.raises(Failure, match=r"Error: x|processor time"):
         check(PNG, DECODERS[0])

@@ -43,7 +43,7 @@ def test_budgeted_shapes_are_those_of_qwen_vl(multiple_of: int, fewest: int, mos
             expected = smart_resize(*picture, multiple_of, fewest, most)
         except ValueError:
             num_refused += 1
-            with pytest.raises(mm.DecodeError, match="over 200 times"):
+            with pytest.raises(mm.errors.DecodeError, match="over 200 times"):
                 budgeted_shape(picture, multiple_of, fewest, most)
             continue
         assert budgeted_shape(picture, multiple_of, fewest, most) == expected, picture

@@ -99,7 +99,7 @@ def test_an_epoch_names_each_bomb_once(tmp_path: Path) -> None:
 def _is_refused(data: bytes) -> bool:
     try:
         UNTIMED(data)
-    except mm.DecodeError:
+    except mm.errors.DecodeError:
         return True
     return False
 
@@ -134,14 +134,14 @@ def test_scans_are_counted_exactly_up_to_the_limit() -> None:
     ids=["a file that ends early", "more markers than are looked at"],
 )
 def test_too_many_scans_are_counted_in_odd_files_too(data: bytes) -> None:
-    with pytest.raises(mm.DecodeError, match="more than 500 scans"):
+    with pytest.raises(mm.errors.DecodeError, match="more than 500 scans"):
         mm.ImageDecoder()(data)
 
 
 def test_fewer_pixels_allow_more_scans() -> None:
     data = many_scans(256, 99)
     assert mm.ImageDecoder(max_pixels=256 * 256 * 4)(data).shape == (256, 256, 3)
-    with pytest.raises(mm.DecodeError, match="more than 96 scans in a picture of 256x256"):
+    with pytest.raises(mm.errors.DecodeError, match="more than 96 scans in a picture of 256x256"):
         mm.ImageDecoder(max_pixels=256 * 256 * 3)(data)
 
 
@@ -154,7 +154,7 @@ def test_junk_in_a_header_is_skipped_up_to_the_limit(junk: bytes) -> None:
         in_header(JPEG, junk * ((jpeg.MAX_JUNK_BYTES + more) // len(junk))) for more in (-64, 64)
     )
     np.testing.assert_array_equal(mm.ImageDecoder()(few), mm.ImageDecoder()(JPEG))
-    with pytest.raises(mm.DecodeError, match="junk in the header"):
+    with pytest.raises(mm.errors.DecodeError, match="junk in the header"):
         mm.ImageDecoder()(many)
 
 
@@ -226,7 +226,7 @@ def test_the_stated_memory_is_what_a_decoding_needs(name: str, child: ProcessPoo
     data = make()
     copies = 4 * len(data) if name.startswith(("WebP", "AVIF")) else 0
     need = bytes_per_pixel * 2048 * 2048 + copies
-    with pytest.raises(mm.DecodeError, match=f"2048x2048 needs .* max_memory={need - 1}"):
+    with pytest.raises(mm.errors.DecodeError, match=f"2048x2048 needs .* max_memory={need - 1}"):
         mm.ImageDecoder(max_memory=need - 1)(data)
     decoder = mm.ImageDecoder(max_memory=need, timeout_s=None)
     outcome, peak_bytes, _ = child.submit(cost, data, decoder).result()
@@ -242,7 +242,7 @@ def test_memory_counts_at_the_scale_that_is_decoded() -> None:
         (mm.ImageDecoder(size=224, max_memory=10**6, scaled_decoding=False), data),
         (mm.ImageDecoder(size=8192, max_memory=100 * MIB), rotated),  # turning and resizing
     ):
-        with pytest.raises(mm.DecodeError, match="max_memory"):
+        with pytest.raises(mm.errors.DecodeError, match="max_memory"):
             decoder(file)
 
 
@@ -252,7 +252,9 @@ def test_memory_counts_at_the_scale_that_is_decoded() -> None:
 @pytest.mark.parametrize("format", ["jpeg", "png", "gif", "bmp", "webp", "avif"])
 def test_a_decoding_that_takes_too_long_is_refused(format: str) -> None:
     data = encoded(photo(), format)
-    with pytest.raises(mm.TimeoutError, match=r"^decoding takes longer than timeout_s=1e-09$"):
+    with pytest.raises(
+        mm.errors.TimeoutError, match=r"^decoding takes longer than timeout_s=1e-09$"
+    ):
         mm.ImageDecoder(timeout_s=1e-9)(data)
     assert mm.ImageDecoder(timeout_s=None)(data).shape == (60, 90, 3)
 
@@ -278,7 +280,7 @@ def time_ends_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
 
 def test_a_decoding_is_ended_on_its_way(time_ends_at: Callable[[int], list[int]]) -> None:
     reads = time_ends_at(100)
-    with pytest.raises(mm.TimeoutError):
+    with pytest.raises(mm.errors.TimeoutError):
         mm.ImageDecoder()(BOMBS["bmp: lines that are filled"].make())
     assert len(reads) == 100
 
@@ -306,7 +308,7 @@ def test_a_side_that_is_too_long_is_refused_by_the_header(
     monkeypatch.setattr(pillow.ImageFile.ImageFile, "load", NEVER)
     header = chunk(b"IHDR", struct.pack(">IIBBBBB", shape[1], shape[0], 1, 0, 0, 0, 0))
     data = b"\x89PNG\r\n\x1a\n" + header + chunk(b"IDAT") + chunk(b"IEND")
-    with pytest.raises(mm.DecodeError, match="exceeds 65535 pixels on a side"):
+    with pytest.raises(mm.errors.DecodeError, match="exceeds 65535 pixels on a side"):
         mm.ImageDecoder()(data)
 
 
@@ -324,7 +326,7 @@ def test_a_result_that_is_too_large_is_refused_before_decoding(
     monkeypatch.setattr(pillow.ImageFile.ImageFile, "load", NEVER)
     monkeypatch.setattr(jpeg.simplejpeg, "decode_jpeg", NEVER)
     for scaled in (True, False):
-        with pytest.raises(mm.DecodeError, match="exceeds max_pixels"):
+        with pytest.raises(mm.errors.DecodeError, match="exceeds max_pixels"):
             mm.ImageDecoder(size=224, scaled_decoding=scaled)(data)
 
 
@@ -336,7 +338,7 @@ def test_the_results_of_a_sample_share_the_memory() -> None:
     results = 60 * 90 * 3 * 9
     less = mm.Decode(image=mm.ImageDecoder(max_memory=results - 1))
     with pytest.raises(
-        mm.DecodeError, match=r"^s\.[1-8]\.jpg: picture of 90x60 needs .* before it"
+        mm.errors.DecodeError, match=r"^s\.[1-8]\.jpg: picture of 90x60 needs .* before it"
     ):
         decode_sample(images, less)
     enough = mm.Decode(image=mm.ImageDecoder(max_memory=results + 60 * 90 * 9))
@@ -350,7 +352,7 @@ def test_too_many_images_of_one_size_are_refused_before_the_first(
     images = {f"{n}.jpg": JPEG for n in range(8000)}
     decode = mm.Decode(image=mm.ImageDecoder(size=224))
     with pytest.raises(
-        mm.DecodeError, match=r"^s: 8000 images of 224x224 need 1148 MiB, more than"
+        mm.errors.DecodeError, match=r"^s: 8000 images of 224x224 need 1148 MiB, more than"
     ):
         decode_sample({"__key__": "s", **images}, decode)
 
@@ -362,7 +364,7 @@ def test_the_images_of_a_sample_share_the_time(monkeypatch: pytest.MonkeyPatch) 
     assert "image" in decode_sample({"__key__": "s", "0.png": PNG}, decode)
     images = {f"{n:02}.png": PNG for n in range(50)}
     with pytest.raises(
-        mm.TimeoutError, match=r"^s\.\d\d\.png: decoding takes longer than timeout_s=50"
+        mm.errors.TimeoutError, match=r"^s\.\d\d\.png: decoding takes longer than timeout_s=50"
     ):
         decode_sample({"__key__": "s", **images}, decode)
 

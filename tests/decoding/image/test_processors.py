@@ -80,7 +80,7 @@ def test_a_picture_that_becomes_too_large_a_square_is_refused() -> None:
     wide = encoded(Image.new("RGB", (30_000, 2)), "png")
     decoder = mm.ImageDecoder(size=384, tiles=mm.LlavaOnevisionTiles())
     assert decoder(wide).shape == (2, 384, 384, 3)
-    with pytest.raises(mm.DecodeError, match="max_memory"):
+    with pytest.raises(mm.errors.DecodeError, match="max_memory"):
         decoder.of_sample(2)(wide)
 
 

@@ -29,7 +29,7 @@ FILES = {
 def refused(decoder: mm.ImageDecoder, data: bytes) -> bool:
     try:
         decoder(data)
-    except mm.DecodeError:
+    except mm.errors.DecodeError:
         return True
     return False
 
@@ -44,7 +44,7 @@ def test_a_truncated_jpeg_is_a_decode_error_at_every_scale(name: str, fraction: 
     cut = data[: int(len(data) * fraction)]
     for file in (cut, cut.ljust(len(data), b"\0"), cut[: len(data) - 2] + b"\xff\xd9"):
         for size in (60, 120, 240, None):
-            with pytest.raises(mm.DecodeError):
+            with pytest.raises(mm.errors.DecodeError):
                 mm.ImageDecoder(size=size)(file)
 
 
@@ -95,7 +95,7 @@ def test_tiny_pictures_and_cmyk_are_decoded_at_full_size() -> None:
 
 
 def test_limits_hold_before_a_small_decoding() -> None:
-    with pytest.raises(mm.DecodeError, match="picture of 640x480 exceeds max_pixels=100000"):
+    with pytest.raises(mm.errors.DecodeError, match="picture of 640x480 exceeds max_pixels=100000"):
         mm.ImageDecoder(size=8, max_pixels=100_000)(FILES["baseline"])
 
 

@@ -32,7 +32,7 @@ SAMPLES = [
 def outcome(function):
     try:
         return function()
-    except mm.DecodeError as error:
+    except mm.errors.DecodeError as error:
         return str(error)
 
 
@@ -84,12 +84,12 @@ def assert_counts_are_lengths(text, samples):
     """Counts are those of what is decoded. Gives how many samples are good."""
     decoded, counted = text.decode_all(samples), text.count_all(samples)
     for one, other in zip(decoded, counted, strict=True):
-        if isinstance(one, mm.DecodeError):
+        if isinstance(one, mm.errors.DecodeError):
             assert str(one) == str(other)
             continue
         ids, labels = (np.ravel(one.tokens[name]) for name in ("input_ids", "labels"))
         assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
-    return sum(not isinstance(one, mm.DecodeError) for one in counted)
+    return sum(not isinstance(one, mm.errors.DecodeError) for one in counted)
 
 
 ANSWERS = ["a cat", "", " the mat ", "\n\nwhy!", "so 😀", "😀", "½!", "!", "\n", "<|im_end|>", "ﬁ"]
@@ -123,9 +123,9 @@ def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample(tokenizer, bad):
     first, refused, last = text.decode_all([{"txt": words} for words in (good[0], bad, good[1])])
     for words, decoded in zip(good, (first, last), strict=True):
         assert decoded.tokens["input_ids"].tolist() == tokenizer(words).input_ids
-    assert isinstance(refused, mm.DecodeError)
+    assert isinstance(refused, mm.errors.DecodeError)
     assert "tokenizer: " in str(refused)
-    with pytest.raises(mm.DecodeError, match="tokenizer"):
+    with pytest.raises(mm.errors.DecodeError, match="tokenizer"):
         text({"txt": bad})
 
 

@@ -135,5 +135,5 @@ def test_a_turn_that_the_template_leaves_out_is_a_decode_error() -> None:
         "{% for m in messages %}{% if m['role'] == 'user' %}{{ m['content'] }}{% endif %}"
         "{% endfor %}X"
     )
-    with pytest.raises(mm.DecodeError, match="turn 1 cannot be found"):
+    with pytest.raises(mm.errors.DecodeError, match="turn 1 cannot be found"):
         mm.TextDecoder(tokenizer(silent))({"json": {"messages": TWO_TURNS}})

@@ -210,7 +210,7 @@ def test_images_that_do_not_match_the_text_are_a_decode_error(
 ) -> None:
     sample = question("0.jpg", "1.jpg") | change
     sample = {name: value for name, value in sample.items() if value is not None}
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         decoder(template)(sample)
 
 
@@ -218,7 +218,7 @@ def test_an_image_that_the_template_drops_is_a_decode_error() -> None:
     sample = question("0.jpg")
     shown = [{"type": "image", "field": "1.jpg"}, {"type": "text", "text": "another"}]
     sample["json"]["messages"].append(assistant(shown))
-    with pytest.raises(mm.DecodeError, match="1 <image> in the text, 2 images"):
+    with pytest.raises(mm.errors.DecodeError, match="1 <image> in the text, 2 images"):
         decoder(VICUNA)(sample | {"1.jpg": b""})
     learned = decoder(QWEN_VL)(sample | {"1.jpg": b""})
     ids = learned["labels"][learned["labels"] != -100]
@@ -235,7 +235,7 @@ def test_plain_text_with_an_image_keeps_its_special_tokens() -> None:
     image = fast.convert_tokens_to_ids("<image>")
     assert tokens["input_ids"].tolist() == [bos, *[image] * 4, *fast.encode("a ca")[1:-1], eos]
     assert tokens["labels"].tolist()[:6] == [bos, -100, -100, -100, -100, tokens["input_ids"][5]]
-    with pytest.raises(mm.DecodeError, match="max_length=5 ends before image 1 of 1"):
+    with pytest.raises(mm.errors.DecodeError, match="max_length=5 ends before image 1 of 1"):
         mm.TextDecoder(fast, 5, image_length=LENGTH)({"txt": b"<image>a caption", "jpg": b""})
 
 

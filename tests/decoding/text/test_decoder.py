@@ -93,7 +93,7 @@ def test_a_row_without_messages_has_a_caption() -> None:
     ],
 )
 def test_unusable_text_is_a_decode_error(sample: dict[str, Any], reason: str) -> None:
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         mm.TextDecoder(tokenizer(LLAMA))(sample)
 
 

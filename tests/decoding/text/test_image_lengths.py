@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
+from mmstream.decoding.media_shapes import ImageShape, MediaShapes
 from mmstream.decoding.sample import decode_texts
 from mmstream.decoding.text.media_lengths import ImageLength
 from tests.helpers.chats import CHATML, byte_chat
@@ -58,7 +59,7 @@ def test_thousands_of_shapes_take_as_many_tokens_as_the_processor_says(name: str
 def test_an_image_is_never_cut_and_the_text_behind_the_last_one_is() -> None:
     sample = conversation(*(encoded(photo(3, width), "png") for width in (3, 6, 9)))
     shapes = [mm.ImageDecoder().prepared_shape(sample[f"{i}.jpg"]) for i in range(3)]
-    whole = native(CHATML).text(sample, mm.MediaShapes(shapes))
+    whole = native(CHATML).text(sample, MediaShapes(shapes))
     starts = np.flatnonzero(
         whole["input_ids"] == byte_chat(CHATML).convert_tokens_to_ids("<image>")
     )
@@ -68,25 +69,25 @@ def test_an_image_is_never_cut_and_the_text_behind_the_last_one_is() -> None:
         text = native(CHATML, max_length=length).text
         num_whole = int((ends <= length).sum())
         if num_whole == 3:
-            for name, array in text(sample, mm.MediaShapes(shapes)).items():
+            for name, array in text(sample, MediaShapes(shapes)).items():
                 np.testing.assert_array_equal(array, whole[name][:length])
         else:
             reason = (
                 f"ends before image {num_whole + 1} of 3 does, which takes {12 + 3 * num_whole}"
             )
-            with pytest.raises(mm.DecodeError, match=reason):
-                text(sample, mm.MediaShapes(shapes))
+            with pytest.raises(mm.errors.DecodeError, match=reason):
+                text(sample, MediaShapes(shapes))
 
 
-def half(shape: mm.ImageShape) -> Any:
+def half(shape: ImageShape) -> Any:
     return shape.height / 2
 
 
-def none(shape: mm.ImageShape) -> Any:
+def none(shape: ImageShape) -> Any:
     return 0 if shape.height else None
 
 
-def true(shape: mm.ImageShape) -> Any:
+def true(shape: ImageShape) -> Any:
     return shape.height > 0
 
 
@@ -142,7 +143,7 @@ def test_a_length_that_depends_on_the_picture_needs_the_picture() -> None:
     ],
 )
 def test_functions_travel_to_workers(length: ImageLength) -> None:
-    shape = mm.ImageShape(448, 448, (600, 500), 5, (2, 2))
+    shape = ImageShape(448, 448, (600, 500), 5, (2, 2))
     assert pickle.loads(pickle.dumps(native(length=length))).text.image_length(shape) == length(
         shape
     )

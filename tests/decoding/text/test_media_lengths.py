@@ -10,6 +10,13 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.decoding.media_shapes import (
+    AudioShape,
+    ImageShape,
+    MediaShapes,
+    MediaText,
+    VideoShape,
+)
 from tests.helpers.chats import assistant, byte_chat, learned, user
 from tests.helpers.media_families import (
     MEDIA_SPECIAL,
@@ -36,7 +43,7 @@ def video_of(num_frames: int, height: int, width: int, fps: float = 25.0) -> Any
     metadata = transformers.video_utils.VideoMetadata(
         total_num_frames=indices[-1] + 9, fps=fps, frames_indices=list(indices)
     )
-    shape = mm.VideoShape(
+    shape = VideoShape(
         num_frames,
         height,
         width,
@@ -63,7 +70,7 @@ def conversation(kind: str, count: int, extension: str) -> dict[str, Any]:
 
 
 def assert_ids_and_labels(
-    family: MediaFamily, sample: dict[str, Any], shapes: mm.MediaShapes, **media: Any
+    family: MediaFamily, sample: dict[str, Any], shapes: MediaShapes, **media: Any
 ) -> None:
     """The ids are those of the processor for these media. The answers are trained."""
     tokens = family.text(sample, shapes)
@@ -85,7 +92,7 @@ def test_the_ids_of_videos_are_those_of_the_models_own_processor(make: Any, fps:
     assert_ids_and_labels(
         family,
         conversation("video", len(FRAMES), "mp4"),
-        mm.MediaShapes(videos=[shape for _, _, shape in videos]),
+        MediaShapes(videos=[shape for _, _, shape in videos]),
         videos=[frames for frames, _, _ in videos],
         video_metadata=[[metadata for _, metadata, _ in videos]],
     )
@@ -93,7 +100,7 @@ def test_the_ids_of_videos_are_those_of_the_models_own_processor(make: Any, fps:
 
 def test_times_of_a_variable_frame_rate_are_the_containers() -> None:
     times = (10.0, 10.04, 13.5, 13.9)
-    shape = mm.VideoShape(4, 32, 32, (32, 32), times, 25.0, 1.0, start_s=10.0, indices=(0, 1, 2, 3))
+    shape = VideoShape(4, 32, 32, (32, 32), times, 25.0, 1.0, start_s=10.0, indices=(0, 1, 2, 3))
     length = mm.qwen3_vl_video_length()
     frame = "<|vision_start|><|video_pad|><|vision_end|>"
     assert length(shape).text == f"<0.0 seconds>{frame}<3.7 seconds>{frame}"
@@ -107,10 +114,10 @@ def test_the_ids_of_audio_are_those_of_the_models_own_processor(make: Any) -> No
     extractor = family.processor.feature_extractor
     sounds = [np.zeros(round(seconds * 16_000), np.float32) for seconds in SECONDS]
     most = extractor.n_samples // extractor.hop_length
-    shapes = [mm.AudioShape(len(s), min(-(-len(s) // 160), most), 16_000) for s in sounds]
+    shapes = [AudioShape(len(s), min(-(-len(s) // 160), most), 16_000) for s in sounds]
     sample = conversation("audio", len(sounds), "wav")
     given = {"audio": sounds, "sampling_rate": 16_000}
-    assert_ids_and_labels(family, sample, mm.MediaShapes(audios=shapes), **given)
+    assert_ids_and_labels(family, sample, MediaShapes(audios=shapes), **given)
 
 
 def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says() -> None:
@@ -118,16 +125,16 @@ def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says()
     frames = np.arange(1, 5000)
     expected = module._get_feat_extract_output_lengths(frames)
     length = mm.qwen3_omni_audio_length()
-    counted = [length(mm.AudioShape(int(n) * 160, int(n), 16_000)) for n in frames]
+    counted = [length(AudioShape(int(n) * 160, int(n), 16_000)) for n in frames]
     assert counted == expected.tolist()
 
 
 # -- Qwen omni models: the sound of videos between their frames --------------------------------
 
 
-def heard_of(seconds: float) -> mm.AudioShape:
+def heard_of(seconds: float) -> AudioShape:
     num_samples = round(seconds * 16_000)
-    return mm.AudioShape(num_samples, -(-num_samples // 160), 16_000)
+    return AudioShape(num_samples, -(-num_samples // 160), 16_000)
 
 
 @pytest.mark.parametrize("fps", [1.0, 2.0, 3.0, 4.5])
@@ -150,7 +157,7 @@ def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_i
     assert_ids_and_labels(
         family,
         conversation("video", len(counts), "mp4"),
-        mm.MediaShapes((), shapes, sounds, range(len(sounds))),
+        MediaShapes((), shapes, sounds, range(len(sounds))),
         videos=[frames for frames, _, _ in videos],
         video_metadata=[[metadata for _, metadata, _ in videos]],
         audio=[np.zeros(sound.num_samples, np.float32) for sound in sounds],
@@ -183,24 +190,26 @@ def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -
     family = qwen2_5_omni_with_sound()
     video, sounds = video_of(2, 56, 56)[2], [heard_of(1.0), heard_of(0.5)]
 
-    def heard(kinds: list[str], shapes: mm.MediaShapes) -> int:
+    def heard(kinds: list[str], shapes: MediaShapes) -> int:
         """How many tokens stand for sound, in a text of these parts."""
         messages = [user([{"type": kind} for kind in kinds]), assistant("a cat")]
         names = [f"{i}.{'mp4' if kind == 'video' else 'wav'}" for i, kind in enumerate(kinds)]
         return heard_in({"json": {"messages": messages}, **dict.fromkeys(names, b"")}, shapes)
 
-    def heard_in(sample: dict[str, Any], shapes: mm.MediaShapes) -> int:
+    def heard_in(sample: dict[str, Any], shapes: MediaShapes) -> int:
         return len(positions_of(family.text(sample, shapes))["audio"])
 
     first, last = (
-        mm.MediaShapes((), [video._replace(requested_fps=2.0, sound=sounds[i])], sounds, [i])
+        MediaShapes((), [video._replace(requested_fps=2.0, sound=sounds[i])], sounds, [i])
         for i in (0, 1)
     )
     assert heard(["video", "audio"], first) == heard(["audio", "video"], last) == 25 + 12
-    with pytest.raises(mm.DecodeError, match=r"in the order \[1, 0\], counted as files are: name"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"in the order \[1, 0\], counted as files are: name"
+    ):
         heard(["video", "audio"], last)
-    silent = mm.MediaShapes((), [first.videos[0], video], sounds[:1], [0, None])
-    with pytest.raises(mm.DecodeError, match="1 of 2 videos have no sound: in one text"):
+    silent = MediaShapes((), [first.videos[0], video], sounds[:1], [0, None])
+    with pytest.raises(mm.errors.DecodeError, match="1 of 2 videos have no sound: in one text"):
         heard(["video", "video"], silent)
     caption = {"txt": b"a cat", "0.mp4": b""}
     assert heard_in(caption, first._replace(audios=sounds[:1])) == 25
@@ -218,7 +227,7 @@ def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -
 # -- all kinds together ---------------------------------------------------------------------------
 
 
-def mixed() -> tuple[dict[str, Any], mm.MediaShapes]:
+def mixed() -> tuple[dict[str, Any], MediaShapes]:
     parts = [
         {"type": "video", "field": "0.mp4"},
         {"type": "text", "text": "and"},
@@ -229,9 +238,7 @@ def mixed() -> tuple[dict[str, Any], mm.MediaShapes]:
     messages = [user(parts), assistant("a cat")]
     fields = dict.fromkeys(("0.mp4", "1.jpg", "2.wav", "3.mp4"), b"")
     videos = [video_of(3, 64, 96)[2], video_of(2, 32, 32)[2]]
-    shapes = mm.MediaShapes(
-        [mm.ImageShape(64, 64, (60, 60))], videos, [mm.AudioShape(1600, 10, 16_000)]
-    )
+    shapes = MediaShapes([ImageShape(64, 64, (60, 60))], videos, [AudioShape(1600, 10, 16_000)])
     return {"json": {"messages": messages}, **fields}, shapes
 
 
@@ -288,7 +295,7 @@ def test_media_are_never_cut_and_the_message_names_the_first_that_is_too_long(
     sample, shapes = mixed()
     whole = all_kinds()(sample, shapes)
     places = positions_of(whole)
-    with pytest.raises(mm.DecodeError, match=f"ends before {reason}"):
+    with pytest.raises(mm.errors.DecodeError, match=f"ends before {reason}"):
         all_kinds(max_length=places[kind][token])(sample, shapes)
     length = places["video"][12] + 1
     cut = all_kinds(max_length=length, unlabeled_texts="keep")(sample, shapes)
@@ -311,15 +318,13 @@ def test_a_sample_that_does_not_agree_with_its_text_is_bad(
     changed = {name: value for name, value in {**sample, **change}.items() if value is not None}
     if "2.wav" not in changed:
         shapes = shapes._replace(audios=())
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         all_kinds()(changed, shapes)
 
 
 def test_a_caption_gets_its_media_in_front_and_learns_no_time() -> None:
     decoder = all_kinds()
-    shapes = mm.MediaShapes(
-        videos=[video_of(4, 32, 32)[2]], audios=[mm.AudioShape(1600, 10, 16_000)]
-    )
+    shapes = MediaShapes(videos=[video_of(4, 32, 32)[2]], audios=[AudioShape(1600, 10, 16_000)])
     tokens = decoder({"txt": b"a cat", "mp4": b"", "wav": b""}, shapes)
     text = decoder.tokenizer.decode(tokens["input_ids"])
     assert text.startswith("<bos><0.3 seconds><|vision_start|><|video_pad|><|vision_end|><1.7 sec")
@@ -347,7 +352,7 @@ def test_a_video_in_an_answer_is_not_learned_and_the_words_around_it_are() -> No
     ]
     sample = {"json": {"messages": [user("show"), assistant(answer)]}, "0.mp4": b""}
     decoder = all_kinds()
-    tokens = decoder(sample, mm.MediaShapes(videos=[video_of(4, 32, 32)[2]]))
+    tokens = decoder(sample, MediaShapes(videos=[video_of(4, 32, 32)[2]]))
     text = "see <|vision_start|><|vision_end|> here<|im_end|>"
     assert learned(decoder.tokenizer, tokens) == text
 
@@ -355,12 +360,12 @@ def test_a_video_in_an_answer_is_not_learned_and_the_words_around_it_are() -> No
 # -- what cannot work -----------------------------------------------------------------------------
 
 
-def wrong_text(shape: mm.VideoShape) -> mm.MediaText:
-    return mm.MediaText("<|video_pad|>", (1, shape.num_frames))
+def wrong_text(shape: VideoShape) -> MediaText:
+    return MediaText("<|video_pad|>", (1, shape.num_frames))
 
 
-def no_text(shape: mm.VideoShape) -> mm.MediaText:
-    return mm.MediaText("no token", (0,) * (shape.num_frames == 0))
+def no_text(shape: VideoShape) -> MediaText:
+    return MediaText("no token", (0,) * (shape.num_frames == 0))
 
 
 @pytest.mark.parametrize("length", [wrong_text, no_text])
@@ -417,14 +422,14 @@ def test_shapes_that_do_not_fit_the_text_are_told_in_one_line(
         ),
         (
             mm.qwen_audio_length(),
-            mm.AudioShape(1600, 0, 16_000),
+            AudioShape(1600, 0, 16_000),
             mm.ConfigError,
             "the audio has no features, of which the tokens",
         ),
         (
             mm.qwen_audio_length(),
-            mm.AudioShape(300, 2, 16_000),
-            mm.DecodeError,
+            AudioShape(300, 2, 16_000),
+            mm.errors.DecodeError,
             "audio of 300 samples is too short",
         ),
     ],
@@ -453,7 +458,7 @@ def test_media_that_are_not_counted_are_not_decoded_for_a_text(
     seeing = mm.TextDecoder(
         byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), video_token="<|video_pad|>", video_length=2
     )
-    with pytest.raises(mm.DecodeError, match=message):
+    with pytest.raises(mm.errors.DecodeError, match=message):
         seeing({**sample, "mp4": b"", "wav": b""})
 
 

@@ -47,7 +47,7 @@ def test_a_part_that_nothing_decodes_is_a_bad_sample_that_says_so(
     part: dict[str, Any], name: str, template: str
 ) -> None:
     reason = rf'has {name}, which nothing decodes; pass TextDecoder\(undecoded_parts="drop"\)'
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         chat(part, template=template)
 
 
@@ -66,7 +66,7 @@ def test_a_placeholder_that_no_field_answers_is_a_bad_sample(text: str, is_part:
     sample = {"json": {"messages": [user(content), assistant("a cat")]}}
     options = {"image_token": "<|image_pad|>"}
     fast = byte_chat(CHATML, SPECIAL)
-    with pytest.raises(mm.DecodeError, match="stands for media that nothing decodes"):
+    with pytest.raises(mm.errors.DecodeError, match="stands for media that nothing decodes"):
         mm.TextDecoder(fast, **options)(sample)
     dropping = mm.TextDecoder(fast, undecoded_parts="drop", **options)
     (dropped,) = dropping.decode_all([sample])
@@ -87,7 +87,7 @@ def test_a_conversation_about_an_image_that_the_sample_lacks_is_a_bad_sample(
 ) -> None:
     parts = [{"type": "image", "field": "0.tiff"}, {"type": "text", "text": "what?"}]
     sample = {"json": {"messages": [user(parts), assistant("a cat")]}, "0.tiff": b""}
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         mm.TextDecoder(byte_chat(QWEN_VL))(sample | fields)
 
 
@@ -97,7 +97,7 @@ def test_images_without_an_image_decoder_are_undecoded() -> None:
     sample = {"__key__": "7", "json": msgspec.json.encode(row), "jpg": jpeg(0)}
     fast = byte_chat(QWEN_VL)
     with pytest.raises(
-        mm.DecodeError, match=r"^7\.json: the conversation has an image part, which"
+        mm.errors.DecodeError, match=r"^7\.json: the conversation has an image part, which"
     ):
         decode_sample(sample, mm.Decode(text=mm.TextDecoder(fast)))
     image = mm.ImageDecoder(size=32)
@@ -124,14 +124,14 @@ def test_html_about_videos_is_plain_text() -> None:
     fast = byte_chat(CHATML, SPECIAL)
     page = {"txt": b"<video src='a.mp4'></video> and <video>"}
     assert "<video>" in fast.decode(mm.TextDecoder(fast)(page)["input_ids"])
-    with pytest.raises(mm.DecodeError, match=r"<\|video_pad\|>, which stands for media"):
+    with pytest.raises(mm.errors.DecodeError, match=r"<\|video_pad\|>, which stands for media"):
         mm.TextDecoder(fast)({"txt": b"<|video_pad|>a cat"})
 
 
 def test_a_caption_of_a_video_is_bad_for_a_model_that_sees() -> None:
     fast = byte_chat("")
     caption = {"txt": b"a cat", "mp4": b""}
-    with pytest.raises(mm.DecodeError, match=r"the text belongs to a video \(mp4\)"):
+    with pytest.raises(mm.errors.DecodeError, match=r"the text belongs to a video \(mp4\)"):
         mm.TextDecoder(fast, image_length=4)(caption)
     model_of_text = mm.TextDecoder(fast)
     dropping = mm.TextDecoder(fast, image_length=4, undecoded_parts="drop")

@@ -78,7 +78,7 @@ def outcome(template: str, messages: list[dict[str, Any]]) -> object:
     decoder = mm.TextDecoder(byte_chat(template), max_length=10_000, undecoded_parts="drop")
     try:
         return decoder({"json": {"messages": messages}})["labels"].tolist()
-    except mm.DecodeError:
+    except mm.errors.DecodeError:
         return None
 
 
@@ -243,7 +243,9 @@ UNOWNED = {
 def test_weights_need_to_know_whose_mark_it_is(name: str) -> None:
     empty = assistant("" if name == "as many by chance" else "ho")
     messages = [user("hi"), empty, user("ha"), {**assistant("he"), "weight": 0}]
-    with pytest.raises(mm.DecodeError, match="the messages say which of them are not trained"):
+    with pytest.raises(
+        mm.errors.DecodeError, match="the messages say which of them are not trained"
+    ):
         trained(UNOWNED[name], *messages, **DROP)
 
 

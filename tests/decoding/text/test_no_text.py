@@ -43,7 +43,7 @@ CHAT = byte_tokenizer(chat=True)
 def test_a_sample_without_txt_names_its_fields_and_the_setting(
     sample: dict[str, Any], words: str, tokenizer: Any
 ) -> None:
-    with pytest.raises(mm.DecodeError) as error:
+    with pytest.raises(mm.errors.DecodeError) as error:
         mm.TextDecoder(tokenizer)(sample)
     assert words in str(error.value)
     assert str(error.value).startswith("no text: neither messages nor txt; ")
@@ -52,6 +52,6 @@ def test_a_sample_without_txt_names_its_fields_and_the_setting(
 def test_messages_without_a_chat_template_are_said() -> None:
     messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
     with pytest.raises(
-        mm.DecodeError, match="messages in json, and the tokenizer has no chat templ"
+        mm.errors.DecodeError, match="messages in json, and the tokenizer has no chat templ"
     ):
         mm.TextDecoder(PLAIN)({"jpg": b"", "json": {"messages": messages}})

@@ -15,7 +15,9 @@ VERDICT = {"messages": EARLIER, "completion": [assistant("yes")], "label": False
 @pytest.mark.parametrize(("row", "key"), [(PAIR, "chosen"), (VERDICT, "completion")])
 def test_a_preference_is_no_conversation_even_with_earlier_answers(row, key):
     decoder = mm.TextDecoder(tokenizer(CHATML), max_length=64)
-    with pytest.raises(mm.DecodeError, match=rf"its answer is in json.{key}; to train on it, join"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=rf"its answer is in json.{key}; to train on it, join"
+    ):
         decoder({"json": row})
     joined = mm.TextDecoder(
         tokenizer(CHATML),

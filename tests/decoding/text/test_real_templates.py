@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from mmstream import DecodeError
+from mmstream.errors import DecodeError
 from tests.helpers.real_templates import CONVERSATIONS, differences, trained
 
 FOLDER = Path(pytest.importorskip("trl").__file__).parent / "chat_templates"

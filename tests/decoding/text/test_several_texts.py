@@ -70,7 +70,7 @@ def test_texts_without_weights_count_fully_beside_others() -> None:
 def test_one_bad_text_makes_its_sample_bad(captions: list[Any], reason: str) -> None:
     decoder = mm.TextDecoder(byte_tokenizer(), field="json.captions", texts="all")
     good, bad = decoder.decode_all([{"json": {"captions": c}} for c in (["a", "b"], captions)])
-    assert isinstance(bad, mm.DecodeError)
+    assert isinstance(bad, mm.errors.DecodeError)
     assert reason in str(bad)
     assert not isinstance(good, mm.SampleError)
     assert len(good.tokens["input_ids"]) == 2
@@ -147,7 +147,7 @@ def test_plain_text_ends_with_the_token_of_its_end() -> None:
         assert tokens["input_ids"].tolist() == tokens["labels"].tolist() == expected
     cut = decoder({"txt": b"a cat that is long"})["input_ids"].tolist()
     assert (len(cut), cut[-1]) == (8, fast.eos_token_id)
-    with pytest.raises(mm.DecodeError, match="empty text"):
+    with pytest.raises(mm.errors.DecodeError, match="empty text"):
         decoder({"txt": b""})
     fast.eos_token = None
     with pytest.raises(mm.ConfigError, match="the tokenizer has no eos_token"):

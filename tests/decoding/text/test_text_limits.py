@@ -28,7 +28,7 @@ def chat(*messages: dict[str, Any]) -> dict[str, Any]:
 def test_a_text_with_a_byte_too_many_is_a_bad_sample(text: bytes | str) -> None:
     decoder = mm.TextDecoder(byte_tokenizer(), max_bytes=100)
     with pytest.raises(
-        mm.DecodeError, match=r"text of 10[12] bytes, the limit is 100; raise TextDec"
+        mm.errors.DecodeError, match=r"text of 10[12] bytes, the limit is 100; raise TextDec"
     ):
         decoder({"txt": text})
     assert len(decoder({"txt": text[:50]})["input_ids"]) in (52, 102)
@@ -38,7 +38,7 @@ def test_the_default_limit_of_a_text_is_a_mebibyte() -> None:
     decoder = mm.TextDecoder(byte_tokenizer(), max_length=8)
     assert len(decoder({"txt": b"a" * MAX_TEXT_BYTES})["input_ids"]) == 8
     reason = r"^7\.txt: text of 1,048,577 bytes, the limit is 1,048,576"
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         decode_sample({"__key__": "7", "txt": b"a" * (MAX_TEXT_BYTES + 1)}, mm.Decode(text=decoder))
 
 
@@ -46,7 +46,9 @@ def test_a_conversation_is_measured_as_the_template_writes_it() -> None:
     messages = (user("a" * 40), assistant("b" * 40))
     whole = len("<|im_start|>user\n<|im_end|>\n<|im_start|>assistant\n<|im_end|>\n") + 80
     mm.TextDecoder(tokenizer(CHATML), max_bytes=whole)(chat(*messages))
-    with pytest.raises(mm.DecodeError, match=f"text of {whole} bytes, the limit is {whole - 1}"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=f"text of {whole} bytes, the limit is {whole - 1}"
+    ):
         mm.TextDecoder(tokenizer(CHATML), max_bytes=whole - 1)(chat(*messages))
 
 
@@ -62,7 +64,7 @@ def test_json_beyond_its_limit_is_a_bad_sample() -> None:
         (sample, less, reason),
         (large, None, r"JSON of 1,048,578 bytes"),
     ):
-        with pytest.raises(mm.DecodeError, match=message):
+        with pytest.raises(mm.errors.DecodeError, match=message):
             decode_sample(data, decode)
     assert decode_texts([sample], less) == [(sample, None)]
     with pytest.raises(mm.ConfigError, match="max_json_bytes=0"):
@@ -79,7 +81,9 @@ def test_how_deep_json_may_be_nested_does_not_depend_on_the_caller(caller_depth:
 
     assert pickle.loads(pickle.dumps(decode(200, caller_depth))) == decode(200, 0)
     for depth in (201, 600, 950, 100_000):
-        with pytest.raises(mm.DecodeError, match=r"^7\.json: JSON: nested deeper than 200 levels$"):
+        with pytest.raises(
+            mm.errors.DecodeError, match=r"^7\.json: JSON: nested deeper than 200 levels$"
+        ):
             decode(depth, caller_depth)
     shallow = {"__key__": "7", "json": b"[" + b"[]," * 300 + b'"' + b"[" * 300 + b'"]'}
     assert len(decode_sample(shallow, None)["json"]) == 301
@@ -91,7 +95,7 @@ def test_a_template_that_prints_deep_values_refuses_them_as_a_bad_sample() -> No
         nested = [nested]
     template = CHATML.replace("{{ m['content'] }}", "{{ m['content'] }}{{ m | tojson }}")
     messages = (user("a") | {"facts": nested}, assistant("b"))
-    with pytest.raises(mm.DecodeError, match="chat template: maximum recursion depth"):
+    with pytest.raises(mm.errors.DecodeError, match="chat template: maximum recursion depth"):
         mm.TextDecoder(tokenizer(template))(chat(*messages))
 
 
@@ -122,7 +126,7 @@ def test_many_messages_and_parts_are_decoded() -> None:
 def test_too_many_messages_or_parts_are_a_bad_sample(
     messages: list[dict[str, Any]], reason: str
 ) -> None:
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         mm.TextDecoder(tokenizer(CHATML))(chat(*messages))
 
 

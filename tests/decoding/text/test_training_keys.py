@@ -28,7 +28,7 @@ def test_an_answer_that_its_row_excludes_has_no_label(template: str, mark: dict[
 
 
 def test_a_conversation_whose_answers_are_all_excluded_is_a_bad_sample() -> None:
-    with pytest.raises(mm.DecodeError, match="no answer of an assistant that is trained"):
+    with pytest.raises(mm.errors.DecodeError, match="no answer of an assistant that is trained"):
         trained(CHATML, user("hi"), {**assistant("bad"), "weight": 0})
 
 
@@ -37,13 +37,15 @@ def test_a_conversation_whose_answers_are_all_excluded_is_a_bad_sample() -> None
 )
 def test_a_weight_that_is_no_number_from_zero_up_is_a_bad_sample(mark: dict[str, Any]) -> None:
     with pytest.raises(
-        mm.DecodeError, match=r"messages\[1\]: weight is .*; give a number from 0 to"
+        mm.errors.DecodeError, match=r"messages\[1\]: weight is .*; give a number from 0 to"
     ):
         trained(CHATML, user("hi"), {**assistant("so so"), **mark})
 
 
 def test_train_is_all_or_nothing() -> None:
-    with pytest.raises(mm.DecodeError, match=r"messages\[1\]: train is 0.5; give 0 or false"):
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"messages\[1\]: train is 0.5; give 0 or false"
+    ):
         trained(CHATML, user("hi"), {**assistant("so so"), "train": 0.5})
 
 
@@ -78,7 +80,7 @@ def test_an_answer_with_two_marks_has_one_weight() -> None:
 def test_answers_that_a_template_marks_in_another_number_cannot_be_excluded() -> None:
     captured = "{% set all %}" + MARKED.replace("messages %", "messages[2:] %")
     row = user("hi"), {**assistant("bad"), "weight": 0}, user("again"), assistant("good")
-    with pytest.raises(mm.DecodeError, match="marks 1 answers of 2, and the messages say"):
+    with pytest.raises(mm.errors.DecodeError, match="marks 1 answers of 2, and the messages say"):
         trained(captured + "{% endset %}{{ all }}", *row)
 
 
@@ -100,12 +102,14 @@ def test_a_row_without_tools_needs_no_template_for_them(tools: Any) -> None:
 
 @pytest.mark.parametrize("tools", ["a hammer", {"name": "f"}, ["f"], 7])
 def test_tools_that_are_no_list_of_functions_are_a_bad_sample(tools: Any) -> None:
-    with pytest.raises(mm.DecodeError, match="tools: "):
+    with pytest.raises(mm.errors.DecodeError, match="tools: "):
         trained(WITH_TOOLS, user("hi"), assistant("good"), tools=tools)
 
 
 def test_tools_that_the_template_does_not_write_are_refused_or_counted() -> None:
-    with pytest.raises(mm.DecodeError, match="has tools, which the chat template does not write"):
+    with pytest.raises(
+        mm.errors.DecodeError, match="has tools, which the chat template does not write"
+    ):
         trained(CHATML, user("hi"), assistant("good"), tools=TOOLS)
     sample = {"json": {"messages": [user("hi"), assistant("good")], "tools": TOOLS}}
     for action in ("drop", "keep"):

@@ -116,7 +116,7 @@ def test_developers_are_systems_for_a_template_that_does_not_know_them() -> None
     ],
 )
 def test_calls_of_another_form_are_a_bad_sample(turn: dict[str, Any], reason: str) -> None:
-    with pytest.raises(mm.DecodeError, match=rf"messages\[1\]: .*{reason}"):
+    with pytest.raises(mm.errors.DecodeError, match=rf"messages\[1\]: .*{reason}"):
         trained(CALLS, user("q"), turn)
 
 

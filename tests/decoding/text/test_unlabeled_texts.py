@@ -27,7 +27,7 @@ def test_a_prompt_longer_than_max_length_is_a_bad_sample(template: str) -> None:
         f"no token of it is trained: the first answer begins at token {first}, "
         f"max_length is {first}"
     )
-    with pytest.raises(mm.DecodeError, match=reason):
+    with pytest.raises(mm.errors.DecodeError, match=reason):
         mm.TextDecoder(tokenizer(template), max_length=first)(sample)
     one_label = mm.TextDecoder(tokenizer(template), max_length=first + 1)(sample)
     assert np.count_nonzero(one_label["labels"] != -100) == 1
@@ -41,7 +41,7 @@ def test_the_place_of_the_first_answer_counts_the_tokens_of_images() -> None:
     text = mm.TextDecoder(fast, image_length=100)
     first = int(np.flatnonzero(text(sample)["labels"] != -100)[0])
     assert first > 130
-    with pytest.raises(mm.DecodeError, match=f"begins at token {first}, max_length is 120"):
+    with pytest.raises(mm.errors.DecodeError, match=f"begins at token {first}, max_length is 120"):
         mm.TextDecoder(fast, image_length=100, max_length=120)(sample)
 
 
@@ -55,13 +55,13 @@ def test_the_place_of_the_first_answer_counts_the_tokens_of_images() -> None:
 def test_a_conversation_without_an_answer_is_a_bad_sample(
     messages: tuple[dict[str, Any], ...], reason: str
 ) -> None:
-    with pytest.raises(mm.DecodeError, match=f"no token of it is trained: .*{reason}"):
+    with pytest.raises(mm.errors.DecodeError, match=f"no token of it is trained: .*{reason}"):
         mm.TextDecoder(tokenizer(CHATML))(chat(*messages))
 
 
 def test_an_empty_answer_that_the_template_marks_is_a_bad_sample() -> None:
     template = MARKED.replace("<|im_end|>{% endgeneration %}", "{% endgeneration %}")
-    with pytest.raises(mm.DecodeError, match="the assistant's answers are empty"):
+    with pytest.raises(mm.errors.DecodeError, match="the assistant's answers are empty"):
         mm.TextDecoder(tokenizer(template))(chat(user("what?"), assistant("")))
 
 
@@ -70,21 +70,21 @@ def test_the_first_token_of_a_conversation_is_no_label() -> None:
         "{% for m in messages %}{% generation %}{{ m['content'] }}{% endgeneration %}{% endfor %}"
     )
     fast = byte_chat(only)
-    with pytest.raises(mm.DecodeError, match="no token of it is trained"):
+    with pytest.raises(mm.errors.DecodeError, match="no token of it is trained"):
         mm.TextDecoder(fast)(chat(assistant("a")))
     assert mm.TextDecoder(fast)(chat(assistant("ab")))["labels"].size == 2
 
 
 def test_an_empty_caption_is_a_bad_sample_though_special_tokens_are_added_to_it() -> None:
     for sample in ({"txt": b""}, {"txt": ""}):
-        with pytest.raises(mm.DecodeError, match="no token of it is trained: empty text"):
+        with pytest.raises(mm.errors.DecodeError, match="no token of it is trained: empty text"):
             mm.TextDecoder(BYTES)(sample)
     kept = mm.TextDecoder(BYTES, unlabeled_texts="keep")({"txt": b""})
     assert kept["input_ids"].tolist() == [BYTES.bos_token_id, BYTES.eos_token_id]
-    with pytest.raises(mm.DecodeError, match="max_length=2 leaves no text"):
+    with pytest.raises(mm.errors.DecodeError, match="max_length=2 leaves no text"):
         mm.TextDecoder(BYTES, max_length=2)({"txt": b"a cat"})
     fast = byte_chat("")
-    with pytest.raises(mm.DecodeError, match="no token of it is trained: empty text"):
+    with pytest.raises(mm.errors.DecodeError, match="no token of it is trained: empty text"):
         mm.TextDecoder(fast, image_length=4)({"txt": b"", "jpg": b""})
 
 

@@ -133,7 +133,7 @@ def test_a_span_of_time(span: tuple[float, float] | None, wanted: list[int]) -> 
 
 
 def test_a_span_begins_in_the_last_frame_at_the_latest() -> None:
-    with pytest.raises(mm.DecodeError):
+    with pytest.raises(mm.errors.DecodeError):
         mm.VideoDecoder(span="row").plan(video_file("mp4"), {"start_s": 1.2})
 
 
@@ -204,12 +204,12 @@ def test_a_budget_of_pixels_holds_for_all_frames() -> None:
     ids=str,
 )
 def test_a_video_is_refused_before_it_is_decoded(settings: dict[str, Any], message: str) -> None:
-    with pytest.raises(mm.DecodeError, match=message):
+    with pytest.raises(mm.errors.DecodeError, match=message):
         mm.VideoDecoder(**settings).plan(video_file("mp4"))
 
 
 def test_the_end_of_the_time_ends_the_work() -> None:
-    with pytest.raises(mm.TimeoutError, match="timeout_s=1e-06"):
+    with pytest.raises(mm.errors.TimeoutError, match="timeout_s=1e-06"):
         mm.VideoDecoder(timeout_s=1e-6)(video_file("mp4"))
 
 
@@ -218,7 +218,7 @@ def test_earlier_videos_of_a_sample_count_in_its_memory() -> None:
     decoder = mm.VideoDecoder(max_memory=1_000_000)
     limits = decoder.start_limits()
     decoder.plan(data, limits=limits)
-    with pytest.raises(mm.DecodeError, match="and the videos before it 1 MiB"):
+    with pytest.raises(mm.errors.DecodeError, match="and the videos before it 1 MiB"):
         decoder.plan(data, limits=limits.holding(950_000))
 
 
@@ -266,6 +266,6 @@ def test_a_damaged_frame_is_decoded_from_the_start_within_the_limit(
     data = video_file("mp4", num_frames=30, gop=5)
     for limit, expected in ((27, [True]), (28, [True, False])):
         jumps.clear()
-        with pytest.raises(mm.DecodeError, match="damaged"):
+        with pytest.raises(mm.errors.DecodeError, match="damaged"):
             mm.VideoDecoder(indices=(27,), max_decoded_frames=limit)(data)
         assert jumps == expected

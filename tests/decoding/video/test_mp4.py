@@ -64,7 +64,7 @@ def test_frames_that_an_edit_list_leaves_out_are_those_that_ffmpeg_leaves_out(
     edit: tuple[int, int, int], num_frames: int
 ) -> None:
     assert len(mm.VideoDecoder()(edited(*edit))) == num_frames
-    with pytest.raises(mm.DecodeError, match="has no frame in it"):
+    with pytest.raises(mm.errors.DecodeError, match="has no frame in it"):
         mm.VideoDecoder()(edited(0, -1, 1))
 
 
@@ -85,7 +85,9 @@ def test_facts_count_the_frames_that_an_edit_list_leaves(
 def test_a_cut_file_is_a_bad_one() -> None:
     for moov_first in (True, False):
         data = video_file("mp4", moov_first=moov_first)
-        with pytest.raises(mm.DecodeError, match="truncated: 100 bytes are missing at least"):
+        with pytest.raises(
+            mm.errors.DecodeError, match="truncated: 100 bytes are missing at least"
+        ):
             mm.VideoDecoder().plan(data[:-100])
 
 
@@ -97,7 +99,7 @@ def test_damaged_tables_give_no_wrong_frames(name: bytes) -> None:
         data[data.index(name) + position] ^= 0xFF
         try:
             pixels = mm.VideoDecoder(max_decoded_frames=100)(bytes(data))
-        except mm.DecodeError:
+        except mm.errors.DecodeError:
             continue
         numbers = [frame_number(frame) for frame in pixels]
         assert numbers == sorted(numbers) or name in (b"stts", b"stss")
@@ -115,5 +117,5 @@ def test_a_track_header_that_is_cut_states_no_rotation() -> None:
 def test_tables_of_too_many_frames_take_no_memory() -> None:
     data = bytearray(video_file("mp4"))
     struct.pack_into(">II", data, data.index(b"stsz") + 8, 1, 2**32 - 1)
-    with pytest.raises(mm.DecodeError, match="its tables state"):
+    with pytest.raises(mm.errors.DecodeError, match="its tables state"):
         mm.VideoDecoder().plan(bytes(data))

@@ -388,7 +388,7 @@ def _read(trial: Trial, pipeline: mm.Pipeline, shard_of: Mapping[str, int]) -> S
                 for batch in loader:
                     lineage = batch["__lineage__"]
                     steps[lineage.epoch, lineage.step] = rows_of(batch, shard_of.__getitem__)
-        except mm.BadSampleLimitError:
+        except mm.errors.BadSampleLimitError:
             trial.counts["no good sample in a step"] += 1
             return None
     return steps
