@@ -18,13 +18,13 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from mmstream import families as families
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
     from mmstream.baking.bake import bake as bake
     from mmstream.baking.report import BakeReport as BakeReport
     from mmstream.batching.batching import Flat as Flat
     from mmstream.batching.batching import Pack as Pack
     from mmstream.batching.collate import collate as collate
-    from mmstream.batching.mrope import QwenVLPositions as QwenVLPositions
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import ConvertReport as ConvertReport
     from mmstream.converting.convert import convert as convert
@@ -45,43 +45,17 @@ if TYPE_CHECKING:
     from mmstream.dataset.statistics import Statistics as Statistics
     from mmstream.dataset.statistics import statistics as statistics
     from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
-    from mmstream.decoding.audio.features import WhisperFeatures as WhisperFeatures
     from mmstream.decoding.decode import Decode as Decode
     from mmstream.decoding.image.coordinates import Boxes as Boxes
     from mmstream.decoding.image.coordinates import Points as Points
     from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
     from mmstream.decoding.image.geometry import ImageShape as ImageShape
-    from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
-    from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
-    from mmstream.decoding.image.tiles import LlavaOnevisionTiles as LlavaOnevisionTiles
     from mmstream.decoding.media_shapes import AudioShape as AudioShape
     from mmstream.decoding.media_shapes import MediaShapes as MediaShapes
     from mmstream.decoding.media_shapes import VideoShape as VideoShape
     from mmstream.decoding.sample_rng import one_segment as one_segment
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
-    from mmstream.decoding.text.media_lengths import internvl_length as internvl_length
-    from mmstream.decoding.text.media_lengths import llava_next_length as llava_next_length
-    from mmstream.decoding.text.media_lengths import (
-        llava_onevision_length as llava_onevision_length,
-    )
-    from mmstream.decoding.text.media_lengths import (
-        llava_onevision_video_length as llava_onevision_video_length,
-    )
-    from mmstream.decoding.text.media_lengths import (
-        qwen3_omni_audio_length as qwen3_omni_audio_length,
-    )
-    from mmstream.decoding.text.media_lengths import (
-        qwen3_omni_video_length as qwen3_omni_video_length,
-    )
-    from mmstream.decoding.text.media_lengths import qwen3_vl_video_length as qwen3_vl_video_length
-    from mmstream.decoding.text.media_lengths import qwen_audio_length as qwen_audio_length
-    from mmstream.decoding.text.media_lengths import (
-        qwen_omni_video_length as qwen_omni_video_length,
-    )
-    from mmstream.decoding.text.media_lengths import qwen_vl_length as qwen_vl_length
-    from mmstream.decoding.text.media_lengths import qwen_vl_video_length as qwen_vl_video_length
-    from mmstream.decoding.text.media_lengths import smolvlm_video_length as smolvlm_video_length
     from mmstream.decoding.text.placeholders import MediaText as MediaText
     from mmstream.decoding.times import Times as Times
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
@@ -101,7 +75,6 @@ if TYPE_CHECKING:
     from mmstream.errors import StateError as StateError
     from mmstream.errors import StorageError as StorageError
     from mmstream.errors import TimeoutError as TimeoutError
-    from mmstream.integrations.check_packing import check_packing as check_packing
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
     from mmstream.measuring.plan import plan as plan
@@ -109,6 +82,8 @@ if TYPE_CHECKING:
     from mmstream.packing.cost import Cost as Cost
     from mmstream.packing.settings import PackLimits as PackLimits
     from mmstream.pipeline import Pipeline as Pipeline
+    from mmstream.train.check_packing import check_packing as check_packing
+    from mmstream.train.model_inputs import model_inputs as model_inputs
     from mmstream.world import World as World
 
 __version__ = "0.1.0"
@@ -119,7 +94,6 @@ _NAMES_OF = {
     "baking.report": ("BakeReport",),
     "batching.batching": ("Flat", "Pack"),
     "batching.collate": ("collate",),
-    "batching.mrope": ("QwenVLPositions",),
     "batching.split": ("split_rows",),
     "converting.convert": ("ConvertReport", "convert", "finalize"),
     "converting.options": (
@@ -137,28 +111,12 @@ _NAMES_OF = {
     "dataset.open": ("open_dataset",),
     "dataset.statistics": ("Statistics", "statistics"),
     "decoding.audio.decoder": ("AudioDecoder",),
-    "decoding.audio.features": ("WhisperFeatures",),
     "decoding.image.decoder": ("ImageDecoder",),
     "decoding.image.geometry": ("ImageShape",),
-    "decoding.image.tiles": ("LlavaNextTiles", "LlavaOnevisionTiles", "InternVLTiles"),
     "decoding.decode": ("Decode",),
     "decoding.image.coordinates": ("Boxes", "Points"),
     "decoding.media_shapes": ("AudioShape", "MediaShapes", "VideoShape"),
     "decoding.text.decoder": ("TextDecoder",),
-    "decoding.text.media_lengths": (
-        "internvl_length",
-        "llava_next_length",
-        "llava_onevision_length",
-        "llava_onevision_video_length",
-        "qwen3_omni_audio_length",
-        "qwen3_omni_video_length",
-        "qwen3_vl_video_length",
-        "qwen_audio_length",
-        "qwen_omni_video_length",
-        "qwen_vl_length",
-        "qwen_vl_video_length",
-        "smolvlm_video_length",
-    ),
     "decoding.text.placeholders": ("MediaText",),
     "decoding.times": ("Times",),
     "device.normalize": ("Normalize",),
@@ -179,7 +137,6 @@ _NAMES_OF = {
         "ChecksumError",
         "TimeoutError",
     ),
-    "integrations.check_packing": ("check_packing",),
     "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),
     "measuring.plan": ("plan",),
@@ -187,13 +144,15 @@ _NAMES_OF = {
     "order": ("Order",),
     "packing.cost": ("Cost",),
     "pipeline": ("Pipeline",),
+    "train.check_packing": ("check_packing",),
+    "train.model_inputs": ("model_inputs",),
     "decoding.sample_rng": ("one_segment", "sample_rng"),
     "decoding.video.decoder": ("VideoDecoder",),
     "world": ("World",),
 }
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 
-__all__ = sorted(_MODULE_OF)
+__all__ = sorted([*_MODULE_OF, "families"])
 
 if "MMSTREAM_MAIN_PROCESS" in os.environ:  # a worker that imports the main script, which may hang
     import_module("mmstream.processes").follow_while_starting()
@@ -202,6 +161,8 @@ if "MMSTREAM_MAIN_PROCESS" in os.environ:  # a worker that imports the main scri
 if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names
 
     def __getattr__(name: str) -> Any:
+        if name == "families":
+            return import_module("mmstream.families")
         if name not in _MODULE_OF:
             if reason := import_module("mmstream.gone").instead_of(f"mm.{name}"):
                 raise AttributeError(reason)

@@ -18,8 +18,9 @@ from transformers import TrainingArguments
 
 import mmstream as mm
 from mmstream.audit import check_functions
-from mmstream.integrations import (
+from mmstream.train import (
     LoaderTrainer,
+    TrainConfig,
     flash_attention_arguments,
     flex_block_mask,
     megatron_packing,
@@ -27,7 +28,6 @@ from mmstream.integrations import (
     preference_inputs,
     torchtitan_batch,
 )
-from mmstream.train import TrainConfig
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 
@@ -89,7 +89,11 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         mm.PackLimits: {"max_tokens": 64},
         mm.Pipeline: {"dataset": dataset, "global_batch_size": 2},
         mm.Points: {"source": "json.points"},
-        mm.QwenVLPositions: {"image_token_id": 1, "video_token_id": 2, "patch_size": 14},
+        mm.families.qwen_vl.QwenVLPositions: {
+            "image_token_id": 1,
+            "video_token_id": 2,
+            "patch_size": 14,
+        },
         mm.Splitting: {"splits": {"a": 1.0}},
         mm.TextDecoder: {"tokenizer": tokenizer},
         mm.Times: {"source": "json.times", "follows": "video"},
@@ -99,6 +103,8 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         mm.collate: {"samples": [{"txt": b"a"}]},
         mm.convert: {"rows": [{"text": "a"}], "dest": "converted", **quiet},
         mm.finalize: {"dest": f"{folder}/rows"},
+        mm.families.of: {"model": "llama"},
+        mm.families.whisper.WhisperFeatures: {},
         mm.find_duplicates: {"dataset": dataset, **quiet},
         mm.find_leaks: {"a": dataset, "b": dataset, **quiet},
         mm.one_segment: {"sample": dataset[0]},
@@ -129,6 +135,13 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         check_functions: {"pipeline": pipeline},
     }
     others = [getattr(mm, name) for name in mm.__all__ if name not in MADE_BY_MMSTREAM]
+    modules = filter(inspect.ismodule, vars(mm.families).values())
+    others += [
+        getattr(module, name)
+        for module in modules
+        for name in vars(module)
+        if name.endswith(("image_length", "video_length", "audio_length", "Tiles"))
+    ]
     errors = [each for each in others if inspect.isclass(each) and issubclass(each, Exception)]
     makers = [
         getattr(each, name)
@@ -141,7 +154,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
 
 MADE_BY_MMSTREAM = {
     *("AudioShape", "BakeReport", "ConvertReport", "Dataset", "ImageShape", "LazyBytes"),
-    *("MediaShapes", "MediaText", "Order", "Statistics", "VideoShape"),
+    *("MediaShapes", "MediaText", "Order", "Statistics", "VideoShape", "families"),
 }
 """Users read these and do not make them."""
 

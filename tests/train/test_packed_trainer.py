@@ -11,9 +11,9 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import mmstream as mm
-from mmstream.integrations import LoaderTrainer, model_inputs
-from mmstream.integrations.trainer import token_loss
+from mmstream.train import LoaderTrainer, model_inputs
 from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.train.trainer import token_loss
 from tests.helpers.corpora import write_corpus
 from tests.helpers.families import transformers
 from tests.helpers.packs import llama
