@@ -83,7 +83,7 @@ if TYPE_CHECKING:
     from mmstream.packing.settings import PackLimits as PackLimits
     from mmstream.pipeline import Pipeline as Pipeline
     from mmstream.train.check_packing import check_packing as check_packing
-    from mmstream.train.model_inputs import model_inputs as model_inputs
+    from mmstream.train.inputs import model_inputs as model_inputs
     from mmstream.world import World as World
 
 __version__ = "0.1.0"
@@ -145,7 +145,7 @@ _NAMES_OF = {
     "packing.cost": ("Cost",),
     "pipeline": ("Pipeline",),
     "train.check_packing": ("check_packing",),
-    "train.model_inputs": ("model_inputs",),
+    "train.inputs": ("model_inputs",),
     "decoding.sample_rng": ("one_segment", "sample_rng"),
     "decoding.video.decoder": ("VideoDecoder",),
     "world": ("World",),

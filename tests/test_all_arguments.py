@@ -17,6 +17,7 @@ import torch
 from transformers import TrainingArguments
 
 import mmstream as mm
+from mmstream import model_inputs
 from mmstream.audit import check_functions
 from mmstream.train import (
     LoaderTrainer,
@@ -24,7 +25,6 @@ from mmstream.train import (
     flash_attention_arguments,
     flex_block_mask,
     megatron_packing,
-    model_inputs,
     preference_inputs,
     torchtitan_batch,
 )

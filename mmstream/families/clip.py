@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from mmstream.errors import ConfigError
-from mmstream.families.family import Family, Inputs, Medium, Pictures
+from mmstream.families.family import Family, Medium, Pictures
 from mmstream.types import Batch
 
 
@@ -26,7 +26,7 @@ class TwoTowers(Family):
 
     def row_inputs(
         self, batch: Batch, media: dict[str, Medium], config: Any, label_field: str
-    ) -> Inputs:
+    ) -> dict[str, Any]:
         """Return texts and pictures. Rows that are not valid are left out: all are compared."""
         inputs: dict[str, Any] = {}
         if hasattr(batch.get("input_ids"), "shape"):

@@ -250,7 +250,7 @@ class Family:
 
     def row_inputs(
         self, batch: Batch, media: dict[str, Medium], config: Any, label_field: str
-    ) -> Inputs:
+    ) -> dict[str, Any]:
         """Return all arguments of a model that takes one medium a row."""
         raise NotImplementedError
 

@@ -7,12 +7,10 @@ from functools import partial
 from typing import Any
 
 from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.image.tiles import InternVLTiles
+from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
 from mmstream.decoding.text.placeholders import ImageLength
 from mmstream.families.family import Blank, Family, Inputs, Pictures, TokenCount, side_of
 from mmstream.wrong_arguments import PositiveInt, checked
-
-__all__ = ["InternVLTiles"]
 
 
 @checked()

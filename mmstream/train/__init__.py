@@ -13,7 +13,7 @@ models.py       which model, and the pipelines of training and validation: clip.
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
 loader's state. Models and trainers of other libraries get their batches here:
 
-model_inputs.py   `mm.model_inputs`: the arguments of a model of transformers; arguments.py makes
+inputs.py         `mm.model_inputs`: the arguments of a model of transformers; arguments.py makes
                   them, packed_text.py those of flat batches
 check_packing.py  `mm.check_packing`: whether a model keeps documents apart, measured
 flat_batches.py   flat batches for models of your own

@@ -1,6 +1,6 @@
 """The keyword arguments of a Hugging Face model's forward pass, from a batch.
 
-    model_inputs.py, check_packing.py -> `model_arguments`
+    inputs.py, check_packing.py -> `model_arguments`
 
 Text is the same for all models: ids, mask and labels. What differs is asked of the model's family:
 in which form it takes pictures, videos and audio, how many tokens they take, positions.

@@ -22,7 +22,7 @@ from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import next_tokens, summed_loss, target_weights
 from mmstream.errors import ConfigError
 from mmstream.families import qwen_vl
-from mmstream.train.model_inputs import model_inputs
+from mmstream.train.inputs import model_inputs
 from mmstream.train.tokenizer import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
 

@@ -25,7 +25,7 @@ from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.loader.loader import Loader
 from mmstream.state import state_at
-from mmstream.train.model_inputs import model_inputs
+from mmstream.train.inputs import model_inputs
 from mmstream.train.preferences import preference_inputs
 from mmstream.types import IGNORED_LABEL, Batch
 from mmstream.wrong_arguments import checked

@@ -278,8 +278,11 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "takes features, and the batch has samples of 'aud": (
         "qwen2_audio",
         {
-            **{"image": [], "video": [], "video_frames": None},
-            **{"audio_features": None, "audio": torch.zeros(2, 100)},
+            "image": [],
+            "video": [],
+            "video_frames": None,
+            "audio_features": None,
+            "audio": torch.zeros(2, 100),
         },
     ),
 }

@@ -11,7 +11,8 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import mmstream as mm
-from mmstream.train import LoaderTrainer, model_inputs
+from mmstream import model_inputs
+from mmstream.train import LoaderTrainer
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.trainer import token_loss
 from tests.helpers.corpora import write_corpus
