@@ -19,12 +19,12 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from mmstream import errors as errors
+    from mmstream import families as families
     from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
     from mmstream.baking.bake import bake as bake
     from mmstream.batching.batching import Flat as Flat
     from mmstream.batching.batching import Pack as Pack
     from mmstream.batching.collate import collate as collate
-    from mmstream.batching.mrope import QwenVLPositions as QwenVLPositions
     from mmstream.batching.split import split_rows as split_rows
     from mmstream.converting.convert import convert as convert
     from mmstream.converting.convert import finalize as finalize
@@ -42,39 +42,13 @@ if TYPE_CHECKING:
     from mmstream.dataset.open import open_dataset as open_dataset
     from mmstream.dataset.statistics import statistics as statistics
     from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
-    from mmstream.decoding.audio.features import WhisperFeatures as WhisperFeatures
     from mmstream.decoding.decode import Decode as Decode
     from mmstream.decoding.image.coordinates import Boxes as Boxes
     from mmstream.decoding.image.coordinates import Points as Points
     from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
-    from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
-    from mmstream.decoding.image.tiles import LlavaNextTiles as LlavaNextTiles
-    from mmstream.decoding.image.tiles import LlavaOnevisionTiles as LlavaOnevisionTiles
     from mmstream.decoding.sample_rng import one_segment as one_segment
     from mmstream.decoding.sample_rng import sample_rng as sample_rng
     from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
-    from mmstream.decoding.text.media_lengths import internvl_length as internvl_length
-    from mmstream.decoding.text.media_lengths import llava_next_length as llava_next_length
-    from mmstream.decoding.text.media_lengths import (
-        llava_onevision_length as llava_onevision_length,
-    )
-    from mmstream.decoding.text.media_lengths import (
-        llava_onevision_video_length as llava_onevision_video_length,
-    )
-    from mmstream.decoding.text.media_lengths import (
-        qwen3_omni_audio_length as qwen3_omni_audio_length,
-    )
-    from mmstream.decoding.text.media_lengths import (
-        qwen3_omni_video_length as qwen3_omni_video_length,
-    )
-    from mmstream.decoding.text.media_lengths import qwen3_vl_video_length as qwen3_vl_video_length
-    from mmstream.decoding.text.media_lengths import qwen_audio_length as qwen_audio_length
-    from mmstream.decoding.text.media_lengths import (
-        qwen_omni_video_length as qwen_omni_video_length,
-    )
-    from mmstream.decoding.text.media_lengths import qwen_vl_length as qwen_vl_length
-    from mmstream.decoding.text.media_lengths import qwen_vl_video_length as qwen_vl_video_length
-    from mmstream.decoding.text.media_lengths import smolvlm_video_length as smolvlm_video_length
     from mmstream.decoding.times import Times as Times
     from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
     from mmstream.device.normalize import Normalize as Normalize
@@ -85,7 +59,6 @@ if TYPE_CHECKING:
     from mmstream.errors import SampleError as SampleError
     from mmstream.errors import SkipSample as SkipSample
     from mmstream.errors import StateError as StateError
-    from mmstream.integrations.check_packing import check_packing as check_packing
     from mmstream.lazy_bytes import LazyBytes as LazyBytes
     from mmstream.loader.loader import Loader as Loader
     from mmstream.measuring.plan import plan as plan
@@ -93,6 +66,8 @@ if TYPE_CHECKING:
     from mmstream.packing.cost import Cost as Cost
     from mmstream.packing.settings import PackLimits as PackLimits
     from mmstream.pipeline import Pipeline as Pipeline
+    from mmstream.train.check_packing import check_packing as check_packing
+    from mmstream.train.inputs import model_inputs as model_inputs
     from mmstream.world import World as World
 
 __version__ = "0.1.0"
@@ -102,7 +77,6 @@ _NAMES_OF = {
     "baking.bake": ("bake",),
     "batching.batching": ("Flat", "Pack"),
     "batching.collate": ("collate",),
-    "batching.mrope": ("QwenVLPositions",),
     "batching.split": ("split_rows",),
     "converting.convert": ("convert", "finalize"),
     "converting.options": (
@@ -120,32 +94,15 @@ _NAMES_OF = {
     "dataset.open": ("open_dataset",),
     "dataset.statistics": ("statistics",),
     "decoding.audio.decoder": ("AudioDecoder",),
-    "decoding.audio.features": ("WhisperFeatures",),
     "decoding.image.decoder": ("ImageDecoder",),
-    "decoding.image.tiles": ("LlavaNextTiles", "LlavaOnevisionTiles", "InternVLTiles"),
     "decoding.decode": ("Decode",),
     "decoding.image.coordinates": ("Boxes", "Points"),
     "decoding.text.decoder": ("TextDecoder",),
-    "decoding.text.media_lengths": (
-        "internvl_length",
-        "llava_next_length",
-        "llava_onevision_length",
-        "llava_onevision_video_length",
-        "qwen3_omni_audio_length",
-        "qwen3_omni_video_length",
-        "qwen3_vl_video_length",
-        "qwen_audio_length",
-        "qwen_omni_video_length",
-        "qwen_vl_length",
-        "qwen_vl_video_length",
-        "smolvlm_video_length",
-    ),
     "decoding.times": ("Times",),
     "device.normalize": ("Normalize",),
     "device.to_device": ("to_device",),
     "display.notebook": ("show",),
     "errors": ("ConfigError", "MMStreamError", "SampleError", "SkipSample", "StateError"),
-    "integrations.check_packing": ("check_packing",),
     "lazy_bytes": ("LazyBytes",),
     "loader.loader": ("Loader",),
     "measuring.plan": ("plan",),
@@ -153,11 +110,13 @@ _NAMES_OF = {
     "order": ("Order",),
     "packing.cost": ("Cost",),
     "pipeline": ("Pipeline",),
+    "train.check_packing": ("check_packing",),
+    "train.inputs": ("model_inputs",),
     "decoding.sample_rng": ("one_segment", "sample_rng"),
     "decoding.video.decoder": ("VideoDecoder",),
     "world": ("World",),
 }
-_MODULES = ("errors",)  # modules that are public names themselves
+_MODULES = ("errors", "families")  # modules that are public names themselves
 _MODULE_OF = {name: module for module, names in _NAMES_OF.items() for name in names}
 _MODULE_OF |= {name: name for name in _MODULES}
 

@@ -7,6 +7,24 @@ package for its public names, and `mmstream.wrong_arguments.checked` for argumen
 from __future__ import annotations
 
 INSTEAD = {
+    "mm.integrations": "use mm.model_inputs, and mmstream.train for trainers and flat batches",
+    "mm.qwen_vl_length": "use mm.families.qwen_vl.image_length",
+    "mm.qwen_vl_video_length": "use mm.families.qwen_vl.video_length",
+    "mm.qwen3_vl_video_length": "use mm.families.qwen_vl.qwen3_video_length",
+    "mm.qwen_omni_video_length": "use mm.families.qwen_omni.video_length",
+    "mm.qwen3_omni_video_length": "use mm.families.qwen_omni.qwen3_video_length",
+    "mm.qwen_audio_length": "use mm.families.qwen_audio.audio_length",
+    "mm.qwen3_omni_audio_length": "use mm.families.qwen_omni.qwen3_audio_length",
+    "mm.llava_next_length": "use mm.families.llava.next_image_length",
+    "mm.llava_onevision_length": "use mm.families.llava.onevision_image_length",
+    "mm.llava_onevision_video_length": "use mm.families.llava.onevision_video_length",
+    "mm.internvl_length": "use mm.families.internvl.image_length",
+    "mm.smolvlm_video_length": "use mm.families.idefics.smolvlm_video_length",
+    "mm.LlavaNextTiles": "use mm.families.llava.LlavaNextTiles",
+    "mm.LlavaOnevisionTiles": "use mm.families.llava.LlavaOnevisionTiles",
+    "mm.InternVLTiles": "use mm.families.internvl.InternVLTiles",
+    "mm.QwenVLPositions": "use mm.families.qwen_vl.QwenVLPositions",
+    "mm.WhisperFeatures": "use mm.families.whisper.WhisperFeatures",
     "mm.measure": "mm.plan(pipeline) measures and plans; measure_only=True gives lengths alone",
     "mm.plan_packs": "mm.plan(pipeline) measures and plans",
     "mmstream measure": "`mmstream plan URL --max-tokens T --pipeline module:object` measures and "

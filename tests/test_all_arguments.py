@@ -17,17 +17,17 @@ import torch
 from transformers import TrainingArguments
 
 import mmstream as mm
+from mmstream import model_inputs
 from mmstream.audit import check_functions
-from mmstream.integrations import (
+from mmstream.train import (
     LoaderTrainer,
+    TrainConfig,
     flash_attention_arguments,
     flex_block_mask,
     megatron_packing,
-    model_inputs,
     preference_inputs,
     torchtitan_batch,
 )
-from mmstream.train import TrainConfig
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 
@@ -89,7 +89,11 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         mm.PackLimits: {"max_tokens": 64},
         mm.Pipeline: {"dataset": dataset, "global_batch_size": 2},
         mm.Points: {"source": "json.points"},
-        mm.QwenVLPositions: {"image_token_id": 1, "video_token_id": 2, "patch_size": 14},
+        mm.families.qwen_vl.QwenVLPositions: {
+            "image_token_id": 1,
+            "video_token_id": 2,
+            "patch_size": 14,
+        },
         mm.Splitting: {"splits": {"a": 1.0}},
         mm.TextDecoder: {"tokenizer": tokenizer},
         mm.Times: {"source": "json.times", "follows": "video"},
@@ -99,6 +103,8 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         mm.collate: {"samples": [{"txt": b"a"}]},
         mm.convert: {"rows": [{"text": "a"}], "dest": "converted", **quiet},
         mm.finalize: {"dest": f"{folder}/rows"},
+        mm.families.of: {"model": "llama"},
+        mm.families.whisper.WhisperFeatures: {},
         mm.find_duplicates: {"dataset": dataset, **quiet},
         mm.find_leaks: {"a": dataset, "b": dataset, **quiet},
         mm.one_segment: {"sample": dataset[0]},
@@ -130,6 +136,13 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
     }
     names = [name for name in mm.__all__ if name not in MADE_BY_MMSTREAM]
     others = [each for each in (getattr(mm, name) for name in names) if callable(each)]
+    modules = filter(inspect.ismodule, vars(mm.families).values())
+    others += [
+        getattr(module, name)
+        for module in modules
+        for name in vars(module)
+        if name.endswith(("image_length", "video_length", "audio_length", "Tiles"))
+    ]
     errors = [each for each in others if inspect.isclass(each) and issubclass(each, Exception)]
     makers = [
         getattr(each, name)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import importlib
+
 import pytest
 from click.testing import CliRunner
 
@@ -38,6 +40,11 @@ def test_a_public_name_that_is_gone_is_an_attribute_error_with_what_to_use():
     with pytest.raises(AttributeError, match=r"^mm\.guess is gone: count instead$"):
         mm.guess  # noqa: B018
     assert not hasattr(mm, "guess")
+
+
+def test_a_package_that_is_gone_says_where_its_names_are():
+    with pytest.raises(ImportError, match=r"^mm\.integrations is gone: use mm\.model_inputs, and"):
+        importlib.import_module("mmstream.integrations")
 
 
 def test_what_the_table_names_is_not_there():

@@ -108,6 +108,26 @@ def test_the_server_preloads_where_mmstream_is_found_through_the_current_folder(
     assert num_preloaded > PRELOADED
 
 
+def test_a_model_type_finds_no_package_of_the_current_folder(tmp_path, planted):
+    """As in a notebook, where the current folder is on Python's path."""
+    for suffix in ("dist-info", "egg-info"):
+        info = planted / f"stranger-1.0.{suffix}"
+        info.mkdir()
+        (info / "entry_points.txt").write_text("[mmstream.families]\nstranger = stranger:FAMILY\n")
+        (info / "METADATA").write_text("Metadata-Version: 2.1\nName: stranger\nVersion: 1.0\n")
+    (planted / "stranger.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'a').write('stranger')")
+    for name in NAMES:  # which the import of mmstream would run, as the user has asked for them
+        (planted / f"{name}.py").unlink()
+    text = run(
+        planted,
+        "-c",
+        "from mmstream.families.registry import family_of_type\n"
+        "print(family_of_type('stranger'), family_of_type('qwen2_vl').takes)",
+    )
+    assert text == "None ('image', 'video')\n"
+    assert not (tmp_path / "ran").exists()
+
+
 def test_commands_run_no_module_of_the_current_folder(tmp_path, planted):
     command = str(tmp_path / "mmstream_command.py")  # as pip writes it
     Path(command).write_text(

@@ -40,7 +40,8 @@ def test_what_type_checkers_see_is_what_is_imported():
         for module, names in mm._NAMES_OF.items()
         for name in names
     }
-    assert seen == homes | {name: ("mmstream", name) for name in mm._MODULES}
+    modules = {name: ("mmstream", name) for name in mm._MODULES}
+    assert seen == homes | modules
 
 
 def test_the_errors_are_one_tree_and_built_from_one_string():

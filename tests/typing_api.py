@@ -33,7 +33,7 @@ def look(folder: Path) -> None:
 
 
 def recordings(data: bytes, processor: Any) -> None:
-    features = mm.WhisperFeatures(num_mels=128, padding="max")
+    features = mm.families.whisper.WhisperFeatures(num_mels=128, padding="max")
     assert_type(mm.AudioDecoder.from_processor(processor), mm.AudioDecoder)
     decoder = mm.AudioDecoder(features=features, crop="random", duration_s=5)
     plan = decoder.plan(data, {"start_s": 0.0}, rng=np.random.default_rng(0))

@@ -14,7 +14,9 @@ PROCESSOR = Qwen2VLImageProcessor(size={"shortest_edge": 56 * 56, "longest_edge"
 def make_pipeline(shards: str) -> mm.Pipeline:
     """Return a pipeline of pictures and captions: 16 rows per step, over all ranks."""
     image = mm.ImageDecoder.from_processor(PROCESSOR)
-    text = mm.TextDecoder(TOKENIZER, max_length=160, image_length=mm.qwen_vl_length())
+    text = mm.TextDecoder(
+        TOKENIZER, max_length=160, image_length=mm.families.qwen_vl.image_length()
+    )
     return mm.Pipeline(
         mm.open_dataset(shards),
         global_batch_size=16,

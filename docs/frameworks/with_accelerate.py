@@ -10,7 +10,6 @@ from accelerate import Accelerator
 from shared import PROCESSOR, make_model, make_optimizer, make_pipeline
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
@@ -25,7 +24,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         accelerator.load_state(saved[-1].parent)
     while loader.state_dict()["epoch"] < 2:
         for batch in mm.to_device(loader, accelerator.device):
-            inputs = model_inputs(batch, model, normalize=PROCESSOR)
+            inputs = mm.model_inputs(batch, model, normalize=PROCESSOR)
             accelerator.backward(model(**inputs).loss)
             optimizer.step()
             optimizer.zero_grad()

@@ -13,7 +13,6 @@ from torch.distributed.checkpoint.state_dict import get_state_dict, set_state_di
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
 
 
 class Training:
@@ -47,7 +46,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         dcp.load(app, checkpoint_id=saved[-1].parent)
     while loader.state_dict()["epoch"] < 2:
         for batch in loader:
-            model(**model_inputs(batch, model, normalize=PROCESSOR)).loss.backward()
+            model(**mm.model_inputs(batch, model, normalize=PROCESSOR)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             state = loader.state_dict()

@@ -12,7 +12,7 @@ from lightning.pytorch.callbacks import ModelCheckpoint
 from shared import PROCESSOR, make_model, make_optimizer, make_pipeline
 
 import mmstream as mm
-from mmstream.integrations import LightningLoaderState, model_inputs
+from mmstream.train import LightningLoaderState
 
 
 class Captions(lightning.LightningModule):
@@ -23,7 +23,7 @@ class Captions(lightning.LightningModule):
         self.model = make_model()
 
     def training_step(self, batch, batch_idx):
-        return self.model(**model_inputs(batch, self.model, normalize=PROCESSOR)).loss
+        return self.model(**mm.model_inputs(batch, self.model, normalize=PROCESSOR)).loss
 
     def configure_optimizers(self):
         return make_optimizer(self)

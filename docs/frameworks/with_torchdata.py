@@ -13,7 +13,6 @@ from torch.nn.parallel import DistributedDataParallel
 from torchdata.stateful_dataloader import StatefulDataLoader
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:
@@ -32,7 +31,7 @@ def train(shards: str, out: str, num_workers: int = 0) -> None:
         epoch = saved["batches"]["dataset_state"]["epoch"]
     for _ in range(epoch, 2):
         for batch in batches:
-            model(**model_inputs(batch, model, normalize=PROCESSOR)).loss.backward()
+            model(**mm.model_inputs(batch, model, normalize=PROCESSOR)).loss.backward()
             optimizer.step()
             optimizer.zero_grad()
             if (

@@ -9,7 +9,7 @@ from shared import PROCESSOR, make_model, make_pipeline
 from transformers import TrainingArguments
 
 import mmstream as mm
-from mmstream.integrations import LoaderTrainer
+from mmstream.train import LoaderTrainer
 
 
 def train(shards: str, out: str, num_workers: int = 0) -> None:

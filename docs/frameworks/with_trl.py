@@ -11,7 +11,7 @@ from transformers import Qwen2VLProcessor, Qwen2VLVideoProcessor
 from trl import SFTConfig, SFTTrainer
 
 import mmstream as mm
-from mmstream.integrations import LoaderTrainerMixin
+from mmstream.train import LoaderTrainerMixin
 
 
 class PackTrainer(LoaderTrainerMixin, SFTTrainer):

@@ -5,7 +5,6 @@ values.py    what it makes of fields that are neither pictures nor tokens
 media.py     joins the videos and recordings of a step
 batching.py  settings of batches without padding: `Flat` and `Pack`
 flat.py      makes them: documents one behind the other
-mrope.py     positions of Qwen-VL: time, height and width
 valid.py     tells which tokens belong to rows that are not valid, and which are targets; their loss
 split.py     cuts a delivered batch into micro-batches
 """

@@ -7,24 +7,14 @@ None is what `collate` makes: one row per sample, padded to the longest.
 from __future__ import annotations
 
 from dataclasses import KW_ONLY, dataclass
-from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
+from typing import Any, Literal, Protocol, runtime_checkable
 
 from mmstream.errors import ConfigError
+from mmstream.families.family import DocumentMedia
 from mmstream.packing.cost import Cost
 from mmstream.packing.settings import PackLimits
 from mmstream.types import IntArray
 from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked
-
-
-class DocumentMedia(NamedTuple):
-    """What positions depend on beside the tokens of a document."""
-
-    images: list[tuple[int, int]]
-    """Height and width of each picture in pixels, in the order of the text."""
-    videos: list[tuple[int, int, int]]
-    """Frames, height and width of each video."""
-    fps: list[float]
-    """Frames per second of each video."""
 
 
 @runtime_checkable
@@ -36,7 +26,8 @@ class Positions(Protocol):
 
 
 _ADVICE = {
-    "positions": "give a rule, such as mm.QwenVLPositions.from_config(model.config)",
+    "positions": "give a rule, such as "
+    "mm.families.qwen_vl.QwenVLPositions.from_config(model.config)",
     "cost": "give an mm.Cost, such as mm.Cost.from_config(model.config)",
 }
 
@@ -59,7 +50,8 @@ class Flat:
             packs it is that of the plan, which leaves room for it.
         pad_documents_to: Number of documents in ``cu_seq_lens_q``, for compiled models that need
             one shape. Documents without a token are added at the end. None: as many as there are.
-        positions: A rule of models whose positions have several dimensions: `mm.QwenVLPositions`.
+        positions: A rule of models whose positions have several dimensions:
+            `mm.families.qwen_vl.QwenVLPositions`.
             None: positions count the tokens of each document.
         first_position: The position of the first token of a document: 2 for models that count as
             RoBERTa does.

@@ -426,5 +426,5 @@ def _refuse_regrouping(caller: FrameType) -> None:
         raise ConfigError(
             "a Loader yields finished batches of this rank: DataLoader(loader, batch_size=None, "
             "num_workers=0); in the Trainer of transformers, "
-            "mmstream.integrations.LoaderTrainer(model, args, train_dataset=loader)"
+            "mmstream.train.LoaderTrainer(model, args, train_dataset=loader)"
         )

@@ -30,6 +30,7 @@ from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, escaped
+from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.loader.watchdog import StallLimits
 from mmstream.order.checks import reshuffle_of
 from mmstream.pipeline import Pipeline, needs_no_worker, needs_one_thread
@@ -116,6 +117,9 @@ def rank_settings(
     del policy["BadSamplePolicy.quarantine"]  # a folder of this machine
     settings |= policy
     settings |= {f"version of {name}": _version(name) for name in packages}
+    positions = getattr(pipeline.batching, "positions", None)
+    own = versions_of(*settings_of_families(pipeline.decode), positions)
+    settings |= {f"version of {name}": text for name, text in own.items()}
     return {name: _cut(described(value)) for name, value in settings.items()}
 
 

@@ -35,6 +35,7 @@ from mmstream.decoding.sample_rng import kept_generators
 from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform, one_by_one
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder, TextLengths
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
+from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.packing.measure_file import COLUMNS
 from mmstream.progress import Progress
 from mmstream.reading.lookup import FixedDraws
@@ -345,7 +346,9 @@ def settings_of(
     text = decode.text
     assert text is not None
     tokenizer = text.tokenizer
+    versions = versions_of(*settings_of_families(decode))
     return {
+        **({"versions of families": versions} if versions else {}),
         "tokenizer": _sha256(core_without_limits(tokenizer)),
         "chat_template": _sha256(str(getattr(tokenizer, "chat_template", None) or "")),
         "text": _fields(text, _OTHER_FIELDS),

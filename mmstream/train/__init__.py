@@ -11,17 +11,61 @@ models.py       which model, and the pipelines of training and validation: clip.
                 chat.py (images, videos), speech.py; tokenizer.py: folders of transformers
 
 A trainer of your own needs only `mmstream.to_device`, and the two lines that save and load the
-loader's state.
+loader's state. Models and trainers of other libraries get their batches here:
+
+inputs.py         `mm.model_inputs`: the arguments of a model of transformers; arguments.py makes
+                  them, packed_text.py those of flat batches
+check_packing.py  `mm.check_packing`: whether a model keeps documents apart, measured
+flat_batches.py   flat batches for models of your own
+trainer.py        `LoaderTrainer`: the Trainer of transformers, on a loader
+lightning.py      `LightningLoaderState`: the state of a loader in checkpoints of Lightning
+preferences.py    `preference_inputs`: chosen and rejected answers, for TRL
+
+These names are imported when they are first used: each needs the library that it is for.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from importlib import import_module
+from typing import TYPE_CHECKING, Any
 
 from mmstream.train.config import TrainConfig, TrainResult
 from mmstream.wrong_arguments import checked
 
-__all__ = ["TrainConfig", "TrainResult", "train"]
+if TYPE_CHECKING:
+    from mmstream.train.check_packing import PackingCheck as PackingCheck
+    from mmstream.train.flat_batches import flash_attention_arguments as flash_attention_arguments
+    from mmstream.train.flat_batches import flex_block_mask as flex_block_mask
+    from mmstream.train.flat_batches import megatron_packing as megatron_packing
+    from mmstream.train.flat_batches import torchtitan_batch as torchtitan_batch
+    from mmstream.train.lightning import LightningLoaderState as LightningLoaderState
+    from mmstream.train.preferences import preference_inputs as preference_inputs
+    from mmstream.train.trainer import LoaderState as LoaderState
+    from mmstream.train.trainer import LoaderTrainer as LoaderTrainer
+    from mmstream.train.trainer import LoaderTrainerMixin as LoaderTrainerMixin
+
+_MODULE_OF = {
+    "LightningLoaderState": "lightning",
+    "LoaderState": "trainer",
+    "LoaderTrainer": "trainer",
+    "LoaderTrainerMixin": "trainer",
+    "PackingCheck": "check_packing",
+    "flash_attention_arguments": "flat_batches",
+    "flex_block_mask": "flat_batches",
+    "megatron_packing": "flat_batches",
+    "preference_inputs": "preferences",
+    "torchtitan_batch": "flat_batches",
+}
+
+__all__ = ["TrainConfig", "TrainResult", "train", *_MODULE_OF]
+
+
+if not TYPE_CHECKING:  # a type checker reads the imports above, and reports other names
+
+    def __getattr__(name: str) -> Any:
+        if name not in _MODULE_OF:
+            raise AttributeError(f"module 'mmstream.train' has no attribute {name!r}")
+        return getattr(import_module(f"mmstream.train.{_MODULE_OF[name]}"), name)
 
 
 @checked({"config": "give mmstream.train.TrainConfig(...)"})

@@ -3,7 +3,7 @@
     models.open_model -> `load_chat`, `chat_decode`
 
 The folder's processor says how large images and frames are, and how many frames a video has. So a
-batch has media of many sizes, and `mmstream.integrations.model_inputs` arranges them.
+batch has media of many sizes, and `mm.model_inputs` arranges them.
 
 The loss is a sum over the tokens of the assistant, so it can be cut into micro-batches and ranks. A
 batch without any image or video gets a blank image from `model_inputs`, so that every parameter has
@@ -21,14 +21,15 @@ from torch import Tensor, nn
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import next_tokens, summed_loss, target_weights
 from mmstream.errors import ConfigError
-from mmstream.integrations import model_inputs
+from mmstream.families import qwen_vl
+from mmstream.train.inputs import model_inputs
 from mmstream.train.tokenizer import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
 
 if TYPE_CHECKING:
     from mmstream.decoding.decode import Decode
 
-CHAT_FAMILIES = ("qwen2_vl", "qwen2_5_vl", "qwen3_vl")
+CHAT_FAMILIES = tuple(qwen_vl.FAMILIES)
 """The ``model_type`` of models whose processors say how images and videos are decoded."""
 
 
@@ -118,11 +119,6 @@ def chat_decode(
     from mmstream.decoding.decode import Decode
     from mmstream.decoding.image.decoder import ImageDecoder
     from mmstream.decoding.text.decoder import TextDecoder
-    from mmstream.decoding.text.media_lengths import (
-        qwen3_vl_video_length,
-        qwen_vl_length,
-        qwen_vl_video_length,
-    )
     from mmstream.decoding.video.decoder import VideoDecoder
 
     processor = load_pretrained(AutoProcessor, folder, f"{folder}: no processor")
@@ -130,14 +126,14 @@ def chat_decode(
     for name in ("image_mean", "image_std"):
         if tuple(getattr(images, name)) != tuple(getattr(videos, name)):
             raise ConfigError(f"{folder}: {name} differs between images and videos")
-    has_times = read_json(Path(folder, "config.json")).get("model_type") == "qwen3_vl"
-    video_length = qwen3_vl_video_length if has_times else qwen_vl_video_length
+    model_type = read_json(Path(folder, "config.json")).get("model_type")
+    video_length = qwen_vl.FAMILIES[str(model_type)].video_length
     text = TextDecoder(
         tokenizer,
         max_length=max_length,
         field=field,
         image_token="<|image_pad|>",
-        image_length=qwen_vl_length(images.patch_size, images.merge_size),
+        image_length=qwen_vl.image_length(images.patch_size, images.merge_size),
         video_token="<|video_pad|>",
         video_length=video_length(videos.patch_size, videos.merge_size, videos.temporal_patch_size),
     )

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import summed_loss, valid_labels
-from mmstream.integrations import model_inputs
+from mmstream.train.inputs import model_inputs
 from mmstream.train.tokenizer import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
 

@@ -260,7 +260,7 @@ def test_videos_and_audio_features_come_back(tmp_path: Path) -> None:
     folder = write_corpus(tmp_path / "corpus", [6, 5], fields)
     decode = mm.Decode(
         video=mm.VideoDecoder(num_frames=2, size=32),
-        audio=mm.AudioDecoder(sample_rate=16_000, features=mm.WhisperFeatures()),
+        audio=mm.AudioDecoder(sample_rate=16_000, features=mm.families.whisper.WhisperFeatures()),
     )
     source = pipeline(folder, decode, global_batch_size=3)
     assert_same_batches(source, bake(source, tmp_path / "baked", global_batch_size=3))

@@ -12,7 +12,7 @@ import torch
 
 import mmstream as mm
 from mmstream.batching.flat import flatten
-from mmstream.integrations import megatron_packing
+from mmstream.train import megatron_packing
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 

@@ -162,9 +162,7 @@ def test_files_are_joined_without_losing_a_row_and_each_may_be_of_another_kind(t
 
 
 def test_a_file_whose_bytes_cannot_be_read_is_named(tmp_path):
-    with pytest.raises(
-        mm.errors.StorageError, match=r"^/proc/self/mem: cannot be read \(Input/output"
-    ):
+    with pytest.raises(mm.errors.StorageError, match=r"^/proc/self/mem: cannot be read"):
         run("/proc/self/mem", tmp_path / "out")
 
 

@@ -76,7 +76,7 @@ def test_rows_of_speech_become_batches(corpus: Callable[..., Any], tmp_path: Pat
         assert int(length) == pytest.approx(SECONDS[text] * 16_000, abs=2)
         assert np.abs(samples[: int(length)].numpy()).max() > 0.05
         assert not samples[int(length) :].any()
-    decoder = mm.AudioDecoder(features=mm.WhisperFeatures())
+    decoder = mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures())
     features = first_batch(tmp_path / "shards", decoder)
     assert features["audio_features"].shape == (3, 80, 3000)
     frames = [-(-int(length) // 160) for length in batch["audio_length"]]

@@ -45,7 +45,7 @@ def test_a_header_tells_the_same_upright_size(name: str) -> None:
     assert header_shape(header, limits) == header_shape(PICTURES[name], limits) is not None
     for decoder in (
         mm.ImageDecoder(resize="max_pixels", multiple_of=28),
-        mm.ImageDecoder(size=336, tiles=mm.LlavaNextTiles()),
+        mm.ImageDecoder(size=336, tiles=mm.families.llava.LlavaNextTiles()),
         mm.ImageDecoder(size=32),
     ):
         assert decoder.prepared_shape(header) == decoder.prepared_shape(PICTURES[name])

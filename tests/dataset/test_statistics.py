@@ -149,7 +149,7 @@ def pictured(number):
     return {"json": json.dumps({"messages": TURNS}).encode(), "jpg": jpeg(number, (100, 120))}
 
 
-@pytest.mark.parametrize("length", [9, mm.qwen_vl_length()])
+@pytest.mark.parametrize("length", [9, mm.families.qwen_vl.image_length()])
 def test_tokens_of_media_are_those_of_training_or_named(tmp_path, length):
     dataset = mm.open_dataset(write_corpus(tmp_path, [3], pictured))
     tokenizer = byte_tokenizer(chat=True)
@@ -225,7 +225,9 @@ def test_a_mixture_and_an_empty_dataset_have_statistics_too(tmp_path, dataset):
 def test_impossible_settings_are_refused(dataset):
     with pytest.raises(mm.ConfigError, match="num_samples=0"):
         mm.statistics(dataset, 0)
-    decoder = mm.TextDecoder(byte_tokenizer(chat=True), image_length=mm.qwen_vl_length())
+    decoder = mm.TextDecoder(
+        byte_tokenizer(chat=True), image_length=mm.families.qwen_vl.image_length()
+    )
     with pytest.raises(mm.ConfigError, match="image_length is a function"):
         mm.statistics(dataset, text=decoder)
 

@@ -384,7 +384,7 @@ def test_a_function_may_take_the_place_of_the_json_parser_and_texts_see_it() -> 
         ({"jpg": 224}, {}, "give a decoder, a function"),
         ({"cls": int, "cls;class": int}, {}, "two decoders make the field 'cls'"),
         (
-            {"jpg": mm.ImageDecoder(size=8, tiles=mm.LlavaNextTiles())},
+            {"jpg": mm.ImageDecoder(size=8, tiles=mm.families.llava.LlavaNextTiles())},
             {},
             r"goes with Decode\(image=",
         ),

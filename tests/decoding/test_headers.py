@@ -19,11 +19,15 @@ DECODERS = [
     mm.ImageDecoder(
         scaled_decoding=False, resize="max_pixels", pixel_budget=(56 * 56, 28 * 28 * 16)
     ),
-    mm.ImageDecoder(size=56, tiles=mm.LlavaNextTiles(((56, 112), (112, 56), (112, 112)))),
-    mm.ImageDecoder(size=56, tiles=mm.InternVLTiles(max_tiles=6)),
+    mm.ImageDecoder(
+        size=56, tiles=mm.families.llava.LlavaNextTiles(((56, 112), (112, 56), (112, 112)))
+    ),
+    mm.ImageDecoder(size=56, tiles=mm.families.internvl.InternVLTiles(max_tiles=6)),
     mm.ImageDecoder(size=56, crop=None),
     mm.ImageDecoder(size=56, crop="random", flip=0.5),
-    mm.ImageDecoder(size=56, tiles=mm.LlavaOnevisionTiles(((56, 112), (112, 56)))).of_sample(2),
+    mm.ImageDecoder(
+        size=56, tiles=mm.families.llava.LlavaOnevisionTiles(((56, 112), (112, 56)))
+    ).of_sample(2),
 ]
 ODD_HEADERS = {
     "icc-after-SOF.jpg",

@@ -37,7 +37,7 @@ class OwnAudio(mm.AudioDecoder):
         return decoded._replace(samples=decoded.samples * 0 + np.float32(draw()))
 
 
-class OwnFeatures(mm.WhisperFeatures):
+class OwnFeatures(mm.families.whisper.WhisperFeatures):
     def __call__(self, *arguments: Any) -> Any:
         return super().__call__(*arguments) * 0 + draw()
 
@@ -54,7 +54,7 @@ class OwnPlaces(mm.Times):
         return placed * 0 + draw(), visible
 
 
-class OwnTiles(mm.LlavaNextTiles):
+class OwnTiles(mm.families.llava.LlavaNextTiles):
     def views(self, *arguments: Any) -> Any:
         return super().views(*arguments)[: int(draw() * 10) % 4 + 1]
 

@@ -120,11 +120,11 @@ def batches(datasets):
         "jpg": mm.ImageDecoder(size=32), "mask.png": mm.ImageDecoder(mask=True), "cls": int,
         "score": float, "npy": ..., "boxes": mm.Boxes("json.boxes", format="xywh"),
     }  # fmt: skip
-    tiles = mm.ImageDecoder(size=32, tiles=mm.InternVLTiles(max_tiles=4))
+    tiles = mm.ImageDecoder(size=32, tiles=mm.families.internvl.InternVLTiles(max_tiles=4))
     sound = mm.AudioDecoder()
     with_sound = mm.VideoDecoder(size=32, audio=sound)
     stereo = mm.AudioDecoder(channels=2, dtype="int16")
-    features = mm.WhisperFeatures(padding="longest")
+    features = mm.families.whisper.WhisperFeatures(padding="longest")
     mixture = mm.Mixture({"a": (datasets["plain"], 1)}, epoch_steps=1)
     return [
         batch_of(datasets["single"]),

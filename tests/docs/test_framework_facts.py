@@ -51,7 +51,7 @@ def test_a_stateful_data_loader_resumes_at_every_step_also_on_another_world(pipe
 
 
 def test_a_data_loader_that_makes_batches_of_batches_is_refused(pipeline):
-    with pytest.raises(mm.ConfigError, match=r"batch_size=None, .*integrations\.LoaderTrainer"):
+    with pytest.raises(mm.ConfigError, match=r"batch_size=None, .*train\.LoaderTrainer"):
         next(iter(DataLoader(mm.Loader(pipeline), batch_size=8)))
 
 

@@ -24,7 +24,7 @@ def trainer(loader, out, seen=None, callback=None, **settings):
     """A LoaderTrainer on a model that takes whole batches and notes their keys."""
     from transformers import TrainingArguments
 
-    from mmstream.integrations import LoaderTrainer
+    from mmstream.train import LoaderTrainer
 
     class Noting(TextModel):
         evaluated = []  # noqa: RUF012
@@ -127,7 +127,7 @@ def test_trainer_says_what_does_not_fit(pipeline, tmp_path):
         trainer([1, 2], tmp_path)
     arguments = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, report_to="none")
     plain = Trainer(TextModel(), arguments, train_dataset=mm.Loader(pipeline))
-    with pytest.raises(mm.ConfigError, match=r"integrations\.LoaderTrainer"):
+    with pytest.raises(mm.ConfigError, match=r"train\.LoaderTrainer"):
         plain.train()
 
 

@@ -50,7 +50,7 @@ def fit(
     import_torchvision()
     lightning = importlib.import_module("lightning")
     logging.getLogger("lightning.pytorch").setLevel(logging.ERROR)
-    from mmstream.integrations import LightningLoaderState
+    from mmstream.train import LightningLoaderState
 
     run = Run()
 

@@ -13,7 +13,7 @@ import mmstream as mm
 from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.text.media_lengths import ImageLength
+from mmstream.decoding.text.placeholders import ImageLength
 from tests.helpers.chats import LLAVA, QWEN_VL, SPECIAL, VICUNA, assistant, byte_chat, user
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded
@@ -48,7 +48,7 @@ def qwen(**settings: Any) -> Family:
     tokenizer = byte_chat(QWEN_VL, [*SPECIAL, "<|video_pad|>"])
     pictures = transformers.Qwen2VLImageProcessor(**settings)
     videos = transformers.Qwen2VLVideoProcessor()
-    length = mm.qwen_vl_length(pictures.patch_size, pictures.merge_size)
+    length = mm.families.qwen_vl.image_length(pictures.patch_size, pictures.merge_size)
     text = TextDecoder(tokenizer, 20_000, image_token="<|image_pad|>", image_length=length)
     processor = transformers.Qwen2VLProcessor(pictures, tokenizer, videos)
     return Family(
@@ -59,7 +59,7 @@ def qwen(**settings: Any) -> Family:
 def llava_next() -> Family:
     tokenizer = byte_chat(LLAVA)
     pictures = transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=336)
-    text = TextDecoder(tokenizer, 20_000, image_length=mm.llava_next_length())
+    text = TextDecoder(tokenizer, 20_000, image_length=mm.families.llava.next_image_length())
     processor = transformers.LlavaNextProcessor(
         pictures,
         tokenizer,
@@ -75,7 +75,7 @@ def llava_onevision(side: int = 384, **settings: Any) -> Family:
     pictures = transformers.LlavaOnevisionImageProcessor(
         size={"height": side, "width": side}, **settings
     )
-    text = TextDecoder(tokenizer, 20_000, image_length=mm.llava_onevision_length())
+    text = TextDecoder(tokenizer, 20_000, image_length=mm.families.llava.onevision_image_length())
     processor = transformers.LlavaOnevisionProcessor(
         pictures,
         tokenizer,
@@ -95,7 +95,7 @@ def intern_vl() -> Family:
     pictures = transformers.GotOcr2ImageProcessor(
         size={"height": 448, "width": 448}, crop_to_patches=True, max_patches=12
     )
-    length = mm.internvl_length()
+    length = mm.families.internvl.image_length()
     text = TextDecoder(tokenizer, 20_000, image_token="<IMG_CONTEXT>", image_length=length)
     videos = transformers.InternVLVideoProcessor()
     processor = transformers.InternVLProcessor(pictures, tokenizer, videos)

@@ -35,7 +35,7 @@ def note_batches(module: Any, file: Path, dies_at: int) -> None:
     """Let an example write down the batches that its model gets the inputs of."""
     used_by = module
     if not hasattr(module, "model_inputs"):
-        used_by = importlib.import_module("mmstream.integrations.trainer")
+        used_by = importlib.import_module("mmstream.train.trainer")
     model_inputs = used_by.model_inputs
     count = 0
 

@@ -70,8 +70,8 @@ def qwen2_vl(name: str = "Qwen2_5_VLProcessor", **settings: Any) -> MediaFamily:
         tokenizer,
         200_000,
         **QWEN_TEXT,
-        image_length=mm.qwen_vl_length(),
-        video_length=mm.qwen_vl_video_length(),
+        image_length=mm.families.qwen_vl.image_length(),
+        video_length=mm.families.qwen_vl.video_length(),
     )
     return MediaFamily(processor, text)
 
@@ -85,8 +85,8 @@ def qwen3_vl(**settings: Any) -> MediaFamily:
         tokenizer,
         200_000,
         **QWEN_TEXT,
-        image_length=mm.qwen_vl_length(patch_size=16),
-        video_length=mm.qwen3_vl_video_length(),
+        image_length=mm.families.qwen_vl.image_length(patch_size=16),
+        video_length=mm.families.qwen_vl.qwen3_video_length(),
     )
     return MediaFamily(processor, text)
 
@@ -107,8 +107,8 @@ def llava_onevision(side: int = 384, **settings: Any) -> MediaFamily:
     text = TextDecoder(
         tokenizer,
         200_000,
-        image_length=mm.llava_onevision_length(),
-        video_length=mm.llava_onevision_video_length(),
+        image_length=mm.families.llava.onevision_image_length(),
+        video_length=mm.families.llava.onevision_video_length(),
     )
     return MediaFamily(processor, text)
 
@@ -129,7 +129,10 @@ def smolvlm() -> MediaFamily:
         chat_template=SEEING_TEMPLATE.replace(VIDEO, "<video>"),
     )
     text = TextDecoder(
-        tokenizer, 20_000, video_token="<image>", video_length=mm.smolvlm_video_length(4)
+        tokenizer,
+        20_000,
+        video_token="<image>",
+        video_length=mm.families.idefics.smolvlm_video_length(4),
     )
     return MediaFamily(processor, text)
 
@@ -141,7 +144,10 @@ def qwen2_audio() -> MediaFamily:
         extractor, tokenizer, chat_template=SEEING_TEMPLATE
     )
     text = TextDecoder(
-        tokenizer, 200_000, audio_token="<|AUDIO|>", audio_length=mm.qwen_audio_length()
+        tokenizer,
+        200_000,
+        audio_token="<|AUDIO|>",
+        audio_length=mm.families.qwen_audio.audio_length(),
     )
     return MediaFamily(processor, text)
 
@@ -149,7 +155,7 @@ def qwen2_audio() -> MediaFamily:
 def qwen2_5_omni_with_sound(**settings: Any) -> MediaFamily:
     """The sound of a video stands between its frames."""
     family = qwen2_5_omni(**settings)
-    text = replace(family.text, video_length=mm.qwen_omni_video_length())
+    text = replace(family.text, video_length=mm.families.qwen_omni.video_length())
     return replace(family, text=text)
 
 
@@ -164,7 +170,7 @@ def qwen3_omni(**settings: Any) -> MediaFamily:
         transformers.WhisperFeatureExtractor(feature_size=128),
         tokenizer,
     )
-    length = mm.qwen3_omni_video_length(
+    length = mm.families.qwen_omni.qwen3_video_length(
         audio_token="<|AUDIO|>",
         audio_start_token="<|audio_bos|>",
         audio_end_token="<|audio_eos|>",
@@ -173,10 +179,10 @@ def qwen3_omni(**settings: Any) -> MediaFamily:
         tokenizer,
         200_000,
         **QWEN_TEXT,
-        image_length=mm.qwen_vl_length(patch_size=16),
+        image_length=mm.families.qwen_vl.image_length(patch_size=16),
         video_length=length,
         audio_token="<|AUDIO|>",
-        audio_length=mm.qwen3_omni_audio_length(),
+        audio_length=mm.families.qwen_omni.qwen3_audio_length(),
     )
     return MediaFamily(processor, text)
 
@@ -193,9 +199,9 @@ def qwen2_5_omni(**settings: Any) -> MediaFamily:
         tokenizer,
         200_000,
         **QWEN_TEXT,
-        image_length=mm.qwen_vl_length(),
-        video_length=mm.qwen_vl_video_length(),
+        image_length=mm.families.qwen_vl.image_length(),
+        video_length=mm.families.qwen_vl.video_length(),
         audio_token="<|AUDIO|>",
-        audio_length=mm.qwen_audio_length(),
+        audio_length=mm.families.qwen_audio.audio_length(),
     )
     return MediaFamily(processor, text)

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from mmstream.integrations import model_inputs
+from mmstream import model_inputs
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import (
     QWEN_TEXT,

@@ -130,7 +130,7 @@ def llava_next_family() -> Family:
         vision_feature_select_strategy="default",
         num_additional_image_tokens=1,
     )
-    text = TextDecoder(tokenizer, 20_000, image_length=mm.llava_next_length())
+    text = TextDecoder(tokenizer, 20_000, image_length=mm.families.llava.next_image_length())
     return Family(processor, LLAVA, Decode(image=ImageDecoder.from_processor(pictures), text=text))
 
 
@@ -174,7 +174,7 @@ def internvl_family() -> Family:
         size={"height": 56, "width": 56}, crop_to_patches=True, max_patches=3
     )
     family.processor.image_processor = pictures
-    text = replace(family.decode.text, image_length=mm.internvl_length(4))
+    text = replace(family.decode.text, image_length=mm.families.internvl.image_length(4))
     return replace(family, decode=Decode(image=ImageDecoder.from_processor(pictures), text=text))
 
 

@@ -76,7 +76,7 @@ def batches_of(dataset: mm.Dataset, batching: mm.Flat | None) -> list[Batch]:
         },
         same_geometry=("jpg", "boxes"),
         video=mm.VideoDecoder(num_frames=2, size=16),
-        audio=mm.AudioDecoder(features=mm.WhisperFeatures()),
+        audio=mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures()),
         text=mm.TextDecoder(byte_tokenizer()),
     )
     pipeline = mm.Pipeline(dataset, global_batch_size=2, decode=decode, batching=batching)

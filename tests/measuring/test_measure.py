@@ -49,7 +49,8 @@ def chat_sample(number: int) -> dict[str, bytes]:
 
 def chat_decode(**settings: Any) -> mm.Decode:
     text = mm.TextDecoder(
-        byte_tokenizer(chat=True), **({"image_length": mm.qwen_vl_length()} | settings)
+        byte_tokenizer(chat=True),
+        **({"image_length": mm.families.qwen_vl.image_length()} | settings),
     )
     return mm.Decode(image=mm.ImageDecoder(resize="max_pixels", multiple_of=28), text=text)
 

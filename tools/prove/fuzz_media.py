@@ -210,7 +210,7 @@ def readers(container: str, number: int) -> dict[str, Callable[[bytes], object]]
         mm.AudioDecoder(),
         mm.AudioDecoder(sample_rate=None, channels=None, span=None),
         mm.AudioDecoder(span=(0.1, 0.3), dtype="int16"),
-        mm.AudioDecoder(features=mm.WhisperFeatures()),
+        mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures()),
     )[number // 2 % 4]
     read: dict[str, Callable[[bytes], object]] = {
         "audio": audio,

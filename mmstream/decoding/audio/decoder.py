@@ -87,7 +87,7 @@ class DecodedAudio(NamedTuple):
         return self.plan.shape.num_samples
 
 
-@checked({"features": "give mm.WhisperFeatures(...)"}, own=("span",))
+@checked({"features": "give mm.families.whisper.WhisperFeatures(...)"}, own=("span",))
 @dataclass(frozen=True, kw_only=True)
 class AudioDecoder:
     """Decode one audio file: a callable from bytes to an array of samples.

@@ -56,6 +56,7 @@ from mmstream.decoding.image.tiles import (
     LlavaNextTiles,
     LlavaOnevisionTiles,
     SquareTile,
+    TileRule,
 )
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.gone import arguments_gone
@@ -118,7 +119,7 @@ class PicturePlan(NamedTuple):
     {
         **SETTINGS_ADVICE,
         **arguments_gone("ImageDecoder"),
-        "tiles": "give LlavaNextTiles(), LlavaOnevisionTiles() or InternVLTiles()",
+        "tiles": "give a rule, such as mm.families.llava.LlavaNextTiles()",
     }
 )
 @dataclass(frozen=True, kw_only=True)
@@ -153,8 +154,10 @@ class ImageDecoder:
         multiple_of: Both sides of a "max_pixels" result are multiples of it, in pixels: the model's
             patch size x merge size.
         pixel_budget: (fewest, most) pixels of a "max_pixels" result.
-        tiles: Cut each picture into several squares of side `size`: `LlavaNextTiles`,
-            `LlavaOnevisionTiles` or `InternVLTiles`. None: one result per picture.
+        tiles: Cut each picture into several squares of side `size`:
+            ``mm.families.llava.LlavaNextTiles()``, ``mm.families.llava.LlavaOnevisionTiles()``,
+            ``mm.families.internvl.InternVLTiles()`` or another ``mm.families.TileRule``. None: one
+            result per picture.
         interpolation: "bilinear", "bicubic" or "lanczos", all antialiased. "lanczos" needs torch
             2.12. Or "nearest", which mixes no pixels: torchvision's rule for masks.
         mask: Whether the picture holds class numbers, not colours: the grey level, or the number of
@@ -207,7 +210,7 @@ class ImageDecoder:
     flip: Fraction = 0.0
     multiple_of: PositiveInt = 28
     pixel_budget: tuple[PositiveInt, PositiveInt] = (56 * 56, 28 * 28 * 1280)
-    tiles: LlavaNextTiles | InternVLTiles | SquareTile | None = None
+    tiles: TileRule | None = None
     interpolation: Literal["bilinear", "bicubic", "lanczos", "nearest"] = "bilinear"
     mask: bool = False
     fill: tuple[Level, Level, Level] | Level = (0, 0, 0)
@@ -259,11 +262,10 @@ class ImageDecoder:
     def of_sample(self, num_pictures: int) -> ImageDecoder:
         """Return the decoder of the pictures of a sample that has so many.
 
-        It is this one, except for several pictures with `LlavaOnevisionTiles`.
+        It is this one, except for several pictures where their tiles have another rule.
         """
-        if num_pictures < 2 or not isinstance(self.tiles, LlavaOnevisionTiles):
-            return self
-        return replace(self, tiles=SquareTile(), fill=self.tiles.background)
+        several = self.tiles.of_several() if self.tiles and num_pictures > 1 else None
+        return self if several is None else replace(self, tiles=several[0], fill=several[1])
 
     @property
     def is_random(self) -> bool:
@@ -714,7 +716,7 @@ def _geometry(processor: Any, name: str) -> dict[str, Any]:
     return {"size": (size["height"], size["width"]), "resize": "exact"}
 
 
-def _tiles(processor: Any, name: str) -> LlavaNextTiles | InternVLTiles | None:
+def _tiles(processor: Any, name: str) -> TileRule | None:
     pinpoints = getattr(processor, "image_grid_pinpoints", None)
     if pinpoints:
         shapes = tuple((int(height), int(width)) for height, width in pinpoints)

@@ -29,9 +29,38 @@ LLAVA_ONEVISION_SHAPES = tuple(
 """``image_grid_pinpoints`` of the published LLaVA-OneVision models, for tiles of 384 pixels."""
 
 
+class TileRule:
+    """How a picture is cut into tiles, for ``ImageDecoder(tiles=)``. A subclass says it.
+
+    Examples:
+        A picture of 600 x 800 pixels as its left and right half, of 56 pixels each:
+
+        >>> from mmstream.decoding.image.geometry import ImageShape
+        >>> class Halves(TileRule):
+        ...     def views(self, picture, side):
+        ...         return [whole_view(picture, (side, 2 * side))._replace(tile=side)]
+        >>> ImageShape.from_views((600, 800), Halves().views((600, 800), 56)).num_tiles
+        2
+    """
+
+    def check(self, side: int) -> None:
+        """Refuse tiles of a side, in pixels, that the rule cannot make. The base takes any."""
+
+    def views(self, picture: Shape, side: int) -> list[View]:
+        """Return what tiles show of a picture of (height, width), each of `side` pixels."""
+        raise NotImplementedError
+
+    def of_several(self) -> tuple[TileRule, tuple[int, int, int]] | None:
+        """Return the rule for each of several pictures of a sample, and its ``fill``.
+
+        None: it is the same as for one.
+        """
+        return None
+
+
 @checked({"shapes": "give (height, width) pairs in pixels"})
 @dataclass(frozen=True)
-class LlavaNextTiles:
+class LlavaNextTiles(TileRule):
     """Cut pictures into tiles by the rule of Llava-NeXT.
 
     The first tile is the whole picture, stretched to a square. The others are the picture scaled to
@@ -126,16 +155,17 @@ class LlavaOnevisionTiles(LlavaNextTiles):
     shapes: tuple[tuple[PositiveInt, PositiveInt], ...] = LLAVA_ONEVISION_SHAPES
     background: tuple[Level, Level, Level] = (122, 116, 104)
 
+    def of_several(self) -> tuple[TileRule, tuple[int, int, int]]:
+        """Return one tile, padded to a square."""
+        return SquareTile(), self.background
+
 
 @dataclass(frozen=True)
-class SquareTile:
+class SquareTile(TileRule):
     """Make one tile of a picture: it is padded to a square around its centre, and resized.
 
     This is ``pad_to_square`` of transformers.
     """
-
-    def check(self, side: int) -> None:
-        """Accept any side."""
 
     def views(self, picture: Shape, side: int) -> list[View]:
         """Return one view. Its box sticks out of a picture that is no square."""
@@ -147,7 +177,7 @@ class SquareTile:
 
 @checked()
 @dataclass(frozen=True)
-class InternVLTiles:
+class InternVLTiles(TileRule):
     """Cut pictures into tiles by the rule of InternVL.
 
     The picture is stretched to the grid whose proportions are nearest to its own, and divided row
@@ -179,9 +209,6 @@ class InternVLTiles:
             raise ConfigError(
                 f"min_tiles={self.min_tiles!r}, max_tiles={self.max_tiles!r}: from 1 up"
             )
-
-    def check(self, side: int) -> None:
-        """Accept any side: the grids are counted in tiles."""
 
     def best(self, picture: Shape, side: int) -> Shape:
         """Return the (rows, columns) of the grid for a picture."""

@@ -6,5 +6,4 @@ chat.py           renders chat templates and finds the assistant's turns
 message_starts.py tells which message wrote what of a rendered conversation
 placeholders.py   makes as many tokens of a medium's placeholder as the model needs, and says what
                   happens to media that nothing decodes
-media_lengths.py  says how many tokens an image, a video or an audio takes, per model family
 """

@@ -41,14 +41,16 @@ from mmstream.decoding.text.chat import (
     check_tools,
     probe_chat,
 )
-from mmstream.decoding.text.media_lengths import AudioLength, ImageLength, VideoLength
 from mmstream.decoding.text.placeholders import (
     DECODED,
     FIELDS_OF,
+    AudioLength,
     Ids,
+    ImageLength,
     MediaParts,
     Placeholders,
     UndecodedParts,
+    VideoLength,
     WrittenText,
     check_fields,
     make_placeholders,
@@ -166,18 +168,19 @@ class TextDecoder:
         image_token: The text for an image where the chat template cannot take images.
         image_length: For vision-language models, how many tokens an image takes: a number from 1
             up, such as the number of patches of the vision tower. Or, where the picture's size
-            matters, a function from `ImageShape` to that number, such as ``mm.qwen_vl_length()``.
+            matters, a function from `ImageShape` to that number, such as
+            ``mm.families.qwen_vl.image_length()``.
             Each ``image_token`` in the text becomes that many tokens. The text must hold one for
             each image of the sample. Plain text without any, such as a caption, gets all images at
             its start. None: images do not concern the text.
         video_token: The same for a video.
         video_length: How many tokens a video takes: a number, or a function from `VideoShape` to
-            it, such as ``mm.qwen_vl_video_length()``. A function may return a `MediaText` instead:
-            a text with the tokens, such as ``mm.qwen3_vl_video_length()`` writes with times. The
-            rest is as for images.
+            it, such as ``mm.families.qwen_vl.video_length()``. A function may return a `MediaText`
+            instead: a text with the tokens, such as ``mm.families.qwen_vl.qwen3_video_length()``
+            writes with times. The rest is as for images.
         audio_token: The same for an audio.
         audio_length: How many tokens an audio takes: a number, or a function from `AudioShape`,
-            such as ``mm.qwen_audio_length()``. The rest is as for images.
+            such as ``mm.families.qwen_audio.audio_length()``. The rest is as for images.
         max_bytes: The most bytes of a text in UTF-8, from 1 up, before it is tokenized: of plain
             text, and of a rendered conversation. A longer text makes its sample bad. Time and
             memory of a tokenizer follow this number, not `max_length`.

@@ -22,7 +22,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.fields import audio_fields, image_fields, video_fields
-from mmstream.decoding.media_shapes import MediaShapes, MediaText
+from mmstream.decoding.media_shapes import (
+    AudioShape,
+    ImageShape,
+    MediaShapes,
+    MediaText,
+    VideoShape,
+)
 from mmstream.decoding.text.chat import Message, Span, flatten
 from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.media.types import kind_of
@@ -35,6 +41,15 @@ Length: TypeAlias = int | Callable[[Any], int | MediaText]
 FIELDS_OF = {"image": image_fields, "video": video_fields, "audio": audio_fields}
 """The fields that hold media of a kind, in the order in which messages count them."""
 
+
+ImageLength: TypeAlias = Callable[[ImageShape], int]
+"""Says how many tokens an image of a shape takes, from 1 up."""
+
+VideoLength: TypeAlias = Callable[[VideoShape], int | MediaText]
+"""Says how many tokens a video of a shape takes, from 1 up, or which text takes its place."""
+
+AudioLength: TypeAlias = Callable[[AudioShape], int | MediaText]
+"""Says how many tokens an audio of a shape takes, from 1 up, or which text takes its place."""
 
 IDEFICS_MARK = "<fake_token_around_image>"
 """What chat templates of Idefics write before and behind a picture."""

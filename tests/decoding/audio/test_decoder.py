@@ -175,7 +175,7 @@ def test_an_opus_in_matroska_begins_where_its_own_head_says() -> None:
 
 
 def test_a_plan_tells_the_length_before_decoding() -> None:
-    decoder = mm.AudioDecoder(features=mm.WhisperFeatures())
+    decoder = mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures())
     data = audio_file("opus", seconds=2.0)
     plan = decoder.plan(data)
     assert plan.shape == (32_000, 200, 16_000)
@@ -195,8 +195,11 @@ def test_a_plan_tells_the_length_before_decoding() -> None:
         ({"dtype": "int32"}, "dtype='int32': give 'float32' or 'int16'"),
         ({"crop": "center"}, "crop='center': give 'random' or None"),
         ({"crop": "random"}, 'crop="random": give duration_s too'),
-        ({"features": 80}, r"features=80: give mm.WhisperFeatures\(...\)"),
-        ({"features": mm.WhisperFeatures(), "sample_rate": 8000}, "features need sample_rate"),
+        ({"features": 80}, r"features=80: give mm.families.whisper.WhisperFeatures\(...\)"),
+        (
+            {"features": mm.families.whisper.WhisperFeatures(), "sample_rate": 8000},
+            "features need sample_rate",
+        ),
     ],
 )
 def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:

@@ -32,13 +32,13 @@ def test_features_and_their_number_are_those_of_the_extractor(num_mels: int) -> 
     everything = tone(30.0)[0]
     for length in LENGTHS:
         samples = everything[:length]
-        features = mm.WhisperFeatures(num_mels=num_mels)
+        features = mm.families.whisper.WhisperFeatures(num_mels=num_mels)
         expected = extracted(samples, num_mels)
         result = features(torch.from_numpy(samples))
         np.testing.assert_allclose(result, expected.input_features[0], atol=1e-6)
         num_frames = features.num_frames(length)
         assert num_frames == expected.attention_mask.sum()
-        valid = mm.WhisperFeatures(num_mels=num_mels, padding="valid")
+        valid = mm.families.whisper.WhisperFeatures(num_mels=num_mels, padding="valid")
         few = valid(torch.from_numpy(samples))
         np.testing.assert_allclose(few, result[:, :num_frames], atol=1e-6)
 
@@ -46,7 +46,7 @@ def test_features_and_their_number_are_those_of_the_extractor(num_mels: int) -> 
 @pytest.mark.parametrize("length", [201, 400, 4800, 48_077])
 def test_without_padding_features_are_those_of_a_single_recording(length: int) -> None:
     samples = tone(30.0)[0, :length]
-    features = mm.WhisperFeatures(padding="longest")
+    features = mm.families.whisper.WhisperFeatures(padding="longest")
     expected = extracted(samples, 80, padding="longest", truncation=False)
     np.testing.assert_allclose(
         features(torch.from_numpy(samples)), expected.input_features[0], atol=1e-6
@@ -57,7 +57,7 @@ def test_without_padding_features_are_those_of_a_single_recording(length: int) -
 @pytest.mark.parametrize("settings", [{"num_mels": 128}, {"padding": "longest"}], ids=str)
 def test_features_do_not_depend_on_the_number_of_threads(settings: dict[str, Any]) -> None:
     """Worker processes have one thread, and the main process has one for each core."""
-    features = mm.WhisperFeatures(**settings)
+    features = mm.families.whisper.WhisperFeatures(**settings)
     samples = [torch.from_numpy(tone(seconds)[0]) for seconds in (0.0625, 0.19, 1.01, 3.0047)]
     results = []
     for num_threads in (1, 2, 3, 4, 7, 16):
@@ -70,7 +70,7 @@ def test_features_do_not_depend_on_the_number_of_threads(settings: dict[str, Any
 
 def test_silence_has_the_features_of_silence() -> None:
     samples = np.zeros(16_000, np.float32)
-    features = mm.WhisperFeatures()
+    features = mm.families.whisper.WhisperFeatures()
     expected = extracted(samples, 80).input_features[0]
     np.testing.assert_array_equal(features(torch.from_numpy(samples)), expected)
     np.testing.assert_array_equal(features(torch.zeros(0)), expected)
@@ -79,7 +79,7 @@ def test_silence_has_the_features_of_silence() -> None:
 
 @pytest.mark.parametrize("padding", ["max", "valid", "longest"])
 def test_a_batch_has_the_features_of_each_recording_alone(padding: Any) -> None:
-    features = mm.WhisperFeatures(padding=padding)
+    features = mm.families.whisper.WhisperFeatures(padding=padding)
     recordings = [tone(seconds)[0] for seconds in (0.5, 2.0, 1.3)]
     batch = torch.zeros(3, 32_000)
     for row, samples in zip(batch, recordings, strict=True):
@@ -98,24 +98,24 @@ def test_int16_samples_have_the_features_of_their_floats() -> None:
     data = audio_file("wav")
     levels = torch.from_numpy(decoder(data))
     floats = torch.from_numpy(mm.AudioDecoder()(data))
-    features = mm.WhisperFeatures()
+    features = mm.families.whisper.WhisperFeatures()
     torch.testing.assert_close(features(levels), features(floats), atol=0, rtol=0)
 
 
 def test_a_recording_that_is_too_long_is_refused_or_cut_when_asked() -> None:
     data = audio_file("wav", seconds=31.0)
-    decoder = mm.AudioDecoder(features=mm.WhisperFeatures())
+    decoder = mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures())
     with pytest.raises(
         mm.errors.DecodeError, match=r"audio of 31.00 s is longer than the features' 30 s"
     ):
         decoder.plan(data)
-    cut = mm.AudioDecoder(features=mm.WhisperFeatures(), duration_s=30)
+    cut = mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures(), duration_s=30)
     expected = extracted(mm.AudioDecoder()(data), 80).input_features[0]  # which cuts it too
     np.testing.assert_allclose(cut(data), expected, atol=1e-6)
     with pytest.raises(mm.ConfigError, match=r"a recording of 31 s is longer than chunk_s=30"):
-        mm.WhisperFeatures()(torch.zeros(31 * 16_000))
+        mm.families.whisper.WhisperFeatures()(torch.zeros(31 * 16_000))
     with pytest.raises(mm.ConfigError, match=r"samples of shape \(1, 1, 9\): give"):
-        mm.WhisperFeatures()(torch.zeros(1, 1, 9))
+        mm.families.whisper.WhisperFeatures()(torch.zeros(1, 1, 9))
 
 
 def processor(name: str, **settings: Any) -> Any:
@@ -126,22 +126,28 @@ def processor(name: str, **settings: Any) -> Any:
 @pytest.mark.parametrize(
     ("given", "features"),
     [
-        (WhisperFeatureExtractor(), mm.WhisperFeatures()),
-        (processor("WhisperProcessor", feature_size=128), mm.WhisperFeatures(num_mels=128)),
-        (processor("Qwen2AudioProcessor", feature_size=128), mm.WhisperFeatures(num_mels=128)),
+        (WhisperFeatureExtractor(), mm.families.whisper.WhisperFeatures()),
+        (
+            processor("WhisperProcessor", feature_size=128),
+            mm.families.whisper.WhisperFeatures(num_mels=128),
+        ),
+        (
+            processor("Qwen2AudioProcessor", feature_size=128),
+            mm.families.whisper.WhisperFeatures(num_mels=128),
+        ),
         (
             processor("Qwen2_5OmniProcessor", feature_size=128, chunk_length=300),
-            mm.WhisperFeatures(num_mels=128, chunk_s=300, padding="valid"),
+            mm.families.whisper.WhisperFeatures(num_mels=128, chunk_s=300, padding="valid"),
         ),
         (
             processor("Qwen3OmniMoeProcessor", feature_size=128),
-            mm.WhisperFeatures(num_mels=128, padding="longest"),
+            mm.families.whisper.WhisperFeatures(num_mels=128, padding="longest"),
         ),
     ],
     ids=["Whisper", "large-v3", "Qwen2-Audio", "Qwen2.5-Omni", "Qwen3-Omni"],
 )
 def test_the_settings_of_a_processor_are_taken_over(
-    given: Any, features: mm.WhisperFeatures
+    given: Any, features: mm.families.whisper.WhisperFeatures
 ) -> None:
     decoder = mm.AudioDecoder.from_processor(given, duration_s=30.0)
     assert decoder == mm.AudioDecoder(features=features, duration_s=30.0)
@@ -165,13 +171,13 @@ def test_a_processor_that_makes_other_features_is_refused(given: Any, message: s
 @pytest.mark.parametrize("settings", [{"num_mels": 0}, {"chunk_s": 0.5}, {"padding": "zeros"}])
 def test_wrong_settings_of_features_are_refused(settings: dict[str, Any]) -> None:
     with pytest.raises(mm.ConfigError, match="give"):
-        mm.WhisperFeatures(**settings)
+        mm.families.whisper.WhisperFeatures(**settings)
 
 
 @pytest.mark.cuda
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 def test_a_gpu_makes_the_same_features() -> None:
-    features = mm.WhisperFeatures(num_mels=128)
+    features = mm.families.whisper.WhisperFeatures(num_mels=128)
     samples = torch.from_numpy(tone(5.0)[0])
     result = features(samples.cuda())
     assert result.is_cuda

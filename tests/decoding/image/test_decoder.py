@@ -213,14 +213,14 @@ def test_what_is_no_image_is_a_decode_error_of_one_line(data: bytes) -> None:
         {"fill": (0, 0, 256)},
         {"fill": (0, 0)},
         {"scaled_decoding": 1},
-        {"tiles": mm.LlavaNextTiles()},
-        {"tiles": mm.LlavaNextTiles(), "size": 224},
-        {"tiles": mm.LlavaOnevisionTiles(), "size": 336},
-        {"tiles": mm.InternVLTiles(), "size": (8, 8)},
-        {"tiles": mm.InternVLTiles(), "size": 8, "resize": "exact"},
-        {"tiles": mm.InternVLTiles(), "size": 8, "flip": 0.5},
+        {"tiles": mm.families.llava.LlavaNextTiles()},
+        {"tiles": mm.families.llava.LlavaNextTiles(), "size": 224},
+        {"tiles": mm.families.llava.LlavaOnevisionTiles(), "size": 336},
+        {"tiles": mm.families.internvl.InternVLTiles(), "size": (8, 8)},
+        {"tiles": mm.families.internvl.InternVLTiles(), "size": 8, "resize": "exact"},
+        {"tiles": mm.families.internvl.InternVLTiles(), "size": 8, "flip": 0.5},
         {"tiles": 3, "size": 8},
-        {"tiles": mm.InternVLTiles(), "size": 8, "resize_size": 9},
+        {"tiles": mm.families.internvl.InternVLTiles(), "size": 8, "resize_size": 9},
     ],
 )
 def test_impossible_arguments_are_config_errors(arguments: dict[str, object]) -> None:
@@ -229,7 +229,9 @@ def test_impossible_arguments_are_config_errors(arguments: dict[str, object]) ->
 
 
 def test_a_decoder_can_be_pickled_and_shared_by_threads() -> None:
-    tiles = mm.ImageDecoder(size=8, tiles=mm.InternVLTiles(max_tiles=3), fill=(1, 2, 3))
+    tiles = mm.ImageDecoder(
+        size=8, tiles=mm.families.internvl.InternVLTiles(max_tiles=3), fill=(1, 2, 3)
+    )
     assert pickle.loads(pickle.dumps(tiles)) == tiles
     assert hash(tiles) != hash(mm.ImageDecoder(size=8))
     decoder = pickle.loads(pickle.dumps(mm.ImageDecoder(size=40, resize_size=48)))

@@ -54,7 +54,7 @@ def test_any_resolution_chooses_and_fits_as_llava_next() -> None:
     from transformers.image_processing_utils import get_patch_output_size, select_best_resolution
 
     many = tuple((336 * i, 336 * j) for i in range(1, 5) for j in range(1, 5))
-    for rule in (mm.LlavaNextTiles(), mm.LlavaNextTiles(many)):
+    for rule in (mm.families.llava.LlavaNextTiles(), mm.families.llava.LlavaNextTiles(many)):
         chosen = set()
         for picture in PICTURES:
             best = select_best_resolution(picture, list(rule.shapes))
@@ -75,7 +75,10 @@ def test_dynamic_tiles_choose_the_grid_of_internvl(fewest: int, most: int) -> No
 
     for picture in PICTURES:
         columns, rows = get_optimal_tiled_canvas(picture, (448, 448), fewest, most)
-        assert mm.InternVLTiles(fewest, most).best(picture, 448) == (rows, columns), picture
+        assert mm.families.internvl.InternVLTiles(fewest, most).best(picture, 448) == (
+            rows,
+            columns,
+        ), picture
 
 
 def boxes_of_torchvision(
@@ -167,17 +170,17 @@ def test_a_picture_is_never_decoded_smaller_than_it_is_needed(
 @pytest.mark.parametrize(
     "make",
     [
-        lambda: mm.LlavaNextTiles(()),
-        lambda: mm.LlavaNextTiles(((336,),)),
-        lambda: mm.LlavaNextTiles(((0, 336),)),
-        lambda: mm.LlavaOnevisionTiles(background=(0, 0)),
-        lambda: mm.LlavaOnevisionTiles(background=(0, 0, 256)),
-        lambda: mm.InternVLTiles(0),
-        lambda: mm.InternVLTiles(5, 4),
-        lambda: mm.InternVLTiles(max_tiles="12"),
-        lambda: mm.InternVLTiles(max_tiles=2.5),
-        lambda: mm.LlavaNextTiles((336, 672)),
-        lambda: mm.LlavaOnevisionTiles(background=0),
+        lambda: mm.families.llava.LlavaNextTiles(()),
+        lambda: mm.families.llava.LlavaNextTiles(((336,),)),
+        lambda: mm.families.llava.LlavaNextTiles(((0, 336),)),
+        lambda: mm.families.llava.LlavaOnevisionTiles(background=(0, 0)),
+        lambda: mm.families.llava.LlavaOnevisionTiles(background=(0, 0, 256)),
+        lambda: mm.families.internvl.InternVLTiles(0),
+        lambda: mm.families.internvl.InternVLTiles(5, 4),
+        lambda: mm.families.internvl.InternVLTiles(max_tiles="12"),
+        lambda: mm.families.internvl.InternVLTiles(max_tiles=2.5),
+        lambda: mm.families.llava.LlavaNextTiles((336, 672)),
+        lambda: mm.families.llava.LlavaOnevisionTiles(background=0),
     ],
 )
 def test_impossible_tiles_are_config_errors(make: object) -> None:

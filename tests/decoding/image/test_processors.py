@@ -70,7 +70,7 @@ def test_several_pictures_of_llava_onevision_are_padded_to_squares_first() -> No
         [tile] = decoder.of_sample(len(images))(encoded(image, "png"))
         np.testing.assert_array_equal(tile, square)
     # Of a JPEG that is decoded at a quarter of its size, too.
-    small = replace(decoder, size=56, tiles=mm.LlavaOnevisionTiles(((56, 112),)))
+    small = replace(decoder, size=56, tiles=mm.families.llava.LlavaOnevisionTiles(((56, 112),)))
     data = PHOTOS[0].read_bytes()
     exact = replace(small, scaled_decoding=False).of_sample(2)(data)
     assert psnr(replace(small, scaled_decoding=True).of_sample(2)(data), exact) >= 30
@@ -78,7 +78,7 @@ def test_several_pictures_of_llava_onevision_are_padded_to_squares_first() -> No
 
 def test_a_picture_that_becomes_too_large_a_square_is_refused() -> None:
     wide = encoded(Image.new("RGB", (30_000, 2)), "png")
-    decoder = mm.ImageDecoder(size=384, tiles=mm.LlavaOnevisionTiles())
+    decoder = mm.ImageDecoder(size=384, tiles=mm.families.llava.LlavaOnevisionTiles())
     assert decoder(wide).shape == (2, 384, 384, 3)
     with pytest.raises(mm.errors.DecodeError, match="max_memory"):
         decoder.of_sample(2)(wide)
@@ -109,17 +109,17 @@ LIKE_CLIP: dict[str, Any] = {
         (
             transformers.LlavaNextImageProcessor(size={"shortest_edge": 336}, crop_size=336),
             {},
-            {"tiles": mm.LlavaNextTiles()},
+            {"tiles": mm.families.llava.LlavaNextTiles()},
         ),
         (
             transformers.LlavaOnevisionImageProcessor(image_mean=[0.5, 0.5, 0.5]),
             {},
-            {"tiles": mm.LlavaOnevisionTiles(background=(127, 127, 127))},
+            {"tiles": mm.families.llava.LlavaOnevisionTiles(background=(127, 127, 127))},
         ),
         (
             transformers.GotOcr2ImageProcessor(crop_to_patches=True, max_patches=6),
             {},
-            {"tiles": mm.InternVLTiles(1, 6)},
+            {"tiles": mm.families.internvl.InternVLTiles(1, 6)},
         ),
     ],
     ids=["clip", "changed", "qwen", "llava next", "llava onevision", "internvl"],

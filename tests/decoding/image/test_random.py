@@ -109,7 +109,7 @@ def test_a_random_decoder_without_a_stream_is_a_config_error() -> None:
 
 
 def test_tiles_arrive_with_their_counts_and_the_pictures_own_sizes(tmp_path: Any) -> None:
-    decoder = mm.ImageDecoder(size=16, tiles=mm.InternVLTiles(max_tiles=4))
+    decoder = mm.ImageDecoder(size=16, tiles=mm.families.internvl.InternVLTiles(max_tiles=4))
     pipeline = mm.Pipeline(
         mm.open_dataset(write_corpus(tmp_path, [8])),
         global_batch_size=4,
@@ -125,7 +125,7 @@ def test_tiles_arrive_with_their_counts_and_the_pictures_own_sizes(tmp_path: Any
 
 
 def test_a_sample_without_pictures_has_no_tiles() -> None:
-    decode = mm.Decode(image=mm.ImageDecoder(size=16, tiles=mm.InternVLTiles()))
+    decode = mm.Decode(image=mm.ImageDecoder(size=16, tiles=mm.families.internvl.InternVLTiles()))
     decoded = decode_sample({"__key__": "0", "txt": b"words"}, decode)
     assert decoded["image"] == []
     assert decoded["image_tiles"].shape == (0,)

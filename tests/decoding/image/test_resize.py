@@ -120,7 +120,7 @@ def large_photos() -> list[bytes]:
         {"size": (100, 160), "resize": "exact"},
         {"size": 96, "resize": "letterbox"},
         {"resize": "max_pixels", "pixel_budget": (10_000, 60_000)},
-        {"size": 56, "tiles": mm.InternVLTiles(max_tiles=4)},
+        {"size": 56, "tiles": mm.families.internvl.InternVLTiles(max_tiles=4)},
         {"size": 112, "crop": "random", "flip": 0.5},
         {"size": 64, "crop": "random", "interpolation": "bicubic"},
     ],
@@ -141,13 +141,15 @@ def test_scaled_decoding_is_near_the_exact_picture(settings: dict[str, Any]) -> 
 
 def test_tiles_are_the_parts_of_one_resized_picture() -> None:
     data = encoded(photo(300, 600), "png")
-    few = mm.ImageDecoder(size=64, tiles=mm.InternVLTiles(max_tiles=6))
+    few = mm.ImageDecoder(size=64, tiles=mm.families.internvl.InternVLTiles(max_tiles=6))
     whole = mm.ImageDecoder(size=(64, 128), resize="exact")(data)
     thumbnail = mm.ImageDecoder(size=(64, 64), resize="exact")(data)
     np.testing.assert_array_equal(few(data), [whole[:, :64], whole[:, 64:], thumbnail])
     assert few(encoded(photo(60, 60), "png")).shape == (1, 64, 64, 3)  # without a thumbnail
     shapes = ((64, 192), (128, 64))
-    tiles = mm.ImageDecoder(size=64, tiles=mm.LlavaNextTiles(shapes), fill=(9, 9, 9))(data)
+    tiles = mm.ImageDecoder(
+        size=64, tiles=mm.families.llava.LlavaNextTiles(shapes), fill=(9, 9, 9)
+    )(data)
     padded = mm.ImageDecoder(size=(64, 192), resize="letterbox", fill=(9, 9, 9))(data)
     parts = [padded[:, 64 * i : 64 * i + 64] for i in range(3)]
     np.testing.assert_array_equal(tiles, [thumbnail, *parts])
@@ -178,7 +180,12 @@ def test_a_result_is_written_where_it_is_asked_for(settings: dict[str, Any]) -> 
 )
 @pytest.mark.parametrize(
     "settings",
-    [{"size": 32}, {}, {"size": 32, "crop": None}, {"size": 32, "tiles": mm.InternVLTiles()}],
+    [
+        {"size": 32},
+        {},
+        {"size": 32, "crop": None},
+        {"size": 32, "tiles": mm.families.internvl.InternVLTiles()},
+    ],
     ids=str,
 )
 def test_a_row_that_cannot_hold_the_result_is_a_config_error(

@@ -101,7 +101,7 @@ def test_the_ids_of_videos_are_those_of_the_models_own_processor(make: Any, fps:
 def test_times_of_a_variable_frame_rate_are_the_containers() -> None:
     times = (10.0, 10.04, 13.5, 13.9)
     shape = VideoShape(4, 32, 32, (32, 32), times, 25.0, 1.0, start_s=10.0, indices=(0, 1, 2, 3))
-    length = mm.qwen3_vl_video_length()
+    length = mm.families.qwen_vl.qwen3_video_length()
     frame = "<|vision_start|><|video_pad|><|vision_end|>"
     assert length(shape).text == f"<0.0 seconds>{frame}<3.7 seconds>{frame}"
     span = shape._replace(start_s=9.5)  # a span that begins before its first frame
@@ -124,7 +124,7 @@ def test_thousands_of_audio_lengths_take_as_many_tokens_as_the_omni_model_says()
     module = transformers.models.qwen3_omni_moe.processing_qwen3_omni_moe
     frames = np.arange(1, 5000)
     expected = module._get_feat_extract_output_lengths(frames)
-    length = mm.qwen3_omni_audio_length()
+    length = mm.families.qwen_omni.qwen3_audio_length()
     counted = [length(AudioShape(int(n) * 160, int(n), 16_000)) for n in frames]
     assert counted == expected.tolist()
 
@@ -171,9 +171,9 @@ def test_the_sound_of_videos_stands_between_their_frames_as_the_processor_puts_i
 @pytest.mark.parametrize(
     ("length", "fps", "needed"),
     [
-        (mm.qwen_omni_video_length(), 0.5, "of 1 or more, not 0.5"),
-        (mm.qwen_omni_video_length(), 0.0, "of 1 or more, not None"),
-        (mm.qwen3_omni_video_length(), 0.0, "above 0, not None"),
+        (mm.families.qwen_omni.video_length(), 0.5, "of 1 or more, not 0.5"),
+        (mm.families.qwen_omni.video_length(), 0.0, "of 1 or more, not None"),
+        (mm.families.qwen_omni.qwen3_video_length(), 0.0, "above 0, not None"),
     ],
 )
 def test_sound_between_frames_needs_the_rate_that_the_decoder_was_asked_for(
@@ -216,7 +216,7 @@ def test_videos_with_sound_stand_beside_recordings_in_the_order_of_the_files() -
     deaf = mm.TextDecoder(
         family.tokenizer,
         video_token="<|video_pad|>",
-        video_length=mm.qwen_omni_video_length(),
+        video_length=mm.families.qwen_omni.video_length(),
     )
     with pytest.raises(
         mm.ConfigError, match="puts the sound of videos into the text: give audio_len"
@@ -246,11 +246,11 @@ def all_kinds(**options: Any) -> mm.TextDecoder:
     settings: dict[str, Any] = {
         "max_length": 1000,
         "image_token": "<|image_pad|>",
-        "image_length": mm.qwen_vl_length(patch_size=16),
+        "image_length": mm.families.qwen_vl.image_length(patch_size=16),
         "video_token": "<|video_pad|>",
-        "video_length": mm.qwen3_vl_video_length(),
+        "video_length": mm.families.qwen_vl.qwen3_video_length(),
         "audio_token": "<|AUDIO|>",
-        "audio_length": mm.qwen_audio_length(),
+        "audio_length": mm.families.qwen_audio.audio_length(),
     }
     return mm.TextDecoder(byte_chat(SEEING_TEMPLATE, MEDIA_SPECIAL), **{**settings, **options})
 
@@ -415,19 +415,19 @@ def test_shapes_that_do_not_fit_the_text_are_told_in_one_line(
     ("length", "shape", "error", "message"),
     [
         (
-            mm.llava_onevision_video_length(),
+            mm.families.llava.onevision_video_length(),
             video_of(2, 224, 448)[2],
             mm.ConfigError,
             "448x224 are no squares: give VideoDecoder",
         ),
         (
-            mm.qwen_audio_length(),
+            mm.families.qwen_audio.audio_length(),
             AudioShape(1600, 0, 16_000),
             mm.ConfigError,
             "the audio has no features, of which the tokens",
         ),
         (
-            mm.qwen_audio_length(),
+            mm.families.qwen_audio.audio_length(),
             AudioShape(300, 2, 16_000),
             mm.errors.DecodeError,
             "audio of 300 samples is too short",

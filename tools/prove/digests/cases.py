@@ -245,7 +245,7 @@ def uncounted_audio(folder: Path) -> Run:
 
 def whisper(folder: Path) -> Run:
     """Log-mel features of recordings."""
-    audio = mm.AudioDecoder(features=mm.WhisperFeatures(chunk_s=1))
+    audio = mm.AudioDecoder(features=mm.families.whisper.WhisperFeatures(chunk_s=1))
     return run(folder, lambda number: captioned(number, wav=recording(number)),
                mm.Decode(audio=audio, text=TEXT), count=8)  # fmt: skip
 

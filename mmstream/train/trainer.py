@@ -23,10 +23,10 @@ from mmstream.batching.valid import summed_loss, target_weights
 from mmstream.device.normalize import Normalize
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
-from mmstream.integrations.inputs import model_inputs
-from mmstream.integrations.preferences import preference_inputs
 from mmstream.loader.loader import Loader
 from mmstream.state import state_at
+from mmstream.train.inputs import model_inputs
+from mmstream.train.preferences import preference_inputs
 from mmstream.types import IGNORED_LABEL, Batch
 from mmstream.wrong_arguments import checked
 

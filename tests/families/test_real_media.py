@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
+from mmstream import model_inputs
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import assistant, user
 from tests.helpers.corpora import write_corpus

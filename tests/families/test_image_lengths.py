@@ -14,7 +14,7 @@ from PIL import Image
 import mmstream as mm
 from mmstream.decoding.media_shapes import ImageShape, MediaShapes
 from mmstream.decoding.sample import decode_texts
-from mmstream.decoding.text.media_lengths import ImageLength
+from mmstream.decoding.text.placeholders import ImageLength
 from tests.helpers.chats import CHATML, byte_chat
 from tests.helpers.families import FAMILIES, PICTURES, conversation, native, per_pixel
 from tests.helpers.pictures import JPEG, encoded, photo
@@ -101,7 +101,10 @@ def true(shape: ImageShape) -> Any:
         (none, "image_length: none returned 0 for"),
         (true, "image_length: true returned True for"),
         (partial(half), "image_length: half returned 30.0 for"),
-        (mm.qwen_vl_length(), "90x60 is not made of squares of 28 pixels: give .*multiple_of=28"),
+        (
+            mm.families.qwen_vl.image_length(),
+            "90x60 is not made of squares of 28 pixels: give .*multiple_of=28",
+        ),
     ],
     ids=["half", "none", "true", "partial", "native for qwen"],
 )
@@ -118,7 +121,14 @@ def test_a_length_that_is_no_number_is_refused(length: Any) -> None:
         native(length=length)
 
 
-@pytest.mark.parametrize("make", [mm.qwen_vl_length, mm.llava_next_length, mm.qwen_vl_video_length])
+@pytest.mark.parametrize(
+    "make",
+    [
+        mm.families.qwen_vl.image_length,
+        mm.families.llava.next_image_length,
+        mm.families.qwen_vl.video_length,
+    ],
+)
 @pytest.mark.parametrize("side", [None, 0, "14", 1.5])
 def test_a_patch_size_that_is_no_number_is_refused(make: Any, side: Any) -> None:
     with pytest.raises(mm.ConfigError, match=f"patch_size={side!r}: give a whole number from 1 up"):
@@ -135,10 +145,10 @@ def test_a_length_that_depends_on_the_picture_needs_the_picture() -> None:
 @pytest.mark.parametrize(
     "length",
     [
-        mm.qwen_vl_length(16),
-        mm.llava_next_length(),
-        mm.llava_onevision_length(),
-        mm.internvl_length(),
+        mm.families.qwen_vl.image_length(16),
+        mm.families.llava.next_image_length(),
+        mm.families.llava.onevision_image_length(),
+        mm.families.internvl.image_length(),
         per_pixel,
     ],
 )

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
+from mmstream import model_inputs
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES
 from tests.helpers.packs import (

@@ -11,9 +11,9 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream import model_inputs
 from mmstream.batching.flat import flatten
 from mmstream.decoding.media_shapes import AudioShape, ImageShape, MediaShapes, VideoShape
-from mmstream.integrations import model_inputs
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import assistant, user
 from tests.helpers.media_families import (
@@ -79,7 +79,7 @@ class Row:
         self.pictures = []
         if name in PICTURE and videos:
             self.pictures.append(noise(3, *PICTURE[name], seed=9))
-        features = mm.WhisperFeatures(num_mels=128)
+        features = mm.families.whisper.WhisperFeatures(num_mels=128)
         lengths = [features.num_frames(len(sound)) for sound in self.sounds]
         parts: list[dict[str, Any]] = [{"type": "text", "text": f"{len(videos)} of these "}]
         for kind, media in (("video", videos), ("image", self.pictures), ("audio", audios)):
@@ -212,7 +212,7 @@ def test_positions_by_another_rule_than_the_models_are_refused_at_the_first_batc
 ) -> None:
     family = FAMILIES[name]()
     samples = [row.sample for row in rows_of(name, family)]
-    rule = mm.QwenVLPositions.from_config(model_of(name, family.tokenizer).config)
+    rule = mm.families.qwen_vl.QwenVLPositions.from_config(model_of(name, family.tokenizer).config)
 
     def positions_by(positions: Any, model: Any) -> torch.Tensor:
         batch = flatten(samples, range(len(samples)), len(samples), mm.Flat(positions=positions))
@@ -245,10 +245,19 @@ def test_videos_alone_need_no_blank_picture() -> None:
 @pytest.mark.parametrize(
     ("name", "setting"),
     [
-        ("qwen2_vl", r"video_length=mm.qwen_vl_video_length\(patch_size=14, merge_size=2\)"),
-        ("qwen3_vl", r"video_length=mm.qwen3_vl_video_length\(patch_size=16, merge_size=2\)"),
-        ("llava_onevision", r"video_length=mm.llava_onevision_video_length\(patch_size=14\)"),
-        ("qwen2_audio", r"audio_length=mm.qwen_audio_length\(\)"),
+        (
+            "qwen2_vl",
+            r"video_length=mm.families.qwen_vl.video_length\(patch_size=14, merge_size=2\)",
+        ),
+        (
+            "qwen3_vl",
+            r"video_length=mm.families.qwen_vl.qwen3_video_length\(patch_size=16, merge_size=2\)",
+        ),
+        (
+            "llava_onevision",
+            r"video_length=mm.families.llava.onevision_video_length\(patch_size=14\)",
+        ),
+        ("qwen2_audio", r"audio_length=mm.families.qwen_audio.audio_length\(\)"),
     ],
 )
 def test_another_number_of_tokens_names_the_setting(name: str, setting: str) -> None:
@@ -269,7 +278,13 @@ LEFT_OUT: dict[str, tuple[str, dict[str, Any]]] = {
     "qwen2_vl takes no audio.*undecoded_parts": ("qwen2_vl", {"image": [], "video": []}),
     "takes features, and the batch has samples of 'aud": (
         "qwen2_audio",
-        {"image": [], "video": [], "audio_features": None, "audio": torch.zeros(2, 100)},
+        {
+            "image": [],
+            "video": [],
+            "video_frames": None,
+            "audio_features": None,
+            "audio": torch.zeros(2, 100),
+        },
     ),
 }
 """Part of the message -> a family, and changes of a batch of another; None: the field is gone."""
@@ -290,7 +305,7 @@ def test_media_that_a_family_does_not_take_are_never_left_out(message: str) -> N
 
 def speech_batch(texts: list[str], seconds: list[float]) -> tuple[dict[str, Any], list[Any]]:
     decoder = mm.TextDecoder(byte_tokenizer(), 200)
-    features = mm.WhisperFeatures(num_mels=80)
+    features = mm.families.whisper.WhisperFeatures(num_mels=80)
     rng = np.random.default_rng(0)
     sounds = [rng.standard_normal(round(16_000 * s)).astype(np.float32) / 8 for s in seconds]
     samples = [

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.attention.flex_attention import flex_attention
 
 from mmstream.errors import ConfigError
-from mmstream.integrations import (
+from mmstream.train import (
     flash_attention_arguments,
     flex_block_mask,
     megatron_packing,

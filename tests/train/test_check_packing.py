@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
-from mmstream.integrations.packed_text import LENGTHS
+from mmstream import model_inputs
+from mmstream.train.packed_text import LENGTHS
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES, TEXT
 from tests.helpers.packs import HALF, batch_of, conversations, decode_and_model, llama, texts

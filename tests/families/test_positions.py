@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.batching.batching import DocumentMedia
 from mmstream.batching.flat import flatten
+from mmstream.families.family import DocumentMedia
 from tests.helpers.families import transformers
 
 FAMILIES = ["qwen2_vl", "qwen2_5_vl", "qwen3_vl", "qwen3_vl_moe"]
@@ -25,7 +25,7 @@ def make_config(family: str) -> Any:
 
 
 def document(
-    rng: np.random.Generator, rule: mm.QwenVLPositions, num_media: int
+    rng: np.random.Generator, rule: mm.families.qwen_vl.QwenVLPositions, num_media: int
 ) -> tuple[np.ndarray, DocumentMedia]:
     """A text with so many pictures and videos, in any order."""
     side = rule.patch_size * rule.merge_size
@@ -72,7 +72,7 @@ def positions_of_transformers(
 @pytest.mark.parametrize("family", FAMILIES)
 def test_positions_are_those_of_transformers(family: str) -> None:
     config = make_config(family)
-    rule = pickle.loads(pickle.dumps(mm.QwenVLPositions.from_config(config)))
+    rule = pickle.loads(pickle.dumps(mm.families.qwen_vl.QwenVLPositions.from_config(config)))
     rng = np.random.default_rng(0)
     for number in range(45):
         ids, media = document(rng, rule, num_media=number % 9)
@@ -80,7 +80,7 @@ def test_positions_are_those_of_transformers(family: str) -> None:
 
 
 def test_a_flat_batch_has_four_rows_of_positions() -> None:
-    rule = mm.QwenVLPositions.from_config(make_config("qwen2_5_vl"))
+    rule = mm.families.qwen_vl.QwenVLPositions.from_config(make_config("qwen2_5_vl"))
     rng = np.random.default_rng(1)
     samples: list[dict[str, Any]] = []
     expected = []
@@ -111,7 +111,9 @@ def test_a_flat_batch_has_four_rows_of_positions() -> None:
 
 @pytest.mark.parametrize("num_tokens", [0, 2, 5])
 def test_a_text_with_other_tokens_than_its_media_is_refused(num_tokens: int) -> None:
-    rule = mm.QwenVLPositions(image_token_id=IMAGE, video_token_id=VIDEO, patch_size=14)
+    rule = mm.families.qwen_vl.QwenVLPositions(
+        image_token_id=IMAGE, video_token_id=VIDEO, patch_size=14
+    )
     ids = np.array([1, *[IMAGE] * num_tokens, 2])
     with pytest.raises(mm.ConfigError, match=r"1 pictures and 0 videos take: give TextDecoder"):
         rule(ids, DocumentMedia([(56, 56)], [], []))
@@ -119,7 +121,7 @@ def test_a_text_with_other_tokens_than_its_media_is_refused(num_tokens: int) -> 
 
 def test_another_family_is_refused() -> None:
     with pytest.raises(mm.ConfigError, match="llava is none of qwen2_vl"):
-        mm.QwenVLPositions.from_config(transformers.CONFIG_MAPPING["llava"]())
+        mm.families.qwen_vl.QwenVLPositions.from_config(transformers.CONFIG_MAPPING["llava"]())
 
 
 def test_positions_may_begin_at_two() -> None:

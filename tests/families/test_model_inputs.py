@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.integrations import model_inputs
+from mmstream import model_inputs
 from tests.helpers.chats import assistant, user
 from tests.helpers.corpora import write_corpus
 from tests.helpers.families import Family, transformers
@@ -373,9 +373,13 @@ def test_what_a_model_cannot_take_is_said(llava, message):
     [
         ("llava", 3, r"image_length=\d+\)$"),
         ("llava", None, r"the text has \d+: TextDecoder\(image_length=\d+\)$"),
-        ("llava_onevision", 3, r"llava_onevision_length\(patch_size=14, max_tiles=9\)\)$"),
-        ("internvl", 3, r"image_length=mm.internvl_length\(\d+\)\)$"),
-        ("qwen2_vl", 3, r"image_length=mm.qwen_vl_length\(patch_size=\d+, merge_size=2\)\)$"),
+        ("llava_onevision", 3, r"llava.onevision_image_length\(patch_size=14, max_tiles=9\)\)$"),
+        ("internvl", 3, r"image_length=mm.families.internvl.image_length\(\d+\)\)$"),
+        (
+            "qwen2_vl",
+            3,
+            r"image_length=mm.families.qwen_vl.image_length\(patch_size=\d+, merge_size=2\)\)$",
+        ),
     ],
 )
 def test_another_number_of_image_tokens_names_the_setting(datasets, name, length, setting):
@@ -389,7 +393,7 @@ def test_another_number_of_image_tokens_names_the_setting(datasets, name, length
 def test_llava_onevision_refuses_tiles_of_one_of_several_pictures(datasets):
     family, model = case_of("llava_onevision")
     image = family.decode.image
-    next_tiles = replace(image, tiles=mm.LlavaNextTiles(image.tiles.shapes))
+    next_tiles = replace(image, tiles=mm.families.llava.LlavaNextTiles(image.tiles.shapes))
     [batch, _] = batches_of(datasets["conversations"], replace(family.decode, image=next_tiles))
     with pytest.raises(mm.ConfigError, match=r"one of each of several: .*LlavaOnevisionTiles\(\)"):
         model_inputs(batch, model, normalize=HALF)

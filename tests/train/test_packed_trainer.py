@@ -11,9 +11,10 @@ import torch
 from torch.nn.functional import cross_entropy
 
 import mmstream as mm
-from mmstream.integrations import LoaderTrainer, model_inputs
-from mmstream.integrations.trainer import token_loss
+from mmstream import model_inputs
+from mmstream.train import LoaderTrainer
 from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.train.trainer import token_loss
 from tests.helpers.corpora import write_corpus
 from tests.helpers.families import transformers
 from tests.helpers.packs import llama

@@ -19,10 +19,10 @@ from torch import Tensor
 
 from mmstream._vector_math import resolve_vector_math
 from mmstream.errors import ConfigError
-from mmstream.integrations.arguments import model_arguments
-from mmstream.integrations.model_kinds import resolve_model
-from mmstream.integrations.mrope_positions import needs_mrope
-from mmstream.integrations.packed_text import LENGTHS, has_state_layers, is_flash, is_packed
+from mmstream.families.qwen_vl import needs_mrope
+from mmstream.families.registry import model_and_config
+from mmstream.train.arguments import Request, model_arguments
+from mmstream.train.packed_text import LENGTHS, has_state_layers, is_flash, is_packed
 from mmstream.types import Batch
 
 TOLERANCES = {torch.float32: 1e-4, torch.float64: 1e-4, torch.float16: 1e-2, torch.bfloat16: 3e-2}
@@ -97,7 +97,7 @@ def check_packing(
         >>> mm.check_packing(LlamaForCausalLM(config), batch).leak
         0.0
     """
-    inner, config = resolve_model(model)
+    inner, config = model_and_config(model)
     if inner is None:
         raise ConfigError("check_packing: give the model itself, as it is run")
     if not is_packed(batch):
@@ -107,7 +107,7 @@ def check_packing(
     if prepare is None:
 
         def prepare(given: Batch) -> dict[str, Any]:
-            return model_arguments(given, inner, normalize=normalize)
+            return model_arguments(given, inner, Request(normalize))
 
     resolve_vector_math()
     run = _Runs(inner, config, batch, prepare)

@@ -1,4 +1,4 @@
-"""The keyword arguments of a Hugging Face model's forward pass, from a batch.
+"""`mm.model_inputs`: the keyword arguments of a Hugging Face model's forward pass, from a batch.
 
     loader or device -> `model_inputs` -> model(**inputs)
 
@@ -19,10 +19,10 @@ import torch
 
 from mmstream.batching.batching import Flat
 from mmstream.batching.flat import flatten
-from mmstream.integrations.arguments import model_arguments
-from mmstream.integrations.check_packing import check_packing, special_ids
-from mmstream.integrations.model_kinds import resolve_model
-from mmstream.integrations.packed_text import is_packed
+from mmstream.families.registry import model_and_config
+from mmstream.train.arguments import Request, model_arguments
+from mmstream.train.check_packing import check_packing, special_ids
+from mmstream.train.packed_text import is_packed
 from mmstream.types import Batch
 from mmstream.wrong_arguments import checked
 
@@ -132,20 +132,12 @@ def model_inputs(
         >>> {name: tuple(value.shape) for name, value in inputs.items()}
         {'pixel_values': (8, 3, 224, 224), 'labels': (8,)}
     """
+    request = Request(normalize, blank_image, label_field, image_field, video_field, audio_field)
     if check and is_packed(batch):
-        model, config = resolve_model(model_or_family)
+        model, config = model_and_config(model_or_family)
         if model is not None:
             check_once(model, config, batch["input_ids"].device)
-    return model_arguments(
-        batch,
-        model_or_family,
-        normalize=normalize,
-        blank_image=blank_image,
-        label_field=label_field,
-        image_field=image_field,
-        video_field=video_field,
-        audio_field=audio_field,
-    )
+    return model_arguments(batch, model_or_family, request)
 
 
 LENGTHS_OF_PROBE = (5, 1, 7)
@@ -187,7 +179,7 @@ def check_once(model: Any, config: Any, device: torch.device) -> None:
         check_packing(
             model,
             _probe(config, device),
-            lambda batch: model_arguments(batch, model, blank_image=False),
+            lambda batch: model_arguments(batch, model, Request(blank_image=False)),
         )
     _checked[model] = attention
 

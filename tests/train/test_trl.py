@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.integrations import LoaderTrainer, LoaderTrainerMixin, preference_inputs
+from mmstream.train import LoaderTrainer, LoaderTrainerMixin, preference_inputs
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.families import transformers
 from tests.helpers.packs import llama

@@ -1,0 +1,47 @@
+"""Everything that mmstream knows of families of models: one module a family.
+
+registry.py    `of`: which family a model is of, also of other packages
+family.py      `Family`, the base of all, and what they exchange with model_inputs
+qwen_vl.py     Qwen2-VL, Qwen2.5-VL, Qwen3-VL, Qwen3.5
+qwen_omni.py   Qwen2.5-Omni and Qwen3-Omni
+qwen_audio.py  Qwen2-Audio
+llava.py       Llava 1.5, Llava-NeXT, LLaVA-OneVision
+internvl.py    InternVL
+idefics.py     Idefics2, Idefics3, SmolVLM
+whisper.py     Whisper
+clip.py        CLIP, SigLIP
+classifier.py  image classification
+
+A module has the tokens of each medium, for `mm.TextDecoder`, its tiles and positions, and how
+`mm.model_inputs` arranges a batch for the model.
+"""
+
+from __future__ import annotations
+
+from mmstream.decoding.image.tiles import TileRule
+from mmstream.families import (
+    clip,
+    idefics,
+    internvl,
+    llava,
+    qwen_audio,
+    qwen_omni,
+    qwen_vl,
+    whisper,
+)
+from mmstream.families.family import Family
+from mmstream.families.registry import of
+
+__all__ = [
+    "Family",
+    "TileRule",
+    "clip",
+    "idefics",
+    "internvl",
+    "llava",
+    "of",
+    "qwen_audio",
+    "qwen_omni",
+    "qwen_vl",
+    "whisper",
+]
