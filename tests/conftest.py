@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import faulthandler
-import gc
 import os
 import subprocess
 import sys
@@ -127,12 +126,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         if not any(file[0].path.is_relative_to(path) for path in covering):
             for item in file:
                 item.add_marker("no_cover")
-
-
-def pytest_collection_finish() -> None:
-    """Keep the garbage collector off what was collected: one walk over it takes a second."""
-    gc.collect()
-    gc.freeze()
 
 
 @pytest.hookimpl(wrapper=True)
