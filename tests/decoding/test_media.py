@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.decoding.media import plan_media
-from mmstream.decoding.sample import RowMemory, decode_sample
+from mmstream.decoding.sample import SampleDecoding, decode_sample
 from mmstream.types import SampleLineage
 from tests.helpers.fake_media import FakeAudioDecoder, FakeFeatures, FakeVideoDecoder, fake_file
 
@@ -113,10 +112,9 @@ def test_what_a_function_has_decoded_before_stays_as_it_is() -> None:
 
 def test_videos_are_written_into_the_memory_of_the_batch_where_they_fit() -> None:
     memory = torch.zeros(2, 4, 6, 3, dtype=torch.uint8)
-    row = RowMemory({}, {"mp4": memory})
+    row = {"video": [memory]}
     decode = mm.Decode(video=VIDEO)
-    first = sample(mp4=fake_file(1, 2))
-    decoded = decode_sample(first, decode, row, plans=plan_media(first, decode))
+    decoded = decode_sample(sample(mp4=fake_file(1, 2)), decode, row)
     assert decoded["video"].data_ptr() == memory.data_ptr()
     assert len(decode_sample(sample(mp4=fake_file(2, 3)), decode, row)["video"]) == 3
     assert memory[:, 0, 0, 0].tolist() == [10, 11]
@@ -151,7 +149,9 @@ def test_draws_are_those_of_the_sample_whether_they_are_planned_or_not() -> None
     )
     files = {f"{i}__{kind}": fake_file(0, 1) for i in range(2) for kind in ("mp4", "wav")}
     first = sample(**files, flac=fake_file(0, 1))
-    planned = decode_sample(first, decode, plans=plan_media(first, decode, audio=True))
+    decoding = SampleDecoding(first, decode)
+    decoding.plan(all_shapes=True)
+    planned = decoding.finish()
     again = decode_sample(first, decode)
     starts = [
         [float(values[0]) for values in decoded[name]]

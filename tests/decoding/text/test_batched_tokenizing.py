@@ -9,9 +9,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import mmstream as mm
-from mmstream.decoding.sample import decode_sample, decode_texts
-from mmstream.decoding.stage import _all_rows
+from mmstream.decoding.sample import decode_sample
+from mmstream.decoding.step import _all_rows
 from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.decodings import decode_texts
 
 CHAT = (
     b'{"messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]}'
