@@ -41,37 +41,48 @@ class DecodedStep(NamedTuple):
 
 def assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
     """Put a step together. All rows have a sample."""
-    lineage = step.lineage
-    valid = [valid and row.is_filled for valid, row in zip(lineage.valid, rows, strict=True)]
-    samples = [row.sample for row in rows if row.sample is not None]
-    lineage = _with_losses(lineage, samples, valid)
-    lineage = replace(
-        lineage,
+    of_rows = step.lineage.valid
+    valid = [valid and row.is_filled for valid, row in zip(of_rows, rows, strict=True)]
+    return _decoded_step(
+        step,
+        [row.sample for row in rows if row.sample is not None],
+        valid,
         valid=valid,
         shown=[row.shown for row in rows],
         bad=tuple(row.bad for row in rows if row.bad),
-        no_picture=_first_without_picture(samples, valid),
     )
-    return DecodedStep(lineage, samples)
 
 
 def assembled_packs(step: RawStep, rows: list[PackedRow]) -> DecodedStep:
     """Put a step of packs together. A row that nothing could fill is empty and invalid."""
-    lineage = step.lineage
     shown = [(number, entry) for number, row in enumerate(rows) for entry in row.documents]
-    bad = tuple(record for row in rows for record in row.bad)
     samples = [entry.sample for _, entry in shown if entry.sample is not None]
-    lineage = _with_losses(lineage, samples, [True] * len(samples))
-    lineage = replace(
-        lineage,
+    return _decoded_step(
+        step,
+        samples,
+        [True] * len(samples),
         valid=[bool(row.documents) for row in rows],
         rows=[number for number, _ in shown],
         shown=[entry.ref for _, entry in shown],
-        bad=bad,
-        no_picture=_first_without_picture(samples, [True] * len(samples)),
+        bad=tuple(record for row in rows for record in row.bad),
         **_unlike_measured(rows),
     )
-    return DecodedStep(lineage, samples)
+
+
+def _decoded_step(
+    step: RawStep, samples: list[Sample], is_valid: list[bool], **changes: Any
+) -> DecodedStep:
+    """Return samples with the lineage of their step.
+
+    Args:
+        step: The step.
+        samples: All of it.
+        is_valid: Whether each counts.
+        changes: What else the lineage says.
+    """
+    lineage = _with_losses(step.lineage, samples, is_valid)
+    no_picture = _first_without_picture(samples, is_valid)
+    return DecodedStep(replace(lineage, no_picture=no_picture, **changes), samples)
 
 
 def _unlike_measured(rows: list[PackedRow]) -> dict[str, Any]:

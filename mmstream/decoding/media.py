@@ -309,7 +309,7 @@ def media_shapes(
         images: The shapes of its images.
         kinds: Those whose shapes are needed. Of others there are none.
     """
-    if not {VIDEO, AUDIO}.intersection(kinds):
+    if not plans or not {VIDEO, AUDIO}.intersection(kinds):
         return MediaShapes(images)
     videos = _by_file(plans.get(VIDEO))
     audios: dict[str, Any] = {}

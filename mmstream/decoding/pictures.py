@@ -120,11 +120,14 @@ class PictureField(Field):
             tensors = [tensor.permute(2, 0, 1) for tensor in tensors]
         return {self.name: tensors[0] if len(tensors) == 1 else tensors}
 
-    def shapes(self, sample: Sample, *, decodes: bool) -> list[ImageShape] | None:
+    def shapes(
+        self, sample: Sample, files: Sequence[str], *, decodes: bool
+    ) -> list[ImageShape] | None:
         """Return the shapes that the pictures of a sample will have, from their headers.
 
         Args:
             sample: The sample.
+            files: What `files` returned for it.
             decodes: Where a header does not tell, decode the pictures. That is rare, and they are
                 decoded a second time later.
 
@@ -135,7 +138,6 @@ class PictureField(Field):
             DecodeError: A picture cannot be decoded.
         """
         self.seed(sample, "plan")
-        files = self.files(sample)
         decoder = self.decoder.of_sample(len(files))
         shapes = [decoder.prepared_shape(sample[file]) for file in files]
         if None not in shapes:

@@ -131,7 +131,8 @@ class SampleDecoding:
         images: list[ImageShape] | None = []
         pictures = self._decode.table.free_pictures
         if IMAGE in kinds and pictures is not None:
-            images = pictures.shapes(self.sample, decodes=decodes)
+            files = pictures.files(self.sample)
+            images = pictures.shapes(self.sample, files, decodes=decodes)
         return None if images is None else media_shapes(self.plans, images, kinds)
 
     def all_shapes(self, *, decodes: bool) -> MediaShapes | None:
@@ -145,7 +146,7 @@ class SampleDecoding:
             check_own_names(self.sample, files)
             size: Shape | None = pictures.decoder.output_shape
             if size is None or IMAGE in self._decode.needed_shapes:
-                images = pictures.shapes(self.sample, decodes=decodes)
+                images = pictures.shapes(self.sample, files, decodes=decodes)
             else:
                 images = [ImageShape(*size, size)] * len(files)
         return None if images is None else media_shapes(self.plans, images, (VIDEO, AUDIO))

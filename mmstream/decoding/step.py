@@ -325,9 +325,16 @@ class DecodeStage:
             ]
 
     def _side_by_side(self, function: Callable[[int], T], outcomes: Sequence[Outcome]) -> list[T]:
-        """Call a function for each row of a step, in threads."""
+        """Call a function for each row of a step, in threads.
+
+        Raises the error of the first row that has one.
+        """
         with self._helpers(outcomes) as (pool, num_helpers):
-            return _all_rows(function, outcomes, pool, num_helpers)
+            if pool is None:
+                return list(map(function, range(len(outcomes))))
+            calls = ThreadedCalls(function, list(map(_num_bytes, outcomes)))
+            calls.begin(pool, num_helpers)
+            return calls.finish()
 
     @contextmanager
     def _helpers(self, outcomes: Sequence[Outcome]) -> Iterator[tuple[Executor | None, int]]:
@@ -357,23 +364,6 @@ def _has_lazy_bytes(outcome: Outcome) -> bool:
     return isinstance(outcome, dict) and any(
         isinstance(value, LazyBytes) for value in outcome.values()
     )
-
-
-def _all_rows(
-    decode_row: Callable[[int], T],
-    outcomes: Sequence[Outcome],
-    pool: Executor | None,
-    num_helpers: int,
-) -> list[T]:
-    """Decode all rows, in the calling thread and in those of a pool.
-
-    Raises the error of the first row that has one.
-    """
-    if pool is None:
-        return list(map(decode_row, range(len(outcomes))))
-    calls = ThreadedCalls(decode_row, list(map(_num_bytes, outcomes)))
-    calls.begin(pool, num_helpers)
-    return calls.finish()
 
 
 def _num_bytes(outcome: Outcome) -> int:
