@@ -103,9 +103,11 @@ def test_a_decoder_by_field_takes_its_file_and_keeps_the_name() -> None:
 
 def test_what_a_function_has_decoded_before_stays_as_it_is() -> None:
     frames = torch.zeros(2, 3, 4, 4)
-    decode = mm.Decode({"mp4": VIDEO}, audio=AUDIO)
-    decoded = decode_sample(sample(mp4=frames, wav=torch.ones(3)), decode)
+    decode = mm.Decode({"mp4": VIDEO}, image=mm.ImageDecoder(), audio=AUDIO)
+    decoded = decode_sample(sample(mp4=frames, wav=torch.ones(3), jpg=frames[0]), decode)
     assert decoded["mp4"] is frames
+    assert decoded["image"] == []
+    assert torch.equal(decoded["jpg"], frames[0])
     assert decoded["wav"].tolist() == [1, 1, 1]
     assert decoded["audio"] == []
 
@@ -183,6 +185,7 @@ def test_a_file_named_like_a_field_of_the_decoder_is_refused(name: str) -> None:
         ({"audio": len}, r'a function from bytes goes by field, Decode\(\{"wav": function\}\)'),
         ({"fields": VIDEO}, r"Decode: got FakeVideoDecoder: write Decode\(video=decoder\)"),
         ({"fields": {"mp4": VIDEO, "mp4;webm": VIDEO}}, "two decoders make the field 'mp4'"),
+        ({"fields": {"video": VIDEO}, "video": VIDEO}, "two decoders make the field 'video'"),
         (
             {"video": FakeVideoDecoder(audio=AUDIO), "audio": FakeAudioDecoder(sample_rate=8)},
             "audio= has sample_rate=8 and the tracks of video= have 100",
