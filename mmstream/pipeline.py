@@ -32,12 +32,12 @@ from mmstream.batching.flat import flatten, make_flat_batch, own_names
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
+from mmstream.decoding.assemble import DecodedStep
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.sample_rng import is_user_function, kept_generators, seed_draws
-from mmstream.decoding.stage import DecodedStep, DecodeStage, PreparedStep
+from mmstream.decoding.step import DecodeStage, PlannedStep
 from mmstream.decoding.substitute import Transform
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
@@ -334,13 +334,13 @@ class PipelineRunner:
         self._make_batch = _make_batch_of(pipeline, settings)
         self._has_warned = False
         self._steps_per_epoch = order.steps_per_epoch
-        self._next: tuple[Job, Future[tuple[RawStep, PreparedStep | None]]] | None = None
+        self._next: tuple[Job, Future[tuple[RawStep, PlannedStep | None]]] | None = None
         self._seed = pipeline.seed
         self._has_functions = _has_user_functions(pipeline)
         # A worker has no other draws to keep.
         self._keeps = self._has_functions and not memory.shared
         # A reader process reads ahead itself, and the threads that decode also plan videos.
-        has_media = pipeline.decode is not None and pipeline.decode.has_media
+        has_media = pipeline.decode is not None and bool(pipeline.decode.table.media)
         # `memory` has no lock. The thread that prepares takes it alone: batches take some for
         # media, which are not prepared ahead, and for baked fields, whose preparing takes none.
         prepares_ahead = in_background and connection is None and not has_media
@@ -382,11 +382,11 @@ class PipelineRunner:
             )
         return kept_generators()
 
-    def _read(self, job: Job) -> tuple[RawStep, PreparedStep | None]:
+    def _read(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
         self._progress.begin_stage(Stage.READ, job.epoch, job.step)
         return self._prepared(job)
 
-    def _decoded(self, step: tuple[RawStep, PreparedStep | None]) -> DecodedStep:
+    def _decoded(self, step: tuple[RawStep, PlannedStep | None]) -> DecodedStep:
         decoded = self._decode(*step)
         num_wrong_reads = self._reader.pop_wrong_reads()  # of the reads that decoding asked for too
         num_bytes, num_requests = self._reader.pop_counts()
@@ -400,7 +400,7 @@ class PipelineRunner:
         )
         return decoded._replace(lineage=lineage)
 
-    def _prepared(self, job: Job) -> tuple[RawStep, PreparedStep | None]:
+    def _prepared(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
         """Return the raw step of a job, and what was prepared of it.
 
         With several threads, the next step of the epoch is read and prepared while this one is
@@ -419,7 +419,7 @@ class PipelineRunner:
             self._next = next_job, self._pool.submit(self._prepare, next_job)
         return prepared
 
-    def _prepare(self, job: Job) -> tuple[RawStep, PreparedStep | None]:
+    def _prepare(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
         step = self._reader.step(job)
         return step, self._decode.prepare(step)
 
@@ -541,16 +541,17 @@ def collate_settings(decode: Decode, memory: BatchMemory | None = None) -> dict[
     if decode.stored is not None:
         return decode.stored.collate_settings(memory.take)
     settings: dict[str, Any] = {}
-    if decode.plan.lists:
-        settings["list_fields"] = decode.plan.lists
-    if decode.plan.pictures:
-        settings["picture_fields"] = frozenset(decode.plan.pictures)
-    if decode.has_media:
+    table = decode.table
+    if table.lists:
+        settings["list_fields"] = table.lists
+    if any(each.sources for each in table.pictures):
+        settings["picture_fields"] = frozenset(each.name for each in table.pictures if each.sources)
+    if table.media:
         settings["video_fields"] = {
-            name: _without_videos(decoder) for name, decoder in video_decoders(decode).items()
+            name: _without_videos(decoder) for name, decoder in table.decoders("video").items()
         }
         settings["audio_fields"] = dict(
-            _without_audio(name, decoder) for name, decoder in audio_decoders(decode).items()
+            _without_audio(name, decoder) for name, decoder in table.sounds.items()
         )
         settings["take_memory"] = memory.take
     if decode.text is not None:

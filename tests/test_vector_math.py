@@ -8,7 +8,7 @@ import sys
 import pytest
 
 import mmstream as mm
-from mmstream.decoding import stage
+from mmstream.decoding import step
 
 FIRST_CALLS = """
 import torch
@@ -34,7 +34,7 @@ def test_threads_that_decode_start_behind_the_first_call(
     corpus: str, num_threads: int, expected: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[None] = []
-    monkeypatch.setattr(stage, "resolve_vector_math", lambda: calls.append(None))
+    monkeypatch.setattr(step, "resolve_vector_math", lambda: calls.append(None))
     pipeline = mm.Pipeline(mm.open_dataset(corpus), global_batch_size=4, decode=mm.Decode())
     for _ in mm.Loader(pipeline, num_workers=0, num_threads=num_threads):
         pass

@@ -72,7 +72,7 @@ def check_functions(pipeline: Pipeline, num_samples: PositiveInt = 16) -> list[s
     }
     decode = pipeline.decode
     if decode is not None and decode.fields:
-        functions = {*decode.plan.values, *decode.plan.parsers}
+        functions = {*decode.table.parsers, *(each.name for each in decode.table.values)}
         fields = {
             name: twice(f"decode.{name}", each) if name.split(";")[0] in functions else each
             for name, each in decode.fields.items()

@@ -51,7 +51,6 @@ from mmstream.dataset.index import index_name
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.stored import (
     MAX_PADDED_LENGTH,
     BakedContent,
@@ -182,9 +181,8 @@ def _check_decoders(decode: Decode | None, epoch_of_draws: int | None) -> None:
             f"bake: texts are padded to max_length={decode.text.max_length}, and a manifest may "
             f'say {MAX_PADDED_LENGTH} at most: lower max_length, or leave out padding="max_length"'
         )
-    decoders = {"image": decode.image, **decode.plan.pictures}
-    decoders |= video_decoders(decode)
-    decoders |= audio_decoders(decode)
+    table = decode.table
+    decoders = table.decoders("image") | table.decoders("video") | dict(table.sounds)
     for name, decoder in decoders.items():
         if epoch_of_draws is None and getattr(decoder, "is_random", False):
             raise ConfigError(

@@ -28,7 +28,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.dataset.source import shard_samples
-from mmstream.decoding.sample import RowMemory
+from mmstream.decoding.sample import NO_MEMORY, PLAIN
 from mmstream.decoding.sample_rng import kept_generators, seed_draws
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
 from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder, one_by_one
@@ -180,7 +180,7 @@ class Baker:
         draws: Any = FixedDraws(self.pipeline.seed + shift, epoch, self.dataset.name_of)
         rows = RowDecoder(
             SampleLookup(self.dataset, draws, self._fetcher),
-            self.pipeline.decode,
+            self.pipeline.decode or PLAIN,
             self.pipeline.before,
             self.pipeline.transforms,
             BadSamplePolicy(),
@@ -191,9 +191,9 @@ class Baker:
         step = RawStep(lineage, [chunk[number] for number in read])
         decoded = {}
         with kept_generators():
-            prepared = rows.prepare(step, one_by_one)
+            prepared = rows.plan(step, one_by_one)
             for position, number in enumerate(read):
-                document = rows.planned(step, position, prepared[position], RowMemory({}, {}))
+                document = rows.planned(step, position, prepared[position], NO_MEMORY)
                 prepared[position] = None
                 decoded[number] = document
         entries = []

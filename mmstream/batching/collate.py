@@ -27,7 +27,7 @@ from mmstream.batching.values import (
     join_values,
     stack_values,
 )
-from mmstream.decoding.stage import DecodedStep
+from mmstream.decoding.assemble import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.types import IGNORED_LABEL, Batch, Sample

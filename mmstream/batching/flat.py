@@ -21,7 +21,7 @@ from mmstream.batching.batching import Flat, Pack
 from mmstream.batching.collate import collate, with_lineage
 from mmstream.batching.media import FEATURES, mean_rate
 from mmstream.batching.values import as_list
-from mmstream.decoding.stage import DecodedStep
+from mmstream.decoding.assemble import DecodedStep
 from mmstream.decoding.substitute import OwnNames
 from mmstream.errors import ConfigError
 from mmstream.families.family import DocumentMedia

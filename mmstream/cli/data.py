@@ -246,9 +246,9 @@ class _DecodeCheck:
         """Decode a sample, and count each type of its fields once."""
         from mmstream.decoding.address import with_address
         from mmstream.decoding.fields import audio_fields, image_fields, video_fields
-        from mmstream.decoding.sample import parse_fields
+        from mmstream.decoding.sample import PLAIN, parse_fields
 
-        parsed = parse_fields(sample, None)
+        parsed = parse_fields(sample, PLAIN)
         decoders: dict[str, Callable[[bytes], Any]] = {
             **dict.fromkeys(image_fields(sample), self._image),
             **dict.fromkeys(video_fields(sample), self._video),

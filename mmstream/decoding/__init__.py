@@ -1,10 +1,14 @@
 """The third stage: order -> read -> DECODE -> batch -> loader -> device.
 
-stage.py         a step of raw samples -> a step of decoded samples, or of rows of packs
+step.py          read this first: raw samples -> decoded samples, a step in three passes
+assemble.py      its last part: decoded samples -> rows, also of packs, and what was lost
 substitute.py    one row: its planned sample, or a substitute for a bad one
-sample.py        one sample: ``json`` parsed, then the decoders of a `Decode`
+sample.py        one sample on its way through the passes
 decode.py        `Decode`: which decoders a pipeline runs
-by_field.py      decoders by the names of fields, and pictures that share a geometry
+table.py         its settings as a table: which decoder makes which field of which files
+field.py         what all entries of the table share; values, boxes, points and times
+pictures.py      pictures, masks and tiles of one field
+media.py         videos and recordings of one field: planned, then decoded
 values.py        the built-in decoders of numbers, texts, JSON and arrays
 address.py       where in a sample a decoder failed
 fields.py        which fields are images, and in which order
@@ -13,8 +17,6 @@ video/           bytes of a video -> frames and their times
 audio/           bytes of a recording -> samples or log-mel features
 ffmpeg/          files of both, opened with limits
 facts.py         duration, size and rate of both, without decoding
-pictures.py      pictures of one shape: planned, then decoded, before their samples
-media.py         the videos and recordings of a sample: planned, then decoded
 media_shapes.py  what their shapes will be
 spans.py         spans of time in settings and rows
 times.py         `Times`: they follow the span of their file

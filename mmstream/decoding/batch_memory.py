@@ -8,10 +8,12 @@ array on it is gone, on either side of a process boundary. Decode writes images 
 
 from __future__ import annotations
 
+import math
 import mmap
 import os
 import weakref
-from itertools import count
+from collections.abc import Sequence
+from itertools import accumulate, count
 from typing import Any
 
 import numpy as np
@@ -25,6 +27,9 @@ ALL_PAGES = mmap.MAP_SHARED | getattr(mmap, "MAP_POPULATE", 0)
 
 ROUND_BYTES = 64 * 1024
 """Sizes of blocks are multiples of this, so that batches of similar size share blocks."""
+
+ALIGN_BYTES = 64
+"""The pictures and videos of each field begin at a multiple of this in the memory of a batch."""
 
 MAX_FREE_BLOCKS = 4
 """Unused blocks that are kept; more are given back to the system."""
@@ -130,6 +135,20 @@ class BatchMemory:
         block.num_used = num_bytes
         return block.lease()[:num_bytes]
 
+    def take_groups(self, groups: Sequence[Sequence[tuple[int, ...]]]) -> list[list[torch.Tensor]]:
+        """Return memory for tensors of bytes in one block, with `spare_bytes` behind it.
+
+        Args:
+            groups: shapes. The tensors of a group lie one behind the other, and each group begins
+                at a multiple of `ALIGN_BYTES`.
+        """
+        if not groups:
+            return []
+        sizes = [sum(map(math.prod, shapes)) for shapes in groups]
+        starts = [0, *accumulate(-(-size // ALIGN_BYTES) * ALIGN_BYTES for size in sizes)]
+        block = self.take(starts[-2] + sizes[-1], spare_bytes=self.spare_bytes)
+        return [_cut(block[start:], shapes) for start, shapes in zip(starts, groups, strict=False)]
+
     def block_of(self, tensor: torch.Tensor) -> MemoryBlock | None:
         """Return the block that a tensor lies in."""
         return next((block for block in self._blocks if block.holds(tensor)), None)
@@ -157,6 +176,15 @@ class AttachedBlock:
         array = _view(self._map)
         weakref.finalize(array, self._map.__setitem__, 0, 0).atexit = False
         return torch.from_numpy(array)
+
+
+def _cut(block: torch.Tensor, shapes: Sequence[tuple[int, ...]]) -> list[torch.Tensor]:
+    """Cut bytes into tensors that lie one behind the other."""
+    starts = [0, *accumulate(map(math.prod, shapes))]
+    return [
+        block[start : start + math.prod(shape)].view(shape)
+        for start, shape in zip(starts, shapes, strict=False)
+    ]
 
 
 def _view(memory: mmap.mmap) -> np.ndarray[Any, np.dtype[np.uint8]]:

@@ -9,16 +9,17 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 from copy import copy
 from dataclasses import KW_ONLY, dataclass, field
+from functools import cached_property
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from mmstream.dataset.source import ShardSource
-from mmstream.decoding.by_field import FieldDecoder, FieldPlan, decoded_medium, plan_fields
 from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, image_fields, video_fields
 from mmstream.decoding.image.coordinates import Boxes, Points
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.sample_rng import is_user_function
 from mmstream.decoding.stored import StoredFields
+from mmstream.decoding.table import FieldDecoder, FieldTable, decoded_medium, make_table
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.times import Times
 from mmstream.errors import ConfigError, escaped
@@ -27,6 +28,10 @@ from mmstream.wrong_arguments import PositiveInt, checked
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder
     from mmstream.decoding.video.decoder import VideoDecoder
+
+IMAGE_FIELDS = ("image", "image_tiles", "image_size")
+TEXT_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
+"""Fields that decoders make."""
 
 _ADVICE = {
     "images": "write image=mm.ImageDecoder(size=224)",
@@ -110,15 +115,10 @@ class Decode:
     same_geometry: Sequence[str] | Sequence[Sequence[str]] = ()
     max_json_bytes: PositiveInt = MAX_TEXT_BYTES
     min_lazy_bytes: PositiveInt | None = 8 << 20
-    plan: FieldPlan = field(init=False, repr=False, compare=False)
-    """The decoders, sorted by what they do. For the decode stage."""
-    has_media: bool = field(init=False, repr=False, compare=False)
-    """Whether videos or recordings are decoded, by field or all of them."""
+    table: FieldTable = field(init=False, repr=False, compare=False)
+    """The decoders in the order in which they run. For the decode stage."""
     has_user_functions: bool = field(init=False, repr=False, compare=False)
     """Whether functions or classes of the user take part."""
-    has_user_media: bool = field(init=False, repr=False, compare=False)
-    """Whether some of these run while media are planned or decoded: classes, parsers of JSON, and
-    sources of boxes or times."""
     needed_shapes: frozenset[str] = field(init=False, repr=False, compare=False)
     """The kinds of media on whose shapes the tokens of a text depend."""
     is_baked: bool = field(default=False, init=False)
@@ -128,30 +128,25 @@ class Decode:
 
     def __post_init__(self) -> None:
         _check_fields(self.fields)
-        _check_image(self.image)
-        _check_text(self.text)
-        _check_medium("video", self.video)
-        _check_medium("audio", self.audio)
+        for kind in _EXAMPLES:
+            _check_decoder(kind, getattr(self, kind))
         _check_tracks(self.video, self.audio)
         fields, text = _without_text(self.fields or {}, self.text)
-        plan = plan_fields(fields, self.same_geometry, self.image, self.max_json_bytes)
+        free = {"image": self.image, "video": self.video, "audio": self.audio}
+        table = make_table(fields, free, self.same_geometry, self.max_json_bytes)
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "text", text)
-        object.__setattr__(self, "plan", plan)
-        has_media = any((plan.videos, plan.recordings, self.video, self.audio))
-        object.__setattr__(self, "has_media", has_media)
-        is_user = any(map(is_user_function, (self.image, self.video, self.audio)))
-        has_user_media = is_user or not plan.user_fields <= plan.values.keys()
-        has_functions = bool(plan.user_fields) or (text is not None and text.has_user_functions)
-        object.__setattr__(self, "has_user_media", has_user_media)
-        object.__setattr__(self, "has_user_functions", has_user_media or has_functions)
+        object.__setattr__(self, "table", table)
+        has_functions = table.has_user_media or any(each.is_user for each in table.values)
+        has_functions |= text is not None and text.has_user_functions
+        object.__setattr__(self, "has_user_functions", has_functions)
         needed = frozenset() if text is None else text.needs_shapes
         object.__setattr__(self, "needed_shapes", needed)
         groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
         object.__setattr__(self, "same_geometry", tuple(groups))
-        _check_times(plan, self.media - {"image"})
+        _check_times(table)
         if text is not None:
-            _check_lengths(text, plan, self.media)
+            _check_lengths(text, table, self.media)
 
     @classmethod
     def baked(cls) -> Decode:
@@ -165,7 +160,7 @@ class Decode:
         """
         decode = cls()
         object.__setattr__(decode, "is_baked", True)
-        object.__setattr__(decode, "plan", FieldPlan({}))
+        object.__setattr__(decode, "table", FieldTable({}))
         return decode
 
     def of_source(self, source: ShardSource, *, views: bool = False) -> Decode:
@@ -183,8 +178,18 @@ class Decode:
         decode = copy(self)
         stored = StoredFields.of_source(source, views=views)
         object.__setattr__(decode, "stored", stored)
-        object.__setattr__(decode, "plan", FieldPlan(stored.parsers))
+        object.__setattr__(decode, "table", FieldTable(stored.parsers))
         return decode
+
+    @cached_property
+    def made_names(self) -> dict[str, None]:
+        """The fields that decoders make, also in a batch. Samples cannot hold files of them."""
+        names = [
+            *(TEXT_FIELDS if self.text is not None else ()),
+            *(IMAGE_FIELDS if self.image is not None else ()),
+            *self.table.media_names,
+        ]
+        return dict.fromkeys(names)
 
     @property
     def holds_interpreter(self) -> bool:
@@ -194,13 +199,13 @@ class Decode:
         it to others; functions of the user may.
         """
         decoders = [each for each in self._decoders() if not isinstance(each, EllipsisType | type)]
-        are_others = (self.image, self.text, self.plan.pictures, *decoders)
+        are_others = (self.text, self.table.pictures, *decoders)
         return self.is_baked or not any(are_others)
 
     @property
     def shapes(self) -> Mapping[str, tuple[int, ...]]:
         """Shapes of the fields that are decoded into the memory of their batch, as uint8."""
-        return self.plan.shapes(self.image) if self.stored is None else self.stored.shapes
+        return self.table.shapes if self.stored is None else self.stored.shapes
 
     @property
     def has_ranged_decoders(self) -> bool:
@@ -229,19 +234,14 @@ class Decode:
             return self.stored.takes_view(field)
         if self.text is not None and (callable(self.text.field) or self.text.field == field):
             return False
-        plan = self.plan
-        if field in plan.named_sources or field in plan.parsers:
+        table = self.table
+        if field in table.named_files or field in table.parsers:
             return False
-        decoders: Sequence[ImageDecoder | None] = [self.image]
-        if field in plan.picture_sources:
-            decoders = [
-                decoder
-                for name, decoder in plan.pictures.items()
-                if field in plan.sources.get(name, (name,))
-            ]
-        elif not image_fields((field,)):
-            return False
-        return all(map(_copies_nothing, decoders))
+        named = [each for each in table.pictures if field in each.sources]
+        free = [each for each in table.pictures if not each.sources and image_fields((field,))]
+        return bool(named or free) and not any(
+            is_user_function(type(each.decoder)) for each in named or free
+        )
 
     def _decoders(self) -> list[Any]:
         return [*(self.fields or {}).values(), self.video, self.audio]
@@ -262,19 +262,16 @@ class Decode:
         """The fields of a batch that hold pictures with colours, which a model wants normalized."""
         if self.stored is not None:
             return self.stored.content.collate.picture_names
-        by_field = [
-            name
-            for name, decoder in self.plan.pictures.items()
-            if not decoder.mask and decoder.interpolation != "nearest"
+        fields = (*self.table.pictures, *self.table.media)
+        colours = [
+            each.name
+            for each in fields
+            if each.sources
+            and each.kind != "audio"
+            and not getattr(each.decoder, "mask", False)
+            and (each.kind == "video" or each.decoder.interpolation != "nearest")
         ]
-        kinds = {"image": self.image, "video": self.video}
-        named = [kind for kind, decoder in kinds.items() if decoder is not None]
-        return (*by_field, *self.plan.videos, *named)
-
-
-def _copies_nothing(decoder: ImageDecoder | None) -> bool:
-    """Tell whether it is the built-in decoder of pictures, which also takes views."""
-    return decoder is not None and not is_user_function(type(decoder))
+        return (*colours, *(kind for kind in ("image", "video") if getattr(self, kind) is not None))
 
 
 def _without_text(
@@ -305,12 +302,8 @@ def _check_fields(fields: object) -> None:
     if fields is None or isinstance(fields, Mapping):
         return
     advice = 'give decoders by field, {"jpg": mm.ImageDecoder(size=224), "cls": int}'
-    if isinstance(fields, ImageDecoder):
-        advice = "write Decode(image=decoder)"
-    elif isinstance(fields, TextDecoder):
-        advice = "write Decode(text=decoder)"
-    elif decoded_medium(fields) is not None:
-        advice = f"write Decode({decoded_medium(fields)}=decoder)"
+    if _kind_of(fields) is not None:
+        advice = f"write Decode({_kind_of(fields)}=decoder)"
     elif isinstance(fields, Boxes | Points):
         advice = 'write Decode({"jpg": ..., "boxes": boxes}, same_geometry=("jpg", "boxes"))'
     elif isinstance(fields, Times):
@@ -323,49 +316,49 @@ def _check_fields(fields: object) -> None:
     raise ConfigError(f"Decode: got {_shown(fields)}: {advice}")
 
 
-def _check_image(image: object) -> None:
-    if image is None or (isinstance(image, ImageDecoder) and not image.mask):
-        return
-    advice = "write image=mm.ImageDecoder(size=224)"
-    if isinstance(image, ImageDecoder):
-        advice = 'a mask goes by field, Decode({"mask.png": mm.ImageDecoder(mask=True)})'
-    elif any(hasattr(image, name) for name in ("image_processor", "image_mean", "pixel_values")):
-        advice = "write image=mm.ImageDecoder.from_processor(processor)"
-    elif isinstance(image, int | tuple):
-        advice = f"write image=mm.ImageDecoder(size={image!r})"
-    elif isinstance(image, TextDecoder):
-        advice = "write text=decoder"
-    elif decoded_medium(image) is not None:
-        advice = f"write {decoded_medium(image)}=decoder"
-    elif callable(image) and not isinstance(image, type):
-        advice = (
-            'a function from bytes goes by field, Decode({"jpg": function}); one of decoded '
-            "pictures goes to Pipeline(transforms=(function,))"
-        )
-    raise ConfigError(f"Decode(image=): got {_shown(image)}: {advice}")
+_EXAMPLES = {
+    "image": ("jpg", "mm.ImageDecoder(size=224)"),
+    "text": ("txt", "mm.TextDecoder(tokenizer, max_length=512)"),
+    "video": ("mp4", "mm.VideoDecoder()"),
+    "audio": ("wav", "mm.AudioDecoder()"),
+}
+"""By argument: an extension, and what to write."""
+
+_PROCESSOR_PARTS = ("image_processor", "video_processor", "feature_extractor", "image_mean")
+"""Attributes of the processors of models."""
 
 
-def _check_medium(kind: str, decoder: object) -> None:
+def _kind_of(decoder: object) -> str | None:
+    """Return the argument that takes a decoder. None: none does."""
+    if isinstance(decoder, ImageDecoder):
+        return "image"
+    return "text" if isinstance(decoder, TextDecoder) else decoded_medium(decoder)
+
+
+def _check_decoder(kind: str, decoder: object) -> None:
     """Refuse something else than a decoder of this kind."""
-    if decoder is None or decoded_medium(decoder) == kind:
+    own = _kind_of(decoder)
+    is_mask = isinstance(decoder, ImageDecoder) and decoder.mask
+    if decoder is None or (own == kind and not is_mask):
         return
-    name = f"{kind.capitalize()}Decoder"
-    advice = f"write {kind}=mm.{name}()"
-    if hasattr(decoder, f"{kind}_processor") or hasattr(decoder, "feature_extractor"):
-        advice = f"write {kind}=mm.{name}.from_processor(processor)"
-    elif decoded_medium(decoder) is not None:
-        advice = f"write {decoded_medium(decoder)}=decoder"
-    elif isinstance(decoder, ImageDecoder):
-        advice = "write image=decoder"
-    elif isinstance(decoder, TextDecoder):
-        advice = "write text=decoder"
-    elif not isinstance(decoder, type) and callable(decoder):
-        advice = f'a function from bytes goes by field, Decode({{"{_EXAMPLES[kind]}": function}})'
+    file, example = _EXAMPLES[kind]
+    advice = f"write {kind}={example}"
+    if is_mask:
+        advice = 'a mask goes by field, Decode({"mask.png": mm.ImageDecoder(mask=True)})'
+    elif own is not None:
+        advice = f"write {own}=decoder"
+    elif kind == "text" and isinstance(decoder, str):
+        advice = f'write text=mm.TextDecoder(tokenizer, field="{escaped(decoder, 60)}")'
+    elif kind == "text" and hasattr(decoder, "tokenizer"):
+        advice = "write text=mm.TextDecoder(processor.tokenizer, max_length=512)"
+    elif any(hasattr(decoder, name) for name in _PROCESSOR_PARTS):
+        advice = f"write {kind}={example.partition('(')[0]}.from_processor(processor)"
+    elif callable(decoder) and not isinstance(decoder, type) and not hasattr(decoder, "is_fast"):
+        advice = (
+            f'a function from bytes goes by field, Decode({{"{file}": function}}); one of decoded '
+            "samples goes to Pipeline(transforms=(function,))"
+        )
     raise ConfigError(f"Decode({kind}=): got {_shown(decoder)}: {advice}")
-
-
-_EXAMPLES = {"video": "mp4", "audio": "wav"}
-"""An extension of each kind."""
 
 
 def _check_tracks(video: VideoDecoder | None, audio: AudioDecoder | None) -> None:
@@ -382,48 +375,32 @@ def _check_tracks(video: VideoDecoder | None, audio: AudioDecoder | None) -> Non
             )
 
 
-def _check_times(plan: FieldPlan, media: Collection[str]) -> None:
+def _check_times(table: FieldTable) -> None:
     """Refuse times that follow nothing that is decoded."""
-    fields = [*plan.videos, *plan.recordings, *sorted(media)]
-    for name, times in plan.times.items():
-        if times.follows not in fields:
+    named = [each.name for each in table.media if each.sources]
+    free = {each.name for each in table.media} | (table.sounds.keys() & {"audio"})
+    fields = [*named, *sorted(free - set(named))]
+    for times in table.times:
+        if times.leader not in fields:
             known = ", ".join(map(repr, fields)) or "none"
             raise ConfigError(
-                f"Decode: {name!r} follows={escaped(repr(times.follows))}, which is no video or "
-                f"recording of this Decode: it has {known}"
+                f"Decode: {times.name!r} follows={escaped(repr(times.leader))}, which is no video "
+                f"or recording of this Decode: it has {known}"
             )
 
 
-def _check_lengths(text: TextDecoder, plan: FieldPlan, media: Collection[str]) -> None:
+def _check_lengths(text: TextDecoder, table: FieldTable, media: Collection[str]) -> None:
     """Refuse a text that counts media which nothing decodes for it."""
-    by_field = {"image": plan.pictures, "video": plan.videos, "audio": plan.recordings}
     for kind in sorted(text.counted_media - set(media)):
         if kind in text.needs_shapes:
             raise ConfigError(
                 f"{kind}_length is a function of the {kind}: give Decode({kind}=) too"
             )
-        if by_field[kind]:
+        if table.decoders(kind):
             raise ConfigError(
                 f"{kind}_length counts the files of Decode({kind}=...): give the {kind} that "
                 f"belongs to the text as {kind}=, not by field"
             )
-
-
-def _check_text(text: object) -> None:
-    if text is None or isinstance(text, TextDecoder):
-        return
-    advice = "write text=mm.TextDecoder(tokenizer, max_length=512)"
-    if not hasattr(text, "is_fast") and hasattr(text, "tokenizer"):
-        advice = "write text=mm.TextDecoder(processor.tokenizer, max_length=512)"
-    elif isinstance(text, ImageDecoder):
-        advice = "write image=decoder"
-    elif decoded_medium(text) is not None:
-        advice = f"write {decoded_medium(text)}=decoder"
-    elif isinstance(text, str):
-        advice = f'write text=mm.TextDecoder(tokenizer, field="{escaped(text, 60)}")'
-    elif not hasattr(text, "is_fast") and callable(text):
-        advice = 'a function from bytes goes by field, Decode({"txt": function})'
-    raise ConfigError(f"Decode(text=): got {_shown(text)}: {advice}")
 
 
 def _shown(value: object) -> str:

@@ -1,6 +1,6 @@
-"""The videos and recordings of one sample: planned from their headers, then decoded.
+"""The videos and recordings of one field: planned from their headers, then decoded.
 
-Place in the flow: `stage.py` plans all rows of a step, so that their texts can be tokenized in one
+Place in the flow: `step.py` plans all rows of a step, so that their texts can be tokenized in one
 call and their frames have memory in the batch. Then `sample.py` decodes each row:
 
     mp4, 0.webm  -> "video", and times and rates beside it        video=VideoDecoder
@@ -14,33 +14,21 @@ more. The limits of a decoder hold for all files of a sample that it decodes, to
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import torch
 
 from mmstream.decoding.address import with_address
-from mmstream.decoding.fields import audio_fields, in_order, video_fields
+from mmstream.decoding.field import AUDIO, VIDEO, Field, FieldPlan, FieldResult
+from mmstream.decoding.fields import in_order
 from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import AudioShape, MediaShapes, VideoShape
-from mmstream.decoding.sample_rng import sample_rng, seed_generators
-from mmstream.errors import ConfigError
-from mmstream.lazy_bytes import LazyBytes
+from mmstream.decoding.spans import Span
 from mmstream.types import Sample
-
-if TYPE_CHECKING:
-    from mmstream.decoding.decode import Decode
-
-VIDEO = "video"
-"""The field of the videos that ``Decode(video=)`` decodes."""
-AUDIO = "audio"
-"""The field of the recordings that ``Decode(audio=)`` decodes, and of the tracks of `VIDEO`."""
-
-MediaPlans: TypeAlias = dict[str, Any]
-"""What decoders have planned for a file, by the file's field."""
 
 T = TypeVar("T")
 
@@ -60,79 +48,256 @@ class _VideoPlans(NamedTuple):
         return shape
 
 
-class _Video(NamedTuple):
-    """A decoded video."""
+@dataclass(frozen=True)
+class VideoField(Field):
+    """The video of a name, or all videos of a sample that have no field of their own."""
 
-    frames: torch.Tensor
-    """uint8 [F, 3, H, W], a view of [F, H, W, 3]."""
-    times_s: torch.Tensor
-    """float64 [F]."""
-    track: Any
-    """Its decoded sound. None: it has none, or nobody wants it."""
+    kind: ClassVar[str] = VIDEO
+
+    @property
+    def sound(self) -> str:
+        """The field of the tracks of the videos."""
+        return AUDIO if self.name == VIDEO else f"{self.name}_{AUDIO}"
+
+    def plan(self, sample: Sample, *, sounds: bool) -> FieldPlan:
+        """Plan the videos of a sample, without decoding any.
+
+        Args:
+            sample: With ``json`` parsed, and its lineage.
+            sounds: Whether tracks are planned too. Decoding plans them otherwise.
+
+        Raises:
+            DecodeError: A file is missing or damaged, or exceeds a limit.
+            ShardError, StorageError: A file that is read by ranges cannot be read.
+        """
+        files = self.files(sample)
+        if not files:
+            return FieldPlan((), ())
+        self.seed(sample, "plan")
+        decoder, rng = self.decoder, self.rng(sample)
+        limits = decoder.start_limits()
+        track_limits: Any = None if decoder.audio is None else decoder.audio.start_limits()
+        plans = []
+        for name in files:
+            row = row_of(sample, name)
+            call = partial(decoder.plan, sample[name], row=row, rng=rng, limits=limits)
+            frames = with_address(sample, name, call)
+            limits = limits.holding(_num_bytes(frames.shape))
+            plan = _VideoPlans(frames)
+            if sounds and decoder.audio is not None:
+                track = self._on_track(sample, name, "plan", frames, track_limits)
+                plan = _VideoPlans(frames, track, is_track_planned=True)
+                if track is not None:
+                    track_limits = track_limits.holding(_seconds(track.shape))
+            plans.append(plan)
+        shapes = tuple(_frames_shape(plan.shape) for plan in plans)
+        return FieldPlan(files, tuple(plans), shapes=shapes)
+
+    def decode(
+        self, sample: Sample, plan: FieldPlan | None, out: Sequence[torch.Tensor]
+    ) -> FieldResult:
+        """Decode the videos of a sample, and their tracks.
+
+        Args:
+            sample: With ``json`` parsed, and its lineage.
+            plan: What `plan` returned for this very sample. None: they are planned now.
+            out: Where to write each video: uint8 [F, H, W, 3] in the memory of the batch. It is
+                used where the shape fits.
+
+        Raises:
+            DecodeError: A file is missing or damaged, or exceeds a limit.
+            ShardError, StorageError: A file that is read by ranges cannot be read.
+        """
+        plan = plan or self.plan(sample, sounds=False)
+        if self.sources and not plan.files:
+            return self.left_as_is(sample)
+        self.seed(sample, "decode")
+        decoder = self.decoder
+        limits = decoder.start_limits()
+        track_limits: Any = None if decoder.audio is None else decoder.audio.start_limits()
+        videos, times, tracks = [], [], {}
+        for number, (name, planned) in enumerate(zip(plan.files, plan.details, strict=True)):
+            frames = out[number] if number < len(out) else None
+            if frames is None or tuple(frames.shape) != plan.shapes[number]:
+                frames = torch.empty(plan.shapes[number], dtype=torch.uint8)
+            options = {"plan": planned.frames, "out": frames.numpy(), "limits": limits}
+            call = partial(decoder.decode, sample[name], **options)
+            decoded = with_address(sample, name, call)
+            limits = limits.holding(_num_bytes(planned.shape))
+            videos.append(frames.permute(0, 3, 1, 2))
+            times.append(torch.tensor(decoded.times_s, dtype=torch.float64))
+            if decoder.audio is None or (planned.is_track_planned and planned.track is None):
+                continue
+            track = self._on_track(
+                sample, name, "decode", planned.frames, track_limits, plan=planned.track
+            )
+            if track is not None:
+                tracks[name] = track
+                track_limits = track_limits.holding(_seconds(track.plan.shape))
+        shapes = [planned.shape for planned in plan.details]
+        requested = [shape.requested_fps for shape in shapes]
+        return FieldResult(
+            plan.files,
+            {
+                self.name: one_or_list(videos),
+                f"{self.name}_pts_s": one_or_list(times),
+                f"{self.name}_fps": np.array([shape.sampled_fps for shape in shapes], np.float64),
+                f"{self.name}_requested_fps": np.array(requested, np.float64),
+            },
+            spans=tuple((shape.start_s, shape.end_s) for shape in shapes),
+            recordings=None if decoder.audio is None else tracks,
+        )
+
+    def _on_track(
+        self, sample: Sample, name: str, method: str, frames: Any, limits: Any, **options: Any
+    ) -> Any:
+        """Call a method of the decoder of a video's track. Returns None where there is no sound.
+
+        The track is that of the video's part, also where that was drawn. The decoder's own span
+        does not count.
+
+        Args:
+            sample: The sample.
+            name: Its video.
+            method: "plan" or "decode".
+            frames: What is planned for its frames.
+            limits: Of the decoder of the track.
+            options: More arguments of the method.
+        """
+        from mmstream.media.ffmpeg import NoStreamError
+
+        decoder = self.decoder
+        row = row_of(sample, name) or {}
+        names_part = row.get("start_s") is not None or row.get("end_s") is not None
+        part = None
+        if decoder.clip_s is not None or (decoder.span == "row" and names_part):
+            part = {"start_s": frames.shape.start_s, "end_s": frames.shape.end_s}
+        elif decoder.span not in (None, "row"):
+            part = dict(zip(("start_s", "end_s"), decoder.span, strict=True))
+        audio = replace(decoder.audio, span="row")
+
+        def call() -> Any:
+            try:
+                return getattr(audio, method)(sample[name], row=part, limits=limits, **options)
+            except NoStreamError:
+                return None
+
+        return with_address(sample, name, call)
 
 
-def video_decoders(decode: Decode) -> dict[str, Any]:
-    """Return the decoders of videos by the field of their results."""
-    return {**({} if decode.video is None else {VIDEO: decode.video}), **decode.plan.videos}
+@dataclass(frozen=True)
+class AudioField(Field):
+    """The recording of a name, or all recordings of a sample that have no field of their own."""
+
+    kind: ClassVar[str] = AUDIO
+
+    @property
+    def sound(self) -> str:
+        """The field of the recordings."""
+        return self.name
+
+    def plan(self, sample: Sample, *, sounds: bool) -> FieldPlan | None:
+        """Plan the recordings of a sample; arguments and errors as of `VideoField.plan`."""
+        if not sounds:
+            return None
+        files = self.files(sample)
+        self.seed(sample, "plan")
+        rng, limits = self.rng(sample), self.decoder.start_limits()
+        plans = []
+        for name in files:
+            row = row_of(sample, name)
+            call = partial(self.decoder.plan, sample[name], row=row, rng=rng, limits=limits)
+            plans.append(with_address(sample, name, call))
+            limits = limits.holding(_seconds(plans[-1].shape))
+        return FieldPlan(files, tuple(plans))
+
+    def decode(
+        self, sample: Sample, plan: FieldPlan | None, _out: Sequence[torch.Tensor]
+    ) -> FieldResult:
+        """Decode the recordings of a sample, into new memory; as `VideoField.decode`."""
+        files = self.files(sample) if plan is None else plan.files
+        if self.sources and not files:
+            return self.left_as_is(sample)
+        self.seed(sample, "decode")
+        rng, limits = self.rng(sample), self.decoder.start_limits()
+        plans = [None] * len(files) if plan is None else plan.details
+        recordings = {}
+        for name, planned in zip(files, plans, strict=True):
+            options = {"plan": planned, "row": row_of(sample, name), "rng": rng, "limits": limits}
+            call = partial(self.decoder.decode, sample[name], **options)
+            recordings[name] = with_address(sample, name, call)
+            limits = limits.holding(_seconds(recordings[name].plan.shape))
+        return FieldResult(files, {}, recordings=recordings)
 
 
-def audio_decoders(decode: Decode) -> dict[str, Any]:
-    """Return the decoders of recordings and tracks by the field of their results."""
-    decoders = dict(decode.plan.recordings)
-    for name, decoder in video_decoders(decode).items():
-        if decoder.audio is not None:
-            decoders[_track_field(name)] = decoder.audio
-    if decode.audio is not None:
-        decoders[AUDIO] = decode.audio
-    return decoders
+MediaField: TypeAlias = VideoField | AudioField
 
 
-def video_files(sample: Sample, decode: Decode) -> dict[str, list[str]]:
-    """Return the files that become the videos of each field, in order.
-
-    Raises:
-        DecodeError: A file that is decoded by field is missing.
-    """
-    files = _files_by_field(sample, decode.plan.videos, decode)
-    if decode.video is not None:
-        files[VIDEO] = _free_files(sample, video_fields(sample), decode)
-    return files
-
-
-def _audio_files(sample: Sample, decode: Decode) -> dict[str, list[str]]:
-    """Return the files that become the recordings of each field; as `video_files`."""
-    files = _files_by_field(sample, decode.plan.recordings, decode)
-    if decode.audio is not None:
-        files[AUDIO] = _free_files(sample, audio_fields(sample), decode)
-    return files
-
-
-def plan_media(sample: Sample, decode: Decode, *, audio: bool = True) -> MediaPlans:
-    """Plan the videos and recordings of a sample, without decoding any.
+def made_names(fields: Sequence[MediaField], sounds: Mapping[str, Any]) -> list[str]:
+    """Return the fields that decoders of videos and recordings make, also in a batch.
 
     Args:
-        sample: A sample with ``json`` parsed, and its lineage.
-        decode: The decoders.
-        audio: Whether recordings are planned too. Decoding plans them otherwise.
-
-    Raises:
-        DecodeError: A file is missing or damaged, or exceeds a limit.
-        ShardError, StorageError: A file that is read by ranges cannot be read.
+        fields: Of videos and recordings.
+        sounds: The decoders of sounds, by the field of their results.
     """
-    plans: MediaPlans = {}
-    _plan_videos(sample, video_files(sample, decode), decode, plans, audio)
-    if audio:
-        _plan_recordings(sample, _audio_files(sample, decode), decode, plans)
-    return plans
+    names = [
+        f"{field.name}{ending}"
+        for field in fields
+        if field.kind == VIDEO
+        for ending in ("", "_row", "_frames", "_pts_s", "_fps", "_requested_fps")
+    ]
+    for name, decoder in sounds.items():
+        endings = ["", "_row", "_length", "_video"]
+        endings += [] if decoder.features is None else ["_features", "_features_length"]
+        names += [f"{name}{ending}" for ending in endings]
+    by_field = {field.name for field in fields if field.sources}
+    return [name for name in names if name not in by_field]
+
+
+def joined_recordings(
+    results: Mapping[str, FieldResult],
+    fields: Sequence[MediaField],
+    decoders: Mapping[str, Any],
+    spans: dict[str, Sequence[Span]] | None,
+) -> dict[str, Any]:
+    """Return the fields of a sample's recordings and tracks, in the order of their files.
+
+    Args:
+        results: What each of `fields` has decoded.
+        fields: Of videos and recordings.
+        decoders: Those of sounds, by the field of their results.
+        spans: Gets what was taken of each file of sound, by field. None: nobody asks for it.
+    """
+    recordings: dict[str, dict[str, Any]] = {AUDIO: {}} if AUDIO in decoders else {}
+    numbers: dict[str, dict[str, int]] = {}
+    for field in fields:
+        result = results[field.name]
+        if result.recordings is None:
+            continue
+        recordings.setdefault(field.sound, {}).update(result.recordings)
+        if field.kind == VIDEO:
+            numbers[field.sound] = {name: number for number, name in enumerate(result.files)}
+    joined: dict[str, Any] = {}
+    for name, of_field in recordings.items():
+        if spans is not None:
+            spans[name] = [_span(result.plan) for result in of_field.values()]
+        files = in_order(of_field)
+        if decoders[name].features is not None:
+            features = [torch.from_numpy(of_field[file].features) for file in files]
+            lengths = [of_field[file].plan.shape.num_feature_frames for file in files]
+            joined[f"{name}_features"] = one_or_list(features)
+            joined[f"{name}_features_length"] = np.array(lengths, dtype=np.int64)
+        else:
+            samples = [torch.from_numpy(of_field[file].samples) for file in files]
+            joined[name] = one_or_list(samples)
+        if name in numbers:
+            own = [numbers[name].get(file, -1) for file in files]
+            joined[f"{name}_video"] = np.array(own, dtype=np.int64)
+    return joined
 
 
 def media_shapes(
-    sample: Sample,
-    decode: Decode,
-    plans: MediaPlans,
-    images: Sequence[ImageShape],
-    *,
-    audio: bool,
+    plans: Mapping[str, FieldPlan], images: Sequence[ImageShape], kinds: Collection[str]
 ) -> MediaShapes:
     """Return the shapes of the media that belong to a sample's text.
 
@@ -140,16 +305,16 @@ def media_shapes(
     belong to no text.
 
     Args:
-        sample: A sample with ``json`` parsed.
-        decode: The decoders.
-        plans: What `plan_media` has planned for it.
+        plans: What is planned of the sample, by field.
         images: The shapes of its images.
-        audio: Whether recordings are planned. There are no shapes of them otherwise.
+        kinds: Those whose shapes are needed. Of others there are none.
     """
-    videos = {name: plans[name] for name in video_files(sample, decode).get(VIDEO, ())}
-    audios: MediaPlans = {}
-    if audio:
-        audios = {name: plans[name] for name in _audio_files(sample, decode).get(AUDIO, ())}
+    if not plans or not {VIDEO, AUDIO}.intersection(kinds):
+        return MediaShapes(images)
+    videos = _by_file(plans.get(VIDEO))
+    audios: dict[str, Any] = {}
+    if AUDIO in kinds:
+        audios = _by_file(plans.get(AUDIO))
         audios |= {name: plan.track for name, plan in videos.items() if plan.track is not None}
     numbers = {name: number for number, name in enumerate(in_order(audios))}
     return MediaShapes(
@@ -163,206 +328,11 @@ def media_shapes(
     )
 
 
-def decode_media(
-    sample: Sample,
-    decoded: Sample,
-    decode: Decode,
-    plans: MediaPlans,
-    memory: Mapping[str, torch.Tensor],
-) -> None:
-    """Decode the videos and recordings of a sample into `decoded`.
-
-    Args:
-        sample: A sample with ``json`` parsed, and its lineage.
-        decoded: Where the results go. Their files are removed from it.
-        decode: The decoders.
-        plans: What `plan_media` has planned for this very sample. What it lacks is planned now.
-        memory: Where to write videos, by file: uint8 [F, H, W, 3] in the memory of the batch. It is
-            used where the shape fits.
-
-    Raises:
-        DecodeError: A file is missing or damaged, or exceeds a limit.
-        ShardError, StorageError: A file that is read by ranges cannot be read.
-    """
-    plans = dict(plans)
-    decoders = audio_decoders(decode)
-    recordings: dict[str, dict[str, Any]] = {AUDIO: {}} if AUDIO in decoders else {}
-    numbers: dict[str, dict[str, int]] = {}
-    videos = video_files(sample, decode)
-    _plan_videos(sample, videos, decode, plans, audio=False)
-    for field, names in videos.items():
-        decoder = video_decoders(decode)[field]
-        _seed(sample, decode, f"decode {field}")
-        decoded_videos = _decode_videos(sample, names, decoder, plans, memory)
-        for name in names:
-            del decoded[name]
-        decoded[field] = _one_or_list([video.frames for video in decoded_videos.values()])
-        decoded[f"{field}_pts_s"] = _one_or_list([v.times_s for v in decoded_videos.values()])
-        shapes = [plans[name].shape for name in names]
-        decoded[f"{field}_fps"] = np.array([each.sampled_fps for each in shapes], np.float64)
-        requested = np.array([each.requested_fps for each in shapes], np.float64)
-        decoded[f"{field}_requested_fps"] = requested
-        if decoder.audio is not None:
-            tracks = {name: video.track for name, video in decoded_videos.items()}
-            has_track = {name: track for name, track in tracks.items() if track is not None}
-            recordings.setdefault(_track_field(field), {}).update(has_track)
-            numbers[_track_field(field)] = {name: i for i, name in enumerate(names)}
-    for field, names in _audio_files(sample, decode).items():
-        _seed(sample, decode, f"decode {field}")
-        results = _decode_recordings(sample, field, names, decoders[field], plans)
-        recordings.setdefault(field, {}).update(results)
-        for name in names:
-            del decoded[name]
-    for field, of_field in recordings.items():
-        has_features = decoders[field].features is not None
-        decoded |= _recorded(field, of_field, has_features, numbers.get(field))
-    if decode.plan.times:
-        spans = {field: [_video_span(plans[name]) for name in videos[field]] for field in videos}
-        for field, of_field in recordings.items():
-            spans[field] = [_audio_span(result.plan) for result in of_field.values()]
-        decode.plan.place_times(sample, decoded, spans)
+def _by_file(plan: FieldPlan | None) -> dict[str, Any]:
+    return {} if plan is None else dict(zip(plan.files, plan.details, strict=True))
 
 
-def _seed(sample: Sample, decode: Decode, stage: str) -> None:
-    """Seed the generators of this process for a decoder, which may be a class of the user."""
-    if decode.has_user_media:
-        seed_generators(sample, stage)
-
-
-def _video_span(plan: _VideoPlans) -> tuple[float, float]:
-    """Return the start and the end of what is taken of a video, in seconds of its file."""
-    return plan.shape.start_s, plan.shape.end_s
-
-
-def _audio_span(plan: Any) -> tuple[float, float]:
-    """Return the start and the end of what is taken of a recording, in seconds of its file."""
-    shape: AudioShape = plan.shape
-    return plan.start_s, plan.start_s + shape.num_samples / shape.sample_rate
-
-
-def _files_by_field(
-    sample: Sample, decoders: Mapping[str, Any], decode: Decode
-) -> dict[str, list[str]]:
-    """Return the one file of each field that a decoder by field makes."""
-    files = {
-        field: with_address(sample, "", partial(decode.plan.source, sample, field))
-        for field in decoders
-    }
-    return {field: [name] for field, name in files.items() if _is_encoded(sample[name])}
-
-
-def _free_files(sample: Sample, names: list[str], decode: Decode) -> list[str]:
-    """Return the files among these that no decoder by field takes."""
-    named = decode.plan.named_sources
-    return [name for name in names if name not in named and _is_encoded(sample[name])]
-
-
-def _is_encoded(value: Any) -> bool:
-    """Tell whether a value is a file. A function before decoding may have decoded it already."""
-    return isinstance(value, bytes | LazyBytes)
-
-
-def _track_field(field: str) -> str:
-    """Return the field of the tracks of a field of videos."""
-    return AUDIO if field == VIDEO else f"{field}_{AUDIO}"
-
-
-def _plan_videos(
-    sample: Sample,
-    files: Mapping[str, list[str]],
-    decode: Decode,
-    plans: MediaPlans,
-    audio: bool,
-) -> None:
-    """Plan the videos that have no plan yet, those of a field in order, and their tracks."""
-    for field, names in files.items():
-        if plans.keys() >= set(names):
-            continue
-        decoder = video_decoders(decode)[field]
-        _seed(sample, decode, f"plan {field}")
-        rng = _rng(sample, VIDEO, field, decoder)
-        limits = decoder.start_limits()
-        track_limits = None if decoder.audio is None else decoder.audio.start_limits()
-        for name in names:
-            row = _row(sample, name)
-            plan = partial(decoder.plan, sample[name], row=row, rng=rng, limits=limits)
-            frames = with_address(sample, name, plan)
-            limits = _holding(limits, frames.shape)
-            plans[name] = _VideoPlans(frames)
-            if audio and decoder.audio is not None:
-                track = _on_track(sample, name, "plan", decoder, frames, track_limits)
-                plans[name] = _VideoPlans(frames, track, is_track_planned=True)
-                if track is not None:
-                    track_limits = _holding(track_limits, track.shape)
-
-
-def _on_track(
-    sample: Sample, name: str, method: str, decoder: Any, frames: Any, limits: Any, **options: Any
-) -> Any:
-    """Call a method of the decoder of a video's track. Returns None where there is no sound.
-
-    The track is that of the video's part, also where that was drawn. The decoder's own span does
-    not count.
-
-    Args:
-        sample: The sample.
-        name: Its video.
-        method: "plan" or "decode".
-        decoder: Of the video.
-        frames: What it has planned.
-        limits: Of the decoder of the track.
-        options: More arguments of the method.
-    """
-    from mmstream.media.ffmpeg import NoStreamError
-
-    shape: VideoShape = frames.shape
-    row = _row(sample, name) or {}
-    names_part = row.get("start_s") is not None or row.get("end_s") is not None
-    part = None
-    if decoder.clip_s is not None or (decoder.span == "row" and names_part):
-        part = {"start_s": shape.start_s, "end_s": shape.end_s}
-    elif decoder.span not in (None, "row"):
-        part = dict(zip(("start_s", "end_s"), decoder.span, strict=True))
-    audio = replace(decoder.audio, span="row")
-
-    def call() -> Any:
-        try:
-            return getattr(audio, method)(sample[name], row=part, limits=limits, **options)
-        except NoStreamError:
-            return None
-
-    return with_address(sample, name, call)
-
-
-def _plan_recordings(
-    sample: Sample,
-    files: Mapping[str, list[str]],
-    decode: Decode,
-    plans: MediaPlans,
-) -> None:
-    """Plan recordings, those of a field in order."""
-    for field, names in files.items():
-        decoder = audio_decoders(decode)[field]
-        _seed(sample, decode, f"plan {field}")
-        rng = _rng(sample, AUDIO, field, decoder)
-        limits = decoder.start_limits()
-        for name in names:
-            row = _row(sample, name)
-            plan = partial(decoder.plan, sample[name], row=row, rng=rng, limits=limits)
-            plans[name] = with_address(sample, name, plan)
-            limits = _holding(limits, plans[name].shape)
-
-
-def _rng(sample: Sample, kind: str, field: str, decoder: Any) -> np.random.Generator | None:
-    """Return the generator of a field's draws, where its decoder draws."""
-    if not decoder.is_random:
-        return None
-    if "__lineage__" not in sample:
-        raise ConfigError("a random part or crop needs the lineage that samples of a Pipeline have")
-    return sample_rng(sample, kind if field in (VIDEO, AUDIO) else f"{kind} {field}")
-
-
-def _row(sample: Sample, name: str) -> Mapping[str, Any] | None:
+def row_of(sample: Sample, name: str) -> Mapping[str, Any] | None:
     """Return what may say which part of a file is meant: ``start_s`` and ``end_s``, in seconds.
 
     The part of the messages that names the file comes before the row itself. A row with one segment
@@ -384,96 +354,23 @@ def _row(sample: Sample, name: str) -> Mapping[str, Any] | None:
     return dict(row)
 
 
-def _holding(limits: Any, shape: VideoShape | AudioShape) -> Any:
-    """Return the limits of a sample's next file, after a result of this shape."""
-    if isinstance(shape, VideoShape):
-        return limits.holding(shape.num_frames * shape.height * shape.width * 3)
-    return limits.holding(shape.num_samples / shape.sample_rate)
-
-
-def _decode_videos(
-    sample: Sample,
-    names: Sequence[str],
-    decoder: Any,
-    plans: MediaPlans,
-    memory: Mapping[str, torch.Tensor],
-) -> dict[str, _Video]:
-    """Return the videos of these files."""
-    videos: dict[str, _Video] = {}
-    limits = decoder.start_limits()
-    track_limits = None if decoder.audio is None else decoder.audio.start_limits()
-    for name in names:
-        plan: _VideoPlans = plans[name]
-        frames, times = _frames(sample, name, decoder, plan, memory.get(name), limits)
-        limits = _holding(limits, plan.shape)
-        track = None
-        if decoder.audio is not None and (plan.track is not None or not plan.is_track_planned):
-            track = _on_track(
-                sample, name, "decode", decoder, plan.frames, track_limits, plan=plan.track
-            )
-        if track is not None:
-            track_limits = _holding(track_limits, track.plan.shape)
-        videos[name] = _Video(frames, times, track)
-    return videos
-
-
-def _frames(
-    sample: Sample,
-    name: str,
-    decoder: Any,
-    plan: _VideoPlans,
-    out: torch.Tensor | None,
-    limits: Any,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the frames of a video, and their times."""
-    shape = (plan.shape.num_frames, plan.shape.height, plan.shape.width, 3)
-    if out is None or tuple(out.shape) != shape:
-        out = torch.empty(shape, dtype=torch.uint8)
-    decode = partial(decoder.decode, sample[name], plan=plan.frames, out=out.numpy(), limits=limits)
-    times = torch.tensor(with_address(sample, name, decode).times_s, dtype=torch.float64)
-    return out.permute(0, 3, 1, 2), times
-
-
-def _decode_recordings(
-    sample: Sample, field: str, names: Sequence[str], decoder: Any, plans: MediaPlans
-) -> dict[str, Any]:
-    rng = _rng(sample, AUDIO, field, decoder)
-    limits = decoder.start_limits()
-    results = {}
-    for name in names:
-        row = _row(sample, name)
-        plan = plans.get(name)
-        decode = partial(decoder.decode, sample[name], plan=plan, row=row, rng=rng, limits=limits)
-        results[name] = with_address(sample, name, decode)
-        limits = _holding(limits, results[name].plan.shape)
-    return results
-
-
-def _recorded(
-    field: str, results: Mapping[str, Any], has_features: bool, numbers: dict[str, int] | None
-) -> dict[str, Any]:
-    """Return the fields of a sample's recordings, in the order of their files.
-
-    Args:
-        field: Their field.
-        results: By file.
-        has_features: Whether they are features.
-        numbers: The number of each file among the videos, where recordings are tracks.
-    """
-    names = in_order(results)
-    fields: dict[str, Any] = {}
-    if has_features:
-        features = [torch.from_numpy(results[name].features) for name in names]
-        lengths = [results[name].plan.shape.num_feature_frames for name in names]
-        fields[f"{field}_features"] = _one_or_list(features)
-        fields[f"{field}_features_length"] = np.array(lengths, dtype=np.int64)
-    else:
-        fields[field] = _one_or_list([torch.from_numpy(results[name].samples) for name in names])
-    if numbers is not None:
-        own = [numbers.get(name, -1) for name in names]
-        fields[f"{field}_video"] = np.array(own, dtype=np.int64)
-    return fields
-
-
-def _one_or_list(values: list[T]) -> T | list[T]:
+def one_or_list(values: list[T]) -> T | list[T]:
+    """Return the only value, or all."""
     return values[0] if len(values) == 1 else values
+
+
+def _frames_shape(shape: VideoShape) -> tuple[int, int, int, int]:
+    return shape.num_frames, shape.height, shape.width, 3
+
+
+def _num_bytes(shape: VideoShape) -> int:
+    return shape.num_frames * shape.height * shape.width * 3
+
+
+def _seconds(shape: AudioShape) -> float:
+    return shape.num_samples / shape.sample_rate
+
+
+def _span(plan: Any) -> Span:
+    """Return the start and the end of what is taken of a recording, in seconds of its file."""
+    return plan.start_s, plan.start_s + _seconds(plan.shape)

@@ -1,13 +1,9 @@
-"""Pictures of one shape, which are decoded before the rest of their samples.
+"""Pictures, masks and tiles of one field.
 
-Place in the flow: the decode stage works on a step in three passes, each over all rows:
-
-    plan     `plan_pictures` reads the headers, checks the limits, and draws crops and flips
-    decode   `decode_picture` fills the memory of the batch; nearly all of it is work in C
-    finish   `decode_sample` does all else, and takes the pictures as they are
-
-A decoder in C fills the caches of its core with pixels, and the Python after it runs several times
-slower than Python in one piece. With three passes there is little Python between two pictures.
+Place in the flow: a picture of a fixed shape is decoded before the rest of its sample, into the
+memory of its batch (`PictureField.is_early`). A decoder in C fills the caches of its core with
+pixels, and the Python after it runs several times slower than Python in one piece. So a step is
+planned, decoded and finished in three passes, with little Python between two pictures.
 
 All other pictures are decoded with their sample: those of any size, several of a sample, those that
 share the geometry of another, and what a decoder of the user makes.
@@ -15,98 +11,173 @@ share the geometry of another, and what a decoder of the user makes.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any, ClassVar
 
 import numpy as np
-from numpy.typing import NDArray
+import torch
 
-from mmstream.decoding.address import addressed
-from mmstream.decoding.by_field import IMAGE, picture_rng
-from mmstream.decoding.decode import Decode
-from mmstream.decoding.image.decoder import Decoded, ImageDecoder, PicturePlan
-from mmstream.decoding.sample import free_images
-from mmstream.decoding.sample_rng import is_user_function
-from mmstream.errors import DecodeError, SampleError
+from mmstream.decoding.address import address, with_address
+from mmstream.decoding.field import IMAGE, Field, FieldPlan, FieldResult
+from mmstream.decoding.fields import own_names
+from mmstream.decoding.image.decoder import Decoded
+from mmstream.decoding.image.geometry import ImageShape, Plan
+from mmstream.errors import DecodeError, escaped
 from mmstream.types import Sample
 
 
-class PlannedPicture(NamedTuple):
-    """A picture that is not decoded yet."""
+@dataclass(frozen=True)
+class PictureField(Field):
+    """The picture of a name, or all pictures of a sample that have no field of their own."""
 
-    sample: Sample
-    file: str
-    """The field of the sample that holds the encoded picture."""
-    decoder: ImageDecoder
-    rng: np.random.Generator | None
-    plan: PicturePlan | None
-    """None: the result is planned after decoding."""
+    leader: str = ""
+    """The field whose geometry it shares. "": it has its own."""
+    shape: tuple[int, ...] | None = None
+    """Of each picture as decoded: uint8 [H, W, 3], of a mask [H, W]. None: they differ."""
+    kind: ClassVar[str] = IMAGE
 
+    @property
+    def is_early(self) -> bool:
+        """Whether it is decoded before the rest of its sample."""
+        return self.shape is not None and not self.leader and not self.is_user
 
-def early_decoders(decode: Decode | None) -> dict[str, ImageDecoder]:
-    """Return the decoders of pictures that may be decoded before their samples, by field."""
-    if decode is None or decode.stored is not None:
-        return {}
-    decoders = dict(decode.plan.pictures)
-    if decode.image is not None:
-        decoders[IMAGE] = decode.image
-    return {
-        name: decoders[name]
-        for name in decode.shapes
-        if name not in decode.plan.leaders and not is_user_function(decoders[name])
-    }
+    def plan(self, sample: Sample) -> FieldPlan | None:
+        """Plan the one picture of a sample. None: there is none, or there are several.
 
+        Raises:
+            DecodeError: It is missing, or exceeds a limit.
+        """
+        files = self.files(sample)
+        if len(files) != 1:
+            return None
+        rng = self.rng(sample)
+        plan = partial(self.decoder.plan_picture, sample[files[0]], rng)
+        return FieldPlan(files, (with_address(sample, files[0], plan),), rng)
 
-def plan_pictures(
-    sample: Sample, decode: Decode, decoders: Mapping[str, ImageDecoder]
-) -> dict[str, PlannedPicture | SampleError]:
-    """Plan the pictures of a sample that are decoded before the rest of it.
+    def decode(
+        self,
+        sample: Sample,
+        plan: FieldPlan | None,
+        out: Sequence[torch.Tensor],
+        geometry: Plan | None = None,
+    ) -> FieldResult:
+        """Decode the pictures of a sample. The limits of memory and time hold for all together.
 
-    Args:
-        sample: Parsed, with a lineage.
-        decode: Its decoders.
-        decoders: Those that `early_decoders` returned.
+        Args:
+            sample: With a lineage, where the decoder draws.
+            plan: What `plan` returned. None: they are planned now.
+            out: The row of the batch, for one picture. Empty: it has new memory.
+            geometry: That of `leader`.
 
-    Returns:
-        By field, the plan of a picture, or why it is bad. Empty for a sample with damaged JSON,
-        which is bad, or may be left out by a function of the user.
-    """
-    if any(isinstance(sample.get(name), bytes) for name in decode.plan.parsers):
-        return {}
-    planned: dict[str, PlannedPicture | SampleError] = {}
-    for name, decoder in decoders.items():
-        file = _only_file(sample, name, decode)
-        data = None if file is None else sample[file]
-        if file is None or not isinstance(data, bytes | memoryview):
-            continue
-        rng = picture_rng(sample, name) if decoder.is_random else None
-        try:
-            plan = decoder.plan_picture(data, rng)
-        except DecodeError as error:
-            planned[name] = addressed(sample, file, error)
+        Raises:
+            DecodeError: One is missing or damaged, or has another size than that of `leader`. Or
+                there are several with names of their own.
+        """
+        files = self.files(sample) if plan is None else plan.files
+        if self.sources and not files:
+            return self.left_as_is(sample)
+        if not self.sources:
+            check_own_names(sample, files)
+        self.seed(sample, "field" if self.sources else "decode")
+        decoder = self.decoder.of_sample(len(files))
+        memory = out[0] if out and len(files) == 1 else None
+        pixels = None if memory is None else memory.numpy()
+        limits = decoder.start_limits()
+        if len(files) > 1 and decoder.output_shape is not None:
+            check = partial(limits.check_results, len(files), *decoder.output_shape)
+            with_address(sample, "", check)
+        if plan is not None:
+            call = partial(decoder.decode_planned, sample[files[0]], *plan.details)
+            results = [with_address(sample, files[0], partial(call, pixels, plan.rng, limits))]
         else:
-            planned[name] = PlannedPicture(sample, file, decoder, rng, plan)
-    return planned
+            rng = self.rng(sample) if geometry is None else None
+            results = []
+            for file in files:
+                call = partial(decoder.decode, sample[file], pixels, rng, geometry, limits)
+                results.append(with_address(sample, file, call))
+                limits = limits.holding(results[-1].pixels.nbytes)
+        single = None
+        if len(results) == 1 and decoder.tiles is None:
+            single = Plan(results[0].picture, results[0].view)
+        return FieldResult(files, self._fields(results, memory), single)
+
+    def _fields(self, results: Sequence[Decoded], memory: torch.Tensor | None) -> dict[str, Any]:
+        if self.decoder.tiles is not None:
+            tiles = [torch.from_numpy(each.pixels).permute(0, 3, 1, 2) for each in results]
+            sizes = np.array([each.picture for each in results], np.int64)
+            return {
+                IMAGE: [tile for of_picture in tiles for tile in of_picture],
+                "image_tiles": np.array([len(each) for each in tiles], np.int64),
+                "image_size": sizes.reshape(-1, 2),
+            }
+        # Collate need not copy what lies in the batch's memory.
+        tensors = (
+            [torch.from_numpy(each.pixels) for each in results] if memory is None else [memory]
+        )
+        if not self.decoder.mask:
+            tensors = [tensor.permute(2, 0, 1) for tensor in tensors]
+        return {self.name: tensors[0] if len(tensors) == 1 else tensors}
+
+    def shapes(
+        self, sample: Sample, files: Sequence[str], *, decodes: bool
+    ) -> list[ImageShape] | None:
+        """Return the shapes that the pictures of a sample will have, from their headers.
+
+        Args:
+            sample: The sample.
+            files: What `files` returned for it.
+            decodes: Where a header does not tell, decode the pictures. That is rare, and they are
+                decoded a second time later.
+
+        Returns:
+            None: a header does not tell.
+
+        Raises:
+            DecodeError: A picture cannot be decoded.
+        """
+        self.seed(sample, "plan")
+        decoder = self.decoder.of_sample(len(files))
+        shapes = [decoder.prepared_shape(sample[file]) for file in files]
+        if None not in shapes:
+            return shapes
+        if not decodes:
+            return None
+        rng, limits = self.rng(sample), decoder.start_limits()
+        calls = [partial(decoder.decode, sample[file], None, rng, None, limits) for file in files]
+        decoded = [with_address(sample, *each) for each in zip(files, calls, strict=True)]
+        return [decoder.shape_of(each.picture) for each in decoded]
 
 
-def _only_file(sample: Sample, name: str, decode: Decode) -> str | None:
-    """Return the file that a field is decoded from. None: there is none, or there are several."""
-    if name == IMAGE and decode.image is not None:
-        files = free_images(sample, decode)
-        return files[0] if len(files) == 1 else None
-    sources = decode.plan.sources.get(name, (name,))
-    return next((file for file in sources if file in sample), None)
+def check_own_names(sample: Sample, names: Sequence[str]) -> None:
+    """Refuse several pictures of which some have names, such as ``input.jpg`` and ``target.png``.
 
+    They mean different things, and ``image`` would not tell which is which. Messages may name them:
+    then their order says it.
 
-def decode_picture(picture: PlannedPicture, out: NDArray[np.uint8]) -> Decoded | SampleError:
-    """Decode a picture into its row of the batch. Return why it is bad, if it is.
-
-    Args:
-        picture: From `plan_pictures`.
-        out: uint8 [H, W, 3], of a mask [H, W].
+    Raises:
+        DecodeError: Says what to write.
     """
-    sample, file, decoder, rng, plan = picture
-    try:
-        return decoder.decode_planned(sample[file], plan, out, rng)
-    except DecodeError as error:
-        return addressed(sample, file, error)
+    named = own_names(names) if len(names) > 1 else []
+    if not named or set(named) <= _fields_of_messages(sample):
+        return
+    shown = ", ".join(f'"{escaped(name, 60)}": mm.ImageDecoder(...)' for name in names[:4])
+    raise DecodeError(
+        f"{address(sample, '')}: image= takes the pictures of a sample for a list, and "
+        f"{' and '.join(escaped(name, 60) for name in named[:4])} have names of their own: decode "
+        f"them by field, mm.Decode({{{shown}}}), or leave some out in Pipeline(before=)"
+    )
+
+
+def _fields_of_messages(sample: Sample) -> set[str]:
+    """Return the fields that the parts of a sample's messages name."""
+    row = sample.get("json")
+    messages = row.get("messages") if isinstance(row, dict) else None
+    contents = [
+        message.get("content")
+        for message in (messages if isinstance(messages, list) else [])
+        if isinstance(message, dict)
+    ]
+    parts = [part for content in contents if isinstance(content, list) for part in content]
+    return {str(part.get("field")) for part in parts if isinstance(part, dict)}

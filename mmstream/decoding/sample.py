@@ -1,7 +1,7 @@
 """One sample: its bytes become tensors, or a DecodeError that names the field.
 
-Place in the flow: between read and batch. `stage.py` first calls `decode_texts` for a whole step,
-and then `decode_sample` for each row. Both parse ``json`` and run the decoders of a `Decode`:
+Place in the flow: between read and batch. `step.py` takes all samples of a step through one pass
+after another; `decode_sample` takes one through all of them. They run the table of a `Decode`:
 
     jpg, 0.jpg, 1.png      -> "image"                                  image=ImageDecoder
                               with tiles also "image_tiles", "image_size"
@@ -20,67 +20,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import partial
-from itertools import compress
 from typing import Any, NamedTuple, TypeAlias
 
-import numpy as np
 import torch
 
 from mmstream.decoding.address import address, addressed, with_address
-from mmstream.decoding.by_field import IMAGE, EarlyPictures, early_picture, picture_rng
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.fields import (
-    decode_text,
-    image_fields,
-    own_names,
-    parse_json,
-)
-from mmstream.decoding.image.decoder import Decoded, ImageDecoder
-from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.media import (
-    MediaPlans,
-    audio_decoders,
-    decode_media,
-    media_shapes,
-    plan_media,
-    video_decoders,
-)
+from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, FieldPlan, FieldResult, geometry_of
+from mmstream.decoding.fields import decode_text
+from mmstream.decoding.image.geometry import ImageShape, Shape
+from mmstream.decoding.media import joined_recordings, media_shapes
 from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.pictures import PictureField, check_own_names
 from mmstream.decoding.sample_rng import seed_generators
+from mmstream.decoding.spans import Span
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
-from mmstream.errors import DecodeError, SampleError, escaped
+from mmstream.errors import DecodeError, SampleError
 from mmstream.types import Sample
 
-IMAGE_FIELDS = ("image", "image_tiles", "image_size")
-TEXT_FIELDS = ("input_ids", "attention_mask", "labels", "label_weights")
-"""Fields that a decoder makes. Its samples cannot hold files of these names."""
+RowMemory: TypeAlias = Mapping[str, Sequence[torch.Tensor]]
+"""Where decoders write a sample: into the memory of its batch. By field, one tensor a file, uint8
+and C-contiguous: [H, W, 3] of a picture, [H, W] of a mask, [F, H, W, 3] of a video, [num_bytes] of
+a baked field."""
 
-TextTokens: TypeAlias = tuple[Sample, DecodedText | SampleError | None]
-"""A sample with ``json`` parsed, and the tokens of its text. None: not tokenized yet."""
+NO_MEMORY: RowMemory = {}
 
-_JSON = {"json": parse_json}
-"""What is parsed without a `Decode`."""
-
-
-class RowMemory(NamedTuple):
-    """Where decoders write a sample: into the memory of its batch."""
-
-    pictures: Mapping[str, torch.Tensor]
-    """By field: uint8 [H, W, 3], of a mask [H, W], C-contiguous. Only for decoders of fixed size
-    (`Decode.shapes`). ``image`` is used for a sample that has exactly one such picture. Of a baked
-    field: uint8 [num_bytes]."""
-    videos: dict[str, torch.Tensor]
-    """By file: uint8 [F, H, W, 3]. Used where the video has this shape."""
-
-
-_NO_MEMORY = RowMemory({}, {})
-
-
-NO_PICTURES: Mapping[str, Any] = {}
-
-
-_NO_SHAPES = MediaShapes()
+PLAIN = Decode()
+"""Parses ``json``, and nothing else."""
 
 
 class MeasuredSample(NamedTuple):
@@ -92,23 +59,220 @@ class MeasuredSample(NamedTuple):
     """The shapes of the pictures, videos and recordings that belong to its text."""
 
 
-class BegunSample(NamedTuple):
-    """A sample of which all but the media is decoded."""
+class SampleDecoding:
+    """A sample on its way through the passes of a step.
 
-    sample: Sample
-    """With ``json`` parsed."""
-    decoded: Sample
-    """Its results so far."""
-    plans: MediaPlans
+    Each method does what is left to do before it. Its errors are those of `decode_sample`, and win
+    in this order: JSON, plans of media, names, text, values, pictures, media.
+
+    Args:
+        sample: As read from a shard: its fields are bytes. It is not changed.
+        decode: The decoders. None: only ``json`` is parsed.
+
+    Attributes:
+        sample: With ``json`` parsed, once it is planned.
+        plans: Of its fields, as far as they are planned.
+        tokens: Of its text, or why it has none. None: it is not tokenized yet.
+        early_fields: Those whose pictures are decoded before the rest.
+    """
+
+    def __init__(self, sample: Sample, decode: Decode | None) -> None:
+        self.sample = sample
+        self.plans: dict[str, FieldPlan] = {}
+        self.tokens: DecodedText | SampleError | None = None
+        self.early_fields: list[PictureField] = []
+        self._decode = decode or PLAIN
+        self._results: dict[str, FieldResult | SampleError] = {}
+        self._is_planned = False
+        self._decoded: Sample | None = None
+        self._is_finished = False
+
+    # -- pass 1: headers -------------------------------------------------------------------------
+
+    def plan(self, *, all_shapes: bool = False) -> None:
+        """Parse ``json``, and plan videos, and recordings where a text counts them.
+
+        Args:
+            all_shapes: Plan all recordings and tracks.
+        """
+        if self._is_planned:
+            return
+        self.sample = parse_fields(self.sample, self._decode)
+        sounds = all_shapes or AUDIO in self._decode.needed_shapes
+        for field in self._decode.table.media:
+            plan = field.plan(self.sample, sounds=sounds)
+            if plan is not None:
+                self.plans[field.name] = plan
+        self._is_planned = True
+
+    def plan_pictures(self) -> None:
+        """Plan the pictures of `early_fields`. Why one is bad is told when its turn comes."""
+        if isinstance(self.tokens, SampleError):
+            return
+        for field in self._decode.table.pictures:
+            if not field.is_early:
+                continue
+            try:
+                plan = field.plan(self.sample)
+            except SampleError as error:
+                self._results[field.name] = error
+                continue
+            if plan is not None:
+                self.plans[field.name] = plan
+                self.early_fields.append(field)
+
+    def shapes(self, *, decodes: bool) -> MediaShapes | None:
+        """Return the shapes of the media that its text counts. None: a header does not tell.
+
+        Args:
+            decodes: Decode pictures whose headers do not tell.
+        """
+        kinds = self._decode.needed_shapes
+        images: list[ImageShape] | None = []
+        pictures = self._decode.table.free_pictures
+        if IMAGE in kinds and pictures is not None:
+            files = pictures.files(self.sample)
+            images = pictures.shapes(self.sample, files, decodes=decodes)
+        return None if images is None else media_shapes(self.plans, images, kinds)
+
+    def all_shapes(self, *, decodes: bool) -> MediaShapes | None:
+        """Return the shapes of all media that belong to its text; as `shapes`."""
+        self.plan(all_shapes=True)
+        _require_own_names(self.sample, self._decode)
+        images: list[ImageShape] | None = []
+        pictures = self._decode.table.free_pictures
+        if pictures is not None:
+            files = pictures.files(self.sample)
+            check_own_names(self.sample, files)
+            size: Shape | None = pictures.decoder.output_shape
+            if size is None or IMAGE in self._decode.needed_shapes:
+                images = pictures.shapes(self.sample, files, decodes=decodes)
+            else:
+                images = [ImageShape(*size, size)] * len(files)
+        return None if images is None else media_shapes(self.plans, images, (VIDEO, AUDIO))
+
+    def measured(self) -> MeasuredSample:
+        """Return the tokens and the shapes of its media, without decoding a pixel.
+
+        A picture whose header does not tell its shape is decoded. Such pictures are rare.
+        """
+        shapes = self.all_shapes(decodes=True)
+        assert shapes is not None
+        return MeasuredSample(None if self._decode.text is None else self._text(), shapes)
+
+    def _text(self) -> DecodedText:
+        """Return the tokens of its text."""
+        decode = self._decode
+        assert decode.text is not None
+        if self.tokens is None:
+            texts, shapes = [self.text_sample()], [self.shapes(decodes=True)]
+            self.tokens = decode.text.decode_all(texts, shapes, media=decode.media)[0]
+        if isinstance(self.tokens, SampleError):
+            raise addressed(self.sample, decode.text.source(self.sample), self.tokens)
+        return self.tokens
+
+    def text_sample(self) -> Sample:
+        """Return the sample without the media that do not belong to its text."""
+        taken = self._decode.table.files_without_text
+        if not taken:
+            return self.sample
+        return {name: value for name, value in self.sample.items() if name not in taken}
+
+    # -- pass 2: pictures that are decoded before the rest ----------------------------------------
+
+    def decode_picture(self, field: PictureField, out: RowMemory) -> None:
+        """Decode a picture that `plan_pictures` has planned. Why it is bad is told in its turn."""
+        try:
+            result = field.decode(self.sample, self.plans[field.name], out[field.name])
+        except SampleError as error:
+            self._results[field.name] = error
+        else:
+            self._results[field.name] = result
+
+    # -- pass 3: all else -------------------------------------------------------------------------
+
+    def begin(self) -> None:
+        """Decode the text and the values, and what functions of the user take."""
+        if self._decoded is not None:
+            return
+        self.plan()
+        decode, sample = self._decode, self.sample
+        decoded = dict(sample)
+        if decode.stored is None:
+            _require_own_names(sample, decode)
+            if decode.text is not None:
+                decoded.update(_text_fields(sample, decode.text, self._text()))
+            for field in decode.table.values:
+                _put(decoded, field.decode(sample))
+        self._decoded = decoded
+
+    @property
+    def has_media_left(self) -> bool:
+        """Whether media are left to decode, and not only short Python."""
+        if self._is_finished or self._decode.stored is not None:
+            return False
+        table = self._decode.table
+        return bool(table.media) or len(self._results) < len(table.pictures)
+
+    def finish(self, out: RowMemory = NO_MEMORY) -> Sample:
+        """Decode the media that are left, and return all results; arguments as `decode_sample`.
+
+        It calls classes of the user (`FieldTable.has_user_media`), and no other functions of
+        theirs.
+        """
+        self.begin()
+        assert self._decoded is not None
+        if self._is_finished:
+            return self._decoded
+        if self._decode.stored is not None:
+            self._decoded = self._decode.stored.decode(self.sample, out)
+        else:
+            self._decode_pictures(self._decoded, out)
+            self._decode_media(self._decoded, out)
+        self._is_finished = True
+        return self._decoded
+
+    def _decode_pictures(self, decoded: Sample, out: RowMemory) -> None:
+        table, sample = self._decode.table, self.sample
+        done: dict[str, FieldResult] = {}
+        for field in table.pictures:
+            result = self._results.get(field.name)
+            if isinstance(result, SampleError):
+                raise result
+            if result is None:
+                plan, memory = self.plans.get(field.name), out.get(field.name, ())
+                geometry = None
+                if field.leader and field.files(sample):
+                    leader = partial(geometry_of, field.leader, done)
+                    geometry = with_address(sample, field.name, leader)
+                result = field.decode(sample, plan, memory, geometry)
+            done[field.name] = result
+            _put(decoded, result)
+        for follower in table.coordinates:
+            decoded |= follower.on_picture(sample, decoded, done)
+
+    def _decode_media(self, decoded: Sample, out: RowMemory) -> None:
+        table, sample = self._decode.table, self.sample
+        if not table.media:
+            return
+        done = {
+            field.name: field.decode(sample, self.plans.get(field.name), out.get(field.name, ()))
+            for field in table.media
+        }
+        for result in done.values():
+            _put(decoded, result)
+        spans: dict[str, Sequence[Span]] = {name: each.spans for name, each in done.items()}
+        asked = spans if table.times else None
+        decoded |= joined_recordings(done, table.media, table.sounds, asked)
+        for follower in table.times:
+            decoded |= follower.in_span(sample, decoded, spans)
 
 
 def decode_sample(
     sample: Sample,
     decode: Decode | None,
-    out: RowMemory = _NO_MEMORY,
+    out: RowMemory = NO_MEMORY,
     tokens: DecodedText | SampleError | None = None,
-    plans: MediaPlans | None = None,
-    early: EarlyPictures = NO_PICTURES,
 ) -> Sample:
     """Decode one sample.
 
@@ -116,9 +280,7 @@ def decode_sample(
         sample: A sample as read from a shard: its fields are bytes. It is not changed.
         decode: The decoders. None: only ``json`` is parsed.
         out: Where to write pictures and videos.
-        tokens: The tokens of the sample's text, from `decode_texts`. None: it is tokenized now.
-        plans: What `plan_media` has planned for this very sample. None: it is planned now.
-        early: What became of pictures that were decoded into `out` already.
+        tokens: The tokens of the sample's text. None: it is tokenized now.
 
     Returns:
         A new sample with ``json`` parsed.
@@ -151,93 +313,9 @@ def decode_sample(
         ConfigError: A random crop or flip is set and the sample has no lineage, or ``image_length``
             returned no number of tokens.
     """
-    return finish_sample(begin_sample(sample, decode, tokens, plans), decode, out, early)
-
-
-def begin_sample(
-    sample: Sample,
-    decode: Decode | None,
-    tokens: DecodedText | SampleError | None = None,
-    plans: MediaPlans | None = None,
-) -> BegunSample:
-    """Decode the text and the values of a sample, and what functions of the user take.
-
-    Arguments and errors are those of `decode_sample`.
-    """
-    if decode is not None and decode.stored is not None:
-        return BegunSample(sample, {}, {})
-    sample = parse_fields(sample, decode)
-    decoded = dict(sample)
-    if decode is None:
-        return BegunSample(sample, decoded, {})
-    _require_own_names(sample, decode)
-    if decode.has_media and plans is None:
-        plans = plan_media(sample, decode, audio=needs_shapes(decode, "audio"))
-    if decode.text is not None:
-        decoded.update(_decode_text(sample, decode, tokens, plans))
-    if decode.plan.values:
-        decode.plan.decode_values(sample, decoded)
-    return BegunSample(sample, decoded, plans or {})
-
-
-def finish_sample(
-    begun: BegunSample,
-    decode: Decode | None,
-    out: RowMemory = _NO_MEMORY,
-    early: EarlyPictures = NO_PICTURES,
-) -> Sample:
-    """Decode the media of a sample. Arguments, results and errors are those of `decode_sample`.
-
-    It calls classes of the user (`Decode.has_user_media`), and no other functions of theirs.
-    """
-    sample, decoded, plans = begun
-    if decode is None:
-        return decoded
-    if decode.stored is not None:
-        return decode.stored.decode(sample, out.pictures)
-    _decode_pictures(sample, decoded, decode, out.pictures, early)
-    if decode.has_media:
-        decode_media(sample, decoded, decode, plans, out.videos)
-    return decoded
-
-
-def measure_sample(
-    sample: Sample,
-    decode: Decode,
-    tokens: DecodedText | SampleError | None = None,
-    plans: MediaPlans | None = None,
-) -> MeasuredSample:
-    """Return the tokens of a sample, and the shapes of its media, without decoding a pixel.
-
-    A picture whose header does not tell its shape is decoded. Such pictures are rare.
-
-    Args:
-        sample: As `decode_sample` takes it, with a lineage.
-        decode: The decoders.
-        tokens: The tokens of the sample's text, from `decode_texts`. None: it is tokenized now.
-        plans: What `plan_media` has planned for this very sample. None: it is planned now.
-
-    Raises:
-        SampleError, ConfigError: As `decode_sample`, where it fails before it decodes a medium.
-    """
-    sample = parse_fields(sample, decode)
-    _require_own_names(sample, decode)
-    if decode.has_media and (plans is None or not needs_shapes(decode, "audio")):
-        plans = plan_media(sample, decode)
-    images: list[ImageShape] = []
-    if decode.image is not None:
-        names = free_images(sample, decode)
-        _check_own_names(sample, names)
-        shape = decode.image.output_shape
-        if shape is not None:
-            images = [ImageShape(*shape, shape)] * len(names)
-        elif names:
-            images = _shapes_of(sample, decode, decode.image, names)
-    shapes = MediaShapes(images)
-    if decode.has_media:
-        shapes = media_shapes(sample, decode, plans or {}, images, audio=True)
-    text = None if decode.text is None else _tokens_of(sample, decode, tokens, plans)
-    return MeasuredSample(text, shapes)
+    decoding = SampleDecoding(sample, decode)
+    decoding.tokens = tokens
+    return decoding.finish(out)
 
 
 class WholeText(NamedTuple):
@@ -257,297 +335,74 @@ class WholeText(NamedTuple):
         return self.decoder.counted_media
 
     def tokens_of(self, sample: Sample) -> DecodedText | None:
-        """Return the tokens of a sample's text; errors as of `measure_sample`."""
-        return measure_sample(sample, self.decode).text
+        """Return the tokens of a sample's text; errors as of `SampleDecoding.measured`."""
+        return SampleDecoding(sample, self.decode).measured().text
 
 
-def _require_own_names(sample: Sample, decode: Decode) -> None:
-    """Raise a DecodeError if a sample has a field that a decoder would replace."""
-    names = [
-        *(TEXT_FIELDS if decode.text is not None else ()),
-        *(IMAGE_FIELDS if decode.image is not None else ()),
-        *(_media_names(decode) if decode.has_media else ()),
-    ]
-    for name in names:
-        if name in sample:
-            raise DecodeError(
-                f"{address(sample, name)}: the decoder makes a field of this name; rename this "
-                "file in the tar, or what a function of Pipeline(before=) adds"
-            )
+def tokenize(decodings: Sequence[SampleDecoding], decode: Decode) -> None:
+    """Tokenize the texts of many planned samples in one call of the tokenizer.
+
+    A text whose length depends on a picture with an odd header gets no tokens yet.
+    """
+    if decode.text is None:
+        return
+    ready, shapes = [], []
+    for decoding in decodings:
+        media = decoding.shapes(decodes=False)
+        if media is not None:
+            ready.append(decoding)
+            shapes.append(media)
+    texts = [decoding.text_sample() for decoding in ready]
+    tokens = decode.text.decode_all(texts, shapes, media=decode.media)
+    for decoding, of_text in zip(ready, tokens, strict=True):
+        decoding.tokens = of_text
 
 
-def _decode_pictures(
-    sample: Sample,
-    decoded: Sample,
-    decode: Decode,
-    out: Mapping[str, torch.Tensor],
-    early: EarlyPictures,
-) -> None:
-    """Decode all pictures, boxes and points of a sample into `decoded`."""
-    single: Decoded | None = None
-    if decode.image is not None:
-        names = free_images(sample, decode)
-        _check_own_names(sample, names)
-        single = early_picture(early, IMAGE)
-        if decode.has_user_media:
-            seed_generators(sample, f"decode {IMAGE}")
-        if single is None:
-            images, single = _decode_images(sample, names, decode.image, out.get(IMAGE))
-        else:
-            images = {IMAGE: out[IMAGE].permute(2, 0, 1)}
-        for name in names:
-            del decoded[name]
-        decoded.update(images)
-    if decode.plan.pictures or decode.plan.coordinates:
-        decode.plan.decode_pictures(sample, decoded, out, single, early)
-
-
-def parse_fields(sample: Sample, decode: Decode | None) -> Sample:
+def parse_fields(sample: Sample, decode: Decode) -> Sample:
     """Return a sample with its fields of JSON parsed, or the same sample where there are none.
 
     Raises:
         DecodeError: The JSON is damaged or too long.
     """
-    for name, parse in (_JSON if decode is None else decode.plan.parsers).items():
+    for name, parse in decode.table.parsers.items():
         data = sample.get(name)
         if isinstance(data, bytes):
-            if decode is not None and name in decode.plan.user_fields:
+            if name in decode.table.user_parsers:
                 seed_generators(sample, f"field {name}")
             sample = {**sample, name: with_address(sample, name, partial(parse, data))}
     return sample
 
 
-def decode_texts(
-    samples: Sequence[Sample],
-    decode: Decode | None,
-    plans: Sequence[MediaPlans] | None = None,
-) -> list[TextTokens]:
-    """Parse ``json`` and tokenize the texts of many samples in one call of the tokenizer.
-
-    Args:
-        samples: Samples as read from shards. They are not changed.
-        decode: The decoders. None: only ``json`` is parsed.
-        plans: What `plan_media` has planned for each sample. Needed where videos or recordings are
-            decoded.
-
-    Returns:
-        One entry per sample: the sample and the tokens that `decode_sample` takes. With these it
-        gives the same result, or the same error, as without. A sample with damaged ``json`` is
-        returned unchanged. A text whose length depends on a picture with an odd header has no
-        tokens yet.
-    """
-    parsed = [_try_parse(sample, decode) for sample in samples]
-    if decode is None or decode.text is None:
-        return [(sample, None) for sample in parsed]
-    shapes = [
-        _prepared_shapes(sample, decode, media_plans)
-        for sample, media_plans in zip(parsed, plans or [{}] * len(parsed), strict=True)
-    ]
-    is_ready = [
-        media is not None and not isinstance(sample.get("json"), bytes)
-        for sample, media in zip(parsed, shapes, strict=True)
-    ]
-    ready_samples = list(compress(parsed, is_ready))
-    ready_shapes = list(compress(shapes, is_ready))
-    texts = [_text_sample(sample, decode) for sample in ready_samples]
-    tokens = iter(decode.text.decode_all(texts, ready_shapes, media=decode.media))
-    return [
-        (sample, next(tokens) if ready else None)
-        for sample, ready in zip(parsed, is_ready, strict=True)
-    ]
+def _put(decoded: Sample, result: FieldResult) -> None:
+    """Put the results of a field in the place of its files."""
+    for file in result.files:
+        decoded.pop(file, None)
+    decoded.update(result.fields)
 
 
-def _prepared_shapes(sample: Sample, decode: Decode, plans: MediaPlans) -> MediaShapes | None:
-    """Return the shapes of the sample's media, where its text needs them.
-
-    Returns:
-        The shapes of images from their headers, and those of other media from their plans. None
-        where a header does not tell.
-    """
-    if not decode.needed_shapes:
-        return _NO_SHAPES
-    images = _image_shapes_of_headers(sample, decode)
-    return None if images is None else _with_media(sample, decode, images, plans)
-
-
-def _image_shapes_of_headers(sample: Sample, decode: Decode) -> list[ImageShape] | None:
-    """Return the shapes of the sample's images where its text needs them, else an empty list.
-
-    None: a header does not tell.
-    """
-    if decode.image is None or not needs_shapes(decode, "image"):
-        return []
-    return _shapes_of_headers(sample, decode, decode.image, free_images(sample, decode))
-
-
-def _image_shapes(sample: Sample, decode: Decode) -> list[ImageShape]:
-    """Return the shapes of the sample's images. Where headers do not tell, decode the pictures.
-
-    Such pictures are decoded a second time later. They are rare.
-
-    Raises:
-        DecodeError: A picture cannot be decoded.
-    """
-    if decode.image is None or not needs_shapes(decode, "image"):
-        return []
-    return _shapes_of(sample, decode, decode.image, free_images(sample, decode))
-
-
-def _shapes_of_headers(
-    sample: Sample, decode: Decode, decoder: ImageDecoder, names: Sequence[str]
-) -> list[ImageShape] | None:
-    """Return the shapes of all images of a sample. None: a header does not tell."""
-    if decode.has_user_media:
-        seed_generators(sample, f"plan {IMAGE}")
-    decoder = decoder.of_sample(len(names))
-    shapes = [decoder.prepared_shape(sample[name]) for name in names]
-    return None if None in shapes else [shape for shape in shapes if shape is not None]
-
-
-def _shapes_of(
-    sample: Sample, decode: Decode, decoder: ImageDecoder, names: Sequence[str]
-) -> list[ImageShape]:
-    """Return the shapes of all images of a sample; as `_image_shapes`."""
-    shapes = _shapes_of_headers(sample, decode, decoder, names)
-    if shapes is not None:
-        return shapes
-    decoder = decoder.of_sample(len(names))
-    rng = picture_rng(sample, IMAGE) if decoder.is_random else None
-    limits = decoder.start_limits()
-    return [
-        decoder.shape_of(
-            with_address(
-                sample, name, partial(decoder.decode, sample[name], rng=rng, limits=limits)
-            ).picture
-        )
-        for name in names
-    ]
-
-
-def _with_media(
-    sample: Sample, decode: Decode, images: Sequence[ImageShape], plans: MediaPlans
-) -> MediaShapes:
-    """Add the shapes of the sample's videos and recordings, where its text needs them."""
-    needs_audio = needs_shapes(decode, "audio")
-    if not needs_audio and not needs_shapes(decode, "video"):
-        return MediaShapes(images)
-    return media_shapes(sample, decode, plans, images, audio=needs_audio)
-
-
-def needs_shapes(decode: Decode, kind: str) -> bool:
-    """Tell whether the tokens of a text depend on the shapes of its media of a kind."""
-    return kind in decode.needed_shapes
-
-
-def free_images(sample: Sample, decode: Decode) -> list[str]:
-    """Return the image fields that no decoder by field takes, in order."""
-    taken = decode.plan.picture_sources
-    names = image_fields(sample)
-    return [name for name in names if name not in taken] if taken else names
-
-
-def _text_sample(sample: Sample, decode: Decode) -> Sample:
-    """Return a sample without the media that do not belong to its text."""
-    taken = decode.plan.picture_sources | decode.plan.media_sources
-    return {name: sample[name] for name in sample if name not in taken} if taken else sample
-
-
-def _check_own_names(sample: Sample, names: Sequence[str]) -> None:
-    """Refuse several pictures of which some have names, such as ``input.jpg`` and ``target.png``.
-
-    They mean different things, and ``image`` would not tell which is which. Messages may name them:
-    then their order says it.
-
-    Raises:
-        DecodeError: Says what to write.
-    """
-    named = own_names(names) if len(names) > 1 else []
-    if not named or set(named) <= _fields_of_messages(sample):
+def _require_own_names(sample: Sample, decode: Decode) -> None:
+    """Raise a DecodeError if a sample has a field that a decoder would replace."""
+    if decode.made_names.keys().isdisjoint(sample):
         return
-    shown = ", ".join(f'"{escaped(name, 60)}": mm.ImageDecoder(...)' for name in names[:4])
+    name = next(name for name in decode.made_names if name in sample)
     raise DecodeError(
-        f"{address(sample, '')}: image= takes the pictures of a sample for a list, and "
-        f"{' and '.join(escaped(name, 60) for name in named[:4])} have names of their own: decode "
-        f"them by field, mm.Decode({{{shown}}}), or leave some out in Pipeline(before=)"
+        f"{address(sample, name)}: the decoder makes a field of this name; rename this file in the "
+        "tar, or what a function of Pipeline(before=) adds"
     )
 
 
-def _fields_of_messages(sample: Sample) -> set[str]:
-    """Return the fields that the parts of a sample's messages name."""
-    row = sample.get("json")
-    messages = row.get("messages") if isinstance(row, dict) else None
-    contents = [
-        message.get("content")
-        for message in (messages if isinstance(messages, list) else [])
-        if isinstance(message, dict)
-    ]
-    parts = [part for content in contents if isinstance(content, list) for part in content]
-    return {str(part.get("field")) for part in parts if isinstance(part, dict)}
-
-
-def _try_parse(sample: Sample, decode: Decode | None) -> Sample:
-    """Return a sample with its JSON parsed, or the same sample where that is damaged."""
-    try:
-        return parse_fields(sample, decode)
-    except SampleError:
-        return sample
-
-
-def _media_names(decode: Decode) -> list[str]:
-    """Return the fields that decoders of videos and recordings make, also in a batch."""
-    names = [
-        f"{field}{ending}"
-        for field in video_decoders(decode)
-        for ending in ("", "_row", "_frames", "_pts_s", "_fps", "_requested_fps")
-    ]
-    names += [
-        f"{field}{ending}"
-        for field, decoder in audio_decoders(decode).items()
-        for features in (("",) if decoder.features is None else ("", "_features"))
-        for ending in (features, "_row", f"{features}_length", "_video")
-    ]
-    by_field = {*decode.plan.videos, *decode.plan.recordings}
-    return [name for name in dict.fromkeys(names) if name not in by_field]
-
-
-def _decode_text(
-    sample: Sample,
-    decode: Decode,
-    tokens: DecodedText | SampleError | None,
-    plans: MediaPlans | None,
-) -> dict[str, Any]:
+def _text_fields(sample: Sample, decoder: TextDecoder, text: DecodedText) -> dict[str, Any]:
     """Return the fields that the text decoder makes; see `decode_sample`."""
-    decoder = decode.text
-    assert decoder is not None
     name = decoder.source(sample)
-    text = _tokens_of(sample, decode, tokens, plans)
-    decoded: dict[str, Any] = dict(text.tokens)
+    fields: dict[str, Any] = dict(text.tokens)
     if text.num_dropped_parts or text.num_tokens > decoder.max_length:
-        decoded[LOSS_FIELD] = _text_loss(address(sample, name), text, decoder.max_length)
+        fields[LOSS_FIELD] = _text_loss(address(sample, name), text, decoder.max_length)
     for field in ("txt",) if name == "txt" else ("txt", name):
         value = sample.get(field)
         if isinstance(value, bytes):
             read_text = partial(decode_text, value, decoder.max_bytes)
-            decoded[field] = with_address(sample, field, read_text)
-    return decoded
-
-
-def _tokens_of(
-    sample: Sample,
-    decode: Decode,
-    tokens: DecodedText | SampleError | None,
-    plans: MediaPlans | None,
-) -> DecodedText:
-    """Return the tokens of a sample's text; arguments and errors as those of `decode_sample`."""
-    decoder = decode.text
-    assert decoder is not None
-    if tokens is None:
-        shapes = _with_media(sample, decode, _image_shapes(sample, decode), plans or {})
-        texts = [_text_sample(sample, decode)]
-        tokens = decoder.decode_all(texts, [shapes], media=decode.media)[0]
-    if isinstance(tokens, SampleError):
-        raise addressed(sample, decoder.source(sample), tokens)
-    return tokens
+            fields[field] = with_address(sample, field, read_text)
+    return fields
 
 
 def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
@@ -563,52 +418,3 @@ def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
             "or the chat template does not write"
         )
     return TextLoss(f"{address}: {', '.join(losses)}", is_cut, text.num_dropped_parts)
-
-
-def _decode_images(
-    sample: Sample, names: Sequence[str], decoder: ImageDecoder, out: torch.Tensor | None
-) -> tuple[dict[str, Any], Decoded | None]:
-    """Return the fields that replace a sample's image fields; see `decode_sample`.
-
-    The limits of memory and time hold for all images of the sample together.
-
-    Args:
-        sample: The sample.
-        names: Its image fields.
-        decoder: Their decoder.
-        out: The row of the batch, for one image.
-
-    Returns:
-        The fields, and the result of one image.
-    """
-    decoder = decoder.of_sample(len(names))
-    rng = picture_rng(sample, IMAGE) if decoder.is_random else None
-    if out is not None and len(names) == 1:
-        decode = partial(decoder.decode, sample[names[0]], out.numpy(), rng)
-        single = with_address(sample, names[0], decode)
-        # In the batch's memory: collate need not copy.
-        return {IMAGE: out.permute(2, 0, 1)}, single
-    limits = decoder.start_limits()
-    if len(names) > 1 and decoder.output_shape is not None:
-        check = partial(limits.check_results, len(names), *decoder.output_shape)
-        with_address(sample, "", check)
-    results: list[Decoded] = []
-    for name in names:
-        decode = partial(decoder.decode, sample[name], rng=rng, limits=limits)
-        result = with_address(sample, name, decode)
-        limits = limits.holding(result.pixels.nbytes)
-        results.append(result)
-    if decoder.tiles is None:
-        tensors = [torch.from_numpy(result.pixels).permute(2, 0, 1) for result in results]
-        if len(tensors) == 1:
-            return {IMAGE: tensors[0]}, results[0]
-        return {IMAGE: tensors}, None
-    return {
-        IMAGE: [
-            tile
-            for result in results
-            for tile in torch.from_numpy(result.pixels).permute(0, 3, 1, 2)
-        ],
-        "image_tiles": np.array([len(result.pixels) for result in results], dtype=np.int64),
-        "image_size": np.array([result.picture for result in results], np.int64).reshape(-1, 2),
-    }, None

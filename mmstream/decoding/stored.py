@@ -531,14 +531,14 @@ class StoredFields:
         file = self.content.files.get(name)
         return file is not None and file.kind in ("tensor", "pixels")
 
-    def decode(self, sample: Sample, out: Mapping[str, torch.Tensor]) -> Sample:
+    def decode(self, sample: Sample, out: Mapping[str, Sequence[torch.Tensor]]) -> Sample:
         """Return a sample as the pipeline made it that was baked; see `decode_all`.
 
         Args:
             sample: As read from a shard.
-            out: Memory of the batch by field, uint8 [num_bytes] of `shapes`.
+            out: Memory of the batch by field, one uint8 [num_bytes] of `shapes`.
         """
-        memory = {field: row.unsqueeze(0) for field, row in out.items()}
+        memory = {field: row.unsqueeze(0) for field, (row,) in out.items()}
         return self.decode_all([sample], memory)[0]
 
     def decode_all(

@@ -9,7 +9,7 @@ while is no fault of the data.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from traceback import extract_tb
@@ -18,23 +18,10 @@ from typing import Any, NamedTuple, TypeAlias
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.dataset import MAX_SAMPLE_READS
-from mmstream.decoding.by_field import EarlyPictures
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import call_user
-from mmstream.decoding.media import MediaPlans, plan_media
-from mmstream.decoding.pictures import PlannedPicture
-from mmstream.decoding.sample import (
-    NO_PICTURES,
-    BegunSample,
-    RowMemory,
-    begin_sample,
-    decode_texts,
-    finish_sample,
-    needs_shapes,
-    parse_fields,
-)
+from mmstream.decoding.sample import NO_MEMORY, RowMemory, SampleDecoding, parse_fields, tokenize
 from mmstream.decoding.sample_rng import is_user_function, seed_generators
-from mmstream.decoding.text.decoder import DecodedText
 from mmstream.decoding.text.placeholders import LOSS_FIELD
 from mmstream.errors import (
     BUGS,
@@ -96,26 +83,8 @@ class OwnNames(NamedTuple):
         return next(files, None)
 
 
-class PreparedSample(NamedTuple):
-    """A planned sample, with the lineage of its row, after the functions before decoding."""
-
-    sample: Sample
-    tokens: DecodedText | SampleError | None
-    """Of its text. None: not tokenized yet."""
-    plans: MediaPlans | None
-    """Of its videos and recordings. None: they are planned when they are decoded."""
-    pictures: Mapping[str, PlannedPicture | SampleError] = NO_PICTURES
-    """Of those that are decoded before the rest of the sample, by field."""
-    early: EarlyPictures = NO_PICTURES
-    """What became of `pictures`."""
-    begun: BegunSample | None = None
-    """The sample with all but its media decoded. None: that comes later."""
-    decoded: Sample | None = None
-    """The sample before the functions after decoding. None: it is decoded later."""
-
-
-Prepared: TypeAlias = PreparedSample | SampleError | ShardError
-"""A prepared sample, or why it is bad."""
+Prepared: TypeAlias = SampleDecoding | SampleError | ShardError
+"""A sample that is being decoded, or why it is bad."""
 
 
 class Row(NamedTuple):
@@ -168,7 +137,7 @@ class RowDecoder:
     """Decodes rows. `DecodeStage` describes its fields."""
 
     lookup: SampleLookup
-    decoders: Decode | None
+    decoders: Decode
     before: tuple[Transform, ...]
     transforms: tuple[Transform, ...]
     policy: BadSamplePolicy
@@ -177,12 +146,16 @@ class RowDecoder:
     _shown_places: set[tuple[str, int]] = field(default_factory=set, init=False)
     """Lines of functions of the user whose traceback was logged."""
 
-    def prepare(self, step: RawStep, side_by_side: SideBySide) -> list[Prepared | None]:
-        """Run the functions before decoding, plan videos, and tokenize a step's texts in one call.
+    def plan(
+        self, step: RawStep, side_by_side: SideBySide, *, all_shapes: bool = False
+    ) -> list[Prepared | None]:
+        """Do pass 1 of a step: functions before decoding, plans of media, all texts in one call.
 
         Args:
             step: raw samples.
             side_by_side: plans the videos and recordings of several samples at a time.
+            all_shapes: nothing is decoded: plan all recordings, also those that no text counts, and
+                no pictures.
 
         Returns:
             One entry per row, for a call; None for a sample that was not read.
@@ -191,82 +164,51 @@ class RowDecoder:
             StorageError: storage failed after retries.
             NameError, AttributeError, ...: a function has a bug.
         """
-        samples: list[Sample | SampleError | ShardError | None] = []
+        rows: list[Prepared | None] = []
         for position, outcome in enumerate(step.outcomes):
-            if not isinstance(outcome, dict):
-                samples.append(None)
-            elif not self.before:
-                samples.append(self._with_lineage(_address(step, position), outcome))
-            else:
+            entry: Prepared | None = None
+            if isinstance(outcome, dict):
                 ref = step.lineage.planned[position]
                 try:
-                    samples.append(self._before(_address(step, position), ref, outcome))
+                    sample = self._before(_address(step, position), ref, outcome)
+                    entry = SampleDecoding(sample, self.decoders)
                 except (SampleError, ShardError) as error:  # a function may read more of a file
-                    samples.append(error)
-        plans: list[MediaPlans] = [{}] * len(samples)
-        if self.decoders is not None and self.decoders.has_media:
-            is_own = not self.decoders.has_user_media
-            self._plan_all(step, samples, plans, side_by_side if is_own else one_by_one)
-        rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
-        texts = decode_texts(
-            [sample for sample in samples if isinstance(sample, dict)],
-            self.decoders,
-            [plans[row] for row in rows],
-        )
-        prepared: list[Prepared | None] = [
-            None if isinstance(sample, dict) else sample for sample in samples
-        ]
-        for row, (sample, tokens) in zip(rows, texts, strict=True):
-            prepared[row] = PreparedSample(sample, tokens, plans[row])
-        return prepared
+                    entry = error
+            rows.append(entry)
+        table = self.decoders.table
 
-    def _plan_all(
-        self,
-        step: RawStep,
-        samples: list[Sample | SampleError | ShardError | None],
-        plans: list[MediaPlans],
-        side_by_side: SideBySide,
-    ) -> None:
-        """Parse and plan the samples of a step in place. Those that are bad become their error."""
-        decoders = self.decoders
-        assert decoders is not None
-        audio = needs_shapes(decoders, "audio")
-        rows = [row for row, sample in enumerate(samples) if isinstance(sample, dict)]
-        outcomes = [step.outcomes[row] for row in rows]
-
-        def plan(number: int) -> tuple[Any, MediaPlans]:
-            row = rows[number]
-            outcome = outcomes[number]
-            sample: Any = samples[row]
-            assert isinstance(outcome, dict)
-            address = _address(step, row)
-            self.progress.begin_sample(
-                Stage.DECODE,
-                address.epoch,
-                address.step,
-                *step.lineage.planned[row],
-                str(outcome["__key__"]),
-            )
+        def plan(position: int) -> Prepared | None:
+            entry = rows[position]
+            if not isinstance(entry, SampleDecoding):
+                return entry
+            if table.media:
+                self.note(step, position, entry)
             try:
-                sample = parse_fields(sample, decoders)
-                return sample, plan_media(sample, decoders, audio=audio)
+                entry.plan(all_shapes=all_shapes)
             except (SampleError, ShardError) as error:
-                return error, {}
+                return error
+            return entry
 
-        for row, (sample, media_plans) in zip(rows, side_by_side(plan, outcomes), strict=True):
-            samples[row], plans[row] = sample, media_plans
+        if not table.media or table.has_user_media:
+            side_by_side = one_by_one
+        planned: list[Prepared | None] = side_by_side(plan, step.outcomes)
+        decodings = [entry for entry in planned if isinstance(entry, SampleDecoding)]
+        tokenize(decodings, self.decoders)
+        for decoding in () if all_shapes else decodings:
+            decoding.plan_pictures()
+        return planned
 
-    def note_picture(self, step: RawStep, position: int, picture: PlannedPicture) -> None:
-        """Write down that a planned picture of a row is decoded now."""
-        lineage, key = step.lineage, str(picture.sample["__key__"])
-        ref = lineage.planned[position]
+    def note(self, step: RawStep, position: int, entry: SampleDecoding) -> None:
+        """Write down that files of a row are decoded now."""
+        lineage, ref = step.lineage, step.lineage.planned[position]
+        key = str(entry.sample["__key__"])
         self.progress.begin_sample(Stage.DECODE, lineage.epoch, lineage.step, *ref, key)
 
     @cached_property
     def has_early_functions(self) -> bool:
         """Whether functions of the user run before or while media are decoded."""
-        is_in_decoders = self.decoders is not None and self.decoders.has_user_functions
-        return is_in_decoders or any(call.is_user for call in self._before_calls)
+        is_user = any(call.is_user for call in self._before_calls)
+        return is_user or self.decoders.has_user_functions
 
     @cached_property
     def has_functions(self) -> bool:
@@ -282,23 +224,20 @@ class RowDecoder:
         return _calls(self.transforms, "transforms")
 
     def begin(
-        self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory | None = None
+        self, step: RawStep, position: int, entry: Prepared | None, out: RowMemory | None = None
     ) -> Prepared | None:
         """Begin a row: all before its media, or with `out` these too; arguments as for a call.
 
         Functions of the user come before media. The media may be decoded in any thread.
         """
-        if not isinstance(prepared, PreparedSample):
-            return prepared
-        lineage, outcome = step.lineage, step.outcomes[position]
-        key, ref = str(prepared.sample["__key__"]), lineage.planned[position]
-        self.progress.begin_sample(Stage.DECODE, lineage.epoch, lineage.step, *ref, key)
+        if not isinstance(entry, SampleDecoding):
+            return entry
+        self.note(step, position, entry)
         try:
-            if out is not None:
-                return prepared._replace(decoded=self._decoded(prepared, outcome, out))
-            return prepared._replace(begun=self._begun(prepared))
+            entry.begin() if out is None else self._finish(entry, step.outcomes[position], out)
         except (SampleError, ShardError) as error:
             return error
+        return entry
 
     def __call__(
         self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory
@@ -308,7 +247,7 @@ class RowDecoder:
         Args:
             step: raw samples.
             position: of the row among the rows of this rank.
-            prepared: what `prepare` has made of the planned sample.
+            prepared: what `plan` has made of the planned sample.
             out: the memory of the batch for the row's pictures and videos.
         """
         planned, sample, refusal = self.planned(step, position, prepared, out)
@@ -365,7 +304,7 @@ class RowDecoder:
     def _document(self, address: RowAddress, ref: SampleRef, outcome: Outcome) -> Document:
         """Decode a sample that its step does not hold."""
         try:
-            return Document(ref, self._decode_planned(address, ref, outcome, RowMemory({}, {})))
+            return Document(ref, self._decode_planned(address, ref, outcome, NO_MEMORY))
         except SampleError as error:
             return Document(ref, None, Refusal(type(error).__name__, str(error)))
 
@@ -431,7 +370,7 @@ class RowDecoder:
         document = self._document(address, ref, self.lookup.read(ref))
         if document.sample is not None:
             return document.sample, ref
-        return self._substitute(address, RowMemory({}, {}))[:2]
+        return self._substitute(address, NO_MEMORY)[:2]
 
     def _substitute(
         self, address: RowAddress, out: RowMemory
@@ -534,11 +473,9 @@ class RowDecoder:
         assert isinstance(outcome, dict)
         key = str(outcome["__key__"])
         self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
-        if not isinstance(prepared, PreparedSample):
-            prepared = PreparedSample(self._before(address, ref, outcome), None, None)
-        sample = prepared.decoded
-        if sample is None:
-            sample = self._decoded(prepared, outcome, out)
+        if not isinstance(prepared, SampleDecoding):
+            prepared = SampleDecoding(self._before(address, ref, outcome), self.decoders)
+        sample = self._finish(prepared, outcome, out)
         for call in self._transform_calls:
             sample = self._transform(call, sample, ref)
         if (name := self.own_names.wrong(sample)) is not None:
@@ -548,13 +485,9 @@ class RowDecoder:
             )
         return sample
 
-    def _begun(self, prepared: PreparedSample) -> BegunSample:
-        return begin_sample(prepared.sample, self.decoders, prepared.tokens, prepared.plans)
-
-    def _decoded(self, prepared: PreparedSample, outcome: Outcome, out: RowMemory) -> Sample:
+    def _finish(self, entry: SampleDecoding, outcome: Outcome, out: RowMemory) -> Sample:
         """Return a sample with its media decoded, before the functions after decoding."""
-        begun = prepared.begun or self._begun(prepared)
-        sample = finish_sample(begun, self.decoders, out, prepared.early)
+        sample = entry.finish(out)
         assert isinstance(outcome, dict)
         # No decoder has taken these. Nobody after this reads by ranges, or may keep a view of what
         # was read.
@@ -568,18 +501,14 @@ class RowDecoder:
             sample[name] = bytes(sample[name])
         return sample
 
-    def _with_lineage(self, address: RowAddress, raw: Sample) -> Sample:
-        """Return a raw sample with what its random draws are keyed by."""
-        seed, epoch = self.lookup.stream(*address)
-        shard, index = raw["__lineage__"][:2]
-        return raw | {"__lineage__": SampleLineage(shard, index, epoch, address.step, seed)}
-
     def _before(self, address: RowAddress, ref: SampleRef, raw: Sample) -> Sample:
         """Return a raw sample with its lineage, after the functions before decoding.
 
         They find ``json`` parsed. The raw sample is not changed: a second read is compared with it.
         """
-        sample = self._with_lineage(address, raw)
+        seed, epoch = self.lookup.stream(*address)
+        shard, index = raw["__lineage__"][:2]
+        sample = raw | {"__lineage__": SampleLineage(shard, index, epoch, address.step, seed)}
         if self.before:
             self.progress.begin_sample(
                 Stage.TEXT, address.epoch, address.step, *ref, str(raw["__key__"])

@@ -1,6 +1,6 @@
 """Times that go with a video or recording: they follow the span that its decoder takes.
 
-Place in the flow: `decoding.media` calls `place` after the videos and recordings of a sample were
+Place in the flow: `decoding.field` calls `place` after the videos and recordings of a sample were
 decoded, with the span in the file that became the result.
 
 Times are seconds. In a file they count from its first frame, or from its first sound where it has

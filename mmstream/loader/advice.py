@@ -93,7 +93,7 @@ def _left_alone(names: Counter[str], decode: Decode) -> list[str]:
     """Return the fields of videos and recordings that no decoder takes."""
     videos = [] if decode.video is not None else video_fields(names)
     recordings = [] if decode.audio is not None else audio_fields(names)
-    named = decode.plan.named_sources
+    named = decode.table.named_files
     return [name for name in (*videos, *recordings) if name not in named]
 
 

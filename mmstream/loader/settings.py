@@ -27,7 +27,6 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, escaped
 from mmstream.families.registry import settings_of_families, versions_of
@@ -89,7 +88,7 @@ def rank_settings(
     if pipeline.decode is not None:
         settings["decoders by field"] = dict(pipeline.decode.fields or {})
         settings["same_geometry"] = list(pipeline.decode.same_geometry)
-        if pipeline.decode.plan.pictures:
+        if pipeline.decode.table.pictures:
             packages += IMAGE_PACKAGES
     settings["image decoder"] = None if image is None else type(image)
     settings["text decoder"] = None if text is None else type(text)
@@ -99,7 +98,7 @@ def rank_settings(
     if isinstance(text, TextDecoder):
         settings |= _fields(text) | {"TextDecoder.tokenizer": f"hash {_tokenizer_hash(text)}"}
         packages += TEXT_PACKAGES
-    if pipeline.decode is not None and pipeline.decode.has_media:
+    if pipeline.decode is not None and pipeline.decode.table.media:
         media, media_packages = _media_settings(pipeline.decode)
         settings |= media
         packages += media_packages
@@ -130,8 +129,8 @@ def _media_settings(decode: Decode) -> tuple[dict[str, Any], list[str]]:
         settings[f"{kind} decoder"] = None if decoder is None else type(decoder)
         if decoder is not None:
             settings |= _fields(decoder)
-    packages = [*(VIDEO_PACKAGES if video_decoders(decode) else ())]
-    packages += AUDIO_PACKAGES if audio_decoders(decode) else ()
+    packages = [*(VIDEO_PACKAGES if decode.table.decoders("video") else ())]
+    packages += AUDIO_PACKAGES if decode.table.sounds else ()
     return settings, packages
 
 

@@ -25,7 +25,6 @@ from typing import Any
 from torch.utils.data import Dataset, get_worker_info
 
 from mmstream.decoding.batch_memory import BatchMemory
-from mmstream.decoding.media import audio_decoders, video_decoders
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.loader.batch_transport import SentBatch
 from mmstream.pipeline import Pipeline, PipelineRunner
@@ -150,9 +149,9 @@ def preload_server(pipeline: Pipeline) -> None:
     modules = ["mmstream.loader.loader"]
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
-    if pipeline.decode is not None and video_decoders(pipeline.decode):
+    if pipeline.decode is not None and pipeline.decode.table.decoders("video"):
         modules.append("mmstream.decoding.video.frames")
-    if pipeline.decode is not None and audio_decoders(pipeline.decode):
+    if pipeline.decode is not None and pipeline.decode.table.sounds:
         modules.append("mmstream.decoding.audio.decoder")
     start_fork_server(modules)
 

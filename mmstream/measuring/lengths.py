@@ -1,7 +1,7 @@
 """Samples -> lengths, by the code that training tokenizes with.
 
 Place in the flow: `measure.py` calls it for the samples of a shard, and `find_plan.py` for a few.
-The samples go through `RowDecoder.prepare`, as those of a step do: functions before decoding, plans
+The samples go through `RowDecoder.plan`, as those of a step do: functions before decoding, plans
 of media, one call of the tokenizer. Then they are counted.
 """
 
@@ -21,18 +21,11 @@ import numpy as np
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.fields import image_fields, own_names
 from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import MediaShapes
-from mmstream.decoding.sample import (
-    IMAGE_FIELDS,
-    TEXT_FIELDS,
-    MeasuredSample,
-    measure_sample,
-    parse_fields,
-)
+from mmstream.decoding.sample import MeasuredSample, SampleDecoding
 from mmstream.decoding.sample_rng import kept_generators
-from mmstream.decoding.substitute import PreparedSample, RowDecoder, Transform, one_by_one
+from mmstream.decoding.substitute import Prepared, RowDecoder, Transform, one_by_one
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder, TextLengths
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
 from mmstream.families.registry import settings_of_families, versions_of
@@ -40,7 +33,7 @@ from mmstream.packing.measure_file import COLUMNS
 from mmstream.progress import Progress
 from mmstream.reading.lookup import FixedDraws
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
-from mmstream.types import IGNORED_LABEL, IntArray, Sample, SampleRef
+from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
 
 SAMPLES_AT_ONCE = 128
 """Samples whose texts are tokenized together."""
@@ -89,7 +82,11 @@ class Counter:
     def may_draw(self) -> bool:
         """Whether lengths may depend on random draws."""
         text = self.decode.text
-        return bool(self.before) or self.decode.has_media or callable(text.field if text else None)
+        return (
+            bool(self.before)
+            or bool(self.decode.table.media)
+            or callable(text.field if text else None)
+        )
 
     def lengths(
         self,
@@ -123,46 +120,27 @@ class Counter:
         decode, text = self.decode, self.decode.text
         assert text is not None
         results: list[SampleLengths | None] = [None] * len(outcomes)
-        if self.before or decode.has_media or decode.fields or callable(text.field):
+        if self.before or decode.table.media or decode.fields or callable(text.field):
             return results
-        numbers: list[int] = []
-        samples: list[Sample] = []
-        shapes: list[tuple[ImageShape, ...]] = []
+        numbers, samples, shapes = [], [], []
         for number, outcome in enumerate(outcomes):
             if not isinstance(outcome, dict):
                 continue
-            images = self._image_shapes(outcome)
-            if images is None:
-                continue
+            decoding = SampleDecoding(outcome, decode)
             try:
-                sample = parse_fields(outcome, decode)
+                media = decoding.all_shapes(decodes=False)
             except SampleError:
                 continue
-            samples.append(sample)
-            numbers.append(number)
-            shapes.append(images)
-        counted = text.count_all(
-            samples, [MediaShapes(images) for images in shapes], media=decode.media
-        )
-        for number, images, lengths in zip(numbers, shapes, counted, strict=True):
+            if media is not None:
+                numbers.append(number)
+                samples.append(decoding.sample)
+                shapes.append(media)
+        counted = text.count_all(samples, shapes, media=decode.media)
+        for number, of_sample, lengths in zip(numbers, shapes, counted, strict=True):
             if not isinstance(lengths, SampleError):
-                media = _picture_lengths(images, self.patch_size)
-                results[number] = SampleLengths(self._values(lengths, media))
+                media_lengths = _picture_lengths(tuple(of_sample.images), self.patch_size)
+                results[number] = SampleLengths(self._values(lengths, media_lengths))
         return results
-
-    def _image_shapes(self, sample: Sample) -> tuple[ImageShape, ...] | None:
-        """Return the shapes of a sample's pictures. None: its names are odd, or a header is."""
-        names = _names_of_pictures(tuple(sample))
-        decoder = self.decode.image
-        if names is None or decoder is None or not names:
-            return None if names is None else ()
-        size = decoder.output_shape
-        if size is not None and not self.decode.needed_shapes:
-            return (ImageShape(*size, size),) * len(names)
-        decoder = decoder.of_sample(len(names))
-        shapes = [decoder.prepared_shape(sample[name]) for name in names]
-        known = tuple(shape for shape in shapes if shape is not None)
-        return known if len(known) == len(names) else None
 
     def decoded_lengths(
         self,
@@ -198,7 +176,8 @@ class Counter:
         lineage = BatchLineage(epoch, 0, 0, planned, [True] * len(planned), planned)
         results = []
         with kept_generators():
-            prepared = rows.prepare(RawStep(lineage, list(outcomes)), one_by_one)
+            step = RawStep(lineage, list(outcomes))
+            prepared = rows.plan(step, one_by_one, all_shapes=True)
             for outcome, entry in zip(outcomes, prepared, strict=True):
                 try:
                     results.append(self._lengths(outcome if entry is None else entry))
@@ -208,12 +187,11 @@ class Counter:
                     results.append(_unusable(str(error)))
         return results
 
-    def _lengths(self, prepared: Outcome | PreparedSample) -> SampleLengths:
+    def _lengths(self, prepared: Outcome | Prepared) -> SampleLengths:
         if isinstance(prepared, SampleError | ShardError):
             raise prepared
-        assert isinstance(prepared, PreparedSample)
-        measured = measure_sample(prepared.sample, self.decode, prepared.tokens, prepared.plans)
-        return self._counts(measured)
+        assert isinstance(prepared, SampleDecoding)
+        return self._counts(prepared.measured())
 
     def _counts(self, measured: MeasuredSample) -> SampleLengths:
         assert measured.text is not None
@@ -282,19 +260,6 @@ def _media_lengths(shapes: MediaShapes, patch_size: int) -> _MediaLengths:
 @lru_cache(maxsize=4096)
 def _picture_lengths(images: tuple[ImageShape, ...], patch_size: int) -> _MediaLengths:
     return _media_lengths(MediaShapes(images), patch_size)
-
-
-@lru_cache(maxsize=1024)
-def _names_of_pictures(names: tuple[str, ...]) -> list[str] | None:
-    """Return the names of a sample's pictures, in order.
-
-    None: the sample has several pictures with names of their own, or a file whose name a decoder
-    gives to what it makes. Training has rules for these.
-    """
-    pictures = image_fields(names)
-    if len(pictures) > 1 and own_names(pictures):
-        return None
-    return None if {*IMAGE_FIELDS, *TEXT_FIELDS}.intersection(names) else pictures
 
 
 def batches(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:

@@ -15,10 +15,11 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.decoding.sample import decode_sample
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import SampleLineage
 from tests.helpers.corpora import write_corpus
+from tests.helpers.decodings import decode_texts
 from tests.helpers.pictures import encoded
 
 RNG = np.random.Generator(np.random.Philox(7))

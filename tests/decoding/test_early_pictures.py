@@ -6,14 +6,13 @@ import random
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+import torch
 
 import mmstream as mm
-from mmstream.decoding import stage
 from mmstream.decoding.image import limits
-from mmstream.decoding.image.decoder import Decoded
-from mmstream.decoding.pictures import early_decoders, plan_pictures
+from mmstream.decoding.pictures import PictureField
+from mmstream.decoding.sample import SampleDecoding
 from mmstream.progress import Progress, Stage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.decoding.test_views import PICTURES, batches, contents, fields_of
@@ -69,7 +68,7 @@ def test_early_pictures_are_those_of_a_decoding_with_their_samples(
 ) -> None:
     pipeline = mm.Pipeline(all_kinds, global_batch_size=16, decode=DECODES[name])
     early = contents(batches(pipeline)), contents(batches(pipeline, num_threads=3))
-    monkeypatch.setattr(stage, "early_decoders", lambda _decode: {})
+    monkeypatch.setattr(PictureField, "is_early", False)
     expected = contents(batches(pipeline))
     assert any(batch["__lineage__"].bad for batch in expected)
     assert early == (expected, expected)
@@ -82,15 +81,24 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     sample = {"__key__": "k", "jpg": jpeg(0)}
     now = 0.0
     monkeypatch.setattr(limits.time, "monotonic", lambda: now)
-    picture = plan_pictures(sample, decode, early_decoders(decode))["image"]
+
+    def planned() -> SampleDecoding:
+        decoding = SampleDecoding(sample, decode)
+        decoding.plan_pictures()
+        return decoding
+
+    out = {"image": [torch.empty((8, 8, 3), dtype=torch.uint8)]}
+    good, late = planned(), planned()
     now = 1000.0
-    out = np.empty((8, 8, 3), np.uint8)
-    assert isinstance(stage.decode_picture(picture, out), Decoded)
+    good.decode_picture(*good.early_fields, out)
     clock = iter((0.0, 31.0))
     monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
-    result = stage.decode_picture(picture, out)
-    assert isinstance(result, mm.errors.TimeoutError)
-    assert str(result) == "k.jpg: decoding takes longer than timeout_s=30"
+    late.decode_picture(*late.early_fields, out)
+    assert good.finish()["image"].data_ptr() == out["image"][0].data_ptr()
+    with pytest.raises(
+        mm.errors.TimeoutError, match=r"^k\.jpg: decoding takes longer than timeout_s=30$"
+    ):
+        late.finish()
 
 
 def test_each_picture_is_noted_before_it_is_decoded(
@@ -98,13 +106,13 @@ def test_each_picture_is_noted_before_it_is_decoded(
 ) -> None:
     progress = Progress()
     noted = []
-    real = stage.decode_picture
+    real = SampleDecoding.decode_picture
 
-    def spy(*arguments: Any) -> Any:
+    def spy(*arguments: Any) -> None:
         noted.append(progress.last())
-        return real(*arguments)
+        real(*arguments)
 
-    monkeypatch.setattr(stage, "decode_picture", spy)
+    monkeypatch.setattr(SampleDecoding, "decode_picture", spy)
     corpus = write_corpus(tmp_path, [4])
     pipeline = mm.Pipeline(
         mm.open_dataset(corpus), global_batch_size=4, shuffle=False, decode=mm.Decode(image=IMAGE)

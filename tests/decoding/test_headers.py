@@ -9,7 +9,8 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.decoding.sample import decode_sample
+from tests.helpers.decodings import decode_texts
 from tests.helpers.families import PICTURES, SIZES, conversation, native, num_image_tokens
 from tests.helpers.image_bombs import chunk
 from tests.helpers.pictures import JPEG, ODD, PNG, encoded, photo, read

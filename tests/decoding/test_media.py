@@ -9,8 +9,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.decoding.media import plan_media
-from mmstream.decoding.sample import RowMemory, decode_sample
+from mmstream.decoding.sample import SampleDecoding, decode_sample
 from mmstream.types import SampleLineage
 from tests.helpers.fake_media import FakeAudioDecoder, FakeFeatures, FakeVideoDecoder, fake_file
 
@@ -104,19 +103,20 @@ def test_a_decoder_by_field_takes_its_file_and_keeps_the_name() -> None:
 
 def test_what_a_function_has_decoded_before_stays_as_it_is() -> None:
     frames = torch.zeros(2, 3, 4, 4)
-    decode = mm.Decode({"mp4": VIDEO}, audio=AUDIO)
-    decoded = decode_sample(sample(mp4=frames, wav=torch.ones(3)), decode)
+    decode = mm.Decode({"mp4": VIDEO}, image=mm.ImageDecoder(), audio=AUDIO)
+    decoded = decode_sample(sample(mp4=frames, wav=torch.ones(3), jpg=frames[0]), decode)
     assert decoded["mp4"] is frames
+    assert decoded["image"] == []
+    assert torch.equal(decoded["jpg"], frames[0])
     assert decoded["wav"].tolist() == [1, 1, 1]
     assert decoded["audio"] == []
 
 
 def test_videos_are_written_into_the_memory_of_the_batch_where_they_fit() -> None:
     memory = torch.zeros(2, 4, 6, 3, dtype=torch.uint8)
-    row = RowMemory({}, {"mp4": memory})
+    row = {"video": [memory]}
     decode = mm.Decode(video=VIDEO)
-    first = sample(mp4=fake_file(1, 2))
-    decoded = decode_sample(first, decode, row, plans=plan_media(first, decode))
+    decoded = decode_sample(sample(mp4=fake_file(1, 2)), decode, row)
     assert decoded["video"].data_ptr() == memory.data_ptr()
     assert len(decode_sample(sample(mp4=fake_file(2, 3)), decode, row)["video"]) == 3
     assert memory[:, 0, 0, 0].tolist() == [10, 11]
@@ -151,7 +151,9 @@ def test_draws_are_those_of_the_sample_whether_they_are_planned_or_not() -> None
     )
     files = {f"{i}__{kind}": fake_file(0, 1) for i in range(2) for kind in ("mp4", "wav")}
     first = sample(**files, flac=fake_file(0, 1))
-    planned = decode_sample(first, decode, plans=plan_media(first, decode, audio=True))
+    decoding = SampleDecoding(first, decode)
+    decoding.plan(all_shapes=True)
+    planned = decoding.finish()
     again = decode_sample(first, decode)
     starts = [
         [float(values[0]) for values in decoded[name]]
@@ -185,6 +187,7 @@ def test_a_file_named_like_a_field_of_the_decoder_is_refused(name: str) -> None:
         ({"audio": len}, r'a function from bytes goes by field, Decode\(\{"wav": function\}\)'),
         ({"fields": VIDEO}, r"Decode: got FakeVideoDecoder: write Decode\(video=decoder\)"),
         ({"fields": {"mp4": VIDEO, "mp4;webm": VIDEO}}, "two decoders make the field 'mp4'"),
+        ({"fields": {"video": VIDEO}, "video": VIDEO}, "two decoders make the field 'video'"),
         (
             {"video": FakeVideoDecoder(audio=AUDIO), "audio": FakeAudioDecoder(sample_rate=8)},
             "audio= has sample_rate=8 and the tracks of video= have 100",

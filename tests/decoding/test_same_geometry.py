@@ -72,7 +72,7 @@ def decode_of(**settings: Any) -> mm.Decode:
 
 def view_of(decode: mm.Decode, index: int) -> View:
     """Return the geometry that a sample was given."""
-    decoder = decode.plan.pictures["png"]
+    decoder = decode.table.decoders("image")["png"]
     rng = mm.sample_rng(sample(index), "image png")
     return decoder.decode(png(PIXELS), rng=rng).view
 
@@ -95,7 +95,7 @@ def of_torchvision(value: Any, view: View) -> Any:
 @pytest.mark.parametrize("settings", SETTINGS)
 def test_everything_is_where_torchvision_puts_it(settings: dict[str, Any]) -> None:
     decode = decode_of(**settings)
-    for index in range(12 if decode.plan.pictures["png"].is_random else 1):
+    for index in range(12 if decode.table.decoders("image")["png"].is_random else 1):
         result = decode_sample(sample(index), decode)
         view = view_of(decode, index)
         picture = tv_tensors.Image(torch.from_numpy(PIXELS).permute(2, 0, 1))
@@ -304,7 +304,8 @@ def test_groups_may_be_several_and_one_alone_says_that_it_is_meant() -> None:
     mm.Decode({"jpg": random, "a.png": mask}, same_geometry=(("jpg",), ("a.png",)))
     fields = {"l.jpg": random, "l.png": mask, "r.jpg": random, "r.png": mask}
     decode = mm.Decode(fields, same_geometry=(("l.jpg", "l.png"), ("r.jpg", "r.png")))
-    assert decode.plan.leaders == {"l.png": "l.jpg", "r.png": "r.jpg"}
+    leaders = {field.name: field.leader for field in decode.table.pictures if field.leader}
+    assert leaders == {"l.png": "l.jpg", "r.png": "r.jpg"}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.fields import image_fields
-from mmstream.decoding.sample import RowMemory, decode_sample
+from mmstream.decoding.sample import decode_sample
 from mmstream.types import SampleLineage
 from tests.helpers.chats import tokenizer
 from tests.helpers.pictures import encoded
@@ -70,7 +70,7 @@ def test_one_image_is_written_into_the_row_of_the_batch(names: list[str]) -> Non
     row = torch.zeros((4, 4, 3), dtype=torch.uint8)
     decode = mm.Decode(image=mm.ImageDecoder(size=4))
     fields = {name: picture(9 + number) for number, name in enumerate(names)}
-    images = decode_sample(named(fields), decode, RowMemory({"image": row}, {}))["image"]
+    images = decode_sample(named(fields), decode, {"image": [row]})["image"]
     if len(names) == 1:
         assert (row == 9).all()
         assert images.data_ptr() == row.data_ptr()

@@ -13,9 +13,9 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.media_shapes import ImageShape, MediaShapes
-from mmstream.decoding.sample import decode_texts
 from mmstream.decoding.text.placeholders import ImageLength
 from tests.helpers.chats import CHATML, byte_chat
+from tests.helpers.decodings import decode_texts
 from tests.helpers.families import FAMILIES, PICTURES, conversation, native, per_pixel
 from tests.helpers.pictures import JPEG, encoded, photo
 

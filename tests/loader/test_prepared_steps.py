@@ -7,8 +7,9 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.decoding import stage
 from mmstream.decoding.batch_memory import BatchMemory
+from mmstream.decoding.sample import SampleDecoding
+from mmstream.decoding.step import DecodeStage
 from mmstream.pipeline import PipelineRunner
 from mmstream.progress import Progress
 from mmstream.reading.step import Job
@@ -37,13 +38,13 @@ def step_of(sample):
 
 def note_prepared(monkeypatch, note):
     """Call a function with each step that is prepared, by whatever thread."""
-    prepare = stage.DecodeStage.prepare
+    prepare = DecodeStage.prepare
 
     def noting(self, step):
         note(step.lineage)
         return prepare(self, step)
 
-    monkeypatch.setattr(stage.DecodeStage, "prepare", noting)
+    monkeypatch.setattr(DecodeStage, "prepare", noting)
 
 
 def test_a_step_is_prepared_while_the_step_before_is_decoded(dataset, monkeypatch):
@@ -111,15 +112,14 @@ class NotedPictures:
     def __init__(self, monkeypatch):
         self.counts = [0] * STEPS
         self.changed = threading.Condition()
-        self.decode_picture = stage.decode_picture
-        monkeypatch.setattr(stage, "decode_picture", self)
+        self.decode_picture = SampleDecoding.decode_picture
+        monkeypatch.setattr(SampleDecoding, "decode_picture", lambda *each: self(*each))
 
-    def __call__(self, picture, out):
-        decoded = self.decode_picture(picture, out)
+    def __call__(self, decoding, field, out):
+        self.decode_picture(decoding, field, out)
         with self.changed:
-            self.counts[step_of(picture.sample)] += 1
+            self.counts[step_of(decoding.sample)] += 1
             self.changed.notify_all()
-        return decoded
 
     def wait_for(self, step):
         with self.changed:
@@ -141,14 +141,14 @@ def test_the_pictures_of_one_more_step_are_decoded_while_a_batch_is_used(dataset
 def test_a_bug_in_a_picture_that_is_decoded_ahead_waits_for_its_step(dataset, monkeypatch):
     has_failed = threading.Event()
 
-    def decode_picture(picture, out):
-        if step_of(picture.sample) == 2:
+    def decode_picture(decoding, field, out):
+        if step_of(decoding.sample) == 2:
             has_failed.set()
             raise NameError("a bug")
-        return noted(picture, out)
+        noted(decoding, field, out)
 
     noted = NotedPictures(monkeypatch)
-    monkeypatch.setattr(stage, "decode_picture", decode_picture)
+    monkeypatch.setattr(SampleDecoding, "decode_picture", decode_picture)
     with closing(make_loader(dataset, 2)) as loader:
         batches = iter(loader)
         assert [next(batches)["__lineage__"].step for _ in range(2)] == [0, 1]

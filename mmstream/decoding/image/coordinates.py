@@ -1,6 +1,6 @@
 """Boxes and points that go with a picture: they follow its resize, crop and flip.
 
-Place in the flow: `decoding.by_field` calls `place` after the picture of the same geometry was
+Place in the flow: `decoding.field` calls `place` after the picture of the same geometry was
 decoded, with the view that made its result.
 
 All coordinates are those of the upright picture: x from the left edge, y from the top. The pixel in

@@ -9,9 +9,10 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 import mmstream as mm
-from mmstream.decoding.sample import decode_sample, decode_texts
-from mmstream.decoding.stage import _all_rows
+from mmstream.decoding.sample import decode_sample
+from mmstream.decoding.threaded_calls import ThreadedCalls
 from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.decodings import decode_texts
 
 CHAT = (
     b'{"messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]}'
@@ -136,9 +137,13 @@ def test_of_several_errors_in_a_step_the_first_rows_is_raised(helpers):
             raise ValueError(place)
         return place
 
-    samples = [{"__key__": "", "txt": bytes(n)} for n in range(64)]  # row 40 comes before row 5
+    def called(function):
+        calls = ThreadedCalls(function, range(64))  # row 40 comes before row 5
+        calls.begin(pool, helpers)
+        return calls.finish()
+
     with ThreadPoolExecutor(helpers) as pool:
         for _ in range(200):
             with pytest.raises(ValueError, match=r"^5$"):
-                _all_rows(fill, samples, pool, helpers)
-        assert _all_rows(str, samples, pool, helpers) == [str(n) for n in range(64)]
+                called(fill)
+        assert called(str) == [str(n) for n in range(64)]

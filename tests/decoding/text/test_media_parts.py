@@ -12,10 +12,11 @@ from click.testing import CliRunner
 
 import mmstream as mm
 from mmstream.cli import cli
-from mmstream.decoding.sample import decode_sample, decode_texts
+from mmstream.decoding.sample import decode_sample
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import CHATML, PARTS, QWEN_VL, assistant, byte_chat, tokenizer, user
 from tests.helpers.corpora import jpeg
+from tests.helpers.decodings import decode_texts
 
 SPECIAL = ["<|im_start|>", "<|im_end|>", "<|image_pad|>", "<|video_pad|>"]
 # Like Qwen's templates, it writes one token for a video, whether or not anyone decodes it.

@@ -1,0 +1,226 @@
+"""What decodes one field of a sample: the protocol, and what all fields share.
+
+Place in the flow: `Decode` turns its settings into a table of these, one for each field of the
+batch, and `sample.py` runs the table on each sample:
+
+    `ValueField`               here: numbers, texts, arrays, functions of the user
+    `PictureField`             `pictures.py`: pictures, masks, tiles
+    `VideoField` `AudioField`  `media.py`: videos with their tracks, recordings
+    `Follower`                 here: boxes, points and times, which follow one of the others
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property, partial
+from typing import Any, ClassVar, NamedTuple
+
+import numpy as np
+import torch
+
+from mmstream.decoding.address import address, with_address
+from mmstream.decoding.fields import (
+    audio_fields,
+    call_user,
+    field_names,
+    image_fields,
+    video_fields,
+)
+from mmstream.decoding.image.geometry import Plan
+from mmstream.decoding.sample_rng import is_user_function, sample_rng, seed_generators
+from mmstream.decoding.spans import Span
+from mmstream.errors import ConfigError, DecodeError
+from mmstream.lazy_bytes import LazyBytes
+from mmstream.types import Sample
+
+IMAGE, VIDEO, AUDIO = "image", "video", "audio"
+"""The kinds of media, and the fields of what ``Decode(image=, video=, audio=)`` decode."""
+
+_FILES_OF = {IMAGE: image_fields, VIDEO: video_fields, AUDIO: audio_fields}
+
+
+class FieldPlan(NamedTuple):
+    """What is known of the files of a field before they are decoded."""
+
+    files: tuple[str, ...]
+    """The encoded files, in order."""
+    details: tuple[Any, ...]
+    """What the decoder has planned of each."""
+    rng: np.random.Generator | None = None
+    """For draws that need more than a header."""
+    shapes: tuple[tuple[int, ...], ...] = ()
+    """Of the uint8 arrays that each file is decoded into. (): they have no memory of the batch, or
+    all rows have the same."""
+
+
+class FieldResult(NamedTuple):
+    """What a field makes of a sample."""
+
+    files: tuple[str, ...]
+    """What the results take the place of."""
+    fields: dict[str, Any]
+    geometry: Plan | None = None
+    """How the one picture was resized, cropped and flipped. None: it is no single picture."""
+    spans: tuple[Span, ...] = ()
+    """What was taken of each file, in seconds."""
+    recordings: Mapping[str, Any] | None = None
+    """Decoded sounds by file, which are joined across fields. None: it decodes none."""
+
+
+@dataclass(frozen=True)
+class Field:
+    """One field of the batch, and the decoder of its files."""
+
+    name: str
+    decoder: Any
+    sources: tuple[str, ...] = ()
+    """The first of these files that a sample has is decoded. (): all files of its kind."""
+    taken: frozenset[str] = frozenset()
+    """Files that other fields take."""
+    kind: ClassVar[str] = ""
+    """Of medium."""
+
+    @cached_property
+    def is_user(self) -> bool:
+        """Whether a function or class of the user decodes it, which may draw at random."""
+        return is_user_function(self.decoder)
+
+    def seed(self, sample: Sample, stage: str) -> None:
+        """Seed the generators of this process for a decoder of the user."""
+        if self.is_user:
+            seed_generators(sample, f"{stage} {self.name}")
+
+    def rng(self, sample: Sample) -> np.random.Generator | None:
+        """Return the generator of the field's draws. None: its decoder draws nothing.
+
+        The sample's transforms have other streams.
+
+        Raises:
+            ConfigError: The sample has no lineage.
+        """
+        if not self.decoder.is_random:
+            return None
+        if "__lineage__" not in sample:
+            what = "crop or flip" if self.kind == IMAGE else "part or crop"
+            raise ConfigError(f"a random {what} needs the lineage that samples of a Pipeline have")
+        return sample_rng(
+            sample, self.kind if self.name == self.kind else f"{self.kind} {self.name}"
+        )
+
+    def source(self, sample: Sample) -> str:
+        """Return the file of a field that has one.
+
+        Raises:
+            DecodeError: The sample has none of them.
+        """
+        for name in self.sources:
+            if name in sample:
+                return name
+        names = " or ".join(self.sources)
+        raise DecodeError(f"{address(sample, '')}: no field {names}; it has {field_names(sample)}")
+
+    def files(self, sample: Sample) -> tuple[str, ...]:
+        """Return the encoded files of a field, in order; errors as of `source`.
+
+        A function before decoding may have decoded others already.
+        """
+        names: Sequence[str] = (self.source(sample),) if self.sources else self.free_files(sample)
+        return tuple(name for name in names if is_encoded(sample[name]))
+
+    def free_files(self, sample: Sample) -> list[str]:
+        """Return the files of this kind that no other field takes."""
+        return [name for name in _FILES_OF[self.kind](sample) if name not in self.taken]
+
+    def left_as_is(self, sample: Sample) -> FieldResult:
+        """Return the value that a function before decoding has made."""
+        source = self.source(sample)
+        return FieldResult((source,), {self.name: sample[source]})
+
+
+class ValueField(Field):
+    """A number, a text, an array, or what a function of the user makes of a file."""
+
+    def decode(self, sample: Sample) -> FieldResult:
+        """Decode the file of a sample.
+
+        Raises:
+            DecodeError: It is missing or damaged.
+        """
+        if not self.files(sample):
+            return self.left_as_is(sample)
+        source = self.source(sample)
+        self.seed(sample, "field")
+        value = with_address(sample, source, partial(call_user, self.decoder, sample[source]))
+        return FieldResult((source,), {self.name: value})
+
+
+@dataclass(frozen=True)
+class Follower:
+    """Boxes or points of a picture, or times of a video or recording."""
+
+    name: str
+    decoder: Any
+    """`Boxes`, `Points` or `Times`."""
+    leader: str
+    """The field that they follow."""
+
+    @cached_property
+    def is_user(self) -> bool:
+        """Whether a function or class of the user finds or places them."""
+        return is_user_function(self.decoder)
+
+    def on_picture(
+        self, sample: Sample, decoded: Sample, results: Mapping[str, FieldResult]
+    ) -> dict[str, torch.Tensor]:
+        """Return boxes or points as their picture was resized, cropped and flipped.
+
+        Args:
+            sample: The sample.
+            decoded: Its results so far, and its other fields.
+            results: What became of its pictures, by field.
+
+        Raises:
+            DecodeError: There are none, or there is not one such picture.
+        """
+        leader = partial(geometry_of, self.leader, results)
+        return self._placed(sample, decoded, with_address(sample, self.name, leader))
+
+    def in_span(
+        self, sample: Sample, decoded: Sample, spans: Mapping[str, Sequence[Span]]
+    ) -> dict[str, torch.Tensor]:
+        """Return times in the span that was taken of the one file; arguments as `on_picture`."""
+        files = spans.get(self.leader, ())
+        if len(files) != 1:
+            raise DecodeError(
+                f"{address(sample, self.name)}: it follows the span of {self.leader}, of which the "
+                f"sample has {len(files)} encoded files, not one"
+            )
+        return self._placed(sample, decoded, files[0])
+
+    def _placed(self, sample: Sample, decoded: Sample, place: Any) -> dict[str, torch.Tensor]:
+        if self.is_user:
+            seed_generators(sample, f"field {self.name}")
+        arrays = with_address(sample, self.name, partial(self.decoder.place, decoded, *place))
+        names = (self.name, f"{self.name}_visible")
+        return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
+
+
+def geometry_of(leader: str, results: Mapping[str, FieldResult]) -> Plan:
+    """Return the geometry of the picture that others follow.
+
+    Raises:
+        DecodeError: There is not one such picture.
+    """
+    geometry = results[leader].geometry if leader in results else None
+    if geometry is None:
+        raise DecodeError(
+            f"it shares the geometry of {leader}, of which the sample has not exactly one "
+            "encoded picture"
+        )
+    return geometry
+
+
+def is_encoded(value: Any) -> bool:
+    """Tell whether a value is a file."""
+    return isinstance(value, bytes | memoryview | LazyBytes)
