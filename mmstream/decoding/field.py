@@ -80,6 +80,8 @@ class Field:
     """Files that other fields take."""
     kind: ClassVar[str] = ""
     """Of medium."""
+    encoded: ClassVar[tuple[type, ...]] = (bytes, LazyBytes)
+    """The types of a file that is not decoded yet."""
 
     @cached_property
     def is_user(self) -> bool:
@@ -126,7 +128,7 @@ class Field:
         A function before decoding may have decoded others already.
         """
         names: Sequence[str] = (self.source(sample),) if self.sources else self.free_files(sample)
-        return tuple(name for name in names if is_encoded(sample[name]))
+        return tuple(name for name in names if isinstance(sample[name], self.encoded))
 
     def free_files(self, sample: Sample) -> list[str]:
         """Return the files of this kind that no other field takes."""
@@ -219,8 +221,3 @@ def geometry_of(leader: str, results: Mapping[str, FieldResult]) -> Plan:
             "encoded picture"
         )
     return geometry
-
-
-def is_encoded(value: Any) -> bool:
-    """Tell whether a value is a file."""
-    return isinstance(value, bytes | memoryview | LazyBytes)

@@ -25,6 +25,7 @@ from mmstream.decoding.fields import own_names
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.image.geometry import ImageShape, Plan
 from mmstream.errors import DecodeError, escaped
+from mmstream.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
 
@@ -37,6 +38,7 @@ class PictureField(Field):
     shape: tuple[int, ...] | None = None
     """Of each picture as decoded: uint8 [H, W, 3], of a mask [H, W]. None: they differ."""
     kind: ClassVar[str] = IMAGE
+    encoded: ClassVar[tuple[type, ...]] = (bytes, memoryview, LazyBytes)
 
     @property
     def is_early(self) -> bool:

@@ -17,7 +17,8 @@ with pixels, and Python runs several times slower after it, so the passes keep t
 - Bad samples: an error of pass 1 or 2 waits for pass 3. There `substitute.py` reads the sample
   again and then takes another for it, so all ranks keep the same number of rows and steps. Where
   rows are packs, it is left out of its row (`assemble.py`).
-- Plain and baked samples take no pass: they are made field by field (`_at_once`).
+- Plain and baked samples take no pass, if none is bad and no function takes part: they are made
+  field by field (`_at_once`).
 """
 
 from __future__ import annotations
@@ -292,31 +293,36 @@ class DecodeStage:
         self,
         decode: Callable[[RawStep, int, Prepared | None, RowMemory], T],
         step: RawStep,
-        rows: Sequence[Prepared | None],
+        rows: list[Prepared | None],
         memory: Sequence[RowMemory],
     ) -> list[T]:
         """Do pass 3 for all rows in threads, for those with functions of the user in this one.
 
         Such functions run in the order of rows. Other threads decode the media of the next rows.
+        Nothing stays in `rows`: large pictures go when a function has made them small.
         """
         decoder = self._decode_row
 
+        def taken(position: int) -> Prepared | None:
+            entry, rows[position] = rows[position], None
+            return entry
+
         def decode_row(position: int) -> T:
-            return decode(step, position, rows[position], memory[position])
+            return decode(step, position, taken(position), memory[position])
 
         if not decoder.has_functions:
             return self._side_by_side(decode_row, step.outcomes)
 
         def begun() -> Iterator[tuple[tuple[int, Prepared | None], bool]]:
-            for position, entry in enumerate(rows):
-                entry = decoder.begin(step, position, entry)
+            for position in range(len(rows)):
+                entry = decoder.begin(step, position, taken(position))
                 yield (position, entry), isinstance(entry, SampleDecoding) and entry.has_media_left
 
         def decode_media(row: tuple[int, Prepared | None]) -> Prepared | None:
             return decoder.begin(step, *row, memory[row[0]])
 
         with self._helpers(step.outcomes) as (pool, num_helpers):
-            if pool is None or (self._decoders.table.has_user_media):
+            if pool is None or self._decoders.table.has_user_media:
                 return list(map(decode_row, range(len(rows))))
             ahead = calls_ahead(decode_media, begun(), pool, 2 * num_helpers)
             return [

@@ -101,7 +101,8 @@ class Counter:
         Texts and pictures are counted without making samples of them. What that cannot count, such
         as a damaged sample, goes through `decoded_lengths`. Arguments and errors are the same.
         """
-        lengths = self._counted(outcomes)
+        with kept_generators():
+            lengths = self._counted(outcomes)
         left = [number for number, each in enumerate(lengths) if each is None]
         if left:
             decoded = self.decoded_lengths(

@@ -6,6 +6,7 @@ On every topology: test_user_functions.py.
 from __future__ import annotations
 
 import json
+import weakref
 from collections.abc import Callable
 from contextlib import closing
 from functools import partial
@@ -70,6 +71,30 @@ def test_the_function_of_a_text_draws_anew_for_each_seed_and_epoch(captions: str
             samples = runner.decoded(Job(epoch, 0, 0, 24)).samples
         texts.add(tuple(sample["input_ids"].tobytes() for sample in samples))
     assert len(texts) == 3
+
+
+@pytest.mark.parametrize("num_threads", [1, 4])
+def test_a_large_picture_goes_when_a_function_has_made_it_small(
+    captions: str, num_threads: int
+) -> None:
+    large: list[weakref.ref[torch.Tensor]] = []
+    still_held = []
+
+    def shrunk(sample: Sample) -> Sample:
+        still_held.append(sum(picture() is not None for picture in large))
+        large.append(weakref.ref(sample["image"]))
+        return sample | {"image": sample["image"][:, :1, :1].clone()}
+
+    decode = mm.Decode(image=mm.ImageDecoder())
+    pipeline = make(captions, decode=decode, transforms=(shrunk,), global_batch_size=24)
+    with closing(mm.Loader(pipeline, num_threads=num_threads)) as loader:
+        assert len(list(loader)) == 1
+    assert max(still_held) <= 1
+
+
+def test_a_view_of_memory_that_is_no_picture_stays_as_it_is() -> None:
+    sample = {"__key__": "k", "__url__": "x.tar", "cls": memoryview(b"7")}
+    assert decode_sample(sample, mm.Decode({"cls": int}))["cls"] is sample["cls"]
 
 
 def test_a_run_resumes_exactly(captions: str) -> None:

@@ -17,6 +17,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import mmstream as mm
 from mmstream._torchvision import import_torchvision
 from mmstream.demo.demo import free_port
 from tests.helpers.forked_ranks import fork_rank
@@ -31,12 +32,10 @@ class Stage(NamedTuple):
     """The last rank is killed when it has this batch; 0: nobody is."""
 
 
-def note_batches(module: Any, file: Path, dies_at: int) -> None:
+def note_batches(file: Path, dies_at: int) -> None:
     """Let an example write down the batches that its model gets the inputs of."""
-    used_by = module
-    if not hasattr(module, "model_inputs"):
-        used_by = importlib.import_module("mmstream.train.trainer")
-    model_inputs = used_by.model_inputs
+    trainer: Any = importlib.import_module("mmstream.train.trainer")
+    model_inputs = mm.model_inputs
     count = 0
 
     def noting(batch: dict[str, Any], *args: Any, **settings: Any) -> dict[str, Any]:
@@ -52,7 +51,7 @@ def note_batches(module: Any, file: Path, dies_at: int) -> None:
         assert len(inputs["image_grid_thw"]) == len(batch["__key__"])  # a picture in each row
         return inputs
 
-    used_by.model_inputs = noting
+    mm.model_inputs = trainer.model_inputs = noting
 
 
 def run_rank(example: str, shards: str, out: Path, number: int, stage: Stage) -> None:
@@ -60,7 +59,7 @@ def run_rank(example: str, shards: str, out: Path, number: int, stage: Stage) ->
     last = number == stage.world_size - 1
     log = out / f"stage{stage.number}-rank{number}.jsonl"
     module = importlib.import_module(example)
-    note_batches(module, log, stage.dies_at if last else 0)
+    note_batches(log, stage.dies_at if last else 0)
     module.train(shards, str(out / "checkpoints"), stage.num_workers)
 
 
