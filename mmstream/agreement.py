@@ -1,6 +1,6 @@
 """All ranks compare their settings before they begin: all of them go on, or none does.
 
-    Loader.iter_undelivered, train.run -> `agree` -> nothing, or ConfigError on every rank
+    Loader.iter_undelivered, loop.run -> `agree` -> nothing, or ConfigError on every rank
 
 A rank with another seed or another copy of the corpus would train on other rows than those that are
 left to it: samples are lost and repeated, and nothing else fails.

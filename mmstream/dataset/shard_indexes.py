@@ -4,7 +4,7 @@ The parts of the index say it, where the manifest lists any. Else, or where a pa
 ``NAME.tar.idx`` and ``NAME.tar.crc32c`` beside a tar do, or what was built at opening. What was
 read is kept as columns of 2 to 6 bytes a sample, up to `MAX_KEPT_BYTES`.
 
-A local part is mapped. A remote one becomes a file of this machine, see `index_cache`. While a
+A local part is mapped. A remote one becomes a file of this machine, see `map_cached`. While a
 large one arrives, and where there is no room for it, the table and the columns of single shards are
 read by ranges.
 """

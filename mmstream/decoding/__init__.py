@@ -15,8 +15,6 @@ fields.py        which fields are images, and in which order
 image/           bytes of an image -> pixels
 video/           bytes of a video -> frames and their times
 audio/           bytes of a recording -> samples or log-mel features
-ffmpeg/          files of both, opened with limits
-facts.py         duration, size and rate of both, without decoding
 media_shapes.py  what their shapes will be
 spans.py         spans of time in settings and rows
 times.py         `Times`: they follow the span of their file

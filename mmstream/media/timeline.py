@@ -1,6 +1,6 @@
 """When each frame of a video is shown, and which packets it is decoded from. Nothing is decoded.
 
-Place in the flow: `decoder.py` chooses frames by their times. `frames.py` decodes the packets that
+Place in the flow: `decoding.video` chooses frames by their times, and decodes the packets that
 they need.
 
 Packets are stored in the order of decoding. A frame that others are predicted from comes before

@@ -4,7 +4,7 @@
     settings.py      what a pack may hold, and conditions on samples
     planner.py       a measure -> groups of shards -> packs of samples -> a plan
     plan.py          an opened plan: the documents and sums of its units; those of a mixture as one
-    plan_file.py     a plan in a folder, a bucket, or the cache of this machine, as arrays
+    plan_file.py     a plan in a folder or a bucket, as arrays
     order.py         the order over packs, of a dataset or a mixture, answered in samples
     cost.py          what a unit costs a model, and which rank takes which row of a step
     plan_report.py   how full the packs are, and what keeps them from more

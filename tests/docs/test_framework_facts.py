@@ -1,6 +1,6 @@
 """What docs/frameworks.md says of torchdata, accelerate and torch's checkpoints is so.
 
-One process and no kill here (see test_frameworks_ranks.py), but every step, and the traps.
+One process and no kill here (see test_framework_ranks.py), but every step, and the traps.
 """
 
 import json

@@ -1,6 +1,6 @@
 """What docs/frameworks.md says of Hugging Face's Trainer is so. Lightning: test_lightning.py.
 
-One process and no kill here (see test_frameworks_ranks.py).
+One process and no kill here (see test_framework_ranks.py).
 """
 
 import pytest

@@ -561,7 +561,7 @@ def _keys_and_fields(
                 (samples[i]["key"], [medium["field"] for medium in samples[i]["media"]])
                 for i in indexes.tolist()
             ]
-    except (FileNotFoundError, OSError, ValueError, KeyError):  # of Arrow, too: as in contents.py
+    except (FileNotFoundError, OSError, ValueError, KeyError):  # of Arrow, too
         pass
     named: list[tuple[str, list[str]]] = []
     for index in indexes.tolist():

@@ -1,10 +1,10 @@
 """`AudioDecoder`: the bytes of an audio file become samples, or log-mel features.
 
-Place in the flow: `decoding.sample` calls it for every audio field of a sample. One file takes
+Place in the flow: `decoding.media` calls it for every audio field of a sample. One file takes
 these steps:
 
     header -> `plan` chooses the span of the result
-           -> `source` decodes what the span needs, in pieces
+           -> `media.audio` decodes what the span needs, in pieces
            -> channels are mixed and resampled piece by piece -> int16 or `features`
 
 A result is a span of one line of samples: the whole file at the rate of the result. Where in the

@@ -1,6 +1,6 @@
 """What the audio of a sample may cost: seconds of audio, seconds of time.
 
-Place in the flow: `decoding.sample` starts an `AudioLimits` for each sample, so that many files
+Place in the flow: `decoding.media` starts an `AudioLimits` for each sample, so that many files
 have no more time and memory than one. The memory of a result follows from its length.
 """
 

@@ -1,8 +1,8 @@
 """What the images of a sample may cost: pixels, memory, time. Strangers write their headers.
 
-Place in the flow: `sample.py` starts a `Limits` for each sample, so that many images have no more
-time and memory than one. Every module that decodes asks it before it does something that costs
-much:
+Place in the flow: `decoding.pictures` starts `Limits` for each sample, so that many images have no
+more time and memory than one. Every module that decodes asks them before it does something that
+costs much:
 
     header -> pixels, memory of the decoding -> decode -> memory of what follows -> resize
 

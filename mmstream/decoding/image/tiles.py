@@ -1,7 +1,7 @@
 """Tiles: one picture as several squares, by which vision-language models see detail.
 
-Place in the flow: `decoder.py` asks here how to cut a picture of a given size. There are three
-rules. All choose one of the allowed grids:
+Place in the flow: `decoder.py` asks here how to cut a picture of a given size. The three
+rules here choose one of the allowed grids:
 
     LlavaNextTiles        Llava-NeXT        the picture is scaled to fit into the grid, and padded
     LlavaOnevisionTiles   LLaVA-OneVision   the same; several pictures of a sample are not cut

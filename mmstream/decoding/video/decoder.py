@@ -1,9 +1,9 @@
 """`VideoDecoder`: the bytes of a video become uint8 RGB frames of the size that a model wants.
 
-Place in the flow: `decoding.sample` plans all videos of a step, so that texts know their tokens,
+Place in the flow: `decoding.media` plans all videos of a step, so that texts know their tokens,
 and then decodes them:
 
-    header, packets -> `timeline` knows the time of each frame -> `sampling` chooses frames
+    header, packets -> `media.timeline` knows the time of each frame -> `sampling` chooses frames
                     -> `frames` decodes just the groups of pictures that hold them
                     -> `image.resize` writes each frame to its row of the batch
 
