@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
 
-from mmstream.dataset.manifest import ShardInfo
-from mmstream.dataset.shards import ShardReader
+from mmstream.dataset.index_part import SampleBounds
+from mmstream.dataset.manifest import Manifest, ShardInfo
 from mmstream.errors import ConfigError, ShardError, escaped, where
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members, split_member
@@ -37,21 +37,41 @@ MAX_NAMED = 3
 """Samples of the same key that a message names."""
 
 
+class KeySource(Protocol):
+    """What is asked of a `Dataset`."""
+
+    manifest: Manifest
+
+    @property
+    def counts(self) -> IntArray:
+        """Samples of each shard."""
+
+    def name_of(self, shard: int) -> str:
+        """Return a shard's name."""
+
+    def bounds(self, shard: int, index: IntArray) -> SampleBounds:
+        """Return where samples of a shard lie."""
+
+    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
+        """Return the bytes of each (shard, start, stop), or the error that it met."""
+
+    def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
+        """Return a ShardError where the fault is the shard's."""
+
+
 class KeyTable:
     """The hash of every key of a dataset, in the order of its samples: 8 bytes a sample."""
 
-    def __init__(self, shards: ShardReader) -> None:
-        counts = shards.counts
+    def __init__(self, dataset: KeySource) -> None:
+        counts = dataset.counts
         num_samples = int(counts.sum())
         if num_samples >= MANY_SAMPLES:
-            logger.warning(
-                "%s: reading one header of every sample for its key", escaped(shards.store.url)
-            )
+            logger.warning("%s: reading one header of every sample for its key", dataset)
         self._ends = np.cumsum(counts)
         self._hashes = np.zeros(num_samples, dtype=np.int64)
         for start in range(0, num_samples, REFS_AT_ONCE):
             stop = min(start + REFS_AT_ONCE, num_samples)
-            keys = read_keys(shards, refs_at(self._ends, np.arange(start, stop)))
+            keys = read_keys(dataset, refs_at(self._ends, np.arange(start, stop)))
             self._hashes[start:stop] = [hash(key) for key in keys]
 
     def refs(self, key: str) -> list[SampleRef]:
@@ -59,13 +79,13 @@ class KeyTable:
         return refs_at(self._ends, np.flatnonzero(self._hashes == hash(key)))
 
 
-def find_key(shards: ShardReader, key: str, tables: list[KeyTable] | None = None) -> SampleRef:
+def find_key(dataset: KeySource, key: str, tables: list[KeyTable]) -> SampleRef:
     """Return the sample with a key.
 
     Args:
-        shards: Where to look.
+        dataset: Where to look.
         key: The whole key, as ``sample["__key__"]`` is.
-        tables: Empty, or the table that an earlier call has put there. None: it is not kept.
+        tables: Empty, or the table that an earlier call has put there.
 
     Raises:
         KeyError: No sample has the key, or several have it. Or a header could not be read that may
@@ -74,20 +94,18 @@ def find_key(shards: ShardReader, key: str, tables: list[KeyTable] | None = None
     """
     refs: list[SampleRef] = []
     try:
-        refs = _search(shards, key)
+        refs = _search(dataset, key)
     except _NotAscendingError:
-        tables = [] if tables is None else tables
         if not tables:
-            tables.append(KeyTable(shards))
+            tables.append(KeyTable(dataset))
         candidates = tables[0].refs(key)
-        keys = read_keys(shards, candidates)
+        keys = read_keys(dataset, candidates)
         refs = [ref for ref, name in zip(candidates, keys, strict=True) if name == key]
     if not refs:
         hint = "; dataset.find takes shard[index]" if re.search(r"\[\d+\]", key) else ""
-        url = escaped(shards.store.url)
-        raise KeyError(f"no sample of {url} has the key {escaped(key)!r}{hint}")
+        raise KeyError(f"no sample of {dataset} has the key {escaped(key)!r}{hint}")
     if len(refs) > 1:
-        names = [where(shards.name_of(shard), index) for shard, index in refs[:MAX_NAMED]]
+        names = [where(dataset.name_of(shard), index) for shard, index in refs[:MAX_NAMED]]
         raise KeyError(
             f"{len(refs):,} samples have the key {escaped(key)!r}: {', '.join(names)}"
             f"{', ...' * (len(refs) > MAX_NAMED)}; take one with dataset.find({names[0]!r})"
@@ -105,7 +123,7 @@ def _row_of(key: str | None) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
-def _search(shards: ShardReader, key: str) -> list[SampleRef]:
+def _search(dataset: KeySource, key: str) -> list[SampleRef]:
     """Search for a key among ascending ones, as a conversion without shuffle writes them.
 
     Keys are row numbers, and few rows are rejected. So every other probe is where the key would be
@@ -117,7 +135,7 @@ def _search(shards: ShardReader, key: str) -> list[SampleRef]:
     Raises:
         _NotAscendingError: Another tool wrote the tars, or the rows were shuffled.
     """
-    source = shards.manifest.source
+    source = dataset.manifest.source
     if (
         type(source.get("converter")) is not int  # each version of it writes rows in their order
         or source.get("shuffle_seed") is not None
@@ -127,24 +145,24 @@ def _search(shards: ShardReader, key: str) -> list[SampleRef]:
     row = _row_of(key)
     if row is None:
         return []
-    ends = np.cumsum(shards.counts)
-    for first, last in _ascending(shards):
-        start = int(ends[first] - shards.counts[first])
-        if refs := _bisect(shards, key, row, (start, int(ends[last]) - 1)):
+    ends = np.cumsum(dataset.counts)
+    for first, last in _ascending(dataset):
+        start = int(ends[first] - dataset.counts[first])
+        if refs := _bisect(dataset, key, row, (start, int(ends[last]) - 1)):
             return refs
     return []
 
 
-def _ascending(shards: ShardReader) -> list[tuple[int, int]]:
+def _ascending(dataset: KeySource) -> list[tuple[int, int]]:
     """Return (first shard, last shard) of all runs of shards in which keys ascend.
 
     There is one, and one more for each retry of rejected rows, which appended shards.
     """
-    source, num_shards = shards.manifest.source, len(shards.counts)
+    source, num_shards = dataset.manifest.source, len(dataset.counts)
     retries = source.get("retried_shards")
     if not retries:
         return [(0, num_shards - 1)] if num_shards else []
-    names = [shards.name_of(shard) for shard in range(num_shards)]
+    names = [dataset.name_of(shard) for shard in range(num_shards)]
     try:
         stop = -(-source["num_rows"] // source["samples_per_shard"])
         stops = np.cumsum([stop, *retries])
@@ -156,19 +174,19 @@ def _ascending(shards: ShardReader) -> list[tuple[int, int]]:
 
 
 def _bisect(
-    shards: ShardReader, key: str, row: tuple[int, int], bounds: tuple[int, int]
+    dataset: KeySource, key: str, row: tuple[int, int], bounds: tuple[int, int]
 ) -> list[SampleRef]:
     """Search for a key between two samples, by their numbers over all shards."""
-    ends = np.cumsum(shards.counts)
+    ends = np.cumsum(dataset.counts)
     low, high = bounds
-    low_row, high_row = 1, int(shards.manifest.source.get("rows_total") or 1)
+    low_row, high_row = 1, int(dataset.manifest.source.get("rows_total") or 1)
     guesses = True
     while low <= high:
         share = min(1.0, max(0.0, (row[0] - low_row) / max(1, high_row - low_row)))
         middle = low + round(share * (high - low)) if guesses else (low + high) // 2
         guesses = not guesses
         (ref,) = refs_at(ends, np.array([middle]))
-        (probe,) = read_keys(shards, [ref])
+        (probe,) = read_keys(dataset, [ref])
         if probe == key:
             return [ref]
         probe_row = _row_of(probe)
@@ -182,7 +200,7 @@ def _bisect(
 
 
 def read_keys(
-    shards: ShardReader, refs: Sequence[SampleRef], *, prefix: str = ""
+    dataset: KeySource, refs: Sequence[SampleRef], *, prefix: str = ""
 ) -> list[str | None]:
     """Return the keys of samples, from their first tar headers alone.
 
@@ -191,14 +209,14 @@ def read_keys(
     damaged header) is None and a warning.
 
     Args:
-        shards: Hold the samples.
+        dataset: Holds the samples.
         refs: (shard, index) of each sample.
         prefix: What stands in front of a shard's name in warnings.
 
     Raises:
         StorageError: The storage failed after retries.
     """
-    spans = _spans(shards, refs, prefix)
+    spans = _spans(dataset, refs, prefix)
     keys: dict[SampleRef, str | None] = {}
     head_bytes = dict.fromkeys(spans, BLOCK)
     faults: dict[int, str] = {}
@@ -207,12 +225,12 @@ def read_keys(
             (ref[0], spans[ref][0], min(spans[ref][1], spans[ref][0] + num_bytes))
             for ref, num_bytes in head_bytes.items()
         ]
-        answers = zip(head_bytes, shards.read_ranges(ranges), ranges, strict=True)
+        answers = zip(head_bytes, dataset.read_ranges(ranges), ranges, strict=True)
         head_bytes = {}
         for ref, head, (shard, _, stop) in answers:
             if isinstance(head, OSError):
                 if shard not in faults:
-                    cause = shards.explain(head, shard, stop)
+                    cause = dataset.explain(head, shard, stop)
                     if not isinstance(cause, ShardError):
                         raise cause
                     faults[shard] = str(cause)
@@ -223,13 +241,13 @@ def read_keys(
             except _TooShort as short:
                 head_bytes[ref] = short.num_bytes
             except ShardError as error:
-                name = where(prefix + shards.name_of(shard), ref[1])
+                name = where(prefix + dataset.name_of(shard), ref[1])
                 logger.warning("%s: no key: %s", name, error)
     return [keys.get(ref) for ref in refs]
 
 
 def _spans(
-    shards: ShardReader, refs: Sequence[SampleRef], prefix: str
+    dataset: KeySource, refs: Sequence[SampleRef], prefix: str
 ) -> dict[SampleRef, tuple[int, int]]:
     """Return [start, stop) of each sample; those of shards without an index are left out."""
     by_shard: dict[int, list[int]] = {}
@@ -238,7 +256,7 @@ def _spans(
     spans: dict[SampleRef, tuple[int, int]] = {}
     for shard, indexes in by_shard.items():
         try:
-            bounds = shards.bounds(shard, np.array(indexes, dtype=np.int64))
+            bounds = dataset.bounds(shard, np.array(indexes, dtype=np.int64))
         except ShardError as error:
             logger.warning("no key: %s%s", prefix, error)
             continue
@@ -369,7 +387,7 @@ def _record(text: str) -> _Record | None:
         return None
 
 
-def require_own(text: str, name: str, ref: SampleRef, shards: ShardReader) -> None:
+def require_own(text: str, name: str, ref: SampleRef, url: str, dataset: KeySource) -> None:
     """Raise a ConfigError if a line is of another dataset, as far as it says so.
 
     A line of a loader names the URL, a record of a quarantine file the stamp of the shard, and most
@@ -379,18 +397,18 @@ def require_own(text: str, name: str, ref: SampleRef, shards: ShardReader) -> No
         text: The line.
         name: Of the shard, as lines show it.
         ref: The sample that it would be.
-        shards: Where to look.
+        url: Of the dataset.
+        dataset: Where to look.
     """
     record, line, other = _record(text), _URL.search(text), None
-    url = shards.store.url
     if line is not None:
         own_folder, folder = Path(escaped(url)).resolve(), Path(line[1]).resolve()
         other = line[1] if own_folder not in (folder, *folder.parents) else None
     if record is not None and record.stamp is not None:
-        is_own = stamps_agree(record.stamp, shard_stamp(shards.manifest.shards[ref[0]]))
+        is_own = stamps_agree(record.stamp, shard_stamp(dataset.manifest.shards[ref[0]]))
         other = None if is_own else "another dataset"
     elif key := re.search(re.escape(f"{escaped(name)}[{ref[1]}] ") + r"(\S+): ", text):
-        (own,) = read_keys(shards, [ref])  # a folder in a key may hold a dot
+        (own,) = read_keys(dataset, [ref])  # a folder in a key may hold a dot
         if own is not None and not f"{key[1]}.".startswith(f"{escaped(own)}."):
             other = f"another dataset, where {escaped(name)}[{ref[1]}] is {key[1]}"
     if other is not None:

@@ -16,11 +16,10 @@ import mmap
 import os
 import pickle
 import socket
-import struct
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import IntEnum
 from typing import Any, NamedTuple
 
@@ -32,7 +31,7 @@ from mmstream.errors import MMStreamError, SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.range_cache import NodeCacheSettings
-from mmstream.reading.step import CacheLocation, PackedRows
+from mmstream.reading.step import PackedRows
 from mmstream.storage import ObjectStat
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
@@ -43,10 +42,8 @@ MEMORY_FD = 1
 MAX_AHEAD = 4
 """Steps that a connection may ask for ahead, at most."""
 
-MAX_SEATS = 1024
-"""Samples that one message asks for again, at most."""
-
-MAX_MESSAGE_BYTES = 8 * (4 + MAX_SEATS)
+MAX_MESSAGE_BYTES = 4096
+"""Of a pickled `StepRequest` or `Answer`, which are some numbers."""
 
 
 class ReaderEnded(MMStreamError):  # noqa: N818 - seen by the loader only, which knows why
@@ -76,28 +73,14 @@ class ReaderSetup(NamedTuple):
 
 
 class StepRequest(NamedTuple):
-    """Asks for the samples of a step, or again for some of those of the step before."""
+    """Asks for the samples of a step."""
 
     iteration: int
     """Counts the iterations of a loader."""
     epoch: int
     step: int
-    seats: tuple[int, ...] = ()
-    """Samples of a step in use whose cached bytes were not right. Empty: a step is asked for."""
     num_in_use: int = 0
     """How many of the steps before may be in use until this one is."""
-
-    def packed(self) -> bytes:
-        """Return the message."""
-        numbers = *self[:3], self.num_in_use, *self.seats
-        return struct.pack(f"={len(numbers)}q", *numbers)
-
-    @classmethod
-    def unpacked(cls, message: bytes) -> StepRequest:
-        """Return the request of a message."""
-        numbers = struct.unpack(f"={len(message) // 8}q", message)
-        iteration, epoch, step, num_in_use, *seats = numbers
-        return cls(iteration, epoch, step, tuple(seats), num_in_use)
 
 
 class Answer(NamedTuple):
@@ -110,23 +93,10 @@ class Answer(NamedTuple):
     memory_bytes: int = 0
     """Size of this memory, if it comes with this message; else 0."""
 
-    def packed(self) -> bytes:
-        """Return the message."""
-        return struct.pack("=4q", *self)
-
-    @classmethod
-    def unpacked(cls, message: bytes) -> Answer:
-        """Return the answer of a message."""
-        verdict, *sizes = struct.unpack("=4q", message)
-        return cls(Verdict(verdict), *sizes)
-
 
 @dataclass(frozen=True)
 class StepHeader:
-    """What goes with the bytes of a step. Arrays have one entry per sample, row by row.
-
-    Where samples were asked for again, they are a step of their own, without rows.
-    """
+    """What goes with the bytes of a step. Arrays have one entry per sample, row by row."""
 
     shard: IntArray
     index: IntArray
@@ -144,9 +114,6 @@ class StepHeader:
     num_wrong_reads: int
     packed: PackedRows | None = None
     """How samples make rows, where rows are packs. None: seats are rows."""
-    cached: Mapping[int, CacheLocation] = field(default_factory=dict)
-    """By seat: the samples of which only the place is there. Whoever asked reads them from the
-    node cache."""
     read_shards: Sequence[tuple[int, ObjectStat]] = ()
     """Shards that were read since the step before, as they were then. Whoever asked may read more
     of them, and must not get another version."""
@@ -162,7 +129,6 @@ class StepConnection:
         self._socket = connection
         self._memory: memoryview | None = None
         self._ahead: deque[StepRequest] = deque()  # not answered yet
-        self._early: deque[tuple[StepRequest, StepHeader | Exception]] = deque()
 
     def __reduce__(self) -> tuple[Any, ...]:
         return StepConnection, (self._socket,)
@@ -179,13 +145,7 @@ class StepConnection:
                 file descriptor left for the memory.
             StorageError: storage failed for good.
         """
-        if request.seats:  # what was asked for before is answered before
-            while self._ahead:
-                self._early.append((self._ahead.popleft(), self._receive()))
-            self._send(request)
-            value = self._receive()
-        else:
-            value = self._receive_step(request)
+        value = self._receive_step(request)
         if isinstance(value, Exception):
             raise value
         assert self._memory is not None, "it came with the first answer"
@@ -204,15 +164,12 @@ class StepConnection:
     @property
     def num_ahead(self) -> int:
         """Steps that were asked for ahead."""
-        return len(self._early) + len(self._ahead)
+        return len(self._ahead)
 
     def _receive_step(self, request: StepRequest) -> StepHeader | Exception:
         """Receive a step, and ask for it if that was not done ahead."""
-        while self._early or self._ahead:
-            if self._early:
-                asked, value = self._early.popleft()
-            else:
-                asked, value = self._ahead.popleft(), self._receive()
+        while self._ahead:
+            asked, value = self._ahead.popleft(), self._receive()
             if asked[:3] == request[:3]:
                 return value  # others are of an iteration that is over
         self._send(request)
@@ -220,14 +177,14 @@ class StepConnection:
 
     def _send(self, request: StepRequest) -> None:
         with _noticing_its_end():
-            self._socket.sendall(request.packed())
+            self._socket.sendall(pickle.dumps(request))
 
     def _receive(self) -> StepHeader | Exception:
         with _noticing_its_end():
-            message, files, _, _ = socket.recv_fds(self._socket, 256, MEMORY_FD)
+            message, files, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MEMORY_FD)
             if not message:
                 raise ConnectionResetError
-        answer = Answer.unpacked(message)
+        answer: Answer = pickle.loads(message)
         if files:
             self._attach(files[0], answer.memory_bytes)
         if answer.verdict is Verdict.DROPPED:

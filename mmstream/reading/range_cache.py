@@ -29,8 +29,7 @@ from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM
-from mmstream.reading.step import CacheLocation
-from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache
+from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache, read_sample
 from mmstream.storage.transfers import own_memory
 from mmstream.types import IntArray
 
@@ -56,6 +55,16 @@ class NodeCacheSettings(NamedTuple):
     """Most bytes that it may take. None: 80 % of what is free."""
     node_share: float
     """Part of all rows that the ranks of this machine have."""
+
+
+class CacheLocation(NamedTuple):
+    """Where a sample lies in the node cache."""
+
+    path: str
+    start: int
+    """The byte of the file where the sample begins."""
+    checksum: int
+    """CRC-32C of its bytes."""
 
 
 class CachedRange(NamedTuple):
@@ -100,6 +109,16 @@ class RangeCache:
             return None
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._read, samples, files)
+
+    async def read_samples(self, places: Sequence[tuple[CacheLocation, memoryview]]) -> list[bool]:
+        """Read samples that `find` has found, each to its place. Return which of them are right."""
+
+        def read() -> list[bool]:
+            return [
+                read_sample(path, start, view, checksum) for (path, start, checksum), view in places
+            ]
+
+        return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
     def write(self, samples: SampleRange, data: memoryview) -> None:
         """Keep the samples of a range, whose bytes were compared with their checksums."""

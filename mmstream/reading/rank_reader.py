@@ -7,23 +7,18 @@ have arrived are compared with their checksums once, and held until their last s
 In memory are at most: the runs of all open windows of this rank, the horizon, one step, and those
 that were asked for ahead: one, or as many as fit in 16 MiB. What the next step needs is always
 asked for, so a step that is larger than the horizon comes, too.
-
-Windows become small where an epoch ends. The first steps of the next one need many runs at once:
-more than the horizon. So these may also take the memory that windows had, and do not have now.
 """
 
 from __future__ import annotations
 
 import asyncio
 import heapq
-import math
-from collections import defaultdict, deque
+from collections import defaultdict
 from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from itertools import count
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -38,11 +33,11 @@ from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, merge
-from mmstream.reading.range_cache import RangeCache
-from mmstream.reading.step import CacheLocation, PackedRows, seats_of
+from mmstream.reading.range_cache import CacheLocation, RangeCache
+from mmstream.reading.step import PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
 from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.storage.transfers import RangeRequest, own_memory
+from mmstream.storage.transfers import RangeRequest, Transfers, own_memory
 from mmstream.types import IntArray
 
 # -- what came of ranges and steps -----------------------------------------------------------------
@@ -82,6 +77,11 @@ class Arrived:
         else:
             await asyncio.shield(self.ready)
 
+    def bounds_of(self, position: int) -> tuple[int, int, int]:
+        """Return the shard and the bytes [start, stop) of one of its samples."""
+        samples = self.planned.samples
+        return samples.select(samples.position == position).bounds
+
     def put(self, samples: SampleRange, data: memoryview, first: int) -> None:
         """Copy samples into its bytes, and nothing of what lies between them.
 
@@ -95,7 +95,7 @@ class Arrived:
 
 
 class CachedSample(NamedTuple):
-    """A sample that whoever takes it reads from the node cache."""
+    """A sample of a step that is read from the node cache once its step is asked for."""
 
     location: CacheLocation
     arrived: Arrived
@@ -114,13 +114,11 @@ class StepSamples:
     sizes: IntArray
     """Bytes of each sample in its tar, headers included; 0 where there is an error."""
     data: list[memoryview]
-    """These bytes; empty where there is an error, and where a sample is in `cached`."""
+    """These bytes; empty where there is an error."""
     errors: dict[int, ShardError | SampleError]
     """By seat."""
     large: dict[int, LargeSample]
     """By seat: the samples of which `data` has the first bytes only."""
-    cached: dict[int, CachedSample] = field(default_factory=dict)
-    """By seat."""
     packed: PackedRows | None = None
     """How samples make rows, where rows are packs. None: seats are rows."""
 
@@ -133,58 +131,22 @@ class StepSamples:
 # -- the reader of a rank --------------------------------------------------------------------------
 
 HORIZON_BYTES = 512 << 20
-"""Most bytes of a rank that are read before their first step: 0.5 s at 1 GB/s, and 128 ranges of
-4 MiB in flight. With 1 GiB, runs without latency took a tenth more CPU time while windows filled,
-and 0.5 GB more memory. In a simulation at 800 MB/s it was as fast at 50 ms, and 6 % faster at 200
-ms and 10 MB/s a connection."""
-
-LEAST_HORIZON_BYTES = 256 << 20
-"""What may be ahead of a slow consumer, and of one that has just begun: 64 ranges of 4 MiB."""
-
-HORIZON_S = 4.0
-"""Seconds of the consumer's pace that are read ahead. A range takes less than a second at 200 ms
-and 10 MB/s, so a consumer that waits gets more from step to step. One that decodes keeps the cores.
+"""Bytes of a rank that are read before their first step: 0.5 s at 1 GB/s, and 128 ranges of 4 MiB
+in flight. With 1 GiB, runs without latency took a tenth more CPU time while windows filled. In a
+simulation at 800 MB/s it was as fast at 50 ms, and 6 % faster at 200 ms and 10 MB/s a connection.
 """
 
 MAX_PLANNED_STEPS = 16
 """Steps that are planned together. Their indexes are loaded side by side."""
 
-HELD_STEPS = 2
-"""Steps after which a range is no longer in memory. The last two may still be in use elsewhere."""
-
 MAX_READS = 2
 """Reads of a range here, if samples of it do not fit their checksums."""
 
-ROOM_S = 0.05
-"""Seconds between two looks for memory where there was none."""
+MEMORY_RETRY_S = 0.05
+"""Seconds between two tries to take memory where there was none."""
 
 MAX_REPLACED = 8
 """How often a shard with checksums may be replaced while one range of it is read."""
-
-
-class TransferQueue(Protocol):
-    """What this module asks of `mmstream.storage.transfers.Transfers`."""
-
-    def submit(self, request: RangeRequest) -> asyncio.Future[memoryview]:
-        """Queue a range."""
-
-    def advance(self, clock: int) -> None:
-        """Say which deadline is needed now."""
-
-    def needed(self, clock: int) -> AbstractContextManager[None]:
-        """Say that the consumer waits for what has this deadline, as long as the context lasts."""
-
-    def lacks_since(self, deadline: int, since: float | None) -> float:
-        """Return since when a range lacks memory, which was refused just now."""
-
-    def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
-        """Tell whether a range has lacked memory for so long that none comes."""
-
-    def cancel(self, futures: Sequence[asyncio.Future[memoryview]]) -> None:
-        """Give up ranges."""
-
-    def pop_counts(self) -> TransferCounts:
-        """Return the counts since the previous call."""
 
 
 class RankReader:
@@ -209,7 +171,7 @@ class RankReader:
         self,
         source: ShardSource,
         order: AnyOrder,
-        transfers: TransferQueue,
+        transfers: Transfers,
         datasets: Sequence[Dataset],
         *,
         horizon_bytes: int = HORIZON_BYTES,
@@ -220,11 +182,10 @@ class RankReader:
         self._source, self._order, self._transfers = source, order, transfers
         self._datasets = datasets
         self._client_of = {id(dataset): number for number, dataset in enumerate(datasets)}
-        self._max_horizon_bytes = horizon_bytes
+        self._horizon_bytes = horizon_bytes
         self._least_large_bytes = least_large_bytes
         self._cache = cache
         self._new_memory = new_memory
-        self._recent_bytes, self._taken_at = 0.0, -math.inf
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="mmstream-plan")
         self._rows: tuple[int, int] | None = None
         self._clock = -1
@@ -235,7 +196,6 @@ class RankReader:
         self._num_wrong_indexes = 0
         self._planner: asyncio.Task[None] | None = None
         self._arrived: dict[PlannedRange, Arrived] = {}
-        self._bytes_under_way = 0
         self._forget()
 
     def _forget(self) -> None:
@@ -250,8 +210,6 @@ class RankReader:
         self._serial = count()
         self._bytes_ahead: defaultdict[int, int] = defaultdict(int)  # by first use
         self._total_ahead = 0
-        self._in_windows = self._most_in_windows = 0  # bytes of ranges from their first use on
-        self._freed = deque([0] * HELD_STEPS)  # bytes that the last steps were the last to use
         self._taken: set[int] = set()
         self._error: Exception | None = None
         self._progress = asyncio.Event()
@@ -259,7 +217,7 @@ class RankReader:
     async def warm_up(self) -> None:
         """Load an index before it is asked for: its client is imported and connected then."""
         loop, first = asyncio.get_running_loop(), self._datasets[0]
-        num_requests = await loop.run_in_executor(self._thread, first.shards.load_indexes, [0])
+        num_requests = await loop.run_in_executor(self._thread, first.load_indexes, [0])
         self._counts += TransferCounts(num_index_requests=num_requests)
 
     def begin(
@@ -279,7 +237,6 @@ class RankReader:
             return
         self._forget()
         self._rows, self._clock = rows, clock
-        self._transfers.advance(clock)
         self._plan = RankPlan(
             self._order,
             rows,
@@ -302,7 +259,6 @@ class RankReader:
             return await self._step(clock)
 
     async def _step(self, clock: int) -> StepSamples:
-        asked_at = asyncio.get_running_loop().time()
         plan = self._plan
         assert plan is not None, "begin comes first"
         while plan.next_clock <= clock:
@@ -322,53 +278,12 @@ class RankReader:
                 # Meanwhile another step may have found that a range must be read again.
                 is_ready &= arrived.is_ready
                 await arrived.wait()
-        samples = self._take(step_plan)  # from here on nothing waits, so it is taken whole
+        samples, cached = self._take(step_plan)  # it is taken whole: here nothing waits
         plan.drop_step(clock)
-        self._note_pace(samples.num_bytes, asked_at)
         self._advance(clock)
+        if cached:
+            await self._read_cached(samples, cached)
         return samples
-
-    async def again(self, cached: Sequence[CachedSample]) -> StepSamples:
-        """Return the bytes of samples that were taken, but were not right in the node cache.
-
-        What else lies in their ranges is read from storage, too, before its step comes.
-
-        Raises:
-            StorageError: storage failed for good.
-        """
-        positions = defaultdict[Arrived, list[int]](list)
-        for _, arrived, position in cached:
-            positions[arrived].append(position)
-        for arrived, wrong in positions.items():
-            self._begin_fetch(arrived, self._fetch_again(arrived, wrong, arrived.ready))
-        with self._transfers.needed(self._clock):
-            for arrived in positions:
-                await arrived.wait()
-        data: list[memoryview] = []
-        errors: dict[int, ShardError | SampleError] = {}
-        rows = []
-        for number, (_, arrived, position) in enumerate(cached):
-            samples = arrived.planned.samples
-            one = samples.select(samples.position == position)
-            _, start, stop = one.bounds
-            rows.append((one.shard, int(one.index[0]), stop - start))
-            if position in arrived.errors:
-                errors[number] = arrived.errors[position]
-                data.append(memoryview(b""))
-            else:
-                data.append(arrived.data[start - arrived.first : stop - arrived.first])
-        shards, indexes, sizes = np.array(rows, dtype=np.int64).T
-        sizes[list(errors)] = 0
-        return StepSamples(shards, indexes, np.zeros(0, np.bool_), sizes, data, errors, {})
-
-    async def room_for_cached(self, num_bytes: int) -> memoryview:
-        """Return memory for the samples of a step that the node cache has.
-
-        Raises:
-            MemoryError: there is none, and none came back.
-        """
-        with self._transfers.needed(self._clock):
-            return await self._room(num_bytes, self._clock)
 
     def pop_counts(self) -> tuple[TransferCounts, int]:
         """Return the counts since the previous call, and how many reads came wrong."""
@@ -435,7 +350,7 @@ class RankReader:
         """Tell whether the next range to read may be one that is not planned yet."""
         if self._waiting and self._waiting[0][0] < plan.next_clock:
             return False
-        return plan.next_clock <= self._clock or self._room_ahead(plan.next_clock) > 0
+        return plan.next_clock <= self._clock or self._total_ahead < self._horizon_bytes
 
     def _plan_steps(self, plan: RankPlan, num_steps: int) -> tuple[list[PlannedRange], int, int]:
         """Plan steps; runs in the only thread that plans, because indexes come from storage.
@@ -450,7 +365,7 @@ class RankReader:
 
     def _bounds_of(self, shard: int, index: IntArray) -> SampleBounds:
         location = self._source.locate(shard)
-        return location.dataset.shards.bounds(location.shard, index, self._count_wrong_indexes)
+        return location.dataset.bounds(location.shard, index, self._count_wrong_indexes)
 
     def _access_of(self, shard: int) -> Access:
         return self._source.locate(shard).dataset.store.access
@@ -467,13 +382,11 @@ class RankReader:
             first_use, _, planned = self._waiting[0]
             num_bytes = planned.samples.num_bytes
             if first_use > self._clock:
-                has_room = num_bytes <= self._room_ahead(first_use)
-                if not has_room or first_use >= self._plan.next_clock:
+                is_full = self._total_ahead + num_bytes > self._horizon_bytes
+                if is_full or first_use >= self._plan.next_clock:
                     return
                 self._bytes_ahead[first_use] += num_bytes
                 self._total_ahead += num_bytes
-            else:
-                self._in_windows += num_bytes
             heapq.heappop(self._waiting)
             samples = planned.samples
             arrived = Arrived(planned, first=int(samples.start[0]), num_left=samples.position.size)
@@ -481,16 +394,8 @@ class RankReader:
             self._begin_fetch(arrived, self._fetch(arrived))
 
     def _begin_fetch(self, arrived: Arrived, fetch: Coroutine[Any, Any, None]) -> None:
-        num_bytes = arrived.planned.samples.num_bytes
-
-        def end(task: asyncio.Task[None]) -> None:
-            self._bytes_under_way -= num_bytes
-            if not task.cancelled():
-                task.exception()  # asyncio need not complain: its step may never be asked for
-
-        self._bytes_under_way += num_bytes
         arrived.ready = asyncio.get_running_loop().create_task(fetch)
-        arrived.ready.add_done_callback(end)
+        arrived.ready.add_done_callback(retrieve_error)  # its step may never be asked for
 
     async def _fetch(self, arrived: Arrived) -> None:
         """Read a range, but for what the node cache has; errors of data become values.
@@ -508,7 +413,7 @@ class RankReader:
         self._count_hits(samples.select(is_cached))
         missing = samples.select(~is_cached)
         if missing.position.size:
-            await self._take_room(arrived)
+            await self._take_memory(arrived)
             await self._fetch_missing(arrived, missing)
 
     async def _fetch_again(
@@ -529,7 +434,7 @@ class RankReader:
         arrived.cached = {}
         self._count_hits(again, -1)  # the cache counts those that it reads
         if not arrived.data:
-            await self._take_room(arrived)
+            await self._take_memory(arrived)
         cached = await self._cache.read(again)
         if cached is not None:
             there = again.select(cached.is_there)
@@ -588,7 +493,7 @@ class RankReader:
             self._num_wrong += len(wrong)
         for number in wrong:
             index, position = int(samples.index[number]), int(samples.position[number])
-            arrived.errors[position] = location.dataset.shards.checksum_error(location.shard, index)
+            arrived.errors[position] = location.dataset.checksum_error(location.shard, index)
 
     async def _read(self, arrived: Arrived, samples: SampleRange) -> memoryview:
         """Return the bytes of a range. A replaced shard is read if its samples have checksums."""
@@ -607,9 +512,9 @@ class RankReader:
                 is_checked = bool((samples.checksum != NO_CHECKSUM).all())
                 if not is_checked or attempt == MAX_REPLACED:
                     raise
-                dataset.shards.accept(name, error)
+                dataset.accept(name, error)
             else:
-                self._note_version(shard, dataset.shards.known.get(name))
+                self._note_version(shard, dataset.known.get(name))
                 return data
             finally:
                 arrived.transfers.remove(future)
@@ -634,7 +539,7 @@ class RankReader:
         """
         location = self._source.locate(samples.shard)
         cause = await asyncio.get_running_loop().run_in_executor(
-            None, location.dataset.shards.explain, error, location.shard, samples.bounds[2]
+            None, location.dataset.explain, error, location.shard, samples.bounds[2]
         )
         if not isinstance(cause, ShardError):
             raise cause
@@ -643,15 +548,15 @@ class RankReader:
             arrived.errors |= dict.fromkeys(samples.position.tolist(), cause)
             return
         singles = [samples.slice(number, number + 1) for number in range(num_samples)]
-        await self._take_room(arrived)
+        await self._take_memory(arrived)
         await self._fetch_pieces(arrived, singles)
 
-    async def _take_room(self, arrived: Arrived) -> None:
+    async def _take_memory(self, arrived: Arrived) -> None:
         """Take memory for a range that comes in pieces."""
         planned = arrived.planned
-        arrived.data = await self._room(planned.samples.num_bytes, planned.first_use)
+        arrived.data = await self._memory(planned.samples.num_bytes, planned.first_use)
 
-    async def _room(self, num_bytes: int, deadline: int) -> memoryview:
+    async def _memory(self, num_bytes: int, deadline: int) -> memoryview:
         """Return memory. Where there is none, wait for it as long as transfers do."""
         lacks_since = None
         while True:
@@ -661,19 +566,52 @@ class RankReader:
                 lacks_since = self._transfers.lacks_since(deadline, lacks_since)
                 if self._transfers.lacks_memory(deadline, lacks_since):
                     raise
-            await asyncio.sleep(ROOM_S)
+            await asyncio.sleep(MEMORY_RETRY_S)
+
+    async def _read_cached(self, samples: StepSamples, cached: dict[int, CachedSample]) -> None:
+        """Read samples of a step from the node cache, and from storage what is not right there.
+
+        What else lies in the ranges of the latter is read from storage, too, before its step comes.
+
+        Args:
+            samples: Of the step. Their bytes and errors are put there.
+            cached: The samples, by seat.
+        """
+        assert self._cache is not None
+        stops = np.cumsum(samples.sizes[list(cached)]).tolist()
+        memory = await self._memory(stops[-1], self._clock)
+        for seat, start, stop in zip(cached, [0, *stops], stops, strict=False):
+            samples.data[seat] = memory[start:stop]
+        places = [(sample.location, samples.data[seat]) for seat, sample in cached.items()]
+        are_right = await self._cache.read_samples(places)
+        wrong = [seat for seat, is_right in zip(cached, are_right, strict=True) if not is_right]
+        positions = defaultdict[Arrived, list[int]](list)
+        for seat in wrong:
+            positions[cached[seat].arrived].append(cached[seat].position)
+        for arrived, wrong_positions in positions.items():
+            self._begin_fetch(arrived, self._fetch_again(arrived, wrong_positions, arrived.ready))
+        for arrived in positions:
+            await arrived.wait()
+        for seat in wrong:
+            _, arrived, position = cached[seat]
+            if position in arrived.errors:
+                samples.errors[seat] = arrived.errors[position]
+                samples.data[seat], samples.sizes[seat] = memoryview(b""), 0
+            else:
+                _, start, stop = arrived.bounds_of(position)
+                samples.data[seat] = arrived.data[start - arrived.first : stop - arrived.first]
 
     # -- delivering ----------------------------------------------------------------------------
 
-    def _take(self, step_plan: StepPlan) -> StepSamples:
-        """Take the samples of a step out of what has arrived."""
+    def _take(self, step_plan: StepPlan) -> tuple[StepSamples, dict[int, CachedSample]]:
+        """Take the samples of a step out of what has arrived. Return the cached ones apart."""
         size, packed = step_plan.num_samples, step_plan.packed
         shards, indexes, sizes = [0] * size, [0] * size, [0] * size
         data = [memoryview(b"")] * size
         errors: dict[int, ShardError | SampleError] = {}
         large: dict[int, LargeSample] = {}
         cached: dict[int, CachedSample] = {}
-        num_taken = num_freed = 0
+        num_taken = 0
         for window, span in step_plan.spans:
             samples = window.samples[span].tolist()
             seats = [sample[0] for sample in samples]
@@ -702,13 +640,10 @@ class RankReader:
                 arrived.num_left -= 1
                 if not arrived.num_left:
                     del self._arrived[planned]
-                    num_freed += planned.samples.num_bytes
         assert num_taken == size, "each seat is filled once"
-        self._freed.append(num_freed)
-        self._in_windows -= self._freed.popleft()
         for seat in errors:
             sizes[seat] = 0
-        return StepSamples(
+        samples_of_step = StepSamples(
             np.array(shards, dtype=np.int64),
             np.array(indexes, dtype=np.int64),
             step_plan.valid,
@@ -716,42 +651,9 @@ class RankReader:
             data,
             errors,
             large,
-            cached,
             packed,
         )
-
-    def _note_pace(self, num_bytes: int, asked_at: float) -> None:
-        """Add to the bytes that were taken in the last `HORIZON_S`; older ones fade away.
-
-        Time in which the consumer waits for a step does not count: it would take more then.
-
-        Example: at 100 MB a second, the sum comes near 400 MB.
-        """
-        own_s = max(0.0, asked_at - self._taken_at)
-        self._recent_bytes *= math.exp(-own_s / HORIZON_S)
-        self._recent_bytes += num_bytes
-        self._taken_at = asyncio.get_running_loop().time()
-
-    def _horizon_bytes(self) -> int:
-        """Return how many bytes may be ahead, by the pace at which steps are taken."""
-        wanted = max(LEAST_HORIZON_BYTES, int(self._recent_bytes))
-        return min(self._max_horizon_bytes, wanted)
-
-    def _room_ahead(self, clock: int) -> int:
-        """Return how many bytes more may be ahead, of ranges that this step is the first to need.
-
-        Example: windows had 2.0 GB at most, and have 1.2 GB near the end of an epoch. With a
-        horizon of 0.5 GB, 1.3 GB may be ahead for the next epoch. No more than 0.5 GB of it are
-        under way: with 1.3 GB, what is needed first came seconds late.
-        """
-        horizon = self._horizon_bytes()
-        room = horizon - self._total_ahead
-        num_steps = self._order.steps_per_epoch
-        # With a node cache, the next epoch comes from there. It needs no such room.
-        if self._cache is not None or clock // num_steps == self._clock // num_steps:
-            return room
-        unused = self._most_in_windows - self._in_windows
-        return min(room + unused, horizon - self._bytes_under_way)
+        return samples_of_step, cached
 
     def _advance(self, clock: int) -> None:
         """Move the clock past the steps that were taken."""
@@ -761,11 +663,7 @@ class RankReader:
             self._clock += 1
             if self._cache is not None and self._clock % self._order.steps_per_epoch == 0:
                 self._cache.begin_epoch()
-            first_used = self._bytes_ahead.pop(self._clock, 0)
-            self._total_ahead -= first_used
-            self._in_windows += first_used
-        self._most_in_windows = max(self._most_in_windows, self._in_windows)
-        self._transfers.advance(self._clock)
+            self._total_ahead -= self._bytes_ahead.pop(self._clock, 0)
         self._admit()
         self._notify()
 
@@ -778,3 +676,9 @@ class RankReader:
         if arrived.ready is not None and not arrived.ready.done():
             arrived.ready.cancel()
         self._transfers.cancel(arrived.transfers)
+
+
+def retrieve_error(task: asyncio.Task[None]) -> None:
+    """Look at the error of a task, or asyncio complains where nobody waited for it to the end."""
+    if not task.cancelled():
+        task.exception()

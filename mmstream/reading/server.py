@@ -20,7 +20,6 @@ import time
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
 from itertools import cycle
 from multiprocessing.connection import Connection
 
@@ -39,7 +38,7 @@ from mmstream.reading.messages import (
     Verdict,
 )
 from mmstream.reading.range_cache import RangeCache, needs_of
-from mmstream.reading.rank_reader import CachedSample, RankReader, StepSamples
+from mmstream.reading.rank_reader import RankReader, StepSamples
 from mmstream.reading.sample_memory import SampleMemory, most_bytes
 from mmstream.storage.node_cache import NodeCache
 from mmstream.storage.range_client import range_client
@@ -158,7 +157,7 @@ class Server:
             self._clients[connection] = _Client(self._clients[connection].rooms)
             asyncio.get_running_loop().remove_reader(connection.fileno())
             return
-        self._begin_answer(connection, StepRequest.unpacked(message))
+        self._begin_answer(connection, pickle.loads(message))
 
     def _begin_answer(self, connection: socket.socket, request: StepRequest) -> None:
         if request.iteration > self._iteration:  # it has come before the word of the main process
@@ -182,28 +181,17 @@ class Server:
 
     async def _answer(self, client: _Client, request: StepRequest) -> Answer:
         try:
-            if request.seats:
-                step = client.step_of(request)
-                samples = await self._reader.again([step.cached[seat] for seat in request.seats])
-            else:
-                step = client.begin_step(request)
-                samples = await self._reader.step(request.epoch, request.step)
-                step.cached = samples.cached
-            return self._put(client, Verdict.STEP, await self._header(client, step, samples))
+            step_data = client.begin_step(request)
+            samples = await self._reader.step(request.epoch, request.step)
+            step_data += samples.data
+            return self._put(client, Verdict.STEP, self._header(client, samples))
         except Exception as error:
             return self._put_error(client, error)
 
-    async def _header(self, client: _Client, step: _StepInUse, samples: StepSamples) -> StepHeader:
-        """Hold the samples of a step, and say where they are."""
-        data = list(samples.data)
-        if samples.cached:  # whoever asked reads them there
-            seats = list(samples.cached)
-            stops = np.cumsum(samples.sizes[seats]).tolist()
-            memory = await self._reader.room_for_cached(stops[-1])
-            for seat, start, stop in zip(seats, [0, *stops], stops, strict=False):
-                data[seat] = memory[start:stop]
-        step.data += data
-        starts = np.array([self._memory.position(one) if one else 0 for one in data], np.int64)
+    def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
+        """Say where the samples of a step are."""
+        positions = [self._memory.position(view) if view else 0 for view in samples.data]
+        starts = np.array(positions, np.int64)
         counts, num_wrong = self._reader.pop_counts()
         read_shards = self._reader.read_shards[client.num_told :]
         client.num_told += len(read_shards)
@@ -218,7 +206,6 @@ class Server:
             counts,
             num_wrong,
             samples.packed,
-            {seat: sample.location for seat, sample in samples.cached.items()},
             read_shards,
         )
 
@@ -228,7 +215,7 @@ class Server:
         memory = next(client.room)
         if len(message) > len(memory):
             memory = self._memory.take(len(message))
-            client.steps[-1].data.append(memory)
+            client.steps[-1].append(memory)
         memory[: len(message)] = message
         memory_bytes = 0 if client.has_memory else self._memory.num_bytes
         return Answer(verdict, self._memory.position(memory), len(message), memory_bytes)
@@ -245,21 +232,11 @@ class Server:
         """Send an answer. Whoever asked waits for it, so there is room for it."""
         files = [self._memory.file] if answer.memory_bytes else []
         try:
-            socket.send_fds(connection, [answer.packed()], files)
+            socket.send_fds(connection, [pickle.dumps(answer)], files)
         except OSError:
             asyncio.get_running_loop().remove_reader(connection.fileno())
         else:
             self._clients[connection].has_memory |= bool(files)
-
-
-@dataclass
-class _StepInUse:
-    """A step that a connection has got."""
-
-    epoch: int
-    step: int
-    data: list[memoryview] = field(default_factory=list)
-    cached: dict[int, CachedSample] = field(default_factory=dict)
 
 
 class _Client:
@@ -275,20 +252,14 @@ class _Client:
         self.has_memory = False
         self.num_told = 0  # of `RankReader.read_shards`
         self.requests: deque[StepRequest] = deque()  # not answered yet
-        self.steps: deque[_StepInUse] = deque()  # their samples may be in use
+        self.steps: deque[list[memoryview]] = deque()  # samples that may be in use
 
-    def begin_step(self, request: StepRequest) -> _StepInUse:
-        """Return a new step, and drop those that are not in use any more."""
+    def begin_step(self, request: StepRequest) -> list[memoryview]:
+        """Return where the samples of a new step are held. Drop those that are in use no more."""
         while len(self.steps) > request.num_in_use:
             self.steps.popleft()
-        step = _StepInUse(request.epoch, request.step)
-        self.steps.append(step)
-        return step
-
-    def step_of(self, request: StepRequest) -> _StepInUse:
-        """Return the step that some samples are asked for again."""
-        wanted = request.epoch, request.step
-        return next(step for step in self.steps if (step.epoch, step.step) == wanted)
+        self.steps.append([])
+        return self.steps[-1]
 
 
 async def serve(control: Connection, connections: Sequence[socket.socket]) -> None:
@@ -303,7 +274,7 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
     memory = SampleMemory(most_bytes())
     transfers = Transfers(
         [range_client(dataset.store) for dataset in datasets],
-        [dataset.shards.known for dataset in datasets],
+        [dataset.known for dataset in datasets],
         new_memory=memory.take,
     )
     cache = None

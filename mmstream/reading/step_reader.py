@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import numpy as np
 
@@ -12,14 +11,8 @@ from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import LargeFiles
 from mmstream.reading.lookup import SampleLookup
-from mmstream.reading.messages import (
-    MAX_AHEAD,
-    MAX_SEATS,
-    StepConnection,
-    StepHeader,
-    StepRequest,
-)
-from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job, read_cached
+from mmstream.reading.messages import MAX_AHEAD, StepConnection, StepHeader, StepRequest
+from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job
 
 AHEAD_BYTES = 16 << 20
 """As many steps as fit in this are asked for ahead, and one in any case. While ranges arrive, the
@@ -78,12 +71,12 @@ class StepReader:
             StorageError: storage failed for good.
             MMStreamError: the reader process has ended.
         """
-        header, data = self._ask(StepRequest(job.iteration, job.epoch, job.step))
+        header, data = self._connection.ask(StepRequest(job.iteration, job.epoch, job.step))
         if self._asks_ahead:
             self._ask_ahead(job, int((header.stops - header.starts).sum()))
         for shard, stat in header.read_shards:
             location = self._source.locate(shard)
-            location.dataset.shards.expect(location.shard, stat)
+            location.dataset.expect(location.shard, stat)
         outcomes = self._samples(header, data)
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads
@@ -121,24 +114,6 @@ class StepReader:
         for turns in range(self._connection.num_ahead + 1, num_ahead + 1):
             later = later_job(job, turns, self._order.steps_per_epoch)
             self._connection.ask_ahead(StepRequest(later.iteration, later.epoch, later.step))
-
-    def _ask(self, request: StepRequest) -> tuple[StepHeader, memoryview]:
-        """Return a step with the bytes of all its samples, those of the node cache included."""
-        header, data = self._connection.ask(request)
-        wrong = read_cached(header.cached, data, header.starts, header.stops)
-        for first in range(0, len(wrong), MAX_SEATS):
-            seats = wrong[first : first + MAX_SEATS]
-            again, _ = self._connection.ask(request._replace(seats=tuple(seats)))
-            errors = {seats[number]: error for number, error in again.errors.items()}
-            header.starts[seats], header.stops[seats] = again.starts, again.stops
-            header = replace(
-                header,
-                errors=header.errors | errors,
-                counts=header.counts + again.counts,
-                num_wrong_reads=header.num_wrong_reads + again.num_wrong_reads,
-                read_shards=[*header.read_shards, *again.read_shards],
-            )
-        return header, data
 
     def _samples(self, header: StepHeader, data: memoryview) -> list[Outcome]:
         """Make samples of the bytes of a step. They have been compared."""

@@ -8,8 +8,9 @@ once.
                      ^                           |
                      +------- a pause <----------+ it failed or is late: the rest is requested again
 
-A range whose request breaks, stalls or is refused goes on at the byte that it had reached. Every
-response says which object it is from, so bytes of two objects are never mixed.
+A range whose request breaks, is refused, or brings nothing for twice the usual time goes on at the
+byte that it had reached. Every response says which object it is from, so bytes of two objects are
+never mixed.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class TransferLimits:
     """Of all ranks of a node together: more only fills the queues of the network and the store."""
     sent_at_once: int = 4
     """Requests that are sent before other things get their turn. Fresh memory for 4 MiB takes 1 to
-    2 ms. Up to 64 at once held up the answer to a worker for 20 to 60 ms."""
+    2 ms. Up to 64 at once held up the reply to a worker for 20 to 60 ms."""
     slowdown: float = 1.5
     """Factor of the least median time of requests above which their number is not doubled: twice
     as many requests that take this much longer bring a third more bytes/s."""
@@ -64,39 +65,33 @@ class TransferLimits:
     """Median bytes/s of a request below which too many share the link: more only get late."""
     recovery_s: float = 10.0
     """Seconds before the number doubles again after failures halved it: stores recover slowly."""
-    reserved_share: float = 1 / 8
-    """Permits that only urgent ranges get, so that those far ahead never fill all connections."""
-    urgent_steps: int = 2
-    """Ranges whose deadline is fewer steps ahead are urgent: this step's, and the next one's."""
     forgiven_share: float = 0.1
     """Share of requests that may time out or be refused before the number is halved: sending those
     again costs less than half of the connections."""
     forgiven_burst: int = 8
     """Requests that may fail so at once, after a time without any: an eighth of 64, and of more."""
 
-    # Late requests
+    # Requests that take too long
 
     late_factor: float = 2.0
     """A request is late once it brings nothing for this multiple of the usual time: that to the
-    first byte, or that of a piece. With 3, the p99 of waits was 203 ms where 1 % of the responses
-    stop in the middle, and 111 with 2 (simulated at 50 ms and 40 MB/s a connection)."""
+    first byte, or that of a piece. With 3, a loop was 16 % slower in a simulation where 2 % of the
+    responses take 20 times as long, at 50 ms and 40 MB/s a connection."""
     min_late_s: float = 0.1
-    """Least seconds until then: a busy machine reads a socket that much later. With 1 s, batches
-    came at 0.7 times the speed where 2 % of the requests are 20 times slower."""
+    """Least seconds until then: a busy machine reads a socket that much later. With 1 s and 2 % of
+    the requests, the loop had a third of its speed."""
     late_share: float = 0.05
     """Share of requests that may be sent again because they are late, or before the end of a pause:
     where all requests are slow, this is the load that it adds."""
     late_burst: int = 8
     """Requests that may be sent again so at once, after a time without any."""
-    standstill_s: float = 5.0
-    """Seconds without `least_bytes` after which a request that is late is sent again in any case:
-    a lost packet and a busy server take up to some seconds."""
-    max_standstill_s: float = 60.0
+    stall_s: float = 5.0
+    """Seconds without `least_bytes` after which a request is sent again in any case: a lost packet
+    and a busy server take up to some seconds."""
+    max_stall_s: float = 60.0
     """The largest of these time-outs. No server in use takes longer."""
-    dribble_factor: float = 10.0
-    """A request that takes this multiple of the usual time, and the time-out, is sent again too."""
-    least_bytes: int = 16 << 10
-    """Bytes that count as progress: below 3 kB/s a response stands still. A range that came so far
+    least_bytes: int = 64 << 10
+    """Bytes that count as progress: below 13 kB/s a response stands still. A range that came so far
     is continued without a pause: the server does answer."""
 
     # Memory
@@ -109,27 +104,25 @@ class TransferLimits:
 
     tick_s: float = 0.05
     """Seconds between two looks at the requests in flight: late ones are seen by half of it."""
-    num_speeds: int = 128
+    num_times: int = 128
     """Requests that ended of late and say what is usual: a few seconds of them."""
-    min_speeds: int = 8
+    min_times: int = 8
     """Requests that must have ended: fewer say too little."""
-    min_rated_bytes: int = 256 << 10
-    """Bytes of a request from which its rate is measured: shorter ones come in one packet train."""
     piece_bytes: int = 1 << 20
     """Bytes that a client may hold back until it hands them over as one piece."""
     guessed_piece_s: float = 1.5
     """Seconds that a piece takes where all ranges so far were too short to have a rate."""
+    min_rated_bytes: int = 256 << 10
+    """Bytes of a request from which its rate is measured: shorter ones come in one packet train."""
     close_s: float = 5.0
     """Seconds that cancelled requests get to end at the close, and a response whose bytes have all
     come: closing a connection is quick."""
-    silent_s: float = 1.0
-    """Seconds without any response from a store after which the first one ends all pauses."""
 
 
-# -- how fast requests were of late ----------------------------------------------------------------
+# -- how long requests usually take ----------------------------------------------------------------
 
 
-class TransferSpeeds:
+class RequestTimes:
     """First bytes and rates of the last requests of a process, and how many may be sent again.
 
     The time to the first byte and the rate after it are kept apart: the time of a whole request
@@ -140,19 +133,17 @@ class TransferSpeeds:
 
     Attributes:
         first_byte_s: Median of the last requests.
-        piece_s: Seconds that a piece takes after the one before, at the median rate.
-        rate: Median bytes/s after the first byte. 0: not known.
         slowest_s: The longest time to a first byte.
+        piece_s: Seconds that a piece takes after the one before, at the median rate.
     """
 
     def __init__(self, limits: TransferLimits) -> None:
         self._limits = limits
-        self._first_bytes: deque[float] = deque(maxlen=limits.num_speeds)
-        self._rates: deque[float] = deque(maxlen=limits.num_speeds)
+        self._first_bytes: deque[float] = deque(maxlen=limits.num_times)
+        self._rates: deque[float] = deque(maxlen=limits.num_times)
         # Until something is known, a request is late when it stands still.
-        self.first_byte_s = self.piece_s = limits.standstill_s / limits.late_factor
-        self.rate = self.slowest_s = 0.0
-        self._saved = float(limits.late_burst)
+        self.first_byte_s = self.slowest_s = self.piece_s = limits.stall_s / limits.late_factor
+        self._num_repeatable = float(limits.late_burst)
 
     def add(self, first_byte_s: float, rate: float | None) -> None:
         """Note a request that ended well.
@@ -164,22 +155,22 @@ class TransferSpeeds:
         self._first_bytes.append(first_byte_s)
         if rate is not None:
             self._rates.append(rate)
-        self._saved = min(self._limits.late_burst, self._saved + self._limits.late_share)
+        limits = self._limits
+        self._num_repeatable = min(limits.late_burst, self._num_repeatable + limits.late_share)
 
     def refresh(self) -> None:
         """Work out what is usual from the requests so far."""
-        if len(self._first_bytes) >= self._limits.min_speeds:
-            self.slowest_s = max(self._first_bytes)
+        if len(self._first_bytes) >= self._limits.min_times:
             self.first_byte_s = median(self._first_bytes)
+            self.slowest_s = max(self._first_bytes)
             self.piece_s = self._limits.guessed_piece_s
-        if len(self._rates) >= self._limits.min_speeds:
-            self.rate = median(self._rates)
-            self.piece_s = self._limits.piece_bytes / self.rate
+        if len(self._rates) >= self._limits.min_times:
+            self.piece_s = self._limits.piece_bytes / median(self._rates)
 
     def may_repeat(self) -> bool:
         """Tell whether one more request may be sent again, and count it: only a share of them."""
-        is_allowed = self._saved >= 1
-        self._saved -= is_allowed
+        is_allowed = self._num_repeatable >= 1
+        self._num_repeatable -= is_allowed
         return is_allowed
 
 
@@ -316,12 +307,10 @@ class Transfers:
         self._pausing: dict[_Transfer, asyncio.TimerHandle] = {}
         self._attempts: dict[_Attempt, None] = {}  # under way, oldest first
         self._tasks: set[asyncio.Task[None]] = set()
-        self._answered_at = [self._loop.time()] * len(clients)
         self._memory_lacks_since: float | None = None  # while the first range in the queue waits
-        self._clock: int | None = None
         self._needed: dict[int, tuple[int, float]] = {}  # deadlines that are waited for, since when
         self._in_flight = InFlight(self._limits, num_local_ranks())
-        self._speeds = TransferSpeeds(self._limits)
+        self._times = RequestTimes(self._limits)
         self._counts: Counter[str] = Counter()
         self._busy_s, self._busy_since, self._request_s = 0.0, 0.0, 0.0
         self._next_fill: asyncio.Handle | None = None
@@ -340,17 +329,9 @@ class Transfers:
         if request.stop <= request.start:
             future.set_result(memoryview(b""))
             return future
-        if self._clock is None:  # the first range that is asked for is needed first
-            self._clock = request.deadline
         transfer = self._transfers[future] = _Transfer(request, future, next(self._serial))
         self._enqueue(transfer)
         return future
-
-    def advance(self, clock: int) -> None:
-        """Say which deadline the consumer needs now. It tells what is urgent."""
-        if clock != self._clock:
-            self._clock = clock
-            self._wake()
 
     @contextmanager
     def needed(self, clock: int) -> Iterator[None]:
@@ -444,7 +425,7 @@ class Transfers:
                 self._forget(transfer)
                 continue
             num_held = len(self._attempts) + (num_kept if transfer.failures is None else 0)
-            if num_held >= self._permits(deadline):
+            if num_held >= self._in_flight.limit:
                 break
             if num_sent == self._limits.sent_at_once:  # workers ask for steps meanwhile
                 self._wake()
@@ -463,17 +444,6 @@ class Transfers:
             heapq.heappop(self._queue)
         if self._next_tick is None and (self._attempts or self._queue or self._pausing):
             self._next_tick = self._loop.call_later(self._limits.tick_s, self._tick)
-
-    def _permits(self, deadline: int) -> int:
-        """Return how many requests may be in flight before one for this deadline is sent."""
-        permits = self._in_flight.limit
-        if self._is_urgent(deadline):
-            return permits
-        return max(1, permits - math.ceil(permits * self._limits.reserved_share))
-
-    def _is_urgent(self, deadline: int) -> bool:
-        """Tell whether what has this deadline is needed for this step or the next one."""
-        return self._clock is not None and deadline < self._clock + self._limits.urgent_steps
 
     def _num_kept(self) -> int:
         """Return how many permits are kept from ranges that never failed.
@@ -541,7 +511,7 @@ class Transfers:
         if end > transfer.size:
             raise RequestError("more bytes came than were requested")
         if begin == attempt.start:
-            self._answered(transfer.request.client, now)
+            self._patience[transfer.request.client].answered(now)
         self._counts["num_bytes"] += len(piece)
         if not (isinstance(piece, memoryview) and piece.obj is transfer.data.obj):
             transfer.data[begin:end] = piece
@@ -557,22 +527,12 @@ class Transfers:
         num_bytes = transfer.size - attempt.start
         if num_bytes >= self._limits.min_rated_bytes:
             rate = num_bytes / max(now - opened, 1e-6)
-        self._speeds.add(opened - attempt.started, rate)
+        self._times.add(opened - attempt.started, rate)
         self._in_flight.ended(attempt.started, rate, now, is_queued=bool(self._queue))
         self._release(attempt)
         if not transfer.future.done():
             transfer.future.set_result(transfer.data)
         self._forget(transfer)
-
-    def _answered(self, client: int, now: float) -> None:
-        """Note that bytes came of a store. Ranges that pause because it was away go on at once."""
-        self._patience[client].answered(now)
-        since, self._answered_at[client] = self._answered_at[client], now
-        if now - since > self._limits.silent_s:
-            for transfer, handle in list(self._pausing.items()):
-                if transfer.request.client == client and not transfer.is_asked_to_wait:
-                    handle.cancel()
-                    self._enqueue(transfer)
 
     # -- what follows a failure ------------------------------------------------------------------
 
@@ -583,7 +543,7 @@ class Transfers:
         now, transfer = self._loop.time(), attempt.transfer
         self._release(attempt)
         if isinstance(error, (FileNotFoundError, ReplacedError)):
-            self._answered(transfer.request.client, now)
+            self._patience[transfer.request.client].answered(now)
         if isinstance(error, (FileNotFoundError, StorageError)) or not isinstance(error, OSError):
             self._end(transfer, error)
             return
@@ -593,7 +553,6 @@ class Transfers:
             if error.is_throttled:
                 self._counts["num_throttled"] += 1
                 self._in_flight.failed(attempt.started, now)
-        transfer.is_asked_to_wait = retry_after_s > 0
         self._retry(attempt, error, now, retry_after_s if self._has_moved(attempt) else None)
 
     def _retry(
@@ -647,7 +606,7 @@ class Transfers:
         """Look at all requests under way, and at those that pause."""
         now = self._loop.time()
         self._next_tick = None
-        self._speeds.refresh()
+        self._times.refresh()
         for attempt in list(self._attempts):
             if attempt.transfer.future.done():
                 self._forget(attempt.transfer)
@@ -657,36 +616,25 @@ class Transfers:
         self._fill()
 
     def _check(self, attempt: _Attempt, now: float) -> None:
-        """Give a request up that stands still, or that is late."""
+        """Send a request again that stands still, or that is late."""
         transfer, limits = attempt.transfer, self._limits
-        usual_s = limits.late_factor * self._usual_s(attempt)
-        late_s = max(limits.min_late_s, usual_s) * 2**transfer.num_given_up
-        still_s = max(limits.standstill_s, late_s)
-        seconds = now - attempt.marked
-        is_still = seconds >= min(still_s, limits.max_standstill_s)
-        if self._speeds.rate and attempt.opened is not None:  # it may dribble
-            whole_s = (transfer.size - attempt.start) / self._speeds.rate
-            is_still |= now - attempt.opened >= still_s + limits.dribble_factor * whole_s
-        if not is_still and (seconds < late_s or not self._speeds.may_repeat()):
+        late_s = max(limits.min_late_s, limits.late_factor * self._usual_s(attempt))
+        late_s *= 2**transfer.num_given_up
+        stall_s = min(limits.max_stall_s, max(limits.stall_s, late_s))
+        silent_s = now - attempt.marked
+        if silent_s < stall_s and (silent_s < late_s or not self._times.may_repeat()):
             return
         self._release(attempt)
         attempt.cancel()
         transfer.num_given_up += 1
         self._counts["num_stalls"] += 1
-        if is_still:
-            self._in_flight.failed(attempt.started, now)
-            num_bytes = transfer.reached - attempt.start
-            error = RequestError(f"no further byte after {num_bytes} in {seconds:.1f} s")
-            self._retry(attempt, error, now, 0.0)
-        else:
+        if silent_s < stall_s:
             self._enqueue(transfer)
-
-    def _usual_s(self, attempt: _Attempt) -> float:
-        """Return how long the next piece of a request usually takes."""
-        if not self._clients[attempt.transfer.request.client].streams:
-            # Its first byte is seen with its last one, and ranges are of many lengths.
-            return max(self._speeds.slowest_s, self._limits.standstill_s / self._limits.late_factor)
-        return self._speeds.first_byte_s if attempt.opened is None else self._speeds.piece_s
+            return
+        self._in_flight.failed(attempt.started, now)
+        num_bytes = transfer.reached - attempt.start
+        error = RequestError(f"no further byte after {num_bytes} in {silent_s:.1f} s")
+        self._retry(attempt, error, now, 0.0)
 
     def _end_pauses(self) -> None:
         """Send a few ranges again before their pause ends, while the store answers others.
@@ -696,9 +644,16 @@ class Transfers:
         """
         for transfer, handle in list(self._pausing.items()):
             is_silent = self._patience[transfer.request.client].silent_since is not None
-            if not is_silent and self._speeds.may_repeat():
+            if not is_silent and self._times.may_repeat():
                 handle.cancel()
                 self._enqueue(transfer)
+
+    def _usual_s(self, attempt: _Attempt) -> float:
+        """Return how long the next piece of a request usually takes."""
+        if not self._clients[attempt.transfer.request.client].streams:
+            # Its first byte is seen with its last one, and ranges are of many lengths.
+            return max(self._times.slowest_s, self._limits.stall_s / self._limits.late_factor)
+        return self._times.first_byte_s if attempt.opened is None else self._times.piece_s
 
 
 class _Transfer:
@@ -709,7 +664,6 @@ class _Transfer:
         "data",
         "failures",
         "future",
-        "is_asked_to_wait",
         "num_given_up",
         "reached",
         "request",
@@ -729,7 +683,6 @@ class _Transfer:
         self.failures: Failures | None = None
         self.num_given_up = 0
         self.was_sent = False
-        self.is_asked_to_wait = False
 
 
 class _Attempt:

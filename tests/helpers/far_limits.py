@@ -16,8 +16,8 @@ FAR_S = 500.0
 def far_limits(**others: Any) -> TransferLimits:
     """Return limits that no request passes, with some settings of their own."""
     far: dict[str, Any] = {
-        "standstill_s": FAR_S,
-        "max_standstill_s": FAR_S,
+        "stall_s": FAR_S,
+        "max_stall_s": FAR_S,
         "late_burst": 0,
         "late_share": 0.0,
         "memory_s": FAR_S,

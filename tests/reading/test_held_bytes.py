@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pytest
 
-from mmstream.reading.rank_reader import HORIZON_BYTES
 from mmstream.reading.sample_memory import SampleMemory
 from tests.helpers.held_bytes import most_held_bytes
 from tests.helpers.simulated_rank import corpus_order, corpus_plan, simulate_rank
@@ -53,21 +52,3 @@ async def test_a_rank_holds_its_plan_and_gaps_of_a_quarter_at_most(
     assert memory.most_used <= 1.25 * bound
     # The bound is about the rank's part of the windows, and what is ahead.
     assert bound < 2 * (WINDOW_BYTES + AHEAD_BYTES) / num_ranks
-
-
-@pytest.mark.slow
-@in_virtual_time
-async def test_the_next_epoch_takes_the_memory_that_windows_had() -> None:
-    order = corpus_order(num_shards=60)
-    num_steps = order.steps_per_epoch
-    memory = CountedMemory(8 << 30)
-    await simulate_rank(
-        order,
-        num_steps=3 * num_steps,
-        step_s=64 / 4000,
-        num_workers=1,
-        memory=memory,
-    )
-    memory.close()
-    plan = corpus_plan(order, (0, 64))
-    assert memory.most_taken <= 1.001 * most_held_bytes(plan, 3 * num_steps, HORIZON_BYTES)

@@ -12,7 +12,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 import mmstream as mm
@@ -20,8 +19,7 @@ from mmstream.errors import ConfigError, StorageError
 from mmstream.reading import range_cache
 from mmstream.reading.process import node_cache_settings
 from mmstream.reading.range_cache import RangeCache, needs_of
-from mmstream.reading.rank_reader import RankReader, StepSamples
-from mmstream.reading.step import read_cached
+from mmstream.reading.rank_reader import RankReader
 from mmstream.storage.node_cache import NodeCache, cache_file, open_cache_dir
 from mmstream.storage.transfers import RangeRequest
 from tests.helpers.corpora import write_corpus
@@ -58,27 +56,6 @@ class Run:
         return sum(request.stop - request.start for request in self.requests)
 
 
-async def bytes_of(reader: RankReader, taken: StepSamples) -> list[bytes]:
-    """The bytes of each sample of a step, as a worker gets them."""
-    data = bytearray(taken.num_bytes)
-    ends = np.cumsum(taken.sizes)
-    starts = ends - taken.sizes
-    cached = {seat: sample.location for seat, sample in taken.cached.items()}
-    wrong = read_cached(cached, memoryview(data), starts, ends)
-    starts = ends - taken.sizes
-    samples = [bytes(data[start:end]) for start, end in zip(starts, ends, strict=True)]
-    for seat, one in enumerate(taken.data):
-        if seat not in taken.cached:
-            samples[seat] = bytes(one)
-    if wrong:
-        again = await reader.again([taken.cached[seat] for seat in wrong])
-        assert again.shard.tolist() == taken.shard[wrong].tolist()
-        assert again.index.tolist() == taken.index[wrong].tolist()
-        for seat, one in zip(wrong, again.data, strict=True):
-            samples[seat] = bytes(one)
-    return samples
-
-
 def run(
     dataset: mm.Dataset,
     root: str | None,
@@ -93,8 +70,8 @@ def run(
 ) -> Run:
     """Read whole epochs.
 
-    `when_taken` is called after each step, before its cached samples are read, and `when_read` at
-    the end of each epoch, before writes are waited for. `answer` is what comes for a request.
+    `when_taken` is called before the cached samples of each step are read, and `when_read` at the
+    end of each epoch, before writes are waited for. `answer` is what comes for a request.
     """
     settings = {"global_batch_size": 8, "window": 12, "grid": (1, 2), **settings}
     order = dataset.plan_order(**settings)
@@ -107,6 +84,13 @@ def run(
         if root is not None:
             node_cache = NodeCache(root, needs_of(dataset, order, 1.0), max_bytes)
             cache = RangeCache(dataset, node_cache)
+            read_samples = cache.read_samples
+
+            async def read_later(places: Any) -> list[bool]:
+                when_taken()
+                return await read_samples(places)
+
+            cache.read_samples = read_later
         reader = RankReader(
             dataset,
             order,
@@ -121,9 +105,8 @@ def run(
                 reader.begin(epoch, 0, rows)
                 for step in range(STEPS):
                     taken = await reader.step(epoch, step)
-                    when_taken()
                     assert not taken.errors
-                    result.samples += await bytes_of(reader, taken)
+                    result.samples += map(bytes, taken.data)
                 when_read()
                 if cache is not None:
                     await until(lambda: not node_cache._queue)

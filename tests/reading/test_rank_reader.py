@@ -12,7 +12,6 @@ import pytest
 
 import mmstream as mm
 from mmstream.errors import ChecksumError, ConfigError, ShardError, StorageError
-from mmstream.reading import rank_reader
 from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.rank_reader import RankReader
 from mmstream.storage.store import ObjectStat, ReplacedError
@@ -33,7 +32,6 @@ class FakeTransfers:
         self.answer: Callable[[RangeRequest], bytes | Exception] = self.read
         self.is_held = False
         self.futures: list[asyncio.Future[memoryview]] = []
-        self.clocks: list[int] = []
         self.is_out_of_memory = False
 
     def read(self, request: RangeRequest) -> bytes:
@@ -50,9 +48,6 @@ class FakeTransfers:
             else:
                 future.set_result(memoryview(answer))
         return future
-
-    def advance(self, clock: int) -> None:
-        self.clocks.append(clock)
 
     def needed(self, clock: int) -> AbstractContextManager[None]:
         return nullcontext()
@@ -127,52 +122,9 @@ async def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
             await asyncio.sleep(0.02)
             num_taken += samples.num_bytes
             windows = 2 * 12 * 11_264
-            ranges = [planned.samples.num_bytes for planned in reader._arrived]
-            num_held_bytes = reader._in_windows + reader._total_ahead
-            assert num_held_bytes == sum(ranges) + sum(reader._freed)
+            num_held_bytes = sum(planned.samples.num_bytes for planned in reader._arrived)
             assert num_held_bytes <= windows + horizon + samples.num_bytes
             assert transfers.num_bytes <= num_taken + windows + horizon + samples.num_bytes
-        assert transfers.clocks[-1] == 15
-
-
-@in_virtual_time
-async def test_a_consumer_that_takes_more_is_read_ahead_of_further(
-    dataset: mm.Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    least = 100_000
-    monkeypatch.setattr(rank_reader, "LEAST_HORIZON_BYTES", least)
-    monkeypatch.setattr(rank_reader, "HORIZON_S", 3_600)
-
-    async with reading(dataset) as (reader, _):
-        await until(lambda: reader._total_ahead > 0)
-        await asyncio.sleep(0.05)
-        assert reader._total_ahead <= least
-        num_taken = sum([(await reader.step(0, step)).num_bytes for step in range(6)])
-        await until(lambda: reader._total_ahead > least)
-        await asyncio.sleep(0.05)
-        assert reader._total_ahead <= num_taken
-
-
-@in_virtual_time
-async def test_a_consumer_that_waits_for_storage_is_read_ahead_of_as_one_that_does_not(
-    dataset: mm.Dataset, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(rank_reader, "LEAST_HORIZON_BYTES", 0)
-    monkeypatch.setattr(rank_reader, "HORIZON_S", 0.1)
-
-    async with reading(dataset) as (reader, transfers):
-        transfers.is_held = True
-        num_taken = 0
-        for step in range(4):
-            waiting = asyncio.create_task(reader.step(0, step))
-            await asyncio.sleep(0.2)
-            while not waiting.done():
-                for request, future in zip(transfers.requests, transfers.futures, strict=True):
-                    if request.deadline <= step and not future.done():
-                        future.set_result(memoryview(transfers.read(request)))
-                await asyncio.sleep(0.01)
-            num_taken += (await waiting).num_bytes
-        assert reader._horizon_bytes() > 0.5 * num_taken  # 0.28 if all time counted
 
 
 @in_virtual_time
@@ -311,7 +263,7 @@ async def test_a_replaced_shard_is_an_error_unless_checksums_decide(dataset: mm.
 async def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) -> None:
     dataset = mm.open_dataset(write_corpus(tmp_path, COUNTS, sample))
     path = tmp_path / "shard-000001.tar"
-    cut = int(dataset.shards.offsets(1)[25])
+    cut = int(dataset.offsets(1)[25])
     path.write_bytes(path.read_bytes()[:cut])
     dataset = mm.Dataset(dataset.manifest, dataset.store)
 
@@ -323,30 +275,6 @@ async def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) ->
     errors, _ = await errors_of_epoch(dataset, answer)
     assert len(errors) == COUNTS[1] - 25
     assert all("truncated" in str(error) for error in errors)
-
-
-@pytest.mark.parametrize("comes_back", [True, False])
-@in_virtual_time
-async def test_memory_for_samples_that_were_cached_is_waited_for(
-    dataset: mm.Dataset, comes_back: bool
-) -> None:
-    num_refused = 0
-
-    def new_memory(num_bytes: int) -> memoryview:
-        nonlocal num_refused
-        if comes_back and num_refused == 2:
-            return memoryview(bytearray(num_bytes))
-        num_refused += 1
-        raise MemoryError("no room")
-
-    async with reading(dataset) as (reader, transfers):
-        reader._new_memory = new_memory
-        transfers.is_out_of_memory = not comes_back
-        if comes_back:
-            assert len(await reader.room_for_cached(9)) == 9
-        else:
-            with pytest.raises(MemoryError, match="no room"):
-                await reader.room_for_cached(9)
 
 
 @in_virtual_time

@@ -126,23 +126,3 @@ async def test_a_consumer_at_half_of_the_link_hardly_waits_with_and_without_a_ta
         # It was late at first, and took batches as fast as they came until it was not.
         late = sorted(run.waits[350:])
         assert late[int(0.99 * len(late))] < 0.01
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("samples_per_s", [1000, 2000, 4000])
-@pytest.mark.parametrize("answer", [Answer(), FAR], ids=["near", "far"])
-@in_virtual_time
-async def test_a_loop_with_a_pace_hardly_waits_where_an_epoch_begins(
-    answer: Answer, samples_per_s: int
-) -> None:
-    order = corpus_order(num_shards=60)
-    num_steps = order.steps_per_epoch
-    run = await simulate_rank(
-        order,
-        num_steps=3 * num_steps,
-        answer=lambda sent: answer,
-        step_s=64 / samples_per_s,
-    )
-    for epoch in (1, 2):
-        begin = run.waits[epoch * num_steps :][:12]
-        assert max(begin) < 0.2  # up to 0.8 with the horizon alone

@@ -83,7 +83,7 @@ def test_reads_that_hang_leave_room_for_others():
         if number <= 2 * Store.access.max_reads:
             go_on.wait(500)
 
-    impatient = TransferLimits(standstill_s=0.2, tick_s=0.02)
+    impatient = TransferLimits(stall_s=0.2, tick_s=0.02)
     try:
         counts = read_all(Store(hang), impatient)
     finally:

@@ -1,4 +1,4 @@
-"""Workers that read the node cache by themselves get the batches of a run without a cache."""
+"""Batches from the node cache are those of a run without it, whatever is in its files."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import os
 import random
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import closing, suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,10 +16,8 @@ import pytest
 from hypothesis import event, given, settings
 from hypothesis import strategies as st
 
-import mmstream as mm
 from mmstream.pipeline import PipelineRunner
-from mmstream.reading import range_cache, step_reader
-from mmstream.reading.messages import ReaderEnded
+from mmstream.reading import range_cache
 from mmstream.reading.range_cache import NodeCacheSettings
 from mmstream.reading.step import Job
 from mmstream.storage.node_cache import open_cache_dir
@@ -36,11 +34,6 @@ Damage = Callable[[list[Path], random.Random], object]
 
 def sample(number: int) -> dict[str, bytes]:
     return {"bin": random.Random(number).randbytes(1 + number * 37 % 3_000), "txt": b"%d" % number}
-
-
-def far_pipeline(folder: str, **options: Any) -> mm.Pipeline:
-    pipeline = make_pipeline(folder, bad_samples=policy(action="mask"), **options)
-    return replace(pipeline, dataset=far(pipeline.dataset))
 
 
 def fields(batch: dict[str, Any]) -> Any:
@@ -91,7 +84,6 @@ def test_whatever_is_in_the_cache_batches_are_the_same(data: st.DataObject) -> N
     draw = random.Random(data.draw(st.integers(0, 1 << 30), "seed"))
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         patch.setattr(range_cache, "FILE_BYTES", 12_000)
-        patch.setattr(step_reader, "MAX_SEATS", 3)
         write_corpus(f"{folder}/corpus", counts, sample, checksums=True)
         local = make_pipeline(f"{folder}/corpus", bad_samples=policy(action="mask"), **options)
         remote = replace(local, dataset=far(local.dataset))
@@ -149,58 +141,3 @@ def test_packs_come_from_the_cache_row_by_row(tmp_path: Path) -> None:
                 runner.close()
             wait_for_writes()
     assert num_hit_bytes[1] >= 65 * 1024
-
-
-@pytest.fixture
-def filled(tmp_path: Path) -> tuple[mm.Pipeline, NodeCacheSettings]:
-    """A pipeline, and a cache that has all its samples."""
-    remote = far_pipeline(write_corpus(tmp_path / "corpus", [40, 20], sample, checksums=True))
-    node_cache = NodeCacheSettings(open_cache_dir(str(tmp_path / "cache"), 1 << 30), 1 << 30, 1.0)
-    with reader_thread(remote, 1, node_cache) as reader:
-        iteration = reader.begin(0, 0, (0, 12))
-        with closing(PipelineRunner(remote, connection=reader.connections[0])) as runner:
-            for step in range(remote.order.steps_per_epoch):
-                runner.batch(Job(0, step, 0, 12, 1, iteration))
-    wait_for_writes()
-    return remote, node_cache
-
-
-@pytest.fixture
-def left_alone(filled, monkeypatch) -> Iterator[PipelineRunner]:
-    """A worker that was given a step by a reader process that has ended."""
-    remote, node_cache = filled
-    with reader_thread(remote, 1, node_cache) as reader:
-        connection = reader.connections[0]
-        ask = connection.ask
-        answers = [ask(step_reader.StepRequest(reader.begin(1, 0, (0, 12)), 1, 0))]
-    monkeypatch.setattr(
-        connection, "ask", lambda request: answers.pop() if answers else ask(request)
-    )
-    with closing(PipelineRunner(remote, connection=connection)) as runner:
-        yield runner
-
-
-def test_a_worker_reads_what_it_was_given_without_the_reader_process(filled, left_alone) -> None:
-    batch = left_alone.batch(Job(1, 0, 0, 12, 1, 1))
-    with closing(PipelineRunner(filled[0])) as own:
-        assert fields(batch) == fields(own.batch(Job(1, 0, 0, 12)))
-
-
-def test_a_worker_whose_sample_is_wrong_says_that_the_reader_process_has_ended(
-    filled, left_alone
-) -> None:
-    remove_all(cached_files(filled[1].root), random.Random())
-    with pytest.raises(ReaderEnded):
-        left_alone.batch(Job(1, 0, 0, 12, 1, 1))
-
-
-def test_a_request_of_an_iteration_that_is_over_is_dropped(filled) -> None:
-    remote, node_cache = filled
-    with reader_thread(remote, 1, node_cache) as reader:
-        connection = reader.connections[0]
-        request = step_reader.StepRequest(reader.begin(1, 0, (0, 12)), 1, 0)
-        header, _ = connection.ask(request)
-        assert len(header.cached) == 12
-        reader.begin(1, 0, (0, 12))
-        with pytest.raises(mm.MMStreamError, match="an iteration that is over"):
-            connection.ask(request._replace(seats=(3,)))
