@@ -698,7 +698,7 @@ class RawStream(IterableDataset[Sample]):
         rows = rows_of_rank(self._order.global_batch_size, resolve_world(self._world), "balanced")
         worker = get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
-        with closing(Reader(self._source, self._order)) as reader:
+        with closing(Reader(self._source, self._order, takes_epoch=True)) as reader:
             for step in range(first, self._order.steps_per_epoch, stride):
                 lineage, outcomes, _ = reader.step(Job(self._epoch, step, *rows, stride))
                 for ref, outcome, valid in zip(

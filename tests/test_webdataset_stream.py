@@ -1,5 +1,7 @@
 """The same stream through stock webdataset stages."""
 
+from dataclasses import replace
+
 import pytest
 import webdataset as wds
 from torch.utils.data import DataLoader
@@ -7,6 +9,7 @@ from torch.utils.data import DataLoader
 import mmstream as mm
 from mmstream.errors import SampleError
 from tests.helpers.corpora import write_corpus
+from tests.helpers.stores import far
 
 
 def make_pipeline(corpus, **settings):
@@ -37,6 +40,15 @@ def test_workers_and_ranks_share_an_epoch_with_nothing_twice(corpus):
         )
         keys += [sample["__key__"] for sample in loader]
     assert sorted(keys) == [f"{n:06d}" for n in range(97)]
+
+
+@pytest.mark.parametrize("num_ranks", [1, 3])
+def test_windows_of_an_object_store_give_the_samples_of_a_folder(corpus, num_ranks):
+    pipeline = make_pipeline(corpus, drop_last=False)
+    remote = replace(pipeline, dataset=far(pipeline.dataset))
+    for rank in range(num_ranks):
+        world = mm.World(rank, num_ranks)
+        assert list(remote.as_webdataset(1, world)) == list(pipeline.as_webdataset(1, world))
 
 
 def test_epochs_differ(corpus):
