@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import subprocess
 import sys
 from pathlib import Path
@@ -24,24 +23,6 @@ def test_every_name_can_be_used_and_is_documented():
     exec("from mmstream import *", names)
     assert mm.__all__ == sorted(names.keys() - {"__builtins__"})
     assert [name for name in mm.__all__ if not getattr(mm, name).__doc__] == []
-
-
-def test_what_type_checkers_see_is_what_is_imported():
-    tree = ast.parse(Path(mm.__file__).read_text())
-    block = next(n for n in tree.body if isinstance(n, ast.If))
-    seen = {
-        alias.name: (node.module, alias.asname)
-        for node in block.body
-        if isinstance(node, ast.ImportFrom)
-        for alias in node.names
-    }
-    homes = {
-        name: (f"mmstream.{module}", name)
-        for module, names in mm._NAMES_OF.items()
-        for name in names
-    }
-    modules = {name: ("mmstream", name) for name in mm._MODULES}
-    assert seen == homes | modules
 
 
 def test_the_errors_are_one_tree_and_built_from_one_string():

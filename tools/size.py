@@ -75,8 +75,8 @@ def figures_of(root: Path) -> dict[str, float]:
 
 
 def python_files(folder: Path) -> list[Path]:
-    """Return the Python files of a folder and its folders, sorted."""
-    return sorted(folder.rglob("*.py"))
+    """Return the Python files of a folder and its folders, sorted. Stubs are among them."""
+    return sorted([*folder.rglob("*.py"), *folder.rglob("*.pyi")])
 
 
 def parse(path: Path) -> ast.Module:
@@ -129,9 +129,10 @@ def rooms_in(package: Path) -> Iterator[Path]:
 
 
 def public_names(package: Path) -> list[str]:
-    """Return the names that type checkers see in the package, without those that are private."""
-    block = next(node for node in parse(package / "__init__.py").body if isinstance(node, ast.If))
-    imports = [node for node in block.body if isinstance(node, ast.ImportFrom)]
+    """Return the names that the stub of the package lists."""
+    imports = [
+        node for node in parse(package / "__init__.pyi").body if isinstance(node, ast.ImportFrom)
+    ]
     return [alias.name for node in imports for alias in node.names]
 
 

@@ -15,7 +15,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmstream.dataset import keys
-from mmstream.dataset.source import ShardSource
+from mmstream.dataset.source import DatasetItems, ShardSource, by_dataset
 from mmstream.order import AnyOrder
 from mmstream.types import SampleRef
 
@@ -29,25 +29,21 @@ def read_keys(source: ShardSource, refs: Sequence[SampleRef]) -> list[str | None
     Raises:
         StorageError: storage failed after retries.
     """
-    by_source: dict[str, list[int]] = {}
-    locations = [source.locate(shard) for shard, _ in refs]
-    for number, location in enumerate(locations):
-        by_source.setdefault(location.source, []).append(number)
+    groups = by_dataset(source, [shard for shard, _ in refs])
 
-    def read_source(item: tuple[str, list[int]]) -> list[str | None]:
-        name, numbers = item
-        local_refs = [(locations[i].shard, refs[i][1]) for i in numbers]
-        prefix = f"{name}/" if name else ""
-        return keys.read_keys(locations[numbers[0]].dataset, local_refs, prefix=prefix)
+    def read_one_dataset(group: DatasetItems) -> list[str | None]:
+        local_refs = [
+            (shard, refs[number][1])
+            for shard, number in zip(group.shards, group.numbers, strict=True)
+        ]
+        prefix = f"{group.source}/" if group.source else ""
+        return keys.read_keys(group.dataset.shards, local_refs, prefix=prefix)
 
-    key_of_ref: list[str | None] = [None] * len(refs)
-    with ThreadPoolExecutor(max(1, len(by_source))) as pool:
-        for numbers, answer in zip(
-            by_source.values(), pool.map(read_source, by_source.items()), strict=True
-        ):
-            for number, key in zip(numbers, answer, strict=True):
-                key_of_ref[number] = key
-    return key_of_ref
+    key_of_ref: dict[int, str | None] = {}
+    with ThreadPoolExecutor(max(1, len(groups))) as pool:
+        for group, keys_of_group in zip(groups, pool.map(read_one_dataset, groups), strict=True):
+            key_of_ref |= zip(group.numbers, keys_of_group, strict=True)
+    return [key_of_ref[number] for number in range(len(refs))]
 
 
 class PlannedRow(NamedTuple):

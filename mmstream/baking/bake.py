@@ -330,7 +330,7 @@ def _content(baker: Baker, fingerprint: str, reports: Sequence[ShardReport]) -> 
         raise MMStreamError(f"bake: none of {num_samples:,} samples is good; the first: {reason}")
     return BakedContent(
         fingerprint,
-        baker.dataset.planned_bytes,
+        baker.dataset.corpus.num_bytes or 0,
         num_bad,
         sum(report.num_left_out for report in reports),
         dict(sorted(files.items())),

@@ -27,7 +27,6 @@ from mmstream.dataset.checksums import checksums_name, checksums_size, encode_ch
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
-from mmstream.dataset.source import shard_samples
 from mmstream.decoding.sample import NO_MEMORY, PLAIN
 from mmstream.decoding.sample_rng import kept_generators, seed_draws
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
@@ -154,7 +153,7 @@ class Baker:
     def _decoded(self, shard: int) -> Iterator[_Decoded]:
         index = 0
         is_listed = set(self.dataset.bad[self.dataset.bad[:, 0] == shard][:, 1].tolist())
-        for chunk in _chunks(shard_samples(self.dataset, shard)):
+        for chunk in _chunks(self.dataset.shards.samples(shard)):
             entries = self._decode_chunk(shard, index, chunk, is_listed)
             if index == 0:
                 self._check_draws(shard, chunk[:CHECKED_SAMPLES], entries, is_listed)

@@ -174,13 +174,14 @@ def _choose(data: Any, **selection: Any) -> tuple[str, Sequence[_Choice]]:
 
 def _refs_of_key(data: Any, key: str) -> list[SampleRef]:
     """Return the sample with a key: one, or of a mixture one from each source that has it."""
+    from mmstream.dataset.keys import find_key
     from mmstream.dataset.source import numbered_datasets
 
     refs = []
     errors = []
     for first_shard, dataset in numbered_datasets(data):
         try:
-            shard, index = dataset.ref_of_key(key)
+            shard, index = find_key(dataset.shards, key)
         except KeyError as error:
             errors.append(error.args[0])
         else:

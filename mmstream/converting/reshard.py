@@ -321,17 +321,17 @@ def _samples(job: _Job) -> Iterator[tuple[Sample, bytes]]:
     ends = np.cumsum(job.dataset.counts)
     shards = np.searchsorted(ends, job.positions, side="right")
     indexes = job.positions - (ends - job.dataset.counts)[shards]
-    job.dataset.load_indexes(sorted(set(shards.tolist())))
+    job.dataset.shards.load_indexes(sorted(set(shards.tolist())))
     sizes = np.empty(len(shards), dtype=np.int64)
     for shard in np.unique(shards).tolist():
-        bounds = job.dataset.bounds(shard, indexes[shards == shard])
+        bounds = job.dataset.shards.bounds(shard, indexes[shards == shard])
         sizes[shards == shard] = bounds.stop - bounds.start
     batches = np.cumsum(sizes) // BATCH_BYTES
     last_key = ""
     for batch in np.unique(batches).tolist():
         refs = [(int(shards[i]), int(indexes[i])) for i in np.flatnonzero(batches == batch)]
-        for ref, data in zip(refs, job.dataset.read_bytes(refs), strict=True):
-            sample = job.dataset.parse(data, *ref)
+        for ref, data in zip(refs, job.dataset.shards.read_bytes(refs), strict=True):
+            sample = job.dataset.shards.parse(data, *ref)
             key = sample["__key__"]
             if key == last_key:  # readers of tars would take the two for one sample
                 raise ShardError(

@@ -30,7 +30,6 @@ from tqdm import tqdm
 from mmstream.dataset.checksums import Checksums
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import encode_index
-from mmstream.dataset.source import shard_samples
 from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.errors import DecodeError, ShardError
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
@@ -184,13 +183,13 @@ def read_facts(dataset: Dataset, shard: int) -> list[Fact | None]:
     name = facts_name(shard_name)
     most = dataset.manifest.shards[shard].num_bytes + EXTRA_BYTES
     data = dataset.index_store.read(name, most)
-    index = dataset.index_of(shard)
-    index_crc32c, checksums_crc32c = _identity(shard_name, *index)
+    columns = dataset.shards.indexes.columns(shard)
+    index_crc32c, checksums_crc32c = _identity(shard_name, columns.offsets(), columns.checksums)
     file = _decode(data, most)
     if (
         file is None
         or file.version != 1
-        or len(file.samples) != len(index.offsets) - 1
+        or len(file.samples) != columns.lengths.size
         or file.index_crc32c != index_crc32c
         or (
             None not in (checksums_crc32c, file.checksums_crc32c)
@@ -260,13 +259,14 @@ class _FactsJob:
 def _write(job: _FactsJob) -> None:
     """Write the facts of a shard."""
     dataset, writer = job.dataset, FactsWriter()
-    for sample in shard_samples(dataset, job.shard):
+    for sample in dataset.shards.samples(job.shard):
         if isinstance(sample, dict):
             writer.add(sample["__key__"], sample)
         else:
             writer.add("", None)
     name = dataset.name_of(job.shard)
-    data = writer.close(name, *dataset.index_of(job.shard))
+    columns = dataset.shards.indexes.columns(job.shard)
+    data = writer.close(name, columns.offsets(), columns.checksums)
     dataset.index_store.write(facts_name(name), data)
 
 

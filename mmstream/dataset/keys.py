@@ -13,13 +13,13 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from mmstream.dataset.index_part import SampleBounds
-from mmstream.dataset.manifest import Manifest, ShardInfo
+from mmstream.dataset.manifest import ShardInfo
+from mmstream.dataset.shards import ShardReader
 from mmstream.errors import ConfigError, ShardError, escaped, where
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members, split_member
@@ -37,41 +37,21 @@ MAX_NAMED = 3
 """Samples of the same key that a message names."""
 
 
-class KeySource(Protocol):
-    """What is asked of a `Dataset`."""
-
-    manifest: Manifest
-
-    @property
-    def counts(self) -> IntArray:
-        """Samples of each shard."""
-
-    def name_of(self, shard: int) -> str:
-        """Return a shard's name."""
-
-    def bounds(self, shard: int, index: IntArray) -> SampleBounds:
-        """Return where samples of a shard lie."""
-
-    def read_ranges(self, ranges: Sequence[tuple[int, int, int]]) -> list[bytes | OSError]:
-        """Return the bytes of each (shard, start, stop), or the error that it met."""
-
-    def explain(self, error: OSError, shard: int, stop: int) -> OSError | ShardError:
-        """Return a ShardError where the fault is the shard's."""
-
-
 class KeyTable:
     """The hash of every key of a dataset, in the order of its samples: 8 bytes a sample."""
 
-    def __init__(self, dataset: KeySource) -> None:
-        counts = dataset.counts
+    def __init__(self, shards: ShardReader) -> None:
+        counts = shards.counts
         num_samples = int(counts.sum())
         if num_samples >= MANY_SAMPLES:
-            logger.warning("%s: reading one header of every sample for its key", dataset)
+            logger.warning(
+                "%s: reading one header of every sample for its key", escaped(shards.store.url)
+            )
         self._ends = np.cumsum(counts)
         self._hashes = np.zeros(num_samples, dtype=np.int64)
         for start in range(0, num_samples, REFS_AT_ONCE):
             stop = min(start + REFS_AT_ONCE, num_samples)
-            keys = read_keys(dataset, refs_at(self._ends, np.arange(start, stop)))
+            keys = read_keys(shards, refs_at(self._ends, np.arange(start, stop)))
             self._hashes[start:stop] = [hash(key) for key in keys]
 
     def refs(self, key: str) -> list[SampleRef]:
@@ -79,13 +59,13 @@ class KeyTable:
         return refs_at(self._ends, np.flatnonzero(self._hashes == hash(key)))
 
 
-def find_key(dataset: KeySource, key: str, tables: list[KeyTable]) -> SampleRef:
+def find_key(shards: ShardReader, key: str, tables: list[KeyTable] | None = None) -> SampleRef:
     """Return the sample with a key.
 
     Args:
-        dataset: Where to look.
+        shards: Where to look.
         key: The whole key, as ``sample["__key__"]`` is.
-        tables: Empty, or the table that an earlier call has put there.
+        tables: Empty, or the table that an earlier call has put there. None: it is not kept.
 
     Raises:
         KeyError: No sample has the key, or several have it. Or a header could not be read that may
@@ -94,18 +74,20 @@ def find_key(dataset: KeySource, key: str, tables: list[KeyTable]) -> SampleRef:
     """
     refs: list[SampleRef] = []
     try:
-        refs = _search(dataset, key)
+        refs = _search(shards, key)
     except _NotAscendingError:
+        tables = [] if tables is None else tables
         if not tables:
-            tables.append(KeyTable(dataset))
+            tables.append(KeyTable(shards))
         candidates = tables[0].refs(key)
-        keys = read_keys(dataset, candidates)
+        keys = read_keys(shards, candidates)
         refs = [ref for ref, name in zip(candidates, keys, strict=True) if name == key]
     if not refs:
         hint = "; dataset.find takes shard[index]" if re.search(r"\[\d+\]", key) else ""
-        raise KeyError(f"no sample of {dataset} has the key {escaped(key)!r}{hint}")
+        url = escaped(shards.store.url)
+        raise KeyError(f"no sample of {url} has the key {escaped(key)!r}{hint}")
     if len(refs) > 1:
-        names = [where(dataset.name_of(shard), index) for shard, index in refs[:MAX_NAMED]]
+        names = [where(shards.name_of(shard), index) for shard, index in refs[:MAX_NAMED]]
         raise KeyError(
             f"{len(refs):,} samples have the key {escaped(key)!r}: {', '.join(names)}"
             f"{', ...' * (len(refs) > MAX_NAMED)}; take one with dataset.find({names[0]!r})"
@@ -123,7 +105,7 @@ def _row_of(key: str | None) -> tuple[int, int] | None:
     return None if match is None else (int(match[1]), int(match[2] or 0))
 
 
-def _search(dataset: KeySource, key: str) -> list[SampleRef]:
+def _search(shards: ShardReader, key: str) -> list[SampleRef]:
     """Search for a key among ascending ones, as a conversion without shuffle writes them.
 
     Keys are row numbers, and few rows are rejected. So every other probe is where the key would be
@@ -135,7 +117,7 @@ def _search(dataset: KeySource, key: str) -> list[SampleRef]:
     Raises:
         _NotAscendingError: Another tool wrote the tars, or the rows were shuffled.
     """
-    source = dataset.manifest.source
+    source = shards.manifest.source
     if (
         type(source.get("converter")) is not int  # each version of it writes rows in their order
         or source.get("shuffle_seed") is not None
@@ -145,24 +127,24 @@ def _search(dataset: KeySource, key: str) -> list[SampleRef]:
     row = _row_of(key)
     if row is None:
         return []
-    ends = np.cumsum(dataset.counts)
-    for first, last in _ascending(dataset):
-        start = int(ends[first] - dataset.counts[first])
-        if refs := _bisect(dataset, key, row, (start, int(ends[last]) - 1)):
+    ends = np.cumsum(shards.counts)
+    for first, last in _ascending(shards):
+        start = int(ends[first] - shards.counts[first])
+        if refs := _bisect(shards, key, row, (start, int(ends[last]) - 1)):
             return refs
     return []
 
 
-def _ascending(dataset: KeySource) -> list[tuple[int, int]]:
+def _ascending(shards: ShardReader) -> list[tuple[int, int]]:
     """Return (first shard, last shard) of all runs of shards in which keys ascend.
 
     There is one, and one more for each retry of rejected rows, which appended shards.
     """
-    source, num_shards = dataset.manifest.source, len(dataset.counts)
+    source, num_shards = shards.manifest.source, len(shards.counts)
     retries = source.get("retried_shards")
     if not retries:
         return [(0, num_shards - 1)] if num_shards else []
-    names = [dataset.name_of(shard) for shard in range(num_shards)]
+    names = [shards.name_of(shard) for shard in range(num_shards)]
     try:
         stop = -(-source["num_rows"] // source["samples_per_shard"])
         stops = np.cumsum([stop, *retries])
@@ -174,19 +156,19 @@ def _ascending(dataset: KeySource) -> list[tuple[int, int]]:
 
 
 def _bisect(
-    dataset: KeySource, key: str, row: tuple[int, int], bounds: tuple[int, int]
+    shards: ShardReader, key: str, row: tuple[int, int], bounds: tuple[int, int]
 ) -> list[SampleRef]:
     """Search for a key between two samples, by their numbers over all shards."""
-    ends = np.cumsum(dataset.counts)
+    ends = np.cumsum(shards.counts)
     low, high = bounds
-    low_row, high_row = 1, int(dataset.manifest.source.get("rows_total") or 1)
+    low_row, high_row = 1, int(shards.manifest.source.get("rows_total") or 1)
     guesses = True
     while low <= high:
         share = min(1.0, max(0.0, (row[0] - low_row) / max(1, high_row - low_row)))
         middle = low + round(share * (high - low)) if guesses else (low + high) // 2
         guesses = not guesses
         (ref,) = refs_at(ends, np.array([middle]))
-        (probe,) = read_keys(dataset, [ref])
+        (probe,) = read_keys(shards, [ref])
         if probe == key:
             return [ref]
         probe_row = _row_of(probe)
@@ -200,7 +182,7 @@ def _bisect(
 
 
 def read_keys(
-    dataset: KeySource, refs: Sequence[SampleRef], *, prefix: str = ""
+    shards: ShardReader, refs: Sequence[SampleRef], *, prefix: str = ""
 ) -> list[str | None]:
     """Return the keys of samples, from their first tar headers alone.
 
@@ -209,14 +191,14 @@ def read_keys(
     damaged header) is None and a warning.
 
     Args:
-        dataset: Holds the samples.
+        shards: Hold the samples.
         refs: (shard, index) of each sample.
         prefix: What stands in front of a shard's name in warnings.
 
     Raises:
         StorageError: The storage failed after retries.
     """
-    spans = _spans(dataset, refs, prefix)
+    spans = _spans(shards, refs, prefix)
     keys: dict[SampleRef, str | None] = {}
     head_bytes = dict.fromkeys(spans, BLOCK)
     faults: dict[int, str] = {}
@@ -225,12 +207,12 @@ def read_keys(
             (ref[0], spans[ref][0], min(spans[ref][1], spans[ref][0] + num_bytes))
             for ref, num_bytes in head_bytes.items()
         ]
-        answers = zip(head_bytes, dataset.read_ranges(ranges), ranges, strict=True)
+        answers = zip(head_bytes, shards.read_ranges(ranges), ranges, strict=True)
         head_bytes = {}
         for ref, head, (shard, _, stop) in answers:
             if isinstance(head, OSError):
                 if shard not in faults:
-                    cause = dataset.explain(head, shard, stop)
+                    cause = shards.explain(head, shard, stop)
                     if not isinstance(cause, ShardError):
                         raise cause
                     faults[shard] = str(cause)
@@ -241,13 +223,13 @@ def read_keys(
             except _TooShort as short:
                 head_bytes[ref] = short.num_bytes
             except ShardError as error:
-                name = where(prefix + dataset.name_of(shard), ref[1])
+                name = where(prefix + shards.name_of(shard), ref[1])
                 logger.warning("%s: no key: %s", name, error)
     return [keys.get(ref) for ref in refs]
 
 
 def _spans(
-    dataset: KeySource, refs: Sequence[SampleRef], prefix: str
+    shards: ShardReader, refs: Sequence[SampleRef], prefix: str
 ) -> dict[SampleRef, tuple[int, int]]:
     """Return [start, stop) of each sample; those of shards without an index are left out."""
     by_shard: dict[int, list[int]] = {}
@@ -256,7 +238,7 @@ def _spans(
     spans: dict[SampleRef, tuple[int, int]] = {}
     for shard, indexes in by_shard.items():
         try:
-            bounds = dataset.bounds(shard, np.array(indexes, dtype=np.int64))
+            bounds = shards.bounds(shard, np.array(indexes, dtype=np.int64))
         except ShardError as error:
             logger.warning("no key: %s%s", prefix, error)
             continue
@@ -387,7 +369,7 @@ def _record(text: str) -> _Record | None:
         return None
 
 
-def require_own(text: str, name: str, ref: SampleRef, url: str, dataset: KeySource) -> None:
+def require_own(text: str, name: str, ref: SampleRef, shards: ShardReader) -> None:
     """Raise a ConfigError if a line is of another dataset, as far as it says so.
 
     A line of a loader names the URL, a record of a quarantine file the stamp of the shard, and most
@@ -397,18 +379,18 @@ def require_own(text: str, name: str, ref: SampleRef, url: str, dataset: KeySour
         text: The line.
         name: Of the shard, as lines show it.
         ref: The sample that it would be.
-        url: Of the dataset.
-        dataset: Where to look.
+        shards: Where to look.
     """
     record, line, other = _record(text), _URL.search(text), None
+    url = shards.store.url
     if line is not None:
         own_folder, folder = Path(escaped(url)).resolve(), Path(line[1]).resolve()
         other = line[1] if own_folder not in (folder, *folder.parents) else None
     if record is not None and record.stamp is not None:
-        is_own = stamps_agree(record.stamp, shard_stamp(dataset.manifest.shards[ref[0]]))
+        is_own = stamps_agree(record.stamp, shard_stamp(shards.manifest.shards[ref[0]]))
         other = None if is_own else "another dataset"
     elif key := re.search(re.escape(f"{escaped(name)}[{ref[1]}] ") + r"(\S+): ", text):
-        (own,) = read_keys(dataset, [ref])  # a folder in a key may hold a dot
+        (own,) = read_keys(shards, [ref])  # a folder in a key may hold a dot
         if own is not None and not f"{key[1]}.".startswith(f"{escaped(own)}."):
             other = f"another dataset, where {escaped(name)}[{ref[1]}] is {key[1]}"
     if other is not None:

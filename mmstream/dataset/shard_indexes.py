@@ -24,12 +24,11 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from mmstream.dataset.checksums import (
-    Checksums,
     checksums_name,
     checksums_size,
     decode_checksums,
@@ -251,15 +250,6 @@ MAX_INDEX_READS = 8
 
 MAX_KEPT_BYTES = 64 << 20
 """Bytes of columns that are kept: 2,000 shards of 5,000 samples with checksums."""
-
-
-class ShardIndex(NamedTuple):
-    """Where the samples of a shard lie, and what their bytes must be."""
-
-    offsets: IntArray
-    """int64 [num_samples + 1], byte offsets of the samples, ascending."""
-    checksums: Checksums | None
-    """uint32 [num_samples], CRC-32C of the bytes of each sample. None: nothing is compared."""
 
 
 class ShardIndexes:

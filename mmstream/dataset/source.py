@@ -1,22 +1,20 @@
 """What the stages read from: one dataset, or several as a mixture.
 
 `ShardSource` is all that order, read and state ask for. Everything else about a shard is asked of
-the dataset that `locate` names. `shard_samples` reads a shard from front to back.
+the dataset that `locate` names.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from typing import Any, Protocol, TypeAlias, runtime_checkable
+from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 
 import numpy as np
 
-from mmstream.dataset.checksums import sample_checksum
 from mmstream.dataset.dataset import Dataset, ShardLocation
 from mmstream.dataset.keys import refs_at
 from mmstream.display.sample_dict import SampleDict
-from mmstream.errors import SampleError
 from mmstream.order import AnyOrder
 from mmstream.storage import SharedStore, is_remote
 from mmstream.types import IntArray, Sample, SampleRef
@@ -74,13 +72,42 @@ def is_behind_network(dataset: Dataset) -> bool:
     return isinstance(store, SharedStore) or (store.access.concurrent and is_remote(store.url))
 
 
+class DatasetItems(NamedTuple):
+    """Those of some items whose shards lie in one dataset."""
+
+    source: str
+    """Name of the dataset in a mixture; "" for a single dataset."""
+    dataset: Dataset
+    numbers: list[int]
+    """Positions of the items among all."""
+    shards: list[int]
+    """The shard of each of them, in the manifest of `dataset`."""
+
+
+def by_dataset(source: ShardSource, shards: Iterable[int]) -> list[DatasetItems]:
+    """Group items by the dataset in which their shards lie.
+
+    Args:
+        source: Numbers the shards.
+        shards: The shard of each item.
+    """
+    groups: dict[str, DatasetItems] = {}
+    for number, shard in enumerate(shards):
+        name, dataset, local_shard = source.locate(shard)
+        group = groups.setdefault(name, DatasetItems(name, dataset, [], []))
+        group.numbers.append(number)
+        group.shards.append(local_shard)
+    return list(groups.values())
+
+
 def load_indexes(source: ShardSource, shards: Iterable[int]) -> int:
-    """Fetch the indexes of shards, all of a dataset side by side. See `Dataset.load_indexes`."""
-    by_dataset: dict[int, tuple[Dataset, list[int]]] = {}
-    for shard in shards:
-        _, dataset, local_shard = source.locate(shard)
-        by_dataset.setdefault(id(dataset), (dataset, []))[1].append(local_shard)
-    return sum(dataset.load_indexes(local) for dataset, local in by_dataset.values())
+    """Fetch the indexes of shards, all of a dataset side by side.
+
+    See `ShardReader.load_indexes`.
+    """
+    return sum(
+        group.dataset.shards.load_indexes(group.shards) for group in by_dataset(source, shards)
+    )
 
 
 def refs_of(source: ShardSource, positions: IntArray) -> list[SampleRef]:
@@ -104,78 +131,20 @@ def read_ranges(source: ShardSource, ranges: Sequence[ShardRange]) -> list[bytes
 
     Remote ranges travel side by side, also those of different stores.
     """
-    by_dataset: dict[int, list[int]] = {}
-    locations = [source.locate(shard) for shard, _, _ in ranges]
-    for number, location in enumerate(locations):
-        by_dataset.setdefault(id(location.dataset), []).append(number)
+    groups = by_dataset(source, [shard for shard, _, _ in ranges])
 
-    def read_one_dataset(numbers: list[int]) -> list[bytes | OSError]:
-        dataset = locations[numbers[0]].dataset
-        return dataset.read_ranges([(locations[i].shard, *ranges[i][1:]) for i in numbers])
+    def read_one_dataset(group: DatasetItems) -> list[bytes | OSError]:
+        numbered = zip(group.numbers, group.shards, strict=True)
+        return group.dataset.shards.read_ranges(
+            [(shard, *ranges[number][1:]) for number, shard in numbered]
+        )
 
-    groups = list(by_dataset.values())
-    if sum(locations[numbers[0]].dataset.store.access.concurrent for numbers in groups) > 1:
+    if sum(group.dataset.store.access.concurrent for group in groups) > 1:
         with ThreadPoolExecutor(len(groups)) as pool:
-            answers = list(pool.map(read_one_dataset, groups))
+            responses = list(pool.map(read_one_dataset, groups))
     else:
-        answers = list(map(read_one_dataset, groups))
+        responses = list(map(read_one_dataset, groups))
     results: dict[int, bytes | OSError] = {}
-    for numbers, answer in zip(groups, answers, strict=True):
-        results |= zip(numbers, answer, strict=True)
+    for group, of_group in zip(groups, responses, strict=True):
+        results |= zip(group.numbers, of_group, strict=True)
     return [results[number] for number in range(len(ranges))]
-
-
-# -- the samples of a shard, in order, in long ranges ----------------------------------------------
-
-BLOCK_BYTES = 32 << 20
-"""Bytes of a shard that are read together."""
-
-RANGE_BYTES = 8 << 20
-"""Ranges of a block. They are requested side by side."""
-
-
-def shard_samples(dataset: Dataset, shard: int) -> Iterator[Sample | SampleError]:
-    """Yield the samples of a shard. A damaged one is its SampleError.
-
-    A block of samples is in memory: 32 MiB, or one larger sample.
-
-    Raises:
-        ShardError: The shard is absent, cut, or was replaced.
-        StorageError: The storage failed after retries.
-    """
-    index = dataset.index_of(shard)
-    offsets = index.offsets
-    start = 0
-    while start < len(offsets) - 1:
-        stop = _block_end(offsets, start)
-        data = _read(dataset, shard, int(offsets[start]), int(offsets[stop]))
-        base = int(offsets[start])
-        for number in range(start, stop):
-            sample_bytes = data[int(offsets[number]) - base : int(offsets[number + 1]) - base]
-            try:
-                checksum = None if index.checksums is None else index.checksums[number]
-                if checksum is not None and sample_checksum(sample_bytes) != checksum:
-                    yield dataset.read(shard, number)  # again, past what this machine holds
-                else:
-                    yield dataset.parse(sample_bytes, shard, number)
-            except SampleError as error:
-                yield error
-        start = stop
-
-
-def _block_end(offsets: IntArray, start: int) -> int:
-    """Return the sample before which a block ends that begins with sample `start`."""
-    stop = int(np.searchsorted(offsets, offsets[start] + BLOCK_BYTES, side="right")) - 1
-    return max(stop, start + 1)
-
-
-def _read(dataset: Dataset, shard: int, start: int, stop: int) -> memoryview:
-    ranges = [
-        (shard, first, min(stop, first + RANGE_BYTES)) for first in range(start, stop, RANGE_BYTES)
-    ]
-    pieces = []
-    for piece in dataset.read_ranges(ranges):
-        if isinstance(piece, OSError):
-            raise dataset.explain(piece, shard, stop) from piece
-        pieces.append(piece)
-    return memoryview(pieces[0] if len(pieces) == 1 else b"".join(pieces))

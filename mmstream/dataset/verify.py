@@ -28,9 +28,10 @@ from mmstream.dataset.checksums import (
     read_samples,
     sample_checksum,
 )
-from mmstream.dataset.dataset import MAX_SAMPLE_READS, Dataset
+from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import build_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import IndexPart, ShardInfo
+from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.errors import ChecksumError, SampleError, ShardError
 from mmstream.storage import RemoteStore
 from mmstream.types import IntArray
@@ -111,7 +112,7 @@ def _check_part(dataset: Dataset, part: IndexPart, quick: bool) -> Iterator[Prob
         yield Problem(name, f"{name}: its bytes are not those of its sha256; {cure}")
     else:
         try:
-            dataset.indexes.part_columns(part.first_shard)
+            dataset.shards.indexes.part_columns(part.first_shard)
         except ShardError as error:  # it is of other shards
             yield Problem(name, f"{error}; {cure}")
 
@@ -121,8 +122,8 @@ def _check_columns(dataset: Dataset, shard: int, offsets: IntArray) -> Iterator[
     name = dataset.name_of(shard)
     has_checksums = dataset.manifest.checksums is not None
     try:
-        columns = dataset.indexes.part_columns(shard)
-        files = dataset.indexes.file_columns(shard, has_checksums=has_checksums)
+        columns = dataset.shards.indexes.part_columns(shard)
+        files = dataset.shards.indexes.file_columns(shard, has_checksums=has_checksums)
     except (ShardError, FileNotFoundError):  # of a lost or damaged file, which is reported
         return
     if columns is None:
@@ -165,7 +166,7 @@ def _wrong_checksum(dataset: Dataset, shard: int, checksum: int | None) -> Itera
     if checksum is None:
         return
     with suppress(ShardError, FileNotFoundError):  # of a lost part, which is reported
-        expected = dataset.indexes.tar_checksum(shard)
+        expected = dataset.shards.indexes.tar_checksum(shard)
         if expected not in (None, checksum):
             name = dataset.name_of(shard)
             reason = f"{name}: its CRC-32C at the server is not that of its samples"
@@ -229,7 +230,7 @@ def _indexes(dataset: Dataset, shard: int) -> tuple[IntArray | None, IntArray | 
     """Return a shard's index as stored and as the headers of the tar say, and what is wrong."""
     stored, built, index_error, header_error = None, None, "", ""
     try:
-        stored = dataset.indexes.file_columns(shard, has_checksums=False).offsets()
+        stored = dataset.shards.indexes.file_columns(shard, has_checksums=False).offsets()
     except ShardError as error:
         index_error = str(error)
     try:
@@ -368,9 +369,9 @@ class _Tar:
 
     def _checked(self, index: int, data: bytes) -> object:
         if self._checksums is not None and sample_checksum(data) != self._checksums[index]:
-            raise self._dataset.checksum_error(self._shard, index)
+            raise self._dataset.shards.checksum_error(self._shard, index)
         try:
-            sample = self._dataset.parse(data, self._shard, index)
+            sample = self._dataset.shards.parse(data, self._shard, index)
         except SampleError as error:
             if error.is_refused:  # its file is whole, and it must keep its place
                 return object()

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import BadSample
-from mmstream.dataset.dataset import MAX_SAMPLE_READS
+from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import call_user
 from mmstream.decoding.sample import NO_MEMORY, RowMemory, SampleDecoding, parse_fields, tokenize

@@ -31,17 +31,25 @@ def calls_ahead(
         pool: The threads.
         num_ahead: Most items that are begun before their turn. Their results are held.
     """
-    calls: deque[tuple[U, Future[T] | None]] = deque()
+    calls: deque[tuple[list[U], Future[T] | None]] = deque()
+
+    def take(held: list[U]) -> T:
+        # A call that was cancelled waits in the queue of the pool, and must not hold its item.
+        return function(held.pop())
+
     try:
         while True:
             for item, is_large in islice(items, 1 + num_ahead - len(calls)):
-                calls.append((item, pool.submit(function, item) if is_large else None))
+                held = [item]
+                calls.append((held, pool.submit(take, held) if is_large else None))
+                del item
             if not calls:
                 return
-            item, call = calls[0]
-            result = function(item) if call is None or call.cancel() else call.result()
+            held, call = calls[0]
+            result = take(held) if call is None or call.cancel() else call.result()
             calls.popleft()
             yield result
+            del result, call
     finally:
         wait([call for _, call in calls if call is not None and not call.cancel()])
 

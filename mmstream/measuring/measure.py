@@ -24,7 +24,6 @@ from tqdm import tqdm
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import Fact, read_facts
 from mmstream.dataset.keys import refs_at
-from mmstream.dataset.source import shard_samples
 from mmstream.errors import (
     ConfigError,
     ManifestError,
@@ -328,9 +327,9 @@ def _samples(work: Work, shard: int) -> Iterator[Outcome]:
     dataset = work.dataset
     facts = _facts(work, shard)
     if facts is None:
-        yield from shard_samples(dataset, shard)
+        yield from dataset.shards.samples(shard)
         return
-    url = dataset.url_of(shard)
+    url = dataset.shards.url_of(shard)
     for index, fact in enumerate(facts):
         ref = (shard, index)
         yield _read_sample(dataset, ref) if fact is None else fact.sample(url, ref)
@@ -351,7 +350,9 @@ def _facts(work: Work, shard: int) -> list[Fact | None] | None:
         return None  # most samples would be read one by one
     checked = known[:: max(1, len(known) // CHECKED_FACTS)][:CHECKED_FACTS]
     refs = [(shard, index) for index, _ in checked]
-    by_facts = [fact.sample(dataset.url_of(shard), (shard, index)) for index, fact in checked]
+    by_facts = [
+        fact.sample(dataset.shards.url_of(shard), (shard, index)) for index, fact in checked
+    ]
     by_files = [_read_sample(dataset, ref) for ref in refs]
     lengths = [work.lengths(samples, refs) for samples in (by_facts, by_files)]
     for ref, fast, whole in zip(refs, *lengths, strict=True):

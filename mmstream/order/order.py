@@ -231,6 +231,19 @@ class Order(SampleRows):
         )
 
     @classmethod
+    def from_corpus(cls, corpus: Corpus, **settings: Any) -> Order:
+        """Build the order of a corpus. Settings and errors are those of `from_counts`."""
+        return cls.from_counts(
+            corpus.counts,
+            names=corpus.names,
+            num_bytes=corpus.num_bytes,
+            bad=corpus.bad,
+            sizes=corpus.sizes,
+            checksums=corpus.checksums,
+            **settings,
+        )
+
+    @classmethod
     @checked(late=True)
     def from_identity(
         cls,
@@ -293,14 +306,7 @@ class Order(SampleRows):
                     f"{current[key]!r}): {advice}, or start anew"
                 )
         try:
-            return cls.from_counts(
-                corpus.counts,
-                names=corpus.names,
-                bad=corpus.bad,
-                sizes=corpus.sizes,
-                checksums=corpus.checksums,
-                **settings,
-            )
+            return cls.from_corpus(corpus, **settings)
         except (ConfigError, TypeError, ValueError, IndexError) as error:
             raise StateError(f"not an order's identity: {error}") from None
 
@@ -328,16 +334,8 @@ class Order(SampleRows):
         saved = {name: identity[name] for name in self._unset if name in identity}
         if not step or not differing_keys(saved, {name: present[name] for name in saved}):
             return self
-        corpus = self._corpus
         settings = {name: present[name] for name in (*_SETTINGS, "reshuffle")} | saved
-        return Order.from_counts(
-            corpus.counts,
-            names=corpus.names,
-            bad=corpus.bad,
-            sizes=corpus.sizes,
-            checksums=corpus.checksums,
-            **settings,
-        )
+        return Order.from_corpus(self._corpus, **settings)
 
     @staticmethod
     def binding(identity: Mapping[str, Any], _epoch: int, step: int) -> dict[str, Any]:

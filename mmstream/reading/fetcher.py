@@ -169,7 +169,7 @@ class Fetcher:
             location = self._source.locate(int(shards[first]))
             of_shard = slice(first, end)
             try:
-                bounds = location.dataset.bounds(
+                bounds = location.dataset.shards.bounds(
                     location.shard, indexes[of_shard], self._count_wrong_reads
                 )
             except ShardError as error:
@@ -268,7 +268,7 @@ class Fetcher:
             if file_map is None or len(file_map) < samples.stop[end - 1]:
                 continue  # it is read, be it only for the error
             location = self._source.locate(shard)
-            stat = location.dataset.known_stat(location.shard)
+            stat = location.dataset.shards.known_stat(location.shard)
             if stat is not None:
                 stats[shard] = stat
             map_of_sample[first:end] = len(maps)
@@ -295,7 +295,7 @@ class Fetcher:
             if file_map is None and len(self._maps) >= MAX_MAPS and self._kept_maps:
                 del self._kept_maps[next(iter(self._kept_maps))]
             if file_map is not None or len(self._maps) < MAX_MAPS:
-                file_map = location.dataset.map(location.shard, file_map)
+                file_map = location.dataset.shards.map(location.shard, file_map)
             self._kept_maps.pop(shard, None)
             if file_map is not None:
                 self._maps[shard] = self._kept_maps[shard] = file_map
@@ -304,7 +304,7 @@ class Fetcher:
     def _hold_error(self, samples: SampleRange, error: OSError, held: HeldSamples) -> None:
         """Hold why a range could not be read; or its samples, where they can be had alone."""
         location = self._source.locate(samples.shard)
-        cause = location.dataset.explain(error, location.shard, samples.bounds[2])
+        cause = location.dataset.shards.explain(error, location.shard, samples.bounds[2])
         if not isinstance(cause, ShardError):
             raise cause  # storage failed; the shard itself is well
         if samples.position.size == 1 or isinstance(error, OF_THE_WHOLE_SHARD):

@@ -219,7 +219,7 @@ class HeldSamples:
         location = self._source.locate(samples.shard)
         for number in wrong:
             index, position = int(samples.index[number]), int(samples.position[number])
-            self._errors[position] = location.dataset.checksum_error(location.shard, index)
+            self._errors[position] = location.dataset.shards.checksum_error(location.shard, index)
         self.num_wrong += len(wrong)
         is_right = np.ones(samples.position.size, dtype=np.bool_)
         is_right[wrong] = False
@@ -286,7 +286,7 @@ class HeldSamples:
         shards = shard.tolist()
         locations = {one_shard: self._source.locate(one_shard) for one_shard in set(shards)}
         urls = {
-            one_shard: location.dataset.url_of(location.shard)
+            one_shard: location.dataset.shards.url_of(location.shard)
             for one_shard, location in locations.items()
         }
         names = [locations[one_shard].source for one_shard in shards]
@@ -411,14 +411,15 @@ class HeldSamples:
         shards = self._shard[first:end]
         for shard in self._mapped_stats.keys() & set(shards.tolist()):
             location = self._source.locate(shard)
-            error = location.dataset.change_since(location.shard, self._mapped_stats[shard])
+            error = location.dataset.shards.change_since(location.shard, self._mapped_stats[shard])
             if error is None:
                 continue
             positions = first + np.flatnonzero(shards == shard)
             if location.dataset.has_checksums:  # they decide, once each sample was read again
                 for position in positions.tolist():
                     index = int(self._index[position])
-                    self._errors[position] = location.dataset.checksum_error(location.shard, index)
+                    checksum_error = location.dataset.shards.checksum_error
+                    self._errors[position] = checksum_error(location.shard, index)
             else:
                 self.put_error(positions, error)
             self._is_odd[positions] = True
@@ -431,7 +432,9 @@ class HeldSamples:
         data = memoryview(self._data[position])[self._start[position] : self._stop[position]]
         try:
             zero_copy = self._is_viewed is not None
-            sample = dataset.parse(data, shard, int(self._index[position]), zero_copy=zero_copy)
+            sample = dataset.shards.parse(
+                data, shard, int(self._index[position]), zero_copy=zero_copy
+            )
         except SampleError as error:
             return error
         for name, value in sample.items():

@@ -138,10 +138,10 @@ class LargeSamples:
         def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
             absolute = [(large.start + start, large.start + stop) for start, stop in ranges]
             if self._past_caches:
-                dataset.drop_cache(local_shard, absolute)
+                dataset.shards.drop_cache(local_shard, absolute)
             self._count(sum(stop - start for start, stop in ranges), len(ranges))
             try:
-                return dataset.read_unchecked(local_shard, absolute)
+                return dataset.shards.read_unchecked(local_shard, absolute)
             except ShardError as error:
                 errors.append(error)
                 raise
@@ -151,18 +151,18 @@ class LargeSamples:
 
         def value_of(field: str, start: int, size: int) -> bytes | LazyBytes:
             if size == LINK:
-                return dataset.linked(local_shard, index, field, start)
+                return dataset.shards.linked(local_shard, index, field, start)
             is_ranged = size >= self._files.least_bytes and self._files.is_ranged(field)
             return (read.pass_over if is_ranged else read.read)(start, start + size)
 
         try:
             files = _files_of(whole, large.checksum)
-            sample = dataset.assemble(files, value_of, local_shard, index)
+            sample = dataset.shards.assemble(files, value_of, local_shard, index)
             if read.is_whole and large.checksum != NO_CHECKSUM:
                 read.read(len(whole), len(whole))
                 if read.checksum != large.checksum:
                     self._count_wrong(1)
-                    return dataset.checksum_error(local_shard, index)
+                    return dataset.shards.checksum_error(local_shard, index)
         except (SampleError, ShardError) as error:
             return errors[-1] if errors else error
         if source:

@@ -6,8 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
-from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.dataset.keys import shard_stamp
+from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ChecksumError
 from mmstream.order import AnyOrder, Unit
@@ -60,7 +60,7 @@ class SampleLookup:
     def forget_index(self, shard: int) -> None:
         """Read the index of a shard again at its next use."""
         location = self.source.locate(shard)
-        location.dataset.forget_index(location.shard)
+        location.dataset.shards.forget_index(location.shard)
 
     def planned(self, epoch: int, step: int, position: int) -> tuple[int, Unit]:
         """Return the row of the order at a position of a step, and its planned samples."""

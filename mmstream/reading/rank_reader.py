@@ -217,7 +217,7 @@ class RankReader:
     async def warm_up(self) -> None:
         """Load an index before it is asked for: its client is imported and connected then."""
         loop, first = asyncio.get_running_loop(), self._datasets[0]
-        num_requests = await loop.run_in_executor(self._thread, first.load_indexes, [0])
+        num_requests = await loop.run_in_executor(self._thread, first.shards.load_indexes, [0])
         self._counts += TransferCounts(num_index_requests=num_requests)
 
     def begin(
@@ -365,7 +365,7 @@ class RankReader:
 
     def _bounds_of(self, shard: int, index: IntArray) -> SampleBounds:
         location = self._source.locate(shard)
-        return location.dataset.bounds(location.shard, index, self._count_wrong_indexes)
+        return location.dataset.shards.bounds(location.shard, index, self._count_wrong_indexes)
 
     def _access_of(self, shard: int) -> Access:
         return self._source.locate(shard).dataset.store.access
@@ -493,7 +493,7 @@ class RankReader:
             self._num_wrong += len(wrong)
         for number in wrong:
             index, position = int(samples.index[number]), int(samples.position[number])
-            arrived.errors[position] = location.dataset.checksum_error(location.shard, index)
+            arrived.errors[position] = location.dataset.shards.checksum_error(location.shard, index)
 
     async def _read(self, arrived: Arrived, samples: SampleRange) -> memoryview:
         """Return the bytes of a range. A replaced shard is read if its samples have checksums."""
@@ -512,9 +512,9 @@ class RankReader:
                 is_checked = bool((samples.checksum != NO_CHECKSUM).all())
                 if not is_checked or attempt == MAX_REPLACED:
                     raise
-                dataset.accept(name, error)
+                dataset.shards.accept(name, error)
             else:
-                self._note_version(shard, dataset.known.get(name))
+                self._note_version(shard, dataset.shards.known.get(name))
                 return data
             finally:
                 arrived.transfers.remove(future)
@@ -539,7 +539,7 @@ class RankReader:
         """
         location = self._source.locate(samples.shard)
         cause = await asyncio.get_running_loop().run_in_executor(
-            None, location.dataset.explain, error, location.shard, samples.bounds[2]
+            None, location.dataset.shards.explain, error, location.shard, samples.bounds[2]
         )
         if not isinstance(cause, ShardError):
             raise cause

@@ -274,7 +274,7 @@ async def serve(control: Connection, connections: Sequence[socket.socket]) -> No
     memory = SampleMemory(most_bytes())
     transfers = Transfers(
         [range_client(dataset.store) for dataset in datasets],
-        [dataset.known for dataset in datasets],
+        [dataset.shards.known for dataset in datasets],
         new_memory=memory.take,
     )
     cache = None

@@ -76,7 +76,7 @@ class StepReader:
             self._ask_ahead(job, int((header.stops - header.starts).sum()))
         for shard, stat in header.read_shards:
             location = self._source.locate(shard)
-            location.dataset.expect(location.shard, stat)
+            location.dataset.shards.expect(location.shard, stat)
         outcomes = self._samples(header, data)
         planned = list(zip(header.shard.tolist(), header.index.tolist(), strict=True))
         self._num_wrong_reads += header.num_wrong_reads

@@ -253,7 +253,7 @@ def samples_read_alone(dataset, store):
     refs = {
         (dataset.name_of(shard), int(start), int(stop)): (shard, index)
         for shard in range(dataset.num_shards)
-        for index, (start, stop) in enumerate(pairwise(dataset.offsets(shard)))
+        for index, (start, stop) in enumerate(pairwise(dataset.shards.offsets(shard)))
     }
     alone = [request[0] for request in store.range_reads if len(request) == 1]
     return {refs[one] for one in alone if one in refs}

@@ -128,7 +128,7 @@ def test_an_index_that_came_wrong_but_looks_right_is_read_again(pipeline):
     pipeline = opened_anew(pipeline, wrong_once)
     assert run(pipeline).steps == calm
     assert not answers
-    assert np.array_equal(pipeline.dataset.offsets(3), right)
+    assert np.array_equal(pipeline.dataset.shards.offsets(3), right)
 
 
 def test_a_shard_that_is_away_for_a_moment_stops_no_run(pipeline):

@@ -185,12 +185,12 @@ def test_plans_are_those_of_the_source(corpus: str, tmp_path: Path) -> None:
     assert baked.manifest.num_bytes > 10 * dataset.manifest.num_bytes
     assert baked.counts.tolist() == COUNTS
     assert baked.bad.tolist() == [[0, 4], [2, 1]]
-    assert baked.planned_bytes == dataset.manifest.num_bytes
+    assert baked.corpus.num_bytes == dataset.manifest.num_bytes
     with pytest.raises(mm.SampleError, match="it is on the bad list"):
         baked.read(0, 4)
     mine, others = (
         mm.Order.from_counts(
-            each.counts, global_batch_size=8, num_bytes=each.planned_bytes, bad=each.bad
+            each.counts, global_batch_size=8, num_bytes=each.corpus.num_bytes, bad=each.bad
         ).identity()
         for each in (source.dataset, baked)
     )

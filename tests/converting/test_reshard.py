@@ -54,7 +54,7 @@ def measure_of(folder: Path) -> Measure:
 def contents(dataset: mm.Dataset) -> dict[str, bytes]:
     """Return the bytes of all samples by their keys."""
     return {
-        dataset.read(shard, index)["__key__"]: dataset.read_bytes([(shard, index)])[0]
+        dataset.read(shard, index)["__key__"]: dataset.shards.read_bytes([(shard, index)])[0]
         for shard in range(dataset.num_shards)
         for index in range(int(dataset.counts[shard]))
     }

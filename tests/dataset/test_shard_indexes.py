@@ -67,7 +67,7 @@ def assert_right(dataset, folder):
     for shard, count in enumerate(COUNTS):
         index = np.arange(count)
         for column, expected in zip(
-            dataset.bounds(shard, index), right.bounds(shard, index), strict=True
+            dataset.shards.bounds(shard, index), right.shards.bounds(shard, index), strict=True
         ):
             assert np.array_equal(column, expected)
 
@@ -94,13 +94,13 @@ def test_a_local_part_is_mapped_and_no_other_file_is_needed(folder):
 def test_a_remote_part_is_fetched_once_a_machine(folder, cache):
     part = part_of(folder)
     dataset = remote(folder)
-    assert dataset.load_indexes(range(5)) == 1
+    assert dataset.shards.load_indexes(range(5)) == 1
     assert dataset.store.ranges == [(part.name, 0, part.num_bytes)]
     assert_right(dataset, folder)
     assert [path.name for path in cache.glob("[!.]*[!k]")] == [part.sha256]
     assert cache.stat().st_mode & 0o777 == 0o700
     others = remote(folder)
-    assert others.load_indexes(range(5)) == 0
+    assert others.shards.load_indexes(range(5)) == 0
     assert_right(others, folder)
     assert others.store.ranges == []
 
@@ -124,14 +124,14 @@ DAMAGED = {
 
 @pytest.mark.parametrize("damage", DAMAGED)
 def test_a_damaged_cached_part_is_fetched_again(folder, cache, damage, tmp_path):
-    remote(folder).load_indexes([0])
+    remote(folder).shards.load_indexes([0])
     (path,) = cache.glob("[!.]*[!k]")
     data = path.read_bytes()
     path.unlink()
     DAMAGED[damage](path, data, tmp_path / "elsewhere")
     dataset = remote(folder)
     counted = []
-    assert dataset.bounds(4, np.array([0]), counted.append).start.tolist() == [0]
+    assert dataset.shards.bounds(4, np.array([0]), counted.append).start.tolist() == [0]
     assert counted == [1] * (damage in ("table", "columns", "zeros"))
     assert dataset.store.ranges == [(part_of(folder).name, 0, part_of(folder).num_bytes)]
     assert_right(dataset, folder)
@@ -145,7 +145,7 @@ def test_a_full_disk_is_a_warning_and_ranges_are_read(folder, cache, caplog):
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (100, limits[1]))
     try:
-        num_requests = dataset.load_indexes([0, 3])
+        num_requests = dataset.shards.load_indexes([0, 3])
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert num_requests == 3  # the table and two shards
@@ -155,7 +155,7 @@ def test_a_full_disk_is_a_warning_and_ranges_are_read(folder, cache, caplog):
 
 
 def test_a_part_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypatch):
-    remote(folder).load_indexes([0])
+    remote(folder).shards.load_indexes([0])
 
     def refuse(*_):
         raise OSError(errno.EROFS, "Read-only file system")
@@ -190,9 +190,9 @@ def test_without_a_cache_the_table_and_single_shards_are_read_by_ranges(
 ):
     NO_CACHE[case](cache, monkeypatch)
     dataset = remote(folder)
-    assert dataset.load_indexes([0, 3]) == 3
+    assert dataset.shards.load_indexes([0, 3]) == 3
     assert len(dataset.store.range_reads) == 2  # the table; then both shards at once
-    assert dataset.load_indexes([3]) == 0
+    assert dataset.shards.load_indexes([3]) == 0
     assert_right(dataset, folder)
     assert not cache.parent.is_dir() or not list(cache.glob("*"))
 
@@ -206,10 +206,10 @@ def test_a_large_part_comes_in_the_background_and_ranges_serve_meanwhile(
         shard_indexes.threading.Thread, "start", lambda thread: fetches.append(thread._target)
     )
     dataset = remote(folder)
-    assert dataset.load_indexes([0, 3]) == 3
+    assert dataset.shards.load_indexes([0, 3]) == 3
     (fetch,) = fetches
     fetch()
-    assert dataset.load_indexes([4]) == 0
+    assert dataset.shards.load_indexes([4]) == 0
     assert_right(dataset, folder)
 
 
@@ -217,7 +217,7 @@ def test_a_process_does_not_wait_long_for_another_one_that_fetches(folder, cache
     monkeypatch.setattr(shard_indexes, "fetch_part", lambda *_: False)
     monkeypatch.setattr(shard_indexes, "WAIT_S", 0)
     dataset = remote(folder)
-    assert dataset.load_indexes([0, 3]) == 3
+    assert dataset.shards.load_indexes([0, 3]) == 3
     assert_right(dataset, folder)
 
 
@@ -251,7 +251,7 @@ def test_a_part_of_other_shards_is_not_used(folder, caplog):
     shards = list(dataset.manifest.shards)
     shards[0] = replace(shards[0], num_bytes=shards[0].num_bytes + 512)
     dataset = mm.Dataset(replace(dataset.manifest, shards=tuple(shards)), dataset.store)
-    dataset.bounds(3, np.array([0]))
+    dataset.shards.bounds(3, np.array([0]))
     assert "of other shards than the manifest names" in caplog.text
 
 
@@ -265,7 +265,7 @@ def test_bytes_that_come_wrong_once_are_read_again(folder, cache, monkeypatch):
 
     dataset = watched(mm.open_dataset(folder), flip, maps_files=False, concurrent=True)
     counted = []
-    dataset.bounds(3, np.array([0]), counted.append)
+    dataset.shards.bounds(3, np.array([0]), counted.append)
     assert counted == [1]
 
 
@@ -274,9 +274,9 @@ def test_a_storage_that_fails_is_an_error_and_no_warning(folder, cache, caplog):
         return StorageError("away")
 
     dataset = watched(mm.open_dataset(folder), fail, maps_files=False, concurrent=True)
-    dataset.load_indexes([0])
+    dataset.shards.load_indexes([0])
     with pytest.raises(StorageError, match="away"):
-        dataset.bounds(0, np.array([0]))
+        dataset.shards.bounds(0, np.array([0]))
     assert not caplog.records
 
 
@@ -307,7 +307,7 @@ def test_appended_tars_are_one_more_part_and_nothing_else_is_read(folder):
     assert manifest.index_parts[0] == old
     assert [part.first_shard for part in manifest.index_parts] == [0, 5]
     without_files(folder)
-    assert len(mm.open_dataset(folder).bounds(5, np.arange(3)).start) == 3
+    assert len(mm.open_dataset(folder).shards.bounds(5, np.arange(3)).start) == 3
 
 
 def test_a_tar_in_the_middle_or_a_lost_file_makes_a_new_part_of_all_that_follow(folder):
@@ -337,7 +337,7 @@ def test_a_reader_keeps_its_part_when_the_index_is_made_anew(folder):
     append(folder, "shard-000000-more.tar")
     index_tars(folder, progress=False)
     without_files(folder)
-    assert dataset.bounds(3, np.array([0])).start.tolist() == [0]
+    assert dataset.shards.bounds(3, np.array([0])).start.tolist() == [0]
 
 
 @pytest.mark.parametrize(
@@ -369,7 +369,7 @@ def test_unused_parts_leave_the_cache_when_another_one_comes(folder, cache):
     old = cache / ("0" * 64)
     old.write_bytes(b"old")
     os.utime(old, (0, 0))
-    remote(folder).load_indexes([0])
+    remote(folder).shards.load_indexes([0])
     assert not old.exists()
 
 
@@ -377,7 +377,7 @@ def test_a_shard_error_names_what_to_do(folder):
     without_files(folder)
     Path(folder, part_of(folder).name).unlink()
     with pytest.raises(ShardError, match=r"no index shard-000000\.tar\.idx .*`mmstream index`"):
-        mm.open_dataset(folder).bounds(0, np.array([0]))
+        mm.open_dataset(folder).shards.bounds(0, np.array([0]))
 
 
 # -- verify ---------------------------------------------------------------------------------------
@@ -424,7 +424,7 @@ def test_the_checksums_of_a_tar_are_of_all_its_bytes(tmp_path, monkeypatch):
     for shard, info in enumerate(dataset.manifest.shards):
         data = Path(folder, info.name).read_bytes()
         assert info.sha256 == hashlib.sha256(data).hexdigest()
-        assert dataset.indexes.tar_checksum(shard) == sample_checksum(data)
+        assert dataset.shards.indexes.tar_checksum(shard) == sample_checksum(data)
 
 
 @pytest.mark.s3
@@ -432,7 +432,7 @@ def test_quick_compares_the_checksum_of_a_tar_that_the_server_keeps(s3, tmp_path
     folder = write_corpus(f"{s3}/{tmp_path.name}", COUNTS)
     index_tars(folder, checksums=True, progress=False)
     dataset = mm.open_dataset(folder)
-    right = dataset.indexes.tar_checksum(3)
+    right = dataset.shards.indexes.tar_checksum(3)
     assert right == sample_checksum(dataset.store.read("shard-000003.tar"))
     assert reasons(folder, quick=True) == []
     send = remote_module._request
@@ -463,8 +463,9 @@ def dataset(request, tmp_path):
 
 def test_bounds_are_those_of_the_index_in_the_order_that_was_asked_for(dataset):
     index = np.array([3, 0, 39, 3])
-    bounds = dataset.bounds(3, index)
-    offsets, checksums = dataset.index_of(3)
+    bounds = dataset.shards.bounds(3, index)
+    columns = dataset.shards.indexes.columns(3)
+    offsets, checksums = columns.offsets(), columns.checksums
     assert np.array_equal(bounds.start, offsets[index])
     assert np.array_equal(bounds.stop, offsets[index + 1])
     assert {column.dtype for column in bounds if column is not None} == {np.dtype(np.int64)}
@@ -476,14 +477,14 @@ def test_bounds_are_those_of_the_index_in_the_order_that_was_asked_for(dataset):
 
 def test_the_indexes_of_many_shards_come_in_one_round_of_requests_and_no_size_is_asked_for(dataset):
     num_files = 2 if dataset.has_checksums else 1
-    assert dataset.load_indexes([0, 3, 3, 4, 1]) == 4 * num_files
+    assert dataset.shards.load_indexes([0, 3, 3, 4, 1]) == 4 * num_files
     assert [len(request) for request in dataset.store.range_reads] == [4 * num_files]
     for shard in (0, 1, 3, 4):
-        dataset.bounds(shard, np.array([0]))
+        dataset.shards.bounds(shard, np.array([0]))
     assert len(dataset.store.range_reads) == 1
     assert not dataset.store.size_reads
-    assert dataset.load_indexes([0, 3]) == 0
-    assert dataset.load_indexes([0, 2]) == num_files
+    assert dataset.shards.load_indexes([0, 3]) == 0
+    assert dataset.shards.load_indexes([0, 2]) == num_files
     assert len(dataset.store.range_reads) == 2
 
 
@@ -492,17 +493,17 @@ def test_the_error_of_a_shard_comes_at_its_bounds(dataset):
     store.remove("shard-000000.tar.idx")
     store.write("shard-000001.tar.idx", b"short")
     store.write("shard-000003.tar.idx", store.read("shard-000003.tar.idx") + bytes(8))
-    dataset.load_indexes(range(5))
+    dataset.shards.load_indexes(range(5))
     with pytest.raises(ShardError, match=r"no index shard-000000\.tar\.idx"):
-        dataset.bounds(0, np.array([0]))
+        dataset.shards.bounds(0, np.array([0]))
     with pytest.raises(ShardError, match="5 bytes, but the manifest says 1 samples"):
-        dataset.bounds(1, np.array([0]))
+        dataset.shards.bounds(1, np.array([0]))
     if dataset.has_checksums:  # they tell that the first bytes are the index
-        assert dataset.bounds(3, np.array([0])).start.tolist() == [0]
+        assert dataset.shards.bounds(3, np.array([0])).start.tolist() == [0]
     else:
         with pytest.raises(ShardError, match="336 bytes, but the manifest says 40 samples"):
-            dataset.bounds(3, np.array([0]))
-    assert dataset.bounds(4, np.array([0])).start.tolist() == [0]
+            dataset.shards.bounds(3, np.array([0]))
+    assert dataset.shards.bounds(4, np.array([0])).start.tolist() == [0]
 
 
 # -- opening a dataset on an object store ---------------------------------------------------------
@@ -562,12 +563,12 @@ def test_a_shard_of_another_size_than_the_manifest_says_is_noticed_by_its_first_
 def test_the_version_of_a_shard_is_that_of_its_first_answer(folder, opened):
     dataset = opened(checksums=False)
     size = dataset.manifest.shards[3].num_bytes
-    assert dataset.known_stat(3) == ObjectStat(size, None)
+    assert dataset.shards.known_stat(3) == ObjectStat(size, None)
     assert dataset[40]["__key__"] == "000040"
-    assert dataset.known_stat(3) == LocalStore(folder).stat("shard-000003.tar")
+    assert dataset.shards.known_stat(3) == LocalStore(folder).stat("shard-000003.tar")
     copy = pickle.loads(pickle.dumps(dataset))
-    assert [copy.known_stat(shard) for shard in range(5)] == [
-        dataset.known_stat(shard) for shard in range(5)
+    assert [copy.shards.known_stat(shard) for shard in range(5)] == [
+        dataset.shards.known_stat(shard) for shard in range(5)
     ]
 
 

@@ -89,7 +89,8 @@ def test_a_large_picture_goes_when_a_function_has_made_it_small(
     pipeline = make(captions, decode=decode, transforms=(shrunk,), global_batch_size=24)
     with closing(mm.Loader(pipeline, num_threads=num_threads)) as loader:
         assert len(list(loader)) == 1
-    assert max(still_held) <= 1
+    # The row before, and what each helper thread has handed over and not yet let go.
+    assert max(still_held) <= num_threads
 
 
 def test_a_view_of_memory_that_is_no_picture_stays_as_it_is() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import random
 import threading
+import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import count
@@ -421,3 +422,23 @@ def test_few_rows_are_decoded_before_their_turn() -> None:
             results.append(result)
             assert len(begun) <= len(results) + 4
     assert results == [number * 2 for number in range(20)]
+
+
+def test_a_row_is_held_by_no_thread_that_did_not_get_to_it() -> None:
+    held: list[weakref.ref[torch.Tensor]] = []
+
+    def items() -> Any:
+        for number in range(6):
+            held.append(weakref.ref(tensor := torch.tensor(number)))
+            yield tensor, True
+            del tensor
+
+    is_over = threading.Event()
+    with ThreadPoolExecutor(1) as pool:
+        pool.submit(is_over.wait)  # the only thread is busy all the time
+        try:
+            numbers = [int(result) for result in calls_ahead(torch.neg, items(), pool, 2)]
+            assert [tensor() for tensor in held] == [None] * 6
+        finally:
+            is_over.set()
+    assert numbers == [0, -1, -2, -3, -4, -5]

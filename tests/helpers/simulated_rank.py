@@ -19,7 +19,8 @@ from unittest import mock
 
 import numpy as np
 
-from mmstream.dataset.dataset import SampleBounds, ShardLocation
+from mmstream.dataset.dataset import ShardLocation
+from mmstream.dataset.index_part import SampleBounds
 from mmstream.order import Order
 from mmstream.reading.plan import RankPlan
 from mmstream.reading.rank_reader import HORIZON_BYTES, RankReader
@@ -51,7 +52,7 @@ def corpus_plan(order: Order, rows: tuple[int, int]) -> RankPlan:
         order,
         rows,
         0,
-        bounds=lambda shard, index: dataset.bounds(shard, index, None),
+        bounds=lambda shard, index: dataset.shards.bounds(shard, index, None),
         access=lambda shard: dataset.store.access,
     )
 
@@ -88,6 +89,10 @@ class _Dataset:
 
     def locate(self, shard: int) -> ShardLocation:
         return ShardLocation(0, self, shard)  # type: ignore[arg-type]
+
+    @property
+    def shards(self) -> _Dataset:
+        return self
 
     def name_of(self, shard: int) -> str:
         return str(shard)

@@ -175,4 +175,4 @@ class FarStore(WatchedStore):
 def far(dataset: mm.Dataset, **settings: Any) -> mm.Dataset:
     """Return the dataset on a `FarStore`."""
     store = FarStore(dataset.store, **settings)
-    return mm.Dataset(dataset.manifest, store, store, bad=dataset.bad, stats=dataset.known)
+    return mm.Dataset(dataset.manifest, store, store, bad=dataset.bad, stats=dataset.shards.known)

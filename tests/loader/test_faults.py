@@ -141,7 +141,8 @@ def lanes(tmp_path_factory) -> str:
 
 def payload(pipeline: mm.Pipeline) -> int:
     return sum(
-        int(pipeline.dataset.offsets(shard)[-1]) for shard in range(pipeline.dataset.num_shards)
+        int(pipeline.dataset.shards.offsets(shard)[-1])
+        for shard in range(pipeline.dataset.num_shards)
     )
 
 

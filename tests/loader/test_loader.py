@@ -134,7 +134,9 @@ def test_bytes_and_requests_are_counted_and_nothing_is_read_twice(corpus):
     pipeline = make_pipeline(corpus, window=64, drop_last=False)
     loader = mm.Loader(pipeline)
     list(loader)
-    payload = sum(int(pipeline.dataset.offsets(s)[-1]) for s in range(pipeline.dataset.num_shards))
+    payload = sum(
+        int(pipeline.dataset.shards.offsets(s)[-1]) for s in range(pipeline.dataset.num_shards)
+    )
     assert loader.stats.num_samples == 97
     assert payload <= loader.stats.num_bytes < payload * 1.3  # the tail step repeats one sample
     assert 0 < loader.stats.num_requests < 60

@@ -18,6 +18,7 @@ import pytest
 import mmstream as mm
 from mmstream.dataset.facts import facts_name, write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.shards import ShardReader
 from mmstream.errors import ConfigError
 from mmstream.measuring import measure as module
 from mmstream.packing.measure_file import Measure
@@ -326,7 +327,7 @@ def test_facts_give_the_same_measure(tmp_path: Path, monkeypatch: pytest.MonkeyP
     folder = write_corpus(tmp_path, COUNTS, chat_sample, checksums=True)
     measure(folder, chat_decode(), folder=tmp_path / "whole")
     write_facts(mm.open_dataset(folder))
-    monkeypatch.setattr(module, "shard_samples", None)  # no shard is read whole
+    monkeypatch.setattr(ShardReader, "samples", None)  # no shard is read whole
     measure(folder, chat_decode(), folder=tmp_path / "facts")
     assert files_of(tmp_path / "facts") == files_of(tmp_path / "whole")
 

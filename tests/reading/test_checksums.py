@@ -15,8 +15,8 @@ import torch
 
 import mmstream as mm
 from mmstream.dataset.checksums import checksums_name
-from mmstream.dataset.dataset import MAX_SAMPLE_READS
 from mmstream.dataset.shard_indexes import MAX_INDEX_READS
+from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.process import needs_reader_process
 from mmstream.storage import local
@@ -121,7 +121,7 @@ def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder,
     """Header, padding and payload; bytes between two samples of a range belong to neither."""
     dataset = mm.open_dataset(folder)
     for shard in range(len(COUNTS)):
-        dataset.index_of(shard)
+        dataset.shards.indexes.columns(shard)
     wanted = np.random.default_rng(seed).permutation(40)[:20]
     flips = BitFlips(tmp_path / "flips", rate=1.0)
     flipped = watched(dataset, lambda name, *read: flips(name, *read) if is_tar(name) else read[1])
@@ -230,7 +230,7 @@ def test_checksums_that_are_lost_or_damaged_are_read_again_and_then_an_error(fol
     with pytest.raises(
         mm.errors.ShardError, match=r"shard-000003\.tar.*mmstream index --checksums"
     ):
-        dataset.offsets(3)
+        dataset.shards.offsets(3)
     requests = [one for one in dataset.store.range_reads if one[0][0] == "shard-000003.tar.idx"]
     assert len(requests) == MAX_INDEX_READS
     with pytest.raises(mm.errors.ShardError, match=r"shard-000003\.tar"):
@@ -239,22 +239,23 @@ def test_checksums_that_are_lost_or_damaged_are_read_again_and_then_an_error(fol
 
 def test_an_index_and_its_checksums_come_in_one_request(folder):
     dataset = watched(mm.open_dataset(folder))
-    dataset.offsets(3)
+    dataset.shards.offsets(3)
     (request,) = dataset.store.range_reads
     assert request == [("shard-000003.tar.idx", 0, 328), ("shard-000003.tar.crc32c", 0, 164)]
 
 
 def test_of_an_index_larger_than_memory_no_more_is_read_than_an_index_has(folder):
-    right = mm.open_dataset(folder).offsets(3)
+    right = mm.open_dataset(folder).shards.offsets(3)
     with Path(folder, "shard-000003.tar.idx").open("r+b") as file:
         file.truncate(1 << 40)
-    assert mm.open_dataset(folder).offsets(3).tolist() == right.tolist()  # the checksums fit it
+    assert (
+        mm.open_dataset(folder).shards.offsets(3).tolist() == right.tolist()
+    )  # the checksums fit it
     dataset = watched(mm.open_dataset(folder, checksums=False))
-    dataset.has_checksums = False
     with pytest.raises(
         mm.errors.ShardError, match=r"shard-000003\.tar\.idx: 1099511627776 bytes, but"
     ):
-        dataset.offsets(3)
+        dataset.shards.offsets(3)
     assert set(dataset.store.ranges) == {("shard-000003.tar.idx", 0, 328)}
 
 
@@ -263,7 +264,7 @@ def test_a_manifest_with_more_samples_than_bytes_is_refused_before_memory_is_tak
     shards = [replace(info, num_samples=1 << 45) for info in dataset.manifest.shards]
     dataset = watched(mm.Dataset(replace(dataset.manifest, shards=tuple(shards)), dataset.store))
     with pytest.raises(mm.errors.ShardError, match="cannot hold"):
-        dataset.offsets(0)
+        dataset.shards.offsets(0)
     assert dataset.store.ranges == []
 
 

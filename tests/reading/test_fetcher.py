@@ -104,7 +104,7 @@ def starts_of_ranges(shard, start, stop, max_gap_bytes, max_range_bytes) -> list
 
 def test_an_absent_shard_is_asked_for_once_and_not_sample_by_sample(tmp_path):
     dataset = watched(mm.open_dataset(write_tiny(tmp_path, [100])), maps_files=False)
-    dataset.offsets(0)
+    dataset.shards.offsets(0)
     (tmp_path / dataset.name_of(0)).unlink()
     held = Fetcher(dataset, zero_copy=False).fetch([(0, index) for index in range(100)])
     assert all(isinstance(held.take(position), mm.errors.ShardError) for position in range(100))

@@ -18,7 +18,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 import mmstream.pipeline as pipeline_module
-from mmstream.dataset.dataset import MAX_SAMPLE_READS
+from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.fetcher import Fetcher

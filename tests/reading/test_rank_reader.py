@@ -263,7 +263,7 @@ async def test_a_replaced_shard_is_an_error_unless_checksums_decide(dataset: mm.
 async def test_samples_before_the_end_of_a_cut_shard_are_good(tmp_path: Path) -> None:
     dataset = mm.open_dataset(write_corpus(tmp_path, COUNTS, sample))
     path = tmp_path / "shard-000001.tar"
-    cut = int(dataset.offsets(1)[25])
+    cut = int(dataset.shards.offsets(1)[25])
     path.write_bytes(path.read_bytes()[:cut])
     dataset = mm.Dataset(dataset.manifest, dataset.store)
 

@@ -120,7 +120,7 @@ def samples_of(local: str, epoch: int, step: int) -> list[Range]:
     shards, indexes, _ = pipeline.order.refs(epoch, step)
     samples = []
     for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
-        bounds = pipeline.dataset.bounds(shard, np.array([index]))
+        bounds = pipeline.dataset.shards.bounds(shard, np.array([index]))
         name = f"bucket/corpus/{pipeline.dataset.name_of(shard)}"
         samples.append((name, int(bounds.start[0]), int(bounds.stop[0])))
     return samples

@@ -27,7 +27,7 @@ def test_a_step_has_the_samples_of_its_tars_and_errors_in_their_rows(
     (tmp_path / "0.tar").write_bytes(data)
     dataset = mm.open_dataset(tmp_path)
     source = mm.Mixture({"a": (dataset, 1), "b": (dataset, 1)}, stop="first") if mixed else dataset
-    offsets = dataset.offsets(0)
+    offsets = dataset.shards.offsets(0)
     num_samples = offsets.size - 1
     stops = offsets[1:].copy()
     stops[4] = offsets[4]  # an error has no bytes

@@ -108,7 +108,7 @@ def test_of_a_truncated_shard_the_samples_before_the_cut_are_good(tmp_path):
     folder = write_corpus(tmp_path, [40])
     dataset = mm.open_dataset(folder)
     expected = list(steps_of(dataset, False))
-    os.truncate(tmp_path / "shard-000000.tar", int(dataset.offsets(0)[20]))
+    os.truncate(tmp_path / "shard-000000.tar", int(dataset.shards.offsets(0)[20]))
     dataset = mm.open_dataset(folder)
     viewed = list(steps_of(dataset, True))
     assert viewed == list(steps_of(dataset, False))

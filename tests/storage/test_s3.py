@@ -175,7 +175,7 @@ def test_a_truncated_shard_is_told_from_failing_storage(prefix):
     write_corpus(prefix, [8])
     dataset = mm.open_dataset(prefix)
     store, name = open_store(prefix), "shard-000000.tar"
-    cut = int(dataset.offsets(0)[5]) + 512
+    cut = int(dataset.shards.offsets(0)[5]) + 512
     store.write(name, store.read(name)[:cut])
     dataset = mm.open_dataset(prefix)
     for index in (4, 5):

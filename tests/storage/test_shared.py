@@ -157,7 +157,7 @@ def test_no_more_files_stay_open_than_are_kept(tmp_path, monkeypatch):
 def test_a_shard_that_is_replaced_is_noticed_when_its_file_is_opened_again(tmp_path):
     dataset = mm.open_dataset(write_corpus(tmp_path / "a", [20]), storage_kind="shared")
     keys = [sample["__key__"] for sample in dataset]
-    path = Path(dataset.url_of(0))
+    path = Path(dataset.shards.url_of(0))
     path.rename(path.with_suffix(".old"))
     path.write_bytes(path.with_suffix(".old").read_bytes() + bytes(10_240))
     assert [sample["__key__"] for sample in dataset] == keys  # of the file that is still open

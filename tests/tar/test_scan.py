@@ -205,9 +205,9 @@ def test_a_fetch_is_the_same_with_and_without_a_scan(tmp_path, monkeypatch, zero
 
     dataset = mm.open_dataset(tmp_path)
     data = bytearray((tmp_path / "0.tar").read_bytes())
-    data[int(dataset.offsets(0)[-2]) + 20] ^= 1
+    data[int(dataset.shards.offsets(0)[-2]) + 20] ^= 1
     (tmp_path / "0.tar").write_bytes(data)
-    offsets = {dataset.name_of(shard): dataset.offsets(shard) for shard in range(2)}
+    offsets = {dataset.name_of(shard): dataset.shards.offsets(shard) for shard in range(2)}
     dataset = mm.Dataset(dataset.manifest, dataset.store, offsets=offsets)  # as if it were new
     source = mm.Mixture({"a": (dataset, 1), "b": (dataset, 1)}, stop="first") if mixed else dataset
     num_shards = 4 if mixed else 2

@@ -28,7 +28,7 @@ def test_without_checksums_flipped_bits_change_batches(tmp_path: Path) -> None:
     folder = wrong_reads.write_corpus(tmp_path)
     expected = wrong_reads.read_epoch(mm.open_dataset(folder), 0)
     dataset = mm.open_dataset(folder, checksums=False)
-    dataset.store = FlippingStore(str(folder), 0.5)
+    dataset.shards.store = FlippingStore(str(folder), 0.5)
     disturbed = wrong_reads.read_epoch(dataset, 0)
     assert "batches differ" in wrong_reads.fault_of(disturbed, expected)
 

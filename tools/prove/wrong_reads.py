@@ -146,7 +146,7 @@ def main() -> int:
 
         for num_workers in arguments.workers:
             dataset = mm.open_dataset(folder)
-            dataset.store = dataset.index_store = FlippingStore(str(folder), arguments.rate)
+            dataset.shards.store = dataset.index_store = FlippingStore(str(folder), arguments.rate)
             judge(f"local disk, {num_workers} workers", read_epoch(dataset, num_workers))
         faults = Faults(flip=arguments.rate, seed=arguments.seed)
         with (

@@ -253,13 +253,13 @@ def _described(
     name = dataset.name_of(shard)
     size = dataset.manifest.shards[shard].num_bytes
     samples = enumerate(
-        read_samples(dataset.store, name, size, dataset.offsets(shard), lambda _: None)
+        read_samples(dataset.store, name, size, dataset.shards.offsets(shard), lambda _: None)
     )
 
     def describe(item: tuple[int, bytes]) -> _Described:
         index, data = item
         try:
-            return _describe(dataset.parse(data, shard, index), perceptual)
+            return _describe(dataset.shards.parse(data, shard, index), perceptual)
         except SampleError:
             return _Described()
 

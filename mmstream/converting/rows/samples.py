@@ -180,7 +180,7 @@ class SampleSource:
             rows = self.select(range(start, min(self.num_rows, start + KEYS_AT_ONCE)))
             if field is None:
                 refs = list(zip(rows.shards.tolist(), rows.positions.tolist(), strict=True))
-                for ref, key in zip(refs, read_keys(self.dataset, refs), strict=True):
+                for ref, key in zip(refs, read_keys(self.dataset.shards, refs), strict=True):
                     yield (key if key is not None else str(ref)).encode("utf-8", "replace"), False
                 continue
             for row in rows.read():

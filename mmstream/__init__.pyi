@@ -1,0 +1,55 @@
+"""The public names, and the modules that they come from. `mmstream/__init__.py` reads this file."""
+
+from mmstream import errors as errors
+from mmstream import families as families
+from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
+from mmstream.baking.bake import bake as bake
+from mmstream.batching.batching import Flat as Flat
+from mmstream.batching.batching import Pack as Pack
+from mmstream.batching.collate import collate as collate
+from mmstream.batching.split import split_rows as split_rows
+from mmstream.converting.convert import convert as convert
+from mmstream.converting.convert import finalize as finalize
+from mmstream.converting.options import DownloadOptions as DownloadOptions
+from mmstream.converting.options import Duplicates as Duplicates
+from mmstream.converting.options import MediaOptions as MediaOptions
+from mmstream.converting.options import Rerun as Rerun
+from mmstream.converting.options import RowReading as RowReading
+from mmstream.converting.options import Splitting as Splitting
+from mmstream.converting.quality.duplicates import find_duplicates as find_duplicates
+from mmstream.converting.quality.duplicates import find_leaks as find_leaks
+from mmstream.converting.reshard import reshard as reshard
+from mmstream.dataset.dataset import Dataset as Dataset
+from mmstream.dataset.mixture import Mixture as Mixture
+from mmstream.dataset.open import open_dataset as open_dataset
+from mmstream.dataset.statistics import statistics as statistics
+from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
+from mmstream.decoding.decode import Decode as Decode
+from mmstream.decoding.image.coordinates import Boxes as Boxes
+from mmstream.decoding.image.coordinates import Points as Points
+from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
+from mmstream.decoding.sample_rng import one_segment as one_segment
+from mmstream.decoding.sample_rng import sample_rng as sample_rng
+from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
+from mmstream.decoding.times import Times as Times
+from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
+from mmstream.device.normalize import Normalize as Normalize
+from mmstream.device.to_device import to_device as to_device
+from mmstream.display.notebook import show as show
+from mmstream.errors import ConfigError as ConfigError
+from mmstream.errors import MMStreamError as MMStreamError
+from mmstream.errors import SampleError as SampleError
+from mmstream.errors import SkipSample as SkipSample
+from mmstream.errors import StateError as StateError
+from mmstream.lazy_bytes import LazyBytes as LazyBytes
+from mmstream.loader.loader import Loader as Loader
+from mmstream.measuring.plan import plan as plan
+from mmstream.order import Order as Order
+from mmstream.packing.cost import Cost as Cost
+from mmstream.packing.settings import PackLimits as PackLimits
+from mmstream.pipeline import Pipeline as Pipeline
+from mmstream.train.check_packing import check_packing as check_packing
+from mmstream.train.inputs import model_inputs as model_inputs
+from mmstream.world import World as World
+
+__version__: str
