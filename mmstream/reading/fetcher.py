@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from mmstream.dataset.source import ShardSource, read_ranges
 from mmstream.errors import ShardError
-from mmstream.reading.held import HeldSamples, SampleRange, SampleTable
+from mmstream.reading.held import HeldSamples, SampleTable
 from mmstream.reading.large_samples import (
     NO_CHECKSUM,
     LargeFiles,
@@ -236,12 +236,11 @@ class Fetcher:
         bounds = zip(answers, wanted.first.tolist(), wanted.end.tolist(), strict=True)
         for answer, first, end in bounds:
             if isinstance(answer, OSError):
-                self._hold_error(samples.range(first, end), answer, held)
-        held.scan()
+                self._hold_error(samples.select(slice(first, end)), answer, held)
         is_held = is_wanted.copy()
         is_held[is_wanted] = is_read
         num_samples = ranges.end - ranges.first
-        held.put_table(
+        held.put(
             samples.select(np.repeat(is_held, num_samples)),
             [answer for answer in answers if not isinstance(answer, OSError)],
             ranges.start[is_held],
@@ -284,7 +283,7 @@ class Fetcher:
                 maps[number].madvise(MADV_WILLNEED, page, stop - page)
         is_mapped = map_of_sample >= 0
         starts = np.zeros(len(maps), dtype=np.int64)
-        held.put_table(samples.select(is_mapped), maps, starts, map_of_sample[is_mapped], stats)
+        held.put(samples.select(is_mapped), maps, starts, map_of_sample[is_mapped], stats)
         return samples.select(~is_mapped)
 
     def _file_map(self, shard: int) -> mmap | None:
@@ -301,22 +300,24 @@ class Fetcher:
                 self._maps[shard] = self._kept_maps[shard] = file_map
         return file_map
 
-    def _hold_error(self, samples: SampleRange, error: OSError, held: HeldSamples) -> None:
+    def _hold_error(self, samples: SampleTable, error: OSError, held: HeldSamples) -> None:
         """Hold why a range could not be read; or its samples, where they can be had alone."""
-        location = self._source.locate(samples.shard)
-        cause = location.dataset.shards.explain(error, location.shard, samples.bounds[2])
+        num_samples = samples.position.size
+        bounds = samples.range(0, num_samples).bounds
+        location = self._source.locate(bounds[0])
+        cause = location.dataset.shards.explain(error, location.shard, bounds[2])
         if not isinstance(cause, ShardError):
             raise cause  # storage failed; the shard itself is well
-        if samples.position.size == 1 or isinstance(error, OF_THE_WHOLE_SHARD):
+        if num_samples == 1 or isinstance(error, OF_THE_WHOLE_SHARD):
             held.put_error(samples.position, cause)
             return
-        for number in range(samples.position.size):  # samples before the cut are still good
-            one_sample = samples.slice(number, number + 1)
-            data = read_ranges(self._source, [one_sample.bounds])[0]
+        for number in range(num_samples):  # samples before the cut are still good
+            one_sample = samples.select(slice(number, number + 1))
+            data = read_ranges(self._source, [one_sample.range(0, 1).bounds])[0]
             if isinstance(data, OSError):
                 self._hold_error(one_sample, data, held)
             else:
-                held.put(one_sample, data, one_sample.bounds[1])
+                held.put(one_sample, [data], one_sample.start, np.zeros(1, dtype=np.int64))
 
 
 def _is_any(_field: str) -> bool:

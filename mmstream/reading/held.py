@@ -80,7 +80,7 @@ class SampleTable(NamedTuple):
     position: IntArray
     checksum: IntArray
 
-    def select(self, is_wanted: npt.NDArray[np.bool_]) -> SampleTable:
+    def select(self, is_wanted: npt.NDArray[np.bool_] | slice) -> SampleTable:
         """Return some of the samples."""
         return SampleTable(*(column[is_wanted] for column in self))
 
@@ -132,7 +132,6 @@ class HeldSamples:
         self.num_bytes = 0
         self.num_wrong = 0
         self._errors: dict[int, ShardError | SampleError] = {}
-        self._unscanned: list[tuple[SampleRange, Any, int]] = []
         self._mapped_stats: dict[int, ObjectStat] = {}
         self._is_mixture = False
         self._key, self._url, self._source_name = (self._objects(None) for _ in range(3))
@@ -152,7 +151,7 @@ class HeldSamples:
         """Hold why samples cannot be had."""
         self._errors |= dict.fromkeys(positions.tolist(), error)
 
-    def put_table(
+    def put(
         self,
         samples: SampleTable,
         data: Sequence[Any],
@@ -160,128 +159,51 @@ class HeldSamples:
         data_of_sample: IntArray,
         mapped_stats: Mapping[int, ObjectStat] | None = None,
     ) -> None:
-        """Hold samples that lie in several pieces of data, and find their members.
+        """Hold samples that lie in pieces of data, and find their members.
+
+        Samples that are not those of their checksums become errors.
 
         Args:
             samples: which ones.
             data: bytes of shards, or views or maps of them. With views they stay in memory.
-            data_starts: the byte of its shard where each of `data` begins.
+            data_starts: the byte where each of `data` begins, as `samples` counts them.
             data_of_sample: number of the piece of data that has each sample; it never falls.
             mapped_stats: of the files that `data` are maps of, by shard. A file that is written
                 over in place changes what was mapped, so it is compared again when samples are
                 taken.
         """
         self._mapped_stats.update(mapped_stats or {})
-        starts = data_starts[data_of_sample]
         is_right = np.ones(samples.position.size, dtype=np.bool_)
-        is_checked = samples.checksum != NO_CHECKSUM
-        for number in np.unique(data_of_sample[is_checked]).tolist():
+        for number in np.unique(data_of_sample[samples.checksum != NO_CHECKSUM]).tolist():
             first, end = np.searchsorted(data_of_sample, (number, number + 1)).tolist()
-            right = self._right_samples(
-                samples.range(first, end), data[number], int(data_starts[number])
-            )
-            if right.position.size < end - first:
-                is_right[first:end] = np.isin(samples.position[first:end], right.position)
+            of_data = samples.range(first, end)
+            start, stop = of_data.start - data_starts[number], of_data.stop - data_starts[number]
+            for wrong in wrong_samples(data[number], start, stop, of_data.checksum):
+                self._put_wrong(of_data.shard, of_data.index[wrong], of_data.position[wrong])
+                self.num_wrong += 1
+                is_right[first + wrong] = False
         if not is_right.all():
-            samples = samples.select(is_right)
-            starts, data_of_sample = starts[is_right], data_of_sample[is_right]
+            samples, data_of_sample = samples.select(is_right), data_of_sample[is_right]
         if samples.position.size:
-            self._scan(
-                [memoryview(one) for one in data],
-                data_of_sample,
-                samples.shard,
-                samples.index,
-                samples.start - starts,
-                samples.stop - starts,
-                samples.position,
-            )
+            views = [memoryview(one) for one in data]
+            self._scan(samples, views, data_starts[data_of_sample], data_of_sample)
 
-    def put(self, samples: SampleRange, data: Any, data_start: int) -> None:
-        """Hold samples; `scan` must follow.
-
-        Args:
-            samples: which ones.
-            data: bytes of their shard, or a view of them. With views they stay in memory.
-            data_start: the byte of the shard where `data` begins.
-        """
-        samples = self._right_samples(samples, data, data_start)
-        if samples.position.size:
-            self._unscanned.append((samples, data, data_start))
-
-    def _right_samples(self, samples: SampleRange, data: Any, data_start: int) -> SampleRange:
-        """Return the samples whose bytes fit their checksums; hold an error for the others."""
-        if (samples.checksum == NO_CHECKSUM).all():
-            return samples
-        start, stop = samples.start - data_start, samples.stop - data_start
-        wrong = wrong_samples(data, start, stop, samples.checksum)
-        if not wrong:
-            return samples
-        location = self._source.locate(samples.shard)
-        for number in wrong:
-            index, position = int(samples.index[number]), int(samples.position[number])
-            self._errors[position] = location.dataset.shards.checksum_error(location.shard, index)
-        self.num_wrong += len(wrong)
-        is_right = np.ones(samples.position.size, dtype=np.bool_)
-        is_right[wrong] = False
-        return samples.select(is_right)
-
-    def scan(self) -> None:
-        """Find the members of all samples that were put since the previous call."""
-        unscanned, self._unscanned = self._unscanned, []
-        if not unscanned:
-            return
-        ranges, data, data_starts = zip(*unscanned, strict=True)
-        range_of_sample = np.repeat(
-            np.arange(len(ranges)), [samples.position.size for samples in ranges]
-        )
-        index, start, stop, position, _ = map(
-            np.concatenate, zip(*(samples[1:] for samples in ranges), strict=True)
-        )
-        shard = np.array([samples.shard for samples in ranges])[range_of_sample]
-        data_start = np.array(data_starts)[range_of_sample]
-        self._scan(
-            [memoryview(one_range) for one_range in data],
-            range_of_sample,
-            shard,
-            index,
-            start - data_start,
-            stop - data_start,
-            position,
-        )
-
-    def scan_step(
-        self,
-        data: memoryview,
-        position: IntArray,
-        shard: IntArray,
-        index: IntArray,
-        start: IntArray,
-        stop: IntArray,
-    ) -> None:
-        """Hold samples of many shards that lie in one buffer, and find their members.
-
-        Args:
-            data: the buffer. Views of it must be gone before it is written to.
-            position: of each sample among those that were asked for.
-            shard: of each sample.
-            index: of each sample in its shard.
-            start: the sample is bytes [start, stop) of `data`.
-            stop: the byte after it.
-        """
-        if position.size:
-            self._scan([data], np.zeros_like(position), shard, index, start, stop, position)
+    def _put_wrong(self, shard: int, index: int, position: int) -> None:
+        """Hold that the bytes of a sample are not those of its checksum."""
+        location = self._source.locate(shard)
+        error = location.dataset.shards.checksum_error(location.shard, int(index))
+        self._errors[int(position)] = error
 
     def _scan(
         self,
+        samples: SampleTable,
         data: list[memoryview],
+        data_start: IntArray,
         range_of_sample: IntArray,
-        shard: IntArray,
-        index: IntArray,
-        start: IntArray,
-        stop: IntArray,
-        position: IntArray,
     ) -> None:
-        """Find the members of samples. Each array has one entry per sample."""
+        """Find the members of samples. Arrays have one entry per sample."""
+        shard, index, _, _, position, _ = samples
+        start, stop = samples.start - data_start, samples.stop - data_start
         self.num_bytes += int((stop - start).sum())
         shards = shard.tolist()
         locations = {one_shard: self._source.locate(one_shard) for one_shard in set(shards)}
@@ -417,9 +339,7 @@ class HeldSamples:
             positions = first + np.flatnonzero(shards == shard)
             if location.dataset.has_checksums:  # they decide, once each sample was read again
                 for position in positions.tolist():
-                    index = int(self._index[position])
-                    checksum_error = location.dataset.shards.checksum_error
-                    self._errors[position] = checksum_error(location.shard, index)
+                    self._put_wrong(shard, self._index[position], position)
             else:
                 self.put_error(positions, error)
             self._is_odd[positions] = True

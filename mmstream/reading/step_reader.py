@@ -9,7 +9,8 @@ import numpy as np
 from mmstream.dataset.source import ShardSource
 from mmstream.order import AnyOrder
 from mmstream.reading.fetcher import Fetcher
-from mmstream.reading.large_samples import LargeFiles
+from mmstream.reading.held import SampleTable
+from mmstream.reading.large_samples import NO_CHECKSUM, LargeFiles
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.messages import MAX_AHEAD, StepConnection, StepHeader, StepRequest
 from mmstream.reading.step import BatchLineage, Job, Outcome, RawStep, later_job
@@ -130,7 +131,13 @@ class StepReader:
             stops = np.cumsum(sizes)
             starts = stops - sizes
         seats = np.setdiff1d(np.arange(num_seats), list(header.errors))
-        held.scan_step(
-            data, seats, header.shard[seats], header.index[seats], starts[seats], stops[seats]
+        samples = SampleTable(
+            header.shard[seats],
+            header.index[seats],
+            starts[seats],
+            stops[seats],
+            seats,
+            np.full(seats.size, NO_CHECKSUM, dtype=np.int64),
         )
+        held.put(samples, [data], np.zeros(1, dtype=np.int64), np.zeros_like(seats))
         return held.take_all(0, num_seats)
