@@ -41,13 +41,13 @@ from mmstream.errors import MMStreamError as MMStreamError
 from mmstream.errors import SampleError as SampleError
 from mmstream.errors import SkipSample as SkipSample
 from mmstream.errors import StateError as StateError
-from mmstream.lazy_bytes import LazyBytes as LazyBytes
 from mmstream.loader.loader import Loader as Loader
 from mmstream.measuring.plan import plan as plan
 from mmstream.order import Order as Order
 from mmstream.packing.cost import Cost as Cost
 from mmstream.packing.settings import PackLimits as PackLimits
 from mmstream.pipeline import Pipeline as Pipeline
+from mmstream.tar.lazy_bytes import LazyBytes as LazyBytes
 from mmstream.train.check_packing import check_packing as check_packing
 from mmstream.train.inputs import model_inputs as model_inputs
 from mmstream.world import World as World

@@ -44,7 +44,7 @@ from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError
 from mmstream.measuring.find_plan import find_plan, packs_of_mixture
 from mmstream.order import AnyOrder
-from mmstream.order.checks import reshuffle_of
+from mmstream.order.settings import reshuffle_of
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
 from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles

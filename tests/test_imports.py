@@ -24,7 +24,6 @@ FLOORS = [
         "errors",
         "gone",
         "integrations",
-        "lazy_bytes",
         "types",
         "processes",
         "progress",

@@ -1,8 +1,7 @@
 """Beside the flow: what a run was to deliver, and whether its logs say that it did.
 
 training_log.py  sample lineage in training logs: written and read
-check_log.py     logs against the plan
-compare_runs.py  a disturbed run against an undisturbed one
+check_log.py     logs against the plan; a disturbed run against an undisturbed one
 replay.py        which samples any step delivers, from its state alone, and their keys
 twice.py         `check_functions`: functions of the user that do not draw as their sample says
 """

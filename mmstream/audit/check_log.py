@@ -1,6 +1,7 @@
 """Training logs against the plan: what ``mmstream train --log-keys`` logged, step by step.
 
 It compares references of samples. So it reads nothing but the logs, for a dataset of any size.
+`prove` also compares a disturbed run with an undisturbed one.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from itertools import groupby
-from typing import Any, TypeAlias
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.audit.training_log import UNFILLED, LoggedRows, StepId
+from mmstream.audit.training_log import (
+    UNFILLED,
+    LoggedRows,
+    StepId,
+    log_files,
+    read_lineage,
+    read_lines,
+)
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, where
-from mmstream.order import MAX_ATTEMPTS, AnyOrder
+from mmstream.order import MAX_ATTEMPTS, AnyOrder, Order
 from mmstream.order.corpus import CONTENT_KEYS, differing_keys, same_order
 from mmstream.packing.order import PackOrder
 from mmstream.state import STATE_VERSION, order_of_state
@@ -281,3 +290,81 @@ def _refuse_other_content(logged: Mapping[str, Any], present: Mapping[str, Any])
                 f"{subject} is not the one of these logs: names and sample counts are the same, "
                 "the shards' bytes are not; give the shards that the run was trained on"
             )
+
+
+# -- a disturbed run against an undisturbed one, and both against the plan -------------------------
+
+MetricsLines: TypeAlias = dict[StepId, dict[str, Any]]
+
+
+class History(NamedTuple):
+    """What a run of ``mmstream train --log-keys`` logged."""
+
+    lines: MetricsLines
+    """The line of metrics of each (epoch, step), with the keys of all ranks."""
+    rows: dict[StepId, LoggedRows]
+
+
+def read_history(folder: Path) -> History:
+    """Return the history of a run from the folder of its metrics."""
+    paths = log_files([folder])
+    lines: MetricsLines = {}
+    for path in paths:
+        for line in read_lines(path):
+            merged = lines.setdefault((line["epoch"], line["step"]), {**line, "keys": []})
+            merged["keys"] = merged["keys"] + line["keys"]
+    return History(lines, read_lineage(paths))
+
+
+@dataclass(frozen=True)
+class Proof:
+    """What the logs of a disturbed and an undisturbed run say."""
+
+    num_steps: int
+    lost: int
+    """Planned samples that no batch showed."""
+    repeated: int
+    """Samples that an epoch showed more than once."""
+    unplanned: int
+    """Steps whose global batch is not the planned one."""
+    different: int
+    """Steps whose global batch is not that of the undisturbed run."""
+    loss_difference: float
+    """Largest relative difference of a step's loss between the two runs."""
+    max_loss_difference: float = 1e-3
+    """Limit for rounding: the sums of two ranks round differently from those of one."""
+
+    @property
+    def holds(self) -> bool:
+        """Whether the data was exact and the losses agree within float noise."""
+        exact = self.lost + self.repeated + self.unplanned + self.different == 0
+        return exact and self.loss_difference < self.max_loss_difference
+
+
+def prove(order: Order, disturbed: History, undisturbed: History, num_epochs: int) -> Proof:
+    """Compare what two runs logged with each other and with the plan."""
+    plan = [(epoch, step) for epoch in range(num_epochs) for step in range(order.steps_per_epoch)]
+    check = check_logs(order, disturbed.rows, plan)
+    losses = [
+        abs(disturbed.lines[step]["loss"] - line["loss"]) / max(abs(line["loss"]), 1e-9)
+        for step, line in undisturbed.lines.items()
+        if step in disturbed.lines
+    ]
+    return Proof(
+        num_steps=len(disturbed.lines),
+        lost=check.lost,
+        repeated=check.repeated,
+        unplanned=check.unplanned,
+        different=sum(
+            not _is_same(disturbed.rows.get(step), undisturbed.rows.get(step)) for step in plan
+        ),
+        loss_difference=max(losses, default=float("inf")),
+    )
+
+
+def _is_same(rows: LoggedRows | None, other: LoggedRows | None) -> bool:
+    if rows is None or other is None:
+        return False
+    has_same_plan = np.array_equal(rows.planned, other.planned)
+    has_same_substitutes = rows.substitutes == other.substitutes
+    return has_same_plan and has_same_substitutes and np.array_equal(rows.shown, other.shown)

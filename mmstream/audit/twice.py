@@ -20,9 +20,9 @@ import torch
 
 from mmstream.decoding.sample_rng import is_user_function, kept_generators
 from mmstream.errors import ConfigError, escaped
-from mmstream.lazy_bytes import LazyBytes
 from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.reading.step import Job
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.wrong_arguments import PositiveInt, checked
 
 _CURE = (

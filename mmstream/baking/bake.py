@@ -44,10 +44,9 @@ from mmstream.baking.samples import (
 )
 from mmstream.converting.report import REPORTS, report_name
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
-from mmstream.dataset.checksums import checksums_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import README_NAME, json_lines, read_json, require_files, write_readme
-from mmstream.dataset.index import index_name
+from mmstream.dataset.index import checksums_name, index_name
 from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.decoding.decode import Decode

@@ -23,9 +23,15 @@ from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.converting.report import report_name
 from mmstream.converting.shard import HashedFile
-from mmstream.dataset.checksums import checksums_name, checksums_size, encode_checksums
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import encode_index, index_name, index_size
+from mmstream.dataset.index import (
+    checksums_name,
+    checksums_size,
+    encode_checksums,
+    encode_index,
+    index_name,
+    index_size,
+)
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.decoding.sample import NO_MEMORY, PLAIN
 from mmstream.decoding.sample_rng import kept_generators, seed_draws

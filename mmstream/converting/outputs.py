@@ -59,8 +59,8 @@ from mmstream.converting.quality.duplicates import (
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.converting.sidecar import sidecar_name
-from mmstream.dataset.checksums import object_sha256
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index import object_sha256
 from mmstream.dataset.manifest import MANIFEST_NAME, IndexPart, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.dataset.shard_indexes import write_part

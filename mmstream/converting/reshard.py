@@ -25,11 +25,10 @@ from tqdm import tqdm
 
 from mmstream.converting.report import REPORTS, report_name
 from mmstream.converting.shard import HashedFile, write_indexes
-from mmstream.dataset.checksums import checksums_name, sample_checksum
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.files import commit
-from mmstream.dataset.index import index_name
+from mmstream.dataset.index import checksums_name, index_name, sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ShardError, where

@@ -67,16 +67,19 @@ from mmstream.converting.report import (
 )
 from mmstream.converting.rows.records import Row, RowRange, encodable
 from mmstream.converting.sidecar import SidecarWriter, perceptual_hash, sidecar_name
-from mmstream.dataset.checksums import (
+from mmstream.dataset.facts import FactsWriter, facts_name
+from mmstream.dataset.index import (
     checksums_name,
     checksums_size,
+    decode_index,
     encode_checksums,
+    encode_index,
+    index_name,
+    index_size,
     object_sha256,
     read_samples,
     sample_checksum,
 )
-from mmstream.dataset.facts import FactsWriter, facts_name
-from mmstream.dataset.index import decode_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
 from mmstream.media.types import kind_of

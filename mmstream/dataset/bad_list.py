@@ -22,8 +22,7 @@ import msgspec
 import numpy as np
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.manifest import Manifest, name_fault
-from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
+from mmstream.dataset.manifest import Manifest, decode_sealed, name_fault, read_sealed, seal
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.types import IntArray
@@ -52,7 +51,7 @@ class _List(msgspec.Struct, forbid_unknown_fields=True):
     bad: dict[str, Indexes]
     duplicates: dict[str, list[int]] = {}
     crc32c: str | None = None
-    """The seal (see `mmstream.dataset.sealed`)."""
+    """The seal (see `mmstream.dataset.manifest`)."""
 
 
 def read_bad_names(store: Store) -> dict[str, Indexes]:
@@ -70,19 +69,7 @@ def read_duplicates(dataset: Dataset) -> IntArray:
 
     Without a list, or where it cannot be read, there are none.
     """
-    try:
-        listed = _read_list(dataset.index_store).duplicates
-    except (FileNotFoundError, ManifestError):
-        return np.zeros((0, 2), dtype=np.int64)
-    shards = {info.name: number for number, info in enumerate(dataset.manifest.shards)}
-    return _sorted(
-        [
-            (shards[name], index)
-            for name, indexes in listed.items()
-            for index in indexes
-            if name in shards and 0 <= index < dataset.counts[shards[name]]
-        ]
-    )
+    return _listed(dataset, "duplicates")
 
 
 def listed_as_bad(dataset: Dataset) -> IntArray:
@@ -91,11 +78,16 @@ def listed_as_bad(dataset: Dataset) -> IntArray:
     Returns:
         int64 [n, 2] (shard, index), sorted. A sample that the list names as both is among them.
     """
+    return _listed(dataset, "bad")
+
+
+def _listed(dataset: Dataset, kind: Literal["bad", "duplicates"]) -> IntArray:
+    store = dataset.index_store
     try:
-        names = _read_list(dataset.index_store).bad
+        names = getattr(_read_list(store), kind)
+        return read_bad(store, dataset.manifest, is_subset=True, names=names)
     except (FileNotFoundError, ManifestError):
         return np.zeros((0, 2), dtype=np.int64)
-    return read_bad(dataset.index_store, dataset.manifest, is_subset=True, names=names)
 
 
 def _read_list(store: Store) -> _List:

@@ -19,7 +19,6 @@ from __future__ import annotations
 import struct
 import zlib
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import msgspec
@@ -27,9 +26,8 @@ import numpy as np
 from crc32c import crc32c
 from tqdm import tqdm
 
-from mmstream.dataset.checksums import Checksums
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import encode_index
+from mmstream.dataset.index import Checksums, encode_index
 from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.errors import DecodeError, ShardError
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
@@ -236,36 +234,29 @@ def write_facts(
     """
     existing = {} if overwrite else dataset.index_store.list()
     jobs = [
-        _FactsJob(dataset, shard)
+        (dataset, shard)
         for shard in range(dataset.num_shards)
         if facts_name(dataset.name_of(shard)) not in existing
     ]
-    num_samples = sum(int(dataset.counts[job.shard]) for job in jobs)
+    num_samples = sum(int(dataset.counts[shard]) for _, shard in jobs)
     is_hidden = None if progress else True
     with tqdm(
         total=num_samples, unit=" samples", unit_scale=True, desc="facts", disable=is_hidden
     ) as bar:
-        for job, _ in run_in_processes(_write, jobs, num_workers, command="index"):
-            bar.update(int(dataset.counts[job.shard]))
+        for (_, shard), _ in run_in_processes(_write, jobs, num_workers, command="index"):
+            bar.update(int(dataset.counts[shard]))
     return len(jobs)
 
 
-@dataclass(frozen=True)
-class _FactsJob:
-    dataset: Dataset
-    shard: int
-
-
-def _write(job: _FactsJob) -> None:
+def _write(job: tuple[Dataset, int]) -> None:
     """Write the facts of a shard."""
-    dataset, writer = job.dataset, FactsWriter()
-    for sample in dataset.shards.samples(job.shard):
+    (dataset, shard), writer = job, FactsWriter()
+    for sample in dataset.shards.samples(shard):
         if isinstance(sample, dict):
             writer.add(sample["__key__"], sample)
         else:
             writer.add("", None)
-    name = dataset.name_of(job.shard)
-    columns = dataset.shards.indexes.columns(job.shard)
+    name, columns = dataset.name_of(shard), dataset.shards.indexes.columns(shard)
     data = writer.close(name, columns.offsets(), columns.checksums)
     dataset.index_store.write(facts_name(name), data)
 

@@ -8,9 +8,8 @@ https://huggingface.co/docs/hub/datasets-manual-configuration
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import replace
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
@@ -104,9 +103,7 @@ def write_readme(store: Store) -> None:
 # -- a hint for those who name a folder of pictures ------------------------------------------------
 
 MAX_ENTRIES = 1000
-"""Entries of a folder that are looked at."""
-MAX_FOLDERS = 10
-"""Folders in the folder that are looked into."""
+"""Files of a folder that are looked at, and of the folders in it."""
 
 
 def picture_hint(folder: str | Path | None) -> str:
@@ -118,32 +115,16 @@ def picture_hint(folder: str | Path | None) -> str:
     Returns:
         An empty text where neither the folder nor those in it hold pictures.
     """
-    if folder is None or not _has_pictures(Path(folder)):
+    if folder is None:
+        return ""
+    entries = (islice(Path(folder).glob(pattern), MAX_ENTRIES) for pattern in ("*", "*/*"))
+    suffixes = {path.suffix.lower().removeprefix(".") for path in chain.from_iterable(entries)}
+    if suffixes.isdisjoint(IMAGE_EXTENSIONS):
         return ""
     return (
         "; it holds pictures: docs/classification.md writes tars of a folder for each class, and "
         "docs/your-own-data.md of pictures with captions"
     )
-
-
-def _has_pictures(folder: Path) -> bool:
-    entries = list(_entries(folder))
-    folders = islice((Path(entry.path) for entry in entries if entry.is_dir()), MAX_FOLDERS)
-    return any(map(_is_picture, entries)) or any(
-        _is_picture(entry) for each in folders for entry in _entries(each)
-    )
-
-
-def _entries(folder: Path) -> Iterator[os.DirEntry[str]]:
-    try:
-        with os.scandir(folder) as entries:
-            yield from islice(entries, MAX_ENTRIES)
-    except OSError:  # no folder, or no permission: the error that this hint ends says so
-        return
-
-
-def _is_picture(entry: os.DirEntry[str]) -> bool:
-    return Path(entry.name).suffix.lower().removeprefix(".") in IMAGE_EXTENSIONS
 
 
 def commit(store: Store, manifest: Manifest) -> None:

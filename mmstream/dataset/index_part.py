@@ -27,14 +27,14 @@ import hashlib
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 from typing import IO, Any, NamedTuple, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 from crc32c import crc32c
 
-from mmstream.dataset.checksums import Checksums
+from mmstream.dataset.index import Checksums
 from mmstream.dataset.manifest import IndexPart, index_part_name
 from mmstream.errors import ShardError
 from mmstream.storage import Store
@@ -116,19 +116,25 @@ class ShardColumns:
         count = self.lengths.size
         if index.size and not 0 <= index.min() <= index.max() < count:
             raise IndexError(f"samples {index.min()} to {index.max()} of {count}")
-        if index.size <= MAX_SINGLE:
-            return self._single_bounds(index)
-        # Samples 3 and 260: groups 0 and 1. Of both, all lengths are summed up from the anchor on.
-        groups, group = np.unique(index // GROUP, return_inverse=True)
-        rows = np.minimum(groups[:, None] * GROUP + np.arange(GROUP), count - 1)
-        lengths = self.lengths[rows].astype(np.int64)
-        stops = _decode_anchors(self.anchors[groups])[:, None] + np.cumsum(lengths, axis=1)
-        stop, length = stops[group, index % GROUP], lengths[group, index % GROUP]
+        few = index.size <= MAX_SINGLE
+        stop, length = self._stops_of_few(index) if few else self._stops_of_many(index)
         checksum = None if self.checksums is None else self.checksums[index].astype(np.int64)
         return SampleBounds((stop - length) * BLOCK, stop * BLOCK, checksum)
 
-    def _single_bounds(self, index: IntArray) -> SampleBounds:
-        """Return where a few samples lie, one after the other.
+    def _stops_of_many(self, index: IntArray) -> tuple[IntArray, IntArray]:
+        """Return where samples end, and their lengths, in blocks.
+
+        Samples 3 and 260 lie in groups 0 and 1. Of both, all lengths are summed from the anchor on.
+        """
+        groups, group = np.unique(index // GROUP, return_inverse=True)
+        last = self.lengths.size - 1
+        rows = np.minimum(groups[:, None] * GROUP + np.arange(GROUP), last)
+        lengths = self.lengths[rows].astype(np.int64)
+        stops = _decode_anchors(self.anchors[groups])[:, None] + np.cumsum(lengths, axis=1)
+        return stops[group, index % GROUP], lengths[group, index % GROUP]
+
+    def _stops_of_few(self, index: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the same for a few samples, one after the other.
 
         A step takes one or two samples of hundreds of shards. For these, arrays of whole groups
         cost five times as much.
@@ -140,9 +146,7 @@ class ShardColumns:
             before = self.lengths[group * GROUP : number + 1]
             stops.append(anchor + int(np.add.reduce(before, dtype=np.int64)))
             lengths.append(int(self.lengths[number]))
-        stop, length = np.array(stops, np.int64), np.array(lengths, np.int64)
-        checksum = None if self.checksums is None else self.checksums[index].astype(np.int64)
-        return SampleBounds((stop - length) * BLOCK, stop * BLOCK, checksum)
+        return np.array(stops, np.int64), np.array(lengths, np.int64)
 
     def offsets(self) -> IntArray:
         """Return int64 [num_samples + 1], where each sample begins, and the end of the last."""
@@ -341,18 +345,12 @@ def _decode_anchors(anchors: npt.NDArray[np.uint8]) -> IntArray:
     return padded.view("<i8")[:, 0].astype(np.int64)
 
 
+# -- the checksum of a tar from those of its samples -----------------------------------------------
+
 UintArray: TypeAlias = npt.NDArray[np.uint32]
-
-Tables: TypeAlias = npt.NDArray[np.uint32]
-"""uint32 [4, 256]: what each value of each byte of a checksum becomes. The XOR is the result."""
-
-# -- the checksum of a tar from those of its samples ----------------------------------------------
 
 POLYNOMIAL = 0x82F63B78
 """Of CRC-32C, the lowest bit first."""
-
-MAX_LENGTH_BITS = 53
-"""A shard has less than 2^53 bytes."""
 
 
 def combine(checksums: IntArray, lengths: IntArray) -> int:
@@ -374,32 +372,25 @@ def combine(checksums: IntArray, lengths: IntArray) -> int:
     moved = np.asarray(checksums).astype(np.uint32)
     for bit in range(int(num_after.max(initial=0)).bit_length()):
         is_moved = (num_after >> bit) & 1 == 1
-        moved[is_moved] = _move(moved[is_moved], _tables(bit))
+        moved[is_moved] = _move(moved[is_moved], _moved_bits(bit))
     return int(np.bitwise_xor.reduce(moved, initial=0))
 
 
-def _move(checksums: UintArray, tables: Tables) -> UintArray:
-    octets = checksums.astype("<u4").view(np.uint8).reshape(-1, 4)
-    moved: UintArray = np.bitwise_xor.reduce([tables[i][octets[:, i]] for i in range(4)])
+def _move(checksums: UintArray, moved_bits: UintArray) -> UintArray:
+    """Move checksums on: what each set bit becomes, by exclusive or."""
+    is_set = np.unpackbits(checksums.astype("<u4").view(np.uint8), bitorder="little") == 1
+    contributions = np.where(is_set.reshape(-1, 32), moved_bits, np.uint32(0))
+    moved: UintArray = np.bitwise_xor.reduce(contributions, axis=1)
     return moved
 
 
-@lru_cache(maxsize=MAX_LENGTH_BITS)
-def _tables(bit: int) -> Tables:
-    """Return the tables that move a checksum on by 2^bit zero bytes."""
-    columns: UintArray = np.uint32(1) << np.arange(
-        32, dtype=np.uint32
-    )  # what each single bit of a checksum becomes
-    if bit == 0:
-        for _ in range(8):
-            overflow = np.where(columns & 1, POLYNOMIAL, 0).astype(np.uint32)
-            columns = (columns >> np.uint32(1)) ^ overflow
-    else:
-        columns = _move(_move(columns, _tables(bit - 1)), _tables(bit - 1))
-    values = np.arange(256)
-    tables = np.zeros((4, 256), dtype=np.uint32)
-    for octet in range(4):
-        for position in range(8):
-            has_bit = (values >> position) & 1 == 1
-            tables[octet] ^= np.where(has_bit, columns[8 * octet + position], 0).astype(np.uint32)
-    return tables
+@cache
+def _moved_bits(bit: int) -> UintArray:
+    """Return uint32 [32]: what each single bit of a checksum becomes behind 2^bit zero bytes."""
+    if bit:
+        return _move(_moved_bits(bit - 1), _moved_bits(bit - 1))
+    bits: UintArray = np.uint32(1) << np.arange(32, dtype=np.uint32)
+    for _ in range(8):
+        overflow = np.where(bits & np.uint32(1), POLYNOMIAL, 0).astype(np.uint32)
+        bits = (bits >> np.uint32(1)) ^ overflow
+    return bits

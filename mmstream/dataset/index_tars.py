@@ -11,7 +11,6 @@ from __future__ import annotations
 import hashlib
 import logging
 import os
-import tempfile
 from collections.abc import Mapping, Sequence, Set
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -23,26 +22,23 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.dataset.bad_list import trim_bad
-from mmstream.dataset.checksums import (
+from mmstream.dataset.files import picture_hint, require_files
+from mmstream.dataset.index import (
     Checksums,
+    build_index,
     checksums_name,
     checksums_size,
     decode_checksums,
-    encode_checksums,
-    read_samples,
-    sample_checksum,
-)
-from mmstream.dataset.files import picture_hint, require_files
-from mmstream.dataset.index import (
-    build_index,
     decode_index,
+    encode_checksums,
     encode_index,
     index_name,
     index_size,
     num_indexed,
+    read_samples,
     require_whole,
+    sample_checksum,
 )
-from mmstream.dataset.index_part import PartWriter, ShardColumns, columns_of, tar_checksum
 from mmstream.dataset.manifest import (
     INDEX_PART_NAME,
     MANIFEST_NAME,
@@ -52,7 +48,7 @@ from mmstream.dataset.manifest import (
     ShardInfo,
     name_fault,
 )
-from mmstream.dataset.shard_indexes import ShardIndexes
+from mmstream.dataset.shard_indexes import ShardIndexes, write_part
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import write_lock
@@ -113,48 +109,42 @@ def index_tars(
     target = store if output is None else open_store(output)
     for each in (store, target):
         require_files(each)
-    settings = (overwrite, checksums, num_threads, progress)
     if not any(name.endswith((".tar", *GZIPPED)) for name in store.list()):
-        return _index_tars(store, target, *settings)  # an error; a lock would make the folder
+        _tar_sizes(store)  # an error; a lock would make the folder
     with write_lock(target, "index"):
-        return _index_tars(store, target, *settings)
-
-
-def _index_tars(
-    store: Store,
-    target: Store,
-    overwrite: bool,
-    checksums: bool,
-    num_threads: int | None,
-    progress: bool,
-) -> IndexReport:
-    sizes = _sizes(store)
-    if MARKER_NAME in sizes:
-        raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
-    names = _tar_names(store, sizes)
-    old = _old_index(target, {name: sizes[name] for name in names}, overwrite)
-    trim_bad(target, set() if overwrite else set(names) - old.replaced)
-    if checksums:
-        num_bytes = sum(sizes[name] for name in names if name not in old.summed)
-        logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
-    parts = [] if overwrite or checksums else _kept_parts(old, names)
-    num_kept = parts[-1].last_shard + 1 if parts else 0
-    tars = [_IndexedTar(old.shards[name], False, old.kind is not None) for name in names[:num_kept]]
-    indexer = _Indexer(store, target, old, overwrite, checksums)
-    new_sizes = {name: sizes[name] for name in names[num_kept:]}
-    new_tars, new_part = _index_new(indexer, new_sizes, num_kept, num_threads, progress)
-    tars += new_tars
-    parts += [new_part] if new_part else []
-    data_url = None if target == store else store.url
-    manifest = _manifest(target, old, tars, data_url, checksums, tuple(parts))
-    if manifest != old.manifest:
-        target.write(MANIFEST_NAME, manifest.to_bytes())
-        _remove_parts(target, old, {part.name for part in parts})
+        sizes = _tar_sizes(store)
+        old = _old_index(target, sizes, overwrite)
+        trim_bad(target, set() if overwrite else sizes.keys() - old.replaced)
+        if checksums:
+            num_bytes = sum(size for name, size in sizes.items() if name not in old.summed)
+            logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
+        parts = [] if overwrite or checksums else _kept_parts(old, list(sizes))
+        num_kept = parts[-1].last_shard + 1 if parts else 0
+        tars = [
+            _IndexedTar(old.shards[name], False, old.kind is not None)
+            for name in list(sizes)[:num_kept]
+        ]
+        indexer = _Indexer(store, target, old, overwrite, checksums)
+        new_sizes = list(sizes.items())[num_kept:]
+        with ThreadPoolExecutor(num_threads or _num_threads(store)) as pool:
+            indexed = pool.map(lambda item: indexer(*item), new_sizes)
+            is_hidden = None if progress else True
+            tars += tqdm(indexed, total=len(new_sizes), unit="tar", disable=is_hidden)
+        data_url = None if target == store else store.url
+        manifest = _manifest(target, old, tars, data_url, checksums)
+        tar_checksums = _old_checksums(target, old.manifest) if len(tars) > num_kept else {}
+        tar_checksums |= {tar.info.name: tar.crc32c for tar in tars if tar.crc32c is not None}
+        new_part = write_part(target, manifest, num_kept, len(tars) - 1, tar_checksums)
+        parts += [new_part] if new_part else []
+        manifest = replace(manifest, index_parts=tuple(parts))
+        if manifest != old.manifest:
+            target.write(MANIFEST_NAME, manifest.to_bytes())
+            _remove_parts(target, old, {part.name for part in parts})
     return IndexReport(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
         num_built=sum(tar.is_new for tar in tars),
-        num_summed=sum(tar.was_summed for tar in tars),
+        num_summed=sum(tar.crc32c is not None for tar in tars),
     )
 
 
@@ -173,18 +163,11 @@ class _OldIndex:
     """Tars that were replaced since: they have another size than the manifest says."""
     summed: Set[str]
     """Tars whose checksums need not be made again, if they fit the index."""
-    tar_checksums: Mapping[str, int]
-    """CRC-32C of whole tars, as far as it is known."""
 
     @property
     def kind(self) -> Literal["written", "indexed"] | None:
         """Who made the checksums of samples that the manifest tells of."""
         return self.manifest.checksums if self.manifest else None
-
-    @property
-    def parts(self) -> tuple[IndexPart, ...]:
-        """The parts of the index."""
-        return self.manifest.index_parts if self.manifest else ()
 
 
 def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _OldIndex:
@@ -195,7 +178,8 @@ def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _Old
         sizes: Bytes of the tars, by name.
         overwrite: Checksums are made again.
     """
-    manifest, files = _old_manifest(target), _sizes(target)
+    manifest = _old_manifest(target)
+    files = {name: stat.size for name, stat in target.list().items()}
     shards = {shard.name: shard for shard in manifest.shards} if manifest else {}
     replaced = {
         name for name, size in sizes.items() if name in shards and shards[name].num_bytes != size
@@ -203,64 +187,33 @@ def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _Old
     summed: set[str] = set()
     if not overwrite and manifest is not None and manifest.checksums is not None:
         summed = {name for name, shard in shards.items() if shard.sha256} - replaced
-    return _OldIndex(
-        manifest=manifest,
-        shards=shards,
-        files=files,
-        has_columns=any(checksums_name(name) in files for name in sizes),
-        replaced=replaced,
-        summed=summed,
-        tar_checksums=_old_checksums(target, manifest),
-    )
+    has_columns = any(checksums_name(name) in files for name in sizes)
+    return _OldIndex(manifest, shards, files, has_columns, replaced, summed)
 
 
-def _tar_names(store: Store, sizes: Mapping[str, int]) -> list[str]:
-    """Return the names of the tars of a folder, which are not gzipped by their names."""
-    names = [name for name in sizes if name.endswith(".tar")]
-    if not names:
+def _tar_sizes(store: Store) -> dict[str, int]:
+    """Return the bytes of the tars of a folder, by name. Gzipped ones are left out.
+
+    Raises:
+        ConfigError: There are none, a name is impossible, or a conversion has not finished.
+    """
+    sizes = {name: stat.size for name, stat in store.list().items()}
+    if MARKER_NAME in sizes:
+        raise ConfigError(f"{store.url}: a conversion has not finished here; finish that first")
+    tars = {name: size for name, size in sizes.items() if name.endswith(".tar")}
+    if not tars:
         raise ConfigError(f"{store.url}: no tars to index{_hint(store, sizes)}")
-    for name in names:
+    for name in tars:
         if fault := name_fault(name):
             raise ConfigError(f"{store.url}: {escaped(name)} {fault}; rename it")
-    gzipped = [name for name in sizes if name.endswith(GZIPPED)]
-    if gzipped:
+    num_gzipped = sum(name.endswith(GZIPPED) for name in sizes)
+    if num_gzipped:
         logger.warning(
             "%s: %d gzipped tars are left out; `mmstream convert` writes plain ones of them",
             store.url,
-            len(gzipped),
+            num_gzipped,
         )
-    return names
-
-
-def _index_new(
-    indexer: _Indexer,
-    sizes: Mapping[str, int],
-    first_shard: int,
-    num_threads: int | None,
-    progress: bool,
-) -> tuple[list[_IndexedTar], IndexPart | None]:
-    """Index tars side by side, and write the part of the index that describes them.
-
-    Args:
-        indexer: Makes the index of each tar.
-        sizes: Bytes of the tars, by name.
-        first_shard: Position of the first one in the manifest.
-        num_threads: Tars that are indexed at the same time.
-        progress: Show a progress bar.
-    """
-    tars: list[_IndexedTar] = []
-    is_hidden = None if progress else True
-    with (
-        ThreadPoolExecutor(num_threads or _num_threads(indexer.store)) as pool,
-        tempfile.TemporaryFile(prefix="mmstream-") as columns_file,
-    ):
-        writer = PartWriter(columns_file, first_shard)
-        indexed = pool.map(indexer, sizes.keys(), sizes.values())
-        for tar in tqdm(indexed, total=len(sizes), unit="tar", disable=is_hidden):
-            assert tar.columns is not None
-            writer.add(tar.info.num_bytes, tar.columns, tar.crc32c)
-            tars.append(tar._replace(columns=None))
-        return tars, writer.write(indexer.target)
+    return tars
 
 
 def _num_threads(store: Store) -> int:
@@ -278,7 +231,7 @@ def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:
     parts: list[IndexPart] = []
     if old.manifest is None or (old.kind is None and old.has_columns):
         return parts
-    for part in old.parts[: MAX_PARTS - 1]:
+    for part in old.manifest.index_parts[: MAX_PARTS - 1]:
         infos = old.manifest.shards[part.first_shard : part.last_shard + 1]
         old_names = [info.name for info in infos]
         files = {index_name(info.name): index_size(info.num_samples) for info in infos}
@@ -304,12 +257,8 @@ class _IndexedTar(NamedTuple):
     is_new: bool
     """This call has built its index."""
     has_checksums: bool
-    was_summed: bool = False
-    """This call has made its checksums."""
-    columns: ShardColumns | None = None
-    """Where its samples lie. None: a part of the index that stays says it."""
     crc32c: int | None = None
-    """CRC-32C of the tar, if it is known."""
+    """CRC-32C of the tar, where this call has made its checksums."""
 
 
 @dataclass(frozen=True)
@@ -339,21 +288,16 @@ class _Indexer:
             require_whole(self.store, name, size, offsets)
         info = ShardInfo(name, len(offsets) - 1, size)
         column = self._read_column(name, index)
-        if not self.checksums:
-            if column is None and column_name in self.old.files:
-                self.target.remove(column_name)  # of another tar, or of another index
-            checksum = self._known_checksum(info, offsets, column)
-            columns = columns_of(offsets, column)
-            return _IndexedTar(info, is_new, column is not None, False, columns, checksum)
-        if column is not None and name in self.old.summed:
+        if self.checksums and (column is None or name not in self.old.summed):
+            column, sha256, checksum = _sum_up(self.store, info, offsets)
+            self.target.write(column_name, encode_checksums(column, index))
+            self._warn_of_other_bytes(name, sha256)
+            return _IndexedTar(replace(info, sha256=sha256), is_new, True, checksum)
+        if column is None and column_name in self.old.files:
+            self.target.remove(column_name)  # of another tar, or of another index
+        if self.checksums:
             info = replace(info, sha256=self.old.shards[name].sha256)
-            checksum = self._known_checksum(info, offsets, column)
-            return _IndexedTar(info, is_new, True, False, columns_of(offsets, column), checksum)
-        column, sha256, checksum = _sum_up(self.store, info, offsets)
-        self.target.write(column_name, encode_checksums(column, index))
-        self._warn_of_other_bytes(name, sha256)
-        info, columns = replace(info, sha256=sha256), columns_of(offsets, column)
-        return _IndexedTar(info, is_new, True, True, columns, checksum)
+        return _IndexedTar(info, is_new, column is not None)
 
     def _read_index(self, name: str, max_bytes: int) -> bytes:
         """Return an index. No tar has more samples than blocks."""
@@ -376,16 +320,6 @@ class _Indexer:
         except ShardError:
             return None
 
-    def _known_checksum(
-        self, info: ShardInfo, offsets: IntArray, column: Checksums | None
-    ) -> int | None:
-        """Return the CRC-32C of a tar whose checksums stand already, if it is known."""
-        if column is None or info.name not in self.old.shards:
-            return None
-        if self.old.kind == "written":  # by mmstream: there are zeros after the samples
-            return tar_checksum(offsets, column, info.num_bytes)
-        return self.old.tar_checksums.get(info.name)
-
     def _warn_of_other_bytes(self, name: str, sha256: str) -> None:
         if name in self.old.shards and self.old.shards[name].sha256 not in (None, sha256):
             logger.warning(
@@ -407,11 +341,6 @@ def _sum_up(store: Store, info: ShardInfo, offsets: IntArray) -> tuple[Checksums
     samples = read_samples(store, info.name, info.num_bytes, offsets, update)
     column = np.array(list(map(sample_checksum, samples)), dtype=np.uint32)  # reads to the end
     return column, digest.hexdigest(), checksum
-
-
-def _sizes(store: Store) -> dict[str, int]:
-    """Return the bytes of all objects of a folder."""
-    return {name: stat.size for name, stat in store.list().items()}
 
 
 def _old_manifest(target: Store) -> Manifest | None:
@@ -448,15 +377,14 @@ def _manifest(
     tars: Sequence[_IndexedTar],
     data_url: str | None,
     checksums: bool,
-    parts: tuple[IndexPart, ...],
 ) -> Manifest:
-    """Return the new manifest. Of an old one with the same shards, all else is kept.
+    """Return the new manifest, but for its parts. Of one with the same shards, all else is kept.
 
     Checksums that fit their indexes are kept, even where no old manifest tells of them.
     """
     shards = tuple(tar.info for tar in tars)
     kind, manifest = old.kind, old.manifest
-    if (kind is None and old.has_columns) or any(tar.was_summed for tar in tars):
+    if (kind is None and old.has_columns) or any(tar.crc32c is not None for tar in tars):
         kind = "indexed"
     num_without = sum(not tar.has_checksums for tar in tars)
     if kind and num_without:
@@ -474,9 +402,8 @@ def _manifest(
         and _without_sha256(manifest.shards) == _without_sha256(shards)
     ):
         shards = shards if checksums else manifest.shards
-        return replace(manifest, shards=shards, checksums=kind, index_parts=parts)
-    source = {"by": "mmstream index"}
-    return Manifest(shards, source=source, data_url=data_url, checksums=kind, index_parts=parts)
+        return replace(manifest, shards=shards, checksums=kind)
+    return Manifest(shards, source={"by": "mmstream index"}, data_url=data_url, checksums=kind)
 
 
 def _remove_parts(target: Store, old: _OldIndex, names: Set[str]) -> None:
@@ -484,7 +411,8 @@ def _remove_parts(target: Store, old: _OldIndex, names: Set[str]) -> None:
 
     A reader that does so reads the files beside the tars.
     """
-    kept = names | {part.name for part in old.parts}
+    old_parts = old.manifest.index_parts if old.manifest else ()
+    kept = names | {part.name for part in old_parts}
     for name in old.files:
         if INDEX_PART_NAME.fullmatch(name) and name not in kept:
             target.remove(name)

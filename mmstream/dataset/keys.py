@@ -331,16 +331,12 @@ def parse_address(text: str, shards: Mapping[str, int], counts: Sequence[int] | 
             f"find: {escaped(text, 80)!r} names no sample; write shard[index], for example "
             f"{escaped(next(iter(shards), 'shard-000000.tar'))}[0]"
         )
-    escaped_shards: dict[str, int] | None = None
+    names = {escaped(name): shard for name, shard in shards.items()}  # as messages show them
+    names |= shards
     for before, index in named:
-        for names in (shards, None):
-            if names is None:  # messages show names escaped
-                escaped_shards = escaped_shards or {escaped(n): i for n, i in shards.items()}
-                names = escaped_shards
-            starts = (match.start() for match in _STARTS.finditer(before))
-            shard = next((names[before[i:]] for i in starts if before[i:] in names), None)
-            if shard is None:
-                continue
+        starts = (match.start() for match in _STARTS.finditer(before))
+        shard = next((names[before[i:]] for i in starts if before[i:] in names), None)
+        if shard is not None:
             if not 0 <= index < counts[shard]:
                 raise ConfigError(f"find: {before[-200:]}[{index}]: it has {counts[shard]} samples")
             return shard, index

@@ -64,7 +64,12 @@ class Mixture:
         epoch_steps: PositiveInt | None = None,
         changes: Mapping[PositiveInt, Mapping[str, NonNegativeFloat]] | None = None,
     ) -> None:
-        _check(sources, stop, epoch_steps)
+        if not sources:
+            raise ConfigError("Mixture: name at least one source, {name: (dataset, weight)}")
+        if (stop is None) == (epoch_steps is None):
+            raise ConfigError(
+                'Mixture: say when an epoch ends: stop="first", stop="all" or epoch_steps=n'
+            )
         if changes and epoch_steps is None:
             raise ConfigError("Mixture: weights that change need epoch_steps=n")
         self.datasets = {name: dataset for name, (dataset, _) in sources.items()}
@@ -208,17 +213,6 @@ class Mixture:
         return order
 
 
-def _check(
-    sources: Mapping[str, tuple[Dataset, float]], stop: Stop | None, epoch_steps: int | None
-) -> None:
-    if not sources:
-        raise ConfigError("Mixture: name at least one source, {name: (dataset, weight)}")
-    if (stop is None) == (epoch_steps is None):
-        raise ConfigError(
-            'Mixture: say when an epoch ends: stop="first", stop="all" or epoch_steps=n'
-        )
-
-
 # -- the JSON file of a mixture --------------------------------------------------------------------
 #
 #     {
@@ -279,42 +273,32 @@ def _open_file(path: str | os.PathLike[str], allow_foreign_urls: bool) -> Mixtur
         raise ConfigError(
             f"{error}; a mixture is a file, and mm.open_dataset opens a dataset's folder"
         ) from None
-    sources: dict[str, _Source] = {
+    sources = {
         source_name: _convert(_Source, value, url, "sources", source_name)
         for source_name, value in file.sources.items()
     }
-    changes: dict[int, dict[str, float]] = {
+    changes = {
         step: {
             source_name: _convert(Weight, value, url, "changes", str(step), source_name)
             for source_name, value in weights.items()
         }
         for step, weights in file.changes.items()
     }
-    # All URLs are checked before the first source is opened.
-    source_urls = {
-        source_name: _resolve(source.url, folder, f"{url}: sources.{escaped(source_name)}.url")
-        for source_name, source in sources.items()
-    }
-    for source_name, source_url in source_urls.items():
-        address = f"{url}: sources.{escaped(source_name)}.url"
-        with _prefix_errors(address):
-            is_foreign = _is_foreign(source_url, folder)
-        if is_foreign and not allow_foreign_urls:
-            raise ConfigError(
-                f"{address}: {escaped(source_url)} lies elsewhere than the file; if you trust "
-                "that, open it with allow_foreign_urls=True"
-            )
-    datasets = {
-        source_name: (
-            _open(
-                source_urls[source_name],
-                f"{url}: sources.{escaped(source_name)}",
-                allow_foreign_urls,
-            ),
-            source.weight,
-        )
-        for source_name, source in sources.items()
-    }
+    addresses = {source_name: f"{url}: sources.{escaped(source_name)}" for source_name in sources}
+    source_urls: dict[str, str] = {}
+    for source_name, source in sources.items():  # all of them before the first source is opened
+        with _prefix_errors(f"{addresses[source_name]}.url"):
+            source_url = source_urls[source_name] = _resolve(source.url, folder)
+            if not allow_foreign_urls and _is_foreign(source_url, folder):
+                raise ConfigError(
+                    f"{escaped(source_url)} lies elsewhere than the file; if you trust that, open "
+                    "it with allow_foreign_urls=True"
+                )
+    datasets: dict[str, tuple[Dataset, float]] = {}
+    for source_name, source in sources.items():
+        with _prefix_errors(addresses[source_name]):
+            dataset = open_dataset(source_urls[source_name], allow_foreign_urls=allow_foreign_urls)
+            datasets[source_name] = dataset, source.weight
     with _prefix_errors(url):
         mixture = Mixture(datasets, stop=file.stop, epoch_steps=file.epoch_steps, changes=changes)
     # The order would refuse impossible weights later, when the name of the file is not known.
@@ -324,22 +308,15 @@ def _open_file(path: str | os.PathLike[str], allow_foreign_urls: bool) -> Mixtur
     return mixture
 
 
-def _open(source_url: str, address: str, allow_foreign_urls: bool) -> Dataset:
-    """Open a source. Every error also says where in the mixture file the source is named."""
+@contextmanager
+def _prefix_errors(address: str) -> Iterator[None]:
+    """Say where in the file stands what an error is about."""
     try:
-        return open_dataset(source_url, allow_foreign_urls=allow_foreign_urls)
+        yield
     except (MMStreamError, FileNotFoundError) as error:
         raise type(error)(f"{address}: {error}") from error
     except OSError as error:  # such as a name that is too long
         raise ConfigError(f"{address}: {error.strerror or error}") from error
-
-
-@contextmanager
-def _prefix_errors(address: str) -> Iterator[None]:
-    try:
-        yield
-    except ConfigError as error:
-        raise ConfigError(f"{address}: {error}") from None
 
 
 def _parse(data: bytes, url: str) -> _File:
@@ -397,7 +374,7 @@ def _is_foreign(source_url: str, folder: str) -> bool:
     return any(is_remote(url) and url.partition("://")[0] not in OBJECT_STORES for url in urls)
 
 
-def _resolve(source_url: str, folder: str, address: str) -> str:
+def _resolve(source_url: str, folder: str) -> str:
     """Return the URL of a source. A relative one is relative to the folder of the mixture file.
 
     Example: in ``s3://bucket/mixtures/a.json``, ``../rare`` is ``s3://bucket/rare``.
@@ -405,11 +382,11 @@ def _resolve(source_url: str, folder: str, address: str) -> str:
     if is_remote(source_url) or source_url.startswith(("/", "~", "file://")):
         return source_url
     if not source_url:
-        raise ConfigError(f"{address}: is empty")
+        raise ConfigError("is empty")
     if not is_remote(folder):
         return posixpath.normpath(join_url(folder, source_url))
     scheme, _, folder_path = folder.partition("://")
     path = posixpath.normpath(join_url(folder_path, source_url))
     if path.partition("/")[0] != folder_path.partition("/")[0]:
-        raise ConfigError(f"{address}: {source_url} leads out of the bucket; write the whole URL")
+        raise ConfigError(f"{source_url} leads out of the bucket; write the whole URL")
     return f"{scheme}://{path}"

@@ -4,9 +4,9 @@ The parts of the index say it, where the manifest lists any. Else, or where a pa
 ``NAME.tar.idx`` and ``NAME.tar.crc32c`` beside a tar do, or what was built at opening. What was
 read is kept as columns of 2 to 6 bytes a sample, up to `MAX_KEPT_BYTES`.
 
-A local part is mapped. A remote one becomes a file of this machine, see `map_cached`. While a
-large one arrives, and where there is no room for it, the table and the columns of single shards are
-read by ranges.
+A local part is mapped. A remote one becomes a file of this machine, see `map_cached`. Of a large
+one, and where there is no place for a file, the table and the columns of single shards are read by
+ranges.
 """
 
 from __future__ import annotations
@@ -24,16 +24,20 @@ from contextlib import contextmanager, suppress
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
 
-from mmstream.dataset.checksums import (
+from mmstream.dataset.index import (
     checksums_name,
     checksums_size,
     decode_checksums,
+    decode_index,
+    index_name,
+    index_size,
+    require_whole,
 )
-from mmstream.dataset.index import decode_index, index_name, index_size, require_whole
 from mmstream.dataset.index_part import (
     HAS_TAR_CRC32C,
     PartWriter,
@@ -56,7 +60,7 @@ from mmstream.types import IntArray
 logger = logging.getLogger(__name__)
 
 WAIT_S = 2.0
-"""Seconds to wait for another process that fetches a small part."""
+"""Seconds to wait for another process that fetches a part."""
 
 
 class PartReader:
@@ -78,13 +82,12 @@ class PartReader:
         self._store, self._counts, self._sizes = store, counts, sizes
         self._map: mmap | None = None
         self._table: Table | None = None
-        self._is_kept = store.access.concurrent and store.local_path("") is None
-        self._fetcher_of: dict[int, threading.Thread] = {}
+        is_remote = store.access.concurrent and store.local_path("") is None
+        self._is_cached = is_remote and part.num_bytes <= MAX_CACHED_BYTES
         self._lock_of: dict[int, threading.Lock] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        emptied: dict[str, Any] = {"_map": None, "_table": None, "_fetcher_of": {}, "_lock_of": {}}
-        return self.__dict__ | emptied
+        return self.__dict__ | {"_map": None, "_table": None, "_lock_of": {}}
 
     @property
     def url(self) -> str:
@@ -129,7 +132,7 @@ class PartReader:
 
     def drop(self) -> None:
         """Read the part again at the next use: its bytes were wrong. What is cached is dropped."""
-        if self._is_kept and self._map is not None:
+        if self._is_cached and self._map is not None:
             remove_cached(self.part)
         self._map = self._table = None
         self._store.drop_cache(self.part.name, 0, self.part.num_bytes)
@@ -150,7 +153,7 @@ class PartReader:
             try:
                 self._table = self._decode_table(memoryview(part_map))
             except ShardError:
-                if self._is_kept:
+                if self._is_cached:
                     remove_cached(self.part)
                 raise
             self._map = part_map
@@ -173,53 +176,25 @@ class PartReader:
                 return map_file(path, self.part.name, known)
             except StorageError as error:  # another size, or no file
                 raise ShardError(str(error)) from None
-        if not self._is_kept:
+        if not self._is_cached or cache_folder("index") is None:
             return None
-        part_map = map_cached(self.part)
-        if part_map is None and self._has_room():
-            self._fetch()
-            part_map = map_cached(self.part)
-        return part_map
-
-    def _has_room(self) -> bool:
-        self._is_kept = has_room(self.part)
-        if not self._is_kept:
-            logger.info(
-                "%s: is not kept on this machine (no room, or no folder of this user); what is "
-                "needed of it is read by ranges",
-                escaped(self.url),
-            )
-        return self._is_kept
-
-    def _fetch(self) -> None:
-        """Fetch the part into its file: a small one now, a large one in the background."""
-        if self.part.num_bytes > MAX_SMALL_BYTES:
-            thread = self._fetcher_of.get(os.getpid())
-            if thread is None or not thread.is_alive():
-                thread = threading.Thread(target=self._fetch_quietly, daemon=True)
-                self._fetcher_of[os.getpid()] = thread
-                thread.start()
-            return
         end = time.monotonic() + WAIT_S
-        while not self._fetch_now() and time.monotonic() < end:
-            time.sleep(0.02)
-
-    def _fetch_now(self) -> bool:
-        """Fetch the part. Return False if another process fetches it."""
-        try:
-            is_fetched = fetch_part(self._store, self.part)
-        except (MMStreamError, FileNotFoundError) as error:
-            raise self._explain(error) from None
-        except OSError as error:  # of the disk
-            logger.warning("%s: cannot be kept on this machine: %s", escaped(self.url), error)
-            self._is_kept = False
-            return True
-        self.num_requests += len(part_ranges(self.part)) * is_fetched
-        return is_fetched
-
-    def _fetch_quietly(self) -> None:
-        with suppress(ShardError, OSError):  # who needs the part meets the error too
-            self._fetch_now()
+        while (part_map := map_cached(self.part)) is None:
+            try:
+                is_fetched = fetch_part(self._store, self.part)
+            except (MMStreamError, FileNotFoundError) as error:
+                raise self._explain(error) from None
+            except OSError as error:  # of the disk
+                logger.warning("%s: cannot be kept on this machine: %s", escaped(self.url), error)
+                self._is_cached = False
+                return None
+            if is_fetched:
+                self.num_requests += len(part_ranges(self.part))
+            elif time.monotonic() >= end:
+                return None
+            else:  # another process fetches it
+                time.sleep(0.02)
+        return part_map
 
     def _decode_table(self, data: bytes | memoryview) -> Table:
         table = decode_table(data, self.url, self.part)
@@ -304,7 +279,9 @@ class ShardIndexes:
         columns = self._kept.get(shard)
         if columns is None:
             count = count_wrong or (lambda _: None)
-            columns = self._read_part(shard, count) or self._read_files(shard, count)
+            columns = self._read_part(shard, count) or self.file_columns(
+                shard, has_checksums=self.has_checksums, count_wrong=count
+            )
             self._keep(shard, columns)
         return columns
 
@@ -362,9 +339,36 @@ class ShardIndexes:
         reader = self._readers[number]
         return reader.tar_checksum(shard - reader.part.first_shard)
 
-    def file_columns(self, shard: int, *, has_checksums: bool) -> ShardColumns:
-        """Return the columns of a shard as the files beside its tar say; errors as `columns`."""
-        return self._read_files(shard, lambda _: None, has_checksums=has_checksums)
+    def file_columns(
+        self,
+        shard: int,
+        *,
+        has_checksums: bool,
+        count_wrong: Callable[[int], None] = lambda _: None,
+    ) -> ShardColumns:
+        """Return the columns of a shard as the files beside its tar say; errors as `columns`.
+
+        Bytes that are no index are read again: storage may be at fault.
+        """
+        info = self.manifest.shards[shard]
+        if info.name in self._built:
+            return self._built[info.name]
+        if not self._is_possible(shard):  # before memory is taken for them
+            raise ShardError(
+                f"{info.name}: {info.num_bytes} bytes cannot hold {info.num_samples} samples; run "
+                "`mmstream index --overwrite`"
+            )
+        num_left = MAX_INDEX_READS
+        while True:
+            columns = self._read_files([shard], has_checksums)[shard]
+            num_left -= 1
+            if isinstance(columns, ShardColumns):
+                return columns
+            if not num_left or not isinstance(columns, ShardError):
+                raise columns
+            count_wrong(1)
+            for file, num_bytes in self._files(info, has_checksums).items():
+                self.store.drop_cache(file, 0, num_bytes)
 
     def _reader(self, part: IndexPart) -> PartReader:
         shards = self.manifest.shards[part.first_shard : part.last_shard + 1]
@@ -427,61 +431,38 @@ class ShardIndexes:
 
     def _load_files(self, shards: Sequence[int]) -> int:
         """Read the files beside the tars, all at once. Returns the number of requests."""
-        wanted = [shard for shard in shards if self._is_possible(shard)]
-        files = [self._files(self.manifest.shards[shard], self.has_checksums) for shard in wanted]
-        ranges = [(file, 0, size) for sizes in files for file, size in sizes.items()]
-        known = dict[str, ObjectStat]()
-        answers = iter(self.store.read_ranges(ranges, known) if ranges else [])
-        for shard, sizes in zip(wanted, files, strict=True):
-            data = {file: next(answers) for file in sizes}
-            with suppress(MMStreamError, OSError):
-                info = self.manifest.shards[shard]
-                self._keep(shard, self._decode(info, sizes, data, known, self.has_checksums))
-        return len(ranges)
+        wanted = [
+            shard
+            for shard in shards
+            if self._is_possible(shard) and self.manifest.shards[shard].name not in self._built
+        ]
+        for shard, columns in self._read_files(wanted, self.has_checksums).items():
+            if isinstance(columns, ShardColumns):
+                self._keep(shard, columns)
+        return len(wanted) * (2 if self.has_checksums else 1)
 
     def _is_possible(self, shard: int) -> bool:
-        """Tell whether the files of a shard may be an index at all, and are needed."""
+        """Tell whether a tar is large enough for as many samples as the manifest says."""
         info = self.manifest.shards[shard]
-        return info.num_samples * BLOCK <= info.num_bytes and info.name not in self._built
+        return info.num_samples * BLOCK <= info.num_bytes
 
     def _read_files(
-        self,
-        shard: int,
-        count_wrong: Callable[[int], None],
-        *,
-        has_checksums: bool | None = None,
-    ) -> ShardColumns:
-        """Return the columns of a shard from the files beside its tar.
-
-        Bytes that are no index are read again: storage may be at fault.
-        """
-        info = self.manifest.shards[shard]
-        if info.name in self._built:
-            return self._built[info.name]
-        if has_checksums is None:
-            has_checksums = self.has_checksums
-        if not self._is_possible(shard):  # before memory is taken for them
-            raise ShardError(
-                f"{info.name}: {info.num_bytes} bytes cannot hold {info.num_samples} samples; run "
-                "`mmstream index --overwrite`"
-            )
-        sizes = self._files(info, has_checksums)
-        ranges = [(file, 0, size) for file, size in sizes.items()]
-        num_left = MAX_INDEX_READS
-        while True:
-            known = dict[str, ObjectStat]()
-            # Both at once: on an object store, each of them is a request.
-            answers = dict(zip(sizes, self.store.read_ranges(ranges, known), strict=True))
-            num_left -= 1
+        self, shards: Sequence[int], has_checksums: bool
+    ) -> dict[int, ShardColumns | MMStreamError | OSError]:
+        """Return the columns of shards, or the error of each, from the files beside their tars."""
+        files = {s: self._files(self.manifest.shards[s], has_checksums) for s in shards}
+        ranges = [(file, 0, size) for sizes in files.values() for file, size in sizes.items()]
+        known = dict[str, ObjectStat]()
+        # All at once: on an object store, each of them is a request.
+        responses = iter(self.store.read_ranges(ranges, known) if ranges else [])
+        results: dict[int, ShardColumns | MMStreamError | OSError] = {}
+        for shard, sizes in files.items():
+            data = {file: next(responses) for file in sizes}
             try:
-                return self._decode(info, sizes, answers, known, has_checksums)
-            except ShardError:
-                if not num_left:
-                    raise
-                count_wrong(1)
-                num_bytes = index_size(info.num_samples)  # the checksums have fewer
-                for name in (index_name(info.name), checksums_name(info.name)):
-                    self.store.drop_cache(name, 0, num_bytes)
+                results[shard] = self._decode(self.manifest.shards[shard], sizes, data, known)
+            except (MMStreamError, OSError) as error:
+                results[shard] = error
+        return results
 
     def _files(self, info: ShardInfo, has_checksums: bool) -> dict[str, int]:
         """Return the files of a shard's index, with the bytes that they have by the manifest."""
@@ -494,29 +475,27 @@ class ShardIndexes:
         self,
         info: ShardInfo,
         sizes: Mapping[str, int],
-        answers: Mapping[str, bytes | OSError],
+        responses: Mapping[str, bytes | OSError],
         known: Mapping[str, ObjectStat],
-        has_checksums: bool,
     ) -> ShardColumns:
-        """Return the columns of a shard from what its files answered.
+        """Return the columns of a shard from what was read of its files.
 
         Args:
             info: Of the shard.
             sizes: The bytes that were asked for, by file.
-            answers: What came of them.
-            known: The files as they answered, where the storage said so.
-            has_checksums: The answers hold checksums.
+            responses: What was read of each, with checksums where they were asked for.
+            known: The files as they are, where the storage said so.
         """
         data = dict[str, bytes]()
-        for file, answer in answers.items():
+        for file, response in responses.items():
             # A longer index is of other samples. Checksums tell, else its size must.
-            is_sure = has_checksums or (file in known and known[file].size == sizes[file])
-            if isinstance(answer, OSError) or not is_sure:
+            is_sure = len(sizes) > 1 or (file in known and known[file].size == sizes[file])
+            if isinstance(response, OSError) or not is_sure:
                 self._require_size(info, file, sizes[file])
-            if isinstance(answer, OSError):
-                raise answer
-            data[file] = answer
-        name, column_name = index_name(info.name), checksums_name(info.name)
+            if isinstance(response, OSError):
+                raise response
+            data[file] = response
+        name, *checksums_names = sizes
         offsets = decode_index(data[name], name)
         if offsets[-1] > info.num_bytes:
             raise ShardError(
@@ -527,8 +506,8 @@ class ShardIndexes:
             is_near = not self.store.access.concurrent  # elsewhere each header is a request
             require_whole(self.store, info.name, info.num_bytes, offsets, thorough=is_near)
         checksums = None
-        if has_checksums:
-            checksums = decode_checksums(data[column_name], data[name], column_name)
+        for checksums_file in checksums_names:
+            checksums = decode_checksums(data[checksums_file], data[name], checksums_file)
         return columns_of(offsets, checksums)
 
     def _require_size(self, info: ShardInfo, file: str, size: int) -> None:
@@ -558,7 +537,11 @@ MAX_SHARDS_AT_ONCE = 128
 
 
 def write_part(
-    store: Store, manifest: Manifest, first_shard: int, last_shard: int
+    store: Store,
+    manifest: Manifest,
+    first_shard: int,
+    last_shard: int,
+    tar_checksums: Mapping[str, int] = MappingProxyType({}),
 ) -> IndexPart | None:
     """Write a part of the index for some shards in a row. Equal shards give an equal part.
 
@@ -567,6 +550,7 @@ def write_part(
         manifest: Names the shards. Its parts are not looked at.
         first_shard: Position of the first shard.
         last_shard: Position of the last one.
+        tar_checksums: CRC-32C of tars that are known, by name.
 
     Returns:
         What the manifest must say of the part. None without shards.
@@ -583,11 +567,11 @@ def write_part(
             if (shard - first_shard) % MAX_SHARDS_AT_ONCE == 0:
                 stop = min(shard + MAX_SHARDS_AT_ONCE, last_shard + 1)
                 indexes.load(range(shard, stop))
-            columns, num_bytes = indexes.columns(shard), manifest.shards[shard].num_bytes
-            checksum = None
+            columns, info = indexes.columns(shard), manifest.shards[shard]
+            checksum = None if columns.checksums is None else tar_checksums.get(info.name)
             if manifest.checksums == "written" and columns.checksums is not None:
-                checksum = tar_checksum(columns.offsets(), columns.checksums, num_bytes)
-            writer.add(num_bytes, columns, checksum)
+                checksum = tar_checksum(columns.offsets(), columns.checksums, info.num_bytes)
+            writer.add(info.num_bytes, columns, checksum)
         return writer.write(store)
 
 
@@ -599,14 +583,11 @@ def write_part(
 # arrives. Processes that need the same part at once agree by a lock: one of them fetches it. Files
 # that no process has opened for `MAX_UNUSED_S` are removed when another one arrives.
 
-MAX_SMALL_BYTES = 64 << 20
-"""A part of at most this size comes before it is used. A larger one comes in the background."""
+MAX_CACHED_BYTES = 64 << 20
+"""A part of at most this size becomes a file, and so much of it is in memory as it arrives."""
 
 RANGE_BYTES = 8 << 20
 """Ranges of a part. Up to 8 of them come side by side."""
-
-MAX_PART_OF_DISK = 0.01
-"""A part that takes more of the free space is not kept: columns are read when they are needed."""
 
 MAX_FETCHES = 4
 """Fetches of a part whose bytes came wrong."""
@@ -616,7 +597,7 @@ MAX_UNUSED_S = 30 * 24 * 3600.0
 
 def map_cached(part: IndexPart) -> mmap | None:
     """Return the bytes of a part as a map of its file, if this machine has it."""
-    folder = _folder()
+    folder = cache_folder("index")
     if folder is None:
         return None
     try:
@@ -634,19 +615,10 @@ def map_cached(part: IndexPart) -> mmap | None:
 
 def remove_cached(part: IndexPart) -> None:
     """Remove the file of a part: its bytes are damaged. Processes that have mapped it keep it."""
-    folder = _folder()
+    folder = cache_folder("index")
     if folder is not None:
         with suppress(OSError):
             (folder / part.sha256).unlink()
-
-
-def has_room(part: IndexPart) -> bool:
-    """Tell whether this machine keeps a part."""
-    folder = _folder()
-    if folder is None:
-        return False
-    disk = os.statvfs(folder)
-    return part.num_bytes <= MAX_PART_OF_DISK * disk.f_bavail * disk.f_frsize
 
 
 def part_ranges(part: IndexPart) -> list[tuple[str, int, int]]:
@@ -666,14 +638,14 @@ def fetch_part(store: Store, part: IndexPart) -> bool:
         StorageError: The storage failed after retries.
         OSError: The disk failed, or is full.
     """
-    folder = _folder()
+    folder = cache_folder("index")
     if folder is None:
         raise OSError("no folder for parts of an index")
     with _locked(folder / f"{part.sha256}.lock") as is_locked:
         if not is_locked:
             return False
         path = folder / part.sha256
-        if _is_whole(path, part):  # another process was quicker
+        if map_cached(part) is not None:  # another process was quicker
             return True
         for _ in range(MAX_FETCHES - 1):
             with suppress(ShardError):
@@ -685,17 +657,9 @@ def fetch_part(store: Store, part: IndexPart) -> bool:
     return True
 
 
-def _is_whole(path: Path, part: IndexPart) -> bool:
-    """Tell whether a file has the size of a part. A machine that lost its power may cut files."""
-    with suppress(OSError):
-        status = path.lstat()
-        return stat.S_ISREG(status.st_mode) and status.st_size == part.num_bytes
-    return False
-
-
 def _fetch(store: Store, part: IndexPart, path: Path) -> None:
     ranges = part_ranges(part)
-    num_at_once = max(1, MAX_SMALL_BYTES // (ranges[0][2] - ranges[0][1]))
+    num_at_once = max(1, MAX_CACHED_BYTES // (ranges[0][2] - ranges[0][1]))
     digest = hashlib.sha256()
     with create_file(path) as file:
         for first in range(0, len(ranges), num_at_once):
@@ -707,10 +671,6 @@ def _fetch(store: Store, part: IndexPart, path: Path) -> None:
                 file.write(data)
         if digest.hexdigest() != part.sha256:
             raise ShardError(f"{store.url_of(part.name)}: its bytes are not those of its sha256")
-
-
-def _folder() -> Path | None:
-    return cache_folder("index")
 
 
 def cache_folder(*names: str) -> Path | None:

@@ -17,8 +17,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from mmstream.dataset.checksums import sample_checksum
-from mmstream.dataset.index import walk_tar
+from mmstream.dataset.index import sample_checksum, walk_tar
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndexes

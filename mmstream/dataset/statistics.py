@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -125,37 +125,12 @@ def _summary(values: Values) -> dict[str, float]:
     }
 
 
-@dataclass
-class _Record:
+class _Measured(NamedTuple):
     """What was measured of one sample."""
 
-    values: dict[str, list[float]] = field(default_factory=dict)
-    fields: tuple[str, ...] = ()
-    class_name: str | None = None
-    problem: str = ""
-
-
-@dataclass
-class _Total:
-    """What was measured of all samples so far."""
-
-    values: dict[str, list[float]] = field(default_factory=dict)
-    classes: Counter[str] = field(default_factory=Counter)
-    fields: Counter[str] = field(default_factory=Counter)
-    reasons: list[str] = field(default_factory=list)
-    num_bad: int = 0
-
-    def add(self, record: _Record) -> None:
-        if record.problem:
-            self.num_bad += 1
-            if len(self.reasons) < MAX_REASONS:
-                self.reasons.append(escaped(record.problem, 500))
-            return
-        self.fields.update(record.fields)
-        for name, numbers in record.values.items():
-            self.values.setdefault(name, []).extend(numbers)
-        if record.class_name is not None:
-            self.classes[record.class_name] += 1
+    values: dict[str, list[float]]
+    fields: list[str]
+    class_name: str | None
 
 
 @checked({"dataset": "give mm.open_dataset(...)"}, own=("text",))
@@ -202,18 +177,32 @@ def statistics(
     positions = np.array(spread(len(dataset), num_samples, seed), dtype=np.int64)
     refs = refs_of(dataset, positions)
     load_indexes(dataset, [shard for shard, _ in refs])
-    total = _Total()
-    for record in _records(dataset, refs, num_threads, progress, text):
-        total.add(record)
-    media = [kind for kind in ("image", "video", "audio") if f"{kind} bytes" in total.values]
+    values: dict[str, list[float]] = {}
+    classes, fields = Counter[str](), Counter[str]()
+    reasons: list[str] = []
+    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="mmstream-statistics")
+    is_hidden = None if progress else True
+    try:
+        results = pool.map(lambda ref: _measure(dataset, ref, text), refs)
+        for result in tqdm(results, total=len(refs), unit="sample", disable=is_hidden):
+            if isinstance(result, Exception):
+                reasons.append(escaped(result, 500))
+                continue
+            fields.update(result.fields)
+            classes.update([] if result.class_name is None else [result.class_name])
+            for name, numbers in result.values.items():
+                values.setdefault(name, []).extend(numbers)
+    finally:
+        pool.shutdown(cancel_futures=True)
+    media = [kind for kind in ("image", "video", "audio") if f"{kind} bytes" in values]
     return Statistics(
         len(dataset),
-        len(refs) - total.num_bad,
-        total.num_bad,
-        tuple(total.reasons),
-        {name: np.array(total.values[name]) for name in _ORDER if name in total.values},
-        _by_count(total.classes),
-        _by_count(total.fields),
+        len(refs) - len(reasons),
+        len(reasons),
+        tuple(reasons[:MAX_REASONS]),
+        {name: np.array(values[name]) for name in _ORDER if name in values},
+        _by_count(classes),
+        _by_count(fields),
         tuple(kind for kind in media if text is not None and kind not in text.counted_media),
     )
 
@@ -258,62 +247,35 @@ _ORDER = (
 )
 
 
-def _records(
-    dataset: ShardSource,
-    refs: Sequence[SampleRef],
-    num_threads: int,
-    progress: bool,
-    text: TextDecoder | Any | None,
-) -> Iterator[_Record]:
-    """Yield what is measured of each sample, in order."""
-    pool = ThreadPoolExecutor(num_threads, thread_name_prefix="mmstream-statistics")
-    try:
-        yield from tqdm(
-            pool.map(lambda ref: _record(dataset, ref, text), refs),
-            total=len(refs),
-            unit="sample",
-            disable=None if progress else True,
-        )
-    finally:
-        pool.shutdown(cancel_futures=True)
-
-
-def _record(dataset: ShardSource, ref: SampleRef, text: TextDecoder | Any | None) -> _Record:
+def _measure(
+    dataset: ShardSource, ref: SampleRef, text: TextDecoder | Any | None
+) -> _Measured | SampleError | ShardError:
+    """Return what is measured of a sample, or why it is bad."""
     try:
         sample = read_sample(dataset, *ref)
-    except (SampleError, ShardError) as error:
-        return _Record(problem=str(error))
-    name = escaped(sample["__key__"])
-    record = _Record(
-        {"sample bytes": [float(sum(map(_num_bytes, sample.values())))]},
-        tuple(name for name in sample if name[:2] != "__"),
-    )
-    address = f"{where(dataset.name_of(ref[0]), ref[1])} {name}"
-    try:
-        for field_name in sample:
-            name = field_name
-            _measure_field(sample, name, record.values)
-    except DecodeError as error:
-        return _Record(problem=f"{address}.{escaped(name)}: {error}")
-    images = image_fields(sample)
-    if images:
-        record.values["images"] = [float(len(images))]
-    messages = messages_of(sample)
-    words = " ".join(_texts(messages)) if messages else str(text_of(sample))
-    if words or "txt" in sample:
-        record.values["words"] = [float(len(words.split()))]
-    if messages:
-        record.values["turns"] = [float(len(messages))]
-    record.class_name = _class_of(sample)
-    if text is not None:
-        try:
+        address = f"{where(dataset.name_of(ref[0]), ref[1])} {escaped(sample['__key__'])}"
+        num_bytes = sum(len(value) for value in sample.values() if isinstance(value, bytes))
+        values: dict[str, list[float]] = {"sample bytes": [float(num_bytes)]}
+        fields = [name for name in sample if name[:2] != "__"]
+        for name in fields:
+            try:
+                _measure_field(sample, name, values)
+            except DecodeError as error:
+                return SampleError(f"{address}.{escaped(name)}: {error}")
+        messages = messages_of(sample)
+        words = " ".join(_texts(messages)) if messages else str(text_of(sample))
+        counts: dict[str, int] = {"images": len(image_fields(sample)), "turns": len(messages)}
+        values |= {name: [float(count)] for name, count in counts.items() if count}
+        if words or "txt" in sample:
+            values["words"] = [float(len(words.split()))]
+        if text is not None:
             decoded = _decoded_text(sample, text, address)
-        except SampleError as error:
-            return _Record(problem=str(error))
-        num_learned = int(np.count_nonzero(decoded.tokens["labels"] != IGNORED_LABEL))
-        record.values["tokens"] = [float(decoded.num_tokens)]
-        record.values["learned tokens"] = [float(num_learned)]
-    return record
+            num_learned = int(np.count_nonzero(decoded.tokens["labels"] != IGNORED_LABEL))
+            values["tokens"] = [float(decoded.num_tokens)]
+            values["learned tokens"] = [float(num_learned)]
+    except (SampleError, ShardError) as error:
+        return error
+    return _Measured(values, fields, _class_of(sample))
 
 
 def _decoded_text(sample: Sample, text: Any, address: str) -> Any:
@@ -331,10 +293,10 @@ def _decoded_text(sample: Sample, text: Any, address: str) -> Any:
 
 
 def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) -> None:
-    """Measure a field, and parse it if it is text.
+    """Measure a field, and parse it if it is text. Media are not decoded.
 
     Raises:
-        DecodeError: The text is damaged, or the header of the picture.
+        DecodeError: The text is damaged, or the header of the medium.
     """
     value = sample[name]
     kind = name.rpartition(".")[2]
@@ -350,30 +312,14 @@ def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) ->
         for key, number in numbers.items():
             values.setdefault(key, []).append(float(number))
     elif kind in AUDIO_EXTENSIONS | VIDEO_EXTENSIONS:
+        from mmstream.media.facts import media_facts
+
         medium: MediaKind = "video" if kind in VIDEO_EXTENSIONS else "audio"
         values.setdefault(f"{medium} bytes", []).append(float(len(value)))
-        for key, measured in _recording_numbers(value, medium).items():
-            values.setdefault(key, []).append(measured)
-
-
-def _recording_numbers(data: bytes, kind: MediaKind) -> dict[str, float]:
-    """Return what the headers of a video or of a recording tell, without decoding.
-
-    Raises:
-        DecodeError: It cannot be opened, or has no stream of its kind.
-    """
-    from mmstream.media.facts import media_facts
-
-    facts = media_facts(data, kind, Deadline.start(MEDIA_TIMEOUT_S))
-    return {
-        f"{kind} {name}": float(facts[fact])
-        for fact, name in _FACTS.items()
-        if fact in facts and (kind == "audio" or fact != "sample_rate")
-    }
-
-
-def _num_bytes(value: Any) -> int:
-    return len(value) if isinstance(value, bytes) else 0
+        facts = media_facts(value, medium, Deadline.start(MEDIA_TIMEOUT_S))
+        for fact, fact_name in _FACTS.items():
+            if fact in facts and (medium == "audio" or fact != "sample_rate"):
+                values.setdefault(f"{medium} {fact_name}", []).append(float(facts[fact]))
 
 
 def _image_shape(data: bytes) -> tuple[int, int]:

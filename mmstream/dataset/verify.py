@@ -18,18 +18,21 @@ from typing import TypeAlias
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.dataset.checksums import (
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index import (
     NO_SAMPLES,
     Checksums,
+    build_index,
     checksums_name,
     checksums_size,
+    encode_index,
+    index_name,
+    index_size,
     object_sha256,
     read_checksums,
     read_samples,
     sample_checksum,
 )
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import build_index, encode_index, index_name, index_size
 from mmstream.dataset.manifest import IndexPart, ShardInfo
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.errors import ChecksumError, SampleError, ShardError
@@ -139,13 +142,15 @@ def _check_columns(dataset: Dataset, shard: int, offsets: IntArray) -> Iterator[
 def _check_sizes(dataset: Dataset, shard: int) -> Iterator[Problem]:
     """Compare the sizes of a shard's files with the manifest."""
     info = dataset.manifest.shards[shard]
-    sizes = [(dataset.store, info.name, info.num_bytes, "")]
-    sizes.append((dataset.index_store, index_name(info.name), index_size(info.num_samples), ""))
+    files = [(dataset.index_store, index_name(info.name), index_size(info.num_samples), "")]
     if dataset.manifest.checksums:
         num_bytes = checksums_size(info.num_samples)
         command = f"; run `{_index_command(dataset, info.name, checksums=True)}`"
-        sizes.append((dataset.index_store, checksums_name(info.name), num_bytes, command))
-    for store, name, num_bytes, command in sizes:
+        files.append((dataset.index_store, checksums_name(info.name), num_bytes, command))
+    for store, name, num_bytes, command in [
+        (dataset.store, info.name, info.num_bytes, ""),
+        *files,
+    ]:
         try:
             if isinstance(store, RemoteStore) and name == info.name:
                 stat, checksum = store.stat_checksum(name)  # one request
@@ -204,16 +209,25 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
         offsets = built
     elif offsets is not None:
         is_other_tar = built is not None
-    tar = _Tar(dataset, shard, size, offsets, decode)
-    yield from tar.read_checksums()
-    problems = list(tar.check())
-    yield from _wrong_sha256(dataset, shard, size, tar.digest.hexdigest())
+    reader = _SampleReader(dataset, shard, NO_SAMPLES if offsets is None else offsets, decode)
+    yield from reader.read_checksums()
+    digest = hashlib.sha256()
+    problems = list(reader.problems(size, digest.update))
+    yield from _wrong_sha256(dataset, shard, size, digest.hexdigest())
     if offsets is None:
         yield Problem(name, index_error, range(count))
     elif built is not None and is_other_tar:
         yield _index_of_other_tar(dataset, shard, built, problems)
     else:
         yield from problems
+
+
+def _wrong_sha256(dataset: Dataset, shard: int, size: int, sha256: str) -> Iterator[Problem]:
+    info = dataset.manifest.shards[shard]
+    if info.sha256 not in (None, sha256):
+        dataset.store.drop_cache(info.name, 0, size)  # the bytes may have come wrong only once
+        if object_sha256(dataset.store, info.name, size) != info.sha256:
+            yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
 
 
 def _is_other_tar(info: ShardInfo, size: int, offsets: IntArray, built: IntArray | None) -> bool:
@@ -238,15 +252,6 @@ def _indexes(dataset: Dataset, shard: int) -> tuple[IntArray | None, IntArray | 
     except ShardError as error:  # a damaged header
         header_error = str(error)
     return stored, built, index_error, header_error
-
-
-def _wrong_sha256(dataset: Dataset, shard: int, size: int, sha256: str) -> Iterator[Problem]:
-    info = dataset.manifest.shards[shard]
-    if info.sha256 in (None, sha256):
-        return
-    dataset.store.drop_cache(info.name, 0, size)  # the bytes may have come wrong only once
-    if object_sha256(dataset.store, info.name, size) != info.sha256:
-        yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
 
 
 def _wrong_index(
@@ -292,58 +297,48 @@ def _index_command(
     return shlex.join(words)
 
 
-class _Tar:
-    """One tar that is read once, from front to back.
+@dataclass
+class _SampleReader:
+    """Reads the samples of one tar, from front to back."""
 
-    Attributes:
-        digest: sha256 of all bytes, after `check`.
-    """
-
-    def __init__(
-        self,
-        dataset: Dataset,
-        shard: int,
-        size: int,
-        offsets: IntArray | None,
-        decode: Check | None,
-    ) -> None:
-        self.digest = hashlib.sha256()
-        self._dataset, self._shard, self._size, self._decode = dataset, shard, size, decode
-        self._name = dataset.name_of(shard)
-        self._offsets = NO_SAMPLES if offsets is None else offsets
-        self._checksums: Checksums | None = None
+    dataset: Dataset
+    shard: int
+    offsets: IntArray
+    decode: Check | None
+    checksums: Checksums | None = None
 
     def read_checksums(self) -> Iterator[Problem]:
         """Read the checksums of the samples. Yields a problem if they cannot be used."""
-        dataset, name = self._dataset, checksums_name(self._name)
-        if dataset.manifest.checksums is None or self._offsets is NO_SAMPLES:
+        dataset, shard_name = self.dataset, self.dataset.name_of(self.shard)
+        if dataset.manifest.checksums is None or self.offsets is NO_SAMPLES:
             return
-        command = f"run `{_index_command(dataset, self._name, checksums=True)}`"
+        name, store = checksums_name(shard_name), dataset.index_store
+        cure = f"run `{_index_command(dataset, shard_name, checksums=True)}`"
         try:
-            index = encode_index(self._offsets)
-            self._checksums = read_checksums(dataset.index_store, self._name, index)
+            self.checksums = read_checksums(store, shard_name, encode_index(self.offsets))
         except FileNotFoundError:
-            yield Problem(
-                self._name, f"{name}: no such file in {dataset.index_store.url}; {command}"
-            )
+            yield Problem(shard_name, f"{name}: no such file in {store.url}; {cure}")
         except ShardError:
-            yield Problem(self._name, f"{name}: damaged, or of another tar or index; {command}")
+            yield Problem(shard_name, f"{name}: damaged, or of another tar or index; {cure}")
 
-    def check(self) -> Iterator[Problem]:
-        """Read the tar, and yield what is wrong with its samples."""
-        dataset, name, size = self._dataset, self._name, self._size
-        count = len(self._offsets) - 1
-        num_whole = int(np.searchsorted(self._offsets[1:], size, side="right"))
-        whole = self._offsets[: num_whole + 1]
+    def problems(self, size: int, update: Callable[[bytes], object]) -> Iterator[Problem]:
+        """Yield what is wrong with the samples.
+
+        Args:
+            size: Of the tar in bytes.
+            update: Called with all bytes of the tar, piece by piece.
+        """
+        name, count = self.dataset.name_of(self.shard), len(self.offsets) - 1
+        num_whole = int(np.searchsorted(self.offsets[1:], size, side="right"))
+        whole = self.offsets[: num_whole + 1]
         keys = Counter[object]()
-        samples = read_samples(dataset.store, name, size, whole, self.digest.update)
-        for index, data in enumerate(samples):
+        for index, data in enumerate(read_samples(self.dataset.store, name, size, whole, update)):
             try:
                 keys[self._key(index, data)] += 1
             except SampleError as error:
                 yield Problem(name, str(error), range(index, index + 1))
         if num_whole < count:  # the tar is cut off: so are all later samples
-            stop = self._offsets[num_whole + 1]
+            stop = self.offsets[num_whole + 1]
             reason = f"{name}: truncated: {size} bytes, its index needs {stop} or more"
             yield Problem(name, reason, range(num_whole, count))
         for key, times in keys.items():
@@ -352,30 +347,30 @@ class _Tar:
 
     def _key(self, index: int, data: bytes) -> object:
         """Return the key of a sample. Read it again before calling it bad."""
-        is_second = False
-        for _ in range(MAX_SAMPLE_READS - 1):
+        for num_reads in range(1, MAX_SAMPLE_READS):
             try:
                 return self._checked(index, data)
             except ChecksumError:
                 pass
             except SampleError:
-                if is_second or self._checksums is not None:  # the same bytes would come again
+                if num_reads == 2 or self.checksums is not None:  # the same bytes would come again
                     raise
-                is_second = True
-            start, stop = int(self._offsets[index]), int(self._offsets[index + 1])
-            self._dataset.store.drop_cache(self._name, start, stop)
-            data = self._dataset.store.read_range(self._name, start, stop)
+            store, name = self.dataset.store, self.dataset.name_of(self.shard)
+            start, stop = int(self.offsets[index]), int(self.offsets[index + 1])
+            store.drop_cache(name, start, stop)
+            data = store.read_range(name, start, stop)
         return self._checked(index, data)
 
     def _checked(self, index: int, data: bytes) -> object:
-        if self._checksums is not None and sample_checksum(data) != self._checksums[index]:
-            raise self._dataset.shards.checksum_error(self._shard, index)
+        shards = self.dataset.shards
+        if self.checksums is not None and sample_checksum(data) != self.checksums[index]:
+            raise shards.checksum_error(self.shard, index)
         try:
-            sample = self._dataset.shards.parse(data, self._shard, index)
+            sample = shards.parse(data, self.shard, index)
         except SampleError as error:
             if error.is_refused:  # its file is whole, and it must keep its place
                 return object()
             raise
-        if self._decode is not None:
-            self._decode(sample)
+        if self.decode is not None:
+            self.decode(sample)
         return sample["__key__"]

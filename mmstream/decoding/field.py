@@ -31,7 +31,7 @@ from mmstream.decoding.image.geometry import Plan
 from mmstream.decoding.sample_rng import is_user_function, sample_rng, seed_generators
 from mmstream.decoding.spans import Span
 from mmstream.errors import ConfigError, DecodeError
-from mmstream.lazy_bytes import LazyBytes
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
 IMAGE, VIDEO, AUDIO = "image", "video", "audio"

@@ -25,7 +25,7 @@ from mmstream.decoding.fields import own_names
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.image.geometry import ImageShape, Plan
 from mmstream.errors import DecodeError, escaped
-from mmstream.lazy_bytes import LazyBytes
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
 

@@ -53,11 +53,11 @@ from mmstream.decoding.substitute import (
 )
 from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead
 from mmstream.errors import DecodeError, SampleError
-from mmstream.lazy_bytes import LazyBytes
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.step import Outcome, RawStep
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample, SampleLineage
 
 T = TypeVar("T")

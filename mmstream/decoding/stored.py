@@ -47,7 +47,7 @@ from mmstream.errors import (
     ManifestError,
     escaped,
 )
-from mmstream.lazy_bytes import LazyBytes
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.tar.samples import is_reserved, split_name
 from mmstream.types import Sample
 

@@ -36,11 +36,11 @@ from mmstream.errors import (
     escaped,
     where,
 )
-from mmstream.lazy_bytes import LazyBytes
 from mmstream.order import MAX_ATTEMPTS
 from mmstream.progress import Progress, Stage
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample, SampleLineage, SampleRef
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from mmstream.audit.compare_runs import prove, read_history
+from mmstream.audit.check_log import prove, read_history
 from mmstream.converting.convert import convert
 from mmstream.converting.options import RowReading
 from mmstream.dataset.open import open_dataset
@@ -35,7 +35,7 @@ from mmstream.processes import safe_environment
 from mmstream.storage import join_url, open_store
 
 if TYPE_CHECKING:
-    from mmstream.audit.compare_runs import Proof
+    from mmstream.audit.check_log import Proof
     from mmstream.converting.convert import ConvertReport
 
 

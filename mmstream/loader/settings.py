@@ -31,7 +31,7 @@ from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError, escaped
 from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.loader.watchdog import StallLimits
-from mmstream.order.checks import reshuffle_of
+from mmstream.order.settings import reshuffle_of
 from mmstream.pipeline import Pipeline, needs_no_worker, needs_one_thread
 from mmstream.processes import default_threads, num_cores
 

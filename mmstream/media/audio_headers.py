@@ -16,9 +16,9 @@ from itertools import islice
 from typing import NamedTuple
 
 from mmstream.errors import DecodeError
-from mmstream.lazy_bytes import LazyBytes
 from mmstream.media.deadline import Deadline
 from mmstream.media.types import EncodedMedia, behind_id3, read_range
+from mmstream.tar.lazy_bytes import LazyBytes
 
 TOLERANCE_S = 0.1
 """Seconds by which a file may be shorter than its header says: some programs count too many bytes.

@@ -22,10 +22,10 @@ from av.container import InputContainer
 from av.stream import Disposition
 
 from mmstream.errors import DecodeError
-from mmstream.lazy_bytes import LazyBytes
 from mmstream.media.deadline import Deadline
 from mmstream.media.mp4 import read_mp4
 from mmstream.media.types import EncodedMedia, container_format, read_range
+from mmstream.tar.lazy_bytes import LazyBytes
 
 # -- the bytes of a file, as the file object that FFmpeg reads -------------------------------------
 #

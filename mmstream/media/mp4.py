@@ -26,9 +26,9 @@ from typing import NamedTuple
 import numpy as np
 
 from mmstream.errors import DecodeError
-from mmstream.lazy_bytes import LazyBytes
 from mmstream.media.timeline import Timeline, without_undecodable_start
 from mmstream.media.types import EncodedMedia, container_format, read_range
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import IntArray
 
 

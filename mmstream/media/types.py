@@ -18,7 +18,7 @@ Kind: TypeAlias = Literal["image", "video", "audio"]
 
 
 class RangeReadable(Protocol):
-    """A file that is read piece by piece, such as `mmstream.lazy_bytes.LazyBytes`."""
+    """A file that is read piece by piece, such as `mmstream.tar.lazy_bytes.LazyBytes`."""
 
     def __len__(self) -> int: ...
 

@@ -9,12 +9,11 @@ topology, and after every resume.
     mixture/     the order of several datasets, mixed by weights
     corpus.py    what an order knows about a dataset
     lanes.py     (step, row) -> slot of the epoch, by lanes and windows; what shared lanes cost
-    chunks.py    slot of the epoch -> (shard, index), by permuted chunks
+    chunks.py    slot of the epoch -> (shard, index), by permuted chunks; lanes that keep samples
     permute.py   the permutations of both
-    lane_lists.py    lanes that keep their samples
-    defaults.py  default grid, window and chunk size
-    any_order.py what the later stages ask of every order, and the answers
-    checks.py    argument checks;  cache.py: small caches
+    settings.py  checks and defaults of grid, window, chunk size and the like
+    any_order.py what the later stages ask of every order
+    cache.py     small caches
 
 A rank that owns whole lanes reads each of them from front to back. With ``shuffle=False`` there
 is one lane and no permutation: slot = step * G + row.

@@ -2,11 +2,24 @@
 
 from __future__ import annotations
 
-from typing import Any
+from collections.abc import Callable
+from typing import TypeVar
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 
-def keep(cache: dict[Any, Any], key: Any, value: Any, most: int) -> None:
-    """Put a value in a cache, and drop the oldest entries: an eighth of `most`, where it is full.
+def cached(cache: dict[K, V], key: K, max_entries: int, make: Callable[[], V]) -> V:
+    """Return a value of a cache, which is made where the cache lacks it."""
+    value = cache.get(key)
+    if value is None:
+        value = make()
+        keep(cache, key, value, max_entries)
+    return value
+
+
+def keep(cache: dict[K, V], key: K, value: V, most: int) -> None:
+    """Put a value in a cache. A full one drops its oldest entries, an eighth of `most`.
 
     Decode threads share the caches of an order. ``list(cache)`` runs as one step under the GIL, so
     another thread cannot change the cache in the middle of it.

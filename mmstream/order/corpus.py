@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from mmstream.errors import escaped
-from mmstream.order.checks import require
+from mmstream.order.settings import require
 from mmstream.types import IntArray
 
 CONTENT_KEYS = ("sizes", "sha256")

@@ -11,7 +11,6 @@ The later stages ask an `Order` for the refs of a step, its windows, and substit
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from functools import cached_property
 from typing import Any
 
@@ -20,24 +19,21 @@ import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
-from mmstream.order.cache import keep
-from mmstream.order.checks import (
-    MAX_ROWS,
+from mmstream.order.cache import cached
+from mmstream.order.chunks import ChunkTable, EpochChunks, EpochLaneLists, LaneLists
+from mmstream.order.corpus import Corpus, content_of, dataset_identity, differing_keys
+from mmstream.order.lanes import Lanes
+from mmstream.order.permute import random_words
+from mmstream.order.settings import (
+    SINGLE_SAMPLE,
+    GivenSettings,
     Reshuffle,
-    checked_grid,
-    checked_reshuffle,
-    checked_size,
-    checked_window,
+    RowShape,
+    default_settings,
     integer,
     require,
     reshuffle_of,
 )
-from mmstream.order.chunks import ChunkTable, EpochChunks
-from mmstream.order.corpus import Corpus, content_of, dataset_identity, differing_keys
-from mmstream.order.defaults import SINGLE_SAMPLE, RowShape, default_settings
-from mmstream.order.lane_lists import EpochLaneLists, LaneLists
-from mmstream.order.lanes import Lanes
-from mmstream.order.permute import random_words
 from mmstream.types import IntArray
 from mmstream.wrong_arguments import checked
 
@@ -179,13 +175,19 @@ class Order(SampleRows):
             None if sizes is None else np.asarray(sizes),
             checksums,
         )
-        num_samples = corpus.num_samples
-        rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
-        seed = integer("seed", seed)
-        window, window_bytes = checked_window(window, window_bytes)
-        interleave = checked_size("interleave", interleave)
-        chunk = checked_size("chunk", chunk)
-        require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
+        given = GivenSettings.check(
+            global_batch_size=global_batch_size,
+            seed=seed,
+            grid=grid,
+            window=window,
+            window_bytes=window_bytes,
+            interleave=interleave,
+            chunk=chunk,
+            shuffle=shuffle,
+            reshuffle=reshuffle,
+            has_cache=has_cache,
+        )
+        num_samples, rows = corpus.num_samples, given.global_batch_size
         only_bad = " that are not on its bad list" if corpus.bad.size else ""
         require(num_samples > 0, f"the dataset has no samples{only_bad}")
         require(
@@ -193,41 +195,33 @@ class Order(SampleRows):
             f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
             "lower it, or in Python pass drop_last=False",
         )
-        grid = checked_grid(grid, rows) if grid is not None else None
-        shuffle = bool(shuffle)
-        how = checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache)
         settings = default_settings(
             num_samples,
             corpus.num_bytes,
             rows,
-            window_bytes=window_bytes,
-            grid=grid,
-            window=window,
+            window_bytes=given.window_bytes,
+            grid=given.grid,
+            window=given.window,
             row_shape=row_shape,
-        )
-        given = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
-        settings = replace(
-            settings, interleave=interleave or settings.interleave, chunk=chunk or settings.chunk
         )
         lanes = Lanes(
             num_steps=num_samples // rows,
             global_batch_size=rows,
-            grid=settings.grid if shuffle else (1, 1),
+            grid=settings.grid if given.shuffle else (1, 1),
             window=settings.window,
-            interleave=settings.interleave if shuffle else 1,
-            shuffle=shuffle,
+            interleave=(given.interleave or settings.interleave) if given.shuffle else 1,
+            shuffle=given.shuffle,
         )
-        table = ChunkTable.cut(corpus, settings.chunk, count_bad=how == "lanes")
-        unset = [] if window_bytes else [name for name, value in given.items() if value is None]
-        unset += ["reshuffle"] if reshuffle is None else []
+        is_lanes = given.reshuffle == "lanes"
+        table = ChunkTable.cut(corpus, given.chunk or settings.chunk, count_bad=is_lanes)
         return cls(
             corpus,
             table,
             lanes,
-            seed=seed,
+            seed=given.seed,
             drop_last=bool(drop_last),
-            reshuffle=how,
-            unset=unset,
+            reshuffle=given.reshuffle,
+            unset=given.unset,
         )
 
     @classmethod
@@ -449,26 +443,26 @@ class Order(SampleRows):
 
         The windows in use are cached: a walk through an epoch computes each window once.
         """
-        window = self._windows.get((epoch, number))
-        if window is None:
-            if number == TAIL_WINDOW:
-                rows = np.arange(self.global_batch_size, dtype=np.int64)
-                steps = np.full_like(rows, self._lanes.num_steps)
-                slots, _ = self._tail_slots()
-            else:
-                steps, rows = self._lanes.steps_and_rows(number)
-                slots = self._lanes.slots(number, self._mixed_positions(epoch, number))
-            shards, indexes = self._locate(epoch, slots)
-            window = Window(steps, rows, shards, indexes)
-            keep(self._windows, (epoch, number), window, most=self._most_windows)
-        return window
+        key = epoch, number
+        return cached(self._windows, key, self._most_windows, lambda: self._new_window(*key))
+
+    def _new_window(self, epoch: int, number: int) -> Window:
+        if number == TAIL_WINDOW:
+            rows = np.arange(self.global_batch_size, dtype=np.int64)
+            steps = np.full_like(rows, self._lanes.num_steps)
+            slots, _ = self._tail_slots()
+        else:
+            steps, rows = self._lanes.steps_and_rows(number)
+            slots = self._lanes.slots(number, self._mixed_positions(epoch, number))
+        return Window(steps, rows, *self._locate(epoch, slots))
 
     def _mixed_positions(self, epoch: int, number: int) -> IntArray:
-        positions = self._mixed.get((epoch, number))
-        if positions is None:
-            positions = self._lanes.mixed_positions(number, self.seed, epoch)
-            keep(self._mixed, (epoch, number), positions, most=self._most_windows)
-        return positions
+        return cached(
+            self._mixed,
+            (epoch, number),
+            self._most_windows,
+            lambda: self._lanes.mixed_positions(number, self.seed, epoch),
+        )
 
     @property
     def _most_windows(self) -> int:
@@ -556,18 +550,11 @@ class Order(SampleRows):
         return np.diff(np.arange(num_lists + 1) * self._tail_size // num_lists)
 
     def _chunks(self, epoch: int) -> EpochChunks:
-        chunks = self._epochs.get(epoch)
-        if chunks is None:
-            chunks = self._table.epoch(epoch, self.seed, self._lanes.shuffle)
-            keep(self._epochs, epoch, chunks, most=2)
-        return chunks
+        shuffle = self._lanes.shuffle
+        return cached(self._epochs, epoch, 2, lambda: self._table.epoch(epoch, self.seed, shuffle))
 
     def _lists(self, epoch: int) -> EpochLaneLists:
-        lists = self._epoch_lists.get(epoch)
-        if lists is None:
-            lists = self._lane_lists.epoch(epoch)
-            keep(self._epoch_lists, epoch, lists, most=2)
-        return lists
+        return cached(self._epoch_lists, epoch, 2, lambda: self._lane_lists.epoch(epoch))
 
     @cached_property
     def _lane_lists(self) -> LaneLists:

@@ -28,10 +28,9 @@ import numpy.typing as npt
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe, Refs, Stop, Unit, Window
 from mmstream.order.cache import keep
-from mmstream.order.checks import integer, require
 from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
-from mmstream.order.defaults import RowShape
 from mmstream.order.mixture.recipe import binding
+from mmstream.order.settings import RowShape, integer, require
 from mmstream.packing.plan import MixturePlan, PackPlan, Units, UnitSums
 from mmstream.types import IntArray
 

@@ -18,8 +18,8 @@ import numpy.typing as npt
 
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError
-from mmstream.order.defaults import RowShape
 from mmstream.order.mixture.schedule import whole_shares
+from mmstream.order.settings import RowShape
 from mmstream.packing.settings import PackLimits
 from mmstream.types import IntArray
 

@@ -29,8 +29,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.manifest import IndexPart, ShardInfo
-from mmstream.dataset.sealed import decode_sealed, read_sealed, seal
+from mmstream.dataset.manifest import IndexPart, ShardInfo, decode_sealed, read_sealed, seal
 from mmstream.dataset.shard_indexes import fetch_part, map_cached
 from mmstream.errors import ConfigError, ManifestError, StateError, escaped
 from mmstream.packing.measure_file import is_same_shard, require_name

@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.checksums import wrong_samples
+from mmstream.dataset.index import wrong_samples
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample, LargeSamples

@@ -23,13 +23,13 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.checksums import sample_checksum
+from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import SampleError, ShardError
-from mmstream.lazy_bytes import LazyBytes
 from mmstream.reading.step import Outcome
 from mmstream.tar.header import BLOCK
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.tar.samples import LINK, file_of, iter_members
 
 NO_CHECKSUM = -1

@@ -23,8 +23,8 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.checksums import wrong_samples
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index import wrong_samples
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.source import ShardSource, load_indexes
 from mmstream.errors import SampleError, ShardError

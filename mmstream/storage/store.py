@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from typing import BinaryIO, NamedTuple, Protocol, TypeVar
 
 from mmstream.errors import StorageError
-from mmstream.lazy_bytes import RangeFile
 from mmstream.storage.urls import Range, join_url
+from mmstream.tar.lazy_bytes import RangeFile
 
 CHANGING = "*"
 """The version of an object whose versions differ from answer to answer, as replicas may say."""

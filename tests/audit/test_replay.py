@@ -263,15 +263,6 @@ def test_a_step_is_printed_a_line_a_row(mmstream, corpus, tmp_path, monkeypatch)
     assert mmstream(corpus, "--state", "-")[1] == following
 
 
-def test_in_a_terminal_the_columns_have_a_header(mmstream, corpus, tmp_path, monkeypatch):
-    words = (corpus, "--state", saved(make_pipeline(corpus), tmp_path))
-    plain = mmstream(*words)[1]
-    monkeypatch.setattr(sys.stdout, "isatty", lambda: True)
-    assert mmstream(*words)[1] == "epoch step row shard[index]\n" + plain
-    assert mmstream(*words, "--keys")[1].startswith("epoch step row shard[index] key\n0 0 0 shard-")
-    assert mmstream(*words, "--json")[1].startswith("{")
-
-
 def test_an_epoch_that_has_not_begun_is_told(mmstream, corpus, tmp_path):
     words = (corpus, "--state", saved(make_pipeline(corpus), tmp_path, num_steps=8))
     for more in ((), ("--step", 3)):

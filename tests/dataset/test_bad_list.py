@@ -459,14 +459,6 @@ def test_a_quarantine_file_that_is_none_is_told_in_words(dataset, tmp_path, name
 # -- info, conversion, index --------------------------------------------------------------------
 
 
-def test_info_says_how_many_are_left_out(dataset, tmp_path):
-    write_bad(dataset, [(0, 1), (0, 2), (3, 0)])
-    text = CliRunner().invoke(cli, ["info", str(tmp_path)]).output
-    assert "on the bad list, left out of every epoch: 3 samples" in text
-    about = json.loads(CliRunner().invoke(cli, ["info", "--json", str(tmp_path)]).output)
-    assert (about["num_samples"], about["num_bad"]) == (15, 3)
-
-
 def test_a_conversion_into_the_same_place_leaves_no_stale_list(tmp_path):
     rows, out = make_corpus(tmp_path), tmp_path / "out"
     run(rows, out)

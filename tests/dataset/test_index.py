@@ -15,18 +15,22 @@ import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from mmstream.dataset.checksums import (
+from mmstream.dataset.index import (
+    build_index,
     checksums_name,
     checksums_size,
     decode_checksums,
+    decode_index,
     encode_checksums,
+    encode_index,
+    index_name,
+    num_indexed,
     read_samples,
     sample_checksum,
     wrong_samples,
 )
-from mmstream.dataset.index import build_index, decode_index, encode_index, index_name, num_indexed
 from mmstream.errors import ShardError
-from mmstream.storage import LocalStore, open_store
+from mmstream.storage import open_store
 from mmstream.tar.header import BLOCK
 from mmstream.tar.writer import TarWriter
 from tests.helpers.corpora import write_shard
@@ -34,8 +38,6 @@ from tests.helpers.foreign_tars import (
     FOREIGN,
     CountingStore,
     make_tar,
-    read_by_mmstream,
-    read_by_webdataset,
     special,
 )
 from tests.helpers.stores import WatchedStore
@@ -70,13 +72,6 @@ def test_energon_counts_what_is_skipped_into_the_sample_before_it():
     data = make_tar([("a.txt", b"1"), ("b.txt", b"2")], pax_headers={"comment": "x"})
     assert build_index(CountingStore(data), "x.tar").tolist() == [1024, 2048, 3072]
     assert build_index(CountingStore(make_tar([("README", b"")])), "x.tar").tolist() == [512]
-
-
-@pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])
-def test_an_index_of_a_foreign_tar_gives_each_sample(name):
-    data = (FOREIGN / name).read_bytes()
-    assert build_index(LocalStore(str(FOREIGN)), name).size == len(read_by_webdataset(data)) + 1
-    assert read_by_mmstream(data) == read_by_webdataset(data)
 
 
 def big_tar() -> bytes:
@@ -213,7 +208,7 @@ def test_wrong_samples_are_those_with_other_bytes(samples, data):
 
 @given(st.lists(st.integers(1, 40), max_size=10), st.integers(0, 9), st.integers(0, 50))
 def test_a_tar_is_read_once_whatever_its_samples_sizes(tmp_path_factory, sizes, first, rest):
-    from mmstream.dataset import checksums as module
+    from mmstream.dataset import index as module
 
     offsets = first + np.cumsum([0, *sizes])
     content = np.random.default_rng(1).bytes(int(offsets[-1]) + rest)

@@ -15,8 +15,7 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.index_tars import index_tars
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
-from mmstream.dataset.sealed import read_sealed
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo, read_sealed
 from mmstream.errors import ManifestError
 from mmstream.storage import open_store as real
 from tests.helpers.convert_corpus import make_corpus, run

@@ -6,7 +6,6 @@ And datasets on an object store, which open with few requests.
 from __future__ import annotations
 
 import base64
-import errno
 import hashlib
 import logging
 import os
@@ -19,10 +18,10 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset import checksums, shard_indexes
+from mmstream.dataset import index, shard_indexes
 from mmstream.dataset import open as open_module
 from mmstream.dataset.bad_list import BAD_NAME
-from mmstream.dataset.checksums import encode_checksums, sample_checksum
+from mmstream.dataset.index import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.verify import verify
@@ -154,18 +153,6 @@ def test_a_full_disk_is_a_warning_and_ranges_are_read(folder, cache, caplog):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
-def test_a_part_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypatch):
-    remote(folder).shards.load_indexes([0])
-
-    def refuse(*_):
-        raise OSError(errno.EROFS, "Read-only file system")
-
-    monkeypatch.setattr(shard_indexes.os, "utime", refuse)
-    dataset = remote(folder)
-    assert_right(dataset, folder)
-    assert dataset.store.ranges == []
-
-
 def no_home(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", "/dev/null")
@@ -177,7 +164,7 @@ def others_may_write(cache, monkeypatch):
 
 
 NO_CACHE = {
-    "no room": lambda cache, patch: patch.setattr(shard_indexes, "MAX_PART_OF_DISK", 0),
+    "too large": lambda cache, patch: patch.setattr(shard_indexes, "MAX_CACHED_BYTES", 10),
     "not writable": lambda cache, patch: cache.parent.parent.write_bytes(b"a file"),
     "of others": others_may_write,
     "no home": no_home,
@@ -195,22 +182,6 @@ def test_without_a_cache_the_table_and_single_shards_are_read_by_ranges(
     assert dataset.shards.load_indexes([3]) == 0
     assert_right(dataset, folder)
     assert not cache.parent.is_dir() or not list(cache.glob("*"))
-
-
-def test_a_large_part_comes_in_the_background_and_ranges_serve_meanwhile(
-    folder, cache, monkeypatch
-):
-    monkeypatch.setattr(shard_indexes, "MAX_SMALL_BYTES", 10)
-    fetches = []
-    monkeypatch.setattr(
-        shard_indexes.threading.Thread, "start", lambda thread: fetches.append(thread._target)
-    )
-    dataset = remote(folder)
-    assert dataset.shards.load_indexes([0, 3]) == 3
-    (fetch,) = fetches
-    fetch()
-    assert dataset.shards.load_indexes([4]) == 0
-    assert_right(dataset, folder)
 
 
 def test_a_process_does_not_wait_long_for_another_one_that_fetches(folder, cache, monkeypatch):
@@ -256,7 +227,7 @@ def test_a_part_of_other_shards_is_not_used(folder, caplog):
 
 
 def test_bytes_that_come_wrong_once_are_read_again(folder, cache, monkeypatch):
-    monkeypatch.setattr(shard_indexes, "MAX_PART_OF_DISK", 0)
+    monkeypatch.setattr(shard_indexes, "MAX_CACHED_BYTES", 0)
     reads = []
 
     def flip(name, bounds, answer):
@@ -332,14 +303,6 @@ def test_the_part_of_the_manifest_before_stays_and_older_ones_go(folder):
     assert {path.name for path in Path(folder).glob("mmstream.index.*")} == set(names[-2:])
 
 
-def test_a_reader_keeps_its_part_when_the_index_is_made_anew(folder):
-    dataset = mm.open_dataset(folder)
-    append(folder, "shard-000000-more.tar")
-    index_tars(folder, progress=False)
-    without_files(folder)
-    assert dataset.shards.bounds(3, np.array([0])).start.tolist() == [0]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -371,13 +334,6 @@ def test_unused_parts_leave_the_cache_when_another_one_comes(folder, cache):
     os.utime(old, (0, 0))
     remote(folder).shards.load_indexes([0])
     assert not old.exists()
-
-
-def test_a_shard_error_names_what_to_do(folder):
-    without_files(folder)
-    Path(folder, part_of(folder).name).unlink()
-    with pytest.raises(ShardError, match=r"no index shard-000000\.tar\.idx .*`mmstream index`"):
-        mm.open_dataset(folder).shards.bounds(0, np.array([0]))
 
 
 # -- verify ---------------------------------------------------------------------------------------
@@ -417,7 +373,7 @@ def test_verify_compares_checksums_of_a_part_with_those_of_the_file(folder):
 
 
 def test_the_checksums_of_a_tar_are_of_all_its_bytes(tmp_path, monkeypatch):
-    monkeypatch.setattr(checksums, "READ_BYTES", 1000)  # so the end is a read of its own
+    monkeypatch.setattr(index, "READ_BYTES", 1000)  # so the end is a read of its own
     folder = write_corpus(tmp_path, [3, 0])
     index_tars(folder, checksums=True, progress=False)
     dataset = mm.open_dataset(folder)

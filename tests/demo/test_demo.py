@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.audit.compare_runs import History, prove
+from mmstream.audit.check_log import History, prove
 from mmstream.audit.training_log import LoggedRows
 from mmstream.demo.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
 from tests.helpers.paths import ROOT

@@ -5,7 +5,7 @@ from dataclasses import replace
 
 import pytest
 
-from mmstream.audit.compare_runs import Proof
+from mmstream.audit.check_log import Proof
 from mmstream.converting.convert import ConvertReport
 from mmstream.demo.demo import markdown_report
 

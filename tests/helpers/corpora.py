@@ -12,9 +12,8 @@ from pathlib import Path
 import numpy as np
 from PIL import Image
 
-from mmstream.dataset.checksums import checksums_name, encode_checksums
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.index import checksums_name, encode_checksums, encode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
 from mmstream.tar.writer import TarWriter

@@ -7,8 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import mmstream as mm
-from mmstream.audit.check_log import check_logs, steps_logged
-from mmstream.audit.compare_runs import read_history
+from mmstream.audit.check_log import check_logs, read_history, steps_logged
 from mmstream.packing.plan import PackPlan
 from mmstream.state import order_of_state
 from mmstream.train.saved_state import read_state

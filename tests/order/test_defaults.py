@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe
-from mmstream.order.defaults import (
+from mmstream.order.settings import (
     LEAST_SHARE,
     OrderSettings,
     RowShape,

@@ -165,7 +165,7 @@ def test_an_identity_without_one_of_its_keys_is_refused(missing):
         ({"grid": [2]}, "not an order's identity"),
         ({"grid": "x"}, "not an order's identity"),
         ({"seed": None}, "not an order's identity: seed None"),
-        ({"global_batch_size": 1000}, "not an order's identity: 69 samples do not fill"),
+        ({"global_batch_size": 600}, "not an order's identity: 69 samples do not fill"),
         ({"sizes": 5}, "not an order's identity: ValueError: sizes 5 is not a hash"),
         ({"sha256": "abc"}, "not an order's identity: ValueError: sha256 'abc' is not a hash"),
     ],

@@ -9,8 +9,7 @@ from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order import Corpus, Order
-from mmstream.order.chunks import ChunkTable
-from mmstream.order.lane_lists import LaneLists
+from mmstream.order.chunks import ChunkTable, LaneLists
 from mmstream.packing.order import PackOrder
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits

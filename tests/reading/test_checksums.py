@@ -14,7 +14,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.dataset.checksums import checksums_name
+from mmstream.dataset.index import checksums_name
 from mmstream.dataset.shard_indexes import MAX_INDEX_READS
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.reading.fetcher import Fetcher

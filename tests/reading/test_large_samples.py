@@ -19,12 +19,12 @@ from hypothesis import strategies as st
 import mmstream as mm
 import mmstream.pipeline as pipeline_module
 from mmstream.dataset.shards import MAX_SAMPLE_READS
-from mmstream.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import FIRST_BYTES, LargeFiles
 from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.step import Job
+from mmstream.tar.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
 from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import frame_number, video_file
 from tests.helpers.reader_thread import reader_thread

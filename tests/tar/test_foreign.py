@@ -17,7 +17,6 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import SampleError, ShardError
 from mmstream.tar.samples import iter_members, parse_sample
 from tests.helpers.foreign_tars import (
-    FOREIGN,
     gnu_tar,
     make_tar,
     read_by_mmstream,
@@ -302,8 +301,3 @@ def test_metadata_in_a_sample_is_refused_because_its_name_is_reserved():
         sink.write({"__key__": "a", "txt": "1", "__local_path__": "kept"})
     with pytest.raises(SampleError, match=r"a\.__local_path__: .*rename this file in the tar"):
         read_by_mmstream(file.getvalue())
-
-
-@pytest.mark.parametrize("name", ["compressed.tar", "mpdata.tar", "testgz.tar"])
-def test_real_tars_of_webdataset(name):
-    assert_same((FOREIGN / name).read_bytes())

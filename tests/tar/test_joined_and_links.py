@@ -219,7 +219,7 @@ def test_a_link_has_the_bytes_of_its_file_or_is_refused_by_name(
 
 
 def key_of(dataset: mm.Dataset, index: int) -> str:
-    (key,) = read_keys(dataset, [(0, index)])
+    (key,) = read_keys(dataset.shards, [(0, index)])
     assert key is not None
     return key.rpartition("/")[2]
 

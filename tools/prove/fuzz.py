@@ -38,9 +38,15 @@ from mmstream.converting.formats.formats import draft_of
 from mmstream.converting.rows.arrow import iter_arrow
 from mmstream.converting.rows.records import parse_row
 from mmstream.dataset.bad_list import BAD_NAME, read_bad
-from mmstream.dataset.checksums import decode_checksums, encode_checksums, sample_checksum
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import build_index, decode_index, index_name
+from mmstream.dataset.index import (
+    build_index,
+    decode_checksums,
+    decode_index,
+    encode_checksums,
+    index_name,
+    sample_checksum,
+)
 from mmstream.dataset.index_part import (
     HEADER_BYTES,
     PartWriter,

@@ -57,7 +57,7 @@ from itertools import islice
 from typing import Generic, TypeVar
 
 from mmstream.errors import ShardError
-from mmstream.lazy_bytes import LazyBytes
+from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.tar.samples import iter_members, links_of
 
 MAX_ROW_BYTES = 1 << 30

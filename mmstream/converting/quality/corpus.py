@@ -31,8 +31,8 @@ from mmstream.converting.sidecar import (
     sidecar_name,
     text_of,
 )
-from mmstream.dataset.checksums import read_samples
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index import read_samples
 from mmstream.decoding.fields import json_object
 from mmstream.errors import SampleError
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS

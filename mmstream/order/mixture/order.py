@@ -18,12 +18,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
-from mmstream.order.cache import keep
-from mmstream.order.checks import require
+from mmstream.order.cache import cached
 from mmstream.order.mixture.recipe import Recipe, binding
 from mmstream.order.mixture.schedule import Schedule, lane_phases
 from mmstream.order.mixture.source import Source
 from mmstream.order.permute import random_words
+from mmstream.order.settings import require
 from mmstream.types import IntArray
 
 # -- (step, row) -> lane draw of a source, and back ------------------------------------------------
@@ -206,14 +206,16 @@ class Draws:
             return rotations
         blocks = steps // BLOCK_STEPS
         for block in np.unique(blocks):
-            of_block = self._rotation_blocks.get(int(block))
-            if of_block is None:
-                words = random_words(BLOCK_STEPS, self._seed, "rows", int(block))
-                of_block = (words % np.uint64(self.rows_per_lane)).astype(np.int64)
-                keep(self._rotation_blocks, int(block), of_block, most=64)
             in_block = blocks == block
-            rotations[in_block] = of_block[steps[in_block] % BLOCK_STEPS]
+            rotations[in_block] = self._rotation_block(int(block))[steps[in_block] % BLOCK_STEPS]
         return rotations
+
+    def _rotation_block(self, block: int) -> IntArray:
+        def draw() -> IntArray:
+            words = random_words(BLOCK_STEPS, self._seed, "rows", block)
+            return (words % np.uint64(self.rows_per_lane)).astype(np.int64)
+
+        return cached(self._rotation_blocks, block, 64, draw)
 
 
 # -- the steps -------------------------------------------------------------------------------------
@@ -352,26 +354,27 @@ class MixtureOrder(SampleRows):
         A window of a large source may begin in one epoch of the mixture and end in the next. See
         `Order.window`.
         """
-        window = self._windows.get((epoch, number))
-        if window is None:
-            local, source_number = divmod(number, len(self._sources))
-            source = self._sources[source_number]
-            if source.small:
-                of_step = self._step(local)
-                rows = np.flatnonzero(of_step.source == source_number)
-                run_steps = np.full_like(rows, local)
-                shards, indexes = source.locate(of_step.draw[rows])
-            else:
-                draws, shards, indexes = source.window(local)
-                lane = int(source.lanes_by_first_draw[local % self._num_lanes])
-                lane_draws = draws // self._num_lanes
-                run_steps, rows = self._draws.locate(source_number, lane, lane_draws)
-            steps = run_steps - epoch * self.steps_per_epoch
-            in_epoch = (steps >= 0) & (steps < self.steps_per_epoch)
-            shards = shards + self._first_shards[source_number]
-            window = Window(steps[in_epoch], rows[in_epoch], shards[in_epoch], indexes[in_epoch])
-            keep(self._windows, (epoch, number), window, most=3 * self.stride + 64)
-        return window
+        max_entries = 3 * self.stride + 64
+        key = epoch, number
+        return cached(self._windows, key, max_entries, lambda: self._new_window(*key))
+
+    def _new_window(self, epoch: int, number: int) -> Window:
+        local, source_number = divmod(number, len(self._sources))
+        source = self._sources[source_number]
+        if source.small:
+            of_step = self._step(local)
+            rows = np.flatnonzero(of_step.source == source_number)
+            run_steps = np.full_like(rows, local)
+            shards, indexes = source.locate(of_step.draw[rows])
+        else:
+            draws, shards, indexes = source.window(local)
+            lane = int(source.lanes_by_first_draw[local % self._num_lanes])
+            lane_draws = draws // self._num_lanes
+            run_steps, rows = self._draws.locate(source_number, lane, lane_draws)
+        steps = run_steps - epoch * self.steps_per_epoch
+        in_epoch = (steps >= 0) & (steps < self.steps_per_epoch)
+        shards = shards + self._first_shards[source_number]
+        return Window(steps[in_epoch], rows[in_epoch], shards[in_epoch], indexes[in_epoch])
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
         """Return (shard, index) of the sample of the same source that replaces a bad sample.
@@ -409,25 +412,24 @@ class MixtureOrder(SampleRows):
         return run_step
 
     def _step(self, run_step: int) -> _Step:
-        of_step = self._steps.get(run_step)
-        if of_step is None:
-            sources, lanes, lane_draws = self._draws.of_step(run_step)
-            draws = lane_draws * self._num_lanes + self._lane_ordinals[sources, lanes]
-            windows = np.empty_like(draws)
-            for source_number in np.unique(sources):
-                source = self._sources[source_number]
-                rows = sources == source_number
-                if source.small:  # all lanes draw in the order of steps and rows
-                    first_draw = int(self._draws.before(run_step)[:, source_number].sum())
-                    draws[rows] = first_draw + np.arange(int(rows.sum()))
-                    local: IntArray | int = run_step
-                else:
-                    local = source.windows(draws[rows])
-                windows[rows] = local * len(self._sources) + source_number
-            sizes = np.array([source.size for source in self._sources])
-            of_step = _Step(sources, draws // sizes[sources], draws, windows)
-            keep(self._steps, run_step, of_step, most=64)
-        return of_step
+        return cached(self._steps, run_step, 64, lambda: self._new_step(run_step))
+
+    def _new_step(self, run_step: int) -> _Step:
+        sources, lanes, lane_draws = self._draws.of_step(run_step)
+        draws = lane_draws * self._num_lanes + self._lane_ordinals[sources, lanes]
+        windows = np.empty_like(draws)
+        for source_number in np.unique(sources):
+            source = self._sources[source_number]
+            rows = sources == source_number
+            if source.small:  # all lanes draw in the order of steps and rows
+                first_draw = int(self._draws.before(run_step)[:, source_number].sum())
+                draws[rows] = first_draw + np.arange(int(rows.sum()))
+                local: IntArray | int = run_step
+            else:
+                local = source.windows(draws[rows])
+            windows[rows] = local * len(self._sources) + source_number
+        sizes = np.array([source.size for source in self._sources])
+        return _Step(sources, draws // sizes[sources], draws, windows)
 
     def _count_epoch_steps(self) -> int:
         epoch_steps = self.recipe.epoch_steps

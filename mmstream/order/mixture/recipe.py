@@ -11,22 +11,23 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.order.checks import (
+from mmstream.order.corpus import Corpus, content_of, differing_keys
+from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
+from mmstream.order.mixture.source import SourceSettings
+from mmstream.order.settings import (
     MAX_ROWS,
     MAX_SETTING,
+    SINGLE_SAMPLE,
+    GivenSettings,
     Reshuffle,
+    RowShape,
     checked_grid,
-    checked_reshuffle,
     checked_size,
-    checked_window,
     integer,
+    mixture_settings,
     require,
     reshuffle_of,
 )
-from mmstream.order.corpus import Corpus, content_of, differing_keys
-from mmstream.order.defaults import SINGLE_SAMPLE, RowShape, mixture_settings
-from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
-from mmstream.order.mixture.source import SourceSettings
 
 MIXTURE_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
 """Part of every saved state; a change of any rule of the order must raise it. See `Order`'s."""
@@ -109,9 +110,20 @@ class Recipe:
         Raises:
             ConfigError: impossible settings, or a source without samples or weight.
         """
-        rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
-        seed = integer("seed", seed)
-        require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
+        given = GivenSettings.check(
+            global_batch_size=global_batch_size,
+            seed=seed,
+            grid=grid,
+            window=window,
+            window_bytes=window_bytes,
+            interleave=interleave,
+            chunk=None,
+            shuffle=shuffle,
+            reshuffle=reshuffle,
+            has_cache=has_cache,
+            max_lanes=MAX_LANES_OF_MIXTURE,
+        )
+        rows = given.global_batch_size
         if not isinstance(epoch_steps, str):
             epoch_steps = integer("epoch_steps", epoch_steps, MAX_SETTING)
             require(epoch_steps >= 1, f"epoch_steps {epoch_steps}: needs at least 1")
@@ -123,33 +135,23 @@ class Recipe:
             require(corpus.num_samples > 0, f"source {name!r} has no samples")
             has_weight = any(phase_shares[number] for phase_shares in shares.values())
             require(has_weight, f"source {name!r} has weight 0 all the time: leave it out")
-        interleave = checked_size("interleave", interleave)
-        window, window_bytes = checked_window(window, window_bytes)
-        given = {"grid": grid, "window": window, "interleave": interleave, "chunk": None}
-        unset = () if window_bytes else tuple(name for name in given if not given[name])
-        unset += ("reshuffle",) if reshuffle is None else ()
-        how = checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache)
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
-        grid = checked_grid(grid, rows, MAX_LANES_OF_MIXTURE) if grid is not None else None
         chosen: dict[str, Any] = {
-            "window_bytes": window_bytes,
-            "window": window,
+            "window_bytes": given.window_bytes,
+            "window": given.window,
             "row_shape": row_shape,
         }
-        at_start = mixture_settings(shares[0], sizes, rows, grid=grid, **chosen)
-        grid = at_start.grid if shuffle else (1, 1)
-        interleave = interleave or at_start.interleave
+        at_start = mixture_settings(shares[0], sizes, rows, grid=given.grid, **chosen)
+        grid = at_start.grid if given.shuffle else (1, 1)
         settings = {}
         for number, (name, corpus) in enumerate(corpora.items()):
-            first_shares = next(
-                phase_shares for phase_shares in shares.values() if phase_shares[number]
-            )
-            when_first_drawn = mixture_settings(first_shares, sizes, rows, grid=grid, **chosen)
+            first = next(phase_shares for phase_shares in shares.values() if phase_shares[number])
+            when_first_drawn = mixture_settings(first, sizes, rows, grid=grid, **chosen)
             settings[name] = SourceSettings.default(
                 corpus.num_samples,
                 grid[0] * grid[1],
                 grid[0] * rows,
-                when_first_drawn.window * first_shares[number] / sum(first_shares),
+                when_first_drawn.window * first[number] / sum(first),
                 when_first_drawn.chunk,
             )
         return cls(
@@ -158,12 +160,12 @@ class Recipe:
             shares,
             epoch_steps,
             rows,
-            seed,
+            given.seed,
             grid,
-            interleave,
-            shuffle,
-            how,
-            unset,
+            given.interleave or at_start.interleave,
+            given.shuffle,
+            given.reshuffle,
+            given.unset,
         )
 
     def with_unset_from(self, identity: Mapping[str, Any]) -> Recipe:

@@ -35,8 +35,8 @@ from fractions import Fraction
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.order.checks import require
 from mmstream.order.permute import random_words
+from mmstream.order.settings import require
 from mmstream.types import IntArray
 
 MAX_PERIOD = 65_536

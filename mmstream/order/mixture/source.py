@@ -43,13 +43,12 @@ from typing import Any
 
 import numpy as np
 
-from mmstream.order.cache import keep
-from mmstream.order.checks import Reshuffle
-from mmstream.order.chunks import ChunkTable, EpochChunks
+from mmstream.order.cache import cached
+from mmstream.order.chunks import ChunkTable, EpochChunks, EpochLaneLists, LaneLists
 from mmstream.order.corpus import Corpus
-from mmstream.order.lane_lists import EpochLaneLists, LaneLists
 from mmstream.order.lanes import interleaved
 from mmstream.order.permute import permutation, stream_key
+from mmstream.order.settings import Reshuffle
 from mmstream.types import IntArray
 
 SMALL_ROUNDS = 16
@@ -237,17 +236,16 @@ class Source:
 
     def _mixed_depths(self, number: int) -> IntArray:
         """Return the depths of a column that a window covers, as it permutes them."""
-        depths = self.mixed_depths.get(number)
-        if depths is None:
-            epoch, window, column, start = self._begin(number)
-            stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
-            column_size = self.size // self.num_lanes + (column < self.size % self.num_lanes)
-            depths = np.arange(start, min(column_size, stop))
-            if self.shuffle:
-                depths = start + permutation(
-                    depths.size, self.seed, epoch, "window", window, column
-                )
-            keep(self.mixed_depths, number, depths, 3 * self.num_lanes + self.rows_per_round)
+        max_entries = 3 * self.num_lanes + self.rows_per_round
+        return cached(self.mixed_depths, number, max_entries, lambda: self._mix_depths(number))
+
+    def _mix_depths(self, number: int) -> IntArray:
+        epoch, window, column, start = self._begin(number)
+        stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
+        column_size = self.size // self.num_lanes + (column < self.size % self.num_lanes)
+        depths = np.arange(start, min(column_size, stop))
+        if self.shuffle:
+            depths = start + permutation(depths.size, self.seed, epoch, "window", window, column)
         return depths
 
     def _mixed(self, numbers: IntArray, offsets: IntArray) -> IntArray:
@@ -295,21 +293,18 @@ class Source:
         return self._lists(epoch).locate(lists[ordinals], first_offsets[ordinals] + offsets)
 
     def _chunks(self, epoch: int) -> EpochChunks:
-        chunks = self.epochs.get(epoch)
-        if chunks is None:
-            chunks = self.table.epoch(epoch, self.seed, self.shuffle)
-            keep(self.epochs, epoch, chunks, most=2)
-        return chunks
+        return cached(
+            self.epochs, epoch, 2, lambda: self.table.epoch(epoch, self.seed, self.shuffle)
+        )
 
     def _lists(self, epoch: int) -> EpochLaneLists:
-        lists = self.epoch_lists.get(epoch)
-        if lists is None:
-            num_longer = self.size % self.num_lanes
-            of_singles = self._lane_rows[self._ordinals(epoch, np.arange(num_longer))]
-            of_sections = np.concatenate([np.arange(self.num_lanes // self.num_groups), of_singles])
-            lists = self._lane_lists.epoch(epoch, of_sections)
-            keep(self.epoch_lists, epoch, lists, most=2)
-        return lists
+        return cached(self.epoch_lists, epoch, 2, lambda: self._lay_out_lists(epoch))
+
+    def _lay_out_lists(self, epoch: int) -> EpochLaneLists:
+        num_longer = self.size % self.num_lanes
+        of_singles = self._lane_rows[self._ordinals(epoch, np.arange(num_longer))]
+        of_sections = np.concatenate([np.arange(self.num_lanes // self.num_groups), of_singles])
+        return self._lane_lists.epoch(epoch, of_sections)
 
     @cached_property
     def _lane_lists(self) -> LaneLists:

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 import mmstream as mm
-from mmstream.dataset.checksums import sample_checksum
+from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.index_part import HEADER_BYTES, ROW
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import index_part_name

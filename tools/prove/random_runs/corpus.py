@@ -17,8 +17,7 @@ from typing import TypeAlias
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from mmstream.dataset.checksums import checksums_name, encode_checksums
-from mmstream.dataset.index import encode_index, index_name
+from mmstream.dataset.index import checksums_name, encode_checksums, encode_index, index_name
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest, ShardInfo
 from mmstream.storage import open_store
 from mmstream.tar.writer import TarWriter

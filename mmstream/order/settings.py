@@ -1,7 +1,8 @@
-"""The default grid, window, interleave and chunk size of an order.
+"""The settings of an order: their checks, and the defaults of those that nobody gave.
 
-They depend on the samples, their mean size and G alone, never on ranks or workers. So a fresh run
-has the same batches on every topology. `Order.from_counts` and `Recipe` call these functions.
+The defaults of grid, window, interleave and chunk size depend on the samples, their mean size and
+G alone, never on ranks or workers. So a fresh run has the same batches on every topology.
+`Order.from_counts` and `Recipe` call these functions.
 
 The windows of all lanes hold B bytes together, over all ranks: 2 MiB for each row of a batch,
 within 2 to 8 GiB. So a run that was planned on 64 ranks also resumes on one. What follows from B::
@@ -29,8 +30,188 @@ Example: 1,000,000 samples of 110 kB, G = 256. B is 2 GiB, and R = 4 MiB, so r =
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import operator
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Literal, TypeAlias, get_args
+
+from mmstream.errors import ConfigError
+from mmstream.wrong_arguments import shown
+
+# A saved state is a stranger's data too. These limits keep it from taking the machine's memory.
+MAX_ROWS = 1 << 24
+"""Largest global batch size."""
+MAX_GRID_LANES = 1 << 20
+"""Most lanes of a grid, P * Q."""
+MAX_SETTING = 1 << 40
+"""Largest window, interleave and chunk: more samples than a dataset has."""
+
+Reshuffle: TypeAlias = Literal["global", "lanes"]
+"""Where an epoch may put a sample: anywhere, or in the lane that has it in all epochs of a seed."""
+
+
+def require(condition: bool, message: str) -> None:
+    """Raise ConfigError with a message if a condition is false."""
+    if not condition:
+        raise ConfigError(message)
+
+
+def integer(name: str, value: Any, most: int | None = None) -> int:
+    """Return a value as a plain int.
+
+    Keys and saved states contain the repr of such values, and numpy's integers have another repr.
+
+    Args:
+        name: of the setting, for messages.
+        value: any value.
+        most: the largest value that is allowed.
+
+    Raises:
+        ConfigError: the value is not an integer, or too large; the message names it.
+    """
+    try:
+        number = int(operator.index("" if isinstance(value, bool) else value))  # type: ignore[arg-type]
+    except TypeError:
+        raise ConfigError(f"{name} {shown(value)}: needs an integer") from None
+    if most is not None:
+        require(number <= most, f"{name} {number}: at most {most:,}")
+    return number
+
+
+def checked_size(name: str, value: Any) -> int | None:
+    """Return a setting that counts samples or bytes as a plain int; None stays None.
+
+    Args:
+        name: of the setting, for messages.
+        value: any value.
+
+    Raises:
+        ConfigError: it is not an integer from 1 to `MAX_SETTING`.
+    """
+    if value is None:
+        return None
+    size = integer(name, value, MAX_SETTING)
+    require(size >= 1, f"{name} {size}: needs at least 1")
+    return size
+
+
+def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_GRID_LANES) -> tuple[int, int]:
+    """Return a grid (P, Q) as plain ints.
+
+    Args:
+        grid: any value.
+        global_batch_size: G.
+        most: lanes that are allowed, P * Q.
+
+    Raises:
+        ConfigError: it is not two integers from 1, has too many lanes, or Q does not divide G.
+    """
+    require(
+        isinstance(grid, Sequence) and len(grid) == 2,
+        f"grid {shown(grid)}: needs two integers, P and Q",
+    )
+    groups, lanes = (integer("grid", number, most) for number in grid)
+    require(groups * lanes <= most, f"grid {(groups, lanes)}: at most {most:,} lanes")
+    require(
+        min(groups, lanes) >= 1 and global_batch_size % lanes == 0,
+        f"grid {(groups, lanes)}: P and Q must be positive, and Q must divide global_batch_size "
+        f"{global_batch_size}",
+    )
+    return groups, lanes
+
+
+def checked_reshuffle(reshuffle: Any, *, shuffle: bool, has_cache: bool) -> Reshuffle:
+    """Return how epochs are shuffled anew.
+
+    Args:
+        reshuffle: any value. None: "lanes" with a node cache, else "global".
+        shuffle: whether epochs are shuffled at all.
+        has_cache: whether nodes keep what they read.
+
+    Raises:
+        ConfigError: it is neither, or "lanes" where nothing is shuffled.
+    """
+    if reshuffle is None:
+        return "lanes" if has_cache and shuffle else "global"
+    if reshuffle not in get_args(Reshuffle):
+        raise ConfigError(f"reshuffle {shown(reshuffle)}: give global or lanes")
+    require(
+        shuffle or reshuffle == "global",
+        "reshuffle lanes with shuffle=False: every epoch is the same, so leave out one of the two",
+    )
+    return "lanes" if reshuffle == "lanes" else "global"
+
+
+def reshuffle_of(identity: Mapping[str, Any]) -> Reshuffle:
+    """Return how the epochs of an identity are shuffled anew. It has the key only for "lanes".
+
+    Raises:
+        ConfigError: it has another value there.
+    """
+    return checked_reshuffle(identity.get("reshuffle", "global"), shuffle=True, has_cache=False)
+
+
+@dataclass(frozen=True)
+class GivenSettings:
+    """The settings that were given for an order, checked and as plain values. None: not given."""
+
+    global_batch_size: int
+    seed: int
+    grid: tuple[int, int] | None
+    window: int | None
+    window_bytes: int | None
+    interleave: int | None
+    chunk: int | None
+    shuffle: bool
+    reshuffle: Reshuffle
+    unset: tuple[str, ...]
+    """Those of grid, window, interleave, chunk and reshuffle that nobody gave. With
+    `window_bytes`, only `reshuffle` counts."""
+
+    @classmethod
+    def check(
+        cls,
+        *,
+        global_batch_size: Any,
+        seed: Any,
+        grid: Any,
+        window: Any,
+        window_bytes: Any,
+        interleave: Any,
+        chunk: Any,
+        shuffle: Any,
+        reshuffle: Any,
+        has_cache: bool,
+        max_lanes: int = MAX_GRID_LANES,
+    ) -> GivenSettings:
+        """Check settings. They are those of `Order.from_counts`.
+
+        Raises:
+            ConfigError: a setting is impossible, or both `window` and `window_bytes` are given.
+        """
+        rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
+        require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
+        require(
+            window is None or window_bytes is None,
+            f"window {shown(window)} and window_bytes {shown(window_bytes)}: give one of the two",
+        )
+        given = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
+        unset = [name for name, value in given.items() if value is None and not window_bytes]
+        return cls(
+            rows,
+            integer("seed", seed),
+            None if grid is None else checked_grid(grid, rows, max_lanes),
+            checked_size("window", window),
+            checked_size("window_bytes", window_bytes),
+            checked_size("interleave", interleave),
+            checked_size("chunk", chunk),
+            bool(shuffle),
+            checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache),
+            tuple(unset + ["reshuffle"] * (reshuffle is None)),
+        )
+
+
+# -- defaults --------------------------------------------------------------------------------------
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 
@@ -279,7 +460,7 @@ def _num_lanes(
     global_batch_size: int,
     budget: WindowBudget,
     most_lanes: int,
-    row_shape: RowShape = SINGLE_SAMPLE,
+    row_shape: RowShape,
 ) -> int:
     """Return Q: the largest divisor of G that leaves each lane enough rows and samples."""
     lane_samples = max(MIN_LANE_SAMPLES, 2 * budget.range_samples)
@@ -298,11 +479,10 @@ def _num_lanes(
 
 
 def _small_settings(
-    num_samples: int, grid: tuple[int, int], window: int, chunk: int | None = None
+    num_samples: int, grid: tuple[int, int], window: int, chunk: int
 ) -> OrderSettings:
     """Return the settings of a corpus that fits in its windows."""
-    chunk = _few_chunks(chunk or SMALL_CORPUS_CHUNK, num_samples)
-    return OrderSettings(grid, max(1, window), MAX_INTERLEAVE, chunk)
+    return OrderSettings(grid, max(1, window), MAX_INTERLEAVE, _few_chunks(chunk, num_samples))
 
 
 def _settings(

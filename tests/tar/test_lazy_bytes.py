@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstream import lazy_bytes
-from mmstream.lazy_bytes import LazyBytes, LazyFile
+from mmstream.tar import lazy_bytes
+from mmstream.tar.lazy_bytes import LazyBytes, LazyFile
 
 MIB = 1 << 20
 

@@ -1,6 +1,6 @@
 """The value of a field that is read by ranges, where a decoder needs a small part of a large file.
 
-Ground floor: readers make such values, decoders read them. The bytes lie in a shard, in a folder or
+Readers make such values, decoders read them. The bytes lie in a shard, in a folder or
 in an object store. `reading.large_samples` says how they come from there.
 
 How much is read:
@@ -235,7 +235,7 @@ class LazyBytes:
         head: The first bytes of the file, if they are known.
 
     Examples:
-        >>> from mmstream.lazy_bytes import LazyBytes
+        >>> from mmstream.tar.lazy_bytes import LazyBytes
         >>> content = b"0123456789"
         >>> value = LazyBytes(10, lambda ranges: [content[start:stop] for start, stop in ranges])
         >>> len(value), value.read(2, 5), value[-3:], bytes(value)
