@@ -11,8 +11,9 @@ import logging
 import os
 import posixpath
 import shlex
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from itertools import islice
 from pathlib import Path
 from typing import Literal, TypeAlias
@@ -20,7 +21,7 @@ from typing import Literal, TypeAlias
 import braceexpand
 import msgspec
 
-from mmstream.dataset.bad_list import BAD_NAME, read_bad, read_bad_names
+from mmstream.dataset.bad_list import BAD_NAME, Indexes, read_bad, read_bad_names
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import picture_hint, require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
@@ -103,42 +104,28 @@ def open_dataset(
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         require_no_secret(name)
-        if _is_folder(name):
-            return _open_folder(
-                open_store(name), bad_list, checksums, allow_foreign_urls, storage_kind
-            )
+        if _is_folder(name) or not ("{" in name or name.endswith(TAR_ENDINGS)):
+            store = open_store(name)
+            return _open_folder(store, bad_list, checksums, allow_foreign_urls, storage_kind)
         urls = expand_braces(name)
     else:
-        urls = _names_of(source)
+        urls = [os.fspath(item) for item in source]
+        for url in urls:
+            require_no_secret(url)
+            if _is_folder(url):
+                raise ConfigError(
+                    f"open_dataset: {escaped(url)} is a folder, and a list names tars; open each "
+                    'folder by itself, and read several as one with mm.Mixture({"a": (one, 1), '
+                    "...})"
+                )
     if not urls:
         raise ConfigError("open_dataset: the list of tars is empty")
     return _open_tars(urls, bad_list, storage_kind)
 
 
 def _is_folder(name: str) -> bool:
-    """Tell whether a name is that of a folder or prefix, rather than of tars.
-
-    A folder that exists is one, whatever its name. So is a URL that ends with a slash.
-    """
-    return _is_surely_folder(name) or not ("{" in name or name.endswith(TAR_ENDINGS))
-
-
-def _is_surely_folder(name: str) -> bool:
-    """As `_is_folder`, for a name in a list, which may be of any form."""
+    """Tell whether a name is surely that of a folder: it exists as one, or ends with a slash."""
     return name.endswith("/") or (not is_remote(name) and Path(local_path(name)).is_dir())
-
-
-def _names_of(source: Sequence[str | os.PathLike[str]]) -> list[str]:
-    """Return the names in a list of tars; ConfigError where one is that of a folder."""
-    names = [os.fspath(item) for item in source]
-    for name in names:
-        require_no_secret(name)
-    if folder := next(filter(_is_surely_folder, names), None):
-        raise ConfigError(
-            f"open_dataset: {escaped(folder)} is a folder, and a list names tars; open each "
-            'folder by itself, and read several as one with mm.Mixture({"a": (one, 1), ...})'
-        )
-    return names
 
 
 def expand_braces(pattern: str) -> list[str]:
@@ -166,40 +153,73 @@ def _open_folder(
     storage_kind: StorageKind | None,
 ) -> Dataset:
     require_files(store)
+    manifest, bad_names, stats = None, None, None
     if store.access.concurrent:
-        dataset = _open_manifest(store, bad_list, checksums, allow_foreign_urls, storage_kind)
-        if dataset is not None:
-            return dataset
-    stats = store.list()
-    if MARKER_NAME in stats:
-        raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
-    if MANIFEST_NAME in stats:
+        manifest, bad_names = _read_side_by_side(store, bad_list)
+    if manifest is None:
+        stats = store.list()
+        if MARKER_NAME in stats:
+            raise ManifestError(f"{store.url}: conversion has not finished; {_finish_hint(store)}")
+        if MANIFEST_NAME not in stats:
+            return _open_listed(store, stats, bad_list, storage_kind)
         manifest = Manifest.read(store)
-        data_store = _data_store(store, manifest, allow_foreign_urls)
-        named = {shard.name for shard in manifest.shards}
-        if unnamed := [name for name in stats if name.endswith(".tar") and name not in named]:
-            logger.warning(
-                "%s: %d tars are not in %s and are left out (%s, ...); see mmstream index",
-                store.url,
-                len(unnamed),
-                MANIFEST_NAME,
-                escaped(unnamed[0]),
-            )
-        bad = read_bad(store, manifest) if bad_list and BAD_NAME in stats else None
-        return Dataset(
-            manifest,
-            _store_to_read(data_store, storage_kind),
-            _store_to_read(store, storage_kind),
-            bad=bad,
-            stats=stats if data_store == store else None,
-            checksums=checksums,
+        if bad_list and BAD_NAME in stats:
+            bad_names = read_bad_names(store)
+        _warn_of_unnamed(store, manifest, stats)
+    data_store = _data_store(store, manifest, allow_foreign_urls)
+    return Dataset(
+        manifest,
+        _store_to_read(data_store, storage_kind),
+        _store_to_read(store, storage_kind),
+        bad=None if bad_names is None else read_bad(store, manifest, names=bad_names),
+        stats=stats if data_store == store else None,
+        checksums=checksums,
+    )
+
+
+def _read_side_by_side(
+    store: Store, bad_list: bool
+) -> tuple[Manifest | None, dict[str, Indexes] | None]:
+    """Return the manifest of a dataset on an object store, and what its bad list names, if any.
+
+    Two requests are sent, at the same time, and nothing is listed. A conversion removes the
+    manifest before anything else and writes it last, so its marker need not be looked for.
+    """
+    with ThreadPoolExecutor(1) as pool:
+        bad_names = pool.submit(read_bad_names, store) if bad_list else None
+        manifest = None
+        with suppress(FileNotFoundError):
+            manifest = Manifest.read(store)
+            return manifest, bad_names.result() if bad_names else None
+    return manifest, None
+
+
+def _warn_of_unnamed(store: Store, manifest: Manifest, names: Iterable[str]) -> None:
+    named = {shard.name for shard in manifest.shards}
+    if unnamed := [name for name in names if name.endswith(".tar") and name not in named]:
+        logger.warning(
+            "%s: %d tars are not in %s and are left out (%s, ...); see mmstream index",
+            store.url,
+            len(unnamed),
+            MANIFEST_NAME,
+            escaped(unnamed[0]),
         )
+
+
+def _open_listed(
+    store: Store,
+    stats: Mapping[str, ObjectStat],
+    bad_list: bool,
+    storage_kind: StorageKind | None,
+) -> Dataset:
+    """Open the tars of a folder without a manifest."""
     names = [name for name in stats if name.endswith(".tar")]
-    if gzipped := [name for name in stats if name.endswith((".tgz", ".tar.gz"))]:
+    num_gzipped = sum(name.endswith((".tgz", ".tar.gz")) for name in stats)
+    if num_gzipped:
         logger.warning(
             "%s: gzipped tars are left out (%d); `mmstream convert` writes plain ones of them",
             store.url,
-            len(gzipped),
+            num_gzipped,
         )
     if not names:
         raise ManifestError(f"{store.url}: {_why_no_dataset(store)}")
@@ -218,38 +238,6 @@ def _store_to_read(store: Store, storage_kind: StorageKind | None) -> Store:
         return store
     kind = storage_kind or ("shared" if is_shared(store.url) else "local")
     return SharedStore(store.url) if kind == "shared" else store
-
-
-def _open_manifest(
-    store: Store,
-    bad_list: bool,
-    checksums: bool,
-    allow_foreign_urls: bool,
-    storage_kind: StorageKind | None,
-) -> Dataset | None:
-    """Open a dataset on an object store by its manifest. None: there is no manifest.
-
-    Two requests are sent, at the same time, and nothing is listed. A conversion removes the
-    manifest before anything else and writes it last, so its marker need not be looked for.
-    """
-    with ThreadPoolExecutor(1) as pool:
-        bad_names = pool.submit(read_bad_names, store) if bad_list else None
-        try:
-            manifest = Manifest.read(store)
-        except FileNotFoundError:
-            return None
-        data_store = _data_store(store, manifest, allow_foreign_urls)
-        try:
-            bad = read_bad(store, manifest, names=bad_names.result()) if bad_names else None
-        except FileNotFoundError:
-            bad = None
-    return Dataset(
-        manifest,
-        _store_to_read(data_store, storage_kind),
-        store,
-        bad=bad,
-        checksums=checksums,
-    )
 
 
 def _data_store(store: Store, manifest: Manifest, allow_foreign_urls: bool) -> Store:

@@ -84,6 +84,40 @@ def test_lanes_deliver_their_positions_step_by_step_and_window_by_window(lanes, 
         assert lanes.slots_of_step(step, np.array(rows), mixed_positions).tolist() == expected
 
 
+def test_without_shuffle_one_lane_is_cut_into_equal_windows():
+    lanes = Lanes(
+        num_steps=5, global_batch_size=2, grid=(1, 1), window=4, interleave=1, shuffle=False
+    )
+    positions = [lanes.mixed_positions(number, 0, 0) for number in range(3)]
+    assert [lanes.slots(number, positions[number]).tolist() for number in range(3)] == [
+        [0, 1, 2, 3],
+        [4, 5, 6, 7],
+        [8, 9],
+    ]
+    assert [lanes.windows_of_step(step, np.arange(2)).tolist() for step in range(5)] == [
+        [0, 0],
+        [0, 0],
+        [1, 1],
+        [1, 1],
+        [2, 2],
+    ]
+
+
+@pytest.mark.parametrize(
+    ("size", "num_segments"), [(7, 3), (6, 3), (12, 5), (2, 5), (1, 1), (9, 1)]
+)
+def test_consecutive_positions_come_from_segments_in_turn(size, num_segments):
+    segments = np.array_split(np.arange(size), num_segments)
+    longest = len(segments[0])
+    in_turn = [
+        int(segment[depth])
+        for depth in range(longest)
+        for segment in segments
+        if depth < len(segment)
+    ]
+    assert interleaved(np.arange(size), size, num_segments).tolist() == in_turn
+
+
 # -- slots to samples, against a list that is laid out by hand ------------------------------------
 
 
