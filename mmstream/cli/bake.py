@@ -86,7 +86,7 @@ def bake(
         refuse_given(["batch_size", "device"], "with --batch-function")
     from mmstream.baking.bake import bake_into, baker_of
     from mmstream.baking.report import estimate
-    from mmstream.converting.formats.formats import load_function
+    from mmstream.converting.formats.caller import load_function
     from mmstream.dataset.open import open_dataset
 
     dataset = open_dataset(source, allow_foreign_urls=allow_foreign_urls)

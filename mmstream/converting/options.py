@@ -15,7 +15,7 @@ from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeAlias
 
-from mmstream.converting.formats.formats import RowFormat
+from mmstream.converting.formats.caller import RowParser
 from mmstream.converting.media.addresses import host_rule
 from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
 from mmstream.errors import ConfigError
@@ -395,14 +395,14 @@ class Options:
     media: MediaOptions = field(default_factory=MediaOptions)
     sidecar: bool = True
     duplicates: Duplicates = field(default_factory=Duplicates)
-    format: RowFormat = field(init=False)
+    format: RowParser = field(init=False)
     """How rows become drafts: the part of `reading` that the workers need, and `row`."""
 
     def __post_init__(self) -> None:
         reading = self.reading
         columns = tuple((reading.columns or {}).items())
         info = None if reading.dataset_info is None else os.fspath(reading.dataset_info)
-        row_format = RowFormat(reading.format, columns, self.row, info)
+        row_format = RowParser(reading.format, columns, self.row, info)
         object.__setattr__(self, "format", row_format)
         for name in ("exact", "near"):
             action = getattr(self.duplicates, name)

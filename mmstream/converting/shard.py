@@ -51,7 +51,7 @@ from mmstream.converting.draft import (
     StoredSample,
     samples_of,
 )
-from mmstream.converting.formats.formats import RowFormat
+from mmstream.converting.formats.caller import RowParser
 from mmstream.converting.media.check import IdleCpus
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import MediaAccess
@@ -134,7 +134,7 @@ class ShardJob:
     name: str
     rows: RowRange
     access: MediaAccess
-    format: RowFormat
+    format: RowParser
     captions: str
     media: MediaOptions
     split: str | None

@@ -13,7 +13,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
-from mmstream.converting.formats.formats import FORMATS, RowFormat, draft_of, recognise
+from mmstream.converting.formats.caller import RowParser
+from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
 from mmstream.converting.rows.open import group_rows
 from tests.helpers.rows import rows_by_format
 
@@ -994,7 +995,7 @@ def test_captions_of_vatex_are_those_of_one_language():
     assert draft.media == (MediaRef("video", "Ptf_2VRj-V0_000122_000132.mp4"),)
     assert (draft.texts, draft.unread) == (("one", "two"), ())
     assert draft.content["chCap"] == ["一", "二"]
-    assert RowFormat(columns=(("enCap", "chCap"),)).draft(row).texts == ("一", "二")
+    assert RowParser(columns=(("enCap", "chCap"),)).draft(row).texts == ("一", "二")
 
 
 INTERNVID = [

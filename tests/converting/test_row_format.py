@@ -10,7 +10,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import RowError
-from mmstream.converting.formats.formats import RowFormat
+from mmstream.converting.formats.caller import RowParser
 from tests.helpers.convert_corpus import rejects, run, write_rows
 from tests.helpers.corpora import jpeg
 
@@ -35,24 +35,24 @@ def odd(row):
 @pytest.mark.parametrize("key", ["sound", "object", "key"])
 def test_a_function_that_returns_what_is_not_json_makes_rejects(key):
     with pytest.raises(RowError, match=r"^odd\(\): returned what is not JSON: "):
-        RowFormat(function=odd).draft({"key": key})
+        RowParser(function=odd).draft({"key": key})
 
 
 @pytest.mark.parametrize(
     ("row_format", "row", "path", "text", "unread"),
     [
         (
-            RowFormat(columns=(("image", "photo"), ("text", "alt"))),
+            RowParser(columns=(("image", "photo"), ("text", "alt"))),
             {"photo": "a.jpg", "alt": "a cat", "image": 3},
             *("a.jpg", ("a cat",), ("row_image",)),
         ),
         (
-            RowFormat("labels", (("text", "Alt Text"),)),
+            RowParser("labels", (("text", "Alt Text"),)),
             {"image": "a.jpg", "Alt Text": "x"},
             *("a.jpg", (), ("Alt Text",)),
         ),
         (
-            RowFormat("laion", (("URL", "image_url"), ("TEXT", "caption"))),
+            RowParser("laion", (("URL", "image_url"), ("TEXT", "caption"))),
             {"image_url": "https://host/a", "caption": "a cat"},
             *("https://host/a", ("a cat",), ()),
         ),
@@ -97,14 +97,14 @@ def test_a_row_may_lack_a_mapped_column_that_another_row_has(tmp_path):
 )
 def test_a_reject_of_a_function_says_the_line_of_its_own_file(function, row, line):
     with pytest.raises(RowError) as raised:
-        RowFormat(function=function).draft(row)
+        RowParser(function=function).draft(row)
     assert str(raised.value).endswith(line)
     assert ("line 27" in str(raised.value)) == bool(line)
 
 
 @pytest.mark.parametrize("options", [{"function": caption}, {"name": f"{__name__}:caption"}])
 def test_a_function_makes_rows_of_a_known_format(options):
-    row_format = pickle.loads(pickle.dumps(RowFormat(**options)))
+    row_format = pickle.loads(pickle.dumps(RowParser(**options)))
     assert row_format.draft({"photo": "a.jpg", "words": "a cat"}).texts == ("a cat",)
     with pytest.raises(RowError, match=r"^left out by caption\(\)$"):
         row_format.draft({"photo": "a.jpg", "words": "drop"})
@@ -155,20 +155,20 @@ def test_rows_that_a_function_leaves_out_are_listed_and_count_as_no_fault(tmp_pa
 )
 def test_impossible_options_are_refused_before_the_first_row(options, message):
     with pytest.raises(mm.ConfigError, match=message):
-        RowFormat(**options)
+        RowParser(**options)
 
 
 def test_an_error_of_the_module_itself_is_not_called_a_wrong_name(tmp_path, monkeypatch):
     (tmp_path / "fails_when_imported.py").write_text("int('seven')")
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"invalid literal for int.*'seven'"):
-        RowFormat(name="fails_when_imported:f")
+        RowParser(name="fails_when_imported:f")
 
 
 def test_a_function_that_workers_cannot_import_is_refused():
     with pytest.raises(mm.ConfigError, match=r"cannot import it .* or use num_workers=1"):
-        RowFormat(function=lambda row: row).require_portable()
-    RowFormat(function=caption).require_portable()
+        RowParser(function=lambda row: row).require_portable()
+    RowParser(function=caption).require_portable()
 
 
 INFO = {
@@ -329,19 +329,19 @@ ROWS_WITH_INFO = {
 def test_dataset_info_says_which_columns_and_tags_the_rows_of_a_file_have(info, name):
     """LLaMA-Factory's data/README.md and its own parser"""
     file, row, expected, paths, unread = ROWS_WITH_INFO[name]
-    draft = pickle.loads(pickle.dumps(RowFormat(dataset_info=info))).draft(row, file)
+    draft = pickle.loads(pickle.dumps(RowParser(dataset_info=info))).draft(row, file)
     found = {key: said(draft.content[key]) for key in expected}
     assert (found, draft.unread) == (expected, unread)
     assert [ref.path for ref in draft.media] == paths
 
 
 def test_an_entry_of_dataset_info_can_be_named(info):
-    row_format = RowFormat(dataset_info=f"{info}#chats")
+    row_format = RowParser(dataset_info=f"{info}#chats")
     with pytest.raises(RowError, match="turn 1: who 'you' is none of the tags"):
         row_format.draft({"talk": [{"who": "you", "said": "hi"}]}, "other.jsonl")
-    assert RowFormat(dataset_info=info).plan() != row_format.plan()
+    assert RowParser(dataset_info=info).plan() != row_format.plan()
     with pytest.raises(mm.ConfigError, match=r"no entry with the file_name other.jsonl; .*#NAME"):
-        RowFormat(dataset_info=info).draft({"text": "x"}, "other.jsonl")
+        RowParser(dataset_info=info).draft({"text": "x"}, "other.jsonl")
 
 
 @pytest.mark.parametrize(
@@ -358,13 +358,13 @@ def test_a_wrong_dataset_info_is_refused(tmp_path, entry, name, message):
     path = tmp_path / "dataset_info.json"
     path.write_text(json.dumps({"name": entry}))
     with pytest.raises(mm.ConfigError, match=message):
-        RowFormat(dataset_info=f"{path}{name}")
+        RowParser(dataset_info=f"{path}{name}")
 
 
 def test_a_file_that_is_no_dataset_info_is_refused(tmp_path):
     path = tmp_path / "dataset_info.json"
     with pytest.raises(FileNotFoundError, match=r"no such dataset_info\.json"):
-        RowFormat(dataset_info=str(path))
+        RowParser(dataset_info=str(path))
     path.write_text("[]")
     with pytest.raises(mm.ConfigError, match=r"not LLaMA-Factory's dataset_info\.json"):
-        RowFormat(dataset_info=str(path))
+        RowParser(dataset_info=str(path))

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.converting.formats.formats import with_tar
+from mmstream.converting.formats.spans import with_tar
 from mmstream.types import Batch
 from tests.helpers.convert_corpus import jsonl, rejects, run, write_files, write_rows
 from tests.helpers.foreign_tars import write_tar

@@ -19,16 +19,19 @@ left out, and ``num_missing_images`` counts them.
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.formats.fields import (
+    ParsedRow,
+    all_media,
+    captioned,
     expect,
     first_key,
     is_set,
     kind_by_name,
     make_draft,
-    media_of,
     media_ref,
     text_of,
     texts_of,
@@ -41,172 +44,153 @@ ALT_KEYS = ("TEXT", "caption", "captions", "text", "alt", "top_caption")
 LABEL_KEYS = ("label", "labels", "class_id", "cls", "fine_label")
 LABEL_NAME_KEYS = ("label_name", "class_name", "class", "category")
 
-LAION_FACTS = (
-    *("WIDTH", "HEIGHT", "width", "height", "original_width", "original_height", "LICENSE"),
-    *("similarity", "SIMILARITY", "punsafe", "pwatermark", "NSFW", "AESTHETIC_SCORE", "aesthetic"),
-    *("hash", "key", "uid", "SAMPLE_ID", "sha256", "face_bboxes", "LANGUAGE", "prob"),
-    *("clip_b32_similarity_score", "clip_l14_similarity_score", "exif", "status", "error_message"),
+LAION_FACTS = frozenset(
+    (
+        *("WIDTH", "HEIGHT", "width", "height", "original_width", "original_height", "LICENSE"),
+        *("similarity", "SIMILARITY", "punsafe", "pwatermark", "NSFW", "AESTHETIC_SCORE"),
+        *("aesthetic", "hash", "key", "uid", "SAMPLE_ID", "sha256", "face_bboxes", "LANGUAGE"),
+        *("prob", "clip_b32_similarity_score", "clip_l14_similarity_score", "exif", "status"),
+        "error_message",
+    )
 )
-"""What LAION, Re-LAION, DataComp and cc2dataset say of a picture."""
+"""What LAION, Re-LAION, DataComp and cc2dataset say of an image."""
 
-MEDIA_FACTS = (
-    *(
-        "width",
-        "height",
-        "duration",
-        "duration_s",
-        "fps",
-        "num_frames",
-        "sample_rate",
-        "sampling_rate",
-        "lang",
-    ),
-    *(
-        "license",
-        "license_id",
-        "license_name",
-        "license_url",
-        "flickr_url",
-        "coco_url",
-        "date_captured",
-        "url",
-        "source",
-        "dataset",
-        "split",
-    ),
-    *("language", "speaker", "speaker_id", "client_id", "gender", "age", "objects"),
+MEDIA_FACTS = frozenset(
+    (
+        *("width", "height", "duration", "duration_s", "fps", "num_frames", "sample_rate"),
+        *("sampling_rate", "lang", "license", "license_id", "license_name", "license_url"),
+        *("flickr_url", "coco_url", "date_captured", "url", "source", "dataset", "split"),
+        *("language", "speaker", "speaker_id", "client_id", "gender", "age", "objects"),
+    )
+)
+LABEL_FACTS = MEDIA_FACTS.union(LABEL_NAME_KEYS)
+TEXT_FACTS = frozenset(("url", "timestamp", "meta"))
+OBELICS_FACTS = frozenset(("metadata", "general_metadata", "url"))
+MMC4_FACTS = frozenset(
+    ("url", "image_info", "similarity_matrix", "could_have_url_duplicate", "scores")
 )
 _NUMBERED_CAPTION = re.compile(r"caption_?(\d{1,3})")
 _SHA256 = re.compile("[0-9a-fA-F]{64}")
 
 
-def captions(row: dict[str, Any], kept: tuple[str, ...] = MEDIA_FACTS) -> Draft:
+def has_caption(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row has a key of captions."""
+    return any(key in row for key in CAPTION_KEYS) or bool(numbered_captions(row))
+
+
+def captions(row: ParsedRow) -> Draft:
     """Return the draft of one or more media files with captions: ``{"image", "text"}``.
 
     The captions are the first key of `CAPTION_KEYS` that the row has: a string or a list.
     """
     if is_karpathy(row):
         return _karpathy(row)
-    media, used = media_of(row)
-    if not media:
+    refs = all_media(row)
+    if not refs:
         raise RowError(
             "no media: expected a path in image, image_path, file_name or images; for captions "
             "alone, say --format text"
         )
     key = next((k for k in CAPTION_KEYS if row.get(k) is not None), None)
     if key is not None:
-        texts, keys = texts_of(row[key], key), {key}
+        texts = texts_of(row.take(key), key)
     elif numbered := numbered_captions(row):
-        texts, keys = tuple(text_of(row[k], k) for k in numbered), set(numbered)
+        texts = tuple(text_of(row.take(k), k) for k in numbered)
     else:
         raise RowError("no text: expected text, caption or captions")
-    content = {"captions": list(texts)}
-    return make_draft(row, content, all_refs(media), used | keys, kept=kept, texts=texts)
+    return captioned(row, refs, texts)
 
 
-def numbered_captions(row: dict[str, Any]) -> list[str]:
+def numbered_captions(row: Mapping[str, Any]) -> list[str]:
     """Return the keys ``caption_1``, ``caption_2``, ... of a row that have a text, in order."""
     numbers = {key: match for key in row if (match := _NUMBERED_CAPTION.fullmatch(str(key)))}
     return sorted((k for k in numbers if is_set(row[k])), key=lambda k: int(numbers[k][1]))
 
 
-def is_karpathy(row: dict[str, Any]) -> bool:
-    """Tell whether a row is of Karpathy's files about the pictures of COCO and Flickr."""
+def is_karpathy(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row is of Karpathy's files about the images of COCO and Flickr."""
     sentences = row.get("sentences")
     if not isinstance(sentences, list) or not sentences or "filename" not in row:
         return False
     return all(isinstance(item, dict) and "raw" in item for item in sentences)
 
 
-def _karpathy(row: dict[str, Any]) -> Draft:
-    path = text_of(row["filename"], "filename")
-    if is_set(row.get("filepath")):
-        path = f"{text_of(row['filepath'], 'filepath')}/{path}"
+def _karpathy(row: ParsedRow) -> Draft:
+    row.facts |= {"sentids", "imgid", "cocoid"}
+    path, folder = text_of(row.take("filename"), "filename"), row.take("filepath")
+    if is_set(folder):
+        path = f"{text_of(folder, 'filepath')}/{path}"
     texts = tuple(
-        text_of(item["raw"], f"sentences[{i}]: raw") for i, item in enumerate(row["sentences"])
+        text_of(item["raw"], f"sentences[{i}]: raw") for i, item in enumerate(row.take("sentences"))
     )
-    used = {"filename", "filepath", "sentences"}
-    kept = (*MEDIA_FACTS, "sentids", "imgid", "cocoid")
-    content = {"captions": list(texts)}
-    return make_draft(row, content, [MediaRef("image", path)], used, kept=kept, texts=texts)
+    return captioned(row, [MediaRef("image", path)], texts)
 
 
-def is_laion(row: dict[str, Any]) -> bool:
-    """Tell whether the ``url`` of a row is that of a picture, with its text beside it.
+def is_laion(row: Mapping[str, Any]) -> bool:
+    """Tell whether the ``url`` of a row is that of an image, with its text beside it.
 
-    Rows of web text have ``url`` and ``text`` too. A picture's URL has capital letters as its key,
-    or a caption beside it, or facts about the picture, or the extension of one.
+    Rows of web text have ``url`` and ``text`` too. An image's URL has capital letters as its key,
+    or a caption beside it, or facts about the image, or the extension of one.
     """
     key = first_key(row, URL_KEYS)
     if key is None or not isinstance(row[key], str) or first_key(row, ALT_KEYS) is None:
         return False
-    has_facts = any(fact in row for fact in LAION_FACTS)
-    has_caption = any(alt in row for alt in ALT_KEYS if alt != "text")
-    return key == "URL" or has_caption or has_facts or kind_by_name(row[key]) == "image"
+    has_facts = not LAION_FACTS.isdisjoint(row)
+    has_alt = any(alt in row for alt in ALT_KEYS if alt != "text")
+    return key == "URL" or has_alt or has_facts or kind_by_name(row[key]) == "image"
 
 
-def laion(row: dict[str, Any]) -> Draft:
-    """Return the draft of a picture by its URL: ``{"URL", "TEXT"}``.
+def laion(row: ParsedRow) -> Draft:
+    """Return the draft of an image by its URL: ``{"URL", "TEXT"}``.
 
-    The picture must have the ``sha256`` of the row, where there is one.
+    The image must have the ``sha256`` of the row, where there is one.
     """
     key, text_key = first_key(row, URL_KEYS), first_key(row, ALT_KEYS)
     if key is None or text_key is None:
         raise RowError("expected a URL in url or URL, and a text in text, TEXT or caption")
-    texts = texts_of(row[text_key], text_key)
+    texts = texts_of(row.take(text_key), text_key)
     sha256 = row["sha256"] if is_set(row.get("sha256")) else None
     if sha256 is not None and not (isinstance(sha256, str) and _SHA256.fullmatch(sha256)):
         raise RowError(f"sha256: {escaped(repr(sha256), 80)} is not 64 hexadecimal digits")
-    ref = MediaRef("image", text_of(row[key], key), sha256=sha256 and sha256.lower())
-    content = {"captions": list(texts)}
-    return make_draft(row, content, [ref], {key, text_key}, kept=LAION_FACTS, texts=texts)
+    url = text_of(row.take(key), key)
+    return captioned(row, [MediaRef("image", url, sha256=sha256 and sha256.lower())], texts)
 
 
-def labels(row: dict[str, Any]) -> Draft:
+def labels(row: ParsedRow) -> Draft:
     """Return the draft of media files with the number of a class, or with nothing.
 
     The number becomes ``KEY.cls``. Names of classes stay in the ``json``.
     """
-    media, used = media_of(row)
-    if not media:
+    refs = all_media(row)
+    if not refs:
         raise RowError("no media: expected a path in image, image_path, file_name or images")
     key = first_key(row, LABEL_KEYS)
-    value = row[key] if key is not None else None
+    if key is None:
+        return make_draft(row, {}, refs)
+    value = row[key]
     if isinstance(value, str) and value.isascii() and value.isdigit() and len(value) < 19:
         value = int(value)  # from a table
-    fields = {}
-    kept = [*MEDIA_FACTS, *LABEL_NAME_KEYS]
-    if key is not None and isinstance(value, int) and not isinstance(value, bool):
-        fields["cls"] = str(value).encode()
-        used.add(key)
-    elif key is not None:
-        kept.append(key)
-    return make_draft(row, {}, all_refs(media), used, kept=kept, fields=fields)
+    if not isinstance(value, int) or isinstance(value, bool):
+        row.facts |= {key}
+        return make_draft(row, {}, refs)
+    row.take(key)
+    return make_draft(row, {}, refs, fields={"cls": str(value).encode()})
 
 
-def text(row: dict[str, Any]) -> Draft:
+def text(row: ParsedRow) -> Draft:
     """Return the draft of plain text: ``{"text": "..."}``, or captions without their media.
 
     The text goes to ``KEY.txt`` only, the other keys to ``KEY.json``. Where the captions are a
     list, the ``json`` has all of them.
     """
     key = "text" if row.get("text") is not None else first_key(row, CAPTION_KEYS) or "text"
-    value = expect(row.get(key), str, "text") if key == "text" else row[key]
+    value = expect(row.take(key), str, "text") if key == "text" else row.take(key)
     texts = texts_of(value, key)
     content = {"captions": list(texts)} if isinstance(value, list) else {}
-    return make_draft(row, content, (), {key}, kept=("url", "timestamp", "meta"), texts=texts)
+    return make_draft(row, content, (), texts)
 
 
-def all_refs(media: dict[Any, list[MediaRef]]) -> list[MediaRef]:
-    """Return the media of all kinds in one list."""
-    return [ref for refs in media.values() for ref in refs]
-
-
-OBELICS_FACTS = ("metadata", "general_metadata", "url")
-MMC4_FACTS = ("url", "image_info", "similarity_matrix", "could_have_url_duplicate", "scores")
-
-
-def is_obelics(row: dict[str, Any]) -> bool:
+def is_obelics(row: Mapping[str, Any]) -> bool:
     """Tell whether a row has two parallel lists, one of them null where the other is not."""
     images, texts = row.get("images"), row.get("texts")
     if not isinstance(images, list) or not isinstance(texts, list) or len(images) != len(texts):
@@ -214,10 +198,10 @@ def is_obelics(row: dict[str, Any]) -> bool:
     return any(text is None or isinstance(text, str) for text in texts)
 
 
-def obelics(row: dict[str, Any]) -> Draft:
+def obelics(row: ParsedRow) -> Draft:
     """Return the draft of a document of OBELICS."""
-    images = expect(row.get("images"), list, "images")
-    texts = expect(row.get("texts"), list, "texts")
+    images = expect(row.take("images"), list, "images")
+    texts = expect(row.take("texts"), list, "texts")
     if len(images) != len(texts):
         raise RowError(f"{len(images)} images but {len(texts)} texts; expected parallel lists")
     parts: list[MediaRef | str] = []
@@ -231,10 +215,10 @@ def obelics(row: dict[str, Any]) -> Draft:
             parts.append(expect(text, str, f"texts[{i}]"))
         else:
             num_missing += 1
-    return _document(row, parts, num_missing, {"images", "texts"}, OBELICS_FACTS)
+    return _document(row, parts, num_missing)
 
 
-def mmc4(row: dict[str, Any], from_files: bool = False, images_after: bool = False) -> Draft:
+def mmc4(row: ParsedRow, from_files: bool = False, images_after: bool = False) -> Draft:
     """Return the draft of a document of MMC4.
 
     Args:
@@ -244,9 +228,9 @@ def mmc4(row: dict[str, Any], from_files: bool = False, images_after: bool = Fal
     """
     texts = [
         expect(text, str, f"text_list[{i}]")
-        for i, text in enumerate(expect(row.get("text_list"), list, "text_list"))
+        for i, text in enumerate(expect(row.take("text_list"), list, "text_list"))
     ]
-    images_of: dict[int, list[MediaRef]] = {}
+    images_of: list[list[MediaRef]] = [[] for _ in texts]
     num_missing = 0
     for i, image in enumerate(expect(row.get("image_info"), list, "image_info")):
         name = f"image_info[{i}]"
@@ -258,34 +242,26 @@ def mmc4(row: dict[str, Any], from_files: bool = False, images_after: bool = Fal
         if path is None:
             num_missing += 1
         else:
-            images_of.setdefault(index, []).append(media_ref(path, "image", name))
+            images_of[index].append(media_ref(path, "image", name))
     parts: list[MediaRef | str] = []
-    for i, text in enumerate(texts):
-        images = images_of.get(i, [])
+    for text, images in zip(texts, images_of, strict=True):
         parts += [text, *images] if images_after else [*images, text]
-    return _document(row, parts, num_missing, {"text_list"}, MMC4_FACTS)
+    return _document(row, parts, num_missing)
 
 
-def _document(
-    row: dict[str, Any],
-    parts: list[MediaRef | str],
-    num_missing: int,
-    used: set[str],
-    kept: tuple[str, ...],
-) -> Draft:
-    """Return the draft of a document, from its images and texts."""
-    refs = [part for part in parts if isinstance(part, MediaRef)]
+def _document(row: ParsedRow, parts: list[MediaRef | str], num_missing: int) -> Draft:
+    """Return the draft of a document, from its images and texts in order."""
+    refs: list[MediaRef] = []
     content: list[dict[str, Any]] = []
-    num_images = 0
     for part in parts:
         if isinstance(part, MediaRef):
-            content.append({"type": "image", "field": num_images})
-            num_images += 1
+            content.append({"type": "image", "field": len(refs)})
+            refs.append(part)
         elif part.strip():
             content.append({"type": "text", "text": part})
-    if not any(part["type"] == "text" for part in content):
+    if len(content) == len(refs):
         raise RowError("a document without text")
     main: dict[str, Any] = {"messages": [{"role": "assistant", "content": content}]}
     if num_missing:
         main["num_missing_images"] = num_missing
-    return make_draft(row, main, refs, used, kept=kept)
+    return make_draft(row, main, refs)

@@ -38,6 +38,7 @@ from typing import Any
 
 from mmstream.converting.draft import KINDS, Draft, MediaRef, RowError
 from mmstream.converting.formats.fields import (
+    ParsedRow,
     expect,
     is_set,
     make_draft,
@@ -64,9 +65,12 @@ TEXT_PARTS = ("text", "input_text", "output_text")
 KEPT_PARTS = ("reasoning", "tool_call")
 """Further types of parts. They name no media file, and are kept as they are."""
 
-FACTS = (
-    *("tools", "source", "data_source", "dataset", "category", "type", "task", "width", "height"),
-    *("license", "url", "objects", "split", "lang", "language", "chat_template_kwargs"),
+DIALOGUE_FACTS = frozenset(
+    (
+        *("tools", "source", "data_source", "dataset", "category", "type", "task", "width"),
+        *("height", "license", "url", "objects", "split", "lang", "language"),
+        "chat_template_kwargs",
+    )
 )
 """Keys of a row that templates or people read, and that are kept."""
 
@@ -77,12 +81,7 @@ _MARK = re.compile(
 
 
 def parse_dialogue(
-    row: dict[str, Any],
-    dialogue: dict[str, list[Any]],
-    used: set[str],
-    *,
-    main: dict[str, Any] | None = None,
-    kept: Sequence[str] = (),
+    row: ParsedRow, dialogue: dict[str, list[Any]], main: dict[str, Any] | None = None
 ) -> Draft:
     """Return the draft of a conversation.
 
@@ -92,17 +91,14 @@ def parse_dialogue(
         row: The parsed row.
         dialogue: The turns: those of ``messages``, and of ``chosen`` and ``rejected`` or
             ``completion`` where the row is about preferences.
-        used: The keys of the row that the turns came from.
         main: Further canonical keys.
-        kept: See `make_draft`.
 
     Raises:
         RowError: A wrong type, an unknown role or part, or tokens that do not match the media.
     """
-    media, media_keys = media_of(row)
-    used = used | media_keys
+    media = media_of(row)
     all_messages = {
-        key: _joined(
+        key: _join_calls(
             [
                 _message(turn, f"turn {i + 1}" if key == "messages" else f"{key}, turn {i + 1}")
                 for i, turn in enumerate(turns)
@@ -113,7 +109,7 @@ def parse_dialogue(
     messages = all_messages["messages"]
     system = row.get("system")
     if isinstance(system, str) and (not messages or messages[0]["role"] != "system"):
-        used.add("system")
+        row.take("system")
         if system.strip():
             parts = [{"type": "text", "text": system}]
             messages.insert(0, {"role": "system", "content": parts})
@@ -126,15 +122,19 @@ def parse_dialogue(
         ref = part.pop("ref")
         refs.append(ref if ref is not None else media[part["type"]].pop(0))
         part["field"] = len(refs) - 1
-    content: dict[str, Any] = {**all_messages, **(main or {})}
     objects = row.get("objects")
     if isinstance(objects, dict) and "bbox" in objects:
         fill_boxes(every, objects, refs)
-    return make_draft(row, content, refs, used, kept=(*FACTS, *kept))
+    return make_draft(row, {**all_messages, **(main or {})}, refs)
 
 
-def turns_of(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
-    """Return the row's list of turns, and the key that holds it.
+def conversation(row: ParsedRow, keys: tuple[str, ...]) -> Draft:
+    """Return the draft of a conversation whose turns are in one of `keys`."""
+    return parse_dialogue(row, {"messages": take_turns(row, keys)})
+
+
+def take_turns(row: ParsedRow, keys: tuple[str, ...]) -> list[Any]:
+    """Take the row's list of turns, from the first of the keys that it has.
 
     Pairs such as ``{"human": "question", "assistant": "answer"}`` become two turns. NeMo writes
     each text and each recording as a turn with a ``type``; those of one role become one turn.
@@ -142,7 +142,7 @@ def turns_of(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
     key = next((k for k in keys if row.get(k) is not None), None)
     if key is None:
         raise RowError(f"no {keys[0]} in the row")
-    turns = expect(row[key], list, key)
+    turns = expect(row.take(key), list, key)
     if not turns:
         raise RowError(f"{key} is empty")
     if all(isinstance(turn, dict) and {"human", "assistant"} <= turn.keys() for turn in turns):
@@ -156,7 +156,7 @@ def turns_of(row: dict[str, Any], *keys: str) -> tuple[list[Any], set[str]]:
             }
             for role, group in groupby(turns, key=lambda turn: turn["from"])
         ]
-    return turns, {key}
+    return turns
 
 
 def _is_part(turn: Any) -> bool:
@@ -169,13 +169,13 @@ def pair_of(question: Any, answer: Any) -> list[dict[str, Any]]:
     return [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
 
 
-def rest_of(key: str, items: list[dict[str, Any]], read: set[str]) -> dict[str, Any]:
-    """Return {key: what is left of each item without the keys that were read}, or nothing."""
-    rest = [{k: v for k, v in item.items() if k not in read and is_set(v)} for item in items]
-    return {key: rest} if any(rest) else {}
+def not_taken(items: list[ParsedRow]) -> list[dict[str, Any]]:
+    """Return what is left of items without the keys that were taken from any of them."""
+    taken = set().union(*(item.taken for item in items))
+    return [{k: v for k, v in item.items() if k not in taken and is_set(v)} for item in items]
 
 
-def _joined(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def _join_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Make answers with tool calls of turns that are calls."""
     try:
         return join_calls(messages)

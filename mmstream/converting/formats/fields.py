@@ -168,8 +168,27 @@ def is_base64_media(text: str) -> bool:
     return text.startswith(_BASE64_HEADS) and _BASE64.match(text) is not None
 
 
-def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]:
-    """Return {kind: media files} of a row, and the keys that name them.
+class ParsedRow(dict[str, Any]):
+    """A parsed row, which remembers the keys that its format has read.
+
+    A key that was taken is not repeated in the ``json``. The other keys are kept there, and those
+    that are no known facts are counted as unread.
+    """
+
+    def __init__(self, row: Mapping[str, Any], facts: frozenset[str] = frozenset()) -> None:
+        super().__init__(row)
+        self.taken: set[str] = set()
+        self.facts = facts
+        """Keys that say something about the medium or the row, and that are kept."""
+
+    def take(self, key: str) -> Any:
+        """Return the value of a key, or None, and remember that it was read."""
+        self.taken.add(key)
+        return self.get(key)
+
+
+def media_of(row: ParsedRow) -> dict[Kind, list[MediaRef]]:
+    """Return {kind: media files} of a row, and take the keys that name them.
 
     If a row has several keys of a kind, the first one in `MEDIA_KEYS` counts. A ``file_name`` is of
     the kind that its extension says; beside another key of this kind, it is only a name.
@@ -178,7 +197,6 @@ def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]
         RowError: A key holds something else than media.
     """
     media: dict[Kind, list[MediaRef]] = {}
-    used: set[str] = set()
     for kind in KINDS:
         key = first_key(row, MEDIA_KEYS[kind])
         if key is None:
@@ -191,13 +209,18 @@ def media_of(row: dict[str, Any]) -> tuple[dict[Kind, list[MediaRef]], set[str]]
             real_kind = kind_by_name(value) or kind
             if real_kind != kind and first_key(row, MEDIA_KEYS[real_kind]) is not None:
                 continue  # WavCaps: the name of the sound that `audio` names
+        row.take(key)
         refs = [
             media_ref(item, real_kind, f"{key}[{i}]" if isinstance(value, list) else key)
             for i, item in enumerate(value if isinstance(value, list) else [value])
         ]
         media.setdefault(real_kind, []).extend(refs)
-        used.add(key)
-    return media, used
+    return media
+
+
+def all_media(row: ParsedRow) -> list[MediaRef]:
+    """Return the media files of all kinds of a row, as `media_of`."""
+    return [ref for refs in media_of(row).values() for ref in refs]
 
 
 def media_ref(value: Any, kind: Kind, name: str) -> MediaRef:
@@ -212,7 +235,9 @@ def media_ref(value: Any, kind: Kind, name: str) -> MediaRef:
         RowError: The value is nothing of these, or empty.
     """
     if isinstance(value, bytes):
-        return _with_data(value, kind, name, name)
+        if not value:
+            raise RowError(f"{name}: no bytes")
+        return MediaRef(kind, name, value)
     if isinstance(value, dict):
         return _of_struct(value, kind, name)
     path = text_of(value, name)
@@ -223,7 +248,8 @@ def _of_struct(value: dict[str, Any], kind: Kind, name: str) -> MediaRef:
     path = next((value[k] for k in ("path", "url", "file_name", "src") if value.get(k)), None)
     data = value.get("bytes") if value.get("bytes") is not None else value.get("data")
     if isinstance(data, bytes):
-        return _with_data(data, kind, path if isinstance(path, str) else name, name)
+        ref = media_ref(data, kind, name)
+        return msgspec.structs.replace(ref, path=path) if isinstance(path, str) else ref
     if data is not None:
         text = text_of(data, f"{name}: bytes")
         return MediaRef(kind, text if text.startswith("data:") else f"data:;base64,{text}")
@@ -233,12 +259,6 @@ def _of_struct(value: dict[str, Any], kind: Kind, name: str) -> MediaRef:
         raise RowError(f"{name}: decoded audio; give the file, such as with Audio(decode=False)")
     keys = escaped(", ".join(list(value)[:8]), 200)
     raise RowError(f"{name}: no bytes, path or url among the keys {keys}")
-
-
-def _with_data(data: bytes, kind: Kind, path: str, name: str) -> MediaRef:
-    if not data:
-        raise RowError(f"{name}: no bytes")
-    return MediaRef(kind, path, data)
 
 
 _SECRET = re.compile(
@@ -261,7 +281,7 @@ def without_secrets(url: str) -> str:
 CANONICAL_KEYS = ("id", *DIALOGUE_KEYS, "captions", "segments", "media_paths")
 """The keys of ``KEY.json`` with a fixed meaning. A row's own key of that name is renamed."""
 
-SPAN_KEYS = ("start_s", "end_s")
+SPAN_KEYS = frozenset(("start_s", "end_s"))
 """What decoders of videos and recordings read of the ``json`` in training."""
 
 MAX_MEDIA = 1000
@@ -269,23 +289,14 @@ MAX_PATH_CHARACTERS = 4096
 """Longer paths are shortened in ``media_paths``."""
 
 
-def row_id(row: dict[str, Any]) -> Any:
-    """Return the row's ``id``, else its ``image_id``, else None."""
-    value = row.get("id")
-    return row.get("image_id") if value is None else value
-
-
 def make_draft(
-    row: dict[str, Any],
+    row: ParsedRow,
     main: dict[str, Any],
     refs: Sequence[MediaRef],
-    used: set[str],
-    *,
-    kept: Sequence[str] = (),
     texts: tuple[str, ...] = (),
     fields: Mapping[str, bytes] | None = None,
 ) -> Draft:
-    """Return a draft. Its ``json`` holds id, `main`, media_paths, then the row's other keys.
+    """Return a draft. Its ``json`` holds id, `main`, media_paths, then the keys not taken.
 
     ``media_paths`` has the path of each media field as the row gives it, so that a sample can be
     traced to its files. A row's own key with a name in `CANONICAL_KEYS` is kept as ``row_KEY``.
@@ -294,26 +305,26 @@ def make_draft(
         row: The parsed row.
         main: What the format made of it.
         refs: Its media files.
-        used: The row's keys that the format has read, and that the ``json`` need not repeat.
-        kept: Keys that the format knows as facts about the medium or the row. They are kept, and
-            are not among `Draft.unread`.
         texts: See `Draft.texts`.
         fields: See `Draft.fields`.
     """
     if len(refs) > MAX_MEDIA:
         raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
+    row_id = row.get("image_id") if row.get("id") is None else row["id"]
     paths = {"media_paths": [short_path(ref.path) for ref in refs]} if refs else {}
-    content: dict[str, Any] = {"id": row_id(row), **main, **paths}
+    content: dict[str, Any] = {"id": row_id, **main, **paths}
     has_time = any(ref.kind in ("video", "audio") for ref in refs)
-    known = (*kept, *SPAN_KEYS) if has_time else kept
-    unread = []
-    for key, value in row.items():
-        if key in used or key == "id":
-            continue
+    facts = row.facts | SPAN_KEYS if has_time else row.facts
+    others = {key: value for key, value in row.items() if key not in row.taken and key != "id"}
+    for key, value in others.items():
         content[f"row_{key}" if key in CANONICAL_KEYS else key] = _without_bytes(value)
-        if key not in known and is_set(value):
-            unread.append(key)
-    return Draft(content, tuple(refs), texts, fields or {}, tuple(unread))
+    unread = tuple(key for key, value in others.items() if key not in facts and is_set(value))
+    return Draft(content, tuple(refs), texts, fields or {}, unread)
+
+
+def captioned(row: ParsedRow, refs: Sequence[MediaRef], texts: tuple[str, ...]) -> Draft:
+    """Return the draft of media files with their captions."""
+    return make_draft(row, {"captions": list(texts)}, refs, texts)
 
 
 def short_path(path: str) -> str:

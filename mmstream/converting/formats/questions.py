@@ -53,15 +53,23 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Mapping
 from itertools import takewhile
 from string import ascii_uppercase
 from types import MappingProxyType
 from typing import Any
 
 from mmstream.converting.draft import Draft, RowError
-from mmstream.converting.formats.dialogue import pair_of, parse_dialogue, rest_of, turns_of
+from mmstream.converting.formats.dialogue import (
+    DIALOGUE_FACTS,
+    not_taken,
+    pair_of,
+    parse_dialogue,
+    take_turns,
+)
 from mmstream.converting.formats.fields import (
     MEDIA_KEYS,
+    ParsedRow,
     expect,
     first_key,
     has_media,
@@ -96,13 +104,13 @@ _INDEX = re.compile(r"(-?\d{1,9})(?:\.0)?")
 _LETTERED = re.compile(r"\(?([A-Z])[.:)] *(.+)", re.DOTALL)
 _NUMBER = re.compile(r"[-+]?[\d.,]*\d")
 _PICTURE_ID_KEYS = ("image_id", "imageId", "img_id", "imgid")
-VQA_FACTS = (
-    *("answers", "question_id", "question_type", "answer_type", "hint", "lecture", "solution"),
-    *("video_id", "image_id", "human_or_machine", "direct_answers", "rationales"),
+VQA_FACTS = DIALOGUE_FACTS.union(
+    ("answers", "question_id", "question_type", "answer_type", "hint", "lecture", "solution"),
+    ("video_id", "image_id", "human_or_machine", "direct_answers", "rationales"),
 )
 
 
-def is_vqa(row: dict[str, Any]) -> bool:
+def is_vqa(row: Mapping[str, Any]) -> bool:
     """Tell whether a row has questions with answers.
 
     A ``query`` with a ``label`` is one only beside a medium: rows of search have such keys too.
@@ -110,18 +118,17 @@ def is_vqa(row: dict[str, Any]) -> bool:
     if first_key(row, LIST_KEYS) is not None or _has_parallel_lists(row):
         return True
     _, answer = _keys(row)
-    if answer is None:
-        return False
-    return answer != "label" or (has_media(row) and isinstance(row["label"], str | list))
+    is_label = answer == "label" and not (has_media(row) and isinstance(row["label"], str | list))
+    return answer is not None and not is_label
 
 
-def vqa(row: dict[str, Any]) -> Draft:
+def vqa(row: ParsedRow) -> Draft:
     """Return the draft of one or more questions with their answers."""
     video = None if has_media(row) else medium_by_id(row)
     if video is not None:
-        row = {**row, "video": video[0].path}
+        row["video"] = video[0].path
     if _has_parallel_lists(row):
-        pairs = zip(row["questions"], row["answers"], strict=True)
+        pairs = zip(row.take("questions"), row.take("answers"), strict=True)
         turns = [
             turn
             for i, (question, answer) in enumerate(pairs)
@@ -129,30 +136,26 @@ def vqa(row: dict[str, Any]) -> Draft:
                 text_of(question, f"questions[{i}]"), _answer(answer, f"answers[{i}]")
             )
         ]
-        return parse_dialogue(row, {"messages": turns}, {"questions", "answers"}, kept=VQA_FACTS)
+        return parse_dialogue(row, {"messages": turns})
     key = first_key(row, LIST_KEYS)
     if key is None:
-        turns, used = _turns(row, "")
-        return parse_dialogue(row, {"messages": turns}, used, kept=VQA_FACTS)
-    turns, read = [], set()
-    items = expect(row[key], list, key)
-    for i, item in enumerate(items):
-        name = f"{key}[{i}]"
-        pair, used = _turns(expect(item, dict, name), f"{name}: ")
-        turns += pair
-        read |= used
-    rest = rest_of(key, items, read)
-    return parse_dialogue(row, {"messages": turns}, {key}, main=rest, kept=VQA_FACTS)
+        return parse_dialogue(row, {"messages": _question(row, "")})
+    items, turns = [], []
+    for i, item in enumerate(expect(row.take(key), list, key)):
+        items.append(ParsedRow(expect(item, dict, f"{key}[{i}]")))
+        turns += _question(items[-1], f"{key}[{i}]: ")
+    rest = not_taken(items)
+    return parse_dialogue(row, {"messages": turns}, {key: rest} if any(rest) else {})
 
 
-def _has_parallel_lists(row: dict[str, Any]) -> bool:
+def _has_parallel_lists(row: Mapping[str, Any]) -> bool:
     """Tell whether a row has as many answers as questions."""
     questions, answers = row.get("questions"), row.get("answers")
     is_both = isinstance(questions, list) and isinstance(answers, list)
     return is_both and 0 < len(row["questions"]) == len(row["answers"])
 
 
-def require_picture(row: dict[str, Any]) -> None:
+def require_picture(row: Mapping[str, Any]) -> None:
     """Refuse a question about a picture that the row names by an id alone.
 
     It would silently become a sample with its text only. A row with ``image: null`` says that there
@@ -166,7 +169,7 @@ def require_picture(row: dict[str, Any]) -> None:
         )
 
 
-def _keys(row: dict[str, Any]) -> tuple[str, str | None]:
+def _keys(row: Mapping[str, Any]) -> tuple[str, str | None]:
     """Return the keys of a question and of its answer. None: the row has no pair of them."""
     for key, answers in _ANSWER_KEYS_OF.items():
         answer = first_key(row, answers)
@@ -175,25 +178,23 @@ def _keys(row: dict[str, Any]) -> tuple[str, str | None]:
     return "question", None
 
 
-def _turns(row: dict[str, Any], name: str) -> tuple[list[dict[str, Any]], set[str]]:
-    """Return the turns of one question, and the keys that they come from."""
+def _question(row: ParsedRow, name: str) -> list[dict[str, Any]]:
+    """Take one question and its answer, and return their turns."""
     key, answer_key = _keys(row)
-    question = text_of(row.get(key), f"{name}{key}")
+    question = text_of(row.take(key), f"{name}{key}")
     if answer_key is None:
         raise RowError(f"{name}no answer: expected answer or answers")
-    used = {key, answer_key} - {"answers"}
+    answer = row["answers"] if answer_key == "answers" else row.take(answer_key)  # a list is kept
     if key == "q" and is_set(row.get("i")):
-        question = f"{text_of(row['i'], f'{name}i')}\n{question}"
-        used.add("i")
+        question = f"{text_of(row.take('i'), f'{name}i')}\n{question}"
     choices, choice_keys = _choices_of(row, name)
-    answer = row[answer_key]
     if choices:
         question = "\n".join([question, *(f"{letter}. {text}" for letter, text in choices.items())])
-        used |= choice_keys
+        row.taken |= choice_keys
         if not isinstance(answer, list):
             is_counted = answer_key == "correct_choice_idx" or "a0" in choice_keys
             answer = _letter_of(answer, choices, f"{name}{answer_key}", is_counted=is_counted)
-    return pair_of(question, _answer(answer, f"{name}{answer_key}")), used
+    return pair_of(question, _answer(answer, f"{name}{answer_key}"))
 
 
 def _letter_of(answer: Any, choices: dict[str, str], name: str, *, is_counted: bool) -> str:
@@ -236,7 +237,7 @@ def _letter_of(answer: Any, choices: dict[str, str], name: str, *, is_counted: b
     return list(choices)[number]
 
 
-def _choices_of(row: dict[str, Any], name: str) -> tuple[dict[str, str], set[str]]:
+def _choices_of(row: Mapping[str, Any], name: str) -> tuple[dict[str, str], set[str]]:
     """Return {letter: text} of a question's choices, and the keys that they come from."""
     key = first_key(row, _CHOICE_KEYS)
     if key is not None:
@@ -291,74 +292,73 @@ QUESTION_KEYS = ("instruction", "input", "inputs", "query", "prompt")
 ANSWER_KEYS = ("output", "outputs", "response", "completion")
 
 
-def instruction(row: dict[str, Any]) -> Draft:
+def is_instruction(row: Mapping[str, Any]) -> bool:
+    """Tell whether a row has a question and its answer in keys of these formats."""
+    return not row.keys().isdisjoint(ANSWER_KEYS) and not row.keys().isdisjoint(QUESTION_KEYS)
+
+
+def instruction(row: ParsedRow) -> Draft:
     """Return the draft of one question and its answer.
 
     All keys of `QUESTION_KEYS` that the row has make the question, one line each. ``history`` holds
     earlier pairs of question and answer.
     """
-    turns, used = question_turns(row)
-    key = first_key(row, ANSWER_KEYS)
-    if key is None:
-        key = next((k for k in ANSWER_KEYS if k in row), None)
+    turns = _take_question(row)
+    key = first_key(row, ANSWER_KEYS) or next((k for k in ANSWER_KEYS if k in row), None)
     if not turns or key is None:
         raise RowError("expected a question in instruction or input, and an answer in output")
-    answer = row[key]
+    answer = row.take(key)
     if isinstance(answer, list) and answer and isinstance(answer[0], dict):
-        return parse_dialogue(row, {"messages": turns + answer}, {*used, key})  # TRL's messages
+        return parse_dialogue(row, {"messages": turns + answer})  # TRL's messages
     turns.append({"role": "assistant", "content": text_of(answer, key)})
-    return parse_dialogue(row, {"messages": turns}, {*used, key})
+    return parse_dialogue(row, {"messages": turns})
 
 
-def question_turns(row: dict[str, Any]) -> tuple[list[dict[str, Any]], set[str]]:
-    """Return the turns up to the question, and the keys of the row that they come from.
-
-    Without a question there are no turns.
-    """
+def _take_question(row: ParsedRow) -> list[dict[str, Any]]:
+    """Take the turns up to the question. Without a question there are none."""
     keys = [key for key in QUESTION_KEYS if row.get(key) is not None]
     if not keys:
-        return [], set()
-    used = {*keys, "history"}
+        return []
+    row.taken |= {*keys, "history"}
     turns: list[dict[str, Any]] = []
     for i, pair in enumerate(expect(row.get("history") or [], list, "history")):
         if len(expect(pair, list, f"history[{i}]")) != 2:
             raise RowError(f"history[{i}]: expected [question, answer], found {len(pair)} items")
         turns += pair_of(*pair)
     if len(keys) == 1 and isinstance(row[keys[0]], list) and is_set(row[keys[0]]):
-        return turns + row[keys[0]], used  # TRL's prompt: a list of messages
+        return [*turns, *row[keys[0]]]  # TRL's prompt: a list of messages
     question = "\n".join(filter(None, (expect(row[key], str, key) for key in keys)))
-    return [*turns, {"role": "user", "content": question}], used
+    return [*turns, {"role": "user", "content": question}]
 
 
-TEXTS_FACTS = (
-    *("source", "relevance_ratings", "relevance_min", "formatting_ratings", "formatting_min"),
-    *("visual_dependency_ratings", "visual_dependency_min"),
-    *("image_correspondence_ratings", "image_correspondence_min"),
+TEXTS_FACTS = DIALOGUE_FACTS.union(
+    ("relevance_ratings", "relevance_min", "formatting_ratings", "formatting_min"),
+    ("visual_dependency_ratings", "visual_dependency_min"),
+    ("image_correspondence_ratings", "image_correspondence_min"),
 )
 
 
-def is_texts(row: dict[str, Any]) -> bool:
+def is_texts(row: Mapping[str, Any]) -> bool:
     """Tell whether a row has a list of questions and answers in ``texts``."""
     turns = row.get("texts")
     return isinstance(turns, list) and any(isinstance(turn, dict) for turn in turns)
 
 
-def texts(row: dict[str, Any]) -> Draft:
-    """Return the draft of pictures with questions and answers about them.
+def texts(row: ParsedRow) -> Draft:
+    """Return the draft of images with questions and answers about them.
 
-    Pictures come before the first question, as Idefics was trained.
+    Images come before the first question, as Idefics was trained.
     """
-    items = expect(row.get("texts"), list, "texts")
-    if not items:
-        raise RowError("texts is empty")
-    turns = []
-    for i, item in enumerate(items):
+    items, turns = [], []
+    for i, item in enumerate(expect(row.take("texts"), list, "texts")):
         name = f"texts[{i}]"
-        user = expect(expect(item, dict, name).get("user"), str, f"{name}: user")
-        answer = expect(item.get("assistant"), str, f"{name}: assistant")
-        turns += pair_of(user, answer)
-    rest = rest_of("texts", items, {"user", "assistant"})
-    return parse_dialogue(row, {"messages": turns}, {"texts"}, main=rest, kept=TEXTS_FACTS)
+        items.append(ParsedRow(expect(item, dict, name)))
+        question = expect(items[-1].take("user"), str, f"{name}: user")
+        turns += pair_of(question, expect(items[-1].take("assistant"), str, f"{name}: assistant"))
+    if not turns:
+        raise RowError("texts is empty")
+    rest = not_taken(items)
+    return parse_dialogue(row, {"messages": turns}, {"texts": rest} if any(rest) else {})
 
 
 TURN_KEYS = ("messages", "conversations", "conversation")
@@ -367,86 +367,72 @@ _SPEAKER = re.compile(r"\n\n(Human|Assistant):")
 _ROLES = {"Human": "user", "Assistant": "assistant"}
 
 
-def is_preference(row: dict[str, Any]) -> bool:
+def is_preference(row: Mapping[str, Any]) -> bool:
     """Tell whether a row has preferences.
 
     A conversation that ends with an answer is none, even if it has a pair beside it: it is trained
     on as it is, and ``format="preference"`` reads the pair instead.
     """
     turns = next((row[key] for key in TURN_KEYS if isinstance(row.get(key), list)), None)
-    if row.get("rejected_response") is not None:
-        return True
-    if isinstance(row.get("kto_tag"), bool):
+    if row.get("rejected_response") is not None or isinstance(row.get("kto_tag"), bool):
         return True
     if isinstance(row.get("label"), bool):
         has_pair = any(key in row for key in ("completion", "response", "output"))
         return bool(turns) or (has_pair and first_key(row, ANSWER_KEYS) is not None)
-    if row.get("chosen") is None or row.get("rejected") is None:
-        return False
-    return not turns or not _is_answer(turns[-1])
+    has_pair = row.get("chosen") is not None and row.get("rejected") is not None
+    return has_pair and (not turns or not _is_answer(turns[-1]))
 
 
-def preference(row: dict[str, Any]) -> Draft:
+def preference(row: ParsedRow) -> Draft:
     """Return the draft of a pair of answers, or of one answer with a verdict."""
     verdict = next((key for key in VERDICT_KEYS if isinstance(row.get(key), bool)), None)
-    turns, used = _prompt(row)
+    turns = _take_prompt(row)
     if row.get("chosen") is not None and row.get("rejected") is not None:
-        return _pair(row, turns, used)
+        return _pair(row, turns)
     if row.get("rejected_response") is not None:
-        prompt, chosen = _split_answer(turns, row, used)
-        rejected = _answer_turns(row["rejected_response"], "rejected_response")
-        dialogue = {"messages": prompt, "chosen": chosen, "rejected": rejected}
-        return parse_dialogue(row, dialogue, used | {"rejected_response"})
+        prompt, chosen = _split_answer(turns, row)
+        rejected = _answer_turns(row.take("rejected_response"), "rejected_response")
+        return parse_dialogue(row, {"messages": prompt, "chosen": chosen, "rejected": rejected})
     if verdict is None:
         raise RowError("no preference: expected chosen and rejected, or an answer with a label")
-    prompt, completion = _split_answer(turns, row, used)
-    return parse_dialogue(
-        row,
-        {"messages": prompt, "completion": completion},
-        used | {verdict},
-        main={"label": row[verdict]},
-    )
+    prompt, completion = _split_answer(turns, row)
+    dialogue = {"messages": prompt, "completion": completion}
+    return parse_dialogue(row, dialogue, {"label": row.take(verdict)})
 
 
-def _pair(row: dict[str, Any], turns: list[Any], used: set[str]) -> Draft:
-    chosen = _answer_turns(row["chosen"], "chosen")
-    rejected = _answer_turns(row["rejected"], "rejected")
+def _pair(row: ParsedRow, turns: list[Any]) -> Draft:
+    chosen = _answer_turns(row.take("chosen"), "chosen")
+    rejected = _answer_turns(row.take("rejected"), "rejected")
     if len(chosen) > 1 or len(rejected) > 1:  # both may begin with the prompt
         pairs = zip(chosen, rejected, strict=False)
         num_shared = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], pairs))
         num_shared = min(num_shared, len(chosen) - 1, len(rejected) - 1)
         # A prompt of its own is the same turns once more, or their text.
-        turns = chosen[:num_shared] if num_shared else turns
+        turns = chosen[:num_shared] or turns
         chosen, rejected = chosen[num_shared:], rejected[num_shared:]
     if not turns:
         raise RowError(
             "no prompt: expected prompt, messages or question, or turns that chosen and rejected "
             "share"
         )
-    dialogue = {"messages": turns, "chosen": chosen, "rejected": rejected}
-    return parse_dialogue(row, dialogue, used | {"chosen", "rejected"})
+    return parse_dialogue(row, {"messages": turns, "chosen": chosen, "rejected": rejected})
 
 
-def _prompt(row: dict[str, Any]) -> tuple[list[Any], set[str]]:
-    """Return the turns of a row's prompt, and the keys that they come from."""
+def _take_prompt(row: ParsedRow) -> list[Any]:
+    """Take the turns of a row's prompt."""
     if any(isinstance(row.get(key), list) for key in TURN_KEYS):
-        return turns_of(row, *TURN_KEYS)
-    turns, used = question_turns(row)
-    if turns:
-        return turns, used
-    if row.get("question") is not None:
-        return [{"role": "user", "content": text_of(row["question"], "question")}], {"question"}
-    return [], set()
+        return take_turns(row, TURN_KEYS)
+    turns = _take_question(row)
+    if not turns and row.get("question") is not None:
+        return [{"role": "user", "content": text_of(row.take("question"), "question")}]
+    return turns
 
 
-def _split_answer(
-    turns: list[Any], row: dict[str, Any], used: set[str]
-) -> tuple[list[Any], list[Any]]:
+def _split_answer(turns: list[Any], row: ParsedRow) -> tuple[list[Any], list[Any]]:
     """Return the turns before the answer, and those of the answer. It may have a key of its own."""
     key = first_key(row, ANSWER_KEYS)
     if key is not None:
-        used.add(key)
-        return turns, _answer_turns(row[key], key)
+        return turns, _answer_turns(row.take(key), key)
     if not turns or not _is_answer(turns[-1]):
         raise RowError("the conversation does not end with an answer of the assistant")
     return turns[:-1], turns[-1:]

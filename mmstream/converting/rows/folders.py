@@ -26,7 +26,7 @@ import msgspec
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.fields import kind_by_name
-from mmstream.converting.formats.formats import names_tars
+from mmstream.converting.formats.spans import names_tars
 from mmstream.converting.rows.detect import advice
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.records import NumberedRow

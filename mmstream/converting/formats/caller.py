@@ -1,0 +1,322 @@
+"""How the caller says that rows are to be understood: `RowParser`, one row -> one `Draft`.
+
+    one row -> COLUMNS map -> FUNCTION -> place in a tar -> tags -> format -> `Draft` -> media
+
+A `RowParser` is picklable, so that the workers of any engine understand rows alike. The function
+may be named as ``module:function``. A module in the working folder is imported from there, as
+`python -m` does.
+
+An installed package adds a format by the entry point ``mmstream.row_formats``. The name of the
+entry is that of the format, and it names a function from a row to a row of a known format. It is
+imported where the caller asks for the format, and never because of what rows hold. Formats of
+mmstream have priority.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import inspect
+import pickle
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from traceback import walk_tb
+from typing import Any
+
+import msgspec
+
+from mmstream.converting.draft import Draft, LeftOutError, RowError, unreadable
+from mmstream.converting.formats.dataset_info import Tags, read_tags, retagged
+from mmstream.converting.formats.fields import MEDIA_KEYS, expect
+from mmstream.converting.formats.formats import FORMATS, draft_of
+from mmstream.converting.formats.spans import with_tar
+from mmstream.errors import BUGS, ConfigError, MMStreamError, escaped
+
+GROUP = "mmstream.row_formats"
+"""The entry points of formats of other packages."""
+
+_URL_KEYS = {"url", "URL", "contentUrl", "path", "videoid", "videoID", "YoutubeID"}
+"""Names of media that single formats know, besides `MEDIA_KEYS`."""
+
+
+@dataclass(frozen=True)
+class RowParser:
+    """How rows become drafts: the options `format`, `row` and `columns` of a conversion.
+
+    Attributes:
+        name: One of `FORMATS`, a format of an installed package, or a function of the caller as
+            ``module:function``. None: each row is recognised by its keys.
+        columns: Pairs (name that the formats know, name in the rows), such as ("image", "photo").
+        function: From a row to a row of any known format, or to None to leave it out.
+        dataset_info: LLaMA-Factory's file, as ``FILE`` or ``FILE#NAME``; see `tags`. It is read
+            once, when this is made.
+        tags: {name of a file of rows: its entry of `dataset_info`}.
+
+    Raises:
+        ConfigError: An unknown format, a column twice, a map whose sides are swapped, or a function
+            that cannot be imported.
+    """
+
+    name: str | None = None
+    columns: tuple[tuple[str, str], ...] = ()
+    function: Callable[[dict[str, Any]], dict[str, Any] | None] | None = None
+    dataset_info: str | None = None
+    tags: Mapping[str, Tags] | None = None
+
+    def __post_init__(self) -> None:
+        if self.dataset_info is not None and self.tags is None:
+            if self.name in FORMATS:
+                raise ConfigError(
+                    f"format={self.name!r} and dataset_info: the file says the format"
+                )
+            object.__setattr__(self, "tags", read_tags(self.dataset_info))
+        if self._names_function:
+            if self.function is not None:
+                raise ConfigError(f"format={self.name!r} and row={self.function!r}: give one")
+            name = str(self.name)
+            function = load_function(name) if ":" in name else _load_installed(name)
+            object.__setattr__(self, "function", function)
+        self._check_columns()
+
+    @property
+    def _names_function(self) -> bool:
+        return self.name is not None and self.name not in FORMATS
+
+    def _check_columns(self) -> None:
+        for names in zip(*self.columns, strict=True):
+            for name in names:
+                if not isinstance(name, str) or not name or names.count(name) > 1:
+                    raise ConfigError(f"columns: {name!r} is no name of a column, or twice there")
+        media = {key for keys in MEDIA_KEYS.values() for key in keys}
+        if self.function is not None or any(ours in media | _URL_KEYS for ours, _ in self.columns):
+            return
+        for ours, theirs in self.columns:
+            if theirs in media:
+                raise ConfigError(
+                    f"columns: {ours}={theirs}: would hide {theirs} from the formats, which do not "
+                    f"read {ours}; the name that the formats know comes first: {theirs}={ours}"
+                )
+
+    def draft(self, value: Any, file: str = "") -> Draft:
+        """Return the draft of one parsed row.
+
+        Args:
+            value: The row.
+            file: Name of its file, which selects the entry of `dataset_info`, and the tar beside
+                it that holds the sound.
+
+        Raises:
+            RowError: The row cannot become a sample; the message says why.
+            LeftOutError: The caller's function returned None.
+            NameError, ImportError, AttributeError, AssertionError, MemoryError: The caller's
+                function has a bug. It stops the conversion.
+        """
+        original = expect(value, dict, "row")
+        row = self._called(self._renamed(original))
+        format = None if self._names_function else self.name
+        try:
+            row = with_tar(row, file)
+            if self.tags is not None:
+                row, format = retagged(row, self._tags_of(file))
+            draft = draft_of(row, format)
+        except MMStreamError:
+            raise
+        except Exception as error:  # a row that no format expects: it ends itself, and no other
+            raise unreadable("row", error) from error
+        if self.columns and draft.unread:
+            named = {ours: theirs for ours, theirs in self.columns if theirs in original}
+            unread = tuple(named.get(key, key) for key in draft.unread)
+            draft = msgspec.structs.replace(draft, unread=unread)
+        if self.function is not None:
+            try:
+                msgspec.json.encode((draft.content, draft.texts))
+            except Exception as error:  # of a value whose methods raise, too
+                reason = f"returned what is not JSON: {escaped(error, 200)}"
+                raise RowError(f"{self._label}: {reason}") from None
+        return draft
+
+    def _tags_of(self, file: str) -> Tags:
+        """Return the entry of `dataset_info` for a file of rows."""
+        tags = self.tags or {}
+        entry = tags.get("") or tags.get(Path(file).name)
+        if entry is None:
+            raise ConfigError(
+                f"{self.dataset_info}: has no entry with the file_name {Path(file).name}; name one "
+                f"as {self.dataset_info}#NAME"
+            )
+        return entry
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function that was named is imported by its name where this is unpickled.
+        function = None if self._names_function else self.function
+        return type(self), (self.name, self.columns, function, self.dataset_info, self.tags)
+
+    def require_portable(self) -> None:
+        """Raise ConfigError if other processes could not import the caller's function."""
+        if self.function is None:
+            return
+        reason = None
+        try:
+            pickle.dumps(self)
+        except Exception as error:  # pickle raises many types
+            reason = str(error)
+        main = sys.modules["__main__"]
+        if self.function.__module__ == "__main__" and getattr(main, "__file__", None) is None:
+            reason = "it was written in a notebook or at a prompt"
+        if reason is not None:
+            raise ConfigError(
+                f"row={function_name(self.function)}: worker processes cannot import it "
+                f"({reason}); define it in a module, or use num_workers=1"
+            )
+
+    def plan(self) -> dict[str, Any]:
+        """Return what the bytes of the output depend on, as JSON. Without options it is empty."""
+        plan: dict[str, Any] = {}
+        if self.columns:
+            plan["columns"] = dict(sorted(self.columns))
+        if self.function is not None:
+            plan["row"] = function_name(self.function)
+            plan["row_sha256"] = source_sha256(self.function)
+        if self.tags is not None:
+            entries = msgspec.json.encode(msgspec.to_builtins(self.tags), order="sorted")
+            plan["dataset_info_sha256"] = hashlib.sha256(entries).hexdigest()
+        return plan
+
+    def _renamed(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return a row with the caller's columns under the names that the formats know."""
+        names = {theirs: ours for ours, theirs in self.columns if theirs in row}
+        if not names:
+            return row
+        hidden = {ours: f"row_{ours}" for ours in names.values() if ours in row}
+        return {(hidden | names).get(key, key): value for key, value in row.items()}
+
+    @property
+    def _is_installed(self) -> bool:
+        """Tell whether the format is that of an installed package."""
+        return self._names_function and ":" not in str(self.name)
+
+    @property
+    def _label(self) -> str:
+        """How reasons name the format or the function."""
+        return str(self.name) if self._is_installed else f"{short_name(self.function)}()"
+
+    def _called(self, row: dict[str, Any]) -> dict[str, Any]:
+        """Return what the caller's function makes of a row."""
+        if self.function is None:
+            return row
+        # Bugs of the caller's function are for the caller to mend, those of a package are not.
+        passing = (RowError, MemoryError) if self._is_installed else (RowError, *BUGS)
+        try:
+            value: Mapping[str, Any] | None = self.function(row)
+        except passing:
+            raise
+        except Exception as error:
+            reason = f"{type(error).__name__}: {escaped(error)}{_place_of(error)}"
+            raise RowError(f"{self._label}: {reason}") from error
+        if value is None:
+            raise LeftOutError(f"left out by {self._label}")
+        if not isinstance(value, dict):
+            raise RowError(f"{self._label}: returned no dict but {type(value).__name__}")
+        return value
+
+
+def _place_of(error: Exception) -> str:
+    """Return the line that raised an error in the file of the caller's function, in brackets."""
+    frames = [(frame.f_code.co_filename, line) for frame, line in walk_tb(error.__traceback__)][1:]
+    own = [(Path(file).name, line) for file, line in frames if file == frames[0][0]]
+    return f" ({own[-1][0]}, line {own[-1][1]})" if own else ""
+
+
+def _load_installed(name: str) -> Callable[..., Any]:
+    """Import the function of a format that an installed package adds.
+
+    What is in the current folder is not installed: it may be a downloaded dataset.
+    """
+    entries = [entry for entry in entry_points(group=GROUP, name=name) if not _is_here(entry)]
+    if not entries:
+        raise ConfigError(
+            f"format={name!r}: must be one of {', '.join(FORMATS)}, a format that an installed "
+            f"package adds by the entry point {GROUP}, or a function of yours as module:function"
+        )
+    try:
+        function = entries[0].load()
+    except Exception as error:
+        raise ConfigError(
+            f"format={name!r}: {entries[0].value} cannot be imported: {type(error).__name__}: "
+            f"{escaped(error)}; update or uninstall its package"
+        ) from error
+    if not callable(function):
+        raise ConfigError(f"format={name!r}: {entries[0].value} is no function")
+    return function  # type: ignore[no-any-return]
+
+
+def _is_here(entry: EntryPoint) -> bool:
+    return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() == Path.cwd()
+
+
+def load_function(name: str) -> Callable[..., Any]:
+    """Import a function by its name, such as ``my_rows:caption``.
+
+    Raises:
+        ConfigError: There is no such module, it has no such name, or that is no function. What the
+            module raises when it is imported passes.
+    """
+    value = load_object(name)
+    if not callable(value):
+        raise ConfigError(f"{name}: is {type(value).__name__}, and no function")
+    return value  # type: ignore[no-any-return]
+
+
+def load_object(name: str) -> Any:
+    """Import an object by its name, such as ``my_rows:caption``.
+
+    Raises:
+        ConfigError: There is no such module, or it has no such name. What the module raises when it
+            is imported passes.
+    """
+    module_name, _, attributes = name.partition(":")
+    words = (*module_name.split("."), *attributes.split("."))
+    if not all(word.isidentifier() for word in words):
+        raise ConfigError(f"{name}: is no name such as module:function")
+    folder = str(Path.cwd())
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.append(folder)  # behind the others, so that nothing there hides an installed one
+    try:
+        value: Any = importlib.import_module(module_name)
+    except ModuleNotFoundError as error:
+        if error.name != module_name.partition(".")[0] and error.name != module_name:
+            raise
+        raise ConfigError(
+            f"{name}: no module {module_name!r} here or among the installed ones"
+        ) from None
+    for attribute in attributes.split("."):
+        if not hasattr(value, attribute):
+            raise ConfigError(f"{name}: the module has no {attributes!r}")
+        value = getattr(value, attribute)
+    return value
+
+
+def function_name(function: Callable[..., Any]) -> str:
+    """Return ``module:function``, as plans name it."""
+    return f"{function.__module__}:{short_name(function)}"
+
+
+def short_name(function: Any) -> str:
+    """Return the name that the caller gave a function, as the reasons of rejects name it."""
+    return getattr(function, "__qualname__", None) or type(function).__qualname__
+
+
+def source_sha256(function: Callable[..., Any]) -> str:
+    """Return the checksum of the code of a function: of its module, or of it alone in a script.
+
+    A plan saves it, so that a conversion does not go on with another function than it began with.
+    """
+    in_script = function.__module__ == "__main__"
+    try:
+        source = inspect.getsource(function if in_script else sys.modules[function.__module__])
+    except (OSError, TypeError):  # written at a prompt, or not in Python
+        source = ""
+    return hashlib.sha256(source.encode()).hexdigest()
