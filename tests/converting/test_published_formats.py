@@ -1101,7 +1101,7 @@ VALUES = st.recursive(
 def test_a_damaged_row_of_any_format_is_read_or_rejected(data):
     row = dict(data.draw(st.sampled_from([row for _, row in rows_by_format()])))
     row |= data.draw(st.dictionaries(st.sampled_from(KEYS), VALUES, max_size=3))
-    for name in (None, data.draw(st.sampled_from(FORMATS))):
+    for name in (None, data.draw(st.sampled_from(list(FORMATS)))):
         with suppress(RowError):
             draft = draft_of(row, name)
             media = [Media("jpg", JPG)] * len(draft.media)

@@ -35,7 +35,7 @@ import sys
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from itertools import pairwise
+from itertools import accumulate, islice, pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -416,6 +416,10 @@ class ParquetFile:
             file.split,
         )
 
+    def rows(self, group: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
+        """Yield the rows of a row group, in order, with all columns or some."""
+        return (row for batch in self.batches(group, columns) for row in rows_of_batch(batch))
+
     def batches(self, group: int, columns: Sequence[str] | None = None) -> Iterator[Any]:
         """Yield a row group as record batches, in order.
 
@@ -527,13 +531,8 @@ class ParquetSource:
     @staticmethod
     def of(name: str, files: Sequence[ParquetFile], limit: int | None) -> ParquetSource:
         """Return the source of some files."""
-        counts: list[tuple[str | None, int]] = []
-        left = limit
-        for file in files:
-            num_rows = file.num_rows if left is None else min(left, file.num_rows)
-            counts.append((file.split, num_rows))
-            left = None if left is None else left - num_rows
-        return ParquetSource(name, tuple(files), limit, ranges_of_splits(counts))
+        splits = ranges_of_splits([(file.split, file.num_rows) for file in files], limit)
+        return ParquetSource(name, tuple(files), limit, splits)
 
     @property
     def num_rows(self) -> int:
@@ -549,7 +548,8 @@ class ParquetSource:
     def select(self, rows: IntArray | range) -> ParquetRange:
         """Return rows by their numbers from 0, in the given order."""
         index = np.asarray(rows, dtype=np.int64)
-        groups, starts, firsts = self._groups()
+        groups = list(self._groups())
+        starts = np.array([first_index for _, _, first_index, _ in groups], np.int64)
         group_of_row = np.searchsorted(starts, index, side="right") - 1
         is_new = np.ones(len(index), bool)
         is_new[1:] = (np.diff(group_of_row) != 0) | (np.diff(index) <= 0)
@@ -557,27 +557,18 @@ class ParquetSource:
         runs = []
         for begin, end in pairwise(bounds):
             number = int(group_of_row[begin])
-            file, group = groups[number]
-            offsets = index[begin:end] - starts[number]
-            runs.append(_Run(file, group, int(starts[number]), firsts[number], offsets))
+            runs.append(_Run(*groups[number], index[begin:end] - starts[number]))
         return ParquetRange(tuple(runs))
 
-    def _groups(self) -> tuple[list[tuple[ParquetFile, int]], IntArray, list[int]]:
-        """Return (file, group), index of its first row over all files and in its file, of each."""
-        groups: list[tuple[ParquetFile, int]] = []
-        starts: list[int] = []
-        firsts: list[int] = []
-        start = 0
+    def _groups(self) -> Iterator[tuple[ParquetFile, int, int, int]]:
+        """Yield (file, group, index of its first row over all files and in its file) of each."""
+        file_start = 0
         for file in self.files:
-            first = 0
-            for group, size in enumerate(file.group_sizes):
+            firsts = accumulate(file.group_sizes, initial=0)
+            for group, (size, first) in enumerate(zip(file.group_sizes, firsts, strict=False)):
                 if size:
-                    groups.append((file, group))
-                    starts.append(start)
-                    firsts.append(first)
-                start += size
-                first += size
-        return groups, np.array(starts, np.int64), firsts
+                    yield file, group, file_start + first, first
+            file_start += file.num_rows
 
     def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
         """Return uint64 [num_rows]: the hash of every row's identity (see `RowSource`).
@@ -587,37 +578,26 @@ class ParquetSource:
         return hash_ids(self._identities(field), self.num_rows, field)
 
     def _identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
-        left = self.num_rows
-        for file in self.files:
-            keys = [field] if field is not None else []
-            columns = [key for key in (*keys, *ID_KEYS) if key in file.column_names]
-            for group in range(len(file.group_sizes)):
-                for value in _identified(file, group, columns):
-                    if left <= 0:
-                        return
-                    left -= 1
-                    yield identity_of(value, field)
+        keys = ID_KEYS if field is None else (field, *ID_KEYS)
+        groups = ((file, group) for file in self.files for group in range(len(file.group_sizes)))
+        rows = (row for file, group in groups for row in _identified(file, group, keys))
+        for row in islice(rows, self.num_rows):
+            yield identity_of(None if isinstance(row, RowError) else row, field)
 
 
-def _identified(file: ParquetFile, group: int, columns: list[str]) -> Iterator[Any]:
-    """Yield what identifies each row of a group: its ids, or the whole row where it has none."""
-    has_ids = bool(columns)
-    if has_ids:
-        for batch in file.batches(group, columns):
-            rows = rows_of_batch(batch)
-            has_ids = has_ids and all(isinstance(row, dict) and row for row in rows)
-    for batch in file.batches(group, columns if has_ids else None):
-        yield from (None if isinstance(row, RowError) else row for row in rows_of_batch(batch))
+def _identified(file: ParquetFile, group: int, keys: Sequence[str]) -> Iterable[Any]:
+    """Return what identifies each row of a group: its ids, or whole rows where one has none."""
+    if columns := [key for key in keys if key in file.column_names]:
+        rows = list(file.rows(group, columns))
+        if all(isinstance(row, dict) and row for row in rows):
+            return rows
+    return file.rows(group)
 
 
 def iter_parquet(file: ParquetFile) -> Iterator[NumberedRow]:
     """Yield (number, row) of every row of a file."""
-    number = 0
-    for group in range(len(file.group_sizes)):
-        for batch in file.batches(group):
-            for row in rows_of_batch(batch):
-                number += 1
-                yield number, row
+    groups = range(len(file.group_sizes))
+    return enumerate((row for group in groups for row in file.rows(group)), 1)
 
 
 def named_splits(rows: Any) -> dict[str | None, Any]:

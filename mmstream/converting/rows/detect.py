@@ -25,6 +25,7 @@ from mmstream.converting.rows.tables import (
     delimiters_of,
     is_transcripts,
     iter_values,
+    parse_coco,
 )
 from mmstream.decoding.fields import is_json
 from mmstream.errors import ConfigError, escaped
@@ -207,11 +208,8 @@ def _object_kind(path: Path, head: bytes) -> RowKind:
     """Return the kind of a file that begins with an object."""
     line = _first_line(path)
     is_jsonl = line is not None and is_json(line)
-    if _COCO.match(head.removeprefix(BOM)) and not is_jsonl:
-        from mmstream.converting.rows.tables import parse_coco
-
-        if parse_coco(path) is not None:
-            return "coco"
+    if _COCO.match(head.removeprefix(BOM)) and not is_jsonl and parse_coco(path) is not None:
+        return "coco"
     if is_jsonl or line is None:
         return "jsonl"
     try:

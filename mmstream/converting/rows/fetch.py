@@ -27,7 +27,8 @@ import shutil
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
@@ -38,6 +39,7 @@ from mmstream.dataset.index import index_name
 from mmstream.dataset.open import expand_braces, open_dataset
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
 from mmstream.storage import is_remote, open_file, open_store, split_url
+from mmstream.storage.store import ObjectFile
 from mmstream.storage.urls import local_path, require_no_secret
 from mmstream.tar.header import BLOCK
 
@@ -76,6 +78,8 @@ class InputFile:
     """For metadata of a folder: where the file lies in it, empty or with a slash at the end."""
     copy: Path | None = None
     """A local copy of standard input, which can be read once only."""
+    rows: Iterable[tuple[int, Any]] | None = None
+    """(number, row) of rows that no file holds: from Python, or one for each file of a folder."""
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "name", encodable(self.name))
@@ -206,20 +210,13 @@ def download(url: str, target: Path) -> Path:
     Raises:
         StorageError: It could not be read, or it was replaced meanwhile.
     """
-    with target.open("wb") as file:
-        if url == STDIN:
-            shutil.copyfileobj(sys.stdin.buffer, file, _BLOCK)
-            return target
-        folder, name = split_url(url)
-        store = open_store(folder)
-        known = {name: store.stat(name)}
-        size = known[name].size
-        for start in range(0, size, _BLOCK):
-            stop = min(size, start + _BLOCK)
-            data = store.read_ranges([(name, start, stop)], known)[0]
-            if isinstance(data, OSError):  # be it that the file is another one now
-                raise data
-            file.write(data)
+    with target.open("wb") as file, ExitStack() as stack:
+        source: Any = sys.stdin.buffer
+        if url != STDIN:
+            folder, name = split_url(url)
+            store = open_store(folder)
+            source = stack.enter_context(ObjectFile(store, name, store.stat(name)))
+        shutil.copyfileobj(source, file, _BLOCK)
     return target
 
 
@@ -251,13 +248,10 @@ def plain_head(head: bytes, num_bytes: int) -> bytes:
     if compression is None:
         return head[:num_bytes]
     content = b""
-    try:
-        for block in _plain_blocks(io.BytesIO(head), compression, num_bytes):
+    blocks = _plain_blocks(io.BytesIO(head), compression, num_bytes, "")
+    with suppress(ConfigError):
+        while len(content) < num_bytes and (block := next(blocks, b"")):
             content += block
-            if len(content) >= num_bytes:
-                break
-    except _DAMAGE:
-        pass
     return content[:num_bytes]
 
 
@@ -275,56 +269,41 @@ def plain_file(file: InputFile, target: Path, downloaded: Path) -> Path:
         ConfigError: The file is damaged or cut off.
         StorageError: It could not be read.
     """
-    is_ours = file.copy is not None or is_remote(file.url)
-    if file.copy is None and is_ours:
-        path = download(file.url, downloaded)
-    else:
-        path = file.copy or Path(local_path(file.url))
+    is_remote_file = file.copy is None and is_remote(file.url)
+    copy = download(file.url, downloaded) if is_remote_file else file.copy
+    path = copy or Path(local_path(file.url))
     compression = compression_of(read_head(str(path), HEAD_BYTES))
     if compression is not None:
-        _decompress(path, target, compression, file.url)
-        if is_ours:
-            path.unlink()
+        with path.open("rb") as source, target.open("xb") as plain:
+            for block in _plain_blocks(source, compression, _PACKED_BLOCK, file.url):
+                plain.write(block)
+        if copy is not None:
+            copy.unlink()
         return target
-    return path.rename(target) if is_ours else path
+    return path if copy is None else copy.rename(target)
 
 
-def _decompress(path: Path, target: Path, compression: str, rows: str) -> None:
-    """Write the plain content of a compressed file to `target`, a block at a time.
+def _plain_blocks(file: BinaryIO, compression: str, num_bytes: int, rows: str) -> Iterator[bytes]:
+    """Yield the content of a compressed file, at most `num_bytes` at a time.
 
     Raises:
         ConfigError: The file is damaged or cut off.
     """
-    with path.open("rb") as source, target.open("xb") as file:
-        blocks = _plain_blocks(source, compression, _PACKED_BLOCK)
-        while True:
-            try:
-                block = next(blocks, None)
-            except _DAMAGE as error:
-                raise ConfigError(
-                    f"{rows}: damaged {compression} ({error}); fetch or write it again"
-                ) from None
-            if block is None:
-                return
-            file.write(block)
+    try:
+        if compression in _STREAMS:
+            yield from _joined_streams(file, _STREAMS[compression], num_bytes)
+            return
+        if compression == "gzip":
+            source: Any = gzip.GzipFile(fileobj=file)
+        else:
+            import pyarrow as pa
 
-
-def _plain_blocks(file: BinaryIO, compression: str, num_bytes: int) -> Iterator[bytes]:
-    """Yield the content of a compressed file, at most `num_bytes` at a time.
-
-    Raises:
-        OSError, EOFError, ValueError, zlib.error, lzma.LZMAError: The file is damaged or cut off.
-    """
-    if compression in _STREAMS:
-        yield from _joined_streams(file, _STREAMS[compression], num_bytes)
-        return
-    if compression == "gzip":
-        source: Any = gzip.GzipFile(fileobj=file)
-    else:
-        import pyarrow as pa
-
-        source = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
-    yield from iter(lambda: source.read(num_bytes), b"")
+            source = pa.CompressedInputStream(pa.PythonFile(file, mode="r"), "zstd")
+        yield from iter(lambda: source.read(num_bytes), b"")
+    except _DAMAGE as error:
+        raise ConfigError(
+            f"{rows}: damaged {compression} ({error}); fetch or write it again"
+        ) from None
 
 
 def _joined_streams(file: BinaryIO, new: Callable[[], Any], num_bytes: int) -> Iterator[bytes]:

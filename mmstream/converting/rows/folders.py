@@ -27,12 +27,13 @@ import msgspec
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.fields import kind_by_name
 from mmstream.converting.formats.spans import names_tars
-from mmstream.converting.rows.detect import advice
+from mmstream.converting.rows.detect import RowKind, advice
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.records import NumberedRow
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
 from mmstream.errors import ConfigError, escaped
 from mmstream.storage import NotAFileError, Store, open_store
+from mmstream.storage.store import TooLargeError
 
 logger = logging.getLogger(__name__)
 
@@ -41,6 +42,9 @@ MAX_TEXT_BYTES = 1 << 20
 
 TEXTS_AT_ONCE = 64
 """Text files that are fetched together from an object store."""
+
+_MAX_INFO_BYTES = 16 << 20
+"""A larger ``meta/info.json`` is none of LeRobot."""
 
 _ROW_EXTENSIONS = frozenset(
     {"jsonl", "ndjson", "json", "csv", "tsv", "parquet", "arrow", "feather"}
@@ -119,58 +123,69 @@ class FolderContent:
         return sorted([*self.tars, *by_stem.values()])
 
 
-@dataclass(frozen=True)
-class MediaFolder:
-    """A folder of media among several files and folders."""
-
-    url: str
-    name: str
-    """How rejects name it."""
-    content: FolderContent
-    prefix: str
-    """Where it lies in the folder of all media: empty, or ending with a slash."""
-
-
-def look_into(url: str, listing: Path | None = None) -> FolderContent:
+def look_into(
+    url: str, listing: Path | None = None, rows_as: RowKind | None = None
+) -> FolderContent:
     """Return what a folder or prefix holds, with all folders in it. Hidden files are left out.
 
     Args:
         url: Of the folder.
         listing: See `FolderContent.listing`.
+        rows_as: What the caller says that its rows are. None: data sets of LeRobot are refused.
 
     Raises:
         StorageError: An object store failed after retries.
+        ConfigError: It is a data set of LeRobot, of any version.
     """
+    _refuse_lerobot(url, rows_as)
     content = FolderContent(listing=listing)
     folders_of: dict[str, set[str]] = defaultdict(set)
     """{first folder: second folders of the paths of media files}. Empty: a file has none."""
     for path, _ in _noted(_walk(open_store(url)), listing):
-        parts = path.split("/")
-        name = parts[-1].lower()
+        *folders, name = path.lower().split("/")
         words = name.split(".")
         extension = words[-2] if len(words) > 2 and words[-1] in _COMPRESSIONS else words[-1]
         if name.endswith(".trans.txt"):
             content.transcripts.append(path)
-        elif len(parts) == 1 and name.endswith(_TAR_ENDINGS):
+        elif not folders and name.endswith(_TAR_ENDINGS):
             (content.tars if words[-1] == "tar" else content.packed_tars).append(path)
-        elif len(parts) == 1 and name in (MANIFEST_NAME, MARKER_NAME):
+        elif not folders and name in (MANIFEST_NAME, MARKER_NAME):
             content.has_manifest = True
         elif extension in _ROW_EXTENSIONS and name not in _NOT_ROWS:
             content.tables.append(path)
-            if len(parts) == 1 and names_tars(name):
+            if not folders and names_tars(name):
                 content.tarred.append(path)
             if words[0] == "metadata":
                 content.metadata.append(path)
         elif kind_by_name(path) is not None:
             content.num_media += 1
-            folders = [*parts[:-1], "", ""]
-            folders_of[folders[0]].add(folders[1])
+            first, second = [*path.split("/")[:-1], "", ""][:2]
+            folders_of[first].add(second)
     if folders_of and all(top.lower() in SPLIT_WORDS for top in folders_of):
         content.splits = sorted(folders_of)
         content.classes = _classes_of({split: folders_of[split] for split in folders_of}, url)
     else:
         content.classes = _classes_of({None: set(folders_of)}, url)
     return content
+
+
+def _refuse_lerobot(url: str, rows_as: RowKind | None) -> None:
+    """Refuse a data set of LeRobot, unless the caller says what its rows are.
+
+    Its tables have a row for each frame, and its videos hold many episodes. Read as a folder of
+    media, it would become something else without a word.
+    """
+    if rows_as is not None:
+        return
+    try:
+        info = open_store(url).read("meta/info.json", max_bytes=_MAX_INFO_BYTES)
+    except (FileNotFoundError, NotADirectoryError, NotAFileError, TooLargeError):
+        return
+    if b'"codebase_version"' in info:
+        raise ConfigError(
+            f"{url}: a data set of LeRobot is not read as it is; make rows of its episodes with "
+            "the function in docs/row-formats.md, under LeRobot"
+        )
 
 
 def _stem_of(name: str) -> str:
@@ -357,13 +372,12 @@ def with_folder(rows: Iterable[NumberedRow], prefix: str) -> Iterator[NumberedRo
     """
     for number, row in rows:
         if prefix and isinstance(row, dict):
-            row = {key: _joined(key, value, prefix) for key, value in row.items()}
+            names = (key for key in row if key.endswith(("file_name", "file_names")))
+            row = row | {key: _joined(row[key], prefix) for key in names}
         yield number, row
 
 
-def _joined(key: str, value: Any, prefix: str) -> Any:
-    if not key.endswith(("file_name", "file_names")):
-        return value
+def _joined(value: Any, prefix: str) -> Any:
     if isinstance(value, list):
-        return [_joined(key, item, prefix) for item in value]
+        return [_joined(item, prefix) for item in value]
     return prefix + value if isinstance(value, str) else value

@@ -18,15 +18,16 @@ import errno
 import logging
 import os
 import tempfile
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import count, groupby, islice
 from pathlib import Path
 from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from mmstream.converting.draft import KINDS, LeftOutError
+from mmstream.converting.draft import KINDS
 from mmstream.converting.formats.fields import MEDIA_KEYS
 from mmstream.converting.formats.spans import VIDEO_ID_KEYS
 from mmstream.converting.rows.arrow import (
@@ -68,7 +69,6 @@ from mmstream.converting.rows.fetch import (
 )
 from mmstream.converting.rows.folders import (
     FolderContent,
-    MediaFolder,
     iter_media,
     look_into,
     with_folder,
@@ -81,11 +81,11 @@ from mmstream.converting.rows.records import (
     RowSource,
     encodable,
     iter_lines,
+    iter_texts,
     ranges_of_splits,
     require_rows,
     scan_lines,
     stamp_of,
-    text_row,
     write_spool,
 )
 from mmstream.converting.rows.samples import SampleSource
@@ -94,15 +94,13 @@ from mmstream.converting.rows.tables import (
     iter_coco,
     iter_table,
     iter_transcripts,
-    parse_coco,
     rows_inside,
     single_object,
     write_lines,
 )
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.errors import ConfigError, StorageError, escaped
-from mmstream.storage import NotAFileError, is_remote, open_store, split_url
-from mmstream.storage.store import TooLargeError
+from mmstream.storage import is_remote, open_store, split_url
 from mmstream.storage.urls import local_path
 
 logger = logging.getLogger(__name__)
@@ -144,38 +142,32 @@ def _open(rows: Rows, folder: Path, options: RowOptions, root: str | None) -> Ro
     names = file_names(rows)
     if names is None:
         for option in ("rows_as", "encoding"):
-            if (given := getattr(options, option)) is not None:
+            if (value := getattr(options, option)) is not None:
                 raise ConfigError(
-                    f"{option}={given!r}: has no effect on rows from Python; leave it out"
+                    f"{option}={value!r}: has no effect on rows from Python; leave it out"
                 )
-        return PlainFiles(folder, "rows", options).open_python(rows)
+        splits = named_splits(rows).items()
+        return PlainFiles(folder, "rows", options).open(
+            [
+                InputFile("", split or "rows", split, rows=enumerate(python_rows(split_rows), 1))
+                for split, split_rows in splits
+            ]
+        )
     urls = expand(names)
     name = _name_of(names[0])
     root = root or media_folder(rows)
     plain_files = PlainFiles(folder, name, options, root)
     is_remote_folder = is_remote(urls[0]) and root is not None
     if len(urls) == 1 and (is_remote_folder or is_local_folder(urls[0])):
-        return _open_folder(urls[0], name, folder, plain_files, options)
-    if any(is_local_folder(url) for url in urls):
-        inputs = inputs_of(urls, options.rows_as, root)
-        return plain_files.open_inputs(
-            [_held(each, folder) if isinstance(each, InputFile) else each for each in inputs]
-        )
-    names_of_files = zip(urls, short_names(urls), strict=True)
-    files = [_held(InputFile(url, short_name), folder) for url, short_name in names_of_files]
-    if holds_tar(str(files[0].copy or urls[0])):
-        options.require_kind("tars", urls[0])
-        return _open_tars(files, name, folder, options)
-    if options.rows_as == "tars":
-        raise ConfigError(f"{urls[0]}: is no tar; leave out rows_as='tars'")
-    return plain_files.open(files)
-
-
-def _held(file: InputFile, folder: Path) -> InputFile:
-    """Return a file, standard input with a copy: it can be read once only."""
-    if file.url != STDIN:
-        return file
-    return replace(file, name="stdin", copy=download(STDIN, folder / "stdin"))
+        return _open_folder(urls[0], plain_files, options)
+    inputs = _inputs_of(urls, folder, options, root)
+    if not any(map(is_local_folder, urls)):
+        if holds_tar(str(inputs[0].copy or urls[0])):
+            options.require_kind("tars", urls[0])
+            return _open_tars(inputs, name, folder, options)
+        if options.rows_as == "tars":
+            raise ConfigError(f"{urls[0]}: is no tar; leave out rows_as='tars'")
+    return plain_files.open(inputs)
 
 
 def _open_tars(
@@ -193,33 +185,39 @@ def _name_of(path: str) -> str:
     return "stdin" if path == STDIN else encodable(split_url(path.rstrip("/"))[1])
 
 
-def _open_folder(
-    url: str, name: str, temporary: Path, plain_files: PlainFiles, options: RowOptions
-) -> RowSource:
-    """Return the source of a folder's rows.
-
-    Args:
-        url: Of the folder.
-        name: How the plan names the rows.
-        temporary: Folder for copies.
-        plain_files: Reads everything but tars of samples.
-        options: How rows are read.
-    """
+def _open_folder(url: str, plain_files: PlainFiles, options: RowOptions) -> RowSource:
+    """Return the source of a folder's rows. Everything but tars of samples is read as files."""
+    name, temporary = plain_files.name, plain_files.folder
     url = local_path(url).rstrip("/") or "/"
     if is_remote(url) and open_store(url).exists(MANIFEST_NAME):
         options.require_kind("tars", url)  # too large to be listed, perhaps
         return SampleSource.open(url, name, options.limit)
-    if options.rows_as is None:
-        refuse_lerobot(url)
-    content = look_into(url, temporary / "listing" if is_remote(url) else None)
+    content = look_into(url, temporary / "listing" if is_remote(url) else None, options.rows_as)
     kind = folder_kind(url, content, options.rows_as)
+    if kind == "tars" and content.has_manifest:
+        return SampleSource.open(url, name, options.limit)
     if kind == "tars":
-        if content.has_manifest:
-            return SampleSource.open(url, name, options.limit)
         return _open_tars(_tars_in(url, content), name, temporary, options)
-    if kind == "media":
-        return plain_files.open_media(url, content)
-    return plain_files.open(files_in(url, content, kind, ""))
+    if kind != "media":
+        return plain_files.open(files_in(url, content, kind))
+    if len(content.splits) == 1:
+        split = content.splits[0]
+        logger.warning(
+            "%s: holds the split %s only; its data set is DEST/%s. Name %s for a data set at DEST "
+            "itself",
+            *(url, split, split_of(split), f"{url}/{split}"),
+        )
+    splits: list[tuple[str | None, str | None]]
+    splits = [(subfolder, split_of(subfolder)) for subfolder in content.splits]
+    splits.sort(key=lambda split: SPLIT_ORDER.index(str(split[1])))
+    inputs = [
+        InputFile(
+            *("", subfolder or name, split),
+            rows=iter_media(url, content, subfolder, options.encoding),
+        )
+        for subfolder, split in splits or [(None, None)]
+    ]
+    return plain_files.open(inputs)
 
 
 def _tars_in(url: str, content: FolderContent) -> list[InputFile]:
@@ -235,10 +233,6 @@ def _tars_in(url: str, content: FolderContent) -> list[InputFile]:
         )
     return [InputFile(f"{url.rstrip('/')}/{tar}", tar) for tar in tars]
 
-
-_LEROBOT_INFO = "meta/info.json"
-_MAX_INFO_BYTES = 16 << 20
-"""A larger file is none of LeRobot."""
 
 Rows: TypeAlias = str | os.PathLike[str] | Iterable[Any]
 """What `mm.convert` takes: a path or URL, several of them, or the rows themselves."""
@@ -308,14 +302,15 @@ def is_local_folder(url: str) -> bool:
     return url != STDIN and not is_remote(url) and Path(local_path(url)).is_dir()
 
 
-def inputs_of(
-    urls: Sequence[str], rows_as: RowKind | None, root: str | None
-) -> list[InputFile | MediaFolder]:
-    """Return the files and folders of media of several files and folders, in their order.
+def _inputs_of(
+    urls: Sequence[str], folder: Path, options: RowOptions, root: str | None
+) -> list[InputFile]:
+    """Return the inputs of several files and local folders, in their order.
 
     Args:
-        urls: What the caller named. Folders lie on this machine.
-        rows_as: What the rows lie in.
+        urls: What the caller named.
+        folder: Temporary folder.
+        options: How rows are read.
         root: Folder that media are relative to. It holds all that was named. None: some of it is
             remote.
 
@@ -323,49 +318,36 @@ def inputs_of(
         ConfigError: A folder holds tars or several splits, which belong to data sets of their own,
             or comes with URLs.
     """
-    if root is None:
+    names = dict(zip(urls, short_names(urls), strict=True))
+    paths = {url: local_path(url) for url in urls if is_local_folder(url)}
+    if paths and root is None:
         raise ConfigError("rows: local folders and URLs together; convert them apart")
-    inputs: list[InputFile | MediaFolder] = []
-    for url, name in zip(urls, short_names(urls), strict=True):
-        if not is_local_folder(url):
-            inputs.append(InputFile(url, name))
+    contents = {url: look_into(path, None, options.rows_as) for url, path in paths.items()}
+    classes = {name for content in contents.values() for name in content.classes.get(None, {})}
+    numbers = {name: number for number, name in enumerate(sorted(classes))}
+    inputs: list[InputFile] = []
+    for url, name in names.items():
+        if url not in contents:
+            is_stdin = url == STDIN  # it can be read once only
+            file = InputFile(url, "stdin" if is_stdin else name)
+            inputs.append(replace(file, copy=download(url, folder / "stdin")) if is_stdin else file)
             continue
-        folder = local_path(url)
-        if rows_as is None:
-            refuse_lerobot(folder)
-        content = look_into(folder)
-        kind = folder_kind(url, content, rows_as)
-        prefix = os.path.relpath(os.path.realpath(folder), root) + "/"
+        path, content = paths[url], contents[url]
+        kind = folder_kind(path, content, options.rows_as)
+        prefix = os.path.relpath(os.path.realpath(path), root) + "/"
         prefix = "" if prefix == "./" else prefix
-        files = [] if kind in ("tars", "media") else files_in(folder, content, kind, prefix)
-        has_splits = len({file.split for file in files}) > 1
-        if kind == "tars" or has_splits or (kind == "media" and content.splits):
-            held = "tars of samples" if kind == "tars" else "data sets of splits"
-            raise ConfigError(f"{url}: holds {held}; convert it alone")
-        if kind == "media":
-            inputs.append(MediaFolder(folder, name, content, prefix))
+        if kind == "tars":
+            raise ConfigError(f"{url}: holds tars of samples; convert it alone")
+        files = files_in(path, content, kind, prefix) if kind != "media" else []
+        if len({file.split for file in files}) > 1 or (kind == "media" and content.splits):
+            raise ConfigError(f"{url}: holds data sets of splits; convert it alone")
         inputs += [replace(file, name=f"{name}/{file.name}") for file in files]
+        if kind == "media":
+            if None in content.classes:
+                content = replace(content, classes={None: numbers})
+            rows = with_media_prefix(iter_media(path, content, None, options.encoding), prefix)
+            inputs.append(InputFile("", name, rows=rows))
     return inputs
-
-
-def refuse_lerobot(url: str) -> None:
-    """Refuse a folder or prefix that is a data set of LeRobot, of any version.
-
-    Its tables are rows of frames, and its videos hold many episodes. Read as a folder of media, it
-    would become something else without a word.
-
-    Raises:
-        ConfigError: It is one.
-    """
-    try:
-        info = open_store(url).read(_LEROBOT_INFO, max_bytes=_MAX_INFO_BYTES)
-    except (FileNotFoundError, NotADirectoryError, NotAFileError, TooLargeError):
-        return
-    if b'"codebase_version"' in info:
-        raise ConfigError(
-            f"{url}: a data set of LeRobot is not read as it is; make rows of its episodes with "
-            "the function in docs/row-formats.md, under LeRobot"
-        )
 
 
 def folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> str:
@@ -402,7 +384,7 @@ def folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> st
     return kind
 
 
-def files_in(url: str, content: FolderContent, kind: str, prefix: str) -> list[InputFile]:
+def files_in(url: str, content: FolderContent, kind: str, prefix: str = "") -> list[InputFile]:
     """Return the files of rows of a folder.
 
     Args:
@@ -429,7 +411,7 @@ def files_in(url: str, content: FolderContent, kind: str, prefix: str) -> list[I
 
 
 class PlainFiles:
-    """Turns files of rows into plain local files, one after the other.
+    """Turns inputs of rows into plain local files, one after the other.
 
     Args:
         folder: Temporary folder for copies. It must live as long as the rows are read.
@@ -441,73 +423,26 @@ class PlainFiles:
     def __init__(
         self, folder: Path, name: str, options: RowOptions, root: str | None = None
     ) -> None:
-        self._folder, self._name, self._options, self._root = folder, name, options, root
-        self._offsets_path = folder / "offsets"
+        self.folder, self.name = folder, name
+        self._options, self._root = options, root
         self._files: list[RecordFile] = []
         self._splits: list[tuple[str | None, int]] = []
-        self._num_rows = self._num_paths = 0
+        self._num_rows = 0
+        self._numbers = count(1)
 
-    def open(self, files: Sequence[InputFile]) -> RowSource:
-        """Return the source of some files."""
-        if (tables := self._parquet_in_place(files)) is not None:
-            return ParquetSource.of(self._name, tables, self._options.limit)
-        with self._offsets_path.open("wb") as offsets:
-            for file in files:
+    def open(self, inputs: Sequence[InputFile]) -> RowSource:
+        """Return the source of some inputs."""
+        if (tables := self._parquet_in_place(inputs)) is not None:
+            return ParquetSource.of(self.name, tables, self._options.limit)
+        offsets_path = self.folder / "offsets"
+        with offsets_path.open("wb") as offsets:
+            for file in inputs:
                 if self._rows_left != 0:
                     self._add_file(file, offsets)
-        return self._source()
-
-    def open_inputs(self, inputs: Sequence[InputFile | MediaFolder]) -> RowSource:
-        """Return the source of files and folders of media. Their classes are numbered together."""
-        folders = [each for each in inputs if isinstance(each, MediaFolder)]
-        names = {name for each in folders for name in each.content.classes.get(None, {})}
-        classes = {name: i for i, name in enumerate(sorted(names))}
-        with self._offsets_path.open("wb") as offsets:
-            for each in inputs:
-                if self._rows_left == 0:
-                    break
-                if isinstance(each, InputFile):
-                    self._add_file(each, offsets)
-                    continue
-                content = each.content
-                if None in content.classes:
-                    content = replace(content, classes={None: classes})
-                rows = iter_media(each.url, content, None, self._options.encoding)
-                rows = with_media_prefix(rows, each.prefix)
-                self._add_spool(rows, InputFile("", each.name), offsets)
-        return self._source()
-
-    def open_python(self, rows: Any) -> RowSource:
-        """Return the source of rows from Python. They are taken one by one, once."""
-        with self._offsets_path.open("wb") as offsets:
-            for split, split_rows in named_splits(rows).items():
-                if self._rows_left != 0:
-                    file = InputFile("", split or "rows", split)
-                    self._add_spool(enumerate(python_rows(split_rows), 1), file, offsets)
-        return self._source()
-
-    def open_media(self, url: str, content: FolderContent) -> RowSource:
-        """Return the source of a folder of media: a row for each file."""
-        splits: list[tuple[str | None, str | None]] = [(None, None)]
-        if content.splits:
-            splits = [(split_of(subfolder), subfolder) for subfolder in content.splits]
-            splits.sort(key=lambda pair: SPLIT_ORDER.index(str(pair[0])))
-        if len(splits) == 1 and splits[0][0] is not None:
-            logger.warning(
-                "%s: holds the split %s only; its data set is DEST/%s. Name %s for a data set "
-                "at DEST itself",
-                url,
-                content.splits[0],
-                splits[0][0],
-                f"{url}/{content.splits[0]}",
-            )
-        with self._offsets_path.open("wb") as offsets:
-            for split, subfolder in splits:
-                if self._rows_left != 0:
-                    file = InputFile("", subfolder or self._name, split)
-                    rows = iter_media(url, content, subfolder, self._options.encoding)
-                    self._add_spool(rows, file, offsets)
-        return self._source()
+        size = offsets_path.stat().st_size
+        mapped = np.memmap(offsets_path, np.int64, "r") if size else np.zeros(0, np.int64)
+        splits = ranges_of_splits(self._splits)
+        return RecordSource(self.name, tuple(self._files), mapped, splits)
 
     def _parquet_in_place(self, files: Sequence[InputFile]) -> list[ParquetFile] | None:
         """Return Parquet files that are best read where they lie, otherwise None.
@@ -515,11 +450,11 @@ class PlainFiles:
         A shard that begins within a row group decodes the rows before it too. So no row group may
         be longer than two shards.
         """
-        if self._options.group_spans or any(file.url == STDIN or file.folder for file in files):
+        if self._options.group_spans or any(file.folder for file in files):
             return None
         tables = []
         for file in files:
-            if read_head(file.url, len(PARQUET_MAGIC)) != PARQUET_MAGIC:
+            if not _is_parquet(file):
                 return None
             self._options.require_kind("parquet", file.url)
             tables.append(ParquetFile.open(file))
@@ -527,30 +462,26 @@ class PlainFiles:
                 return None
         return tables
 
-    def _source(self) -> RecordSource:
-        size = self._offsets_path.stat().st_size
-        offsets = np.memmap(self._offsets_path, np.int64, "r") if size else np.zeros(0, np.int64)
-        splits = ranges_of_splits(self._splits)
-        return RecordSource(self._name, tuple(self._files), offsets, splits)
-
     @property
     def _rows_left(self) -> int | None:
         limit = self._options.limit
         return None if limit is None else limit - self._num_rows
 
     def _new_path(self) -> Path:
-        self._num_paths += 1
-        return self._folder / f"rows-{self._num_paths}"
+        return self.folder / f"rows-{next(self._numbers)}"
 
     def _add_file(self, file: InputFile, offsets: BinaryIO) -> None:
-        if file.url != STDIN and read_head(file.url, len(PARQUET_MAGIC)) == PARQUET_MAGIC:
+        if file.rows is not None:
+            self._add_spool(file.rows, file, offsets)
+            return
+        if _is_parquet(file):
             self._options.require_kind("parquet", file.url)
             self._add_spool(iter_parquet(ParquetFile.open(file)), file, offsets)
             return
-        path = plain_file(file, self._new_path(), self._folder / "download")
+        path = plain_file(file, self._new_path(), self.folder / "download")
         path, kind, delimiter = self._kind(path, file)
         if kind == "json":
-            path, kind = self._unrolled(path, file.url)
+            path, kind = self._with_lines(path, file.url), "jsonl"
         if kind == "jsonl" and (inside := rows_inside(single_object(path))) is not None:
             self._add_spool(inside, file, offsets)
             return
@@ -575,7 +506,7 @@ class PlainFiles:
     ) -> None:
         record_file = RecordFile(
             str(path.absolute()),
-            "stdin" if file.url == STDIN else file.name,
+            file.name,
             stamp_of(path),
             self._num_rows,
             is_spool,
@@ -588,18 +519,17 @@ class PlainFiles:
         self._num_rows += num_rows
 
     def _is_temporary(self, path: Path) -> bool:
-        return path.parent == self._folder
+        return path.parent == self.folder
 
     def _kind(self, path: Path, file: InputFile) -> tuple[Path, RowKind, str]:
         """Return a file that holds the same in UTF-8, what it is, and the delimiter of a table."""
         rows_as, encoding = self._options.rows_as, self._options.encoding
         head = read_head(str(path), HEAD_BYTES)
-        if head.startswith(PARQUET_MAGIC):
-            self._options.require_kind("parquet", file.url)
-            return path, "parquet", ""
-        if is_arrow(head):
-            self._options.require_kind("arrow", file.url)
-            return path, "arrow", ""
+        binary: RowKind | None = "arrow" if is_arrow(head) else None
+        binary = "parquet" if head.startswith(PARQUET_MAGIC) else binary
+        if binary is not None:
+            self._options.require_kind(binary, file.url)
+            return path, binary, ""
         if is_tar(head):
             raise ConfigError(f"{file.url}: this is a tar among other files; name tars alone")
         if encoding is not None:
@@ -612,7 +542,8 @@ class PlainFiles:
         require_text_kind(rows_as, path, file.url)
         return path, rows_as, {"csv": ",", "tsv": "\t"}.get(rows_as, "")
 
-    def _unrolled(self, path: Path, url: str) -> tuple[Path, RowKind]:
+    def _with_lines(self, path: Path, url: str) -> Path:
+        """Return a file with a line for each value of a JSON array or stream."""
         target = self._new_path()
         try:
             write_lines(path, target, self._rows_left)
@@ -625,31 +556,30 @@ class PlainFiles:
             ) from None
         if self._is_temporary(path):
             path.unlink()
-        return target, "jsonl"
+        return target
 
     def _parsed(
         self, path: Path, kind: RowKind, delimiter: str, file: InputFile
     ) -> Iterator[NumberedRow]:
-        if kind == "parquet":
-            return iter_parquet(ParquetFile.open(InputFile(str(path), file.name)))
-        if kind == "arrow":
-            return iter_arrow(path, file.url)
-        if kind == "transcripts":
-            return iter_transcripts(path, file.url, self._root)
-        if kind in ("csv", "tsv"):
-            return iter_table(path, delimiter, file.url)
-        if kind == "coco":
-            coco = parse_coco(path)
-            if coco is None:
-                raise ConfigError(
-                    f"{file.url}: no annotation file of COCO: it needs the lists images, each "
-                    "with an id, and annotations, each with an image_id"
-                )
-            return iter_coco(coco, file.url)
-        if kind == "lines":
-            lines = iter_lines(path, text_row)
-            return ((i, row) for i, row in lines if not isinstance(row, LeftOutError))
-        return iter_lines(path)
+        """Return the rows of a file that is no JSONL, or that is not read by its lines."""
+        readers: dict[str, Callable[[], Iterator[NumberedRow]]] = {
+            "parquet": lambda: iter_parquet(ParquetFile.open(InputFile(str(path), file.name))),
+            "arrow": lambda: iter_arrow(path, file.url),
+            "transcripts": lambda: iter_transcripts(path, file.url, self._root),
+            "csv": lambda: iter_table(path, delimiter, file.url),
+            "tsv": lambda: iter_table(path, delimiter, file.url),
+            "coco": lambda: iter_coco(path, file.url),
+            "lines": lambda: iter_texts(path),
+            "jsonl": lambda: iter_lines(path),
+        }
+        return readers[kind]()
+
+
+def _is_parquet(file: InputFile) -> bool:
+    """Tell whether an input is a plain Parquet file, which may be remote."""
+    if file.rows is not None or file.url == STDIN:
+        return False
+    return read_head(file.url, len(PARQUET_MAGIC)) == PARQUET_MAGIC
 
 
 MAX_SPANS = 10_000
@@ -669,34 +599,18 @@ def group_rows(
     """
     media = (key for kind in KINDS for key in MEDIA_KEYS[kind])
     keys = (*media_keys, *media, *VIDEO_ID_KEYS)
-    group: list[dict[str, Any]] = []
-    first_number, medium = 0, None
-    for number, row in rows:
-        row_medium = _medium(row, keys)
-        if group and (row_medium != medium or row_medium is None or len(group) >= MAX_SPANS):
-            yield first_number, _joined(group, medium)
-            group = []
-        if row_medium is None:
+
+    def medium_or_number(numbered: NumberedRow) -> Any:
+        number, row = numbered
+        media = [(key, row[key]) for key in keys if isinstance(row, dict) and row.get(key)]
+        names = [(key, value) for key, value in media if isinstance(value, str)]
+        return names[0] if len(names) == 1 else number
+
+    for medium, group in groupby(rows, key=medium_or_number):
+        while spans := list(islice(group, MAX_SPANS)):
+            number, row = spans[0]
+            if len(spans) > 1:
+                key, path = medium
+                segments = [{k: v for k, v in row.items() if k != key} for _, row in spans]
+                row = {key: path, "segments": segments}
             yield number, row
-            continue
-        if not group:
-            first_number, medium = number, row_medium
-        group.append(row)
-    if group:
-        yield first_number, _joined(group, medium)
-
-
-def _medium(row: Any, keys: Sequence[str]) -> tuple[str, str] | None:
-    """Return (key, path) of the one medium of a row, or None."""
-    if not isinstance(row, dict):
-        return None
-    media = [(key, row[key]) for key in keys if isinstance(row.get(key), str) and row[key]]
-    return media[0] if len(media) == 1 else None
-
-
-def _joined(group: list[dict[str, Any]], medium: tuple[str, str] | None) -> dict[str, Any]:
-    if len(group) == 1 or medium is None:
-        return group[0]
-    key, path = medium
-    segments = [{k: v for k, v in row.items() if k != key} for row in group]
-    return {key: path, "segments": segments}

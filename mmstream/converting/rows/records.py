@@ -28,10 +28,10 @@ import logging
 import os
 import re
 import sys
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import islice
+from itertools import count, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -519,47 +519,51 @@ def require_rows(name: str, num_rows: int) -> None:
         raise ConfigError(f"{name}: holds no rows; write one JSON object per line")
 
 
-def ranges_of_splits(splits: Sequence[tuple[str | None, int]]) -> dict[str, range]:
+def ranges_of_splits(
+    splits: Sequence[tuple[str | None, int]], limit: int | None = None
+) -> dict[str, range]:
     """Return {split: its rows} from (split, number of rows) of files in order.
 
-    Files of one split follow each other. Without splits, the result is empty.
+    Files of one split follow each other. Without splits, the result is empty. No rows come after
+    the limit.
     """
     ranges: dict[str, range] = {}
     start = 0
     for split, num_rows in splits:
+        stop = start + num_rows if limit is None else min(limit, start + num_rows)
         if split is not None:
-            first = ranges[split].start if split in ranges else start
-            ranges[split] = range(first, start + num_rows)
-        start += num_rows
+            ranges[split] = range(ranges.get(split, range(start, stop)).start, stop)
+        start = stop
     return ranges
 
 
-def text_row(line: bytes | None) -> Any:
-    """Return the row of a line of plain text: ``{"text": LINE}``. Otherwise as `parse_row`."""
-    if not line:
-        return parse_row(line)
-    try:
-        return {"text": line.decode()}
-    except UnicodeDecodeError as error:
-        return RowError(f"not UTF-8: {error.reason} (byte {error.start})")
+def iter_lines(path: Path) -> Iterator[NumberedRow]:
+    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file."""
+    return ((number, parse_row(line)) for number, line in _numbered_lines(path))
 
 
-def iter_lines(
-    path: Path, parse: Callable[[bytes | None], Any] = parse_row
-) -> Iterator[tuple[int, Any]]:
-    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file.
+def iter_texts(path: Path) -> Iterator[NumberedRow]:
+    """Yield (number from 1, ``{"text": LINE}`` or `RowError`) of each line that is not blank."""
+    for number, line in _numbered_lines(path):
+        if line is None:
+            yield number, parse_row(line)
+        elif line:
+            try:
+                yield number, {"text": line.decode()}
+            except UnicodeDecodeError as error:
+                yield number, RowError(f"not UTF-8: {error.reason} (byte {error.start})")
 
-    Args:
-        path: Of the file.
-        parse: What a line is. It gets None for one that is too long.
-    """
+
+def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
+    """Yield (number from 1, bytes) of each line. One that is too long is None."""
     with path.open("rb") as file:
         if file.read(len(BOM)) != BOM:
             file.seek(0)
-        number = 0
-        while line := file.readline(MAX_ROW_BYTES + 1):
-            number += 1
+        for number in count(1):
+            line = file.readline(MAX_ROW_BYTES + 1)
+            if not line:
+                return
             is_long = len(line) > MAX_ROW_BYTES
-            yield number, parse(None if is_long else line.strip())
+            yield number, None if is_long else line.strip()
             while is_long and not line.endswith(b"\n") and line:
                 line = file.readline(MAX_ROW_BYTES)

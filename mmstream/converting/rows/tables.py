@@ -322,12 +322,19 @@ def parse_coco(path: Path) -> Coco | None:
     return coco if is_joined and all("id" in image for image in coco.images[:1]) else None
 
 
-def iter_coco(coco: Coco, rows: str) -> Iterator[NumberedRow]:
+def iter_coco(path: Path, rows: str) -> Iterator[NumberedRow]:
     """Yield (number, row) of each picture, in the order of ``images``.
 
     Raises:
-        ConfigError: Two pictures have one id, or an annotation is of none of them.
+        ConfigError: It is no annotation file, two pictures have one id, or an annotation is of
+            none of them.
     """
+    coco = parse_coco(path)
+    if coco is None:
+        raise ConfigError(
+            f"{rows}: no annotation file of COCO: it needs the lists images, each with an id, and "
+            "annotations, each with an image_id"
+        )
     # As text, because a stranger's id may be a list, which no dict takes as a key.
     names = {str(category.get("id")): category.get("name") for category in coco.categories}
     annotations: dict[str, list[dict[str, Any]]] = {}
