@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import pickle
+import re
+import sys
 from functools import partial
 
 import pytest
@@ -11,8 +13,9 @@ import pytest
 import mmstream as mm
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.caller import RowParser
-from tests.helpers.convert_corpus import rejects, run, write_rows
+from tests.helpers.convert_corpus import rejects, run, write_files, write_rows
 from tests.helpers.corpora import jpeg
+from tests.helpers.paths import DOCS
 
 
 def caption(row):
@@ -90,8 +93,8 @@ def test_a_row_may_lack_a_mapped_column_that_another_row_has(tmp_path):
 @pytest.mark.parametrize(
     ("function", "row", "line"),
     [
-        (parse, {"text": "{"}, " (test_row_format.py, line 27)"),  # not that of json's own code
-        (lambda row: parse(row), {"text": "{"}, ", line 27)"),
+        (parse, {"text": "{"}, " (test_row_format.py, line 30)"),  # not that of json's own code
+        (lambda row: parse(row), {"text": "{"}, ", line 30)"),
         (partial(int, base=10), {"text": "x"}, ""),
     ],
 )
@@ -99,7 +102,7 @@ def test_a_reject_of_a_function_says_the_line_of_its_own_file(function, row, lin
     with pytest.raises(RowError) as raised:
         RowParser(function=function).draft(row)
     assert str(raised.value).endswith(line)
-    assert ("line 27" in str(raised.value)) == bool(line)
+    assert ("line 30" in str(raised.value)) == bool(line)
 
 
 @pytest.mark.parametrize("options", [{"function": caption}, {"name": f"{__name__}:caption"}])
@@ -163,6 +166,62 @@ def test_an_error_of_the_module_itself_is_not_called_a_wrong_name(tmp_path, monk
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(ValueError, match=r"invalid literal for int.*'seven'"):
         RowParser(name="fails_when_imported:f")
+
+
+@pytest.fixture
+def installed(tmp_path, monkeypatch):
+    """The package with a row format of the docs, with further functions that return nonsense."""
+    page = (DOCS / "row-formats.md").read_text()
+    module = re.search(r"<!-- file: riddles.py -->\n```python\n(.*?)```", page, re.S)[1]
+    names = {**NONSENSE, "captions": "to_row", "gone": "nothing"}
+    entries = "".join(f"{name} = riddles:{function}\n" for name, function in names.items())
+    entries += re.search(r'row_formats"\]\n(.*?)```', page, re.S)[1].replace('"', "")
+    files = {
+        "riddles.py": f"{module}\n{NONSENSE_MODULE}",
+        "riddles-1.0.dist-info/METADATA": "Metadata-Version: 2.1\nName: riddles\nVersion: 1.0\n",
+        "riddles-1.0.dist-info/entry_points.txt": f"[mmstream.row_formats]\n{entries}",
+    }
+    monkeypatch.syspath_prepend(write_files(tmp_path / "site", files))
+    monkeypatch.delitem(sys.modules, "riddles", raising=False)
+    return tmp_path / "site"
+
+
+NONSENSE_MODULE = """
+def raises(row): raise AssertionError("not me")
+def no_row(row): return [row]
+def unknown(row): return {"a": 1}
+def no_json(row): return {"text": "x", "more": object()}
+def itself(row): row["text"] = "x"; row["row"] = row; return row
+"""
+NONSENSE = {name: name for name in ("raises", "no_row", "unknown", "no_json", "itself")}
+
+
+def test_an_installed_package_adds_a_row_format(tmp_path, installed):
+    (tmp_path / "a.jpg").write_bytes(jpeg(1))
+    riddle = {"picture": "a.jpg", "riddle": "What purrs?", "solution": "A cat."}
+    path = write_rows(tmp_path / "rows.jsonl", [riddle, {"riddle": None}, {"riddle": "?"}])
+    report = run(path, tmp_path / "out", format="riddles", num_workers=2)
+    assert (report.formats, report.num_left_out) == ({"vqa": 1}, 1)
+    assert rejects(tmp_path / "out") == {
+        2: "left out by riddles",
+        3: "riddles: KeyError: 'picture' (riddles.py, line 4)",
+    }
+    assert RowParser("captions").draft({"image": "a.jpg", "text": "t"}).texts == ("t",)
+    with pytest.raises(mm.ConfigError, match="'gone': riddles:nothing cannot be imported: Attrib"):
+        RowParser("gone")
+
+
+@pytest.mark.parametrize("name", NONSENSE)
+def test_nonsense_of_a_package_is_the_reject_of_its_row(installed, name):
+    with pytest.raises(RowError, match=f"^{name}: "):
+        RowParser(name).draft({"text": "t"})
+
+
+def test_a_package_of_the_current_folder_adds_no_row_format(installed, monkeypatch):
+    monkeypatch.chdir(installed)
+    with pytest.raises(mm.ConfigError, match="must be one of captions"):
+        RowParser("riddles")
+    assert "riddles" not in sys.modules
 
 
 def test_a_function_that_workers_cannot_import_is_refused():

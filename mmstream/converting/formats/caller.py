@@ -122,10 +122,12 @@ class RowParser:
             if self.tags is not None:
                 row, format = retagged(row, self._tags_of(file))
             draft = draft_of(row, format)
-        except MMStreamError:
+        except MMStreamError as error:
+            if self._is_installed and isinstance(error, RowError):
+                raise RowError(f"{self._label}: {error}") from None
             raise
         except Exception as error:  # a row that no format expects: it ends itself, and no other
-            raise unreadable("row", error) from error
+            raise unreadable(self._label if self._is_installed else "row", error) from error
         if self.columns and draft.unread:
             named = {ours: theirs for ours, theirs in self.columns if theirs in original}
             unread = tuple(named.get(key, key) for key in draft.unread)

@@ -93,9 +93,7 @@ def read_tags(source: str) -> dict[str, Tags]:
         FileNotFoundError: There is no such file.
     """
     file, _, name = source.partition("#")
-    path = Path(file)
-    if path.is_dir():
-        path = path / "dataset_info.json"
+    path = Path(file, "dataset_info.json") if Path(file).is_dir() else Path(file)
     if not path.is_file():
         raise FileNotFoundError(f"{file}: no such dataset_info.json")
     if path.stat().st_size > MAX_BYTES:
@@ -128,12 +126,10 @@ def _entry(entry: dict[str, Any], name: str) -> Tags:
         raise ConfigError(f"{name}: {error}") from None
     if tags.formatting not in ("alpaca", "sharegpt", "openai"):
         raise ConfigError(f"{name}: formatting {tags.formatting!r} is not alpaca or sharegpt")
-    for key in tags.columns or ():
-        if key not in COLUMNS:
-            raise ConfigError(f"{name}: no column is called {key!r}")
-    for key in tags.tags or ():
-        if key not in TAGS:
-            raise ConfigError(f"{name}: no tag is called {key!r}")
+    for kind, known, keys in (("column", COLUMNS, tags.columns), ("tag", TAGS, tags.tags)):
+        for key in keys or ():
+            if key not in known:
+                raise ConfigError(f"{name}: no {kind} is called {key!r}")
     return tags
 
 

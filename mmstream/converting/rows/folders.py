@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import logging
 import os
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import nullcontext
@@ -303,38 +303,31 @@ def iter_media(
     classes = content.classes.get(split, {})
     walked = _walk(start, prefix) if content.listing is None else _listed(content.listing, prefix)
     files = (file for file in walked if kind_by_name(file.path) is not None)
-    number = num_texts = num_errors = 0
-    is_remote_store = store.access.concurrent
-    with ThreadPoolExecutor(TEXTS_AT_ONCE) if is_remote_store else nullcontext() as pool:
+    number, num_of = 0, Counter[type]()
+    with ThreadPoolExecutor(TEXTS_AT_ONCE) if store.access.concurrent else nullcontext() as pool:
+        read = pool.map if pool is not None else map
         while batch := list(islice(files, TEXTS_AT_ONCE)):
-            read = pool.map if pool is not None else map
             texts = read(lambda file: _text_of(store, file, encoding), batch)
             for file, text in zip(batch, texts, strict=True):
                 number += 1
-                row: dict[str, Any] | RowError
-                if isinstance(text, RowError):
-                    row = text
-                    num_errors += 1
+                num_of[type(text)] += 1
+                if not isinstance(text, RowError):
+                    yield number, _media_row(file.path, classes, prefix, text)
                 else:
-                    row = _media_row(file.path, classes, prefix)
-                    row |= {} if text is None else {"text": text}
-                    num_texts += text is not None
-                yield number, row
-    num_missing = number - num_texts - num_errors
-    if num_texts and num_missing:
+                    yield number, text
+    if num_of[str] and num_of[type(None)]:
         logger.warning(
             "%s: %d of %d media files have no text file beside them; they become samples "
             "without a text",
-            start.url,
-            num_missing,
-            number,
+            *(start.url, num_of[type(None)], number),
         )
 
 
-def _media_row(path: str, classes: dict[str, int], prefix: str) -> dict[str, Any]:
+def _media_row(path: str, classes: dict[str, int], prefix: str, text: str | None) -> dict[str, Any]:
     row: dict[str, Any] = {str(kind_by_name(path)): path}
     class_name = path.removeprefix(prefix).split("/")[0]
-    return row | ({"label": classes[class_name], "label_name": class_name} if classes else {})
+    row |= {"label": classes[class_name], "label_name": class_name} if classes else {}
+    return row if text is None else {**row, "text": text}
 
 
 def _text_of(store: Store, file: _File, encoding: str | None) -> str | RowError | None:
