@@ -17,11 +17,9 @@ import hashlib
 import logging
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from itertools import repeat
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
@@ -29,8 +27,7 @@ from mmstream.errors import escaped
 from mmstream.order import AnyOrder, MixtureOrder
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM
-from mmstream.storage.node_cache import CachedSamples, CacheFile, NodeCache, read_sample
-from mmstream.storage.transfers import own_memory
+from mmstream.storage.node_cache import CachedSamples, CacheFile, CacheLocation, NodeCache
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
@@ -55,25 +52,6 @@ class NodeCacheSettings(NamedTuple):
     """Most bytes that it may take. None: 80 % of what is free."""
     node_share: float
     """Part of all rows that the ranks of this machine have."""
-
-
-class CacheLocation(NamedTuple):
-    """Where a sample lies in the node cache."""
-
-    path: str
-    start: int
-    """The byte of the file where the sample begins."""
-    checksum: int
-    """CRC-32C of its bytes."""
-
-
-class CachedRange(NamedTuple):
-    """A range of which the cache has samples."""
-
-    data: memoryview
-    """As long as the range."""
-    is_there: npt.NDArray[np.bool_]
-    """Which of its samples are in `data`. There is one at least."""
 
 
 class RangeCache:
@@ -102,21 +80,11 @@ class RangeCache:
         loop = asyncio.get_running_loop()
         return await loop.run_in_executor(self._threads, self._find, samples, files)
 
-    async def read(self, samples: SampleRange) -> CachedRange | None:
-        """Return the samples of a range that the cache has, with their right bytes; None: none."""
-        files = list(self._files(samples))
-        if not files:
-            return None
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._threads, self._read, samples, files)
-
     async def read_samples(self, places: Sequence[tuple[CacheLocation, memoryview]]) -> list[bool]:
         """Read samples that `find` has found, each to its place. Return which of them are right."""
 
         def read() -> list[bool]:
-            return [
-                read_sample(path, start, view, checksum) for (path, start, checksum), view in places
-            ]
+            return [self._cache.read(location, view) for location, view in places]
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
@@ -145,28 +113,10 @@ class RangeCache:
     ) -> dict[int, CacheLocation]:
         locations: dict[int, CacheLocation] = {}
         for file, cached, numbers in files:
-            is_there = self._cache.find(file, cached)
-            positions = samples.position[numbers[is_there]].tolist()
-            starts = (file.data_start + cached.start[is_there]).tolist()
-            columns = repeat(self._cache.path(file)), starts, cached.checksum[is_there].tolist()
-            locations.update(zip(positions, map(CacheLocation, *columns), strict=False))
+            positions = samples.position[numbers].tolist()
+            for number, location in self._cache.find(file, cached).items():
+                locations[positions[number]] = location
         return locations
-
-    def _read(
-        self, samples: SampleRange, files: Sequence[tuple[CacheFile, CachedSamples, IntArray]]
-    ) -> CachedRange | None:
-        is_there = np.zeros(samples.index.size, dtype=np.bool_)
-        data = memoryview(b"")
-
-        def new_data() -> memoryview:
-            nonlocal data
-            if not data:
-                data = own_memory(samples.num_bytes)
-            return data
-
-        for file, cached, numbers in files:
-            is_there[numbers] = self._cache.read(file, cached, new_data, int(samples.start[0]))
-        return CachedRange(data, is_there) if is_there.any() else None
 
     def _files(self, samples: SampleRange) -> Iterator[tuple[CacheFile, CachedSamples, IntArray]]:
         """Yield the files of a range, which samples of it they have, and their numbers in it.

@@ -33,9 +33,10 @@ from mmstream.reading.fetcher import OF_THE_WHOLE_SHARD
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample
 from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, merge
-from mmstream.reading.range_cache import CacheLocation, RangeCache
+from mmstream.reading.range_cache import RangeCache
 from mmstream.reading.step import PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
+from mmstream.storage.node_cache import CacheLocation
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest, Transfers, own_memory
 from mmstream.types import IntArray
@@ -410,7 +411,6 @@ class RankReader:
             await self._fetch_from_storage(arrived)
             return
         is_cached = np.isin(samples.position, list(arrived.cached))
-        self._count_hits(samples.select(is_cached))
         missing = samples.select(~is_cached)
         if missing.position.size:
             await self._take_memory(arrived)
@@ -419,34 +419,19 @@ class RankReader:
     async def _fetch_again(
         self, arrived: Arrived, wrong: list[int], before: asyncio.Task[None] | None
     ) -> None:
-        """Read all samples of a range that lie in the node cache, compared here or from storage.
+        """Read samples of a range from storage that were not right in the node cache.
 
         Args:
             arrived: the range.
-            wrong: positions of samples that were taken, and whose bytes were not right.
+            wrong: positions of these samples.
             before: what is read of the range already.
         """
         assert before is not None
-        assert self._cache is not None
         await before
-        samples = arrived.planned.samples
-        again = samples.select(np.isin(samples.position, [*wrong, *arrived.cached]))
-        arrived.cached = {}
-        self._count_hits(again, -1)  # the cache counts those that it reads
         if not arrived.data:
             await self._take_memory(arrived)
-        cached = await self._cache.read(again)
-        if cached is not None:
-            there = again.select(cached.is_there)
-            arrived.put(there, cached.data, int(again.start[0]))
-            again = again.select(~cached.is_there)
-        if again.position.size:
-            await self._fetch_missing(arrived, again)
-
-    def _count_hits(self, samples: SampleRange, sign: int = 1) -> None:
-        """Count what the node cache has; with -1, take that back."""
-        num_bytes = int((samples.stop - samples.start).sum())
-        self._counts += TransferCounts(num_cache_hit_bytes=sign * num_bytes)
+        samples = arrived.planned.samples
+        await self._fetch_missing(arrived, samples.select(np.isin(samples.position, wrong)))
 
     async def _fetch_missing(self, arrived: Arrived, missing: SampleRange) -> None:
         """Read samples of a range from storage, beside those that are there."""
@@ -570,8 +555,6 @@ class RankReader:
 
     async def _read_cached(self, samples: StepSamples, cached: dict[int, CachedSample]) -> None:
         """Read samples of a step from the node cache, and from storage what is not right there.
-
-        What else lies in the ranges of the latter is read from storage, too, before its step comes.
 
         Args:
             samples: Of the step. Their bytes and errors are put there.

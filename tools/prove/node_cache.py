@@ -22,7 +22,6 @@ import sys
 import tempfile
 import time
 from functools import cache as cached
-from functools import partial
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -35,7 +34,6 @@ from mmstream.storage.node_cache import (
     CacheFile,
     NodeCache,
     open_cache_dir,
-    read_sample,
 )
 
 NUM_READERS = 8
@@ -51,8 +49,8 @@ PAUSE_S = 0.1
 """Between two kills, in the mean."""
 DAMAGE_SHARE = 0.3
 """Of the kills, before which a file is damaged."""
-HANDED_OVER_SHARE = 0.5
-"""Of the reads: samples are found first, and read some time later, as workers do."""
+WAIT_SHARE = 0.05
+"""Of the reads: a sample is read some time after it was found, as its step comes later."""
 MAX_WAIT_S = 0.02
 EPOCH_SHARE = 0.01
 """Of the reads of a process, after which an epoch begins."""
@@ -148,16 +146,12 @@ def _read(root: str, seed: int, counts: Any) -> None:
         data = bytearray(stop - begin)
         starts, stops = (samples.start - begin).tolist(), (samples.stop - begin).tolist()
         spans = list(zip(starts, stops, strict=True))
-        if draw.random() < HANDED_OVER_SHARE:
-            is_there = cache.find(file, samples)
-            time.sleep(draw.random() * MAX_WAIT_S)
-            for number in np.flatnonzero(is_there).tolist():
-                start, (i, j) = file.data_start + begin + starts[number], spans[number]
-                is_there[number] = read_sample(
-                    cache.path(file), start, memoryview(data)[i:j], int(samples.checksum[number])
-                )
-        else:
-            is_there = cache.read(file, samples, partial(_view, data), begin)
+        is_there = np.zeros(len(spans), dtype=np.bool_)
+        for number, location in cache.find(file, samples).items():
+            if draw.random() < WAIT_SHARE:
+                time.sleep(draw.random() * MAX_WAIT_S)
+            i, j = spans[number]
+            is_there[number] = cache.read(location, memoryview(data)[i:j])
         for (i, j), is_found in zip(spans, is_there.tolist(), strict=True):
             counts[0] += is_found
             counts[1] += is_found and data[i:j] != truth[begin + i : begin + j]
@@ -165,10 +159,6 @@ def _read(root: str, seed: int, counts: Any) -> None:
             cache.write(file, samples, memoryview(truth)[begin:stop], begin)
         if draw.random() < EPOCH_SHARE:
             cache.begin_epoch()
-
-
-def _view(data: bytearray) -> memoryview:
-    return memoryview(data)
 
 
 @cached

@@ -9,7 +9,7 @@ is read. A sample that was written once stays while a run plans it: each epoch n
 once, so nothing could take its place that is needed sooner.
 """
 
-from mmstream.storage.node_cache.cache_file import CachedSamples, CacheFile, read_sample
+from mmstream.storage.node_cache.cache_file import CachedSamples, CacheFile, CacheLocation
 from mmstream.storage.node_cache.node_cache import NodeCache, open_cache_dir
 
-__all__ = ["CacheFile", "CachedSamples", "NodeCache", "open_cache_dir", "read_sample"]
+__all__ = ["CacheFile", "CacheLocation", "CachedSamples", "NodeCache", "open_cache_dir"]

@@ -95,16 +95,30 @@ class CachedSamples(NamedTuple):
         return CachedSamples(*(column[is_wanted] for column in self))
 
 
-class Reading(NamedTuple):
-    """What came of reading a file."""
+class CacheLocation(NamedTuple):
+    """Where a sample lies in the cache."""
+
+    file: CacheFile
+    number: int
+    """In the file, from 0."""
+    start: int
+    """The byte of the file where the sample begins."""
+    checksum: int
+    """CRC-32C of its bytes, as the index of the shard says."""
+
+
+class FileContent(NamedTuple):
+    """Which samples a file has."""
 
     is_there: Flags
-    """Which samples were there, with the right bytes."""
+    """Of each sample that was asked for. Their bytes were not compared."""
     is_damaged: bool = False
     """The file must be removed."""
 
 
-def find_samples(path: str, file: CacheFile, samples: CachedSamples, began_at: float) -> Reading:
+def find_samples(
+    path: str, file: CacheFile, samples: CachedSamples, began_at: float
+) -> FileContent:
     """Find the samples that a file has, and let the disk read them ahead. None is compared yet.
 
     Args:
@@ -118,7 +132,7 @@ def find_samples(path: str, file: CacheFile, samples: CachedSamples, began_at: f
     """
     with _opened(path, os.O_RDONLY) as descriptor:
         if descriptor is None:
-            return Reading(np.zeros(samples.number.size, dtype=np.bool_))
+            return FileContent(np.zeros(samples.number.size, dtype=np.bool_))
         found = _find(descriptor, file, samples, began_at)
         for begin, end in _adjacent(samples, found.is_there):
             start, stop = (
@@ -130,69 +144,49 @@ def find_samples(path: str, file: CacheFile, samples: CachedSamples, began_at: f
     return found
 
 
-def read_sample(path: str, start: int, view: memoryview, checksum: int) -> bool:
-    """Read a sample that a file was found to have; return whether its bytes are right.
+def read_sample(root: str, location: CacheLocation, view: memoryview) -> bool:
+    """Read a sample that `find_samples` has found; return whether its bytes are right.
 
-    Any process of the machine may call it, at any time after `find_samples`. The file may have been
-    removed since, cut or written anew: nothing but the checksum decides.
+    The file may have been cut or written anew since: nothing but the checksum decides.
 
     Args:
-        path: Where the file lies.
-        start: The byte of the file where the sample begins.
+        root: The folder of the cache.
+        location: Of the sample.
         view: Memory for the sample, which has any content if the bytes are not right.
-        checksum: CRC-32C of the sample's bytes, as the index of the shard says.
+
+    Raises:
+        OSError: The file was removed, or the disk failed.
     """
+    descriptor = os.open(location.file.path(root), os.O_RDONLY | _SAFE_FLAGS)
     try:
-        descriptor = os.open(path, os.O_RDONLY | _SAFE_FLAGS)
-        try:
-            is_whole = _read_all(descriptor, view, start)
-        finally:
-            os.close(descriptor)
-    except OSError:  # it is read again, by `read_samples`
-        return False
-    return is_whole and bool(crc32c(view, 0, 0) == checksum)
+        left, position = view, location.start
+        while left:
+            num_bytes = os.preadv(descriptor, [left], position)
+            if not num_bytes:
+                return False
+            left, position = left[num_bytes:], position + num_bytes
+    finally:
+        os.close(descriptor)
+    return bool(crc32c(view, 0, 0) == location.checksum)
 
 
-def read_samples(
-    path: str,
-    file: CacheFile,
-    samples: CachedSamples,
-    new_data: Callable[[], memoryview],
-    first: int,
-    began_at: float,
-) -> Reading:
-    """Read the samples that a file has, and compare each with its checksum.
+def names_sample(root: str, location: CacheLocation, num_bytes: int) -> bool:
+    """Tell whether the table of a file says that it has a sample. One that is damaged may say so.
 
     Args:
-        path: Where the file lies.
-        file: Which one it is.
-        samples: Which samples are wanted.
-        new_data: Returns the memory for them. It is called only if the file has one of them.
-        first: The byte of the shard that comes first in this memory.
-        began_at: A file that was not used since then is marked as used now.
+        root: The folder of the cache.
+        location: Of the sample.
+        num_bytes: Its length.
 
     Raises:
         OSError: The disk failed.
     """
-    nothing = np.zeros(samples.number.size, dtype=np.bool_)
-    with _opened(path, os.O_RDONLY) as descriptor:
+    file, number, _, checksum = location
+    with _opened(file.path(root), os.O_RDONLY) as descriptor:
         if descriptor is None:
-            return Reading(nothing)
-        found = _find(descriptor, file, samples, began_at)
-        if not found.is_there.any():
-            return found
-        data = new_data()
-        for begin, end in _adjacent(samples, found.is_there):
-            start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
-            if not _read_all(
-                descriptor, data[start - first : stop - first], file.data_start + start
-            ):
-                return Reading(nothing, is_damaged=True)
-    starts, stops = (samples.start - first).tolist(), (samples.stop - first).tolist()
-    for number in np.flatnonzero(found.is_there).tolist():
-        if crc32c(data[starts[number] : stops[number]], 0, 0) != samples.checksum[number]:
-            return Reading(nothing, is_damaged=True)
-    return found
+            return False
+        table = _table(descriptor, file, os.fstat(descriptor))
+        return table is None or table[number].tolist() == [num_bytes, checksum]
 
 
 def write_samples(
@@ -283,12 +277,12 @@ def _write_groups(
             _write_all(descriptor, memoryview(rows), offset)
 
 
-def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float) -> Reading:
+def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float) -> FileContent:
     """Return which samples an open file has, and mark it as used."""
     status = os.fstat(descriptor)
     table = _table(descriptor, file, status)
     if table is None:
-        return Reading(np.zeros(samples.number.size, dtype=np.bool_), is_damaged=True)
+        return FileContent(np.zeros(samples.number.size, dtype=np.bool_), is_damaged=True)
     table = table[samples.number]
     is_there = table[:, 0] == samples.stop - samples.start
     # The file may hold an older shard of this name and size. Its bytes are not wanted then.
@@ -296,7 +290,7 @@ def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: fl
     if is_there.any() and status.st_mtime < began_at:
         with suppress(OSError):
             os.utime(descriptor)
-    return Reading(is_there)
+    return FileContent(is_there)
 
 
 def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray | None:
@@ -365,16 +359,6 @@ def _opened(path: str, flags: int) -> Iterator[int | None]:
         yield descriptor
     finally:
         os.close(descriptor)
-
-
-def _read_all(descriptor: int, view: memoryview, start: int) -> bool:
-    """Fill a view; return False if the file ends before."""
-    while view:
-        num_bytes = os.preadv(descriptor, [view], start)
-        if not num_bytes:
-            return False
-        view, start = view[num_bytes:], start + num_bytes
-    return True
 
 
 def _write_all(descriptor: int, view: memoryview, start: int) -> None:

@@ -1,7 +1,7 @@
 """The node cache of one process: finds and reads at once, and writes in a thread.
 
-    find  -> a thread of the caller -> the samples that are there; any process reads and compares
-    read  -> a thread of the caller -> the samples that are there and right
+    find  -> a thread of the caller -> where the samples are that are there
+    read  -> a thread of the caller -> the bytes of one of them, if they are right
     write -> a queue of at most `MAX_QUEUED_BYTES` -> one thread -> files
 
 Nobody waits for a write. Where the disk is slower than the storage, the queue is full, and what
@@ -20,7 +20,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -33,10 +33,10 @@ from mmstream.storage.local import file_system_of, is_shared
 from mmstream.storage.node_cache.cache_file import (
     CachedSamples,
     CacheFile,
-    Flags,
-    Reading,
+    CacheLocation,
     find_samples,
-    read_samples,
+    names_sample,
+    read_sample,
     write_samples,
 )
 from mmstream.storage.urls import local_path
@@ -61,29 +61,23 @@ class _Write(NamedTuple):
     first: int
 
 
-class _Damaged(NamedTuple):
-    file: CacheFile
-    samples: CachedSamples
-    """Those of which one was wrong at least."""
-
-
 class NodeCache:
     """Reads and writes cached files. `find` and `read` may be called in any thread, `write` in one.
 
     Args:
         root: The folder of the cache, as `open_cache_dir` returned it.
-        needs: As `CacheRoom`.
-        max_bytes: As `CacheRoom`.
+        needs: As `CacheQuota`.
+        max_bytes: As `CacheQuota`.
     """
 
     def __init__(self, root: str, needs: Mapping[str, int], max_bytes: int | None = None) -> None:
         self._root = root
-        self._room: CacheRoom | None = None
+        self._quota: CacheQuota | None = None
         self._epochs_began_at = deque([0.0, time.time()], maxlen=3)
         self._is_writing = True
         self._is_closed = False
         self._queue: deque[_Write] = deque()
-        self._damaged: list[_Damaged] = []
+        self._damaged: list[CacheFile] = []
         self._has_warned = False
         self._num_queued_bytes = 0
         self._changed = threading.Condition()
@@ -94,51 +88,48 @@ class NodeCache:
         )
         self._thread.start()
 
-    def path(self, file: CacheFile) -> str:
-        """Return where a file lies."""
-        return file.path(self._root)
-
-    def find(self, file: CacheFile, samples: CachedSamples) -> Flags:
+    def find(self, file: CacheFile, samples: CachedSamples) -> dict[int, CacheLocation]:
         """Find the samples that a file has, and let the disk read them ahead.
 
-        Their bytes are not compared: `read_sample` does it. What it cannot use is for `read`.
+        Their bytes are not compared: `read` does it. A file that is damaged is removed.
 
         Args:
             file: Which one.
             samples: Which samples are wanted.
-        """
-        path, began_at = self.path(file), self._epochs_began_at[-1]
-        return self._looked_into(file, samples, lambda: find_samples(path, file, samples, began_at))
-
-    def read(
-        self,
-        file: CacheFile,
-        samples: CachedSamples,
-        new_data: Callable[[], memoryview],
-        first: int,
-    ) -> Flags:
-        """Read the samples that a file has.
-
-        A file that is damaged is removed, and counts as absent.
-
-        Args:
-            file: Which one.
-            samples: Which samples are wanted.
-            new_data: Returns the memory for them. It is called only if the file has one of them.
-            first: The byte of the shard that comes first in this memory.
 
         Returns:
-            Which samples are in the memory now, with the right bytes.
+            Where they lie, by their number among `samples`.
         """
-        path, began_at = self.path(file), self._epochs_began_at[-1]
-        is_there = self._looked_into(
-            file,
-            samples,
-            lambda: read_samples(path, file, samples, new_data, first, began_at),
-        )
-        num_bytes = int((samples.stop - samples.start)[is_there].sum())
-        self._count(num_cache_hit_bytes=num_bytes)
-        return is_there
+        path = file.path(self._root)
+        try:
+            is_there, is_damaged = find_samples(path, file, samples, self._epochs_began_at[-1])
+        except OSError as error:
+            if error.errno in OF_THE_FILE:
+                self._put_damaged(file)
+            else:
+                self._stop_writing(error)
+            return {}
+        if is_damaged:
+            self._put_damaged(file)
+        numbers = np.flatnonzero(is_there)
+        starts = (file.data_start + samples.start[numbers]).tolist()
+        columns = samples.number[numbers].tolist(), starts, samples.checksum[numbers].tolist()
+        locations = map(partial(CacheLocation, file), *columns)
+        return dict(zip(numbers.tolist(), locations, strict=True))
+
+    def read(self, location: CacheLocation, view: memoryview) -> bool:
+        """Read a sample that was found. Return whether its bytes are there and right."""
+        try:
+            is_right = read_sample(self._root, location, view)
+            # A file that was written anew may lack it.
+            is_damaged = not is_right and names_sample(self._root, location, len(view))
+        except OSError:  # it was removed since
+            return False
+        if is_right:
+            self._count(num_cache_hit_bytes=len(view))
+        elif is_damaged:
+            self._put_damaged(location.file)
+        return is_right
 
     def write(self, file: CacheFile, samples: CachedSamples, data: memoryview, first: int) -> None:
         """Write samples soon, if there is room. Nobody waits, and nothing is raised.
@@ -150,7 +141,7 @@ class NodeCache:
             first: The byte of the shard that comes first in `data`.
         """
         with self._changed:
-            is_full = self._room is not None and self._room.is_full(file.folder)
+            is_full = self._quota is not None and self._quota.is_full(file.folder)
             if is_full or not self._is_writing:
                 return
             if self._num_queued_bytes + len(data) > MAX_QUEUED_BYTES:
@@ -167,8 +158,8 @@ class NodeCache:
         """
         with self._changed:
             self._epochs_began_at.append(time.time())
-            if self._room is not None:
-                self._room.begin_epoch(self._epochs_began_at[0])
+            if self._quota is not None:
+                self._quota.begin_epoch(self._epochs_began_at[0])
 
     def pop_counts(self) -> dict[str, int]:
         """Return what was counted since the previous call: fields of `TransferCounts`."""
@@ -183,33 +174,19 @@ class NodeCache:
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
 
-    def _looked_into(
-        self, file: CacheFile, samples: CachedSamples, look: Callable[[], Reading]
-    ) -> Flags:
-        """Return which samples are there; let a damaged file be removed."""
-        try:
-            is_there, is_damaged = look()
-        except OSError as error:
-            is_there = np.zeros(samples.number.size, dtype=np.bool_)
-            is_damaged = error.errno in OF_THE_FILE
-            if not is_damaged:
-                self._stop_writing(error)
-        if is_damaged:
-            self._put_damaged(_Damaged(file, samples))
-        return is_there
-
-    def _put_damaged(self, damaged: _Damaged) -> None:
+    def _put_damaged(self, file: CacheFile) -> None:
         """Let the thread that writes remove a damaged file."""
         with self._changed:
-            self._counts["num_cache_damaged"] += 1
-            self._damaged.append(damaged)
+            if file in self._damaged:
+                return
+            self._damaged.append(file)
             self._changed.notify_all()
             is_first, self._has_warned = not self._has_warned, True
         if is_first:
             logger.warning(
                 "the node cache has a damaged file: it is removed, and its samples are read from "
                 "storage; no more of these are logged: %s",
-                escaped(damaged.file.path(self._root)),
+                escaped(file.path(self._root)),
             )
 
     def _count(self, **counts: int) -> None:
@@ -219,39 +196,29 @@ class NodeCache:
     def _write_all(self, needs: Mapping[str, int], max_bytes: int | None) -> None:
         """Write what is queued, until the cache is closed. It runs in a thread."""
         try:
-            room = self._room = CacheRoom(self._root, needs, max_bytes)
+            quota = self._quota = CacheQuota(self._root, needs, max_bytes)
         except OSError as error:
             self._stop_writing(error)
             return
         while (task := self._next()) is not None:
             try:
-                if isinstance(task, _Damaged):
-                    self._remove(task, room)
+                if isinstance(task, CacheFile):
+                    is_removed = quota.remove(task.folder, task.path(self._root))
+                    self._count(num_cache_damaged=is_removed)
                 else:
-                    self._write(task, room)
+                    self._write(task, quota)
             except OSError as error:
                 if error.errno not in OF_THE_FILE:
                     self._stop_writing(error)
-        room.close()
+        quota.close()
 
-    def _write(self, task: _Write, room: CacheRoom) -> None:
+    def _write(self, task: _Write, quota: CacheQuota) -> None:
         folder = task.file.folder
-        reserve = partial(room.reserve, folder)
+        reserve = partial(quota.reserve, folder)
         num_bytes = write_samples(task.file.path(self._root), *task, reserve)
         self._count(num_cached_bytes=num_bytes)
 
-    def _remove(self, task: _Damaged, room: CacheRoom) -> None:
-        """Remove a damaged file, unless it was removed and written anew meanwhile."""
-        file, samples = task
-        path, first = file.path(self._root), int(samples.start[0])
-        data = memoryview(bytearray(int(samples.stop[-1]) - first))
-        is_damaged = True
-        with suppress(OSError):
-            is_damaged = read_samples(path, file, samples, lambda: data, first, 0.0).is_damaged
-        if is_damaged:
-            room.remove(file.folder, path)
-
-    def _next(self) -> _Write | _Damaged | None:
+    def _next(self) -> _Write | CacheFile | None:
         """Wait for what is to be written, or for a damaged file; None: the cache is closed."""
         with self._changed:
             self._changed.wait_for(lambda: self._queue or self._damaged or self._is_closed)
@@ -316,7 +283,7 @@ def open_cache_dir(cache_dir: str, max_bytes: int | None) -> str:
 
     Args:
         cache_dir: Local folder, which may belong to others.
-        max_bytes: Most bytes that the cache may take. None: what `CacheRoom` computes.
+        max_bytes: Most bytes that the cache may take. None: what `CacheQuota` computes.
 
     Returns:
         The absolute path of ``CACHE_DIR/mmstream-UID``. Only this user may look into it.
@@ -368,8 +335,8 @@ class _Leftover(NamedTuple):
     path: str
 
 
-class CacheRoom:
-    """The room of a cache, for one process.
+class CacheQuota:
+    """How many bytes the files of a cache may take, and do, as one process sees it.
 
     Args:
         root: The folder of the cache.
@@ -448,14 +415,16 @@ class CacheRoom:
         """Note that an epoch begins. Files that were not used since a time are leftovers now."""
         if unused_since != self._unused_since:
             self._unused_since = unused_since
-            self._leftovers.clear()
+            self._leftovers = deque()  # the thread that writes may go through the old ones
             self._listed_at = -RETRY_S
             self._full_until.clear()
 
-    def remove(self, folder: str, path: str) -> None:
-        """Remove a damaged file."""
+    def remove(self, folder: str, path: str) -> bool:
+        """Remove a damaged file. Return whether it was there."""
         with suppress(OSError), self._counts() as counts:
             _remove(path, folder, counts)
+            return True
+        return False
 
     def close(self) -> None:
         """Give up the locks. The files stay."""
@@ -520,10 +489,10 @@ class CacheRoom:
         if not self._leftovers and time.monotonic() - self._listed_at >= RETRY_S:
             self._leftovers = deque(sorted(self._list_leftovers()))
             self._listed_at = time.monotonic()
-        unused = dict[str, int]()
+        leftovers, unused = self._leftovers, dict[str, int]()
         try:
-            while self._leftovers and not self._fits(counts, folder, num_bytes):
-                leftover = self._leftovers.popleft()
+            while leftovers and not self._fits(counts, folder, num_bytes):
+                leftover = leftovers.popleft()
                 if leftover.folder not in self._in_use and leftover.folder not in unused:
                     lock = _locked_alone(f"{self._root}/{leftover.folder}/in-use")
                     if lock is None:  # a run has begun to use it
