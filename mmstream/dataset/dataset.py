@@ -85,8 +85,8 @@ class Dataset(Sequence[Sample]):
         """Return a sample as a dict of bytes, or a view of a slice.
 
         A string is a key, ``sample["__key__"]``. Keys stand in the tars, one header per sample.
-        Where `mmstream.convert` wrote the rows in their order, about ten headers are read. Else the
-        first look-up reads the headers of all samples, and 8 bytes a sample are remembered:
+        Where `mmstream.convert` wrote the rows in their order, some dozens are read. Else the first
+        look-up reads the headers of all samples, and 8 bytes a sample are remembered:
         seconds per million local samples, and one request per sample in object storage. `find`
         takes an address instead, and reads nothing but the sample.
 

@@ -2,14 +2,16 @@
 
     Dataset[key] -> find_key -> read_keys -> one tar header per sample
 
-Where `mmstream.convert` wrote the rows in their order, keys ascend. A search then reads about ten
-headers. Elsewhere the first search reads one header of every sample, and remembers 8 bytes of each.
+Where `mmstream.convert` wrote the rows in their order, keys ascend. A search then reads some dozens
+of headers, in a few rounds. Elsewhere the first search reads one header of every sample, and
+remembers 8 bytes of each.
 """
 
 from __future__ import annotations
 
 import logging
 import re
+from bisect import bisect_left
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import pairwise
 from pathlib import Path
@@ -26,6 +28,9 @@ from mmstream.tar.samples import iter_members, split_member
 from mmstream.types import IntArray, SampleRef
 
 logger = logging.getLogger(__name__)
+
+PROBES = 16
+"""Headers that a round of a search reads side by side."""
 
 REFS_AT_ONCE = 1 << 14
 """Headers that are read together."""
@@ -108,9 +113,6 @@ def _row_of(key: str | None) -> tuple[int, int] | None:
 def _search(shards: ShardReader, key: str) -> list[SampleRef]:
     """Search for a key among ascending ones, as a conversion without shuffle writes them.
 
-    Keys are row numbers, and few rows are rejected. So every other probe is where the key would be
-    if no row were missing between two known ones, and the others halve what is left.
-
     Returns:
         The sample, or an empty list.
 
@@ -130,7 +132,7 @@ def _search(shards: ShardReader, key: str) -> list[SampleRef]:
     ends = np.cumsum(shards.counts)
     for first, last in _ascending(shards):
         start = int(ends[first] - shards.counts[first])
-        if refs := _bisect(shards, key, row, (start, int(ends[last]) - 1)):
+        if refs := _find_between(shards, key, row, start, int(ends[last]) - 1):
             return refs
     return []
 
@@ -155,29 +157,27 @@ def _ascending(shards: ShardReader) -> list[tuple[int, int]]:
     return [(start, end - 1) for start, end in pairwise(edges) if start < end]
 
 
-def _bisect(
-    shards: ShardReader, key: str, row: tuple[int, int], bounds: tuple[int, int]
+def _find_between(
+    shards: ShardReader, key: str, row: tuple[int, int], first: int, last: int
 ) -> list[SampleRef]:
-    """Search for a key between two samples, by their numbers over all shards."""
+    """Search for a key between two samples, by their positions among all samples.
+
+    Each round reads the headers of some samples side by side, at equal distances.
+    """
     ends = np.cumsum(shards.counts)
-    low, high = bounds
-    low_row, high_row = 1, int(shards.manifest.source.get("rows_total") or 1)
-    guesses = True
-    while low <= high:
-        share = min(1.0, max(0.0, (row[0] - low_row) / max(1, high_row - low_row)))
-        middle = low + round(share * (high - low)) if guesses else (low + high) // 2
-        guesses = not guesses
-        (ref,) = refs_at(ends, np.array([middle]))
-        (probe,) = read_keys(shards, [ref])
-        if probe == key:
-            return [ref]
-        probe_row = _row_of(probe)
-        if probe_row is None:  # not a conversion's key, or a damaged header
+    while first <= last:
+        probes = np.unique(np.linspace(first, last, PROBES).astype(np.int64))
+        refs = refs_at(ends, probes)
+        shards.load_indexes([shard for shard, _ in refs])
+        keys = read_keys(shards, refs)
+        if key in keys:
+            return [refs[keys.index(key)]]
+        rows = list(map(_row_of, keys))
+        if None in rows:  # not a conversion's key, or a damaged header
             raise _NotAscendingError
-        if probe_row < row:
-            low, low_row = middle + 1, probe_row[0]
-        else:
-            high, high_row = middle - 1, probe_row[0]
+        number = bisect_left(rows, row)  # type: ignore[type-var]
+        first = int(probes[number - 1]) + 1 if number else last + 1
+        last = int(probes[number]) - 1 if number < len(probes) else first - 1
     return []
 
 
@@ -207,9 +207,9 @@ def read_keys(
             (ref[0], spans[ref][0], min(spans[ref][1], spans[ref][0] + num_bytes))
             for ref, num_bytes in head_bytes.items()
         ]
-        answers = zip(head_bytes, shards.read_ranges(ranges), ranges, strict=True)
+        responses = zip(head_bytes, shards.read_ranges(ranges), ranges, strict=True)
         head_bytes = {}
-        for ref, head, (shard, _, stop) in answers:
+        for ref, head, (shard, _, stop) in responses:
             if isinstance(head, OSError):
                 if shard not in faults:
                     cause = shards.explain(head, shard, stop)

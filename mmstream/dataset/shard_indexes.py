@@ -109,14 +109,14 @@ class PartReader:
             table = self._open()
             part_map = self._map
         spans = [(int(table[i]["offset"]), columns_size(table[i])) for i in shards]
-        answers: Sequence[bytes | memoryview | OSError]
+        responses: Sequence[bytes | memoryview | OSError]
         if part_map is not None:
-            answers = [memoryview(part_map)[start : start + size] for start, size in spans]
+            responses = [memoryview(part_map)[start : start + size] for start, size in spans]
         else:
-            answers = self._read_ranges([(start, start + size) for start, size in spans])
+            responses = self._read_ranges([(start, start + size) for start, size in spans])
         return [
-            self._decode(answer, table[shard], shard)
-            for shard, answer in zip(shards, answers, strict=True)
+            self._decode(response, table[shard], shard)
+            for shard, response in zip(shards, responses, strict=True)
         ]
 
     def tar_checksum(self, shard: int) -> int | None:
@@ -138,12 +138,12 @@ class PartReader:
         self._store.drop_cache(self.part.name, 0, self.part.num_bytes)
 
     def _decode(
-        self, answer: bytes | memoryview | OSError, row: Any, shard: int
+        self, response: bytes | memoryview | OSError, row: Any, shard: int
     ) -> ShardColumns | ShardError | OSError:
-        if isinstance(answer, OSError):
-            return answer
+        if isinstance(response, OSError):
+            return response
         try:
-            return decode_columns(answer, row, f"{self.url}: shard {shard}")
+            return decode_columns(response, row, f"{self.url}: shard {shard}")
         except ShardError as error:
             return error
 
@@ -161,10 +161,10 @@ class PartReader:
             size = table_size(self.part.last_shard - self.part.first_shard + 1)
             if size > self.part.num_bytes:
                 raise ShardError(f"{self.url}: {self.part.num_bytes} bytes hold no table")
-            (answer,) = self._read_ranges([(0, size)])
-            if isinstance(answer, OSError):
-                raise self._explain(answer)
-            self._table = self._decode_table(answer)
+            (response,) = self._read_ranges([(0, size)])
+            if isinstance(response, OSError):
+                raise self._explain(response)
+            self._table = self._decode_table(response)
         return self._table
 
     def _find(self) -> mmap | None:
@@ -300,11 +300,11 @@ class ShardIndexes:
             reader = self._readers[number]
             num_before = reader.num_requests
             with suppress(ShardError, OSError):
-                answers = reader.read([shard - reader.part.first_shard for shard in numbers])
-                for shard, answer in zip(numbers, answers, strict=True):
-                    if isinstance(answer, ShardColumns):
+                responses = reader.read([shard - reader.part.first_shard for shard in numbers])
+                for shard, response in zip(numbers, responses, strict=True):
+                    if isinstance(response, ShardColumns):
                         with suppress(ShardError):
-                            self._keep(shard, self._with_checksums(shard, answer))
+                            self._keep(shard, self._with_checksums(shard, response))
             num_requests += reader.num_requests - num_before
         return num_requests
 
@@ -326,10 +326,10 @@ class ShardIndexes:
         if number is None:
             return None
         reader = self._readers[number]
-        (answer,) = reader.read([shard - reader.part.first_shard])
-        if isinstance(answer, ShardColumns):
-            return answer
-        raise answer
+        (response,) = reader.read([shard - reader.part.first_shard])
+        if isinstance(response, ShardColumns):
+            return response
+        raise response
 
     def tar_checksum(self, shard: int) -> int | None:
         """Return the CRC-32C of a whole tar, if its part knows it; errors as `part_columns`."""

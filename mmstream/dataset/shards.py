@@ -185,8 +185,8 @@ class ShardReader:
         samples: dict[int, bytes] = {}
         missing = list(range(len(refs)))
         for _ in range(MAX_SAMPLE_READS):
-            answers = self.read_ranges([ranges[number] for number in missing])
-            for number, data in zip(missing, answers, strict=True):
+            responses = self.read_ranges([ranges[number] for number in missing])
+            for number, data in zip(missing, responses, strict=True):
                 shard, start, stop = ranges[number]
                 if isinstance(data, OSError):
                     raise self.explain(data, shard, stop) from data
@@ -313,16 +313,12 @@ class ShardReader:
         read nevertheless, with a warning: they decide about each sample.
         """
         named_ranges = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
-        answers = self.store.read_ranges(named_ranges, self.known)
-        if not self.has_checksums:
-            return answers
-        replaced = {i: error for i, error in enumerate(answers) if isinstance(error, ReplacedError)}
-        for i, error in replaced.items():
-            self.accept(named_ranges[i][0], error)
-        answers_again = self.store.read_ranges([named_ranges[i] for i in replaced])
-        for i, answer in zip(replaced, answers_again, strict=True):
-            answers[i] = answer
-        return answers
+        responses = self.store.read_ranges(named_ranges, self.known)
+        for number, response in enumerate(responses):
+            if self.has_checksums and isinstance(response, ReplacedError):
+                self.accept(named_ranges[number][0], response)
+                (responses[number],) = self.store.read_ranges([named_ranges[number]])
+        return responses
 
     def read_unchecked(self, shard: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         """Return the bytes of ranges that no checksum is compared with.
@@ -345,11 +341,11 @@ class ShardReader:
             error.is_replaced = True
             raise error
         named_ranges = [(name, start, stop) for start, stop in ranges]
-        answers = self.store.read_ranges(named_ranges, self.known)
-        for answer, (_, stop) in zip(answers, ranges, strict=True):
-            if isinstance(answer, OSError):
-                raise self.explain(answer, shard, stop) from answer
-        return cast(list[bytes], answers)
+        responses = self.store.read_ranges(named_ranges, self.known)
+        for response, (_, stop) in zip(responses, ranges, strict=True):
+            if isinstance(response, OSError):
+                raise self.explain(response, shard, stop) from response
+        return cast(list[bytes], responses)
 
     def drop_cache(self, shard: int, ranges: Sequence[tuple[int, int]]) -> None:
         """Make the next reads of ranges of a shard pass what this machine holds of them."""

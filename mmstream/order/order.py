@@ -508,13 +508,6 @@ class Order(SampleRows):
         first_slot = self._lanes.num_steps * self.global_batch_size
         return first_slot + offsets[:-1], offsets[1:] > offsets[:-1]
 
-    def listed(self, epoch: int) -> tuple[IntArray, IntArray]:
-        """Return (shards, indexes) of all samples, in the order in which lanes have them.
-
-        Lane after lane, before windows mix them; those that fill no step come last.
-        """
-        return self._locate(epoch, np.arange(self.num_samples))
-
     def _locate(self, epoch: int, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Return (shards, indexes) of slots of an epoch."""
         if self.reshuffle == "global":

@@ -27,7 +27,7 @@ import numpy.typing as npt
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe, Refs, Stop, Unit, Window
-from mmstream.order.cache import keep
+from mmstream.order.cache import cached
 from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
 from mmstream.order.mixture.recipe import binding
 from mmstream.order.settings import RowShape, integer, require
@@ -291,19 +291,19 @@ class PackOrder:
 
         `row` is the position of the sample's unit in its step. See `Order.window`.
         """
-        window = self._windows.get((epoch, number))
-        if window is None:
-            units = self.inner.window(epoch, number)
-            steps, rows = units.step, units.row
-            documents = self._documents(self._first_units[units.shard] + units.index)
-            counts = np.where(self._is_planned(epoch, steps, rows), documents.counts, 0)
-            documents = _first_of(documents, counts)
-            if self._deal is not None:
-                rows = self._positions(epoch, steps, rows)
-            steps, rows = np.repeat(steps, counts), np.repeat(rows, counts)
-            window = Window(steps, rows, documents.shard, documents.index)
-            keep(self._windows, (epoch, number), window, most=3 * self.stride + self._most_steps)
-        return window
+        max_entries, key = 3 * self.stride + self._most_steps, (epoch, number)
+        return cached(self._windows, key, max_entries, lambda: self._new_window(*key))
+
+    def _new_window(self, epoch: int, number: int) -> Window:
+        units = self.inner.window(epoch, number)
+        steps, rows = units.step, units.row
+        documents = self._documents(self._first_units[units.shard] + units.index)
+        counts = np.where(self._is_planned(epoch, steps, rows), documents.counts, 0)
+        documents = _first_of(documents, counts)
+        if self._deal is not None:
+            rows = self._positions(epoch, steps, rows)
+        steps, rows = np.repeat(steps, counts), np.repeat(rows, counts)
+        return Window(steps, rows, documents.shard, documents.index)
 
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
         """Return the unit that takes the row of one without a good sample.
@@ -331,14 +331,14 @@ class PackOrder:
     def _step(self, epoch: int, step: int, rows: tuple[int, int] | None) -> _Step:
         """Return the units at some positions of a step. The read stage asks twice for each."""
         key = epoch, step, rows or (0, self.global_batch_size)
-        of_step = self._steps.get(key)
-        if of_step is None:
+
+        def unpack() -> _Step:
             numbers, valid = self._numbers(epoch, step, rows)
             units = self._documents(numbers)
             counts = np.where(valid, units.counts, 0)
-            of_step = _Step(counts, _first_of(units, counts))
-            keep(self._steps, key, of_step, most=8)
-        return of_step
+            return _Step(counts, _first_of(units, counts))
+
+        return cached(self._steps, key, 8, unpack)
 
     def _numbers(
         self, epoch: int, step: int, rows: tuple[int, int] | None
@@ -381,15 +381,15 @@ class PackOrder:
 
     def _row_of_position(self, epoch: int, step: int) -> IntArray:
         """Return the row at each position of a step, [G]. Padding costs nothing."""
-        dealt = self._dealt.get((epoch, step))
-        if dealt is None:
-            assert self._deal is not None, "only dealt orders ask"
-            deal, num_ranks, cost = self._deal
+        assert self._deal is not None, "only dealt orders ask"
+        deal, num_ranks, cost = self._deal
+
+        def deal_rows() -> IntArray:
             numbers, valid = self._inner_numbers(epoch, step, None)
             costs = np.where(valid, cost(self.plan.sums(numbers)), 0)
-            dealt = np.asarray(deal(costs, num_ranks), dtype=np.int64)
-            keep(self._dealt, (epoch, step), dealt, most=self._most_steps)
-        return dealt
+            return np.asarray(deal(costs, num_ranks), dtype=np.int64)
+
+        return cached(self._dealt, (epoch, step), self._most_steps, deal_rows)
 
     def _positions(self, epoch: int, steps: IntArray, rows: IntArray) -> IntArray:
         """Return the position of each row of some steps."""

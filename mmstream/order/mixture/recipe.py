@@ -127,14 +127,7 @@ class Recipe:
         if not isinstance(epoch_steps, str):
             epoch_steps = integer("epoch_steps", epoch_steps, MAX_SETTING)
             require(epoch_steps >= 1, f"epoch_steps {epoch_steps}: needs at least 1")
-        shares = {
-            step: whole_shares([weights_by_name[name] for name in corpora])
-            for step, weights_by_name in sorted(weights.items())
-        }
-        for number, (name, corpus) in enumerate(corpora.items()):
-            require(corpus.num_samples > 0, f"source {name!r} has no samples")
-            has_weight = any(phase_shares[number] for phase_shares in shares.values())
-            require(has_weight, f"source {name!r} has weight 0 all the time: leave it out")
+        shares = _shares_by_step(corpora, weights)
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
         chosen: dict[str, Any] = {
             "window_bytes": given.window_bytes,
@@ -301,6 +294,25 @@ class Recipe:
             "shuffle": self.shuffle,
             **({"reshuffle": "lanes"} if self.reshuffle == "lanes" else {}),
         }
+
+
+def _shares_by_step(
+    corpora: Mapping[str, Corpus], weights: Mapping[int, Mapping[str, float]]
+) -> dict[int, list[int]]:
+    """Return the shares of all sources, by the step from which they hold.
+
+    Raises:
+        ConfigError: impossible weights, or a source without samples or weight.
+    """
+    shares = {
+        step: whole_shares([weights_by_name[name] for name in corpora])
+        for step, weights_by_name in sorted(weights.items())
+    }
+    for number, (name, corpus) in enumerate(corpora.items()):
+        require(corpus.num_samples > 0, f"source {name!r} has no samples")
+        has_weight = any(phase_shares[number] for phase_shares in shares.values())
+        require(has_weight, f"source {name!r} has weight 0 all the time: leave it out")
+    return shares
 
 
 def _checked_shares(share_of_source: Mapping[str, Any], names: Sequence[str]) -> list[int]:
