@@ -22,7 +22,11 @@ def calls_ahead(
 ) -> Iterator[T]:
     """Yield the results for all items in order, while threads of a pool work ahead.
 
-    The calling thread takes an item that no other thread has begun when its result is due.
+    The calling thread takes an item that no other thread has begun when its result is due. While a
+    thread of the pool is still at the due item, it takes later ones.
+
+    Example: two threads, items 0 to 4, each call takes as long. The caller does 0 while the pool
+    does 1. Then the pool has begun 2, so the caller does 3 meanwhile, and both are done together.
 
     Args:
         function: What is called.
@@ -46,12 +50,33 @@ def calls_ahead(
             if not calls:
                 return
             held, call = calls[0]
-            result = take(held) if call is None or call.cancel() else call.result()
+            if call is None or call.cancel():
+                result = take(held)
+            else:
+                _call_later_ones(take, calls)
+                result = call.result()
             calls.popleft()
             yield result
             del result, call
     finally:
         wait([call for _, call in calls if call is not None and not call.cancel()])
+
+
+def _call_later_ones(
+    take: Callable[[list[U]], T], calls: deque[tuple[list[U], Future[T] | None]]
+) -> None:
+    """Do calls that no thread has begun, while another thread is at the first one."""
+    for number, (held, call) in enumerate(list(calls)):
+        first = calls[0][1]
+        if first is None or first.done():
+            return
+        if call is not None and call.cancel():
+            done: Future[T] = Future()
+            try:
+                done.set_result(take(held))
+            except Exception as error:  # raised when its turn comes
+                done.set_exception(error)
+            calls[number] = held, done
 
 
 class ThreadedCalls(Generic[T]):

@@ -21,6 +21,7 @@ from mmstream.audit import check_functions
 from mmstream.decoding.threaded_calls import calls_ahead
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
+from tests.helpers.wait import wait_until
 
 Sample = dict[str, Any]
 Rows = dict[tuple[int, str], list[Any]]
@@ -442,3 +443,33 @@ def test_a_row_is_held_by_no_thread_that_did_not_get_to_it() -> None:
         finally:
             is_over.set()
     assert numbers == [0, -1, -2, -3, -4, -5]
+
+
+def test_rows_are_decoded_in_the_callers_thread_while_another_is_at_the_due_one() -> None:
+    threads: dict[int, int] = {}
+    may_end = threading.Event()
+
+    def decode(number: int) -> int:
+        threads[number] = threading.get_ident()
+        if number == 1:
+            may_end.wait()  # the caller's thread does 2 meanwhile, and then lets 1 end
+        if number == 2:
+            may_end.set()
+        if number == 3:
+            raise KeyError(number)
+        return number
+
+    def items() -> Any:
+        for number in range(5):
+            if number == 1:
+                yield number, True
+                wait_until(lambda: 1 in threads)  # the thread of the pool is at it
+            else:
+                yield number, number > 0
+
+    results = []
+    with ThreadPoolExecutor(1) as pool, pytest.raises(KeyError):  # noqa: PT012
+        for result in calls_ahead(decode, items(), pool, 2):
+            results.append(result)
+    assert results == [0, 1, 2]
+    assert threads[1] != threads[2] == threading.get_ident()
