@@ -266,7 +266,7 @@ def orders_logged(
         return order_of_state(state, source, plan)[0]
 
     def order_of_epoch(epoch: int) -> AnyOrder:
-        earlier_epochs = [known for known in identity_from_epoch if known <= epoch]
+        earlier_epochs = [start for start in identity_from_epoch if start <= epoch]
         text = identity_from_epoch[max(earlier_epochs, default=min(identity_from_epoch))]
         try:
             return order if text in of_present else order_of_identity(text)

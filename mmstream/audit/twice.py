@@ -62,20 +62,22 @@ def check_functions(pipeline: Pipeline, num_samples: PositiveInt = 16) -> list[s
     """
     differing: dict[str, None] = {}
 
-    def twice(place: str, function: Any) -> Any:
-        return _Twice(place, function, differing) if is_user_function(function) else function
+    def twice(label: str, function: Any) -> Any:
+        return _Twice(label, function, differing) if is_user_function(function) else function
 
     pipeline_twice = copy(pipeline)  # not `replace`, which would plan another order
     changes: dict[str, Any] = {
-        name: tuple(twice(f"{name}[{i}]", each) for i, each in enumerate(getattr(pipeline, name)))
+        name: tuple(
+            twice(f"{name}[{i}]", function) for i, function in enumerate(getattr(pipeline, name))
+        )
         for name in ("before", "transforms")
     }
     decode = pipeline.decode
     if decode is not None and decode.fields:
-        functions = {*decode.table.parsers, *(each.name for each in decode.table.values)}
+        functions = {*decode.table.parsers, *(value.name for value in decode.table.values)}
         fields = {
-            name: twice(f"decode.{name}", each) if name.split(";")[0] in functions else each
-            for name, each in decode.fields.items()
+            name: twice(f"decode.{name}", field) if name.split(";")[0] in functions else field
+            for name, field in decode.fields.items()
         }
         decode = replace(decode, fields=fields)
     if decode is not None and decode.text is not None and callable(decode.text.field):
@@ -110,7 +112,7 @@ def _content(value: Any) -> bytes:
 class _Twice:
     """A function that is called twice with the same argument and the same seeds."""
 
-    place: str
+    label: str
     function: Callable[[Any], Any]
     differing: dict[str, None]
 
@@ -134,7 +136,7 @@ class _Twice:
     @property
     def _shown(self) -> str:
         name = getattr(self.function, "__name__", type(self.function).__name__)
-        return f"{self.place} {name}"
+        return f"{self.label} {name}"
 
     def _outcome(self, argument: Any) -> tuple[Any, bytes]:
         """Return what the function makes of a copy, or its error, and what is compared of it."""

@@ -139,5 +139,5 @@ def commit(store: Store, manifest: Manifest) -> None:
     """
     part = write_part(store, manifest, 0, len(manifest.shards) - 1)
     write_readme(store)
-    parts = () if part is None else (part,)
-    store.write(MANIFEST_NAME, replace(manifest, index_parts=parts).to_bytes())
+    index_parts = () if part is None else (part,)
+    store.write(MANIFEST_NAME, replace(manifest, index_parts=index_parts).to_bytes())

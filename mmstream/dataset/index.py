@@ -187,7 +187,7 @@ def walk_tar(store: Store, name: str, size: int | None = None) -> Iterator[Membe
             buffer_start = start
         return buffer[start - buffer_start : stop - buffer_start]
 
-    def warn_of_rest(offset: int) -> None:
+    def warn_of_junk(offset: int) -> None:
         logger.warning(
             "%s: what follows byte %d, behind the end of the tar, is left out: it is no tar",
             *(escaped(name), offset),
@@ -197,7 +197,7 @@ def walk_tar(store: Store, name: str, size: int | None = None) -> Iterator[Membe
         raise ShardError(
             "gzipped, so samples cannot be found by byte; `mmstream convert` writes a plain one"
         )
-    yield from iter_members(read, size, rest=warn_of_rest)
+    yield from iter_members(read, size, on_junk=warn_of_junk)
 
 
 # -- checksums of samples --------------------------------------------------------------------------

@@ -107,8 +107,8 @@ def index_tars(
     """
     store = open_store(url)
     target = store if output is None else open_store(output)
-    for each in (store, target):
-        require_files(each)
+    for folder in (store, target):
+        require_files(folder)
     if not any(name.endswith((".tar", *GZIPPED)) for name in store.list()):
         _tar_sizes(store)  # an error; a lock would make the folder
     with write_lock(target, "index"):
@@ -118,8 +118,8 @@ def index_tars(
         if checksums:
             num_bytes = sum(size for name, size in sizes.items() if name not in old.summed)
             logger.info("%s: %.2f GB are read for checksums", store.url, num_bytes / 1e9)
-        parts = [] if overwrite or checksums else _kept_parts(old, list(sizes))
-        num_kept = parts[-1].last_shard + 1 if parts else 0
+        index_parts = [] if overwrite or checksums else _kept_parts(old, list(sizes))
+        num_kept = index_parts[-1].last_shard + 1 if index_parts else 0
         tars = [
             _IndexedTar(old.shards[name], False, old.kind is not None)
             for name in list(sizes)[:num_kept]
@@ -135,11 +135,11 @@ def index_tars(
         tar_checksums = _old_checksums(target, old.manifest) if len(tars) > num_kept else {}
         tar_checksums |= {tar.info.name: tar.crc32c for tar in tars if tar.crc32c is not None}
         new_part = write_part(target, manifest, num_kept, len(tars) - 1, tar_checksums)
-        parts += [new_part] if new_part else []
-        manifest = replace(manifest, index_parts=tuple(parts))
+        index_parts += [new_part] if new_part else []
+        manifest = replace(manifest, index_parts=tuple(index_parts))
         if manifest != old.manifest:
             target.write(MANIFEST_NAME, manifest.to_bytes())
-            _remove_parts(target, old, {part.name for part in parts})
+            _remove_parts(target, old, {part.name for part in index_parts})
     return IndexReport(
         num_shards=len(tars),
         num_samples=sum(tar.info.num_samples for tar in tars),
@@ -228,9 +228,9 @@ def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:
         old: What earlier calls have left.
         names: Of all tars now.
     """
-    parts: list[IndexPart] = []
+    kept: list[IndexPart] = []
     if old.manifest is None or (old.kind is None and old.has_columns):
-        return parts
+        return kept
     for part in old.manifest.index_parts[: MAX_PARTS - 1]:
         infos = old.manifest.shards[part.first_shard : part.last_shard + 1]
         old_names = [info.name for info in infos]
@@ -238,7 +238,7 @@ def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:
         if old.kind:
             files |= {checksums_name(i.name): checksums_size(i.num_samples) for i in infos}
         is_kept = (
-            part.first_shard == (parts[-1].last_shard + 1 if parts else 0)
+            part.first_shard == (kept[-1].last_shard + 1 if kept else 0)
             and old_names == list(names[part.first_shard : part.last_shard + 1])
             and old.files.get(part.name) == part.num_bytes
             and old.replaced.isdisjoint(old_names)
@@ -246,8 +246,8 @@ def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:
         )
         if not is_kept:
             break
-        parts.append(part)
-    return parts
+        kept.append(part)
+    return kept
 
 
 class _IndexedTar(NamedTuple):

@@ -209,10 +209,10 @@ def name_fault(name: str) -> str:
     """
     if len(name.encode(errors="surrogatepass")) > MAX_NAME_BYTES:
         return f"is longer than {MAX_NAME_BYTES:,} bytes"
-    parts = name.split("/")
-    if name.startswith("/") or ".." in parts:
+    segments = name.split("/")
+    if name.startswith("/") or ".." in segments:
         return "lies outside the dataset"
-    if "" in parts or "." in parts or "\\" in name:
+    if "" in segments or "." in segments or "\\" in name:
         return "is not in normal form"
     if not name.isprintable() and {unicodedata.category(char) for char in name} & _NEVER_IN_NAMES:
         return "has characters that cannot be shown"

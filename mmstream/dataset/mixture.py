@@ -114,12 +114,12 @@ class Mixture:
         return sum(map(len, self.datasets.values()))
 
     def __repr__(self) -> str:
-        parts = [
+        sources = [
             f"{name} ({len(dataset):,} samples, weight {float(self.weights[0][name]):g})"
             for name, dataset in self.datasets.items()
         ]
         changes = f", weights change at step {', '.join(map(str, list(self.weights)[1:]))}"
-        return f"<Mixture: {', '.join(parts)}{changes * (len(self.weights) > 1)}>"
+        return f"<Mixture: {', '.join(sources)}{changes * (len(self.weights) > 1)}>"
 
     def _repr_html_(self) -> str:
         from mmstream.display.pipelines import mixture_html

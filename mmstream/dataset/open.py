@@ -248,7 +248,7 @@ def _data_store(store: Store, manifest: Manifest, allow_foreign_urls: bool) -> S
     send requests with the user's credentials.
     """
     data_store = open_store(manifest.data_url) if manifest.data_url else store
-    root, data_url = (_normal_url(each.url) for each in (store, data_store))
+    root, data_url = _normal_url(store.url), _normal_url(data_store.url)
     if not allow_foreign_urls and not f"{data_url}/".startswith(f"{root}/"):
         raise ManifestError(
             f"{store.url}: its manifest says that the tars lie in {escaped(data_url)}, which is "
@@ -315,9 +315,9 @@ def _finish_hint(store: Store) -> str:
         marker = msgspec.json.decode(store.read(MARKER_NAME, max_bytes=MAX_MARKER_BYTES))
         if "bake" in marker:
             rerun = "run the same `mmstream bake` or mm.bake again to finish it"
-        words = shlex.split(str(marker["command"]))
-        command = shlex.join(words)  # quoted, so that no word can be a command of its own
-        is_known = words[:1] == ["mmstream"] and words[1] in ("convert", "reshard", "bake")
+        arguments = shlex.split(str(marker["command"]))
+        command = shlex.join(arguments)  # quoted, so that no word can be a command of its own
+        is_known = arguments[:1] == ["mmstream"] and arguments[1] in ("convert", "reshard", "bake")
         if is_known and command.isprintable():
             return f"finish it with: {command}"
     except (OSError, KeyError, TypeError, AttributeError, ValueError, RecursionError):

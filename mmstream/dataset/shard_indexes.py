@@ -171,9 +171,9 @@ class PartReader:
         """Return the part as a map of a file of this machine. None: it is read by ranges."""
         path = self._store.local_path(self.part.name)
         if path is not None:
-            known = {self.part.name: ObjectStat(self.part.num_bytes, None)}
+            stats = {self.part.name: ObjectStat(self.part.num_bytes, None)}
             try:
-                return map_file(path, self.part.name, known)
+                return map_file(path, self.part.name, stats)
             except StorageError as error:  # another size, or no file
                 raise ShardError(str(error)) from None
         if not self._is_cached or cache_folder("index") is None:
@@ -452,14 +452,14 @@ class ShardIndexes:
         """Return the columns of shards, or the error of each, from the files beside their tars."""
         files = {s: self._files(self.manifest.shards[s], has_checksums) for s in shards}
         ranges = [(file, 0, size) for sizes in files.values() for file, size in sizes.items()]
-        known = dict[str, ObjectStat]()
+        stats = dict[str, ObjectStat]()
         # All at once: on an object store, each of them is a request.
-        responses = iter(self.store.read_ranges(ranges, known) if ranges else [])
+        responses = iter(self.store.read_ranges(ranges, stats) if ranges else [])
         results: dict[int, ShardColumns | MMStreamError | OSError] = {}
         for shard, sizes in files.items():
             data = {file: next(responses) for file in sizes}
             try:
-                results[shard] = self._decode(self.manifest.shards[shard], sizes, data, known)
+                results[shard] = self._decode(self.manifest.shards[shard], sizes, data, stats)
             except (MMStreamError, OSError) as error:
                 results[shard] = error
         return results
@@ -476,7 +476,7 @@ class ShardIndexes:
         info: ShardInfo,
         sizes: Mapping[str, int],
         responses: Mapping[str, bytes | OSError],
-        known: Mapping[str, ObjectStat],
+        stats: Mapping[str, ObjectStat],
     ) -> ShardColumns:
         """Return the columns of a shard from what was read of its files.
 
@@ -484,12 +484,12 @@ class ShardIndexes:
             info: Of the shard.
             sizes: The bytes that were asked for, by file.
             responses: What was read of each, with checksums where they were asked for.
-            known: The files as they are, where the storage said so.
+            stats: The files as they are, where the storage said so.
         """
         data = dict[str, bytes]()
         for file, response in responses.items():
             # A longer index is of other samples. Checksums tell, else its size must.
-            is_sure = len(sizes) > 1 or (file in known and known[file].size == sizes[file])
+            is_sure = len(sizes) > 1 or (file in stats and stats[file].size == sizes[file])
             if isinstance(response, OSError) or not is_sure:
                 self._require_size(info, file, sizes[file])
             if isinstance(response, OSError):
@@ -663,8 +663,8 @@ def _fetch(store: Store, part: IndexPart, path: Path) -> None:
     digest = hashlib.sha256()
     with create_file(path) as file:
         for first in range(0, len(ranges), num_at_once):
-            known = {part.name: ObjectStat(part.num_bytes, None)}
-            for data in store.read_ranges(ranges[first : first + num_at_once], known):
+            stats = {part.name: ObjectStat(part.num_bytes, None)}
+            for data in store.read_ranges(ranges[first : first + num_at_once], stats):
                 if isinstance(data, OSError):
                     raise data
                 digest.update(data)

@@ -287,14 +287,14 @@ def _index_command(
 ) -> str:
     """Return the command that builds the index of a shard ("": the parts), or its checksums."""
     index_store = dataset.index_store
-    words = ["mmstream", "index", dataset.store.url]
+    arguments = ["mmstream", "index", dataset.store.url]
     if index_store.url != dataset.store.url:
-        words += ["--output", index_store.url]
+        arguments += ["--output", index_store.url]
     if checksums:
-        words += ["--checksums"]
+        arguments += ["--checksums"]
     elif overwrite or (name and index_store.exists(index_name(name))):
-        words += ["--overwrite"]
-    return shlex.join(words)
+        arguments += ["--overwrite"]
+    return shlex.join(arguments)
 
 
 @dataclass

@@ -135,13 +135,13 @@ class Corpus:
     def _identity(self) -> dict[str, Any]:
         # Cached: a state is made at every step, and a corpus may have 100,000 names.
         sizes, checksums = self.sizes, self.checksums
-        known = [] if checksums is None else [text for text in checksums if text is not None]
+        hashes = [] if checksums is None else [text for text in checksums if text is not None]
         return {
             "corpus": _hash(self.counts, self.names or ()),
             "num_shards": int(self.counts.size),
             "bad": _hash(self.bad) if self.bad.size else None,
             "sizes": None if sizes is None else _hash(sizes),
-            "sha256": _hash(None, known) if known and len(known) == self.counts.size else None,
+            "sha256": _hash(None, hashes) if hashes and len(hashes) == self.counts.size else None,
         }
 
 
@@ -164,8 +164,8 @@ def content_of(identity: Mapping[str, Any]) -> dict[str, str | None]:
         is_hash = isinstance(value, str) and len(value) == HASH_LENGTH and value.isalnum()
         if value is not None and not is_hash:
             is_short = isinstance(value, str | int | float)  # a deep list has no repr
-            shown = escaped(repr(value)) if is_short else f"of type {type(value).__name__}"
-            raise ValueError(f"{key} {shown} is not a hash")
+            text = escaped(repr(value)) if is_short else f"of type {type(value).__name__}"
+            raise ValueError(f"{key} {text} is not a hash")
     return content
 
 

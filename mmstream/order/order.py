@@ -26,7 +26,7 @@ from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
 from mmstream.order.settings import (
     SINGLE_SAMPLE,
-    GivenSettings,
+    ChosenSettings,
     Reshuffle,
     RowShape,
     default_settings,
@@ -175,7 +175,7 @@ class Order(SampleRows):
             None if sizes is None else np.asarray(sizes),
             checksums,
         )
-        given = GivenSettings.check(
+        chosen = ChosenSettings.check(
             global_batch_size=global_batch_size,
             seed=seed,
             grid=grid,
@@ -187,7 +187,7 @@ class Order(SampleRows):
             reshuffle=reshuffle,
             has_cache=has_cache,
         )
-        num_samples, rows = corpus.num_samples, given.global_batch_size
+        num_samples, rows = corpus.num_samples, chosen.global_batch_size
         only_bad = " that are not on its bad list" if corpus.bad.size else ""
         require(num_samples > 0, f"the dataset has no samples{only_bad}")
         require(
@@ -199,29 +199,29 @@ class Order(SampleRows):
             num_samples,
             corpus.num_bytes,
             rows,
-            window_bytes=given.window_bytes,
-            grid=given.grid,
-            window=given.window,
+            window_bytes=chosen.window_bytes,
+            grid=chosen.grid,
+            window=chosen.window,
             row_shape=row_shape,
         )
         lanes = Lanes(
             num_steps=num_samples // rows,
             global_batch_size=rows,
-            grid=settings.grid if given.shuffle else (1, 1),
+            grid=settings.grid if chosen.shuffle else (1, 1),
             window=settings.window,
-            interleave=(given.interleave or settings.interleave) if given.shuffle else 1,
-            shuffle=given.shuffle,
+            interleave=(chosen.interleave or settings.interleave) if chosen.shuffle else 1,
+            shuffle=chosen.shuffle,
         )
-        is_lanes = given.reshuffle == "lanes"
-        table = ChunkTable.cut(corpus, given.chunk or settings.chunk, count_bad=is_lanes)
+        is_lanes = chosen.reshuffle == "lanes"
+        table = ChunkTable.cut(corpus, chosen.chunk or settings.chunk, count_bad=is_lanes)
         return cls(
             corpus,
             table,
             lanes,
-            seed=given.seed,
+            seed=chosen.seed,
             drop_last=bool(drop_last),
-            reshuffle=given.reshuffle,
-            unset=given.unset,
+            reshuffle=chosen.reshuffle,
+            unset=chosen.unset,
         )
 
     @classmethod
@@ -314,7 +314,7 @@ class Order(SampleRows):
         Defaults may change from version to version, and with the size of the corpus. A run that
         resumes in the middle of an epoch keeps those that its epoch began with. At the start of an
         epoch the present defaults begin: then this is the order itself. With `window_bytes`, all
-        of them but `reshuffle` count as given.
+        of them but `reshuffle` count as chosen.
 
         Args:
             identity: ``state["order"]``.

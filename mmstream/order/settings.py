@@ -152,7 +152,7 @@ def reshuffle_of(identity: Mapping[str, Any]) -> Reshuffle:
 
 
 @dataclass(frozen=True)
-class GivenSettings:
+class ChosenSettings:
     """The settings that were given for an order, checked and as plain values. None: not given."""
 
     global_batch_size: int
@@ -183,7 +183,7 @@ class GivenSettings:
         reshuffle: Any,
         has_cache: bool,
         max_lanes: int = MAX_GRID_LANES,
-    ) -> GivenSettings:
+    ) -> ChosenSettings:
         """Check settings. They are those of `Order.from_counts`.
 
         Raises:
@@ -195,8 +195,8 @@ class GivenSettings:
             window is None or window_bytes is None,
             f"window {shown(window)} and window_bytes {shown(window_bytes)}: give one of the two",
         )
-        given = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
-        unset = [name for name, value in given.items() if value is None and not window_bytes]
+        choices = {"grid": grid, "window": window, "interleave": interleave, "chunk": chunk}
+        unset = [name for name, value in choices.items() if value is None and not window_bytes]
         return cls(
             rows,
             integer("seed", seed),

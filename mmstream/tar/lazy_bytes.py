@@ -21,6 +21,7 @@ import io
 import time
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import Any, NamedTuple, TypeAlias
 
 from crc32c import crc32c
@@ -158,7 +159,7 @@ class _Cache:
 
     def _expected_from(self, start: int) -> list[tuple[int, int]]:
         """Return what to fetch where an announced range is read, from this byte on."""
-        number = bisect_right(self._expected, start, key=lambda each: each[0]) - 1
+        number = bisect_right(self._expected, start, key=itemgetter(0)) - 1
         if number < 0 or start >= self._expected[number][1]:
             return []
         ranges: list[tuple[int, int]] = []
@@ -195,7 +196,7 @@ class _Cache:
             self._kept_bytes += len(data)
             return
         self._passing.append(piece)
-        held = sum(len(each.data) for each in self._passing)
+        held = sum(len(passing.data) for passing in self._passing)
         while held > MAX_HELD_BYTES:
             held -= len(self._passing[0].data)
             self._drop(self._passing[:1])

@@ -68,7 +68,7 @@ def iter_members(
     read: Callable[[int, int], bytes | memoryview],
     size: int,
     start: int = 0,
-    rest: Callable[[int], object] = lambda _: None,
+    on_junk: Callable[[int], object] = lambda _: None,
 ) -> Iterator[Member]:
     """Yield the members of a tar in order. Reads headers only.
 
@@ -80,7 +80,7 @@ def iter_members(
         read: Returns bytes [start, stop) of the tar.
         size: Of the tar in bytes.
         start: Where to begin: the first header of a member.
-        rest: Called with where such bytes begin.
+        on_junk: Called with where such bytes begin.
 
     Raises:
         ShardError: Not a tar, a damaged header, or a member that goes past the end.
@@ -111,7 +111,7 @@ def iter_members(
     if offset < size and not is_behind_zeros:
         raise ShardError(f"truncated: ends within the header at byte {offset}")
     if offset < size:
-        rest(offset)
+        on_junk(offset)
 
 
 def _odd_member(

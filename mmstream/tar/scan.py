@@ -135,7 +135,7 @@ def _take_blocks(ranges: Sequence[Blocks], range_of_block: IntArray, numbers: In
     """
     if len(ranges) > numbers.size // MIN_TAKEN:
         pairs = zip(range_of_block.tolist(), numbers.tolist(), strict=True)
-        return blocks_of(b"".join([ranges[one][number] for one, number in pairs]))
+        return blocks_of(b"".join([ranges[range_number][number] for range_number, number in pairs]))
     bounds = np.searchsorted(range_of_block, np.arange(len(ranges) + 1)).tolist()
     return np.concatenate(
         [
@@ -166,8 +166,8 @@ def _octal(text: Blocks, num_digits: int) -> tuple[IntArray, BoolArray]:
     A well-formed field has `num_digits` octal digits, then only NUL and spaces. Example with 3
     digits: ``b"017"`` is 0 * 64 + 1 * 8 + 7 = 15.
     """
-    digits, rest = text[:, :num_digits] - ord("0"), text[:, num_digits:]
-    is_octal = (digits < 8).all(axis=1) & ((rest == 0) | (rest == ord(" "))).all(axis=1)
+    digits, padding = text[:, :num_digits] - ord("0"), text[:, num_digits:]
+    is_octal = (digits < 8).all(axis=1) & ((padding == 0) | (padding == ord(" "))).all(axis=1)
     return digits @ 8 ** np.arange(num_digits - 1, -1, -1), is_octal
 
 

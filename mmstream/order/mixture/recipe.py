@@ -18,7 +18,7 @@ from mmstream.order.settings import (
     MAX_ROWS,
     MAX_SETTING,
     SINGLE_SAMPLE,
-    GivenSettings,
+    ChosenSettings,
     Reshuffle,
     RowShape,
     checked_grid,
@@ -82,7 +82,7 @@ class Recipe:
         shuffle: bool = True,
         row_shape: RowShape = SINGLE_SAMPLE,
     ) -> Recipe:
-        """Make a recipe, with defaults for what is not given.
+        """Make a recipe, with defaults for what is not chosen.
 
         The defaults of a source do not depend on weights that hold later than its first ones. So
         later weights can still change during a run.
@@ -110,7 +110,7 @@ class Recipe:
         Raises:
             ConfigError: impossible settings, or a source without samples or weight.
         """
-        given = GivenSettings.check(
+        chosen = ChosenSettings.check(
             global_batch_size=global_batch_size,
             seed=seed,
             grid=grid,
@@ -123,23 +123,23 @@ class Recipe:
             has_cache=has_cache,
             max_lanes=MAX_LANES_OF_MIXTURE,
         )
-        rows = given.global_batch_size
+        rows = chosen.global_batch_size
         if not isinstance(epoch_steps, str):
             epoch_steps = integer("epoch_steps", epoch_steps, MAX_SETTING)
             require(epoch_steps >= 1, f"epoch_steps {epoch_steps}: needs at least 1")
         shares = _shares_by_step(corpora, weights)
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
-        chosen: dict[str, Any] = {
-            "window_bytes": given.window_bytes,
-            "window": given.window,
+        of_windows: dict[str, Any] = {
+            "window_bytes": chosen.window_bytes,
+            "window": chosen.window,
             "row_shape": row_shape,
         }
-        at_start = mixture_settings(shares[0], sizes, rows, grid=given.grid, **chosen)
-        grid = at_start.grid if given.shuffle else (1, 1)
+        at_start = mixture_settings(shares[0], sizes, rows, grid=chosen.grid, **of_windows)
+        grid = at_start.grid if chosen.shuffle else (1, 1)
         settings = {}
         for number, (name, corpus) in enumerate(corpora.items()):
             first = next(phase_shares for phase_shares in shares.values() if phase_shares[number])
-            when_first_drawn = mixture_settings(first, sizes, rows, grid=grid, **chosen)
+            when_first_drawn = mixture_settings(first, sizes, rows, grid=grid, **of_windows)
             settings[name] = SourceSettings.default(
                 corpus.num_samples,
                 grid[0] * grid[1],
@@ -153,12 +153,12 @@ class Recipe:
             shares,
             epoch_steps,
             rows,
-            given.seed,
+            chosen.seed,
             grid,
-            given.interleave or at_start.interleave,
-            given.shuffle,
-            given.reshuffle,
-            given.unset,
+            chosen.interleave or at_start.interleave,
+            chosen.shuffle,
+            chosen.reshuffle,
+            chosen.unset,
         )
 
     def with_unset_from(self, identity: Mapping[str, Any]) -> Recipe:
@@ -235,7 +235,9 @@ class Recipe:
             shuffle = bool(identity["shuffle"])
             reshuffle = reshuffle_of(identity)
             numbers = [rows, epoch_steps, interleave, *grid]
-            numbers += [size for each in settings.values() for size in (each.window, each.chunk)]
+            numbers += [
+                size for source in settings.values() for size in (source.window, source.chunk)
+            ]
             require(min(numbers) >= 1, "each setting needs at least 1")
             require(min(shares) == 0, "no weights at step 0")
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
