@@ -20,6 +20,7 @@ from tests.helpers.rows import rows_by_format
 
 JPG = b"\xff\xd8\xff"
 HASH = "ab" * 32
+BASE64 = "/9j/" + "4AAQSkZJRgABAQAAAQABAAD" * 20
 
 
 def text(value):
@@ -303,6 +304,92 @@ CONVERSATIONS = {
         [("image", "a.jpg")],
         {},
     ),
+    # https://platform.openai.com/docs/api-reference/chat/create
+    "parts of OpenAI hold URLs, data URLs and sound": (
+        {
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [
+                        {"type": "text", "text": "What is it?"},
+                        {"type": "image_url", "image_url": {"url": "https://h/a.jpg"}},
+                        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBO"}},
+                        {
+                            "type": "input_audio",
+                            "input_audio": {"data": "UklGRg==", "format": "wav"},
+                        },
+                    ],
+                }
+            ]
+        },
+        [("user", [text("What is it?"), image(0), image(1), medium("audio", 2)])],
+        [
+            ("image", "https://h/a.jpg"),
+            ("image", "data:image/png;base64,iVBO"),
+            ("audio", "data:;base64,UklGRg=="),
+        ],
+        {
+            "media_paths": [
+                *("https://h/a.jpg", "data:image/png;base64,(26 characters)"),
+                "data:;base64,(21 characters)",
+            ]
+        },
+    ),
+    # https://huggingface.co/docs/trl/dataset_formats (vision), as Parquet gives it back
+    "parts of TRL take the images of their column": (
+        {
+            "images": [{"bytes": JPG, "path": None}],
+            "messages": [
+                {
+                    "role": "user",
+                    "content": [{"type": "image", "text": None}, text("What?")],
+                    "tool_calls": None,
+                },
+                {"role": "assistant", "content": [text("A cat.")]},
+            ],
+        },
+        [("user", [image(0), text("What?")]), ("assistant", [text("A cat.")])],
+        [("image", "images[0]")],
+        {},
+    ),
+    # https://huggingface.co/datasets/HuggingFaceM4/FineVision
+    "The Cauldron and FineVision have texts of user and assistant": (
+        {
+            "images": [{"bytes": JPG, "path": "a.jpg"}, {"bytes": JPG, "path": None}],
+            "texts": [
+                {"user": "What?", "assistant": "A.", "source": "AI2D"},
+                {"user": "Why?", "assistant": "B."},
+            ],
+            "source": "ai2d",
+            "relevance_ratings": [5, 4],
+        },
+        [
+            ("user", [image(0), image(1), text("What?")]),
+            ("assistant", [text("A.")]),
+            ("user", [text("Why?")]),
+            ("assistant", [text("B.")]),
+        ],
+        [("image", "a.jpg"), ("image", "images[1]")],
+        {"relevance_ratings": [5, 4], "texts": [{"source": "AI2D"}, {}]},
+    ),
+    # https://huggingface.co/datasets/MMInstruction/M3IT
+    "base64 is a medium, and never text of the json": (
+        {
+            "instruction": "Describe.",
+            "inputs": "",
+            "image_base64_str": [BASE64],
+            "outputs": "A cat.",
+        },
+        [("user", [image(0), text("Describe.")]), ("assistant", [text("A cat.")])],
+        [("image", f"data:;base64,{BASE64}")],
+        {"media_paths": [f"data:;base64,({13 + len(BASE64)} characters)"]},
+    ),
+    "row of GQA without its image, where the format is named": (
+        {"question": "What?", "answer": "cat", "image": None},
+        [("user", [text("What?")]), ("assistant", [text("cat")])],
+        [],
+        {},
+    ),
 }
 """{what holds: (a row, its turns, its media, what else stands in its json)}"""
 
@@ -318,9 +405,56 @@ def test_conversations_of_every_dialect_become_turns(row, expected, media, kept)
     assert draft.unread == ()
 
 
-def test_a_video_may_stand_behind_an_image_token_where_the_format_is_named():
-    row, expected, *_ = next(iter(CONVERSATIONS.values()))
-    assert turns(draft_of(row, "llava").content) == expected
+MMC4 = {
+    "text_list": ["one", "two"],
+    "image_info": [
+        {"image_name": "b.jpg", "raw_url": "https://h/b", "matched_text_index": 1},
+        {"image_name": "a.jpg", "raw_url": "https://h/a", "matched_text_index": 0},
+    ],
+    "similarity_matrix": [],
+    "url": "u",
+}
+BEFORE = [("assistant", [image(0), text("one"), image(1), text("two")])]
+AFTER = [("assistant", [text("one"), image(0), text("two"), image(1)])]
+URLS = [("image", "https://h/a"), ("image", "https://h/b")]
+NAMES = [("image", "a.jpg"), ("image", "b.jpg")]
+ULTRAFEEDBACK = {"messages": CHAT, "chosen": CHAT, "rejected": CHAT, "prompt": "hi"}
+LLAVA_VIDEO = CONVERSATIONS["a video of LLaVA-Video may stand behind its image token"]
+
+
+@pytest.mark.parametrize(
+    ("format", "row", "expected", "media", "unread"),
+    [
+        # https://github.com/allenai/mmc4: each image is beside the text that it matches
+        (None, MMC4, BEFORE, URLS, ()),
+        ("mmc4-files", MMC4, BEFORE, NAMES, ()),
+        ("mmc4-after", MMC4, AFTER, URLS, ()),
+        ("mmc4-files-after", MMC4, AFTER, NAMES, ()),
+        # https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized: it is trained whole
+        (
+            None,
+            ULTRAFEEDBACK,
+            [("user", [text("hi")]), ("assistant", [text("hello")])],
+            [],
+            ("chosen", "rejected", "prompt"),
+        ),
+        ("preference", ULTRAFEEDBACK, [("user", [text("hi")])], [], ("prompt",)),
+        ("llava", *LLAVA_VIDEO[:3], ()),
+        # https://cs.stanford.edu/people/dorarad/gqa: ``imageId`` alone names the picture
+        (
+            "vqa",
+            {"question": "What?", "answer": "cat", "imageId": "n1"},
+            [("user", [text("What?")]), ("assistant", [text("cat")])],
+            [],
+            ("imageId",),
+        ),
+    ],
+)
+def test_a_format_may_be_named(format, row, expected, media, unread):
+    draft = draft_of(row, format)
+    assert turns(draft.content) == expected
+    assert [(ref.kind, ref.path) for ref in draft.media] == media
+    assert draft.unread == unread
 
 
 GROUNDING = {
@@ -378,68 +512,6 @@ def test_a_box_is_of_the_image_that_its_image_id_counts():
     ]
 
 
-def test_parts_of_openai_hold_urls_data_urls_and_sound():
-    """https://platform.openai.com/docs/api-reference/chat/create"""
-    content = [
-        {"type": "text", "text": "What is it?"},
-        {"type": "image_url", "image_url": {"url": "https://host/a.jpg", "detail": "low"}},
-        {"type": "image_url", "image_url": {"url": "data:image/png;base64,iVBORw0KGgo="}},
-        {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}},
-    ]
-    draft = draft_of({"messages": [{"role": "user", "content": content}]})
-    assert [(ref.kind, ref.path) for ref in draft.media] == [
-        ("image", "https://host/a.jpg"),
-        ("image", "data:image/png;base64,iVBORw0KGgo="),
-        ("audio", "data:;base64,UklGRg=="),
-    ]
-    assert draft.content["media_paths"][1:] == [
-        "data:image/png;base64,(34 characters)",
-        "data:;base64,(21 characters)",
-    ]
-
-
-def test_parts_of_trl_take_the_images_of_their_column():
-    """https://huggingface.co/docs/trl/dataset_formats (vision), as Parquet gives it back"""
-    parts = [{"type": "image", "text": None}, {"type": "text", "text": "What?"}]
-    row = {
-        "images": [{"bytes": JPG, "path": None}],
-        "messages": [
-            {"role": "user", "content": parts, "tool_calls": None},
-            {"role": "assistant", "content": [{"type": "text", "text": "A cat."}]},
-        ],
-    }
-    draft = draft_of(row)
-    assert draft.media == (MediaRef("image", "images[0]", JPG),)
-    assert draft.content["messages"][0] == {"role": "user", "content": [image(0), text("What?")]}
-
-
-def test_the_cauldron_and_finevision_have_texts_of_user_and_assistant():
-    """https://huggingface.co/datasets/HuggingFaceM4/FineVision"""
-    row = {
-        "images": [{"bytes": JPG, "path": "a.jpg"}, {"bytes": JPG, "path": None}],
-        "texts": [
-            {"user": "What?", "assistant": "A.", "source": "AI2D"},
-            {"user": "Why?", "assistant": "B."},
-        ],
-        "source": "ai2d",
-        "relevance_ratings": [5, 4],
-        "relevance_min": 4,
-        "note": "n",
-    }
-    draft = draft_of(row)
-    assert recognise(row) == "texts"
-    assert turns(draft.content) == [
-        ("user", [image(0), image(1), text("What?")]),
-        ("assistant", [text("A.")]),
-        ("user", [text("Why?")]),
-        ("assistant", [text("B.")]),
-    ]
-    assert draft.content["media_paths"] == ["a.jpg", "images[1]"]
-    assert draft.unread == ("note",)
-    assert draft.content["relevance_ratings"] == [5, 4]
-    assert draft.content["texts"] == [{"source": "AI2D"}, {}]
-
-
 VQA = {"image": "a.jpg", "question": "What?"}
 
 
@@ -490,16 +562,6 @@ def test_questions_about_pictures_have_one_answer(more, question, answer):
     ]
     assert draft.unread == (("A",) if "A" in more and "B" not in more else ())
     assert draft.content.get("answers") == more.get("answers")
-
-
-def test_a_question_about_a_picture_without_its_file_is_text_where_the_format_is_named():
-    """https://cs.stanford.edu/people/dorarad/gqa: ``imageId`` alone names the picture"""
-    assert turns(draft_of(GQA, "vqa").content)[0] == ("user", [text("What?")])
-    assert draft_of({**GQA, "image": None}).media == ()
-
-
-def test_a_query_with_a_label_is_a_question_only_beside_a_picture():
-    assert recognise({"query": "cat", "label": "1", "text": "A cat."}) == "text"
 
 
 USER = {"role": "user", "content": "?"}
@@ -553,34 +615,6 @@ def test_an_answer_with_a_verdict_is_no_answer_to_imitate(row):
     assert turns(content) == [("user", [text("?")])]
     assert turns(content, "completion") == [("assistant", [text("+")])]
     assert content["label"] is True
-
-
-def test_a_whole_conversation_beside_a_pair_is_trained_unless_the_format_is_named():
-    """https://huggingface.co/datasets/HuggingFaceH4/ultrafeedback_binarized"""
-    row = {"messages": [USER, GOOD], "chosen": [USER, GOOD], "rejected": [USER, BAD], "prompt": "?"}
-    assert draft_of(row).unread == ("chosen", "rejected", "prompt")
-    assert turns(draft_of(row, "preference").content, "rejected") == [("assistant", [text("-")])]
-
-
-def test_mmc4_puts_each_image_beside_the_text_that_it_matches():
-    """https://github.com/allenai/mmc4"""
-    info = [
-        {"image_name": "b.jpg", "raw_url": "https://h/b", "matched_text_index": 1},
-        {"image_name": "a.jpg", "raw_url": "https://h/a", "matched_text_index": 0},
-    ]
-    row = {"text_list": ["one", "two"], "image_info": info, "similarity_matrix": [], "url": "u"}
-    draft = draft_of(row)
-    assert turns(draft.content) == [("assistant", [image(0), text("one"), image(1), text("two")])]
-    assert [ref.path for ref in draft.media] == ["https://h/a", "https://h/b"]
-    assert [ref.path for ref in draft_of(row, "mmc4-files").media] == ["a.jpg", "b.jpg"]
-    for name, paths in (
-        ("mmc4-after", ["https://h/a", "https://h/b"]),
-        ("mmc4-files-after", ["a.jpg", "b.jpg"]),
-    ):
-        after = draft_of(row, name)
-        content = [text("one"), image(0), text("two"), image(1)]
-        assert turns(after.content) == [("assistant", content)]
-        assert [ref.path for ref in after.media] == paths
 
 
 SEGMENT = {"start_s": 1.5, "end_s": 4.0, "text": "said"}
@@ -837,6 +871,18 @@ MEDIA_WITH_TEXTS = {
         ("A cat runs.",),
         {},
     ),
+    "signatures and passwords of URLs are not published": (
+        {"URL": "https://me:word@host/a.jpg?w=1&X-Amz-Signature=1f2e", "TEXT": "x"},
+        [MediaRef("image", "https://me:word@host/a.jpg?w=1&X-Amz-Signature=1f2e")],
+        ("x",),
+        {"media_paths": ["https://***@host/a.jpg?w=1&X-Amz-Signature=***"]},
+    ),
+    "a label in words is a fact": (
+        {"image": "a.jpg", "label": "cat"},
+        [MediaRef("image", "a.jpg")],
+        (),
+        {"label": "cat"},
+    ),
 }
 """{what holds, or a corpus: (a row, its media, its texts, what else stands in its json)}"""
 
@@ -851,10 +897,18 @@ def test_media_of_every_corpus_have_their_texts_and_spans(row, media, texts, kep
     assert draft.content.get("segments") == kept.get("segments")
 
 
-def test_a_file_name_beside_the_sound_that_it_names_is_no_second_sound():
-    """https://huggingface.co/datasets/cvssp/WavCaps"""
-    draft = draft_of({"audio": "1.wav", "file_name": "a.wav", "caption": "Rain."})
-    assert draft.media == (MediaRef("audio", "1.wav"),)
+@pytest.mark.parametrize(
+    ("row", "media", "text"),
+    [
+        # https://huggingface.co/datasets/cvssp/WavCaps
+        ({"audio": "1.wav", "file_name": "a.wav", "caption": "x"}, ["1.wav"], "x"),
+        ({"query": "cat", "label": "1", "text": "A cat."}, [], "A cat."),
+    ],
+    ids=["a name is no second sound", "a query with a label is a question beside a picture only"],
+)
+def test_a_row_may_have_keys_that_look_like_media_or_questions(row, media, text):
+    draft = draft_of(row)
+    assert ([ref.path for ref in draft.media], draft.texts) == (media, (text,))
 
 
 GQA = {"question": "What?", "answer": "cat", "imageId": "n1"}
@@ -1021,33 +1075,6 @@ def test_grouped_rows_are_spans_of_one_medium(rows, path):
     assert others == rows[2:]
 
 
-def test_base64_is_a_medium_and_never_text_of_the_json():
-    """https://huggingface.co/datasets/MMInstruction/M3IT"""
-    data = "/9j/" + "4AAQSkZJRgABAQAAAQABAAD" * 20
-    row = {
-        "instruction": "Describe.",
-        "inputs": "",
-        "image_base64_str": [data],
-        "outputs": "A cat.",
-    }
-    draft = draft_of(row)
-    assert [ref.path for ref in draft.media] == [f"data:;base64,{data}"]
-    assert turns(draft.content) == [
-        ("user", [image(0), text("Describe.")]),
-        ("assistant", [text("A cat.")]),
-    ]
-    llava = {"image": data, "conversations": [{"from": "human", "value": "<image>?"}]}
-    for content in (draft.content, draft_of(llava).content):
-        assert data[:64] not in json.dumps(content)
-
-
-def test_signatures_and_passwords_of_urls_are_not_published():
-    signed = "https://me:word@host/a.jpg?w=1&X-Amz-Signature=1f2e"
-    draft = draft_of({"URL": signed, "TEXT": "x"})
-    assert draft.media[0].path == signed
-    assert draft.content["media_paths"] == ["https://***@host/a.jpg?w=1&X-Amz-Signature=***"]
-
-
 def test_structs_of_hugging_face_give_bytes_or_paths():
     """https://huggingface.co/docs/datasets/about_dataset_features"""
     row = {"image": {"bytes": JPG, "path": "a.jpg"}, "text": "x", "thumb": {"bytes": JPG}}
@@ -1058,10 +1085,6 @@ def test_structs_of_hugging_face_give_bytes_or_paths():
         MediaRef("audio", "a.wav"),
     )
     assert draft_of({"image": JPG, "text": "x"}).media == (MediaRef("image", "image", JPG),)
-
-
-def test_a_label_in_words_stays_a_fact_of_the_row():
-    assert draft_of({"image": "a.jpg", "label": "cat"}).content["label"] == "cat"
 
 
 def test_the_rows_of_the_documentation_are_recognised_and_read_whole():

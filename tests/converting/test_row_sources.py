@@ -25,13 +25,11 @@ from mmstream.converting.rows import detect, records, tables
 from mmstream.converting.rows.arrow import iter_arrow
 from mmstream.converting.rows.detect import RowOptions
 from mmstream.converting.rows.open import open_rows
-from mmstream.converting.rows.tables import is_transcripts
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import (
     jsonl,
     parquet,
     pictures,
-    rejects,
     run,
     shards,
     table,
@@ -209,18 +207,6 @@ def test_what_follows_an_array_is_refused_though_a_block_ends_between(tmp_path, 
         list(tables.iter_values(tmp_path / "rows.json"))
 
 
-def test_cells_of_a_table_are_text_or_lists_and_empty_ones_are_absent(tmp_path):
-    (tmp_path / "rows.csv").write_text(
-        ",id,text,tags,spans,note\n"
-        '0,007,"a ""b""\nc","[1, 2]","[[\'0:01\', \'0:02\']]",\n'
-        "1,42,[laughs],{},{not json},x\n"
-    )
-    assert values(tmp_path / "rows.csv") == [
-        {"id": "007", "text": 'a "b"\nc', "tags": [1, 2], "spans": [["0:01", "0:02"]]},
-        {"id": "42", "text": "[laughs]", "tags": {}, "spans": "{not json}", "note": "x"},
-    ]
-
-
 @pytest.mark.parametrize("delimiter", [",", "\t"], ids=["csv", "tsv"])
 def test_tables_are_known_whatever_the_length_of_their_first_cells(tmp_path, delimiter):
     cells = ["A" * 100_000, "B" * 1_500_000, 'a "b"\nc' * 20_000, "a\u2028b\x85c\x0bd"]
@@ -229,46 +215,111 @@ def test_tables_are_known_whatever_the_length_of_their_first_cells(tmp_path, del
     assert values(tmp_path / "rows") == rows
 
 
-def test_damaged_records_of_a_table_are_rejects(tmp_path):
-    path = tmp_path / "rows.csv"
-    path.write_text('id,text\n1,good\n2\n3,"da"maged\n4,too,many\n\n5,good\n')
-    run(path, tmp_path / "out", rows_as="csv")
-    reasons = rejects(tmp_path / "out")
-    assert reasons.pop(3).startswith("damaged quotes")
-    assert reasons == {2: "1 cells, but 2 columns", 4: "3 cells, but 2 columns"}
+NAN_ROWS = [
+    {"id": "1", "text": 'NaN "\\ Infinity', "scores": [float("nan"), 1, -float("inf")]},
+    {"id": "2", "text": "y", "scores": [float("inf"), 2, 3]},
+]
+NULL_ROWS = [
+    {"id": "1", "text": 'NaN "\\ Infinity', "scores": [None, 1, None]},
+    {"id": "2", "text": "y", "scores": [None, 2, 3]},
+]
+COCO_ROW = {"images": ["a.jpg"], "annotations": ["x"], "text": "t"}
+NO_JSON = '{"a": NaNa}\n{"a": NaN\n{"a": nan}\n{"a": "NaN}\n'
+LONG_LIST = [1] * 70_001
+CONTENTS = {
+    "cells of a table are text or lists, and empty ones are absent": (
+        ",id,text,tags,spans,note\n"
+        '0,007,"a ""b""\nc","[1, 2]","[[\'0:01\', \'0:02\']]",\n'
+        "1,42,[laughs],{},{not json},x\n",
+        {},
+        [
+            {"id": "007", "text": 'a "b"\nc', "tags": [1, 2], "spans": [["0:01", "0:02"]]},
+            {"id": "42", "text": "[laughs]", "tags": {}, "spans": "{not json}", "note": "x"},
+        ],
+    ),
+    "damaged records of a table are rejects": (
+        'id,text\n1,good\n2\n3,"da"maged\n4,too,many\n\n5,good\n',
+        {"rows_as": "csv"},
+        [
+            *({"id": "1", "text": "good"}, "1 cells, but 2 columns", "damaged quotes"),
+            *("3 cells, but 2 columns", {"id": "5", "text": "good"}),
+        ],
+    ),
+    "a table that may be two kinds is that of the caller": (
+        "a,b;c\n1,2;3\n4,5;6\n",
+        {"rows_as": "csv"},
+        [{"a": "1", "b;c": "2;3"}, {"a": "4", "b;c": "5;6"}],
+    ),
+    "CC3M has no names of columns": (
+        'a "quoted" cat\thttps://example.com/1.jpg\n"open\thttps://example.com/2\n',
+        {},
+        [
+            {"caption": 'a "quoted" cat', "url": "https://example.com/1.jpg"},
+            {"caption": '"open', "url": "https://example.com/2"},
+        ],
+    ),
+    "Flickr has no names of columns": (
+        "1.jpg#0\tA cat .\n1.jpg#1\tA small cat .\n",
+        {},
+        [{"image": "1.jpg", "caption": text} for text in ("A cat .", "A small cat .")],
+    ),
+    "a row with the keys of COCO": (json.dumps(COCO_ROW), {}, [COCO_ROW]),
+    "rows with the keys of COCO": (f"{json.dumps(COCO_ROW)}\n" * 2, {}, [COCO_ROW] * 2),
+    "a comma behind a line": ('{"text": "a"},\n[]', {}, ["a comma stands behind the value", []]),
+    "dicts of Python": (
+        "{\"a\": 1}\n{'text': 'a'}\n{\"text\": None}\n",
+        {},
+        [{"a": 1}, "a dict of Python", "a dict of Python"],
+    ),
+    "no JSON, with NaN or without": (f"[]\n{NO_JSON}", {}, [[], *["not JSON"] * 4]),
+    "NaN in lines": ("".join(f"{json.dumps(row)}\n" for row in NAN_ROWS), {}, NULL_ROWS),
+    "NaN in an array": (json.dumps(NAN_ROWS), {}, NULL_ROWS),
+    "NaN inside an object": (json.dumps({"data": NAN_ROWS}, indent=1), {}, NULL_ROWS),
+    "half an emoji, and byte order marks": (
+        '\ufeff{"a": "\\ud83d \\ud83d\\ude00"}\n',
+        {},
+        [{"a": "\ufffd \U0001f600"}],
+    ),
+    "two lists": ("[1]\n[2]\n", {}, [[1], [2]]),
+    "two lists among blank lines": ("\n \n[1]\n\n[2]", {}, 5),
+    "one list": ("[1, 2]\n \n", {}, [1, 2]),
+    "a list of two lines": ("[1,\n2]", {}, [1, 2]),
+    "a long list and another one": (f"{json.dumps(LONG_LIST)}\n[2]", {}, [LONG_LIST, [2]]),
+    "a long list alone": (f"{json.dumps(LONG_LIST)}\n\n", {}, LONG_LIST),
+    "objects of several lines": ('{"a":\n1}\n{"a": 2}', {}, [{"a": 1}, {"a": 2}]),
+    "lines of text": (
+        b"\xef\xbb\xbfBAC01 one two\r\n\n{not json}, a\nna\xefve\nlast \xc3\xa9",
+        {"rows_as": "lines"},
+        [
+            *({"text": "BAC01 one two"}, {"text": "{not json}, a"}),
+            *("not UTF-8: invalid continuation byte (byte 2)", {"text": "last \u00e9"}),
+        ],
+    ),
+    "a sentence of no video": (
+        '{"videos": [{"video_id": 1}], "sentences": [{"video_id": 2, "caption": "x"}]}',
+        {},
+        [{"video": "1.mp4", "video_id": 1}, "sentences: video_id 2: no video has this id"],
+    ),
+    "lines of transcripts end as lines of files do": ("84-1-1 A\u2028TEXT\x85B\n84-1-2 C\n", {}, 2),
+    "a transcript without a text, far from the beginning": (
+        "84-1-0000 GO\n" * 6000 + "84-1-0001\n",
+        {},
+        [*[{"id": "84-1-0000", "audio": "84-1-0000.flac", "text": "GO"}] * 6000, "expected an id"],
+    ),
+    "LJSpeech": ("utt_001|Hello|hello\nutt_002|hello| \n", {"rows_as": "transcripts"}, 2),
+}
+"""{what holds: (content of a file, options, its rows, parts of reasons, or their number)}"""
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "rows"),
-    [
-        (
-            "cc3m.tsv",
-            'a "quoted" cat\thttps://example.com/1.jpg\n"open\thttps://example.com/2\n',
-            [
-                {"caption": 'a "quoted" cat', "url": "https://example.com/1.jpg"},
-                {"caption": '"open', "url": "https://example.com/2"},
-            ],
-        ),
-        (
-            "flickr.token",
-            "1.jpg#0\tA cat .\n1.jpg#1\tA small cat .\n",
-            [
-                {"image": "1.jpg", "caption": "A cat ."},
-                {"image": "1.jpg", "caption": "A small cat ."},
-            ],
-        ),
-    ],
-)
-def test_published_tables_without_names_of_columns_are_known(tmp_path, name, text, rows):
-    (tmp_path / name).write_text(text)
-    assert values(tmp_path / name) == rows
-
-
-def test_a_table_that_may_be_two_kinds_names_the_choices(tmp_path):
-    path = tmp_path / "rows.txt"
-    path.write_text("a,b;c\n1,2;3\n4,5;6\n")
-    assert "may be csv and csv with ;; choose one with rows_as=" in refusal(path)
-    assert values(path, rows_as="csv") == [{"a": "1", "b;c": "2;3"}, {"a": "4", "b;c": "5;6"}]
+@pytest.mark.parametrize("name", CONTENTS)
+def test_a_file_of_any_content_has_the_rows_that_it_means(tmp_path, name):
+    content, options, expected = CONTENTS[name]
+    read = values(write_files(tmp_path, {"rows": content}) / "rows", **options)
+    if isinstance(expected, int):
+        assert len(read) == expected
+        return
+    for row, wanted in zip(read, expected, strict=True):
+        assert wanted in str(row) if isinstance(row, RowError) else wanted == row
 
 
 WRONG = [
@@ -307,6 +358,10 @@ WRONG = [
     ("a.csv", b'id,text\n1,good\n2,"never\n3,good\n', "opened in line 3 and never closed"),
     ("a.csv", b"id,text,text\n1,a,b\n2,a,b\n", "two columns are named 'text'"),
     ("a.csv", b"1,a.jpg,x\n2,b.jpg,y\n", "put a line in front"),
+    ("rows.txt", b"a,b;c\n1,2;3\n4,5;6\n", "may be csv and csv with ;; choose one with rows_as="),
+    ("rows.txt", b"utt_001|spk1|hello|en\n", "no table"),
+    ("rows.txt", b"utt_001|hello\n", "rows_as='lines'"),
+    ("rows.txt", b"utt_001|hello| \n", "no table"),
 ]
 
 
@@ -357,12 +412,6 @@ def test_coco_annotations_are_joined_by_their_image(tmp_path):
     coco["annotations"][0]["image_id"] = 8
     (tmp_path / "captions.json").write_text(json.dumps(coco))
     assert "image_id 8, which no image has" in refusal(tmp_path / "captions.json")
-
-
-def test_a_row_of_jsonl_with_the_keys_of_coco_is_a_row(tmp_path):
-    row = {"images": ["a.jpg"], "annotations": ["x"], "text": "t"}
-    for rows in ([row], [row, row]):
-        assert values(write_rows(tmp_path / "rows.jsonl", rows)) == rows
 
 
 def test_rows_may_come_from_standard_input(tmp_path, monkeypatch):
@@ -471,19 +520,6 @@ def test_an_arrow_file_that_is_shortened_while_it_is_read_is_refused(
         list(rows)
 
 
-@pytest.mark.parametrize(
-    ("line", "hint"),
-    [
-        ('{"text": "a"},', "a comma stands behind the value"),
-        ("{'text': 'a'}", "a dict of Python"),
-        ('{"text": None}', "a dict of Python"),
-    ],
-)
-def test_usual_mistakes_in_lines_have_a_hint(tmp_path, line, hint):
-    (tmp_path / "rows.jsonl").write_text(f'{{"text": "a"}}\n{line}\n')
-    assert hint in str(values(tmp_path / "rows.jsonl")[1])
-
-
 @pytest.mark.parametrize("name", ["image", "frame"])
 def test_pixels_of_numpy_are_rejects_that_say_what_to_pass(name):
     row = {name: np.zeros((4, 4, 3), np.uint8), "text": "t"}
@@ -550,57 +586,6 @@ def test_an_array_of_one_line_takes_the_memory_of_a_block_however_long_it_is(tmp
         assert detect.text_kind(path, "rows.json") == ("json", "")
         tables.write_lines(path, tmp_path / "lines", None)
     assert (tmp_path / "lines").read_bytes().count(b"\n") == 40_000
-
-
-@pytest.mark.parametrize(
-    ("text", "kind"),
-    [
-        ("[1]\n[2]\n", "jsonl"),
-        ("\n \n[1]\n\n[2]", "jsonl"),
-        ("[1, 2]\n \n", "json"),
-        ("[1,\n2]", "json"),
-        ("[" + "1," * 70_000 + "1]\n[2]", "jsonl"),
-        ("[" + "1," * 70_000 + "1]\n\n", "json"),
-        ("\ufeff" + '{"a": 1}', "jsonl"),
-        ('{"a":\n1}\n{"a": 2}', "json"),
-    ],
-    ids=["two", "blank", "one", "broken", "long-two", "long-one", "object", "pretty"],
-)
-def test_lists_of_one_line_are_rows_only_where_others_follow(tmp_path, text, kind):
-    (tmp_path / "rows").write_text(text, encoding="utf-8")
-    assert detect.text_kind(tmp_path / "rows", "rows") == (kind, "")
-
-
-@pytest.mark.parametrize("form", ["jsonl", "json", "object", "python"])
-def test_nan_and_infinity_are_null_as_in_rows_from_python(tmp_path, form):
-    rows = [
-        {"id": "1", "text": 'NaN "\\ Infinity', "scores": [float("nan"), 1, -float("inf")]},
-        {"id": "2", "text": "y", "scores": [float("inf"), 2, 3]},
-    ]
-    written = {
-        "jsonl": "".join(json.dumps(row) + "\n" for row in rows),
-        "json": json.dumps(rows),
-        "object": json.dumps({"data": rows}, indent=1),
-    }
-    source = rows
-    if form != "python":
-        source = tmp_path / "rows"
-        source.write_text(written[form])
-    assert values(source) == [
-        {"id": "1", "text": 'NaN "\\ Infinity', "scores": [None, 1, None]},
-        {"id": "2", "text": "y", "scores": [None, 2, 3]},
-    ]
-
-
-def test_half_an_emoji_and_byte_order_marks_are_read_as_python_reads_them():
-    assert records.parse_row(b'\xef\xbb\xbf{"a": "\\ud83d \\ud83d\\ude00"}') == {
-        "a": "\ufffd \U0001f600"
-    }
-
-
-@pytest.mark.parametrize("line", [b'{"a": NaNa}', b'{"a": NaN', b'{"a": nan}', b'{"a": "NaN}'])
-def test_what_is_no_json_without_nan_stays_a_reject(line):
-    assert "not JSON" in str(records.parse_row(line))
 
 
 def test_a_split_by_id_is_the_same_for_rows_with_nan(tmp_path):
@@ -672,24 +657,6 @@ def test_an_encoding_is_a_setting_of_the_conversion(tmp_path):
     for encoding in ("utf-8", "ascii", "utf-16-be", "utf-32"):
         with pytest.raises(mm.MMStreamError):
             run(path, tmp_path / "other", encoding=encoding)
-
-
-def test_lines_of_plain_text_are_rows_where_the_caller_says_so(tmp_path):
-    path = tmp_path / "corpus.txt"
-    path.write_bytes(b"\xef\xbb\xbfBAC01 one two\r\n\n{not json}, a\nna\xefve\nlast \xc3\xa9")
-    rows = values(path, rows_as="lines")
-    assert [str(row) if isinstance(row, RowError) else row for row in rows] == [
-        {"text": "BAC01 one two"},
-        {"text": "{not json}, a"},
-        "not UTF-8: invalid continuation byte (byte 2)",
-        {"text": "last \u00e9"},
-    ]
-    assert "for a row of each line, as its text, rows_as='lines'" in refusal(path)
-    (tmp_path / "binary").write_bytes(b"\x80\x05 a pickle")
-    assert "this is a pickle" in refusal(tmp_path / "binary", rows_as="lines")
-
-
-# -- rows inside one JSON object, and transcripts: corpora whose files are no lists of rows
 
 
 AUDIO = {"aid": "P1", "path": "a.opus", "segments": [{"begin_time": 0, "end_time": 2, "text": "x"}]}
@@ -826,23 +793,6 @@ def test_columns_are_said_in_the_log(tmp_path, caplog):
     assert "is read as columns: 2 rows of image, text" in caplog.text
 
 
-def test_sentences_of_no_video_are_a_reject(tmp_path):
-    lists = {"videos": [{"video_id": 1}], "sentences": [{"video_id": 2, "caption": "x"}]}
-    (tmp_path / "rows.json").write_text(json.dumps(lists))
-    _, lost = values(tmp_path / "rows.json")
-    assert str(lost) == "sentences: video_id 2: no video has this id"
-
-
-def test_lines_of_transcripts_end_as_lines_of_files_do():
-    assert is_transcripts("84-1-1 A\u2028TEXT\x85B\n84-1-2 C\n".encode())
-
-
-@pytest.mark.parametrize("line", ["utt_001|spk1|hello|en", "utt_001|hello", "utt_001|hello| "])
-def test_lines_that_have_not_the_three_columns_of_ljspeech_are_no_transcripts(line):
-    assert is_transcripts(b"utt_001|hello|hello\n")
-    assert not is_transcripts(f"{line}\n".encode())
-
-
 def test_transcripts_of_ljspeech_name_the_sound_in_the_folder_wavs(tmp_path):
     """https://keithito.com/LJ-Speech-Dataset; a quote is part of the text"""
     lines = 'LJ001-0001|In "1440, he|In "fourteen forty, he\nLJ001-0002||x\n'
@@ -854,9 +804,3 @@ def test_transcripts_of_ljspeech_name_the_sound_in_the_folder_wavs(tmp_path):
             "text": 'In "fourteen forty, he',
             "raw_text": 'In "1440, he',
         }
-
-
-def test_a_line_of_transcripts_without_a_text_is_a_reject(tmp_path):
-    (tmp_path / "x.trans.txt").write_text("84-1-0000 GO\n" * 6000 + "84-1-0001\n")
-    rows = values(tmp_path / "x.trans.txt")
-    assert [isinstance(row, RowError) for row in rows] == [False] * 6000 + [True]
