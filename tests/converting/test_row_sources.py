@@ -108,23 +108,6 @@ FORMS = {
 """Each compression holds lines, and each kind of text is compressed once."""
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    "options",
-    [{}, {"shuffle_seed": 3}, {"splits": {"a": 0.5, "b": 0.5}, "shuffle_seed": 3}, {"limit": 11}],
-    ids=str,
-)
-def test_rows_give_the_same_shards_whatever_is_copied_first(tmp_path, options):
-    run(write_rows(tmp_path / "plain.jsonl", ROWS), tmp_path / "expected", **options)
-    expected = shards(tmp_path / "expected")
-    assert len(expected) >= 6
-    # lines, a spool, unpacked lines, row groups
-    for name in ("dense.json", "rows.csv", "members.jsonl.gz", "snappy.parquet"):
-        (tmp_path / name).write_bytes(FORMS[name])
-        run(tmp_path / name, tmp_path / f"out-{name}", **options)
-        assert shards(tmp_path / f"out-{name}") == expected, name
-
-
 def values_and_ids(path):
     """Return all rows, and the hashes that decide their splits."""
     with open_rows(path) as source:

@@ -21,6 +21,7 @@ import ast
 import math
 import re
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any, TypeVar
 
 import msgspec
@@ -111,10 +112,8 @@ def value_of_text(text: str) -> Any:
     """Return the list or object that a text is, as JSON or as Python writes it. Else the text."""
     if text[:1] not in ("[", "{") or len(text) > MAX_PARSED_CHARACTERS:
         return text
-    try:
+    with suppress(ValueError, RecursionError):
         return decode_json(text.encode())
-    except (ValueError, RecursionError):
-        pass
     try:
         value = ast.literal_eval(text)
         msgspec.json.encode(value)  # a set or bytes is no JSON

@@ -268,13 +268,11 @@ def _answer(value: Any, name: str) -> str:
     """Return one answer: the most frequent of a list."""
     if not isinstance(value, list):
         return _word(value, name)
-    words = []
-    for i, item in enumerate(value):
-        answer = item.get("answer") if isinstance(item, dict) else item
-        words.append(_word(answer, f"{name}[{i}]"))
-    if not words:
+    if not value:
         raise RowError(f"{name} is empty")
-    return Counter(words).most_common(1)[0][0]
+    answers = [item.get("answer") if isinstance(item, dict) else item for item in value]
+    counts = Counter(_word(answer, f"{name}[{i}]") for i, answer in enumerate(answers))
+    return counts.most_common(1)[0][0]
 
 
 def _word(value: Any, name: str) -> str:

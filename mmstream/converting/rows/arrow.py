@@ -52,6 +52,7 @@ from mmstream.converting.rows.records import (
     ID_KEYS,
     NumberedRow,
     Row,
+    RowRange,
     hash_ids,
     identity_of,
     joint_sha256,
@@ -77,12 +78,6 @@ _BYTES_OF = {
     pa.large_string(): pa.large_binary(),
     pa.string_view(): pa.binary_view(),
 }
-_LISTS: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
-    (pa.types.is_list, pa.list_),
-    (pa.types.is_large_list, pa.large_list),
-    (pa.types.is_list_view, pa.list_view),
-    (pa.types.is_large_list_view, pa.large_list_view),
-)
 
 
 def is_arrow(head: bytes) -> bool:
@@ -156,31 +151,45 @@ def _plain_type(kind: Any) -> Any:
         return _plain_type(kind.storage_type)
     if kind in _BYTES_OF:
         return _BYTES_OF[kind]
-    if pa.types.is_dictionary(kind):
-        return pa.dictionary(kind.index_type, _plain_type(kind.value_type), kind.ordered)
-    if pa.types.is_run_end_encoded(kind):
-        return pa.run_end_encoded(kind.run_end_type, _plain_type(kind.value_type))
-    if pa.types.is_nested(kind):
-        return _plain_nested(kind)
+    for is_kind, plain_kind in _NESTED:
+        if is_kind(kind):
+            return plain_kind(kind)
     is_number = pa.types.is_primitive(kind) or pa.types.is_decimal(kind)
     return pa.binary(kind.bit_width // 8) if is_number and kind.bit_width >= 8 else kind
 
 
-def _plain_nested(kind: Any) -> Any:
-    if pa.types.is_struct(kind):
-        return pa.struct([_plain_field(field) for field in kind])
-    if pa.types.is_union(kind):
-        return pa.union([_plain_field(field) for field in kind], kind.mode, kind.type_codes)
-    if pa.types.is_map(kind):
-        return pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field))
-    if pa.types.is_fixed_size_list(kind):
-        return pa.list_(_plain_field(kind.value_field), kind.list_size)
-    make = next((make for is_kind, make in _LISTS if is_kind(kind)), None)
-    return kind if make is None else make(_plain_field(kind.value_field))
-
-
 def _plain_field(field: pa.Field) -> pa.Field:
     return field.with_type(_plain_type(field.type))
+
+
+_NESTED: tuple[tuple[Callable[[Any], bool], Callable[[Any], Any]], ...] = (
+    (pa.types.is_struct, lambda kind: pa.struct(map(_plain_field, kind))),
+    (
+        pa.types.is_union,
+        lambda kind: pa.union(map(_plain_field, kind), kind.mode, kind.type_codes),
+    ),
+    (
+        pa.types.is_map,
+        lambda kind: pa.map_(_plain_field(kind.key_field), _plain_field(kind.item_field)),
+    ),
+    (
+        pa.types.is_fixed_size_list,
+        lambda kind: pa.list_(_plain_field(kind.value_field), kind.list_size),
+    ),
+    (pa.types.is_list, lambda kind: pa.list_(_plain_field(kind.value_field))),
+    (pa.types.is_large_list, lambda kind: pa.large_list(_plain_field(kind.value_field))),
+    (pa.types.is_list_view, lambda kind: pa.list_view(_plain_field(kind.value_field))),
+    (pa.types.is_large_list_view, lambda kind: pa.large_list_view(_plain_field(kind.value_field))),
+    (
+        pa.types.is_dictionary,
+        lambda kind: pa.dictionary(kind.index_type, _plain_type(kind.value_type), kind.ordered),
+    ),
+    (
+        pa.types.is_run_end_encoded,
+        lambda kind: pa.run_end_encoded(kind.run_end_type, _plain_type(kind.value_type)),
+    ),
+)
+"""(test of a type that holds others, the same type with plain ones)."""
 
 
 def _batches(file: Any) -> Iterator[Any]:
@@ -464,8 +473,8 @@ class _Run:
 
 
 @dataclass(frozen=True)
-class ParquetRange:
-    """The rows of one shard: a `RowRange`."""
+class ParquetRange(RowRange):
+    """The rows of one shard."""
 
     runs: tuple[_Run, ...]
 
@@ -482,10 +491,6 @@ class ParquetRange:
             for offset, value in _rows_of_run(run):
                 number = run.first_in_file + offset + 1
                 yield Row(run.first_index + offset, run.file.name, number, value)
-
-    def detached(self) -> ParquetRange:
-        """Return the rows themselves: they lie in files of the caller."""
-        return self
 
 
 def _rows_of_run(run: _Run) -> Iterator[tuple[int, Any]]:

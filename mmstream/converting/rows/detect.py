@@ -70,21 +70,29 @@ _UTF16 = (b"\xff\xfe", b"\xfe\xff")
 _CONTROL = bytes((*range(9), *range(14, 32)))
 """Control characters. A text has few of them; of other bytes they are a tenth."""
 _COCO = re.compile(rb'\s*\{\s*"(info|licenses|images|annotations|categories|type)"\s*:')
-_WRONG_MAGIC = (
-    (b"%PDF", "a PDF"),
-    (b"\xd0\xcf\x11\xe0", "an old Excel or Word file; save it as csv"),
-    (b"\x89HDF", "HDF5"),
-    (b"SQLite format 3", "a SQLite database"),
-    (b"\x93NUMPY", "a NumPy array"),
-    (b"7z\xbc\xaf", "a 7z archive; unpack it"),
-    (b"Rar!", "a RAR archive; unpack it"),
-    (b"ORC", "ORC; save it as Parquet"),
-    (b"Obj\x01", "Avro; save it as Parquet"),
-    (b"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
-    (b"\x80\x04", "a pickle; save its rows as JSONL"),
-    (b"\x80\x05", "a pickle; save its rows as JSONL"),
-    (b"OBJ\x01", "Avro; save it as Parquet"),
+_TEXT = rb"(?:\xef\xbb\xbf)?\s*"
+_WRONG_KINDS = (
+    (rb"%PDF", "a PDF"),
+    (rb"\xd0\xcf\x11\xe0", "an old Excel or Word file; save it as csv"),
+    (rb"\x89HDF", "HDF5"),
+    (rb"SQLite format 3", "a SQLite database"),
+    (rb"\x93NUMPY", "a NumPy array"),
+    (rb"7z\xbc\xaf", "a 7z archive; unpack it"),
+    (rb"Rar!", "a RAR archive; unpack it"),
+    (rb"ORC", "ORC; save it as Parquet"),
+    (rb"(Obj|OBJ)\x01", "Avro; save it as Parquet"),
+    (rb"version https://git-lfs", "a Git LFS pointer, not the file; run `git lfs pull`"),
+    (rb"\x80[\x04\x05]", "a pickle; save its rows as JSONL"),
+    (rb"PK\x03\x04.{,242}/data\.pkl", "a file of torch.save; save its rows as JSONL"),
+    (rb"PK\x03\x04.*(xl/|\[Content_Types\])", "Excel; save it as csv"),
+    (rb"PK\x03\x04", "a zip archive; unpack it"),
+    (
+        _TEXT + rb"(?i:<!doctype html|<html)",
+        "an HTML page, not a file of rows; the address may need a login or another path",
+    ),
+    (_TEXT + rb"<(?!(?i:image))", "XML"),
 )
+"""(pattern of the beginning of a file that holds no rows, what it is)."""
 
 
 def is_tar(head: bytes) -> bool:
@@ -107,20 +115,11 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
     Raises:
         ConfigError: A picture, a web page, an archive, a database, or text that is no UTF-8.
     """
-    kind = next((name for magic, name in _WRONG_MAGIC if head.startswith(magic)), None)
-    text = head[:1024].removeprefix(BOM).lstrip().lower()
-    if head.startswith(b"PK\x03\x04"):
-        is_excel = b"xl/" in head or b"[Content_Types]" in head
-        kind = "Excel; save it as csv" if is_excel else "a zip archive; unpack it"
-        if b"/data.pkl" in head[:256]:
-            kind = "a file of torch.save; save its rows as JSONL"
-    elif text.startswith((b"<!doctype html", b"<html")):
-        kind = "an HTML page, not a file of rows; the address may need a login or another path"
-    elif text.startswith((b"<?xml", b"<")) and not text.startswith(b"<image"):
-        kind = "XML"
-    elif head.startswith(_UTF16):
+    if head.startswith(_UTF16):
         raise ConfigError(f"{rows}: is not UTF-8; {advice(head)}")
-    elif kind is None and (media_type := sniff(head[:64])) is not None:
+    kinds = (kind for pattern, kind in _WRONG_KINDS if re.match(pattern, head, re.DOTALL))
+    kind = next(kinds, None)
+    if kind is None and (media_type := sniff(head[:64])) is not None:
         article = "a" if media_type.kind == "video" else "an"
         kind = f"{article} {media_type.kind} ({media_type.extension}), not rows; name its folder"
     if kind is not None:

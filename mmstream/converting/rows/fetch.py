@@ -30,6 +30,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, BinaryIO
 
@@ -358,20 +359,17 @@ def are_readable(files: Sequence[InputFile]) -> bool:
 
     The folders of remote tars are listed, and the beginnings of local ones are read.
     """
-    names: dict[str, set[str]] = {}
-    for file in files:
-        if file.copy is not None:
-            return False
-        if not is_remote(file.url):
-            if not _is_plain(read_head(file.url, 2 * BLOCK)):
-                return False
-            continue
-        folder, name = split_url(file.url)
-        if folder not in names:
-            names[folder] = _names_in(folder)
-        if index_name(name) not in names[folder]:
-            return False
-    return True
+    names_in = cache(_names_in)
+    return all(_is_readable(file, names_in) for file in files)
+
+
+def _is_readable(file: InputFile, names_in: Callable[[str], set[str]]) -> bool:
+    if file.copy is not None:
+        return False
+    if not is_remote(file.url):
+        return _is_plain(read_head(file.url, 2 * BLOCK))
+    folder, name = split_url(file.url)
+    return index_name(name) in names_in(folder)
 
 
 def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> list[str]:

@@ -83,7 +83,6 @@ from mmstream.converting.rows.records import (
     iter_lines,
     iter_texts,
     ranges_of_splits,
-    require_rows,
     scan_lines,
     stamp_of,
     write_spool,
@@ -134,7 +133,8 @@ def open_rows(
                 f"{folder}: no space left for the copy of the rows; set TMPDIR to a folder with "
                 "more space"
             ) from None
-        require_rows(source.name, source.num_rows)
+        if not source.num_rows:
+            raise ConfigError(f"{source.name}: holds no rows; write one JSON object per line")
         yield source
 
 
@@ -245,9 +245,8 @@ def file_names(rows: Rows) -> list[str] | None:
         ConfigError: A name is empty.
     """
     items = [rows] if isinstance(rows, str | os.PathLike) else rows
-    if not isinstance(items, list | tuple) or not items:
-        return None
-    if not all(isinstance(item, str | os.PathLike) for item in items):
+    is_listed = isinstance(items, list | tuple) and len(items) > 0
+    if not is_listed or not all(isinstance(item, str | os.PathLike) for item in items):
         return None
     if "" in items:
         raise ConfigError("rows: the name of a file is empty; pass a path, a URL, or the rows")

@@ -28,6 +28,7 @@ import logging
 import os
 import re
 import sys
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -61,30 +62,36 @@ class Row(msgspec.Struct, frozen=True):
     be read."""
 
 
-class RowRange(Protocol):
+class RowRange(ABC):
     """The rows of one shard. It can be pickled."""
 
+    @property
+    def is_temporary(self) -> bool:
+        """Whether some of them are in temporary files of this machine."""
+        return False
+
+    @abstractmethod
     def __len__(self) -> int: ...
 
+    @abstractmethod
     def read(self) -> Iterator[Row]:
         """Yield the rows in order. One of them is in memory at a time.
 
         Raises:
             MMStreamError: The source changed since it was opened.
         """
-        ...
 
     def detached(self) -> RowRange:
         """Return the same rows without temporary files of this machine.
 
         Rows of a temporary copy are read into memory. Files that the caller named are not.
         """
-        ...
+        return HeldRows(tuple(self.read())) if self.is_temporary else self
 
 
 @dataclass(frozen=True)
-class HeldRows:
-    """The rows of one shard in memory: a `RowRange` without any file."""
+class HeldRows(RowRange):
+    """The rows of one shard in memory."""
 
     rows: tuple[Row, ...]
 
@@ -94,10 +101,6 @@ class HeldRows:
     def read(self) -> Iterator[Row]:
         """Yield the rows in order."""
         return iter(self.rows)
-
-    def detached(self) -> HeldRows:
-        """Return the rows themselves."""
-        return self
 
 
 class RowSource(Protocol):
@@ -277,8 +280,8 @@ class RecordFile:
 
 
 @dataclass(frozen=True)
-class RecordRange:
-    """The rows of one shard, by their bytes in plain files: a `RowRange`."""
+class RecordRange(RowRange):
+    """The rows of one shard, by their bytes in plain files."""
 
     files: tuple[RecordFile, ...]
     """The files that hold rows of the shard."""
@@ -303,10 +306,10 @@ class RecordRange:
         for file, index, record in self.records():
             yield row_of(file, index, record)
 
-    def detached(self) -> RecordRange | HeldRows:
-        """Return the same rows without temporary files of this machine."""
-        is_temporary = any(file.is_temporary for file in self.files)
-        return HeldRows(tuple(self.read())) if is_temporary else self
+    @property
+    def is_temporary(self) -> bool:
+        """Whether some of the files go when the conversion ends."""
+        return any(file.is_temporary for file in self.files)
 
     def records(self) -> Iterator[tuple[RecordFile, int, bytes | None]]:
         """Yield (file, index, bytes of the row). A row over the limit is None."""
@@ -318,7 +321,11 @@ class RecordRange:
                     if len(handles) >= MAX_OPEN_FILES:
                         opened.close()
                         handles.clear()
-                    _require_unchanged(file)
+                    if stamp_of(Path(file.path)) != file.stamp:
+                        raise MMStreamError(
+                            f"{file.path}: changed during the conversion; convert again with "
+                            "rerun=mm.Rerun(overwrite=True)"
+                        )
                     handles[number] = opened.enter_context(Path(file.path).open("rb"))
                 if stop - start > MAX_ROW_BYTES and not file.is_spool:
                     yield file, index, None
@@ -503,20 +510,6 @@ def stamp_of(path: Path) -> tuple[int, int]:
     """Return what changes when a file does: its size, and its time of change in nanoseconds."""
     status = path.stat()
     return status.st_size, status.st_mtime_ns
-
-
-def _require_unchanged(file: RecordFile) -> None:
-    if stamp_of(Path(file.path)) != file.stamp:
-        raise MMStreamError(
-            f"{file.path}: changed during the conversion; convert again with "
-            "rerun=mm.Rerun(overwrite=True)"
-        )
-
-
-def require_rows(name: str, num_rows: int) -> None:
-    """Raise a ConfigError where there are no rows at all."""
-    if not num_rows:
-        raise ConfigError(f"{name}: holds no rows; write one JSON object per line")
 
 
 def ranges_of_splits(

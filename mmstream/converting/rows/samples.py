@@ -21,7 +21,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import RowError, StoredSample
-from mmstream.converting.rows.records import HeldRows, Row, encodable, hash_ids, identity_of
+from mmstream.converting.rows.records import Row, RowRange, encodable, hash_ids, identity_of
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.open import open_dataset
@@ -37,8 +37,8 @@ KEYS_AT_ONCE = 1 << 14
 
 
 @dataclass(frozen=True)
-class SampleRange:
-    """The samples of one shard: a `RowRange`."""
+class SampleRange(RowRange):
+    """The samples of one shard."""
 
     dataset: Dataset
     indexes: IntArray
@@ -87,10 +87,6 @@ class SampleRange:
             return _stored(self.dataset.read(*ref))
         except (SampleError, ChecksumError) as error:
             return RowError(str(error))
-
-    def detached(self) -> SampleRange | HeldRows:
-        """Return the same samples without temporary files of this machine."""
-        return HeldRows(tuple(self.read())) if self.is_temporary else self
 
 
 def _stored(sample: Sample) -> StoredSample:

@@ -60,7 +60,7 @@ import os
 import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from itertools import islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, TextIO
 
@@ -135,15 +135,10 @@ def iter_table(path: Path, delimiter: str, rows: str) -> Iterator[NumberedRow]:
         reader = csv.reader(file, delimiter=delimiter, quoting=quoting, strict=True)
         records = _records(reader, rows)
         first = next(records, None)
-        names = _names(first, rows)
-        number = 0
-        if names is None:
-            assert isinstance(first, list)
-            names = _published_names(first, rows)
-            number = 1
-            yield number, _row(first, names)
-        for record in records:
-            number += 1
+        if first is None or isinstance(first, RowError):
+            raise ConfigError(f"{rows}: holds no rows; the first line must name the columns")
+        names, is_row = _column_names(first, rows)
+        for number, record in enumerate(chain([first], records) if is_row else records, 1):
             yield number, _row(record, names)
 
 
@@ -192,17 +187,22 @@ def _records(reader: Any, rows: str) -> Iterator[list[str] | RowError]:
             yield record
 
 
-def _names(record: list[str] | RowError | None, rows: str) -> list[str] | None:
-    """Return the names of the columns. None: the first record is a row already."""
-    if record is None or isinstance(record, RowError):
-        raise ConfigError(f"{rows}: holds no rows; the first line must name the columns")
+def _column_names(record: Sequence[str], rows: str) -> tuple[list[str], bool]:
+    """Return the names of the columns. True: the first record has none, and is a row already."""
     names = [name.strip() for name in record]
-    if any(map(_is_data, names)):
-        return None
-    require_different(list(filter(None, names)), rows)
-    if not any(names):
-        raise ConfigError(f"{rows}: the first line names no columns")
-    return names
+    is_data = [_is_data(name) for name in names]
+    if not any(is_data):
+        require_different(list(filter(None, names)), rows)
+        if not any(names):
+            raise ConfigError(f"{rows}: the first line names no columns")
+        return names, False
+    if len(names) != 2 or all(is_data):
+        raise ConfigError(
+            f"{rows}: the first line is data, not names of columns; put a line in front, such as "
+            "image,caption"
+        )
+    media_name = "url" if any(map(_URL.fullmatch, names)) else "image"
+    return [media_name if data else "caption" for data in is_data], True
 
 
 def require_different(names: Sequence[Any], rows: str) -> None:
@@ -214,18 +214,6 @@ def require_different(names: Sequence[Any], rows: str) -> None:
 
 def _is_data(cell: str) -> bool:
     return bool(_URL.fullmatch(cell) or _NUMBERED_FILE.fullmatch(cell) or _MEDIA_FILE.match(cell))
-
-
-def _published_names(record: Sequence[str], rows: str) -> list[str]:
-    """Return the names of columns of a table that has none."""
-    is_data = [_is_data(cell.strip()) for cell in record]
-    if len(record) != 2 or all(is_data):
-        raise ConfigError(
-            f"{rows}: the first line is data, not names of columns; put a line in front, such as "
-            "image,caption"
-        )
-    media_name = "url" if any(_URL.fullmatch(cell.strip()) for cell in record) else "image"
-    return [media_name if data else "caption" for data in is_data]
 
 
 def _row(record: list[str] | RowError, names: Sequence[str]) -> dict[str, Any] | RowError:
@@ -241,8 +229,14 @@ def _row(record: list[str] | RowError, names: Sequence[str]) -> dict[str, Any] |
     return {**row, "image": numbered[1]} if numbered else row
 
 
-_LIBRISPEECH = re.compile(r"(\d+-\d+-\d+) (\S.*)")
-_LJSPEECH_ID = re.compile(r"\w+[_-]\d+")
+_TRANSCRIPTS = (
+    (re.compile(r"(?P<id>\d+-\d+-\d+) (?P<text>\S.*)"), "{}.flac"),  # LibriSpeech
+    (
+        re.compile(r"(?P<id>\w+[_-]\d+)\|(?P<raw_text>[^|]*)\|(?P<text>[^|]*[^|\s][^|]*)"),
+        "wavs/{}.wav",  # LJSpeech
+    ),
+)
+"""(pattern of a line, the audio file that it names, in the folder of the transcripts)."""
 
 
 def is_transcripts(head: bytes) -> bool:
@@ -250,10 +244,7 @@ def is_transcripts(head: bytes) -> bool:
     text = head.decode(errors="replace")
     lines = [line.rstrip("\r\n") for line in io.StringIO(text, newline="")]
     whole = lines[:-1] if len(lines) > 1 else lines
-    return bool(whole) and any(
-        all(fields_of(line) is not None for line in whole)
-        for fields_of in (_LIBRISPEECH.fullmatch, _ljspeech)
-    )
+    return bool(whole) and any(all(map(line.fullmatch, whole)) for line, _ in _TRANSCRIPTS)
 
 
 def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[NumberedRow]:
@@ -271,24 +262,14 @@ def iter_transcripts(path: Path, url: str, root: str | None) -> Iterator[Numbere
 
 
 def _transcript_row(line: str, folder: str) -> dict[str, str] | RowError:
-    if match := _LIBRISPEECH.fullmatch(line):
-        sound = os.path.normpath(f"{folder}/{match[1]}.flac")
-        return {"id": match[1], "audio": sound, "text": match[2]}
-    if fields := _ljspeech(line):
-        name, raw_text, text = fields
-        sound = os.path.normpath(f"{folder}/wavs/{name}.wav")
-        return {"id": name, "audio": sound, "text": text, "raw_text": raw_text}
+    for pattern, audio in _TRANSCRIPTS:
+        if match := pattern.fullmatch(line):
+            fields = match.groupdict()
+            path = os.path.normpath(f"{folder}/{audio.format(match['id'])}")
+            return {"id": fields.pop("id"), "audio": path, "text": fields.pop("text"), **fields}
     return RowError(
         "expected an id such as 84-121123-0000, a blank, and a text; or LJ001-0001|text|text"
     )
-
-
-def _ljspeech(line: str) -> tuple[str, str, str] | None:
-    """Return (id, text as printed, normalized text). None: this is no line of LJSpeech."""
-    fields = line.split("|")
-    if len(fields) != 3 or not _LJSPEECH_ID.fullmatch(fields[0]) or not fields[2].strip():
-        return None
-    return fields[0], fields[1], fields[2]
 
 
 def _folder_in(root: str, url: str) -> str:
