@@ -55,6 +55,9 @@ INSTEAD = {
     "mm.Statistics": "mm.statistics returns it; for annotations, import it from "
     "mmstream.dataset.statistics",
     "mm.open_mixture": "write mm.Mixture.open(path)",
+    **dict.fromkeys(
+        ("mmstream show --shard", "mmstream show --index"), "write --find 'SHARD[INDEX]'"
+    ),
     "mm.bench": "run `mmstream bench URL --pipeline module:object`",
     "mmstream bench --ranks": "one rank is measured, with all rows; leave it out",
     "mmstream bench --cold": "empty the page cache by `sync; echo 1 | sudo tee "

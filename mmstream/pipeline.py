@@ -220,7 +220,7 @@ class Pipeline:
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
     def _repr_html_(self) -> str | None:
-        from mmstream.display.pipelines import pipeline_html
+        from mmstream.display.overviews import pipeline_html
 
         try:
             return pipeline_html(self)

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.baking.samples import BakedSample, Baker, joined_files
 from mmstream.decoding.stored import StoredFile
-from mmstream.display.markup import count_text, time_text
+from mmstream.display.text import count_text, time_text
 from mmstream.tar.header import BLOCK, padded
 
 MAX_REASONS = 5

@@ -12,7 +12,7 @@ import click
 
 from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, load_pipeline, say
 from mmstream.decoding.fields import image_fields, undecoded_media
-from mmstream.display.markup import count_text, size_text
+from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
 
 IMAGE_SIZE, BATCH_SIZE = 224, 64

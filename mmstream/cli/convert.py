@@ -21,7 +21,7 @@ from mmstream.cli.shared import (
     say,
     usage,
 )
-from mmstream.display.markup import count_text
+from mmstream.display.text import count_text
 from mmstream.errors import escaped
 
 if TYPE_CHECKING:
@@ -576,7 +576,7 @@ def convert(
 def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]) -> None:
     """Show what the first rows become, in the terminal or on a page."""
     from mmstream.converting.convert import dry_run
-    from mmstream.display.cards import Card, card_lines, cards_html
+    from mmstream.display.samples import Card, card_lines, cards_html
 
     cards: list[Card] = []
     dry_rows = dry_run(rows, num_rows, **options)

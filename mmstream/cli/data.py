@@ -18,7 +18,7 @@ from mmstream.cli.shared import (
     say,
     shows_infos_of,
 )
-from mmstream.display.markup import count_text
+from mmstream.display.text import count_text
 from mmstream.errors import escaped
 
 

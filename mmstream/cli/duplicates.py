@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from mmstream.converting.quality.corpus import SampleName
     from mmstream.converting.quality.duplicates import Duplicates
     from mmstream.dataset.dataset import Dataset
-    from mmstream.display.cards import Card
+    from mmstream.display.samples import Card
 
 _num_threads = click.option(
     "--num-threads",
@@ -183,7 +183,7 @@ def _write(
     import msgspec
 
     from mmstream.converting.quality.duplicates import pair_of
-    from mmstream.display.cards import pairs_html
+    from mmstream.display.samples import pairs_html
     from mmstream.storage import open_store
     from mmstream.storage.urls import split_url
 
@@ -207,7 +207,7 @@ def _shown_pairs(report: Duplicates, max_pairs: int) -> Iterator[tuple[str, Card
 
 
 def _card(dataset: Dataset, name: SampleName) -> Card:
-    from mmstream.display.cards import Card
+    from mmstream.display.samples import Card
 
     address = where(name.shard, name.index)
     try:

@@ -19,7 +19,7 @@ from mmstream.cli.shared import (
     text_counter,
 )
 from mmstream.decoding.fields import undecoded_media
-from mmstream.display.markup import count_text, size_text
+from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
 
 MOST_INDENT = 8
@@ -246,7 +246,7 @@ def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
 
 def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
     """Return samples that are spread over a dataset. Print those that are bad."""
-    from mmstream.display.datasets import spread
+    from mmstream.display.contents import spread
 
     samples = []
     for index in spread(len(dataset), count) if count else []:

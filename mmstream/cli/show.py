@@ -16,7 +16,6 @@ import click
 import numpy as np
 
 from mmstream.cli.shared import (
-    AT_LEAST_0,
     AT_LEAST_1,
     PROBLEM,
     allow_foreign_urls,
@@ -25,8 +24,8 @@ from mmstream.cli.shared import (
     say,
     text_counter,
 )
-from mmstream.display.markup import count_text
-from mmstream.display.tokens import uncounted
+from mmstream.display.contents import uncounted
+from mmstream.display.text import count_text
 from mmstream.errors import SampleError, ShardError, escaped, where
 from mmstream.types import SampleRef
 
@@ -35,24 +34,22 @@ NUM_SAMPLES = 12
 
 
 class _Choice(NamedTuple):
-    """A sample to show."""
+    """A sample to show, why it is bad, and what else to say of it."""
 
     ref: SampleRef
-    note: str = ""
     problem: str = ""
+    note: str = ""
 
 
 @command("mmstream show s3://bucket/corpus --random 24 --html samples.html")
 @click.argument("url")
 @click.option("--key", "keys", multiple=True, metavar="KEY", help="The sample with this key.")
-@click.option("--shard", metavar="NAME", help="With --index: the sample at this position.")
-@click.option("--index", type=AT_LEAST_0, help="Position in --shard, from 0.")
 @click.option(
     "--find",
     "lines",
     multiple=True,
     metavar="LINE",
-    help="The sample that a line of a log names as shard[index].",
+    help="The sample that is named as SHARD[INDEX], such as a line of a log names it.",
 )
 @click.option("--random", "num_random", type=AT_LEAST_1, metavar="N", help="N random samples.")
 @click.option("--bad", is_flag=True, help="The samples on the bad list, with their reasons.")
@@ -107,9 +104,8 @@ def show(
     made the data. Recordings up to 8 MB are embedded and can be played.
     """
     from mmstream.dataset.mixture import open_data
-    from mmstream.display.cards import Card, card_lines, cards_html
+    from mmstream.display.samples import Card, card_lines, cards_html
 
-    _check_selection(selection)
     text = None if tokenizer is None else text_counter(tokenizer, max_length)
     text_tokenizer = None if text is None else text.decoder.tokenizer
     decode = _decode_of(image_size, selection["bad"])
@@ -133,43 +129,28 @@ def show(
     say(f"{head}; {save_page(cards_html(head, cards(), text_tokenizer), head, html)}")
 
 
-CHOICES = ("keys", "shard", "lines", "num_random", "bad", "quarantine")
-
-
-def _check_selection(selection: dict[str, Any]) -> None:
-    """Raise a usage error where options exclude each other, or need another one."""
-    chosen = [name for name in CHOICES if selection[name] not in (None, False, ())]
-    if len(chosen) > 1:
-        raise click.UsageError(
-            "--key, --shard, --find, --random, --bad, --quarantine: use one of them"
-        )
-    if (selection["shard"] is None) != (selection["index"] is None):
-        raise click.UsageError("--shard and --index: use both or neither")
+CHOICES = ("keys", "lines", "num_random", "bad", "quarantine")
 
 
 def _choose(data: Any, **selection: Any) -> tuple[str, Sequence[_Choice]]:
     """Return which samples they are, in words, and their positions."""
+    if sum(selection[name] not in (None, False, ()) for name in CHOICES) > 1:
+        raise click.UsageError("--key, --find, --random, --bad, --quarantine: use one of them")
+    of_file = ""
     if selection["keys"]:
         choices = [_Choice(ref) for key in selection["keys"] for ref in _refs_of_key(data, key)]
-        return count_text(len(choices), "sample"), choices
-    if selection["shard"] is not None:
-        return count_text(1, "sample"), [
-            _Choice(data.ref_of(f"{selection['shard']}[{selection['index']}]"))
-        ]
-    if selection["lines"]:
-        choices = [_Choice(data.ref_of(line), problem=line) for line in selection["lines"]]
-        return count_text(len(choices), "sample"), choices
-    if selection["quarantine"] is not None:
+    elif selection["lines"]:
+        choices = [_Choice(data.ref_of(line), line) for line in selection["lines"]]
+    elif selection["quarantine"] is not None:
         text = Path(selection["quarantine"]).read_text("utf-8", "replace")
         lines = text.split("\n")[:-1]  # what follows the last line end was cut off by a kill
-        choices = [_Choice(data.ref_of(line), problem=_reason(line)) for line in lines]
-        return (
-            f"{count_text(len(choices), 'sample')} of {escaped(selection['quarantine'])}",
-            choices,
-        )
-    if selection["bad"]:
+        choices = [_Choice(data.ref_of(line), _reason(line)) for line in lines]
+        of_file = f" of {escaped(selection['quarantine'])}"
+    elif selection["bad"]:
         return _bad_choices(data)
-    return _spread_choices(data, selection["num_random"], selection["seed"])
+    else:
+        return _spread_choices(data, selection["num_random"], selection["seed"])
+    return count_text(len(choices), "sample") + of_file, choices
 
 
 def _refs_of_key(data: Any, key: str) -> list[SampleRef]:
@@ -196,7 +177,7 @@ def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
     from mmstream.dataset.source import numbered_datasets
 
     choices = [
-        _Choice((first_shard + shard, index), "on the bad list")
+        _Choice((first_shard + shard, index), note="on the bad list")
         for first_shard, dataset in numbered_datasets(data)
         for shard, index in dataset.bad.tolist()
     ]
@@ -207,16 +188,13 @@ def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
 def _spread_choices(data: Any, count: int | None, seed: int) -> tuple[str, list[_Choice]]:
     """Return samples that are spread over all, in its order."""
     from mmstream.dataset.source import refs_of
-    from mmstream.display.datasets import spread
+    from mmstream.display.contents import spread
 
-    positions = np.array(
-        spread(len(data), count or NUM_SAMPLES, seed if count else None), dtype=np.int64
-    )
-    refs = refs_of(data, positions)
+    positions = spread(len(data), count or NUM_SAMPLES, seed if count else None)
+    refs = refs_of(data, np.array(positions, dtype=np.int64))
     how = f"random, seed {seed}" if count else "spread over all"
-    return f"{count_text(len(positions), 'sample')} of {len(data):,}, {how}", [
-        _Choice(ref) for ref in refs
-    ]
+    text = f"{count_text(len(positions), 'sample')} of {len(data):,}, {how}"
+    return text, [_Choice(ref) for ref in refs]
 
 
 def _reason(line: str) -> str:
@@ -240,27 +218,31 @@ def _decode_of(image_size: int | None, bad: bool) -> Any:
 def _card(data: Any, choice: _Choice, decode: Any, text: Any) -> Any:
     """Return a sample as it is shown: decoded where that succeeds, with the tokens of `text`."""
     from mmstream.dataset.source import read_sample
-    from mmstream.display.cards import Card
+    from mmstream.display.samples import Card
 
     shard, index = choice.ref
     address = where(data.name_of(shard), index)
+    sample = None
     try:
         sample = read_sample(data, shard, index)
+        if decode is None and text is None:
+            return Card(address, sample, choice.note, choice.problem)
+        decoded, missing = _decoded(sample, decode, text)
+        note = "; ".join(filter(None, (choice.note, missing)))
+        return Card(address, decoded, note, choice.problem)
     except (SampleError, ShardError) as error:
-        return Card(address, None, choice.note, choice.problem or str(error))
-    if decode is None and text is None:
-        return Card(address, sample, choice.note, choice.problem)
+        return Card(address, sample, choice.note, choice.problem or str(error))
+
+
+def _decoded(sample: Any, decode: Any, text: Any) -> tuple[Any, str]:
+    """Return a decoded sample with its tokens, and which media they leave out."""
     from mmstream.decoding.sample import decode_sample
     from mmstream.decoding.text.placeholders import FIELDS_OF
 
-    notes = [choice.note] if choice.note else []
-    try:
-        shown = decode_sample(sample, decode)
-        if text is not None:
-            shown |= text.tokens_of(sample).tokens
-            kinds = [kind for kind in FIELDS_OF if FIELDS_OF[kind](sample)]
-            others = [kind for kind in kinds if kind not in text.counted_media]
-            notes += [uncounted(others)] if others else []
-        return Card(address, shown, "; ".join(notes), choice.problem)
-    except SampleError as error:
-        return Card(address, sample, choice.note, choice.problem or str(error))
+    decoded = decode_sample(sample, decode)
+    if text is None:
+        return decoded, ""
+    decoded |= text.tokens_of(sample).tokens
+    kinds = [kind for kind in FIELDS_OF if FIELDS_OF[kind](sample)]
+    others = [kind for kind in kinds if kind not in text.counted_media]
+    return decoded, uncounted(others) if others else ""

@@ -22,7 +22,7 @@ from mmstream.cli.shared import (
     refuse_given,
     say,
 )
-from mmstream.display.markup import count_text
+from mmstream.display.text import count_text
 from mmstream.train import TrainConfig
 
 F = TypeVar("F", bound=Callable[..., None])

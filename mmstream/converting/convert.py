@@ -81,7 +81,7 @@ from mmstream.converting.shard import Progress, ShardReport, files_of
 from mmstream.dataset.facts import write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
-from mmstream.display.markup import count_text
+from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.storage import Store, is_remote, join_url, open_store
 from mmstream.storage.store import map_requests

@@ -16,8 +16,8 @@ from mmstream.dataset.keys import KeyTable, find_key, parse_address, refs_at, re
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.dataset.shards import ShardReader
-from mmstream.display.markup import count_text
 from mmstream.display.sample_dict import SampleDict
+from mmstream.display.text import count_text
 from mmstream.errors import StateError
 from mmstream.order import Corpus, Order
 from mmstream.storage import ObjectStat, Store
@@ -145,7 +145,7 @@ class Dataset(Sequence[Sample]):
         return f"<Dataset {self.store.url}: {samples}, {shards}, {size}>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display.datasets import dataset_html
+        from mmstream.display.overviews import dataset_html
 
         return dataset_html(self)
 
@@ -250,6 +250,6 @@ class DatasetView(Sequence[Sample]):
         return f"<{len(self):,} samples of {self.dataset!r}>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display.datasets import view_html
+        from mmstream.display.overviews import view_html
 
         return view_html(self)

@@ -122,7 +122,7 @@ class Mixture:
         return f"<Mixture: {', '.join(sources)}{changes * (len(self.weights) > 1)}>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display.pipelines import mixture_html
+        from mmstream.display.overviews import mixture_html
 
         return mixture_html(self)
 

@@ -20,8 +20,7 @@ from tqdm import tqdm
 
 from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs_of
 from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
-from mmstream.display.contents import messages_of, row_json, text_of
-from mmstream.display.datasets import spread
+from mmstream.display.contents import messages_of, row_json, spread, text_of
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
 from mmstream.media.deadline import Deadline
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS

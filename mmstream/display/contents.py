@@ -1,34 +1,29 @@
-"""The texts, pictures and fields of a sample or batch, for people to read.
+"""What a sample or batch holds for people to see: texts, images, videos, sounds and tokens.
 
-    samples.py, notebook.py -> contents.py -> markup.py
+    samples.py, packs.py -> contents.py
 
 A sample may be raw or decoded, a batch on the host or on a device.
 """
 
 from __future__ import annotations
 
-import struct
-from collections.abc import Callable, Iterable, Mapping
-from itertools import islice
-from typing import Any
+import random
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import groupby, pairwise
+from typing import Any, NamedTuple, TypeAlias
 
-from mmstream.display.markup import html_text, size_text, table
-from mmstream.errors import escaped
-from mmstream.media.types import sniff
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.errors import MMStreamError
+from mmstream.media.types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL
-
-MAX_FIELDS = 40
 
 CAPTION_NAMES = ("caption", "text")
 """Where foreign tars keep a caption in ``json``."""
 
-
-def describe(fields: Mapping[str, Any]) -> str:
-    """Return a sample or batch as one line of text: key or size, and the kinds of its fields."""
-    key = fields.get("__key__")
-    name = f"batch of {len(key)}" if isinstance(key, list) else f"sample {escaped(key)}"
-    public = islice(((n, v) for n, v in fields.items() if n[:2] != "__"), MAX_FIELDS)
-    return f"<{name}: {', '.join(f'{escaped(n)} {kind_of(v)}' for n, v in public)}>"
+# -- texts -----------------------------------------------------------------------------------------
 
 
 def row_json(sample: Mapping[str, Any]) -> Mapping[str, Any]:
@@ -44,22 +39,17 @@ def messages_of(sample: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [turn for turn in turns if isinstance(turn, Mapping)] if isinstance(turns, list) else []
 
 
+def parts_of(turn: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the parts of a message: texts as ``{"text": ...}``, and media that name a field."""
+    content = turn.get("content", "")
+    parts = content if isinstance(content, list) else [content]
+    return [part if isinstance(part, Mapping) else {"text": part} for part in parts]
+
+
 def fields_named(messages: Iterable[Mapping[str, Any]]) -> list[str]:
     """Return the fields that parts of messages name, in their order."""
-    return [
-        part["field"]
-        for turn in messages
-        if isinstance(turn.get("content"), list)
-        for part in turn["content"]
-        if isinstance(part, Mapping) and isinstance(part.get("field"), str)
-    ]
-
-
-def address_of(sample: Mapping[str, Any]) -> str:
-    """Return ``shard[index]`` of a sample, or what of it is known."""
-    lineage = sample.get("__lineage__")
-    shard = str(sample.get("__url__", "")).rpartition("/")[2]
-    return f"{shard}[{lineage.index}]" if lineage is not None else shard
+    names = (part.get("field") for turn in messages for part in parts_of(turn))
+    return [name for name in names if isinstance(name, str)]
 
 
 def text_of(sample: Mapping[str, Any]) -> object:
@@ -70,189 +60,356 @@ def text_of(sample: Mapping[str, Any]) -> object:
     caption = next((row[name] for name in CAPTION_NAMES if isinstance(row.get(name), str)), None)
     if caption is not None:
         return caption
-    words = []
-    for turn in messages_of(sample)[:4]:
-        content = turn.get("content", "")
-        parts = content if isinstance(content, list) else [{"text": content}]
-        words += [str(part["text"]) for part in parts if isinstance(part, dict) and "text" in part]
-    return " / ".join(words)
+    parts = (part for turn in messages_of(sample)[:4] for part in parts_of(turn))
+    return " / ".join(str(part["text"]) for part in parts if "text" in part)
 
 
-def pictures_of(sample: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the pictures of a sample by field: bytes, or tensors if they are decoded."""
+def caption_of(sample: Mapping[str, Any]) -> str | bytes:
+    """Return the text of a sample beside its conversation; "" if there is none."""
+    text = sample.get("txt") or ("" if messages_of(sample) else text_of(sample))
+    return text if isinstance(text, str | bytes) else ""
+
+
+# -- where samples come from -----------------------------------------------------------------------
+
+
+def address_of(sample: Mapping[str, Any]) -> str:
+    """Return ``shard[index]`` of a sample, or what of it is known."""
+    lineage = sample.get("__lineage__")
+    shard = str(sample.get("__url__", "")).rpartition("/")[2]
+    return f"{shard}[{lineage.index}]" if lineage is not None else shard
+
+
+def key_text(fields: Mapping[str, Any], row: int | None = None) -> str:
+    """Return ``key``, or ``source: key`` in a mixture, of a sample or of a batch's row."""
+    key = fields["__key__"]
+    source = fields.get("__source__")
+    if row is not None:
+        key = key[row]
+        source = source and source[row]
+    return f"{source}: {key}" if source else str(key)
+
+
+def spread(num_samples: int, count: int, seed: int | None = None) -> list[int]:
+    """Return positions that cut a dataset into equal parts, one from each part.
+
+    Args:
+        num_samples: Of the dataset.
+        count: Positions to return, at most.
+        seed: Draws a position from each part. None: the middle of each.
+
+    Examples:
+        >>> spread(1000, 4), spread(3, 4)
+        ([125, 375, 625, 875], [0, 1, 2])
+    """
+    if num_samples <= count:
+        return list(range(num_samples))
+    if seed is None:
+        return [(2 * i + 1) * num_samples // (2 * count) for i in range(count)]
+    draw = random.Random(seed).random  # the same numbers in every version of Python
+    bounds = [i * num_samples // count for i in range(count + 1)]
+    return [start + int(draw() * (stop - start)) for start, stop in pairwise(bounds)]
+
+
+CANDIDATES = 3
+"""Samples that are read for each one that is shown, at most."""
+
+
+def preview(read: Callable[[int], Any], num_samples: int, count: int) -> Iterator[Any]:
+    """Yield samples that are spread over a dataset, in its order.
+
+    Neighbours may share an image, one with each caption of it. So a sample whose first image was
+    taken already is left out, if there are others.
+
+    Args:
+        read: Returns the sample of a position.
+        num_samples: Of the dataset.
+        count: Samples to yield.
+
+    Yields:
+        Samples, and in place of one that cannot be read its error.
+    """
+    positions = spread(num_samples, count)
+    if num_samples > count:
+        positions = list(dict.fromkeys([*positions, *spread(num_samples, CANDIDATES * count)]))
+    chosen: dict[int, Any] = {}
+    images: set[bytes] = set()
+    for position in positions:
+        if len(chosen) == count:
+            break
+        try:
+            sample = read(position)
+        except (MMStreamError, OSError) as error:
+            chosen[position] = error
+            continue
+        first = next(iter(images_of(sample).values()), None)
+        if not isinstance(first, bytes) or first not in images or num_samples <= count:
+            chosen[position] = sample
+            images |= {first} if isinstance(first, bytes) else set()
+    yield from (chosen[position] for position in sorted(chosen))
+
+
+# -- images ----------------------------------------------------------------------------------------
+
+
+def images_of(sample: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the images of a sample by field: bytes, or tensors if they are decoded."""
     from mmstream.decoding.fields import image_fields
 
-    by_field = {
-        name: sample[name] for name in image_fields(dict(sample)) if _is_picture(sample[name])
-    }
+    names = image_fields(dict(sample))
+    by_field = {name: sample[name] for name in names if _is_image(sample[name])}
     if "image" not in sample:
         return by_field
     decoded = sample["image"] if isinstance(sample["image"], list) else [sample["image"]]
-    named = fields_named(messages_of(sample))
-    names = image_fields(dict.fromkeys(named))
-    if len(names) != len(decoded):
-        names = ["image"] if len(decoded) == 1 else [f"image {i}" for i in range(len(decoded))]
-    return dict(zip(names, decoded, strict=True)) | by_field
+    names_in_messages = image_fields(dict.fromkeys(fields_named(messages_of(sample))))
+    return _with_names("image", decoded, names_in_messages) | by_field
 
 
-def batch_pictures(batch: Mapping[str, Any]) -> list[list[Any]]:
-    """Return the pictures of each row of a batch."""
+def batch_images(batch: Mapping[str, Any]) -> list[list[Any]]:
+    """Return the images of each row of a batch."""
     from mmstream.decoding.fields import image_fields
 
-    pictures: list[list[Any]] = [[] for _ in batch["__key__"]]
-    images = batch.get("image")
-    rows = batch["image_row"].tolist() if "image_row" in batch else range(len(pictures))
-    for row, image in zip(rows, () if images is None else images, strict=False):
-        pictures[row].append(image)
+    images: list[list[Any]] = [[] for _ in batch["__key__"]]
+    decoded = batch.get("image")
+    rows = batch["image_row"].tolist() if "image_row" in batch else range(len(images))
+    for row, image in zip(rows, () if decoded is None else decoded, strict=False):
+        images[row].append(image)
     for name in image_fields(batch):
         for row, data in enumerate(batch[name]):
-            pictures[row] += [data] if _is_picture(data) else []
-    return pictures
+            images[row] += [data] if _is_image(data) else []
+    return images
 
 
-def _is_picture(value: Any) -> bool:
-    """Tell whether a field of a picture holds a file, pixels, or a mask."""
+def _is_image(value: Any) -> bool:
+    """Tell whether a field of an image holds a file, pixels, or a mask."""
     return isinstance(value, bytes) or (hasattr(value, "detach") and value.ndim in (2, 3))
 
 
-def row_of(value: Any, row: int) -> Any:
-    """Return one row of a field of a batch; None if the field is no list or is too short."""
-    return value[row] if isinstance(value, list) and row < len(value) else None
+def _with_names(field: str, values: Sequence[Any], names: Sequence[str]) -> dict[str, Any]:
+    """Return decoded media by their names in the messages; by numbers where these do not fit."""
+    if len(names) != len(values):
+        names = [field] if len(values) == 1 else [f"{field} {i}" for i in range(len(values))]
+    return dict(zip(names, values, strict=True))
 
 
-def field_table(fields: Mapping[str, Any]) -> str:
-    """Return a table of fields: the kind of each, and the range or start of its values."""
-    public = islice(((n, v) for n, v in fields.items() if n[:2] != "__"), MAX_FIELDS)
-    rows = [(html_text(n, 60), html_text(kind_of(v), 120), _values(n, v)) for n, v in public]
-    if not any(values for _, _, values in rows):
-        return table([row[:2] for row in rows])
-    return table(rows, ("field", "kind", "values"))
+# -- videos and sounds -----------------------------------------------------------------------------
+
+EXTENSIONS = VIDEO_EXTENSIONS | AUDIO_EXTENSIONS
+
+FEATURES = "_features"
+"""How the name of a field ends that holds features of sounds."""
 
 
-def kind_of(value: Any) -> str:
-    """Return the kind of a value: ``uint8 [16, 3, 64, 64]``, ``12.3 kB``, ``list of 16``."""
-    if isinstance(value, bytes):
-        return f"{size_text(len(value))} {file_kind(value)}".rstrip()
-    if hasattr(value, "dtype") and hasattr(value, "shape"):
-        device = str(getattr(value, "device", "cpu"))
-        on_device = "" if device == "cpu" else f" on {device}"
-        return f"{str(value.dtype).removeprefix('torch.')} {list(value.shape)}{on_device}"
-    if isinstance(value, list | tuple | dict):
-        return f"{type(value).__name__} of {len(value)}"
-    return type(value).__name__
+@dataclass(frozen=True)
+class Clip:
+    """Decoded frames of a video: uint8 or floating, [F, 3, H, W]."""
+
+    frames: Any
+    times_s: Any = None
+    """When each frame is shown, in seconds, [F]. None: not known."""
 
 
-def _values(name: str, value: Any) -> str:
-    if name == "attention_mask" and hasattr(value, "shape") and _count(value):
-        return f"{100 * (1 - float(value.sum()) / _count(value)):.0f} % padding"
-    if name == "labels" and hasattr(value, "shape"):
-        return f"{int((value != IGNORED_LABEL).sum())} tokens to learn"
-    if hasattr(value, "dtype") and hasattr(value, "min") and _count(value):
-        return f"{float(value.min()):.4g} to {float(value.max()):.4g}"
-    if isinstance(value, bytes):
-        return html_text(value, 100) if value and not file_kind(value) and _is_text(value) else ""
-    return html_text(value, 100) if isinstance(value, str | int | float | dict) else ""
+@dataclass(frozen=True)
+class Sound:
+    """Decoded samples of a sound: floating or int16, [T] or [C, T]."""
+
+    samples: Any
 
 
-def _is_text(value: bytes) -> bool:
-    return value[:100].decode("utf-8", "ignore").replace("\n", " ").isprintable()
+@dataclass(frozen=True)
+class Features:
+    """Features of a sound, such as log-mel: floating, [bins, frames]."""
+
+    values: Any
 
 
-def _count(value: Any) -> int:
-    return int(value.numel() if hasattr(value, "numel") else value.size)
+Recording: TypeAlias = bytes | Clip | Sound | Features
+"""A video or a sound: its file, or what a decoder made of it."""
 
 
-# -- what a file is, from its first bytes ----------------------------------------------------------
-#
-# Nothing is decoded, and nothing heavy is imported: it must be cheap enough for a ``repr``. The
-# sizes of pictures are those in the file, before any rotation.
-
-MAX_JPEG_SEGMENTS = 200
-"""Segments of a JPEG to look at. Its size stands in one of the first."""
-
-_NAMES = {"jpg": "JPEG", "webp": "WebP", "webm": "WebM"}
-"""Names of types that are not their extension in upper case."""
-
-_OTHER = (
-    (b"\x93NUMPY", "NPY"),
-    (b"%PDF", "PDF"),
-    (b"\x1f\x8b", "gzip"),
-    (b"PK\x03\x04", "zip"),
-)
+def array_of(value: Any) -> npt.NDArray[Any]:
+    """Return a tensor, on any device, or an array as an array of numpy."""
+    if hasattr(value, "detach"):
+        value = value.detach().cpu()
+        value = value if "bfloat16" not in str(value.dtype) else value.float()
+    return np.asarray(value)
 
 
-def file_kind(data: bytes) -> str:
-    """Return the type of a file and the size of a picture, or "" where the bytes do not tell.
+def is_recording_file(name: str, value: object) -> bool:
+    """Tell whether a field holds the file of a video or a sound."""
+    return isinstance(value, bytes) and _extension(name) in EXTENSIONS
 
-    Examples:
-        >>> file_kind(b"GIF89a" + bytes([64, 1, 240, 0]))
-        'GIF 320x240'
-        >>> file_kind(b"a cat on a mat")
-        ''
+
+def recordings_of(sample: Mapping[str, Any]) -> dict[str, Recording]:
+    """Return the videos and sounds of a sample by field.
+
+    Decoded ones have the names that the messages give them, if these are as many.
     """
-    media_type = sniff(data[:64])
-    if media_type is None:
-        return next((kind for magic, kind in _OTHER if data.startswith(magic)), "")
-    extension = media_type.extension
-    try:
-        size = _SIZES[extension](data) if extension in _SIZES else ""
-    except struct.error:  # the file ends within its header
-        return ""
-    return f"{_NAMES.get(extension, extension.upper())}{size}"
-
-
-def _jpeg_size(data: bytes) -> str:
-    """Return `` 640x480`` from the frame header of a JPEG, or "" where there is none.
-
-    A segment is FF, its marker, and its length as big-endian u16, which counts itself. Frame
-    headers are the markers C0 to CF, but for C4, C8 and CC.
-    """
-    offset = 2
-    for _ in range(MAX_JPEG_SEGMENTS):
-        if offset + 4 > len(data) or data[offset] != 0xFF:
-            return ""
-        marker, length = struct.unpack_from(">xBH", data, offset)
-        if marker == 0xFF:  # a fill byte
-            offset += 1
+    names = [*dict.fromkeys(fields_named(messages_of(sample)))]
+    recordings: dict[str, Recording] = {}
+    for name, value in sample.items():
+        if name.startswith("__"):
             continue
-        if 0xC0 <= marker <= 0xCF and marker not in (0xC4, 0xC8, 0xCC):
-            height, width = struct.unpack_from(">HH", data, offset + 5)
-            return f" {width}x{height}"
-        offset += 2 + length
-    return ""
+        if is_recording_file(name, value):
+            recordings[name] = value
+        elif f"{name}_pts_s" in sample:
+            times = sample[f"{name}_pts_s"]
+            times = times if isinstance(value, list) else [times]
+            clips = [Clip(*clip) for clip in zip(_tensors(value, 4), times, strict=False)]
+            recordings |= _named(name, clips, names, VIDEO_EXTENSIONS)
+        elif name == "audio" or _extension(name.removesuffix(FEATURES)) in {"audio", *EXTENSIONS}:
+            sounds = _sounds(name, value, sample.get(f"{name}_length"))
+            recordings |= _named(name, sounds, names, AUDIO_EXTENSIONS)
+    return recordings
 
 
-def _webp_size(data: bytes) -> str:
-    chunk = data[12:16]
-    if chunk == b"VP8X":
-        width, height = (int.from_bytes(data[i : i + 3], "little") + 1 for i in (24, 27))
-    elif chunk == b"VP8 ":
-        width, height = (n & 0x3FFF for n in struct.unpack_from("<HH", data, 26))
-    elif chunk == b"VP8L":
-        (bits,) = struct.unpack_from("<I", data, 21)
-        width, height = (bits & 0x3FFF) + 1, (bits >> 14 & 0x3FFF) + 1
-    else:
-        return ""
-    return f" {width}x{height}"
+def batch_recordings(batch: Mapping[str, Any]) -> list[list[tuple[str, Recording]]]:
+    """Return the videos and sounds of each row of a batch, with the names of their fields."""
+    rows: list[list[tuple[str, Recording]]] = [[] for _ in batch["__key__"]]
+    for name, value in batch.items():
+        if f"{name}_frames" in batch and f"{name}_row" in batch:
+            for row, clip in _batch_clips(batch, name):
+                rows[row].append((name, clip))
+        elif f"{name}_length" in batch:
+            owners = _integers(batch.get(f"{name.removesuffix(FEATURES)}_row"))
+            sounds = _sounds(name, list(value), batch[f"{name}_length"])
+            for row, sound in zip(owners, sounds, strict=False):
+                rows[row].append((name, sound))
+        elif isinstance(value, list):
+            for row, data in enumerate(value[: len(rows)]):
+                rows[row] += [(name, data)] if is_recording_file(name, data) else []
+    return rows
 
 
-def _wav_length(data: bytes) -> str:
-    """Return `` 1.2 s``, from the bytes per second in the header and the size of the file."""
-    (bytes_per_s,) = struct.unpack_from("<I", data, 28)
-    return f" {len(data) / bytes_per_s:.1f} s" if data[12:16] == b"fmt " and bytes_per_s else ""
+def _batch_clips(batch: Mapping[str, Any], name: str) -> Iterator[tuple[int, Clip]]:
+    """Yield the row and the frames of each video of a batch.
+
+    For example, ``video_frames`` of [2, 4] says that the first 2 of 6 frames are one video.
+    """
+    frames = batch[name]
+    times = batch.get(f"{name}_pts_s")
+    start = 0
+    counts = zip(_integers(batch[f"{name}_row"]), _integers(batch[f"{name}_frames"]), strict=True)
+    for number, (row, count) in enumerate(counts):
+        stop = start + count
+        # Videos of different sizes are a list.
+        clip = frames[number] if isinstance(frames, list) else frames[start:stop]
+        yield row, Clip(clip, None if times is None else times[start:stop])
+        start = stop
 
 
-def _bmp_size(data: bytes) -> str:
-    width, height = struct.unpack_from("<ii", data, 18)
-    return f" {width}x{abs(height)}"
+def _named(
+    field: str, values: Sequence[Recording], names: Sequence[str], extensions: Collection[str]
+) -> dict[str, Recording]:
+    """Return recordings by their names. Messages name those of the usual fields alone."""
+    is_usual = field in ("video", "audio", "audio_features")
+    names_of_kind = [name for name in names if _extension(name) in extensions]
+    return _with_names(field, values, names_of_kind if is_usual else ())
 
 
-_SIZES: dict[str, Callable[[bytes], str]] = {
-    "jpg": _jpeg_size,
-    "png": lambda data: " {}x{}".format(*struct.unpack_from(">II", data, 16)),
-    "gif": lambda data: " {}x{}".format(*struct.unpack_from("<HH", data, 6)),
-    "webp": _webp_size,
-    "bmp": _bmp_size,
-    "wav": _wav_length,
-}
-"""What the header tells beside the type: `` 640x480`` of a picture, `` 1.2 s`` of a sound."""
+def _sounds(name: str, value: Any, lengths: Any) -> list[Recording]:
+    """Return sounds or features, without padding where their lengths are known."""
+    tensors = _tensors(value, 2) if name.endswith(FEATURES) else _tensors(value, 1, 2)
+    known_lengths = _integers(lengths)
+    if len(known_lengths) == len(tensors):
+        pairs = zip(tensors, known_lengths, strict=True)
+        tensors = [tensor[..., :length] for tensor, length in pairs]
+    return [Features(each) if name.endswith(FEATURES) else Sound(each) for each in tensors]
+
+
+def _tensors(value: Any, *ndims: int) -> list[Any]:
+    """Return the tensors of a field that have so many dimensions. A file may have its name too."""
+    values = value if isinstance(value, list) else [value]
+    return [each for each in values if getattr(each, "ndim", 0) in ndims]
+
+
+def _integers(value: Any) -> list[int]:
+    return [] if value is None else np.atleast_1d(array_of(value)).astype(np.int64).tolist()
+
+
+def _extension(name: str) -> str:
+    return name.rpartition(".")[2]
+
+
+# -- tokens ----------------------------------------------------------------------------------------
+#
+# Text as a model gets it: the tokens that it learns, apart from those that are masked.
+
+MAX_TOKENS = 8192
+"""Tokens of one text that are shown."""
+
+MIN_REPEATS = 8
+"""So many equal tokens in a row are shown as one, with their number: those of an image."""
+
+
+class TokenRun(NamedTuple):
+    """Tokens in a row that are all learned, or all masked."""
+
+    text: str
+    is_learned: bool
+
+
+def token_runs(tokenizer: Any, sample: Mapping[str, Any]) -> list[TokenRun]:
+    """Return the text of a sample's tokens.
+
+    Args:
+        tokenizer: The tokenizer that made them.
+        sample: Has ``input_ids`` and ``labels``, and ``attention_mask`` where it is padded.
+    """
+    ids = [int(i) for i in sample["input_ids"]]
+    labels = [int(i) for i in sample.get("labels", ids)]
+    mask = [int(i) for i in sample.get("attention_mask", [1] * len(ids))]
+    tokens = [
+        (token, label != IGNORED_LABEL)
+        for token, label, is_text in zip(ids, labels, mask, strict=True)
+        if is_text
+    ]
+    runs = [
+        TokenRun(_text(tokenizer, [token for token, _ in run]), is_learned)
+        for is_learned, run in groupby(tokens[:MAX_TOKENS], key=lambda token: token[1])
+    ]
+    if len(tokens) > MAX_TOKENS:
+        runs.append(TokenRun(f" ... {len(tokens) - MAX_TOKENS:,} more tokens", False))
+    return runs
+
+
+def _text(tokenizer: Any, ids: list[int]) -> str:
+    """Return the text of token ids. Many equal ones become ``<image> x 576``."""
+
+    def decode(ids: list[int]) -> str:
+        return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else ""
+
+    parts: list[str] = []
+    waiting: list[int] = []  # tokens are decoded together, because a character may take several
+    for token, equal in groupby(ids):
+        count = len(list(equal))
+        if count < MIN_REPEATS:
+            waiting += [token] * count
+        else:
+            parts += [decode(waiting), decode([token]), f" x {count} "]
+            waiting = []
+    return "".join([*parts, decode(waiting)])
+
+
+def tokens_text(tokenizer: Any, sample: Mapping[str, Any]) -> str:
+    """Return the tokens of a sample as text. What the model learns stands in double brackets."""
+    runs = token_runs(tokenizer, sample)
+    return "".join(f"[[{run.text}]]" if run.is_learned else run.text for run in runs)
+
+
+def token_counts(sample: Mapping[str, Any]) -> str:
+    """Return how many tokens a sample has, and how many of them are learned."""
+    mask = sample.get("attention_mask")
+    num_tokens = len(sample["input_ids"]) if mask is None else int(sum(int(m) for m in mask))
+    labels = sample.get("labels", sample["input_ids"])
+    num_learned = sum(int(label) != IGNORED_LABEL for label in labels)
+    return f"{num_tokens:,} tokens, {num_learned:,} learned"
+
+
+def uncounted(kinds: Iterable[str]) -> str:
+    """Return that these kinds of media are not in the numbers of tokens, and what counts them."""
+    names = " and ".join(f"{kind}s" if kind != "audio" else kind for kind in kinds)
+    return (
+        f"tokens of {names} are not counted: --tokenizer with the folder of a whole Qwen-VL model "
+        "counts them, or `mmstream plan --pipeline` with the pipeline of training"
+    )

@@ -8,16 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from mmstream.display.cards import Card, cards_html
-from mmstream.display.contents import address_of, describe
-from mmstream.display.markup import document, page
+from mmstream.display.contents import address_of
+from mmstream.display.html import document, page
+from mmstream.display.media import DEFAULT_SAMPLE_RATE
 from mmstream.display.packs import pack_html, pack_text
-from mmstream.display.samples import (
-    DEFAULT_SAMPLE_RATE,
-    batch_html,
-    sample_html,
-    samples_html,
-)
+from mmstream.display.samples import Card, batch_html, cards_html, sample_html, samples_part
+from mmstream.display.text import describe
 from mmstream.errors import ConfigError
 from mmstream.storage.urls import local_path
 from mmstream.wrong_arguments import PositiveInt, checked
@@ -117,7 +113,7 @@ def show(
     if hasattr(value, "_repr_html_"):
         return Shown(value._repr_html_(), repr(value))
     if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
-        return Shown(page(samples_html(value)), "\n".join(describe(item) for item in value))
+        return Shown(page(samples_part(value)), "\n".join(describe(item) for item in value))
     raise ConfigError(
         "show: give a sample, a list of samples, a batch, a Dataset, a Mixture, a Pipeline or a "
         f"Loader, not {type(value).__name__}"

@@ -1,92 +1,88 @@
-"""Samples and batches for notebooks: contact sheets, whole samples, conversations."""
+"""Samples and batches for people: whole samples, contact sheets, pages, lines for a terminal.
+
+`mm.show`, `mmstream show`, `mmstream convert --dry-run` -> samples.py -> contents.py, media.py
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from itertools import islice
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
+from markupsafe import Markup
 
 from mmstream.display.contents import (
     address_of,
-    batch_pictures,
-    field_table,
-    fields_named,
-    messages_of,
-    pictures_of,
-    row_of,
-    text_of,
-)
-from mmstream.display.markup import (
-    MAX_FILE_BYTES,
-    QUIET,
-    details,
-    html_text,
-    page,
-    picture,
-    size_text,
-    small_line,
-)
-from mmstream.display.pipelines import key_text, rows_of_sources
-from mmstream.display.recordings import (
-    Clip,
-    Features,
-    Recording,
+    batch_images,
     batch_recordings,
-    clip_html,
-    clip_tiles,
-    features_html,
-    file_html,
-    file_thumbnail,
+    caption_of,
+    fields_named,
+    images_of,
+    is_recording_file,
+    key_text,
+    messages_of,
+    parts_of,
     recordings_of,
-    sound_html,
-    spectrogram,
-    waveform,
+    row_json,
+    text_of,
+    token_counts,
+    token_runs,
+    tokens_text,
 )
-from mmstream.display.tokens import tokens_html
+from mmstream.display.html import cut, element, page, render
+from mmstream.display.media import (
+    DEFAULT_SAMPLE_RATE,
+    MAX_FILE_BYTES,
+    recording_html,
+    recording_text,
+    recording_tile,
+    thumbnail,
+)
+from mmstream.display.text import (
+    MAX_FIELDS,
+    file_kind,
+    kind_of,
+    public_fields,
+    size_text,
+    start_of_text,
+    value_text,
+)
+from mmstream.errors import escaped
+from mmstream.types import IGNORED_LABEL
 
 MAX_TILES = 16
 """Samples of a contact sheet."""
-MAX_PICTURES = 12
-"""Pictures of one sample."""
+MAX_IMAGES = 12
+"""Images of one sample."""
 MAX_TURNS = 20
 """Turns of one conversation."""
 MAX_RECORDINGS = 4
 """Videos and sounds of one sample."""
+MAX_SOURCES = 40
+"""Sources of a batch that are named."""
 MAX_JSON_CHARACTERS = 20_000
-DEFAULT_SAMPLE_RATE = 16_000
-"""Of decoded sounds, as of `AudioDecoder`."""
-
-
-def samples_html(samples: Iterable[Any]) -> str:
-    """Return samples side by side, each with its first picture and the start of its text."""
-    tiles = []
-    for sample in islice(samples, MAX_TILES):
-        if isinstance(sample, Exception):
-            tiles.append(_tile(f'<span style="color:#b00020">{html_text(sample, 200)}</span>'))
-            continue
-        pictures = pictures_of(sample)
-        first = next(iter(pictures.items()), None)
-        shown = "" if first is None else picture(first[1], 144, sample["__key__"])
-        more = f'<div style="{QUIET}">{len(pictures)} images</div>' if len(pictures) > 1 else ""
-        if first is None:
-            for name, recording in islice(recordings_of(sample).items(), 1):
-                shown = _recording_thumbnail(name, recording)
-        tiles.append(_tile(shown, more, html_text(text_of(sample), 110), key=key_text(sample)))
-    return _sheet(tiles)
 
 
 def sample_html(
+    sample: Mapping[str, Any], tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE
+) -> str:
+    """Return a whole sample as the output of a cell; arguments as of `sample_part`."""
+    return page(sample_part(sample, tokenizer=tokenizer, sample_rate=sample_rate))
+
+
+def sample_part(
     sample: Mapping[str, Any],
     *,
     tokenizer: Any = None,
     note: str = "",
     max_file_bytes: int = MAX_FILE_BYTES,
     sample_rate: int = DEFAULT_SAMPLE_RATE,
-) -> str:
-    """Return a whole sample: pictures, text, recordings, or a conversation with its media inline.
+) -> Markup:
+    """Return a whole sample: images, text, recordings, or a conversation with its media inline.
 
     Args:
         sample: raw or decoded.
@@ -95,143 +91,48 @@ def sample_html(
         max_file_bytes: larger recordings get no player.
         sample_rate: samples per second of decoded sounds.
     """
-    head = f"<b>{html_text(key_text(sample))}</b>"
-    for words in filter(None, (address_of(sample), note)):
-        head += f' <span style="{QUIET}">{html_text(words, 300)}</span>'
-    parts = [head]
-    pictures = pictures_of(sample)
-    messages = messages_of(sample)
-    inline = set(fields_named(messages[:MAX_TURNS]))
-    shown = [picture(v, 288, n) for n, v in pictures.items() if n not in inline]
-    parts.append(_sheet([f"<div>{item}</div>" for item in shown[:MAX_PICTURES]]))
-    if len(shown) > MAX_PICTURES:
-        parts.append(f'<div style="{QUIET}">... {len(shown) - MAX_PICTURES} more images</div>')
-    text = sample.get("txt") or (not messages and text_of(sample))
-    if isinstance(text, str | bytes):
-        parts.append(
-            f'<div style="max-width:60em;white-space:pre-wrap">{html_text(text, 2000)}</div>'
-        )
+    images, messages = images_of(sample), messages_of(sample)
+    turns = messages[:MAX_TURNS]
+    inline = set(fields_named(turns))
+    beside = [name for name in images if name not in inline]
     recordings = {
-        name: _recording_html(name, recording, max_file_bytes, sample_rate)
+        name: recording_html(name, recording, max_file_bytes, sample_rate)
         for name, recording in islice(recordings_of(sample).items(), MAX_RECORDINGS)
     }
-    parts += [_turn(turn, sample, pictures, recordings) for turn in messages[:MAX_TURNS]]
-    if len(messages) > MAX_TURNS:
-        parts.append(f'<div style="{QUIET}">... {len(messages) - MAX_TURNS} more turns</div>')
-    parts += [f"<div>{html}</div>" for name, html in recordings.items() if name not in inline]
-    if tokenizer is not None and "input_ids" in sample:
-        parts.append(tokens_html(tokenizer, sample))
-    parts.append(field_table(sample))
-    if "json" in sample:
-        parts.append(details("json", _json_text(sample["json"]), MAX_JSON_CHARACTERS))
-    return page(*parts)
-
-
-def batch_html(batch: Mapping[str, Any]) -> str:
-    """Return a contact sheet of a batch with the texts of its rows, and a table of its fields."""
-    num_rows = len(batch["__key__"])
-    lineage = batch.get("__lineage__")
-    head = f"<b>Batch of {num_rows}</b>{html_text(rows_of_sources(batch), 300)}"
-    if lineage:
-        rows = f"rows {lineage.start} to {lineage.start + num_rows - 1} of the global batch"
-        position = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
-        head += f' <span style="{QUIET}">{position}</span>'
-    num_more = num_rows - MAX_TILES
-    more = f'<div style="{QUIET}">... {num_more} more rows</div>' if num_more > 0 else ""
-    return page(head, _batch_sheet(batch), more, field_table(batch))
-
-
-def _batch_sheet(batch: Mapping[str, Any]) -> str:
-    """Return a contact sheet of a batch. Rows that are substitutes or not valid say why."""
-    keys = batch["__key__"]
-    lineage = batch.get("__lineage__")
-    valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
-    start = lineage.start if lineage else 0
-    bad = {record.row - start: record.reason for record in lineage.bad} if lineage else {}
-    pictures = batch_pictures(batch)
-    recordings = batch_recordings(batch)
-    tiles = []
-    for row in range(min(len(keys), MAX_TILES)):
-        side = 144 if len(pictures[row]) == 1 else 68
-        thumbnails = [picture(value, side, keys[row]) for value in pictures[row][:4]]
-        thumbnails += [_recording_thumbnail(*named) for named in recordings[row][:2]]
-        shown = " ".join(thumbnails)
-        note = "" if valid[row] else "not valid: padding"
-        if row in bad:
-            note = f"substitute for {bad[row]}" if valid[row] else f"not valid: {bad[row]}"
-        warning = f'<span style="color:#b06000">{html_text(note, 150)}</span>' if note else ""
-        text = html_text(text_of({name: row_of(value, row) for name, value in batch.items()}), 110)
-        tiles.append(_tile(shown, warning, text, key=key_text(batch, row)))
-    return _sheet(tiles)
-
-
-def _tile(*parts: str, key: str = "") -> str:
-    name = small_line(html_text(key, 40)) if key else ""
-    style = "width:144px;overflow-wrap:anywhere;font-size:12px;line-height:1.35"
-    return f'<div style="{style}">{"".join(map(_line, parts))}{name}</div>'
-
-
-def _line(part: str) -> str:
-    return f"<div>{part}</div>" if part else ""
-
-
-def _sheet(tiles: Sequence[str]) -> str:
-    style = "display:flex;flex-wrap:wrap;gap:12px;margin:8px 0"
-    return f'<div style="{style}">{"".join(tiles)}</div>' if tiles else ""
+    media = {name: thumbnail(images[name], 224, name) for name in inline & images.keys()}
+    has_tokens = tokenizer is not None and "input_ids" in sample
+    return render(
+        "sample.html",
+        key=key_text(sample),
+        notes=[address_of(sample), note],
+        images=[thumbnail(images[name], 288, name) for name in beside[:MAX_IMAGES]],
+        num_more_images=len(beside) - MAX_IMAGES,
+        caption=caption_of(sample),
+        turns=[_turn(turn, sample, recordings | media) for turn in turns],
+        num_more_turns=len(messages) - MAX_TURNS,
+        recordings=[html for name, html in recordings.items() if name not in inline],
+        token_counts=token_counts(sample) if has_tokens else "",
+        runs=token_runs(tokenizer, sample) if has_tokens else [],
+        fields=_field_rows(sample),
+        json=_json_text(sample["json"]) if "json" in sample else "",
+    )
 
 
 def _turn(
-    turn: Mapping[str, Any],
-    sample: Mapping[str, Any],
-    pictures: Mapping[str, Any],
-    recordings: Mapping[str, str],
-) -> str:
-    """Return a message of a conversation as a bubble, with the media that it names."""
+    turn: Mapping[str, Any], sample: Mapping[str, Any], media: Mapping[str, Markup]
+) -> tuple[str, list[Any]]:
+    """Return the role of a message and its parts: texts, and the media that it names."""
     role = str(turn.get("role", "?"))
-    content = turn.get("content", "")
-    parts = content if isinstance(content, list) else [{"type": "text", "text": content}]
-    shown = []
-    for part in parts:
-        field = part.get("field") if isinstance(part, Mapping) else None
-        if isinstance(field, str) and field in pictures:
-            shown.append(f"<div>{picture(pictures[field], 224, field)}</div>")
-        elif isinstance(field, str) and field in recordings:
-            shown.append(f"<div>{recordings[field]}</div>")
+    parts: list[Any] = [cut(role, 30)]
+    for part in parts_of(turn):
+        field = part.get("field")
+        if isinstance(field, str) and field in media:
+            parts.append(media[field])
         elif isinstance(field, str) and isinstance(sample.get(field), bytes):
-            shown.append(f"<div>{html_text(field, 60)}: {size_text(len(sample[field]))}</div>")
+            parts.append(f"{field}: {size_text(len(sample[field]))}")
         else:
-            text = part.get("text", part) if isinstance(part, Mapping) else part
-            shown.append(html_text(text, 1500))
-    tint = "rgba(70,130,220,.14)" if role == "assistant" else "rgba(128,128,128,.12)"
-    indent = "3em" if role == "assistant" else "0"
-    style = (
-        f"background:{tint};border-radius:8px;padding:6px 10px;margin:6px 0 6px {indent};"
-        "max-width:48em;white-space:pre-wrap"
-    )
-    return f'<div style="{style}">{small_line(html_text(role, 30))}{"".join(shown)}</div>'
-
-
-def _recording_html(name: str, recording: Recording, max_file_bytes: int, sample_rate: int) -> str:
-    """Return a video or a sound of a sample, as large as a page has room."""
-    if isinstance(recording, bytes):
-        return file_html(name, recording, max_file_bytes)
-    if isinstance(recording, Clip):
-        return clip_html(name, recording)
-    if isinstance(recording, Features):
-        return features_html(name, recording)
-    return sound_html(name, recording, sample_rate, max_file_bytes)
-
-
-def _recording_thumbnail(name: str, recording: Recording) -> str:
-    """Return a video or a sound as a tile."""
-    if isinstance(recording, bytes):
-        return file_thumbnail(name, recording, 144)
-    if isinstance(recording, Clip):
-        tiles = clip_tiles(recording, 68, 4, label=name)
-        return f'<div style="display:flex;flex-wrap:wrap;gap:4px">{"".join(tiles)}</div>'
-    if isinstance(recording, Features):
-        return spectrogram(recording.values, name, width=144)
-    return waveform(recording.samples, 144, label=name)
+            parts.append(cut(part.get("text", part), 1500))
+    return role, parts
 
 
 def _json_text(value: Any) -> object:
@@ -242,3 +143,261 @@ def _json_text(value: Any) -> object:
         return json.dumps(value, indent=2, ensure_ascii=False, default=str)
     except (msgspec.MsgspecError, ValueError, RecursionError):
         return value
+
+
+def _field_rows(fields: Mapping[str, Any]) -> list[tuple[object, str, object]]:
+    """Return the name and kind of each field, and the range or start of its values."""
+    return [
+        (cut(name, 60), kind_of(value), cut(_values_text(name, value), 100))
+        for name, value in public_fields(fields)
+    ]
+
+
+def _values_text(name: str, value: Any) -> object:
+    if hasattr(value, "dtype") and hasattr(value, "shape"):
+        size = int(value.numel() if hasattr(value, "numel") else value.size)
+        if name == "attention_mask" and size:
+            return f"{100 * (1 - float(value.sum()) / size):.0f} % padding"
+        if name == "labels":
+            return f"{int((value != IGNORED_LABEL).sum())} tokens to learn"
+        return f"{float(value.min()):.4g} to {float(value.max()):.4g}" if size else ""
+    if isinstance(value, bytes):
+        return value if start_of_text(value) and not file_kind(value) else ""
+    return value if isinstance(value, str | int | float | dict) else ""
+
+
+# -- contact sheets --------------------------------------------------------------------------------
+
+
+class _Tile(NamedTuple):
+    """A sample of a contact sheet."""
+
+    media: list[Markup]
+    key: str = ""
+    text: object = ""
+    note: str = ""
+
+
+def samples_part(samples: Iterable[Any]) -> Markup:
+    """Return samples side by side, each with its first image and the start of its text.
+
+    Args:
+        samples: Raw or decoded; an error in place of one that cannot be read.
+    """
+    return element("sheet", map(_tile_of_sample, islice(samples, MAX_TILES)))
+
+
+def _tile_of_sample(sample: Any) -> _Tile:
+    if isinstance(sample, Exception):
+        return _Tile([element("problem", sample)])
+    images = images_of(sample)
+    media = [thumbnail(image, 144, sample["__key__"]) for image in islice(images.values(), 1)]
+    if not media:
+        media = [recording_tile(*named) for named in islice(recordings_of(sample).items(), 1)]
+    of_images = f", {len(images)} images" if len(images) > 1 else ""
+    return _Tile(media, key_text(sample) + of_images, text_of(sample))
+
+
+def batch_html(batch: Mapping[str, Any]) -> str:
+    """Return a contact sheet of a batch with the texts of its rows, and a table of its fields."""
+    num_rows = len(batch["__key__"])
+    lineage = batch.get("__lineage__")
+    sources = Counter(batch.get("__source__", ())).most_common(MAX_SOURCES)
+    position = ""
+    if lineage:
+        rows = f"rows {lineage.start} to {lineage.start + num_rows - 1} of the global batch"
+        position = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
+    notes = [", ".join(f"{count} {name}" for name, count in sources), position]
+    return page(
+        element("head", f"Batch of {num_rows}", notes),
+        element("sheet", _tiles_of_batch(batch)),
+        element("more", num_rows - MAX_TILES, "rows"),
+        element("table", _field_rows(batch), ("field", "kind", "values")),
+    )
+
+
+def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
+    """Return the first rows of a batch. Those that are substitutes or not valid say why."""
+    keys = batch["__key__"]
+    lineage = batch.get("__lineage__")
+    valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
+    reasons = {bad.row - lineage.start: bad.reason for bad in lineage.bad} if lineage else {}
+    images, recordings = batch_images(batch), batch_recordings(batch)
+    tiles = []
+    for row in range(min(len(keys), MAX_TILES)):
+        side = 144 if len(images[row]) == 1 else 68
+        media = [thumbnail(image, side, keys[row]) for image in images[row][:4]]
+        media += [recording_tile(*named) for named in recordings[row][:2]]
+        note = "" if valid[row] else f"not valid: {reasons.get(row, 'padding')}"
+        if row in reasons and valid[row]:
+            note = f"substitute for {reasons[row]}"
+        sample = {name: _row_of(value, row) for name, value in batch.items()}
+        tiles.append(_Tile(media, key_text(batch, row), text_of(sample), note))
+    return tiles
+
+
+def _row_of(value: Any, row: int) -> Any:
+    """Return one row of a field of a batch; None if the field is no list or is too short."""
+    return value[row] if isinstance(value, list) and row < len(value) else None
+
+
+# -- samples one below the other -------------------------------------------------------------------
+
+MAX_EMBEDDED_BYTES = 8_000_000
+"""Largest recording that a page embeds."""
+
+MAX_PAGE_CHARACTERS = 128_000_000
+"""Where a page has become so large, no more recordings are embedded."""
+
+MAX_LINE_CHARACTERS = 500
+
+MAX_SHORT_BYTES = 32
+"""Files up to this size are shown themselves: a class, a number, an id."""
+
+
+@dataclass(frozen=True)
+class Card:
+    """A sample to show.
+
+    Attributes:
+        address: ``shard[index]``.
+        sample: Raw or decoded. None: it cannot be read.
+        note: What to say of it, such as its step and row.
+        problem: Why it is bad.
+    """
+
+    address: str
+    sample: Mapping[str, Any] | None
+    note: str = ""
+    problem: str = ""
+
+
+def cards_html(
+    title: str,
+    cards: Iterable[Card],
+    tokenizer: Any = None,
+    sample_rate: int = DEFAULT_SAMPLE_RATE,
+) -> str:
+    """Return all samples one below the other.
+
+    Args:
+        title: What they are, as text.
+        cards: The samples. Each is read when its turn comes.
+        tokenizer: Shows ``input_ids`` and ``labels`` as text.
+        sample_rate: Samples per second of decoded sounds.
+    """
+
+    def rows() -> Iterator[_Row]:
+        num_characters = 0
+        for card in cards:
+            left = (MAX_PAGE_CHARACTERS - num_characters) * 3 // 4  # base64 takes 4 for 3 bytes
+            max_bytes = max(0, min(MAX_EMBEDDED_BYTES, left))
+            sample = _sample_part(card, max_bytes, tokenizer, sample_rate)
+            num_characters += len(sample)
+            yield _Row("", [(card, sample)])
+
+    return page(render("cards.html", title=title, rows=rows()))
+
+
+def pairs_html(title: str, pairs: Iterable[tuple[str, Card, Card]]) -> str:
+    """Return pairs of samples one below the other, such as duplicates.
+
+    Args:
+        title: What they are, as text.
+        pairs: (what they share, the first sample, the later sample). Each is read when its turn
+            comes.
+    """
+    rows = (
+        _Row(note, [(card, _sample_part(card, max_bytes=0)) for card in cards])
+        for note, *cards in pairs
+    )
+    return page(render("cards.html", title=title, rows=rows))
+
+
+@dataclass(frozen=True)
+class _Row:
+    """Samples side by side."""
+
+    note: str
+    cards: list[tuple[Card, Markup]]
+
+
+def _sample_part(
+    card: Card, max_bytes: int, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE
+) -> Markup:
+    if card.sample is None:
+        return Markup()
+    return sample_part(
+        card.sample,
+        tokenizer=tokenizer,
+        note=card.note,
+        max_file_bytes=max_bytes,
+        sample_rate=sample_rate,
+    )
+
+
+# -- for a terminal --------------------------------------------------------------------------------
+
+
+def card_lines(
+    card: Card, tokenizer: Any = None, sample_rate: int = DEFAULT_SAMPLE_RATE
+) -> Iterator[str]:
+    """Yield the lines of a sample for a terminal: address, fields, text, conversation, tokens."""
+    key = "" if card.sample is None else escaped(key_text(card.sample), 200)
+    yield "  ".join(filter(None, (escaped(card.address), key, card.note)))
+    if card.problem:
+        yield f"  bad: {escaped(card.problem, 1000)}"
+    if card.sample is None:
+        return
+    yield from _field_lines(card.sample, sample_rate)
+    yield from _text_lines(card.sample)
+    if tokenizer is not None and "input_ids" in card.sample:
+        yield f"  {token_counts(card.sample)} in [[ ]]:"
+        for line in tokens_text(tokenizer, card.sample).splitlines():
+            yield f"    {_line(line)}"
+
+
+def _field_lines(sample: Mapping[str, Any], sample_rate: int) -> Iterator[str]:
+    """Yield what each field holds, and what its recording was decoded to."""
+    for name, value in public_fields(sample):
+        yield f"  {escaped(name, 60)}: {_field_text(name, value)}"
+    for name, recording in islice(recordings_of(sample).items(), MAX_FIELDS):
+        if not isinstance(recording, bytes):
+            yield f"  {escaped(name, 60)} decoded: {recording_text(recording, sample_rate)}"
+
+
+def _text_lines(sample: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the caption, and the conversation or another JSON object."""
+    if caption := caption_of(sample):
+        yield f"  text: {_line(caption)}"
+    messages, row = messages_of(sample), row_json(sample)
+    for turn in messages[:MAX_TURNS]:
+        yield f"  {escaped(turn.get('role', '?'), 30)}: {_line(_content_text(turn))}"
+    if len(messages) > MAX_TURNS:
+        yield f"  ... {len(messages) - MAX_TURNS} more turns"
+    if row and not messages:
+        yield f"  json: {_line(json.dumps(row, ensure_ascii=False, default=str))}"
+
+
+def _field_text(name: str, value: Any) -> str:
+    if is_recording_file(name, value):
+        return escaped(recording_text(value), 300)
+    has_own_line = name in ("txt", "json")
+    if isinstance(value, bytes) and len(value) <= MAX_SHORT_BYTES and not has_own_line:
+        return value_text(value)  # such as a class
+    return kind_of(value)
+
+
+def _content_text(turn: Mapping[str, Any]) -> str:
+    """Return the content of a message; media as ``<image 0.jpg>``."""
+    return " ".join(
+        str(part["text"])
+        if "text" in part
+        else f"<{part.get('type', '?')} {part.get('field', '')}>"
+        for part in parts_of(turn)
+    )
+
+
+def _line(value: object) -> str:
+    text = value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+    return escaped(text, MAX_LINE_CHARACTERS)

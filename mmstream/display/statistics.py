@@ -1,6 +1,6 @@
 """Statistics of a dataset as a table and bars, for notebooks, pages and terminals.
 
-`mmstream info --stats`, `Statistics` in a notebook -> statistics.py -> markup.py
+`mmstream info --stats`, `Statistics` in a notebook -> statistics.py -> html.py
 """
 
 from __future__ import annotations
@@ -14,8 +14,9 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.display.markup import QUIET, html_text, page, problem_html, size_text, table
-from mmstream.display.tokens import uncounted
+from mmstream.display.contents import uncounted
+from mmstream.display.html import page, render
+from mmstream.display.text import size_text
 from mmstream.errors import escaped
 
 MAX_BINS = 14
@@ -79,16 +80,14 @@ def _round_step(width: float) -> float:
 
 def statistics_lines(stats: Any) -> Iterator[str]:
     """Yield `Statistics` for a terminal: what was read, a table, and bars."""
-    yield _head(stats)
+    yield _summary(stats)
     yield from (f"  bad: {reason}" for reason in stats.reasons)
-    yield from (f"  {line}" for line in _fields(stats))
-    rows = _rows(stats)
-    widths = [max(map(len, column)) for column in zip(HEAD, *rows, strict=True)]
-    for row in (HEAD, *rows):
-        name, *cells = row
+    rows = [HEAD, *_rows(stats)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for name, *cells in rows:
         numbers = "  ".join(c.rjust(w) for c, w in zip(cells, widths[1:], strict=True))
         yield f"  {name.ljust(widths[0])}  {numbers}"
-    yield from (f"  {line}" for line in _hours(stats))
+    yield from (f"  {line}" for line in _notes(stats))
     for name, bars in _histograms(stats):
         yield ""
         yield f"  {name}"
@@ -101,54 +100,30 @@ def statistics_lines(stats: Any) -> Iterator[str]:
 
 def statistics_html(stats: Any) -> str:
     """Return `Statistics` for a notebook or a page: what was read, a table, and bars."""
-    rows = [[html_text(cell, 100) for cell in row] for row in _rows(stats)]
-    bad = "".join(problem_html(reason, 500) for reason in stats.reasons)
-    charts = "".join(_chart(name, bars) for name, bars in _histograms(stats))
-    return page(
-        f"<b>Statistics</b> <span>{html_text(_head(stats))}</span>",
-        bad,
-        "".join(f"<div>{html_text(line)}</div>" for line in _fields(stats)),
-        table(rows, HEAD),
-        "".join(f"<div>{html_text(line)}</div>" for line in _hours(stats)),
-        f'<div style="display:flex;flex-wrap:wrap;gap:18px 36px;margin:12px 0">{charts}</div>',
+    tables = render(
+        "statistics.html",
+        summary=_summary(stats),
+        reasons=stats.reasons,
+        head=HEAD,
+        rows=_rows(stats),
+        notes=list(_notes(stats)),
+        charts=list(_histograms(stats)),
     )
+    return page(tables)
 
 
-def _chart(name: str, bars: Sequence[tuple[str, int]]) -> str:
-    """Return horizontal bars, drawn with boxes alone."""
-    most = max(count for _, count in bars)
-    cell = "padding:0 8px 0 0;white-space:nowrap"
-    rows = []
-    for label, count in bars:
-        width = round(200 * count / most, 1)
-        bar = f'<div style="background:rgba(70,130,220,.7);height:11px;width:{width}px"></div>'
-        rows.append(
-            f'<tr><td style="{cell};text-align:right">{html_text(label, 60)}</td>'
-            f'<td style="{cell}">{bar}</td><td style="{cell};{QUIET}">{count:,}</td></tr>'
-        )
-    return (
-        f'<div><div style="margin:0 0 4px"><b>{html_text(name, 60)}</b></div>'
-        f'<table style="border-collapse:collapse;font-size:12px">{"".join(rows)}</table></div>'
-    )
-
-
-def _head(stats: Any) -> str:
+def _summary(stats: Any) -> str:
     text = f"{stats.num_measured:,} of {stats.num_samples:,} samples measured, spread over all"
     return text + (f"; {stats.num_bad:,} bad" if stats.num_bad else "")
 
 
-def _fields(stats: Any) -> Iterator[str]:
-    """Yield a line that says how many samples have each field."""
+def _notes(stats: Any) -> Iterator[str]:
+    """Yield how many samples have each field, the hours of media, and what has no tokens."""
     if stats.fields:
         counts = [f"{escaped(name)} {n:,}" for name, n in islice(stats.fields.items(), MAX_FIELDS)]
         num_more = len(stats.fields) - len(counts)
-        yield f"samples with each field: {', '.join(counts)}" + f", {num_more:,} more" * (
-            num_more > 0
-        )
-
-
-def _hours(stats: Any) -> Iterator[str]:
-    """Yield a line for video and one for audio: how long they are. And what tokens leave out."""
+        more = f", {num_more:,} more" if num_more else ""
+        yield f"samples with each field: {', '.join(counts)}{more}"
     if stats.uncounted_media:
         yield uncounted(stats.uncounted_media)
     for kind, hours in stats.hours.items():

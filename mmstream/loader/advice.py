@@ -11,7 +11,7 @@ from mmstream.dataset.source import datasets_of
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import audio_fields, undecoded_media, video_fields
 from mmstream.decoding.stored import baked_content
-from mmstream.display.markup import count_text
+from mmstream.display.text import count_text
 from mmstream.errors import escaped
 from mmstream.order.lanes import request_factor
 from mmstream.pipeline import Pipeline

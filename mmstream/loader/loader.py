@@ -348,7 +348,7 @@ class Loader(IterableDataset[Batch]):
         return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
 
     def _repr_html_(self) -> str:
-        from mmstream.display.pipelines import loader_html
+        from mmstream.display.overviews import loader_html
 
         return loader_html(self)
 

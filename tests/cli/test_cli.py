@@ -72,10 +72,6 @@ def test_the_list_of_commands_imports_none_of_them():
     )
 
 
-def test_the_version(printed):
-    assert printed("--version").startswith("mmstream, version ")
-
-
 # -- messages of the library, in the words of a command -----------------------------------------
 
 
@@ -275,11 +271,6 @@ def test_splits(mmstream, printed, rows, tmp_path):
         assert f" -> {count} samples in 1 shard" in out.partition(f"\n  {name}: ")[2]
     error = mmstream("leakcheck", tmp_path / "out", tmp_path / "out/val")[2]
     assert "but datasets in folders of it: train, val; name one of these" in error
-
-
-def test_a_corpus_without_samples_can_be_looked_at(printed, tmp_path):
-    write_corpus(tmp_path, [0])
-    assert "0 samples, 1 shard" in printed("info", tmp_path)
 
 
 # -- mistakes and damage ------------------------------------------------------------------------

@@ -9,7 +9,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from mmstream.display import markup
+from mmstream.display.html import document
 from tests.display.test_display import Page, recording
 from tests.helpers.browser import open_page
 from tests.helpers.corpora import captioned, jpeg, write_corpus
@@ -54,7 +54,7 @@ def test_each_choice_shows_its_samples(mmstream, corpus):
     dataset = mm.open_dataset(corpus)
     key = dataset[40]["__key__"]
     line = "W [rank 0] shard-000003.tar[9] 000040.jpg: truncated"
-    for words in (["--key", key], ["--shard", "shard-000003.tar", "--index", 9], ["--find", line]):
+    for words in (["--key", key], ["--find", "shard-000003.tar[9]"], ["--find", line]):
         code, out, _ = mmstream("show", corpus, *words)
         assert code == 0
         assert addresses(out) == ["shard-000003.tar[9]"]
@@ -149,7 +149,7 @@ def test_an_empty_dataset_shows_nothing(mmstream, tmp_path):
     ("words", "code", "reason"),
     [
         (["--key", "a", "--bad"], 2, "use one of them"),
-        (["--shard", "a"], 2, "--shard and --index"),
+        (["--shard", "a"], 2, "mmstream show --shard is gone: write --find"),
         (["--key", "no such key"], 1, "no sample of"),
         (["--find", "nothing"], 2, "names no sample"),
         (["--find", "shard-000000.tar[1] 000040.jpg: x"], 2, "is of another dataset, where"),
@@ -176,7 +176,7 @@ def test_tokens_show_what_the_model_learns(mmstream, tmp_path):
     assert "<|im_start|>user\n    2+2?<|im_end|>" in out
     page = tmp_path / "page.html"
     mmstream("show", url, "--tokenizer", "bytes", "--html", page)
-    assert re.search(r'<span style="background:[^"]*">4!&lt;\|im_end\|&gt;', page.read_text())
+    assert re.search(r'<span class="learned">4!&lt;\|im_end\|&gt;', page.read_text())
 
 
 def test_images_are_shown_as_the_model_gets_them(mmstream, corpus, tmp_path):
@@ -201,7 +201,7 @@ def test_recordings_are_embedded_until_a_page_is_large(mmstream, tmp_path, monke
     page = tmp_path / "page.html"
     mmstream("show", url, "--html", page)
     assert page.read_text().count("<audio") == 6
-    monkeypatch.setattr("mmstream.display.cards.MAX_PAGE_CHARACTERS", 500_000)
+    monkeypatch.setattr("mmstream.display.samples.MAX_PAGE_CHARACTERS", 500_000)
     mmstream("show", url, "--html", page)
     assert page.read_text().count("<audio") == 2
     assert page.read_text().count("not embedded") == 4
@@ -228,10 +228,9 @@ def test_a_page_of_hostile_samples_has_no_tag_or_address_of_theirs(mmstream, evi
     text = path.read_text("utf-8")
     page = Page(text.replace("<!DOCTYPE html>", ""))
     assert page.open == []
-    own = (
-        "html head meta title body p div b span img video audio table tr td th details summary pre"
-    )
-    assert set(page.tags) <= set(own.split())
+    own = "html head meta title style body div b span img video audio table tr td th pre"
+    assert set(page.tags) <= {*own.split(), "details", "summary"}
+    assert page.tags.count("style") == 1
     names = "lang charset http-equiv content name style class alt title width height src controls"
     assert {name for _, name, _ in page.attributes} <= {*names.split(), "preload"}
     for _, name, value in page.attributes:
@@ -252,7 +251,7 @@ def test_a_real_browser_runs_and_loads_nothing_of_hostile_samples(evil, tmp_path
     samples = [dataset[n] for n in range(4)]
     shown = [mm.show(value).html for value in (*samples, samples, dataset, dataset[:3])]
     page = tmp_path / "page.html"
-    page.write_text(markup.document(EVIL, *shown), "utf-8")
+    page.write_text(document(EVIL, *shown), "utf-8")
     opened = open_page(page, tmp_path / "profile")
     assert opened.messages == []
     assert "executed" not in re.search(r"<title>(.*?)</title>", opened.dom, re.S)[1][:9]
@@ -264,7 +263,7 @@ def test_a_real_browser_runs_and_loads_nothing_of_hostile_samples(evil, tmp_path
 def test_the_browser_would_tell_if_the_page_let_a_script_in(evil, tmp_path):
     page = tmp_path / "page.html"
     unescaped = EVIL.replace("http-equiv=refresh", "")
-    page.write_text(markup.document("t", unescaped), "utf-8", "replace")
+    page.write_text(document("t", unescaped), "utf-8", "replace")
     opened = open_page(page, tmp_path / "profile")
     assert any("Content Security Policy" in message for message in opened.messages)
     assert "<title>t</title>" in opened.dom  # the policy alone has kept the script from running

@@ -17,9 +17,8 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.display.contents import file_kind
-from mmstream.display.markup import player
-from mmstream.display.sample_dict import SampleDict, value_text
+from mmstream.display.sample_dict import SampleDict
+from mmstream.display.text import file_kind, value_text
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import captioned, jpeg, write_corpus
 from tests.helpers.stores import watched
@@ -46,7 +45,8 @@ class Page(HTMLParser):
         assert self.open.pop() == tag
 
     def handle_data(self, data):
-        self.words += data
+        if self.open[-1:] != ["style"]:
+            self.words += data
 
     def images(self):
         urls = [value for tag, name, value in self.attributes if (tag, name) == ("img", "src")]
@@ -57,7 +57,8 @@ class Page(HTMLParser):
 def parse(shown):
     page = Page(shown._repr_html_())
     assert page.open == []
-    assert not {"script", "link", "style", "iframe"} & set(page.tags)
+    assert not {"script", "link", "iframe"} & set(page.tags)
+    assert page.tags.count("style") == 1
     assert not [name for _, name, _ in page.attributes if name.startswith("on")]
     for _, name, value in page.attributes:
         if name in ("src", "href"):
@@ -133,13 +134,12 @@ def test_a_sample_is_a_dict_that_shows_itself_in_one_line(dataset, pipeline):
 def test_a_sample_stays_a_dict_for_all_functions(dataset):
     sample = dataset[0]
     plain = dict(sample)
-    again = [pickle.loads(pickle.dumps(sample)), copy.copy(sample), copy.deepcopy(sample)]
-    for each in [*again, sample.copy()]:
+    for each in (pickle.loads(pickle.dumps(sample)), copy.deepcopy(sample), sample.copy()):
         assert (type(each), each) == (type(sample), plain)
     assert {**sample} == sample | {} == plain
-    text = {"__key__": sample["__key__"], "id": 3}
-    for encode in (json.dumps, msgspec.json.encode):
-        assert encode(type(sample)(text)) == encode(text)
+    text = SampleDict({"__key__": "a", "id": 3})
+    assert json.dumps(text) == json.dumps(dict(text))
+    assert msgspec.json.encode(text) == msgspec.json.encode(dict(text))
 
 
 @pytest.mark.parametrize(
@@ -178,12 +178,12 @@ def test_the_line_of_any_sample_is_short_and_printable(sample):
     ("value", "expected"),
     [
         (b"a cat", "b'a cat'"),
-        ("é" * 100, repr("é" * 60) + "..."),
+        ("é" * 100, repr("é" * 27 + "..." + "é" * 28)),
         ("é".encode() * 100, "<200 bytes '" + "é" * 30 + "'...>"),
         (b"x" * 200, "<200 bytes '" + "x" * 60 + "'...>"),
         (bytes(300), "<300 bytes>"),
         ([1, 2.5, None], "[1, 2.5, None]"),
-        ({"a": [1]}, "{...} of 1"),
+        ({"a": [1]}, "{'a': [...]}"),
         (torch.zeros(2, 3), "<float32 [2, 3]>"),
         (None, "None"),
     ],
@@ -193,30 +193,23 @@ def test_a_value_is_shown_in_a_few_words(value, expected):
 
 
 @pytest.mark.parametrize("name", ["JPEG", "PNG", "GIF", "BMP", "WEBP"])
-@pytest.mark.parametrize("mode", ["RGB", "L"])
-def test_the_first_bytes_tell_the_size_of_a_picture(name, mode):
-    for lossless in (False, True):
-        buffer = io.BytesIO()
-        Image.new(mode, (321, 123)).save(buffer, name, lossless=lossless)
-        assert file_kind(buffer.getvalue()).upper() == f"{name} 321X123"
-        for cut in range(60):
-            assert file_kind(buffer.getvalue()[:cut]).upper() in ("", name, f"{name} 321X123")
+def test_the_first_bytes_tell_the_size_of_an_image(name):
+    buffer = io.BytesIO()
+    Image.new("L", (321, 123)).save(buffer, name)
+    assert file_kind(buffer.getvalue()).upper() == f"{name} 321X123"
+    for cut in range(60):
+        assert file_kind(buffer.getvalue()[:cut]).upper() in ("", name, f"{name} 321X123")
 
 
-@pytest.mark.parametrize(
-    ("data", "kind"),
-    [
-        (recording(1.5), "WAV 1.5 s"),
+def test_the_first_bytes_tell_other_files_too():
+    for data, kind in (
+        (recording(1.5), "WAV"),
         (b"\0\0\0\x20ftypisom", "MP4"),
-        (b"ID3\x04", "MP3"),
-        (b"RIFF....AVI LIST", "AVI"),
         (b"\x1aE\xdf\xa3..B\x82\x84webmB", "WebM"),
-        (b"\x1aE\xdf\xa3..B\x82\x88matroskaB", "MKV"),
+        (b"%PDF-1.7", "PDF"),
         (b"words", ""),
-    ],
-)
-def test_the_first_bytes_tell_other_files_too(data, kind):
-    assert file_kind(data) == kind
+    ):
+        assert file_kind(data) == kind
 
 
 def test_a_slice_of_a_dataset_shows_its_own_samples(dataset):
@@ -231,17 +224,17 @@ def test_an_unreadable_shard_is_said_not_raised(dataset, tmp_path):
 
 
 def test_nothing_is_read_to_show_a_corpus_of_long_videos(dataset, monkeypatch):
-    monkeypatch.setattr("mmstream.display.datasets.MAX_PREVIEW_BYTES", 10)
+    monkeypatch.setattr("mmstream.display.overviews.MAX_PREVIEW_BYTES", 10)
     dataset = watched(dataset)
     assert parse(dataset).images() == []
     assert dataset.store.ranges == []
 
 
-@pytest.mark.parametrize("decoded", [False, True])
-def test_a_sample_shows_its_picture_and_text(dataset, pipeline, decoded):
-    page = parse(mm.show(pipeline.take(1)[0] if decoded else dataset[0]))
-    assert len(page.images()) == 1
-    assert "caption" in page.words
+def test_a_sample_shows_its_picture_and_text(dataset, pipeline):
+    for sample in (dataset[0], *pipeline.take(1)):
+        page = parse(mm.show(sample))
+        assert len(page.images()) == 1
+        assert "caption" in page.words
 
 
 def test_thumbnails_are_small_and_made_anew(tmp_path):
@@ -366,20 +359,20 @@ def test_what_cannot_be_shown_is_refused():
     for value in (3, {"a": 1}, "text", [3]):
         with pytest.raises(mm.ConfigError, match="show: "):
             mm.show(value)
+    with pytest.raises(mm.ConfigError, match="sample_rate=0: give a whole number from 1 up"):
+        mm.show({"__key__": "a"}, sample_rate=0)
 
 
-@pytest.mark.parametrize(
-    ("name", "data", "html"),
-    [
-        ("wav", recording(), '<audio .*src="data:audio/wav;.*'),
-        ("wav", recording(200), "wav: 3.2 MB, not embedded: more than 2.0 MB"),
-        ("<x>.mkv", b"12", "&lt;x&gt;.mkv: 2 bytes"),
-        ("<x>.mp4", b"12", '<video .*src="data:video/mp4;.*'),
-    ],
-    ids=["short", "long", "no player", "video"],
-)
-def test_a_long_recording_is_named_not_embedded(name, data, html):
-    assert re.fullmatch(html, player(name, data), re.DOTALL)
+def test_recordings_are_embedded_where_browsers_play_them_and_they_are_not_large():
+    for name, data, element, text in (
+        ("wav", recording(), "audio", "wav: 1.6 kB WAV: "),
+        ("wav", recording(200), "", "; not embedded: more than 2.0 MB"),
+        ("<x>.mkv", b"12", "", "<x>.mkv: 2 bytes: "),
+        ("<x>.mp4", b"12", "video", "<x>.mp4: 2 bytes: "),
+    ):
+        page = parse(mm.show({"__key__": "a", name: data}))
+        assert [tag for tag in page.tags if tag in ("audio", "video")] == [element][: len(element)]
+        assert text in page.words
 
 
 def test_a_tensor_that_is_no_picture_is_said():

@@ -54,7 +54,7 @@ def batch(padding: int = 4) -> dict[str, Any]:
 def test_a_row_has_its_documents_in_their_order_with_borders_labels_and_positions() -> None:
     first, second = rows_of_pack(batch())
     documents = [
-        (d.key, d.start, d.stop, d.num_label_tokens, len(d.pictures)) for d in first.documents
+        (d.key, d.start, d.stop, d.num_label_tokens, len(d.images)) for d in first.documents
     ]
     assert documents == [("first", 0, 20, 10, 0), (EVIL, 20, 60, 10, 1), (None, 60, 64, 0, 0)]
     assert [d.positions[0] for d in first.documents] == [0, 0, 0]

@@ -20,7 +20,7 @@ from mmstream.converting.media.check import checked
 from mmstream.converting.sidecar import perceptual_hash
 from mmstream.decoding.image.formats import header_shape
 from mmstream.decoding.image.limits import Limits
-from mmstream.display.markup import pixels_of
+from mmstream.display.media import pixels_of
 from tests.helpers.image_bombs import chunk
 from tests.helpers.pictures import encoded
 
