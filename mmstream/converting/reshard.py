@@ -41,9 +41,9 @@ from mmstream.packing.measure_file import (
     read_lengths,
     write_measure,
 )
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.plan_file import (
+from mmstream.packing.plan import (
     PLAN_PREFIX,
+    PackPlan,
     open_plan,
     plan_folder,
     require_plan_of,

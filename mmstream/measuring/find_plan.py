@@ -12,7 +12,8 @@ from __future__ import annotations
 import logging
 import os
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -20,28 +21,24 @@ import msgspec
 
 from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.keys import refs_at
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.substitute import Transform
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.measuring.lengths import Counter, differing_settings
-from mmstream.measuring.measure import Work, changed_sample, changed_text, rows_to_check
+from mmstream.measuring.lengths import LengthCounter, differing_settings
 from mmstream.order.permute import stream_key
 from mmstream.packing.measure_file import settings_digest
 from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import (
     LEFT_OUT_REASONS,
     OVER_A_LIMIT,
+    PLAN_NAME,
+    PLAN_PREFIX,
     TOO_LONG,
     UNUSABLE,
     MixturePlan,
     PackPlan,
     UnitSums,
-)
-from mmstream.packing.plan_file import (
-    PLAN_NAME,
-    PLAN_PREFIX,
     open_plan,
     plan_folder,
     require_plan_of,
@@ -70,7 +67,7 @@ def plan_name(limits: PackLimits, settings: Mapping[str, Any]) -> str:
 
     Args:
         limits: What a pack may hold.
-        settings: What decides the lengths, as `settings_of` says it. Random draws do not count.
+        settings: `LengthCounter.settings`. Random draws do not count.
     """
     decoders = {name: settings[name] for name in settings.keys() - {*_Draws.__struct_fields__}}
     digest = settings_digest({"limits": limits.as_json(), "decoders": decoders})
@@ -101,10 +98,11 @@ def find_plan(
         ManifestError: It is damaged.
         ShardError, StorageError: The dataset cannot be read.
     """
-    has_text = decode is not None and decode.text is not None
-    work = Work(dataset, Counter(decode, tuple(before)), seed) if decode and has_text else None
+    counter = None
+    if decode is not None and decode.text is not None:
+        counter = LengthCounter(dataset, decode, tuple(before), seed)
     if pack.plan is None:
-        plan = _plan_of_decoders(dataset, pack, work)
+        plan = _plan_of_decoders(dataset, pack, counter)
     elif isinstance(pack.plan, PackPlan):
         plan = pack.plan
     else:
@@ -124,28 +122,23 @@ def find_plan(
             "the two"
         )
     require_plan_of(dataset, plan)
-    if work is not None and not isinstance(pack.plan, PackPlan):
-        words = misfit(work, plan)
-        if words is not None:
-            cure = _cure(dataset.index_store.url, plan.settings, "--overwrite")
-            raise ConfigError(
-                f"{name}: its lengths are not those of this pipeline: {words}: {cure}"
-            )
+    if counter is not None and not isinstance(pack.plan, PackPlan):
+        _require_lengths(counter, plan)
     if resolve_world(None).rank == 0:
         _tell_what_is_left_out(dataset, plan)
     return plan
 
 
-def _plan_of_decoders(dataset: Dataset, pack: Pack, work: Work | None) -> PackPlan:
+def _plan_of_decoders(dataset: Dataset, pack: Pack, counter: LengthCounter | None) -> PackPlan:
     """Return the plan that has the digest of these decoders and limits for its name."""
-    if work is None:
+    if counter is None:
         raise ConfigError(
             "mm.Pack: no decoder makes the tokens of texts, so nobody can count them: give it a "
             "plan, mm.Pack(..., plan=folder)"
         )
     url, limits = dataset.index_store.url, pack.limits or PackLimits(pack.max_tokens)
     try:
-        plan = open_plan(plan_folder(url, plan_name(limits, work.settings)))
+        plan = open_plan(plan_folder(url, plan_name(limits, counter.settings)))
     except FileNotFoundError:
         raise ConfigError(
             f"mm.Pack({pack.max_tokens}): no plan of these decoders and limits is beside {url}: "
@@ -170,11 +163,8 @@ def _cure(url: str, limits: PackLimits, *more: str) -> str:
     return f"run `{command}` once, or mm.plan(pipeline)"
 
 
-def misfit(work: Work, plan: PackPlan) -> str | None:
-    """Count a few samples of a plan with the decoders of a pipeline.
-
-    Returns:
-        How their lengths differ from those of the plan, in words. None: they do not.
+def _require_lengths(counter: LengthCounter, plan: PackPlan) -> None:
+    """Raise a ConfigError where a few samples have other lengths than in a plan.
 
     Raises:
         ManifestError: The plan is damaged.
@@ -183,23 +173,29 @@ def misfit(work: Work, plan: PackPlan) -> str | None:
     try:
         draws = msgspec.convert(plan.lengths, _Draws)
     except msgspec.ValidationError:
-        raise ManifestError(f"{plan.url}: is damaged; run `mmstream plan` again") from None
-    if draws.epochs and draws.seed != work.seed:
-        return f"it has those of the random draws of seed {draws.seed}, not of {work.seed}"
-    counter = replace(work.counter, patch_size=draws.patch_size)
-    work = replace(work, counter=counter, epochs=draws.epochs, room=draws.room)
-    patches = plan.unit_rows[:, 1 + UnitSums._fields.index("patches")]
-    most = [int(plan.unit_rows[patches.argmax(), 0])] if plan.num_units else []
-    rows = rows_to_check(plan.member_tokens, *most)
-    refs = refs_at(plan.shard_ends, plan.members[rows])
-    max_tokens = plan.settings.max_tokens if plan.settings.overlong == "truncate" else None
-    changed = changed_sample(work, refs, plan.member_tokens[rows].tolist(), max_tokens)
-    if changed is None:
-        return None
-    names = differing_settings(plan.lengths, work.settings) if plan.lengths else []
-    return (
-        f"{changed_text(changed, 'in the plan')}; what differs: "
-        f"{', '.join(names[:4]) or 'no setting, so a function or a library'}"
+        raise ManifestError(
+            f"{plan.url}: is damaged; run `mmstream plan` with --overwrite"
+        ) from None
+    if draws.epochs and draws.seed != counter.seed:
+        difference = f"it has those of the random draws of seed {draws.seed}, not of {counter.seed}"
+    else:
+        counter = replace(
+            counter, epochs=draws.epochs, room=draws.room, patch_size=draws.patch_size
+        )
+        patches = plan.unit_rows[:, 1 + UnitSums._fields.index("patches")]
+        largest = [int(plan.unit_rows[patches.argmax(), 0])] if plan.num_units else []
+        max_tokens = plan.settings.max_tokens if plan.settings.overlong == "truncate" else None
+        of_sample = counter.difference(
+            plan.shard_ends, plan.members, plan.member_tokens, "in the plan", largest, max_tokens
+        )
+        if of_sample is None:
+            return
+        names = differing_settings(plan.lengths, counter.settings)
+        settings = ", ".join(names[:4]) or "no setting, so a function or a library"
+        difference = f"{of_sample}; what differs: {settings}"
+    cure = _cure(counter.dataset.index_store.url, plan.settings, "--overwrite")
+    raise ConfigError(
+        f"{plan.url}: its lengths are not those of this pipeline: {difference}: {cure}"
     )
 
 
@@ -223,26 +219,23 @@ def _tell_what_is_left_out(dataset: Dataset, plan: PackPlan) -> None:
 
 
 class _PlanHead(msgspec.Struct):
+    """What of a plan says whether it is the one of a state."""
+
     digest: str
     shards: list[object]
 
 
-def _plans(dataset: Dataset) -> Iterator[tuple[str, _PlanHead]]:
-    """Yield the URL and the head of each plan beside the index of a dataset."""
+def plan_of_digest(dataset: Dataset, digest: str) -> PackPlan | None:
+    """Return the plan of a digest with the most shards, from beside the index."""
     root = dataset.index_store
+    urls = {}
     for folder in root.folders():
         if not folder.startswith(PLAN_PREFIX):
             continue
-        try:
+        with suppress(FileNotFoundError, msgspec.MsgspecError):
             head = msgspec.json.decode(root.read(f"{folder}/{PLAN_NAME}"), type=_PlanHead)
-        except (FileNotFoundError, msgspec.MsgspecError):
-            continue
-        yield root.url_of(folder), head
-
-
-def plan_of_digest(dataset: Dataset, digest: str) -> PackPlan | None:
-    """Return the plan of a digest with the most shards, from beside the index."""
-    urls = {len(head.shards): url for url, head in _plans(dataset) if head.digest == digest}
+            if head.digest == digest:
+                urls[len(head.shards)] = root.url_of(folder)
     return open_plan(urls[max(urls)]) if urls else None
 
 
@@ -292,7 +285,7 @@ def packs_of_mixture(
     """Return the order over the packs of a mixture.
 
     The weights become shares of packs: those weights over what a pack of the source holds in the
-    mean. The log says which parts of all samples and tokens are expected.
+    mean. The log says them.
 
     Args:
         mixture: What is packed. Each of its sources needs a plan with the same limits.
@@ -322,7 +315,10 @@ def packs_of_mixture(
         plan, mixture.corpora, shares, epoch_steps=mixture.epoch_steps, seed=seed, **settings
     )
     if resolve_world(None).rank == 0:
-        _tell_shares(plan, shares)
+        for step, of_step in shares.items():
+            parts = ", ".join(f"{share:,} of {name}" for name, share in of_step.items())
+            total = sum(of_step.values())
+            logger.info("from step %s: of %d packs, in the mean: %s", f"{step:,}", total, parts)
     return order
 
 
@@ -346,22 +342,3 @@ def _plan_of_source(plan: Any, name: str, mixture: Mixture) -> Any:
         "mm.Pack(plan=...): each source of a mixture has a plan of its own: give the name that all "
         "of them have, or {source: plan}"
     )
-
-
-def _tell_shares(plan: MixturePlan, shares: Mapping[int, Mapping[str, int]]) -> None:
-    """Say how many packs of each source there are, and what that is in samples and tokens."""
-    for step, of_step in shares.items():
-        parts = [plan.expected(list(of_step.values()), kind) for kind in ("samples", "tokens")]
-        words = [
-            f"{share:,} of {name}, which are {samples:.1%} of the samples and {tokens:.1%} of the "
-            f"tokens"
-            for (name, share), samples, tokens in zip(
-                of_step.items(), *(part.values() for part in parts), strict=True
-            )
-        ]
-        logger.info(
-            "%sof %d packs, in the mean: %s",
-            f"from step {step:,}: " if step else "",
-            sum(of_step.values()),
-            "; ".join(words),
-        )

@@ -1,8 +1,8 @@
 """Samples -> lengths, by the code that training tokenizes with.
 
-Place in the flow: `measure.py` calls it for the samples of a shard, and `find_plan.py` for a few.
-The samples go through `RowDecoder.plan`, as those of a step do: functions before decoding, plans
-of media, one call of the tokenizer. Then they are counted.
+Place in the flow: `measure.py` counts the samples of all shards, and `find_plan.py` a few anew. The
+samples go through `RowDecoder.plan`, as those of a step do: functions before decoding, plans of
+media, one call of the tokenizer. No pixel is decoded.
 """
 
 from __future__ import annotations
@@ -11,23 +11,25 @@ import dataclasses
 import datetime
 import hashlib
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
-from itertools import islice
+from functools import cached_property, partial
 from typing import Any, NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from mmstream.bad_samples.policy import BadSamplePolicy
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.keys import refs_at
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.sample import MeasuredSample, SampleDecoding
 from mmstream.decoding.sample_rng import kept_generators
-from mmstream.decoding.substitute import Prepared, RowDecoder, Transform, one_by_one
-from mmstream.decoding.text.decoder import DecodedText, TextDecoder, TextLengths
-from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample
+from mmstream.decoding.substitute import RowDecoder, Transform, one_by_one
+from mmstream.decoding.text.decoder import DecodedText, TextDecoder
+from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample, where
 from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.packing.measure_file import COLUMNS
 from mmstream.progress import Progress
@@ -35,11 +37,11 @@ from mmstream.reading.lookup import FixedDraws
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
 
-SAMPLES_AT_ONCE = 128
-"""Samples whose texts are tokenized together."""
-
 MAX_LENGTH = 1 << 40
 """No text is cut: a plan must know how long it is."""
+
+CHECKED_AGAIN = 16
+"""Samples that are counted anew where lengths are there already."""
 
 
 class SampleLengths(NamedTuple):
@@ -51,21 +53,30 @@ class SampleLengths(NamedTuple):
     """Why the sample cannot be used."""
 
 
-@dataclass(frozen=True)
-class Counter:
-    """Counts samples as a pipeline with these decoders would make them.
+@dataclass(frozen=True, eq=False)
+class LengthCounter:
+    """Counts samples of a dataset as a pipeline with these decoders would make them.
 
     Attributes:
+        dataset: Has the samples.
         decode: The decoders. Those of texts must be there.
         before: The functions before decoding.
+        seed: Of the random draws.
+        epochs: Whose draws are counted: a sample has the longest of its lengths. None: lengths must
+            not depend on draws.
+        room: Tokens that each sample gets more.
         patch_size: Side of a patch of the vision tower, in pixels.
 
     Raises:
         ConfigError: There is no decoder of texts.
     """
 
+    dataset: Dataset
     decode: Decode
     before: tuple[Transform, ...] = ()
+    seed: int = 0
+    epochs: tuple[int, ...] | None = None
+    room: int = 0
     patch_size: int = 14
 
     def __post_init__(self) -> None:
@@ -88,85 +99,62 @@ class Counter:
             or callable(text.field if text else None)
         )
 
-    def lengths(
-        self,
-        outcomes: Sequence[Outcome],
-        refs: Sequence[SampleRef],
-        shard_name: Callable[[int], str],
-        seed: int = 0,
-        epoch: int = 0,
-    ) -> list[SampleLengths]:
-        """Return the lengths of samples.
+    @cached_property
+    def settings(self) -> dict[str, Any]:
+        """What decides the lengths, in plain JSON types.
 
-        Texts and pictures are counted without making samples of them. What that cannot count, such
-        as a damaged sample, goes through `decoded_lengths`. Arguments and errors are the same.
+        A function counts by its name alone: of its module there are two names where it is the main
+        script.
         """
-        with kept_generators():
-            lengths = self._counted(outcomes)
-        left = [number for number, each in enumerate(lengths) if each is None]
-        if left:
-            decoded = self.decoded_lengths(
-                [outcomes[number] for number in left],
-                [refs[number] for number in left],
-                shard_name,
-                seed,
-                epoch,
-            )
-            for number, each in zip(left, decoded, strict=True):
-                lengths[number] = each
-        return [each for each in lengths if each is not None]
-
-    def _counted(self, outcomes: Sequence[Outcome]) -> list[SampleLengths | None]:
-        """Count samples of texts and pictures. None: only the code of training can tell."""
-        decode, text = self.decode, self.decode.text
+        text = self.decode.text
         assert text is not None
-        results: list[SampleLengths | None] = [None] * len(outcomes)
-        if self.before or decode.table.media or decode.fields or callable(text.field):
-            return results
-        numbers, samples, shapes = [], [], []
-        for number, outcome in enumerate(outcomes):
-            if not isinstance(outcome, dict):
-                continue
-            decoding = SampleDecoding(outcome, decode)
-            try:
-                media = decoding.all_shapes(decodes=False)
-            except SampleError:
-                continue
-            if media is not None:
-                numbers.append(number)
-                samples.append(decoding.sample)
-                shapes.append(media)
-        counted = text.count_all(samples, shapes, media=decode.media)
-        for number, of_sample, lengths in zip(numbers, shapes, counted, strict=True):
-            if not isinstance(lengths, SampleError):
-                media_lengths = _picture_lengths(tuple(of_sample.images), self.patch_size)
-                results[number] = SampleLengths(self._values(lengths, media_lengths))
-        return results
+        tokenizer = text.tokenizer
+        versions = versions_of(*settings_of_families(self.decode))
+        media = {kind: getattr(self.decode, kind) for kind in ("image", "video", "audio")}
+        return {
+            **({"versions of families": versions} if versions else {}),
+            "tokenizer": _sha256(core_without_limits(tokenizer)),
+            "chat_template": _sha256(str(getattr(tokenizer, "chat_template", None) or "")),
+            "text": _fields(text, _OTHER_FIELDS),
+            **{
+                kind: None if decoder is None else _fields(decoder, _NO_LENGTH)
+                for kind, decoder in media.items()
+            },
+            "fields": sorted(self.decode.fields or {}),
+            "before": [_plain(function) for function in self.before],
+            "patch_size": self.patch_size,
+            "seed": None if self.epochs is None else self.seed,
+            "epochs": None if self.epochs is None else list(self.epochs),
+            "room": self.room,
+        }
 
-    def decoded_lengths(
-        self,
-        outcomes: Sequence[Outcome],
-        refs: Sequence[SampleRef],
-        shard_name: Callable[[int], str],
-        seed: int = 0,
-        epoch: int = 0,
+    def lengths(
+        self, outcomes: Sequence[Outcome], refs: Sequence[SampleRef]
     ) -> list[SampleLengths]:
-        """Return the lengths of samples, by all the code of training.
+        """Return the lengths of samples: of all epochs that count, the longest of each.
 
         Args:
             outcomes: Raw samples, or why there are none.
             refs: (shard, index) of each.
-            shard_name: Returns the name of a shard.
-            seed: Of the random draws.
-            epoch: Of the random draws.
 
         Raises:
             ShardError, StorageError: A file that is read by ranges cannot be read.
             ConfigError: A function of the user returned something of the wrong type.
             NameError, AttributeError, ...: A function of the user has a bug.
         """
+        first, *others = self.epochs or (0,)
+        lengths = self.lengths_of_draws(outcomes, refs, self.seed, first)
+        for epoch in others if self.may_draw else ():
+            again = self.lengths_of_draws(outcomes, refs, self.seed, epoch)
+            lengths = [_longer(one, other) for one, other in zip(lengths, again, strict=True)]
+        return [_with_room(each, self.room) for each in lengths] if self.room else lengths
+
+    def lengths_of_draws(
+        self, outcomes: Sequence[Outcome], refs: Sequence[SampleRef], seed: int, epoch: int
+    ) -> list[SampleLengths]:
+        """Return the lengths of samples with the draws of one epoch; as `lengths`."""
         rows = RowDecoder(
-            FixedDraws(seed, epoch, shard_name),  # type: ignore[arg-type]  # nothing is read again
+            FixedDraws(seed, epoch, self.dataset.name_of),  # type: ignore[arg-type]  # reads nothing
             self.decode,
             self.before,
             (),
@@ -188,35 +176,98 @@ class Counter:
                     results.append(_unusable(str(error)))
         return results
 
-    def _lengths(self, prepared: Outcome | Prepared) -> SampleLengths:
-        if isinstance(prepared, SampleError | ShardError):
-            raise prepared
-        assert isinstance(prepared, SampleDecoding)
-        return self._counts(prepared.measured())
-
-    def _counts(self, measured: MeasuredSample) -> SampleLengths:
+    def _lengths(self, entry: Any) -> SampleLengths:
+        """Return the lengths of a sample that pass 1 has planned, or raise why there are none."""
+        if isinstance(entry, SampleError | ShardError):
+            raise entry
+        assert isinstance(entry, SampleDecoding)
+        measured: MeasuredSample = entry.measured()
         assert measured.text is not None
         ids = _documents(measured.text, "input_ids")
-        labels = _documents(measured.text, "labels")
         # The first token of a document has no token before it that could predict it.
-        num_labels = sum(int(np.count_nonzero(each[1:] != IGNORED_LABEL)) for each in labels)
-        lengths = TextLengths(sum(map(len, ids)), num_labels, len(ids))
-        media = _media_lengths(measured.shapes, self.patch_size)
-        return SampleLengths(self._values(lengths, media))
-
-    def _values(self, lengths: TextLengths, media: _MediaLengths) -> tuple[int, ...]:
-        """Return the columns of a sample."""
-        num_times = 1
-        if lengths.num_texts > 1 and self.decode.text and self.decode.text.counted_media:
-            # Media that have tokens in the text come again for each document.
-            num_times = lengths.num_texts
-        return (
-            *lengths,
-            media.num_images * num_times,
-            media.patches * num_times,
-            media.squared_patches * num_times,
-            math.ceil(media.seconds * num_times),
+        learned = [each[1:] != IGNORED_LABEL for each in _documents(measured.text, "labels")]
+        patches = np.array(list(num_patches(measured.shapes, self.patch_size)), dtype=np.int64)
+        seconds = sum(audio.num_samples / audio.sample_rate for audio in measured.shapes.audios)
+        media = (len(measured.shapes.images), int(patches.sum()), int(patches @ patches), seconds)
+        # Media that have tokens in the text come again for each document.
+        is_repeated = self.decode.text is not None and bool(self.decode.text.counted_media)
+        num_times = len(ids) if is_repeated else 1
+        return SampleLengths(
+            (
+                sum(map(len, ids)),
+                sum(map(np.count_nonzero, learned)),
+                len(ids),
+                *(math.ceil(amount * num_times) for amount in media),
+            )
         )
+
+    def difference(
+        self,
+        shard_ends: IntArray,
+        positions: IntArray,
+        tokens: npt.NDArray[np.signedinteger[Any]],
+        told: str,
+        chosen: Sequence[int] = (),
+        max_tokens: int | None = None,
+    ) -> str | None:
+        """Count a few samples anew: the longest, the shortest, and others spread over all.
+
+        Args:
+            shard_ends: int64 [num_shards], samples up to the end of each shard.
+            positions: int64 [n], of samples whose lengths are known.
+            tokens: int [n], their lengths.
+            told: Where these lengths stand, in words.
+            chosen: Rows of `positions` that are counted too.
+            max_tokens: To how many tokens samples are cut. None: none is cut.
+
+        Returns:
+            How a sample has another length now, in words. None: none has.
+        """
+        if not tokens.size:
+            return None
+        extreme = {int(tokens.argmax()), int(tokens.argmin()), *chosen}
+        spread = np.linspace(0, tokens.size - 1, CHECKED_AGAIN - len(extreme)).astype(np.int64)
+        rows = sorted({*extreme, *spread.tolist()})
+        refs = refs_at(shard_ends, positions[rows])
+        with ThreadPoolExecutor(CHECKED_AGAIN) as pool:
+            outcomes = list(pool.map(self.read, refs))
+        lengths = self.lengths(outcomes, refs)
+        for ref, outcome, now, before in zip(
+            refs, outcomes, lengths, tokens[rows].tolist(), strict=True
+        ):
+            count = now.values[0] if max_tokens is None else min(now.values[0], max_tokens)
+            if isinstance(outcome, dict) and count != before:  # else it is damaged
+                address = where(self.dataset.name_of(ref[0]), ref[1], outcome["__key__"])
+                return f"{address} {count_text(now)}, and {before:,} {told}"
+        return None
+
+    def read(self, ref: SampleRef) -> Outcome:
+        """Return a raw sample, or why it cannot be used."""
+        try:
+            return self.dataset.read(*ref)
+        except SampleError as error:
+            return error
+
+
+def count_text(lengths: SampleLengths) -> str:
+    """Return the tokens of a sample in words."""
+    if lengths.reason:
+        return f"cannot be used ({lengths.reason})"
+    return f"has {lengths.values[0]:,} tokens"
+
+
+def _longer(one: SampleLengths, other: SampleLengths) -> SampleLengths:
+    """Return the larger of each length of a sample in two epochs. One that fails is left out."""
+    if one.reason or other.reason:
+        return one if other.reason and not one.reason else other
+    values = tuple(max(pair) for pair in zip(one.values, other.values, strict=True))
+    return one._replace(values=values)
+
+
+def _with_room(lengths: SampleLengths, room: int) -> SampleLengths:
+    if lengths.reason:
+        return lengths
+    return lengths._replace(values=(lengths.values[0] + room, *lengths.values[1:]))
 
 
 def _documents(text: DecodedText, name: str) -> list[IntArray]:
@@ -242,41 +293,11 @@ def num_patches(shapes: MediaShapes, patch_size: int) -> Iterator[int]:
         yield from [num_of_frame] * -(-video.num_frames // 2)
 
 
-class _MediaLengths(NamedTuple):
-    """What the media of a sample add to its columns."""
-
-    num_images: int
-    patches: int
-    squared_patches: int
-    seconds: float
-
-
-def _media_lengths(shapes: MediaShapes, patch_size: int) -> _MediaLengths:
-    patches = list(num_patches(shapes, patch_size))
-    seconds = sum(audio.num_samples / audio.sample_rate for audio in shapes.audios)
-    squared_patches = sum(each * each for each in patches)
-    return _MediaLengths(len(shapes.images), sum(patches), squared_patches, seconds)
-
-
-@lru_cache(maxsize=4096)
-def _picture_lengths(images: tuple[ImageShape, ...], patch_size: int) -> _MediaLengths:
-    return _media_lengths(MediaShapes(images), patch_size)
-
-
-def batches(samples: Iterator[Outcome]) -> Iterator[list[Outcome]]:
-    """Cut samples into lists whose texts are tokenized together."""
-    while batch := list(islice(samples, SAMPLES_AT_ONCE)):
-        yield batch
-
-
 def _unusable(reason: str) -> SampleLengths:
     return SampleLengths((-1, *[0] * (len(COLUMNS) - 1)), reason)
 
 
 # -- what decides the lengths, in words ------------------------------------------------------------
-#
-# A function counts by its name alone: of its module there are two names where it is the main
-# script.
 
 _OTHER_FIELDS = ("tokenizer", "max_length", "padding")
 """Settings of a text decoder that have a line of their own, or decide no length."""
@@ -292,42 +313,6 @@ _NO_LENGTH = (
     "timeout_s",
 )
 """Settings of decoders of media that decide no length."""
-
-
-def settings_of(
-    counter: Counter,
-    seed: int | None = None,
-    epochs: Sequence[int] | None = None,
-    room: int = 0,
-) -> dict[str, Any]:
-    """Return what decides the lengths, in plain JSON types.
-
-    Args:
-        counter: Decoders and functions.
-        seed: Of the random draws that were measured. None: lengths do not depend on any.
-        epochs: Their epochs.
-        room: Tokens that each sample got more.
-    """
-    decode = counter.decode
-    text = decode.text
-    assert text is not None
-    tokenizer = text.tokenizer
-    versions = versions_of(*settings_of_families(decode))
-    return {
-        **({"versions of families": versions} if versions else {}),
-        "tokenizer": _sha256(core_without_limits(tokenizer)),
-        "chat_template": _sha256(str(getattr(tokenizer, "chat_template", None) or "")),
-        "text": _fields(text, _OTHER_FIELDS),
-        "image": None if decode.image is None else _fields(decode.image, _NO_LENGTH),
-        "video": None if decode.video is None else _fields(decode.video, _NO_LENGTH),
-        "audio": None if decode.audio is None else _fields(decode.audio, _NO_LENGTH),
-        "fields": sorted(decode.fields or {}),
-        "before": [_plain(function) for function in counter.before],
-        "patch_size": counter.patch_size,
-        "seed": seed,
-        "epochs": None if epochs is None else list(epochs),
-        "room": room,
-    }
 
 
 def differing_settings(old: Mapping[str, Any], new: Mapping[str, Any]) -> list[str]:

@@ -1,6 +1,6 @@
 """A pipeline -> the plan of its packs: all samples are measured, and then packed.
 
-    Pipeline -> `Work` -> `measure` -> `make_plan` -> mmstream.plan.NAME beside the index
+    Pipeline -> `LengthCounter` -> `measure` -> `make_plan` -> mmstream.plan.NAME beside the index
 
 `mm.plan` and ``mmstream plan``.
 """
@@ -16,22 +16,23 @@ import numpy as np
 from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
-from mmstream.errors import ConfigError, ManifestError
-from mmstream.measuring.find_plan import misfit, plan_name, seed_of_source
-from mmstream.measuring.lengths import Counter
-from mmstream.measuring.measure import Work, measure
+from mmstream.errors import ConfigError
+from mmstream.measuring.find_plan import plan_name, seed_of_source
+from mmstream.measuring.lengths import LengthCounter
+from mmstream.measuring.measure import measure
 from mmstream.packing.measure_file import Measure, settings_digest
-from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
-from mmstream.packing.plan_file import PLAN_NAME, open_plan, plan_folder, write_plan
+from mmstream.packing.plan import (
+    LEFT_OUT_REASONS,
+    TOO_LONG,
+    PackPlan,
+    open_plan,
+    plan_folder,
+    write_plan,
+)
 from mmstream.packing.planner import make_plan, plan_digest, require_first_shards
 from mmstream.packing.settings import PackLimits
 from mmstream.pipeline import Pipeline
-from mmstream.processes import num_cores
-from mmstream.storage import open_store
 from mmstream.wrong_arguments import NonEmptyStr, NonNegativeInt, PositiveInt, checked
-
-MIN_SAMPLES_OF_A_PROCESS = 1_000_000
-"""Fewer samples are packed before a process has started."""
 
 _ADVICE = {
     "pipeline": "give the mm.Pipeline of training",
@@ -72,8 +73,7 @@ def plan(
             measured. A sample counts with its longest length.
         room: Tokens that each sample gets more, in place of `epochs`.
         patch_size: Side of a patch of the vision tower, in pixels.
-        overwrite: Plan all shards anew in place of continuing the plan that is there. Where its
-            lengths are not those of the pipeline any more, all shards are measured anew too.
+        overwrite: Plan all shards anew in place of continuing the plan that is there.
         measure_only: Return the lengths, and plan nothing.
         num_workers: Processes. None: as many as there are cores, or this process alone for little
             work. The result does not depend on their number.
@@ -157,87 +157,55 @@ def plan_sources(
     if epochs is not None and (not epochs or min(epochs) < 0):
         raise ConfigError(f"epochs={epochs!r}: give numbers from 0 up, such as range(3)")
     chosen = None if epochs is None else tuple(sorted(set(epochs)))
-    counter = Counter(pipeline.decode or Decode(), pipeline.before, patch_size)
-    data, seed = pipeline.dataset, pipeline.seed
+    decode, data, seed = pipeline.decode or Decode(), pipeline.dataset, pipeline.seed
     sources = {"": data} if isinstance(data, Dataset) else data.datasets
     for source, dataset in sources.items():
         own_seed = seed_of_source(seed, source) if source else seed
-        work = Work(dataset, counter, own_seed, chosen, room)
+        counter = LengthCounter(
+            dataset, decode, pipeline.before, own_seed, chosen, room, patch_size
+        )
         root = folder or dataset.index_store.url
         if folder is not None and source:
             root = f"{folder.rstrip('/')}/{source}"
-        measured, packed = _plan_work(work, root, limits, name, overwrite, num_workers, progress)
-        yield PlannedSource(source, dataset, measured, packed)
+        if limits is None:
+            yield PlannedSource(
+                source, dataset, measure(counter, root, num_workers, progress), None
+            )
+            continue
+        limits = limits if isinstance(limits, PackLimits) else PackLimits(limits)
+        target = plan_folder(root, plan_name(limits, counter.settings) if name is None else name)
+        previous = None if overwrite else _previous(counter, limits, target)
+        measured = measure(counter, root, num_workers, progress)
+        packed = make_plan(measured, limits, bad=dataset.bad, previous=previous)
+        _require_packs(packed, measured.num_samples)
+        yield PlannedSource(source, dataset, measured, write_plan(packed, target))
 
 
-def _plan_work(
-    work: Work,
-    root: str,
-    limits: PackLimits | int | None,
-    name: str | None,
-    overwrite: bool,
-    num_workers: int | None,
-    progress: bool,
-) -> tuple[Measure, PackPlan | None]:
-    """Measure a dataset, pack its samples, and write the plan; errors and arguments as `plan`.
-
-    Returns:
-        The lengths, and the plan. None: `limits` is None.
-    """
-    if limits is None:
-        return measure(work, root, num_workers, progress), None
-    limits = limits if isinstance(limits, PackLimits) else PackLimits(limits)
-    target = plan_folder(root, plan_name(limits, work.settings) if name is None else name)
-    previous = _previous(work, limits, target, overwrite)
-    words = None if previous is None else misfit(work, previous)
-    if words is not None and not overwrite:
-        raise ConfigError(
-            f"{target}: its lengths are not those of this pipeline: {words}; give another name, or "
-            "replace it with overwrite=True"
-        )
-    if words is not None:  # a call that is killed now goes on without it
-        open_store(target).remove(PLAN_NAME)
-    measured = measure(work, root, num_workers, progress, is_anew=words is not None)
-    packed = make_plan(
-        measured,
-        limits,
-        bad=work.dataset.bad,
-        previous=None if overwrite else previous,
-        num_workers=_num_planners(measured) if num_workers is None else num_workers,
-    )
-    if not packed.num_units and measured.num_samples:
-        reasons = np.bincount(packed.left_out[:, 1], minlength=len(LEFT_OUT_REASONS))
-        counts = (
-            f"{n:,} {reason}" for n, reason in zip(reasons, LEFT_OUT_REASONS, strict=True) if n
-        )
-        too_long = packed.left_out[packed.left_out[:, 1] == TOO_LONG, 2]
-        shortest = f"; the shortest has {too_long.min():,} tokens" if too_long.size else ""
-        raise ConfigError(
-            f"no sample fits into packs of {limits.max_tokens:,} tokens, so no plan was written: "
-            f"{', '.join(counts)}{shortest}"
-        )
-    return measured, write_plan(packed, target)
-
-
-def _previous(work: Work, limits: PackLimits, target: str, overwrite: bool) -> PackPlan | None:
-    """Return the plan that is there. None: there is none, or one that is replaced without a look.
+def _previous(counter: LengthCounter, limits: PackLimits, target: str) -> PackPlan | None:
+    """Return the plan that is continued. None: there is none.
 
     Raises:
-        ConfigError: It is of other settings or shards, and is not to be replaced.
-        ManifestError: It is damaged, and is not to be replaced.
+        ConfigError: It is of other settings or shards.
+        ManifestError: It is damaged.
     """
-    shards = work.dataset.manifest.shards
     try:
         previous = open_plan(target)
-        require_first_shards(shards, plan_digest(limits, settings_digest(work.settings)), previous)
     except FileNotFoundError:
         return None
-    except (ConfigError, ManifestError):
-        if overwrite:
-            return None
-        raise
+    digest = plan_digest(limits, settings_digest(counter.settings))
+    require_first_shards(counter.dataset.manifest.shards, digest, previous)
     return previous
 
 
-def _num_planners(measured: Measure) -> int:
-    return min(num_cores(), measured.num_samples // MIN_SAMPLES_OF_A_PROCESS)
+def _require_packs(packed: PackPlan, num_samples: int) -> None:
+    """Raise a ConfigError where no sample fits, with the reasons."""
+    if packed.num_units or not num_samples:
+        return
+    reasons = np.bincount(packed.left_out[:, 1], minlength=len(LEFT_OUT_REASONS))
+    counts = (f"{n:,} {reason}" for n, reason in zip(reasons, LEFT_OUT_REASONS, strict=True) if n)
+    too_long = packed.left_out[packed.left_out[:, 1] == TOO_LONG, 2]
+    shortest = f"; the shortest has {too_long.min():,} tokens" if too_long.size else ""
+    raise ConfigError(
+        f"no sample fits into packs of {packed.settings.max_tokens:,} tokens, so no plan was "
+        f"written: {', '.join(counts)}{shortest}"
+    )

@@ -3,8 +3,7 @@
     measure_file.py  the lengths of all samples: a measure, as a file for each shard
     settings.py      what a pack may hold, and conditions on samples
     planner.py       a measure -> groups of shards -> packs of samples -> a plan
-    plan.py          an opened plan: the documents and sums of its units; those of a mixture as one
-    plan_file.py     a plan in a folder or a bucket, as arrays
+    plan.py          a plan: documents and sums of its units, its files; those of a mixture as one
     order.py         the order over packs, of a dataset or a mixture, answered in samples
     cost.py          what a unit costs a model, and which rank takes which row of a step
     plan_report.py   how full the packs are, and what keeps them from more

@@ -14,12 +14,13 @@ import math
 from collections.abc import Sequence
 from dataclasses import astuple, dataclass
 from itertools import combinations
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError
+from mmstream.packing.plan import UnitSums
 from mmstream.types import IntArray
 from mmstream.wrong_arguments import NonNegativeFloat, checked
 
@@ -30,26 +31,6 @@ _TWO_MATRICES = ("gpt2", "gpt_neo", "gpt_neox", "gptj", "opt", "bloom", "falcon"
 """Language models whose MLP has two matrices. All newer ones have a gate, and so three."""
 _GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni_vision_encoder", "glm4v", "pixtral")
 """Beginnings of the `model_type` of vision towers whose MLP has a gate."""
-
-
-class CostSums(Protocol):
-    """The sums of units that a cost depends on, int64 [n] each: `PackPlan.sums` returns them."""
-
-    @property
-    def num_tokens(self) -> IntArray:
-        """Tokens of each unit."""
-
-    @property
-    def squared_tokens(self) -> IntArray:
-        """Sum of L^2 over the documents of each unit."""
-
-    @property
-    def patches(self) -> IntArray:
-        """Sum of p over the media of each unit: patches of the vision tower, before merging."""
-
-    @property
-    def squared_patches(self) -> IntArray:
-        """Sum of p^2 over the media of each unit."""
 
 
 @checked()
@@ -148,7 +129,7 @@ class Cost:
             raise ConfigError("Cost.fitted: the times do not grow with tokens or patches")
         return cls(*best[:4].tolist())
 
-    def modelled(self, sums: CostSums) -> IntArray:
+    def modelled(self, sums: UnitSums) -> IntArray:
         """Return int64 [n], the cost of each unit, in 1/1024 of the largest coefficient.
 
         Whole numbers, because all ranks must sort and add up alike: a tie that falls otherwise on

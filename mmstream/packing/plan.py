@@ -1,4 +1,4 @@
-"""A plan: the units of a dataset, which are packs of samples, and what they hold.
+"""A plan: the units of a dataset, which are packs of samples, what they hold, and its files.
 
 The order of a run asks a plan by unit numbers. Unit number = first unit of its group + its number
 in the group. All answers are arrays; nothing is read but the rows that are asked for.
@@ -6,22 +6,35 @@ in the group. All answers are arrays; nothing is read but the rows that are aske
 
 from __future__ import annotations
 
+import hashlib
+import logging
 import math
+import re
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
-from functools import cached_property
-from typing import Any, Literal, NamedTuple, TypeAlias
+from functools import cached_property, partial
+from mmap import mmap
+from typing import Annotated, Any, Literal, NamedTuple, TypeAlias
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.dataset.manifest import ShardInfo
-from mmstream.errors import ConfigError
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.manifest import IndexPart, ShardInfo, decode_sealed, read_sealed, seal
+from mmstream.dataset.shard_indexes import fetch_part, map_cached
+from mmstream.errors import ConfigError, ManifestError, StateError, escaped
 from mmstream.order.mixture.schedule import whole_shares
 from mmstream.order.settings import RowShape
+from mmstream.packing.measure_file import is_same_shard, require_name
 from mmstream.packing.settings import PackLimits
+from mmstream.storage import Store, map_file, open_store
+from mmstream.storage.write_lock import write_lock
 from mmstream.types import IntArray
+
+logger = logging.getLogger(__name__)
 
 LEFT_OUT_REASONS = ("unusable", "on the bad list", "condition", "too long", "over a limit")
 """Why a sample is in no unit, by the number in the second column of `PackPlan.left_out`."""
@@ -88,8 +101,7 @@ class PackPlan:
         member_tokens: int32 [num_members], tokens of each.
         left_out: int64 [n, 3], samples that are in no unit: position, reason, tokens. The reason is
             an index into `LEFT_OUT_REASONS`; -1 tokens are not known.
-        lengths: The settings of its measure: what decided the lengths. Plans of version 0.1 have
-            none.
+        lengths: The settings of its measure: what decided the lengths.
         url: The folder of the plan. None: it is in memory.
         reopen: Opens the plan of the folder again, in another process. None: it is in memory.
 
@@ -209,6 +221,325 @@ class PackPlan:
         """
         rows = self.unit_rows[np.asarray(numbers, dtype=np.int64)]
         return UnitSums(*rows[:, 1:].T)
+
+
+# -- a plan in a folder, local or remote -----------------------------------------------------------
+#
+#     mmstream.plan.NAME/        beside the manifest, or in a folder of its own
+#         plan.json              settings, shards, groups, and the SHA-256 of the arrays
+#         arrays.<12 digits>     8 bytes that say what it is; then units int64 [num_units, 8],
+#                                members int64 [num_members], left_out int64 [n, 3], and the tokens
+#                                of the members, int32 [num_members]; all little-endian
+#
+# The arrays take 12 bytes a sample and 64 a pack. Their file is named by its content and never
+# changes, so the replacement of plan.json is the only commit.
+#
+# A local file is mapped where it lies. A remote one is copied once into the cache of this machine,
+# compared with its SHA-256, and mapped from there: all processes of a machine share its pages.
+
+PLAN_NAME = "plan.json"
+PLAN_PREFIX = "mmstream.plan."
+
+FORMAT_VERSION = 2
+"""Version 1 had a file for each array."""
+
+MAGIC = b"mmplan 2"
+"""The first bytes of the arrays. They keep the int64 behind them aligned."""
+
+MAX_JSON_BYTES = 256 << 20
+"""Largest plan.json."""
+
+MAX_HASHED_BYTES = 1 << 30
+"""A larger local file is compared with its SHA-256 when it is copied, and not when it is opened:
+that would take seconds in each process."""
+
+BLOCK_ROWS = 1 << 20
+"""Rows that are compared at a time."""
+
+POLL_S = 0.2
+"""Between two looks at a file that another process fetches."""
+
+_CURE = "run `mmstream plan` with --overwrite"
+
+_ARRAYS = re.compile(r"(?:arrays\.[0-9a-f]{12}|\w+\.[0-9a-f]{12}\.npy)")
+"""Names of arrays, those of version 1 too."""
+
+MAX_COUNT = 1 << 48
+"""Shards, units, samples of a shard, and its bytes are fewer, so that they fit in arrays."""
+
+Count = Annotated[int, msgspec.Meta(ge=0, lt=MAX_COUNT)]
+
+
+@dataclass(frozen=True)
+class _File:
+    """The content of plan.json."""
+
+    version: int
+    settings: dict[str, Any]
+    digest: str
+    sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
+    """Of the arrays."""
+    num_members: Count
+    group_stops: list[Count]
+    counts: list[Count]
+    group_digests: list[str]
+    spread: int
+    shards: list[ShardInfo]
+    lengths: dict[str, Any]
+
+    @property
+    def arrays_name(self) -> str:
+        """The file of the arrays."""
+        return f"arrays.{self.sha256[:12]}"
+
+
+def plan_folder(url: str, name: str) -> str:
+    """Return where the plan of a dataset lies by default.
+
+    Examples:
+        >>> plan_folder("s3://bucket/corpus", "8k")
+        's3://bucket/corpus/mmstream.plan.8k'
+    """
+    require_name(name)
+    return f"{url.rstrip('/')}/{PLAN_PREFIX}{name}"
+
+
+def write_plan(plan: PackPlan, folder: str) -> PackPlan:
+    """Write a plan, and return it as it is opened from there.
+
+    An older plan of the folder is replaced when plan.json is replaced. Equal plans give equal
+    files.
+
+    Args:
+        plan: What to write.
+        folder: Path or URL.
+
+    Raises:
+        LockedError: Another process writes a plan there.
+        StorageError: The storage failed after retries.
+    """
+    store = open_store(folder)
+    arrays = [_bytes_of(each, "<i8") for each in (plan.unit_rows, plan.members, plan.left_out)]
+    blocks: list[bytes | memoryview] = [MAGIC, *arrays, _bytes_of(plan.member_tokens, "<i4")]
+    digest = hashlib.sha256()
+    for block in blocks:
+        digest.update(block)
+    content = _File(
+        version=FORMAT_VERSION,
+        settings=plan.settings.as_json(),
+        digest=plan.digest,
+        sha256=digest.hexdigest(),
+        num_members=plan.members.size,
+        group_stops=plan.group_stops.tolist(),
+        counts=plan.counts.tolist(),
+        group_digests=list(plan.group_digests),
+        spread=plan.spread,
+        shards=list(plan.shards),
+        lengths=dict(plan.lengths),
+    )
+    text = msgspec.json.format(msgspec.json.encode(content), indent=1) + b"\n"
+    with write_lock(store, "plan"):
+        with store.create(content.arrays_name) as file:
+            for block in blocks:
+                file.write(block)
+        store.write(PLAN_NAME, seal(text))
+        for name in store.list():
+            if _ARRAYS.fullmatch(name) and name != content.arrays_name:
+                store.remove(name)
+    return open_plan(folder)
+
+
+def _bytes_of(array: npt.NDArray[Any], dtype: str) -> memoryview:
+    return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data
+
+
+def open_plan(folder: str) -> PackPlan:
+    """Open a plan. Its arrays are mapped, and are read when they are used.
+
+    Args:
+        folder: Path or URL. A remote plan is copied into the cache of this machine, once.
+
+    Raises:
+        FileNotFoundError: There is no plan.
+        ManifestError: It is damaged, or of an earlier version.
+        StorageError: The storage failed after retries.
+    """
+    return _open(folder)
+
+
+def reopen_plan(folder: str, file_digest: str) -> PackPlan:
+    """Open a plan that another process has opened, and checked.
+
+    Raises:
+        StateError: There is another plan in the folder now.
+        FileNotFoundError, ManifestError, StorageError: As `open_plan`.
+    """
+    return _open(folder, file_digest)
+
+
+def _open(folder: str, expected_digest: str | None = None) -> PackPlan:
+    store = open_store(folder)
+    name = store.url_of(PLAN_NAME)
+    file, file_digest = read_sealed(
+        store, PLAN_NAME, MAX_JSON_BYTES, lambda data: _decode(data, name)
+    )
+    if expected_digest not in (None, file_digest):
+        raise StateError(f"{name}: the plan was replaced while this run used it; start it again")
+    num_left_out = sum(shard.num_samples for shard in file.shards) - file.num_members
+    shapes = [(sum(file.counts), 8), (file.num_members,), (num_left_out, 3)]
+    if num_left_out < 0:
+        raise _unfit(name)
+    num_int64 = sum(math.prod(shape) for shape in shapes)
+    num_bytes = len(MAGIC) + 8 * num_int64 + 4 * file.num_members
+    data = _arrays(store, file, num_bytes, check=expected_digest is None)
+    int64 = np.frombuffer(data, "<i8", num_int64, len(MAGIC))
+    bounds = np.cumsum([math.prod(shape) for shape in shapes])[:-1]
+    unit_rows, members, left_out = (
+        part.reshape(shape) for part, shape in zip(np.split(int64, bounds), shapes, strict=True)
+    )
+    plan = PackPlan(
+        settings=_limits(file.settings, name),
+        digest=file.digest,
+        shards=tuple(file.shards),
+        group_stops=np.array(file.group_stops, dtype=np.int64),
+        counts=np.array(file.counts, dtype=np.int64),
+        group_digests=tuple(file.group_digests),
+        spread=file.spread,
+        unit_rows=unit_rows,
+        members=members,
+        member_tokens=np.frombuffer(data, "<i4", offset=len(MAGIC) + 8 * num_int64),
+        left_out=left_out,
+        lengths=file.lengths,
+        url=store.url,
+        reopen=partial(reopen_plan, store.url, file_digest),
+    )
+    if expected_digest is None:
+        _require_whole(plan, name)
+    return plan
+
+
+def _decode(data: bytes, name: str) -> tuple[_File, str]:
+    file = decode_sealed(data, name, _File, newest=FORMAT_VERSION, cure=_CURE)
+    return file, hashlib.sha256(data).hexdigest()
+
+
+def _limits(settings: dict[str, Any], name: str) -> PackLimits:
+    try:
+        return PackLimits(**settings)
+    except (ConfigError, TypeError) as error:
+        raise ManifestError(f"{name}: settings: {escaped(error)}; {_CURE}") from None
+
+
+def _arrays(store: Store, file: _File, num_bytes: int, *, check: bool) -> mmap | bytes:
+    """Return the bytes of the arrays as a map of their file, which is read-only.
+
+    Args:
+        store: The folder.
+        file: Names them.
+        num_bytes: How many they must be.
+        check: Compare a local file with its SHA-256, up to `MAX_HASHED_BYTES`. A copy in the cache
+            was compared when it came.
+
+    Raises:
+        ManifestError: There is no such file, or it is another one.
+        StorageError: The storage failed after retries.
+    """
+    name = store.url_of(file.arrays_name)
+    path = store.local_path(file.arrays_name)
+    data: mmap | bytes
+    try:
+        if path is None:
+            data = _cached(store, IndexPart(file.arrays_name, num_bytes, file.sha256, 0, 0))
+        else:
+            data = map_file(path, file.arrays_name)
+    except FileNotFoundError:
+        raise ManifestError(f"{name}: is missing, and {PLAN_NAME} names it; {_CURE}") from None
+    if len(data) != num_bytes:
+        raise ManifestError(f"{name}: {len(data)} bytes, and {PLAN_NAME} says {num_bytes}; {_CURE}")
+    is_hashed = check and path is not None and num_bytes <= MAX_HASHED_BYTES
+    if data[: len(MAGIC)] != MAGIC or (
+        is_hashed and hashlib.sha256(data).hexdigest() != file.sha256
+    ):
+        raise ManifestError(f"{name}: its bytes are not those of its sha256; {_CURE}")
+    return data
+
+
+def _cached(store: Store, part: IndexPart) -> mmap | bytes:
+    """Return the bytes of a remote file, from the cache of this machine where it has one."""
+    try:
+        while (data := map_cached(part)) is None:
+            if not fetch_part(store, part):  # another process fetches it
+                time.sleep(POLL_S)
+    except FileNotFoundError:
+        raise
+    except OSError as error:
+        name = store.url_of(part.name)
+        logger.warning(
+            "%s: is in the memory of this process, because the cache took no copy: %s", name, error
+        )
+        whole = store.read(part.name, part.num_bytes)
+        if hashlib.sha256(whole).hexdigest() != part.sha256:
+            raise ManifestError(f"{name}: its bytes are not those of its sha256; {_CURE}") from None
+        return whole
+    return data
+
+
+def _require_whole(plan: PackPlan, name: str) -> None:
+    """Raise a ManifestError where the numbers of a plan cannot be those of its shards."""
+    num_groups, num_shards = plan.counts.size, len(plan.shards)
+    stops = plan.group_stops
+    num_samples = sum(shard.num_samples for shard in plan.shards)
+    first = plan.unit_rows[:, 0]
+    sizes = [(shard.num_samples, shard.num_bytes) for shard in plan.shards]
+    is_whole = (
+        all(0 <= number < MAX_COUNT for size in sizes for number in size)
+        and stops.size == num_groups == len(plan.group_digests)
+        and bool((np.diff(np.concatenate([[0], stops])) > 0).all())
+        and (int(stops[-1]) if num_groups else 0) == num_shards
+        and plan.spread >= 1
+        and (int(first[0]) if first.size else plan.members.size) == 0
+        and (not first.size or int(first[-1]) < plan.members.size)
+        and _rises(first)
+        and _holds_each_once(num_samples, plan.members, plan.left_out[:, 0])
+    )
+    if not is_whole:
+        raise _unfit(name)
+
+
+def _unfit(name: str) -> ManifestError:
+    return ManifestError(f"{name}: its numbers do not fit each other; {_CURE}")
+
+
+def _holds_each_once(num_samples: int, *positions: IntArray) -> bool:
+    """Tell whether so many positions are all samples: then none of them comes twice."""
+    seen = np.zeros(num_samples, dtype=np.bool_)
+    for each in positions:
+        if each.size and not 0 <= int(each.min()) <= int(each.max()) < num_samples:
+            return False
+        seen[each] = True
+    return bool(seen.all())
+
+
+def _rises(numbers: IntArray) -> bool:
+    """Tell whether each number is larger than the one before; by blocks, for memory."""
+    blocks = (
+        numbers[start : start + BLOCK_ROWS + 1] for start in range(0, numbers.size, BLOCK_ROWS)
+    )
+    return all(bool((block[1:] > block[:-1]).all()) for block in blocks)
+
+
+def require_plan_of(dataset: Dataset, plan: PackPlan) -> None:
+    """Refuse a plan of other shards: its lengths would be those of other samples.
+
+    Raises:
+        ConfigError: Its shards are not the first ones of the dataset.
+    """
+    shards = dataset.manifest.shards
+    if len(plan.shards) > len(shards) or not all(map(is_same_shard, plan.shards, shards)):
+        raise ConfigError(
+            f"{plan.url or 'the plan'}: is of other shards than {dataset.index_store.url}; run "
+            "`mmstream plan` for these"
+        )
 
 
 # -- the plans of a mixture as one -----------------------------------------------------------------
@@ -366,15 +697,6 @@ class MixturePlan:
         samples = [shares[name] * plan.mean_samples for name, plan in self.plans.items()]
         spread = [shares[name] * plan.spread for name, plan in self.plans.items()]
         return RowShape(math.fsum(samples) / total, max(1, round(sum(spread) / total)))
-
-    def expected(self, shares: Sequence[int], weights_of: WeightsOf) -> dict[str, float]:
-        """Return the part of all samples or tokens that each source gives in the mean."""
-        amounts = {
-            name: share * _total_of(plan, weights_of) / max(1, plan.num_units)
-            for share, (name, plan) in zip(shares, self.plans.items(), strict=True)
-        }
-        total = math.fsum(amounts.values())
-        return {name: amount / total for name, amount in amounts.items()}
 
 
 def unit_shares(weights: Sequence[float], means: Sequence[Fraction]) -> list[int]:

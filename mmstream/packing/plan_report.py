@@ -15,17 +15,11 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.display.markup import count_text
+from mmstream.display.text import count_text
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import LEFT_OUT_REASONS, TOO_LONG, PackPlan
-from mmstream.packing.planner import GROUP_PACKS, LIMIT_COLUMNS, SAMPLES_AT_ONCE, choose_in_parts
+from mmstream.packing.planner import GROUP_PACKS, LIMIT_COLUMNS, choose_in_parts
 from mmstream.types import IntArray
-
-ALIKE = 0.6
-"""Neighbours are alike where their lengths differ by less than this share of what any two do."""
-
-MIN_SAMPLES = 50
-"""Of fewer samples nothing is said."""
 
 STEP_TOKENS = 128
 """Other lengths are multiples of so many tokens."""
@@ -61,9 +55,7 @@ class PlanReport:
         left_out: Samples in no pack, by their reasons.
         other_fills: {T: the fill that best-fit decreasing reaches} for other lengths of packs. A
             sample that is longer than T is not counted.
-        num_ranges: Runs of neighbouring samples a pack, on average.
         spread: Among the bytes of how many packs in a row the samples of a pack lie.
-        neighbours_alike: Whether neighbouring samples have like lengths, as in sorted datasets.
         num_short_groups: Groups that hold less than a full group does, without the last one: each
             comes from an earlier plan that ended there, and has a pack or more that is not full.
     """
@@ -75,9 +67,7 @@ class PlanReport:
     binding_limit: str
     left_out: tuple[LeftOut, ...]
     other_fills: dict[int, float]
-    num_ranges: float
     spread: int
-    neighbours_alike: bool
     num_short_groups: int
 
     def lines(self, max_tokens: int) -> list[str]:
@@ -89,8 +79,8 @@ class PlanReport:
         lines = [
             f"{count_text(self.num_samples, 'sample')} in {count_text(self.num_packs, 'pack')} of "
             f"{max_tokens:,} tokens, {self.fill:.1%} full (best-fit decreasing: {self.bound:.1%})",
-            f"samples of a pack lie in {self.num_ranges:.1f} ranges, spread over "
-            f"{count_text(self.spread, 'pack')}; {self.binding_limit} binds",
+            f"samples of a pack lie among {count_text(self.spread, 'pack')}; {self.binding_limit} "
+            "binds",
         ]
         lines += [
             f"left out: {count_text(entry.num_samples, 'sample')}, "
@@ -100,12 +90,6 @@ class PlanReport:
         if self.other_fills:
             fills = (f"{length:,}: {fill:.1%}" for length, fill in self.other_fills.items())
             lines.append(f"best-fit decreasing fills packs of other lengths: {', '.join(fills)}")
-        if self.neighbours_alike:
-            lines.append(
-                "neighbouring samples have like lengths, as in a sorted dataset: packs are less "
-                "full, and the samples of a pack are alike; shuffle once, by `mmstream convert "
-                "--shuffle-seed` or `mmstream reshard`"
-            )
         if self.num_short_groups:
             lines.append(
                 f"{self.num_short_groups} groups are short, because shards were appended after "
@@ -137,9 +121,7 @@ def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -
         binding_limit=limits[int(np.argmax(shares))],
         left_out=left_out_of(plan),
         other_fills=_other_fills(counts, lengths),
-        num_ranges=_num_ranges(plan),
         spread=plan.spread,
-        neighbours_alike=_are_neighbours_alike(counts),
         num_short_groups=int((plan.counts[:-1] < GROUP_PACKS).sum()),
     )
 
@@ -221,54 +203,25 @@ class _Counts(NamedTuple):
         kept: int64 [n], how many packed samples take 0, 1, 2 tokens of a pack, and so on.
         usable: int64 [n], the same with those that are only too long for the plan.
         tokens: int64 [n], their tokens.
-        difference: Sum of the differences in length of packed samples and their neighbours.
     """
 
     shares: npt.NDArray[np.float64]
     kept: IntArray
     usable: IntArray
     tokens: IntArray
-    difference: int
 
 
 def _count(plan: PackPlan, measure: Measure, bad: IntArray | None, most_tokens: int) -> _Counts:
     """Count the samples of a dataset by their lengths. Those above `most_tokens` do not count."""
     kept, usable, tokens = np.zeros((3, most_tokens + 1), dtype=np.int64)
-    shares, difference = np.zeros(1), 0
-    before = np.zeros(0, dtype=np.int64)  # the last packed sample of the part before
+    shares = np.zeros(1)
     for _, chosen in choose_in_parts(measure, plan.settings, bad):
         costs = chosen.costs[chosen.is_kept]
         shares = shares + costs.sum(axis=0) / chosen.limits
         kept += np.bincount(costs[:, 0], minlength=kept.size)
-        difference += int(np.abs(np.diff(costs[:, 0], prepend=before)).sum())
-        before = costs[-1:, 0] if len(costs) else before
         is_usable = chosen.is_kept | (chosen.reasons == TOO_LONG)
         is_usable &= chosen.costs[:, 0] <= most_tokens
         lengths = chosen.costs[is_usable, 0]
         usable += np.bincount(lengths, minlength=usable.size)
         np.add.at(tokens, lengths, chosen.tokens[is_usable])
-    return _Counts(shares, kept, usable, tokens, difference)
-
-
-def _num_ranges(plan: PackPlan) -> float:
-    """Return how many runs of neighbouring samples a pack has, on average."""
-    if not plan.num_units:
-        return 0.0
-    members, starts = plan.members, plan.unit_rows[1:, 0]
-    num_breaks = -int((members[starts] != members[starts - 1] + 1).sum())  # from pack to pack
-    for first in range(0, members.size, SAMPLES_AT_ONCE):
-        num_breaks += int((np.diff(members[first : first + SAMPLES_AT_ONCE + 1]) != 1).sum())
-    return 1 + num_breaks / plan.num_units
-
-
-def _are_neighbours_alike(counts: _Counts) -> bool:
-    """Tell whether neighbours differ less in length than any two samples do, in the mean."""
-    num_samples = int(counts.kept.sum())
-    if num_samples < 2 * MIN_SAMPLES:
-        return False
-    near = counts.difference / (num_samples - 1)
-    # Of lengths 2 and 5, one step of length lies between 2 | 3, 3 | 4 and 4 | 5 each: so the mean
-    # difference is the sum, over all borders between lengths, of the pairs that lie across it.
-    share_below = np.cumsum(counts.kept) / num_samples
-    any_two = float(2 * (share_below * (1 - share_below)).sum())
-    return bool(near < ALIKE * any_two)
+    return _Counts(shares, kept, usable, tokens)

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.dataset.manifest import ShardInfo
-from mmstream.errors import ConfigError, escaped
+from mmstream.errors import ConfigError, escaped, where
 from mmstream.packing.measure_file import Measure, is_same_shard
 from mmstream.packing.plan import (
     CONDITION,
@@ -24,7 +24,6 @@ from mmstream.packing.plan import (
     PackPlan,
 )
 from mmstream.packing.settings import PackLimits, evaluate
-from mmstream.processes import run_in_processes
 from mmstream.types import IntArray
 
 # -- shards -> groups, and the samples of a group -> packs -----------------------------------------
@@ -248,16 +247,6 @@ class Chosen(NamedTuple):
         return np.asarray(self.reasons == _KEPT)
 
 
-class _Job(NamedTuple):
-    """What a process needs to pack a group."""
-
-    group: int
-    part: Measure
-    bad: IntArray | None
-    limits: PackLimits
-    block_packs: int
-
-
 class _Group(NamedTuple):
     """The units of a group, with positions from the start of the group."""
 
@@ -281,9 +270,11 @@ def make_plan(
     bad: IntArray | None = None,
     previous: PackPlan | None = None,
     block_packs: int = BLOCK_PACKS,
-    num_workers: int = 0,
 ) -> PackPlan:
     """Plan the packs of a dataset, in memory. Equal arguments give equal plans.
+
+    One process plans a million samples a second, and measuring them takes a minute. So others would
+    gain nothing.
 
     Args:
         measure: The lengths of all samples.
@@ -292,35 +283,26 @@ def make_plan(
         previous: An earlier plan of the same settings. Its groups stay as they are, and shards
             that were appended since form new ones.
         block_packs: As for `pack_samples`. More is for plans whose samples are written anew.
-        num_workers: Processes. 0: this one. The plan does not depend on their number.
 
     Raises:
         ConfigError: The condition names no column of the measure, or the earlier plan is of other
-            settings or shards.
+            settings, shards or lengths.
     """
     if previous is not None:
         require_first_shards(measure.shards, plan_digest(limits, measure.digest), previous)
+        _require_same_lengths(measure, previous)
     ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
     finished = [] if previous is None else previous.group_stops.tolist()
     stops = group_stops(_shard_tokens(measure, ends, limits, bad), limits.max_tokens, finished)
     bounds = ends[[0, *stops]].tolist()
-    jobs = (
-        _Job(
-            group,
-            _part(measure, ends, first, stop),
-            _bad_of(bad, first, stop),
-            limits,
-            block_packs,
-        )
-        for group, (first, stop) in enumerate(pairwise([0, *stops]))
-        if group >= len(finished)
-    )
-    results = run_in_processes(_pack, jobs, num_workers, command="plan")
-    new = {job.group: group for job, group in results}
-    old = [] if previous is None else _groups_of(previous, bounds)
-    groups = old + [new.pop(number) for number in sorted(new)]
+    groups = [] if previous is None else _groups_of(previous, bounds)
     digests = [] if previous is None else list(previous.group_digests)
-    digests += [_group_digest(group) for group in groups[len(digests) :]]
+    for first, stop in list(pairwise([0, *stops]))[len(finished) :]:
+        part = _part(measure, ends, first, stop)
+        chosen = choose(part, limits, _bad_of(bad, first, stop))
+        packs = pack_samples(chosen.costs[chosen.is_kept], chosen.limits, block_packs)
+        groups.append(_units(part, chosen, packs))
+        digests.append(_group_digest(groups[-1]))
     return _joined(measure, limits, stops, bounds, groups, digests)
 
 
@@ -439,12 +421,6 @@ def _shard_tokens(
     return tokens
 
 
-def _pack(job: _Job) -> _Group:
-    chosen = choose(job.part, job.limits, job.bad)
-    packs = pack_samples(chosen.costs[chosen.is_kept], chosen.limits, job.block_packs)
-    return _units(job.part, chosen, packs)
-
-
 def _is_plain_text(measure: Measure) -> Mask:
     """Tell which samples are one document of text, of which each token has a label."""
     num_labels = measure.column("num_tokens") - 1
@@ -498,6 +474,25 @@ def require_first_shards(shards: Sequence[ShardInfo], digest: str, previous: Pac
         )
 
 
+def _require_same_lengths(measure: Measure, previous: PackPlan) -> None:
+    """Raise a ConfigError where samples have other lengths now than in an earlier plan."""
+    tokens = measure.column("num_tokens")[previous.members]
+    if previous.settings.overlong == "truncate":
+        tokens = np.minimum(tokens, previous.settings.max_tokens)
+    differing = np.flatnonzero(tokens != previous.member_tokens)
+    if differing.size:
+        first = differing[0]
+        position = int(previous.members[first])
+        shard = int(np.searchsorted(previous.shard_ends, position, side="right"))
+        index = position - int(previous.shard_ends[shard]) + previous.shards[shard].num_samples
+        raise ConfigError(
+            f"{previous.url or 'plan'}: its lengths are not those of this pipeline: "
+            f"{where(previous.shards[shard].name, index)} has {tokens[first]:,} tokens, and "
+            f"{previous.member_tokens[first]:,} in the plan; give another name, or replace it with "
+            "overwrite=True"
+        )
+
+
 def _groups_of(plan: PackPlan, bounds: list[int]) -> list[_Group]:
     """Return the groups of a plan as they are."""
     groups = []
@@ -526,39 +521,35 @@ def _joined(
     groups: list[_Group],
     digests: list[str],
 ) -> PackPlan:
-    """Return the groups as one plan, with positions from the start of the dataset.
-
-    Groups are forgotten one by one, so that memory holds the plan once.
-    """
-    num_units = np.array([group.counts.size for group in groups], dtype=np.int64)
-    num_members = sum(group.members.size for group in groups)
-    counts = np.empty(num_units.sum(), dtype=np.int64)
-    unit_rows = np.empty((counts.size, 8), dtype=np.int64)
-    members, tokens = np.empty(num_members, dtype=np.int64), np.empty(num_members, dtype=np.int32)
-    left_out = [np.zeros((0, 3), dtype=np.int64)]
-    unit = member = 0
-    groups.reverse()
-    for start in bounds[:-1]:
-        group = groups.pop()
-        units = slice(unit, unit + group.counts.size)
-        own = slice(member, member + group.members.size)
-        counts[units], unit_rows[units, 1:] = group.counts, group.sums
-        members[own], tokens[own] = group.members + start, group.tokens
-        left_out.append(group.left_out + np.array([start, 0, 0]))
-        unit, member = units.stop, own.stop
-    unit_rows[:, 0] = np.cumsum(counts) - counts
+    """Return the groups as one plan, with positions from the start of the dataset."""
+    no_units = _Group(
+        counts=np.zeros(0, np.int64),
+        sums=np.zeros((0, 7), np.int64),
+        members=np.zeros(0, np.int64),
+        tokens=np.zeros(0, np.int32),
+        left_out=np.zeros((0, 3), np.int64),
+    )
+    moved = [
+        group._replace(
+            members=group.members + start, left_out=group.left_out + np.array([start, 0, 0])
+        )
+        for group, start in zip(groups, bounds, strict=False)
+    ]
+    counts, sums, members, tokens, left_out = map(
+        np.concatenate, zip(no_units, *moved, strict=True)
+    )
     return PackPlan(
         settings=limits,
         digest=plan_digest(limits, measure.digest),
         shards=measure.shards,
         group_stops=np.array(stops, dtype=np.int64),
-        counts=num_units,
+        counts=np.array([group.counts.size for group in groups], dtype=np.int64),
         group_digests=tuple(digests),
         spread=_spread(counts, members),
-        unit_rows=unit_rows,
+        unit_rows=np.column_stack([np.cumsum(counts) - counts, sums]),
         members=members,
         member_tokens=tokens,
-        left_out=np.concatenate(left_out),
+        left_out=left_out,
         lengths=measure.settings,
     )
 

@@ -18,8 +18,7 @@ from mmstream.packing.measure_file import (
     read_lengths,
     write_measure,
 )
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.plan_file import open_plan, plan_folder, write_plan
+from mmstream.packing.plan import PackPlan, open_plan, plan_folder, write_plan
 from mmstream.packing.planner import make_plan
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import tree

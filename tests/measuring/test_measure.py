@@ -344,7 +344,7 @@ def test_a_function_that_looks_at_pictures_gets_the_files(
     with caplog.at_level("WARNING"):
         by_files = measure(folder, before=(with_size,), folder=tmp_path / "other")
     assert by_files.column("num_tokens").tolist() == plain.column("num_tokens").tolist()
-    assert "tokens by its facts, and " in caplog.text
+    assert "tokens by its facts, and it has " in caplog.text
 
 
 def test_facts_that_do_not_fit_are_not_used(

@@ -10,7 +10,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
-from mmstream.packing.plan_file import open_plan
+from mmstream.packing.plan import open_plan
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 

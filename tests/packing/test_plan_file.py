@@ -13,7 +13,7 @@ import pytest
 
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ManifestError, StateError
-from mmstream.packing import plan_file
+from mmstream.packing import plan as plan_module
 from mmstream.packing.measure_file import (
     Measure,
     measure_folder,
@@ -21,8 +21,7 @@ from mmstream.packing.measure_file import (
     read_lengths,
     write_measure,
 )
-from mmstream.packing.plan import PackPlan
-from mmstream.packing.plan_file import open_plan, write_plan
+from mmstream.packing.plan import PackPlan, open_plan, write_plan
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
 from mmstream.storage import open_store
@@ -82,7 +81,7 @@ def test_equal_plans_give_equal_files(plan: PackPlan, tmp_path: Path) -> None:
 
 def test_a_remote_plan_is_read_from_the_cache_of_the_machine(plan: PackPlan, cache: Path) -> None:
     require_same(plan, write_plan(plan, "memory://plans/remote"))
-    assert len(list((cache / "mmstream" / "index").iterdir())) == 8  # 4 arrays with their locks
+    assert len(list((cache / "mmstream" / "index").iterdir())) == 2  # the arrays and their lock
     require_same(plan, open_plan("memory://plans/remote"))
 
 
@@ -90,29 +89,35 @@ def test_a_damaged_array_is_refused_and_one_of_another_size_is_not_read(
     plan: PackPlan, tmp_path: Path
 ) -> None:
     write_plan(plan, str(tmp_path))
-    (path,) = tmp_path.glob("members.*")
+    (path,) = tmp_path.glob("arrays.*")
     path.write_bytes(path.read_bytes()[:-1] + b"\x01")
     with pytest.raises(ManifestError, match="sha256"):
         open_plan(str(tmp_path))
     os.truncate(path, 1 << 40)  # holes
-    with pytest.raises(ManifestError, match=r"members.* 1099511627776 bytes, and the file beside"):
+    with pytest.raises(ManifestError, match=r"arrays.* 1099511627776 bytes, and plan.json says"):
         open_plan(str(tmp_path))
 
 
-def test_a_file_of_a_newer_version_is_refused(plan: PackPlan, tmp_path: Path) -> None:
+def test_files_of_other_versions_are_refused_with_the_cure(plan: PackPlan, tmp_path: Path) -> None:
     write_plan(plan, str(tmp_path))
     file = tmp_path / "plan.json"
-    content = {"version": 2, "more": json.loads(file.read_bytes())}
-    file.write_text(json.dumps(content))
-    with pytest.raises(ManifestError, match=r"format version 2, .* install a newer mmstream"):
-        open_plan(str(tmp_path))
+    newer = json.loads(file.read_bytes()) | {"version": 3}
+    older = json.loads(file.read_bytes()) | {"version": 1, "arrays": {}}
+    del newer["crc32c"], older["crc32c"], older["sha256"]
+    for content, reason in (
+        (newer, "format version 3, .* install a newer mmstream"),
+        (older, "run `mmstream plan` with --overwrite"),
+    ):
+        file.write_text(json.dumps(content))
+        with pytest.raises(ManifestError, match=reason):
+            open_plan(str(tmp_path))
 
 
-@pytest.mark.parametrize("block_rows", [3, plan_file.BLOCK_ROWS])
+@pytest.mark.parametrize("block_rows", [3, plan_module.BLOCK_ROWS])
 def test_impossible_numbers_are_refused(
     plan: PackPlan, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, block_rows: int
 ) -> None:
-    monkeypatch.setattr(plan_file, "BLOCK_ROWS", block_rows)
+    monkeypatch.setattr(plan_module, "BLOCK_ROWS", block_rows)
     write_plan(plan, str(tmp_path / "right"))
     swapped, late, overflowing = (plan.unit_rows.copy() for _ in range(3))
     swapped[[1, 2]] = plan.unit_rows[[2, 1]]
@@ -121,8 +126,7 @@ def test_impossible_numbers_are_refused(
     wrong = [{"unit_rows": rows} for rows in (swapped, late, overflowing)]
     repeated = plan.members.copy()
     repeated[:20] = repeated[20]
-    doubled = np.concatenate([plan.left_out, [[int(plan.members[0]), 0, -1]]])
-    wrong += [{"members": plan.members + 1}, {"members": repeated}, {"left_out": doubled}]
+    wrong += [{"members": plan.members + 1}, {"members": repeated}]
     for number, arrays in enumerate(wrong):
         with pytest.raises(ManifestError, match="do not fit each other"):
             write_plan(replace(plan, **arrays), str(tmp_path / str(number)))

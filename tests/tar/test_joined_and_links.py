@@ -15,7 +15,7 @@ from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.verify import verify
 from mmstream.packing.measure_file import Measure, write_measure
-from mmstream.packing.plan_file import plan_folder, write_plan
+from mmstream.packing.plan import plan_folder, write_plan
 from mmstream.packing.planner import make_plan
 from mmstream.packing.settings import PackLimits
 from mmstream.storage import open_store

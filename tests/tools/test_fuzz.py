@@ -18,7 +18,7 @@ NUM_INPUTS = 1000
 NAMES = (
     "tar", "index", "arrow", "index_part", "column", "manifest",
     "bad_list", "mixture", "state", "row", "chat",
-    "baked", "plan", "plan_units",
+    "baked", "plan", "plan_arrays",
 )  # fmt: skip
 
 

@@ -61,7 +61,7 @@ from mmstream.decoding.sample import decode_sample
 from mmstream.errors import escaped
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.order import PackOrder
-from mmstream.packing.plan_file import PLAN_NAME, open_plan, require_plan_of, write_plan
+from mmstream.packing.plan import PLAN_NAME, open_plan, require_plan_of, write_plan
 from mmstream.packing.planner import make_plan
 from mmstream.packing.settings import PackLimits
 from mmstream.state import resume
@@ -388,21 +388,20 @@ def _plans(dataset: Dataset, folder: Path) -> dict[str, Parser]:
         for step in range(min(order.steps_per_epoch, 2)):
             order.refs(0, step)
 
-    def parse_units(data: bytes) -> None:
-        """Read packs whose hashes a stranger has made anew."""
+    def parse_arrays(data: bytes) -> None:
+        """Read packs whose hash a stranger has made anew."""
         sha256 = hashlib.sha256(data).hexdigest()
-        units = folder / f"units.{sha256[:12]}.npy"
-        info = {"name": units.name, "num_bytes": len(data), "sha256": sha256}
-        units.write_bytes(data)
+        arrays = folder / f"arrays.{sha256[:12]}"
+        arrays.write_bytes(data)
         try:
-            parse_plan(json.dumps(plan | {"arrays": plan["arrays"] | {"units": info}}).encode())
+            parse_plan(json.dumps(plan | {"sha256": sha256}).encode())
         finally:
-            units.unlink()
+            arrays.unlink()
 
-    units_file = folder / plan["arrays"]["units"]["name"]
+    arrays_file = folder / f"arrays.{plan['sha256'][:12]}"
     return {
         "plan": Parser(parse_plan, [json.dumps(plan).encode()], is_json=True),
-        "plan_units": Parser(parse_units, [units_file.read_bytes()]),
+        "plan_arrays": Parser(parse_arrays, [arrays_file.read_bytes()]),
     }
 
 
