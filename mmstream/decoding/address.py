@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TypeVar
 
-from mmstream.errors import DecodeError, SampleError, SkipSample, TimeoutError, where
+from mmstream.errors import BUGS, DecodeError, SampleError, SkipSample, TimeoutError, where
 from mmstream.types import Sample
 
 T = TypeVar("T")
@@ -18,11 +18,17 @@ _KINDS = (TimeoutError, DecodeError, SkipSample, SampleError)
 
 
 def with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
-    """Run one decoder. If it fails, put the field's address before the reason."""
+    """Run one decoder. If it fails, put the field's address before the reason.
+
+    Errors that stop a run stay as they are. A note below their traceback has the address.
+    """
     try:
         return decode()
     except SampleError as error:
         raise addressed(sample, name, error) from error.__cause__  # a user's function has one
+    except BUGS as error:
+        error.add_note(f"while decoding {address(sample, name)}")
+        raise
 
 
 def addressed(sample: Sample, name: str, error: SampleError) -> SampleError:

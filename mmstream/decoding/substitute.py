@@ -530,7 +530,10 @@ class RowDecoder:
             # A user's subclass may not take one string, so it is raised again as one of ours.
             kind = next(k for k in (SkipSample, DecodeError, SampleError) if isinstance(error, k))
             raise kind(f"{self._where(ref, origin)}: {name}: {error}") from error
-        except (MMStreamError, *BUGS):
+        except MMStreamError:
+            raise
+        except BUGS as error:
+            error.add_note(f"{name} was called with {self._where(ref, origin)}")
             raise
         except Exception as error:
             reason = f"{name}: {type(error).__name__}: {error}"

@@ -6,6 +6,7 @@ On every topology: test_user_functions.py.
 from __future__ import annotations
 
 import json
+import re
 import weakref
 from collections.abc import Callable
 from contextlib import closing
@@ -164,8 +165,9 @@ def test_errors_are_errors_of_the_sample(captions: str) -> None:
     strict = make(captions, fails_on_seven, bad_samples=mm.BadSamplePolicy(action="raise"))
     with pytest.raises(mm.SampleError, match=r"\[\d\] \d+: fails_on_seven: KeyError"):
         list(mm.Loader(strict))
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError) as caught:
         list(mm.Loader(make(captions, has_a_bug)))
+    assert re.fullmatch(r"has_a_bug was called with .*\.tar\[\d+\] \d+", caught.value.__notes__[0])
     with pytest.raises(mm.ConfigError, match="returns_nothing returned NoneType"):
         list(mm.Loader(make(captions, returns_nothing)))
 

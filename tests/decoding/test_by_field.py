@@ -331,8 +331,9 @@ def skips(data: bytes) -> int:
 def test_errors_of_functions_are_errors_of_the_sample_but_bugs_are_not() -> None:
     with pytest.raises(mm.errors.DecodeError, match=r"s-0\.tar\[4\] 7\.x: fails: KeyError: b'1'"):
         decoded(mm.Decode({"x": fails}), x=b"1")
-    with pytest.raises(AttributeError):
+    with pytest.raises(AttributeError) as caught:
         decoded(mm.Decode({"x": has_a_bug}), x=b"1")
+    assert caught.value.__notes__ == ["while decoding s-0.tar[4] 7.x"]
     with pytest.raises(mm.SkipSample, match=r"s-0\.tar\[4\] 7\.x: too dark"):
         decoded(mm.Decode({"x": skips}), x=b"1")
 
