@@ -18,7 +18,7 @@ import crc32c
 import msgspec
 
 from mmstream.errors import ConfigError, ManifestError, escaped
-from mmstream.storage import Store, is_remote, patience
+from mmstream.storage import Store, is_remote, retry
 from mmstream.tar.header import BLOCK
 
 MANIFEST_NAME = "mmstream.json"
@@ -327,6 +327,6 @@ def read_sealed(store: Store, name: str, max_bytes: int, decode: Callable[[bytes
             if len(earlier) + 1 == MAX_READS or (data in earlier and is_near):
                 raise
         if data in earlier:  # a proxy may answer in place of the storage for a while
-            patience.pause(store.url_of(name), 0.5 * 2 ** len(earlier))
+            retry.pause(store.url_of(name), 0.5 * 2 ** len(earlier))
         earlier.append(data)
         store.drop_cache(name, 0, len(data))

@@ -16,7 +16,7 @@ from mmstream.errors import escaped
 from mmstream.order.lanes import request_factor
 from mmstream.pipeline import Pipeline
 from mmstream.reading.process import needs_reader_process
-from mmstream.storage.patience import patience_limit_s
+from mmstream.storage.retry import patience_limit_s
 from mmstream.world import RowsPerRank, World, rows_of_rank
 
 logger = logging.getLogger(__name__)

@@ -33,7 +33,7 @@ ANSWER_S = 2.0
 
 def needs_reader_process(source: ShardSource) -> bool:
     """Tell whether a process of its own reads a source: where reads mostly wait for a network."""
-    return sys.platform == "linux" and any(map(is_behind_network, datasets_of(source)))
+    return any(map(is_behind_network, datasets_of(source)))
 
 
 def node_cache_settings(

@@ -5,14 +5,14 @@
     remote.py    a prefix of an object store, through fsspec: clients, requests, errors
     upload.py    a new object in S3: its parts are sent while it is written
     web.py       requests to plain web servers (``http://``, ``https://``)
-    http_headers.py  what headers of answers say: ranges, dates
+    http_headers.py  what headers of responses say: ranges, dates
     s3_errors.py     what the refusals of S3 mean
-    patience.py  how long failing requests are sent again
+    retry.py     how long failing requests are sent again
     range_client.py  clients that open ranges of objects, for the hot read path: through threads
-    s3_client.py     the one for ``s3://``: what becomes of each answer
+    s3_client.py     the one for ``s3://``: what becomes of each response
     s3_session.py    what s3fs sends everything else with: answers that no S3 sends are refused
     s3_endpoint.py   where a bucket is, which credentials open it, and signatures
-    http_client.py   HTTP requests whose answers are read in pieces
+    http_client.py   HTTP requests whose responses are read in pieces
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
     transfer_counts.py  what it counts
     memory.py    objects in this process (``memory://``), for tests and small corpora
@@ -36,8 +36,8 @@ from pathlib import Path
 from mmstream.errors import ConfigError
 from mmstream.storage.local import LocalStore, SharedStore, is_shared, map_file, open_file
 from mmstream.storage.memory import MemoryStore
-from mmstream.storage.patience import patience_limit_s
 from mmstream.storage.remote import RemoteStore
+from mmstream.storage.retry import patience_limit_s
 from mmstream.storage.store import (
     Access,
     NotAFileError,

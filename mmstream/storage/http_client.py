@@ -1,6 +1,6 @@
-"""Storage: HTTP/1.1 requests without a body, whose answers are read in pieces.
+"""Storage: HTTP/1.1 requests without a body, whose responses are read in pieces.
 
-Made for many ranges of objects at once. The bytes of an answer go from the socket into the pieces
+Made for many ranges of objects at once. The bytes of a response go from the socket into the pieces
 that the caller gets, and nowhere else. So a gigabyte costs half the CPU time of other clients; see
 the table in docs/object-storage.md.
 
@@ -24,11 +24,11 @@ from collections.abc import AsyncIterator, Mapping
 from urllib.parse import SplitResult, unquote, urlsplit
 
 PIECE_BYTES = 1024 * 1024
-"""Length of a piece, which costs a turn of the event loop. Where the caller says where an answer
+"""Length of a piece, which costs a turn of the event loop. Where the caller says where a response
 goes, one read brings what has come, so a piece may be longer."""
 
 MAX_HEAD_BYTES = 64 * 1024
-"""Longest head of an answer. The servers of S3 send less than 2 kB."""
+"""Longest head of a response. The servers of S3 send less than 2 kB."""
 
 MAX_CHUNK_LINE_BYTES = 8 * 1024
 """Longest line between the chunks of a body: a length, or a header behind the last chunk."""
@@ -37,7 +37,7 @@ HEAD_READ_BYTES = 4 * 1024
 """What is read at once while a head is awaited. Bytes of the body behind it are copied."""
 
 FLUSH_S = 1.0
-"""Bytes that have waited for the rest of their piece this long are handed over. So a slow answer
+"""Bytes that have waited for the rest of their piece this long are handed over. So a slow response
 shows its speed, and less is lost with its connection."""
 
 MAX_IDLE_S = 15.0
@@ -78,7 +78,7 @@ class HttpClient:
 
     async def request(
         self, method: str, url: str, headers: Mapping[str, str], into: memoryview | None = None
-    ) -> Answer:
+    ) -> Response:
         """Send a request, and return its answer as soon as its head is there.
 
         Cancelling it drops the connection.
@@ -87,7 +87,7 @@ class HttpClient:
             method: ``GET`` or ``HEAD``.
             url: With everything quoted that must be.
             headers: Beside ``Host``.
-            into: Where the body of a successful answer goes, if it is not longer. None: into new
+            into: Where the body of a successful response goes, if it is not longer. None: into new
                 memory.
 
         Raises:
@@ -117,7 +117,7 @@ class HttpClient:
                 if was_idle and isinstance(error, OSError) and not connection.has_received:
                     continue
                 raise
-            return Answer(self, connection, (parts.scheme, parts.netloc))
+            return Response(self, connection, (parts.scheme, parts.netloc))
 
     async def close(self) -> None:
         """Drop all connections."""
@@ -194,8 +194,8 @@ class HttpClient:
             raise ProxyError(proxy.hostname, tunnel.status)
 
 
-class Answer:
-    """The answer to a request: its head, and its body in pieces while it arrives.
+class Response:
+    """The response to a request: its head, and its body in pieces while it arrives.
 
     Attributes:
         status: Such as 206.
@@ -241,7 +241,7 @@ class _Connection(asyncio.BufferedProtocol):
         self.status = 0
         self.headers: dict[str, str] = {}
         self.has_received = False
-        """Bytes of the present answer came."""
+        """Bytes of the present response came."""
         self._is_aborted = False
         self._error: Exception | None = None
         self._scratch = bytearray(MAX_HEAD_BYTES)
@@ -273,7 +273,7 @@ class _Connection(asyncio.BufferedProtocol):
             self.transport.abort()
 
     def forget(self) -> None:
-        """Let go of the last answer, and of the memory that it went to."""
+        """Let go of the last response, and of the memory that it went to."""
         self._body = self._into = None
 
     async def send(self, data: bytes, *, has_body: bool, into: memoryview | None = None) -> None:
@@ -385,7 +385,7 @@ class _Connection(asyncio.BufferedProtocol):
         if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
             raise ProtocolError("what answers is no HTTP/1.1 server")
         self.status = int(rest[:3])
-        if self.status < 200:  # such as 103: the answer follows
+        if self.status < 200:  # such as 103: the response follows
             self._scratch[: self._num_scratch - end - 4] = self._scratch[
                 end + 4 : self._num_scratch
             ]
@@ -408,7 +408,7 @@ class _Connection(asyncio.BufferedProtocol):
 
 
 class _Body:
-    """The body of an answer, while it arrives.
+    """The body of a response, while it arrives.
 
     Args:
         length: Bytes that are still to come, or None if the end of the connection ends it.

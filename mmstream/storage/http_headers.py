@@ -13,7 +13,7 @@ from mmstream.errors import escaped
 from mmstream.storage.store import ObjectStat, RequestError
 
 if TYPE_CHECKING:
-    from mmstream.storage.patience import Patience
+    from mmstream.storage.retry import StoreHealth
 
 _CONTENT_RANGE = re.compile(r"bytes (\d{1,19})-(\d{1,19})/(\d{1,19}|\*)", re.IGNORECASE)
 
@@ -32,7 +32,7 @@ def require_object(url: str, headers: Mapping[str, str], begin: bytes = b"") -> 
 
     Args:
         url: Of the object. Its name may end in ``.html``: then it is a page.
-        headers: Of the answer, by names in lower case.
+        headers: Of the response, by names in lower case.
         begin: First bytes of the body, as far as they are known.
     """
     kind = headers.get("content-type", "").lower()
@@ -48,20 +48,20 @@ def require_object(url: str, headers: Mapping[str, str], begin: bytes = b"") -> 
 
 
 def range_stat(
-    url: str, status: int, headers: Mapping[str, str], start: int, stop: int, patience: Patience
+    url: str, status: int, headers: Mapping[str, str], start: int, stop: int, health: StoreHealth
 ) -> ObjectStat | None:
-    """Return the object that an answer to the request of a range is of. None: it does not say.
+    """Return the object that a response to the request of a range is of. None: it does not say.
 
     Args:
         url: Of the object.
         status: 200 or 206.
-        headers: Of the answer, by names in lower case.
+        headers: Of the response, by names in lower case.
         start: First byte that was asked for.
         stop: The byte behind the last one.
-        patience: Of the store. A server that has sent ranges is expected to do so again.
+        health: Of the store. A server that has sent ranges is expected to do so again.
 
     Raises:
-        RequestError: It is no such range: a cache may answer with another one. An answer may end
+        RequestError: It is no such range: a cache may answer with another one. A response may end
             earlier, where the object does.
     """
     require_object(url, headers)
@@ -78,12 +78,12 @@ def range_stat(
         raise RequestError(
             f"the server does not know ranges of objects (it answers {status} where 206 is right); "
             "serve them by another one, or download them first",
-            may_be_final=not patience.has_ranges,
+            may_be_final=not health.has_ranges,
         )
     num_expected = min(stop, size or stop) - start
     if "content-encoding" in headers and (number_of_bytes(headers) or stop) < num_expected:
         require_object(url, headers, b"\x1f\x8b")
-    patience.has_ranges |= status == 206
+    health.has_ranges |= status == 206
     return None if size is None else ObjectStat(size, version_of(headers))
 
 
@@ -93,7 +93,7 @@ def version_of(headers: Mapping[str, str]) -> str | None:
 
 
 def number_of_bytes(headers: Mapping[str, str]) -> int | None:
-    """Return the length of a body. None: the answer does not say it, as with chunks."""
+    """Return the length of a body. None: the response does not say it, as with chunks."""
     text = headers.get("content-length", "")
     return int(text) if re.fullmatch(r"[0-9]{1,19}", text) else None
 

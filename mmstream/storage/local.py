@@ -28,7 +28,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, BinaryIO, ClassVar, TypeVar
 
 from mmstream.errors import StorageError
-from mmstream.storage.patience import patience_of, retry
+from mmstream.storage.retry import health_of, retry
 from mmstream.storage.store import (
     Access,
     CommonCalls,
@@ -102,7 +102,7 @@ class _EarlyWriter(io.FileIO):
 
     def write(self, data: ReadableBuffer, /) -> int:
         num_bytes = super().write(data)
-        if num_bytes >= EARLY_BYTES and hasattr(os, "posix_fadvise"):
+        if num_bytes >= EARLY_BYTES:
             with suppress(OSError):  # a hint; not all file systems take it
                 start = self.tell() - num_bytes
                 # Linux begins to write what it cannot drop yet. Other pages stay as they are.
@@ -207,8 +207,6 @@ class LocalStore(CommonCalls):
 
     def drop_cache(self, name: str, start: int, stop: int) -> None:
         """Have the disk read again for bytes [start, stop). Pages that are mapped stay."""
-        if not hasattr(os, "posix_fadvise"):  # macOS
-            return
         with suppress(OSError):  # the read that follows says it
             fd = open_file(self.url_of(name))
             try:
@@ -560,7 +558,7 @@ class SharedStore(LocalStore):
                     raise
                 raise StorageError(f"{self.url_of(name)}: {error.strerror}") from error
 
-        return retry(self.url_of(name), call_once, patience_of(f"shared://{self.url}"))
+        return retry(self.url_of(name), call_once, health_of(f"shared://{self.url}"))
 
 
 class _OpenFile:
@@ -624,14 +622,8 @@ def _open_files_of(_pid: int) -> _OpenFiles:
 
 
 def is_shared(path: str) -> bool:
-    """Tell whether a path is on a file system that is reached over a network.
-
-    False where the system does not say, as on macOS.
-    """
-    try:
-        mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
-    except OSError:
-        return False
+    """Tell whether a path is on a file system that is reached over a network."""
+    mounts = Path("/proc/self/mountinfo").read_text(errors="surrogateescape")
     kind = file_system_of(os.path.realpath(path), mounts)
     is_fuse = kind == "fuse" or (kind.startswith("fuse.") and kind not in LOCAL_FUSE)
     return is_fuse or kind in SHARED_FILE_SYSTEMS

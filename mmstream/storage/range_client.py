@@ -15,14 +15,14 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Protocol
 
-from mmstream.storage.patience import sent_once
 from mmstream.storage.remote import RemoteStore
+from mmstream.storage.retry import sent_once
 from mmstream.storage.s3_client import S3Client
 from mmstream.storage.store import ObjectStat, Store
 
 
 class RangeStream(Protocol):
-    """The answer to one request, while it arrives: the bytes of a range in pieces."""
+    """The response to one request, while it arrives: the bytes of a range in pieces."""
 
     @property
     def stat(self) -> ObjectStat | None:
@@ -35,7 +35,7 @@ class RangeStream(Protocol):
         end of the object. So the caller counts bytes, and compares `stat` with what it expects.
 
         Raises:
-            RequestError: The answer broke off.
+            RequestError: The response broke off.
         """
 
     async def close(self) -> None:
@@ -63,7 +63,7 @@ class RangeClient(Protocol):
     ) -> RangeStream:
         """Request bytes [start, stop) of an object, once. Cancelling it drops the connection.
 
-        It returns as the answer begins, so that its time is that to the first byte.
+        It returns as the response begins, so that its time is that to the first byte.
 
         Args:
             name: Of the object.
@@ -129,12 +129,12 @@ class StoreClient:
         """
         loop = asyncio.get_running_loop()
         async with self._reads:
-            answer = await loop.run_in_executor(self._threads, self._read, name, start, stop)
+            response = await loop.run_in_executor(self._threads, self._read, name, start, stop)
         if into is None:
-            return answer
-        length = len(answer.data)
-        into[:length] = answer.data
-        return ReadRange(into[:length], answer.stat)
+            return response
+        length = len(response.data)
+        into[:length] = response.data
+        return ReadRange(into[:length], response.stat)
 
     def _read(self, name: str, start: int, stop: int) -> ReadRange:
         known: dict[str, ObjectStat] = {}

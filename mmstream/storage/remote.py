@@ -1,6 +1,6 @@
 """Storage: a prefix of an object store, through fsspec.
 
-A request that fails for a passing reason is sent again, see `mmstream.storage.patience`.
+A request that fails for a passing reason is sent again, see `mmstream.storage.retry`.
 
 Clients are made at the first call. There is one per process and set of ``AWS_*`` variables, because
 a client does not survive a fork. So a store that was used in the main process also works in a
@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from functools import lru_cache, partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, BinaryIO, ClassVar, NamedTuple, NoReturn, TypeVar, cast
+from typing import Any, BinaryIO, ClassVar, NoReturn, TypeVar, cast
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.storage import web
@@ -36,7 +36,7 @@ from mmstream.storage.http_headers import (
     seconds_until,
     version_of,
 )
-from mmstream.storage.patience import THROTTLED_STATUS, patience_of, retry
+from mmstream.storage.retry import THROTTLED_STATUS, health_of, retry
 from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
 from mmstream.storage.s3_errors import plain_s3_error, refusal_of
 from mmstream.storage.store import (
@@ -51,11 +51,9 @@ from mmstream.storage.store import (
 )
 from mmstream.storage.upload import PART_BYTES, put_object, remove_uploads, send_with, upload
 from mmstream.storage.urls import Range
+from mmstream.storage.web import RangeResponse
 
 T = TypeVar("T")
-
-MAX_REQUESTS_IN_FLIGHT = 128
-"""Ranges of one call that are requested at a time. A client has fewer connections than that."""
 
 REQUEST_TIMEOUT_S = 180.0
 """Of a request that writes. It lets 8 parts of 8 MiB pass a link of 3 Mb/s side by side."""
@@ -73,7 +71,7 @@ _SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "GCSFS_", "HF_", "STORAGE_EMULATOR_HOS
 """Beginnings of the environment variables that clients are made by."""
 
 MAX_THREADS = 16
-"""Ranges of one call that are requested at a time by a client that takes one request a thread."""
+"""Ranges of one call that are requested at a time by other clients than those of S3 and HTTP."""
 
 OBJECT_RANGE_BYTES = 8 << 20
 """A larger object that is read whole comes in ranges of this size."""
@@ -100,7 +98,7 @@ class RemoteStore(CommonCalls):
     )
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _restore, (type(self), self.url, patience_of(self.url).has_answered)
+        return _restore, (type(self), self.url, health_of(self.url).has_answered)
 
     def local_path(self, name: str) -> None:
         """Return None: an object behind a URL is no file of this machine."""
@@ -142,21 +140,21 @@ class RemoteStore(CommonCalls):
             missing = [i for i in range(len(ranges)) if i not in outcomes]
             if not missing:
                 return
-            answers = self._request([ranges[i] for i in missing])
-            if any(isinstance(answer, _Answer) for answer in answers):
-                patience_of(self.url).answered()
+            responses = self._request([ranges[i] for i in missing])
+            if any(isinstance(response, RangeResponse) for response in responses):
+                health_of(self.url).answered()
             faults: list[Exception] = []
-            for i, answer in zip(missing, answers, strict=True):
+            for i, response in zip(missing, responses, strict=True):
                 try:
-                    outcome = self._outcome(*ranges[i], answer, known)
+                    outcome = self._outcome(*ranges[i], response, known)
                 except ReplacedError as error:
                     outcome = error
                 if outcome is not None:
                     outcomes[i] = outcome
-                elif isinstance(answer, Exception):
-                    faults.append(answer)
+                elif isinstance(response, Exception):
+                    faults.append(response)
                 else:
-                    faults.append(OSError(f"{len(answer.data)} bytes came of {ranges[i]}"))
+                    faults.append(OSError(f"{len(response.data)} bytes came of {ranges[i]}"))
             if faults:
                 # The first one stands for all. `retry` calls again, for ranges without an outcome.
                 raise faults[0]
@@ -168,46 +166,36 @@ class RemoteStore(CommonCalls):
             return [outcomes.get(i, error) for i in range(len(ranges))]
         return [outcomes[i] for i in range(len(ranges))]
 
-    def _request(self, ranges: Sequence[Range]) -> list[_Answer | Exception]:
+    def _request(self, ranges: Sequence[Range]) -> list[RangeResponse | Exception]:
         """Request ranges once, side by side."""
         client = _client(self.url)
         urls = [self.url_of(name) for name, _, _ in ranges]
         bounds = [(start, stop) for _, start, stop in ranges]
         if self._is_s3:
             return self._request_s3(client, urls, bounds)
-        answers: list[Any]
-        if self._is_web:
-            answers = web.read_ranges(client, urls, bounds)
-        elif client.async_impl:
-            answers = client.cat_ranges(urls, *map(list, zip(*bounds, strict=True)))
-        else:
-            answers = _read_by_threads(client, urls, bounds)
+        request = web.read_ranges if self._is_web else _read_by_threads
         return [
-            plain_error(answer)
-            if isinstance(answer, Exception)
-            else _Answer(*answer)
-            if isinstance(answer, tuple)
-            else _Answer(answer, None)
-            for answer in answers
+            plain_error(response) if isinstance(response, Exception) else response
+            for response in request(client, urls, bounds)
         ]
 
     def _request_s3(
         self, client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
-    ) -> list[_Answer | Exception]:
+    ) -> list[RangeResponse | Exception]:
         """Request ranges, and those again once for which credentials must be read anew."""
-        answers = _read_ranges(client, urls, bounds)
-        refused = [i for i, answer in enumerate(answers) if _needs_credentials(answer)]
+        responses = _read_ranges(client, urls, bounds)
+        refused = [i for i, response in enumerate(responses) if _needs_credentials(response)]
         if refused:
             _forget(self.url, client)
             again = _read_ranges(
                 _client(self.url), [urls[i] for i in refused], [bounds[i] for i in refused]
             )
-            for i, answer in zip(refused, again, strict=True):
-                answers[i] = answer
-        patience = patience_of(self.url)
+            for i, response in zip(refused, again, strict=True):
+                responses[i] = response
+        health = health_of(self.url)
         return [
-            plain_s3_error(url, answer, patience) if isinstance(answer, Exception) else answer
-            for url, answer in zip(urls, answers, strict=True)
+            plain_s3_error(url, response, health) if isinstance(response, Exception) else response
+            for url, response in zip(urls, responses, strict=True)
         ]
 
     def _outcome(
@@ -215,7 +203,7 @@ class RemoteStore(CommonCalls):
         name: str,
         start: int,
         stop: int,
-        answer: _Answer | Exception,
+        response: RangeResponse | Exception,
         known: MutableMapping[str, ObjectStat] | None,
     ) -> bytes | OSError | None:
         """Return the bytes of a range, or its final error. None: it must be requested again.
@@ -224,18 +212,18 @@ class RemoteStore(CommonCalls):
             ReplacedError: The object is not the known one.
         """
         url = self.url_of(name)
-        if isinstance(answer, FileNotFoundError):
+        if isinstance(response, FileNotFoundError):
             return FileNotFoundError(f"{url}: no such object")
-        if isinstance(answer, StorageError):
-            return answer
-        current = answer.stat if isinstance(answer, _Answer) else None
+        if isinstance(response, StorageError):
+            return response
+        current = response.stat if isinstance(response, RangeResponse) else None
         if current is not None:
             require_known(url, name, current, known)
-        if isinstance(answer, _Answer) and len(answer.data) == stop - start:
-            return answer.data
+        if isinstance(response, RangeResponse) and len(response.data) == stop - start:
+            return response.data
         # Fewer bytes than requested: the range goes past the end (S3 may also answer "invalid
         # range"), or the connection broke. The size tells which.
-        if isinstance(answer, _Answer) or getattr(answer, "errno", None) == errno.EINVAL:
+        if isinstance(response, RangeResponse) or getattr(response, "errno", None) == errno.EINVAL:
             current = current or self.stat(name)
             require_known(url, name, current, known)
             if current.size < stop:
@@ -275,7 +263,7 @@ class RemoteStore(CommonCalls):
     def _raise_plain(self, url: str, error: Exception) -> NoReturn:
         """Raise an error without the classes of a library, and without its secrets."""
         if self._is_s3:
-            plain, cause = plain_s3_error(url, error, patience_of(self.url)), error
+            plain, cause = plain_s3_error(url, error, health_of(self.url)), error
         else:
             plain, cause = plain_error(error), None
         if plain is error:
@@ -283,7 +271,7 @@ class RemoteStore(CommonCalls):
         raise plain from cause
 
     def _send(self, url: str, method: str, **parameters: Any) -> dict[str, Any]:
-        """Send one request about an object in S3, and return the answer."""
+        """Send one request about an object in S3, and return the response."""
         return self._call(url, lambda client: _request(client, url, method, **parameters))
 
     def _require_writable(self, url: str) -> None:
@@ -315,9 +303,9 @@ class RemoteStore(CommonCalls):
         if not self._is_s3:
             return self.stat(name), None
         url = self.url_of(name)
-        stat, answer = self._head(url, ChecksumMode="ENABLED")
-        is_whole = answer.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
-        text = str(answer.get("ChecksumCRC32C", "-"))
+        stat, response = self._head(url, ChecksumMode="ENABLED")
+        is_whole = response.get("ChecksumType", "FULL_OBJECT") == "FULL_OBJECT"
+        text = str(response.get("ChecksumCRC32C", "-"))
         if not is_whole or "-" in text:  # "...-5": of the checksums of 5 parts
             return stat, None
         return stat, int.from_bytes(base64.b64decode(text), "big")
@@ -325,8 +313,8 @@ class RemoteStore(CommonCalls):
     def _head(self, url: str, **optional: Any) -> tuple[ObjectStat, Mapping[str, Any]]:
         """Ask for the size and the version of an object in S3. Return the whole answer, too."""
         send = partial(self._send, url)
-        answer = retry(url, lambda: send_with(send, "head_object", optional))
-        return ObjectStat(int(answer["ContentLength"]), version_of(_headers(answer))), answer
+        response = retry(url, lambda: send_with(send, "head_object", optional))
+        return ObjectStat(int(response["ContentLength"]), version_of(_headers(response))), response
 
     def exists(self, name: str) -> bool:
         """Tell whether an object of this name exists."""
@@ -486,56 +474,40 @@ class RemoteStore(CommonCalls):
 
 def _restore(kind: type[RemoteStore], url: str, has_answered: bool) -> RemoteStore:
     """Make a store from its pickle. A worker has the patience of the process that started it."""
-    patience_of(url).has_answered |= has_answered
+    health_of(url).has_answered |= has_answered
     return kind(url)
-
-
-class _Answer(NamedTuple):
-    """The answer to the request of a range."""
-
-    data: bytes
-    stat: ObjectStat | None
-    """The object that it is a range of. None: the storage did not say."""
 
 
 def _read_ranges(
     client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
-) -> list[_Answer | Exception]:
+) -> list[RangeResponse | Exception]:
     """Request ranges of objects in S3, side by side.
 
-    `cat_ranges` of s3fs sends the same requests, but it drops what the answers say of the object.
+    `cat_ranges` of s3fs sends the same requests, but it drops what the responses say of the object.
     """
-    from fsspec.asyn import sync
+    health = health_of(urls[0])
 
-    patience = patience_of(urls[0])
-
-    async def read_range(limit: asyncio.Semaphore, url: str, start: int, stop: int) -> _Answer:
+    async def read_range(url: str, start: int, stop: int) -> RangeResponse:
         bucket, key, _ = client.split_path(url)
-        async with limit:
-            answer = await client._call_s3(
-                "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}"
-            )
-            status = answer["ResponseMetadata"]["HTTPStatusCode"]
-            try:  # `async with` would cost 0.1 ms more
-                stat = range_stat(url, status, _headers(answer), start, stop, patience)
-                return _Answer(await answer["Body"].read(), stat)
-            finally:
-                answer["Body"].close()
+        response = await client._call_s3(
+            "get_object", Bucket=bucket, Key=key, Range=f"bytes={start}-{stop - 1}"
+        )
+        status = response["ResponseMetadata"]["HTTPStatusCode"]
+        try:  # `async with` would cost 0.1 ms more
+            stat = range_stat(url, status, _headers(response), start, stop, health)
+            return RangeResponse(await response["Body"].read(), stat)
+        finally:
+            response["Body"].close()
 
-    async def read_all() -> list[_Answer | BaseException]:
-        limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
-        requests = (read_range(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
-        return await asyncio.gather(*requests, return_exceptions=True)
-
-    return cast(list[_Answer | Exception], sync(client.loop, read_all))
+    return web.side_by_side(client, read_range, urls, bounds)
 
 
 def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
-    """Request a whole object in S3. The answer says its size before its bytes are taken, mostly.
+    """Request a whole object in S3. The response says its size before its bytes are taken, mostly.
 
     What lies behind the first `OBJECT_RANGE_BYTES` of a large one comes in ranges, side by side. If
     these are of another version, or none, the object is read in one request: some servers know no
-    ranges, or have another version in each answer.
+    ranges, or have another version in each response.
     """
     from fsspec.asyn import sync
 
@@ -543,16 +515,16 @@ def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
 
     async def read_range(first: ObjectStat, start: int, stop: int) -> bytes:
         wanted = f"bytes={start}-{stop - 1}"
-        answer = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted)
-        async with answer["Body"] as body:
-            stat = range_stat(url, 206, _headers(answer), start, stop, patience_of(url))
+        response = await client._call_s3("get_object", Bucket=bucket, Key=key, Range=wanted)
+        async with response["Body"] as body:
+            stat = range_stat(url, 206, _headers(response), start, stop, health_of(url))
             require_known(url, "", stat or first, {"": first})
             return cast(bytes, await body.read())
 
     async def read(part_bytes: int) -> bytes:
-        answer = await client._call_s3("get_object", Bucket=bucket, Key=key)
-        async with answer["Body"] as body:
-            headers = _headers(answer)
+        response = await client._call_s3("get_object", Bucket=bucket, Key=key)
+        async with response["Body"] as body:
+            headers = _headers(response)
             size = number_of_bytes(headers)
             require_size(url, size or 0, max_bytes)
             if size is None:  # it comes in chunks
@@ -604,7 +576,7 @@ def _list(client: Any, url: str) -> list[Mapping[str, Any]]:
 
 
 def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str, Any]:
-    """Send one request about an object in S3, and return the answer."""
+    """Send one request about an object in S3, and return the response."""
     from fsspec.asyn import sync
 
     bucket, key, _ = client.split_path(url)
@@ -615,26 +587,27 @@ def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str,
         # s3fs drops the key where a method takes none.
         call = client._call_s3(method, Bucket=bucket, Key=key, **parameters)
         try:
-            answer = cast(dict[str, Any], await asyncio.wait_for(call, REQUEST_TIMEOUT_S))
+            response = cast(dict[str, Any], await asyncio.wait_for(call, REQUEST_TIMEOUT_S))
         except TimeoutError as error:
             raise OSError(f"{method} took more than {REQUEST_TIMEOUT_S:.0f} s") from error
         if method == "head_object":
-            require_object(url, _headers(answer))
-            if number_of_bytes(_headers(answer)) is None:
+            require_object(url, _headers(response))
+            if number_of_bytes(_headers(response)) is None:
                 raise RequestError("the server does not say the size", may_be_final=True)
-        return answer
+        return response
 
     return cast(dict[str, Any], sync(client.loop, send))
 
 
 def _read_by_threads(
     client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
-) -> list[bytes | Exception]:
-    """Request ranges by a client that sends one request at a time, such as that of the HF hub."""
+) -> list[RangeResponse | Exception]:
+    """Request ranges by a client of fsspec that says nothing of the objects that they are of."""
 
-    def read_range(url: str, bound: tuple[int, int]) -> bytes | Exception:
+    def read_range(url: str, bound: tuple[int, int]) -> RangeResponse | Exception:
+        options = {} if client.async_impl else {"cache_type": "none"}
         try:
-            return cast(bytes, client.cat_file(url, *bound, cache_type="none"))
+            return RangeResponse(client.cat_file(url, *bound, **options), None)
         except Exception as error:
             return error
 
@@ -642,15 +615,15 @@ def _read_by_threads(
         return list(threads.map(read_range, urls, bounds))
 
 
-def _headers(answer: Mapping[str, Any]) -> Mapping[str, str]:
-    """Return the headers of an answer of S3, by names in lower case."""
-    headers: Mapping[str, str] = answer["ResponseMetadata"]["HTTPHeaders"]
+def _headers(response: Mapping[str, Any]) -> Mapping[str, str]:
+    """Return the headers of a response of S3, by names in lower case."""
+    headers: Mapping[str, str] = response["ResponseMetadata"]["HTTPHeaders"]
     return headers
 
 
-def _needs_credentials(answer: object) -> bool:
+def _needs_credentials(response: object) -> bool:
     """Tell whether S3 refused access."""
-    refusal = refusal_of(answer) if isinstance(answer, Exception) else None
+    refusal = refusal_of(response) if isinstance(response, Exception) else None
     return refusal is not None and refusal.mending == "credentials"
 
 
@@ -773,6 +746,6 @@ def _status(error: Exception) -> int | None:
 
 def _retry_after_s(error: Exception) -> float:
     """Return the seconds that a server asks to wait. Errors of gcsfs do not keep its headers."""
-    answer = getattr(error, "response", None)  # of Azure and huggingface_hub
-    headers = getattr(error, "headers", None) or getattr(answer, "headers", None) or {}
+    response = getattr(error, "response", None)  # of Azure and huggingface_hub
+    headers = getattr(error, "headers", None) or getattr(response, "headers", None) or {}
     return seconds_until(headers.get("Retry-After", "")) or 0.0

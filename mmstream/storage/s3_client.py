@@ -18,9 +18,9 @@ from urllib.parse import quote
 from xml.sax.saxutils import unescape
 
 from mmstream.errors import ConfigError, StorageError, escaped
-from mmstream.storage.http_client import Answer, HttpClient
+from mmstream.storage.http_client import HttpClient, Response
 from mmstream.storage.http_headers import number_of_bytes, range_stat, version_of
-from mmstream.storage.patience import CREDENTIALS_HINT, patience_of
+from mmstream.storage.retry import CREDENTIALS_HINT, health_of
 from mmstream.storage.s3_endpoint import S3Endpoint, S3Signer, s3_endpoint
 from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.store import ObjectStat, RequestError
@@ -29,7 +29,7 @@ from mmstream.storage.urls import join_url, key_of
 logger = logging.getLogger(__name__)
 
 MAX_ERROR_BYTES = 16 * 1024
-"""Bytes that are read of an answer that says an error. S3's have less than 1 kB."""
+"""Bytes that are read of a response that says an error. S3's have less than 1 kB."""
 
 SIGNER_S = 30.0
 """Seconds after which the credentials are asked again whether they are to be renewed. botocore
@@ -81,23 +81,23 @@ class S3Client:
         while True:
             link = await self._current_link(url)
             byte_range = f"bytes={start}-{stop - 1}"
-            answer = await self._request(link, "GET", url, name, byte_range, into)
-            if answer.status in (200, 206):
-                return await self._stream(url, answer, start, stop, into)
+            response = await self._request(link, "GET", url, name, byte_range, into)
+            if response.status in (200, 206):
+                return await self._stream(url, response, start, stop, into)
             try:
-                refusal = await _refusal(answer)
+                refusal = await _refusal(response)
             except OSError as error:
                 raise _passing(error) from error
             finally:
-                await answer.close()
-            if answer.status == 416:
-                return await self._past_the_end(link, url, name, answer)
-            if answer.status == 404 and patience_of(self.url).has_ranges and not refusal.code:
+                await response.close()
+            if response.status == 416:
+                return await self._past_the_end(link, url, name, response)
+            if response.status == 404 and health_of(self.url).has_ranges and not refusal.code:
                 # Elsewhere an object may be absent, and many stores say that with a page.
                 raise RequestError(f"{refusal}, but not as S3 says it: a proxy?")
             mending = refusal.mending
             if mending is None or mending in mended:
-                raise failure(url, refusal, patience_of(self.url), waits_for_access=True)
+                raise failure(url, refusal, health_of(self.url), waits_for_access=True)
             mended.add(mending)
             await self._mend(mending, link, url, refusal)
 
@@ -109,21 +109,21 @@ class S3Client:
             await self._link.http.close()
 
     async def _stream(
-        self, url: str, answer: Answer, start: int, stop: int, into: memoryview | None
+        self, url: str, response: Response, start: int, stop: int, into: memoryview | None
     ) -> S3Stream:
-        """Return the stream of an answer, if it is of the range."""
-        patience = patience_of(self.url)
+        """Return the stream of a response, if it is of the range."""
+        health = health_of(self.url)
         try:
-            stat = range_stat(url, answer.status, answer.headers, start, stop, patience)
+            stat = range_stat(url, response.status, response.headers, start, stop, health)
         except RequestError:
-            await answer.close()
+            await response.close()
             raise
-        patience.answered()
-        return S3Stream(answer, stat, stop - start, into)
+        health.answered()
+        return S3Stream(response, stat, stop - start, into)
 
-    async def _past_the_end(self, link: _Link, url: str, name: str, answer: Answer) -> S3Stream:
-        """Return the answer to a range that begins past the end: the object as it is, no bytes."""
-        size = answer.headers.get("content-range", "").rpartition("/")[2]  # "bytes */100"
+    async def _past_the_end(self, link: _Link, url: str, name: str, response: Response) -> S3Stream:
+        """Return the response to a range past the end: the object as it is, no bytes."""
+        size = response.headers.get("content-range", "").rpartition("/")[2]  # "bytes */100"
         head = await self._request(link, "HEAD", url, name)
         await head.close()
         if head.status == 404:
@@ -132,7 +132,7 @@ class S3Client:
         num_bytes = number_of_bytes(headers)
         if num_bytes is None:
             raise RequestError(f"{url}: {head.status} to the question for its size")
-        patience_of(self.url).answered()
+        health_of(self.url).answered()
         return S3Stream(head, ObjectStat(num_bytes, version_of(headers)), 0, None)
 
     async def _request(
@@ -143,7 +143,7 @@ class S3Client:
         name: str | None,
         byte_range: str | None = None,
         into: memoryview | None = None,
-    ) -> Answer:
+    ) -> Response:
         """Send one request for an object, or (None) for the bucket."""
         target = link.endpoint.url
         if name is not None:
@@ -163,7 +163,7 @@ class S3Client:
         try:
             return await link.http.request(method, target, headers, into)
         except OSError as error:
-            final = None if patience_of(self.url).has_answered else connection_failure(url, error)
+            final = None if health_of(self.url).has_answered else connection_failure(url, error)
             raise final or _passing(error) from error
 
     # -- where the bucket is, and with which credentials -------------------------------------------
@@ -219,7 +219,7 @@ class S3Client:
         try:
             endpoint, signer = await asyncio.to_thread(make)
         except Exception as error:  # of botocore, of a process or a service, of a missing file
-            if patience_of(self.url).has_answered:
+            if health_of(self.url).has_answered:
                 raise _passing(error) from None
             if isinstance(error, ConfigError):
                 raise
@@ -246,23 +246,23 @@ class S3Client:
                         "not say in which: set AWS_REGION, or check AWS_ENDPOINT_URL"
                     )
                     # A load balancer may do so for a while.
-                    has_answered = patience_of(self.url).has_answered
+                    has_answered = health_of(self.url).has_answered
                     raise RequestError(message) if has_answered else StorageError(message)
             self._link = await self._made_link(url, used, region, anew=True)
 
     async def _region_of_bucket(self, link: _Link, url: str) -> str | None:
-        answer = await self._request(link, "HEAD", url, None)
-        await answer.close()
-        return answer.headers.get("x-amz-bucket-region")
+        response = await self._request(link, "HEAD", url, None)
+        await response.close()
+        return response.headers.get("x-amz-bucket-region")
 
 
 class S3Stream:
     """A `mmstream.storage.range_client.RangeStream` of an object in S3."""
 
     def __init__(
-        self, answer: Answer, stat: ObjectStat | None, length: int, into: memoryview | None
+        self, response: Response, stat: ObjectStat | None, length: int, into: memoryview | None
     ) -> None:
-        self.stat, self._answer = stat, answer
+        self.stat, self._answer = stat, response
         self._length, self._into = length, into
 
     async def __aiter__(self) -> AsyncIterator[memoryview]:
@@ -302,12 +302,12 @@ def _retrieve(task: asyncio.Task[None]) -> None:
         task.exception()
 
 
-async def _refusal(answer: Answer) -> Refusal:
-    """Read what an answer says about an error."""
-    text = (await answer.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
+async def _refusal(response: Response) -> Refusal:
+    """Read what a response says about an error."""
+    text = (await response.read(MAX_ERROR_BYTES)).decode("utf-8", "replace")
     code, message, region = (_element(text, name) for name in ("Code", "Message", "Region"))
     return Refusal.of(
-        answer.status, answer.headers, code=code, message=message, region=region or None
+        response.status, response.headers, code=code, message=message, region=region or None
     )
 
 

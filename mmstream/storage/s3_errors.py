@@ -17,7 +17,7 @@ from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
 from mmstream.storage.http_headers import seconds_until, timestamp
-from mmstream.storage.patience import CREDENTIALS_HINT, THROTTLED_STATUS, Patience
+from mmstream.storage.retry import CREDENTIALS_HINT, THROTTLED_STATUS, StoreHealth
 from mmstream.storage.store import RequestError
 
 MAX_SKEW_S = 900.0
@@ -71,11 +71,11 @@ _NO_TLS = {
     "UNKNOWN_PROTOCOL",
     "WRONG_VERSION_NUMBER",
 }
-"""What OpenSSL says of an answer that is no TLS."""
+"""What OpenSSL says of a response that is no TLS."""
 
 
 class Refusal(NamedTuple):
-    """An answer of S3 that says an error."""
+    """A response of S3 that says an error."""
 
     status: int
     code: str
@@ -85,21 +85,21 @@ class Refusal(NamedTuple):
     skew_s: float
     """Seconds that the clock of this machine is ahead of the server's."""
     is_bare: bool = False
-    """It is the answer to a HEAD, which has no body, so no code and no message."""
+    """It is the response to a HEAD, which has no body, so no code and no message."""
     write_right: str = ""
     """The right that the request needs, if it is one that writes."""
     is_page: bool = False
     """It is a web page: a proxy says it, and not the store."""
     location: str = ""
-    """The host that the answer sends on to."""
+    """The host that the response sends on to."""
 
     @classmethod
     def of(cls, status: int, headers: Mapping[str, str], **said: Any) -> Refusal:
-        """Return what an answer says.
+        """Return what a response says.
 
         Args:
-            status: Of the answer.
-            headers: Of the answer, by names in lower case.
+            status: Of the response.
+            headers: Of the response, by names in lower case.
             said: What its body says, and what was asked for: the other fields.
         """
         now, region = time.time(), said.pop("region", None)
@@ -123,7 +123,7 @@ class Refusal(NamedTuple):
     def is_skewed(self) -> bool:
         """The signature is too old or too new. A bare answer says it by its date alone.
 
-        Where the date of the answer is right, the request was only held up, such as by a machine
+        Where the date of the response is right, the request was only held up, such as by a machine
         that slept.
         """
         return self.code == "RequestTimeTooSkewed" or (
@@ -152,19 +152,19 @@ class Refusal(NamedTuple):
         return None
 
 
-def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access: bool) -> OSError:
+def failure(url: str, refusal: Refusal, health: StoreHealth, *, waits_for_access: bool) -> OSError:
     """Return the error of a refused request.
 
     Args:
         url: Named in final errors.
         refusal: What the server said.
-        patience: Of the store.
+        health: Of the store.
         waits_for_access: Access that is refused may come back, where the store has answered before.
             Expired tokens may in any case: somebody renews them.
     """
     status, code = refusal.status, refusal.code
     if status == 404:
-        patience.answered()
+        health.answered()
         absent = "bucket" if code == "NoSuchBucket" else "object"
         return FileNotFoundError(f"{url}: no such {absent}")
     if refusal.is_skewed and abs(refusal.skew_s) > MAX_SKEW_S:
@@ -174,20 +174,20 @@ def failure(url: str, refusal: Refusal, patience: Patience, *, waits_for_access:
             "(RequestTimeTooSkewed); set it"
         )
     is_of_s3 = bool(code) or (refusal.is_bare and not refusal.is_page)
-    waits = patience.has_answered and (waits_for_access or refusal.is_token or not is_of_s3)
+    waits = health.has_answered and (waits_for_access or refusal.is_token or not is_of_s3)
     if refusal.is_path_style or (refusal.mending == "credentials" and not waits):
         return StorageError(f"{url}: {refusal}; {_access_hint(refusal)}")
     if refusal.mending == "region":
         return StorageError(f"{url}: {refusal}; set AWS_REGION to the region of the bucket")
-    if status in _NO_S3_STATUS and not patience.has_answered:
-        answer = refusal if code else f"{status} {HTTPStatus(status).phrase}"
-        return StorageError(f"{url}: {answer}; is AWS_ENDPOINT_URL the address of an S3 server?")
+    if status in _NO_S3_STATUS and not health.has_answered:
+        said = refusal if code else f"{status} {HTTPStatus(status).phrase}"
+        return StorageError(f"{url}: {said}; is AWS_ENDPOINT_URL the address of an S3 server?")
     is_throttled = status in THROTTLED_STATUS or code in _THROTTLED_CODES
     if is_throttled and code:  # S3 itself says so, perhaps as thousands of ranks start
-        patience.has_answered = True
-    if status == 407 and not patience.has_answered:
+        health.has_answered = True
+    if status == 407 and not health.has_answered:
         return _proxy_failure(url)
-    is_unlike_s3 = status == 400 and not (is_of_s3 or patience.has_answered)
+    is_unlike_s3 = status == 400 and not (is_of_s3 or health.has_answered)
     hint = _REDIRECT_HINT if status in _REDIRECTS else _TLS_HINT if is_unlike_s3 else ""
     return RequestError(
         f"{refusal}{hint}",
@@ -239,13 +239,13 @@ def _proxy_failure(url: str) -> StorageError:
     )
 
 
-def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
+def plain_s3_error(url: str, error: Exception, health: StoreHealth) -> Exception:
     """Return an error of Python's own classes, or of this package, for one of s3fs.
 
     Args:
         url: Named in final errors.
         error: Of s3fs, botocore or aiohttp.
-        patience: Of the store.
+        health: Of the store.
 
     Returns:
         A final error, a `RequestError`, or the error itself where nothing more is known of it.
@@ -254,7 +254,7 @@ def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
         return error
     refusal = refusal_of(error)
     if refusal is not None:
-        plain = failure(url, refusal, patience, waits_for_access=False)
+        plain = failure(url, refusal, health, waits_for_access=False)
         if refusal.status == 416:
             plain.errno = errno.EINVAL
         return plain
@@ -264,11 +264,11 @@ def plain_s3_error(url: str, error: Exception, patience: Patience) -> Exception:
             "AWS_REGION"
         )
     if type(error) is ValueError:  # errors of certificates are of a subclass
-        is_answer = patience.has_answered  # whose numbers are none
+        is_answer = health.has_answered  # whose numbers are none
         return RequestError(escaped(error)) if is_answer else refused_setting(url, error)
     if type(error).__name__ == "EndpointResolutionError":
         return ConfigError(f"{url}: {escaped(error)}; see AWS_ENDPOINT_URL")
-    return (None if patience.has_answered else connection_failure(url, error)) or error
+    return (None if health.has_answered else connection_failure(url, error)) or error
 
 
 def refused_setting(url: str, error: Exception) -> ConfigError:
@@ -279,15 +279,15 @@ def refused_setting(url: str, error: Exception) -> ConfigError:
 
 
 def refusal_of(error: Exception) -> Refusal | None:
-    """Return the answer of S3 that led to an error of s3fs, if there was one."""
+    """Return the response of S3 that led to an error of s3fs, if there was one."""
     for cause in _causes(error):
-        answer = getattr(cause, "response", None)  # of a ClientError of botocore
-        if isinstance(answer, dict):
+        response = getattr(cause, "response", None)  # of a ClientError of botocore
+        if isinstance(response, dict):
             break
     else:
         return None
-    said: Mapping[str, Any] = answer.get("Error", {})
-    about: Mapping[str, Any] = answer.get("ResponseMetadata", {})
+    said: Mapping[str, Any] = response.get("Error", {})
+    about: Mapping[str, Any] = response.get("ResponseMetadata", {})
     headers: Mapping[str, str] = about.get("HTTPHeaders", {})
     status, code = int(about.get("HTTPStatusCode", 0)), str(said.get("Code", ""))
     operation = getattr(cause, "operation_name", "Get")

@@ -44,21 +44,21 @@ def session_options() -> dict[str, Any]:
 
 
 class _NoRedirects(AIOHTTPSession):  # type: ignore[misc]
-    """Refuses answers from where another answer led to: a login page, or an unsigned request."""
+    """Refuses answers from where another response led to: a login page, or an unsigned request."""
 
     async def send(self, request: Any) -> Any:
         """Send a request."""
-        answer = await super().send(request)
-        history = answer.raw.history  # a redirect that names no place is the last of it
-        if history and history[-1] is not answer.raw:
-            answer.raw.close()
-            host = escaped(answer.raw.url.host)
+        response = await super().send(request)
+        history = response.raw.history  # a redirect that names no place is the last of it
+        if history and history[-1] is not response.raw:
+            response.raw.close()
+            host = escaped(response.raw.url.host)
             raise RequestError(f"the answer sends on to {host}: a proxy or a login page?")
-        return answer
+        return response
 
 
 def _require_s3(response_dict: Mapping[str, Any], operation_model: Any, **_: Any) -> None:
-    """Raise a RequestError for an answer that no S3 sends. Who reads an object looks by himself."""
+    """Raise a RequestError for a response that no S3 sends. Readers of objects look themselves."""
     body = b"" if operation_model.has_streaming_output else response_dict["body"]
     is_wrong = not _OF_S3.match(body) if body else operation_model.name.startswith("List")
     if response_dict["status_code"] < 300 and is_wrong:

@@ -89,7 +89,7 @@ class RequestError(OSError):
     Attributes:
         is_throttled: The server asks for fewer requests.
         retry_after_s: Seconds that the server asks to wait. 0: it did not say.
-        may_be_final: It looks like an answer that stays. So it is tried as often as the first
+        may_be_final: It looks like a response that stays. So it is tried as often as the first
             request to a store, in seconds and not in minutes.
     """
 
@@ -348,8 +348,8 @@ class ObjectFile(RangeFile):
         stop = self._size if size is None or size < 0 else min(self._size, self._position + size)
         if stop <= self._position:
             return b""
-        answer = self._store.read_ranges([(self._name, self._position, stop)], self._known)[0]
-        if isinstance(answer, OSError):
-            raise answer
+        response = self._store.read_ranges([(self._name, self._position, stop)], self._known)[0]
+        if isinstance(response, OSError):
+            raise response
         self._position = stop
-        return answer
+        return response

@@ -28,14 +28,14 @@ from typing import NamedTuple
 
 from mmstream.errors import StorageError
 from mmstream.processes import num_local_ranks
-from mmstream.storage.patience import Failures, patience_of
 from mmstream.storage.range_client import RangeClient
+from mmstream.storage.retry import Failures, health_of
 from mmstream.storage.store import ObjectStat, ReplacedError, RequestError, require_known
 from mmstream.storage.transfer_counts import TransferCounts
 
 # -- the numbers to go by --------------------------------------------------------------------------
 #
-# `mmstream.storage.patience` has those of waiting for a store that fails.
+# `mmstream.storage.retry` has those of waiting for a store that fails.
 
 MAX_PREFIX_RATE = 5500
 """GET requests/s that a prefix of S3 answers at least. Under a steady load S3 splits prefixes."""
@@ -297,7 +297,7 @@ class Transfers:
         new_memory: Callable[[int], memoryview] = own_memory,
     ) -> None:
         self._clients, self._known = clients, known
-        self._patience = [patience_of(client.url_of("")) for client in clients]
+        self._health = [health_of(client.url_of("")) for client in clients]
         self._limits = limits or TransferLimits()
         self._new_memory = new_memory
         self._loop = asyncio.get_running_loop()
@@ -450,7 +450,7 @@ class Transfers:
 
         A store that is away is asked for few ranges again and again, and for no further ones.
         """
-        is_away = any(patience.silent_since is not None for patience in self._patience)
+        is_away = any(health.silent_since is not None for health in self._health)
         return len(self._pausing) if is_away else 0
 
     # -- one request -----------------------------------------------------------------------------
@@ -511,7 +511,7 @@ class Transfers:
         if end > transfer.size:
             raise RequestError("more bytes came than were requested")
         if begin == attempt.start:
-            self._patience[transfer.request.client].answered(now)
+            self._health[transfer.request.client].answered(now)
         self._counts["num_bytes"] += len(piece)
         if not (isinstance(piece, memoryview) and piece.obj is transfer.data.obj):
             transfer.data[begin:end] = piece
@@ -543,7 +543,7 @@ class Transfers:
         now, transfer = self._loop.time(), attempt.transfer
         self._release(attempt)
         if isinstance(error, (FileNotFoundError, ReplacedError)):
-            self._patience[transfer.request.client].answered(now)
+            self._health[transfer.request.client].answered(now)
         if isinstance(error, (FileNotFoundError, StorageError)) or not isinstance(error, OSError):
             self._end(transfer, error)
             return
@@ -563,7 +563,7 @@ class Transfers:
         if transfer.failures is None or self._has_moved(attempt):  # its time begins anew
             client, name, _, _, _ = transfer.request
             url = self._clients[client].url_of(name)
-            transfer.failures = Failures(url, self._patience[client])
+            transfer.failures = Failures(url, self._health[client])
         try:
             patient_s = transfer.failures.add(error, attempt.marked, now)
         except Exception as final:  # whatever it is: a range that is lost would be waited for
@@ -643,7 +643,7 @@ class Transfers:
         asked for fewer: see `InFlight`.
         """
         for transfer, handle in list(self._pausing.items()):
-            is_silent = self._patience[transfer.request.client].silent_since is not None
+            is_silent = self._health[transfer.request.client].silent_since is not None
             if not is_silent and self._times.may_repeat():
                 handle.cancel()
                 self._enqueue(transfer)

@@ -3,7 +3,7 @@
     shard, checkpoint -> `RemoteStore.create` -> UPLOAD -> S3
 
 A part is sent as soon as it is full. Several are under way side by side, and each is tried again
-alone, see `mmstream.storage.patience`. The object appears when all parts have arrived; after an
+alone, see `mmstream.storage.retry`. The object appears when all parts have arrived; after an
 error, the parts are removed. An object of one part at most is one plain PUT.
 
 Every part has a CRC-32C, and so has the whole object, where the server knows them. It then refuses
@@ -33,7 +33,7 @@ from typing import Any, BinaryIO, TypeAlias, cast
 from crc32c import crc32c
 
 from mmstream.errors import StorageError, escaped
-from mmstream.storage.patience import retry
+from mmstream.storage.retry import retry
 from mmstream.storage.s3_errors import refusal_of
 from mmstream.storage.store import RequestError
 from mmstream.storage.urls import join_url, key_of
@@ -51,7 +51,7 @@ MAX_PARTS = 10_000
 
 MAX_PARTS_IN_FLIGHT = 8
 """Parts that are sent at a time. With the one being filled, they are the memory of an upload. At
-50 ms to the answer and 40 MB/s a connection, 8 parts of 8 MiB send 260 MB/s."""
+50 ms to the response and 40 MB/s a connection, 8 parts of 8 MiB send 260 MB/s."""
 
 _UNKNOWN_HEADER = ("NotImplemented", "InvalidArgument", "InvalidRequest")
 """Codes of servers that refuse a header which they do not know. Most of them ignore it.
@@ -91,8 +91,8 @@ def put_object(url: str, request: Request, data: bytes) -> None:
 
     def put() -> None:
         checksum = {"ChecksumCRC32C": _encoded(crc32c(data))}
-        answer = send_with(request, "put_object", checksum, _md5(data), Body=io.BytesIO(data))
-        if not answer.get("ETag"):  # S3 gives one, and what answers in its place does not
+        response = send_with(request, "put_object", checksum, _md5(data), Body=io.BytesIO(data))
+        if not response.get("ETag"):  # S3 gives one, and what answers in its place does not
             size = request("head_object").get("ContentLength", len(data))
             if size != len(data):
                 raise RequestError(f"{size} bytes are there of {len(data)} that were written")
@@ -155,13 +155,13 @@ def _uploads(request: Request, prefix: str) -> list[dict[str, Any]]:
     uploads: list[dict[str, Any]] = []
     markers: dict[str, str] = {}
     while True:
-        answer = request("list_multipart_uploads", Prefix=prefix, **markers)
-        uploads += answer.get("Uploads", ())
+        response = request("list_multipart_uploads", Prefix=prefix, **markers)
+        uploads += response.get("Uploads", ())
         following = {
-            "KeyMarker": answer.get("NextKeyMarker", ""),
-            "UploadIdMarker": answer.get("NextUploadIdMarker", ""),
+            "KeyMarker": response.get("NextKeyMarker", ""),
+            "UploadIdMarker": response.get("NextUploadIdMarker", ""),
         }
-        if not answer.get("IsTruncated") or following == markers:
+        if not response.get("IsTruncated") or following == markers:
             return uploads
         markers = following
 
@@ -281,14 +281,14 @@ class Upload:
 
         def create() -> dict[str, Any]:
             checksums = {"ChecksumAlgorithm": "CRC32C", "ChecksumType": "FULL_OBJECT"}
-            answer = send_with(self._request, "create_multipart_upload", checksums)
-            return _require(answer, "UploadId")
+            response = send_with(self._request, "create_multipart_upload", checksums)
+            return _require(response, "UploadId")
 
-        answer = retry(self._url, create)
-        self._id = answer["UploadId"]
+        response = retry(self._url, create)
+        self._id = response["UploadId"]
         self._has_checksums = (
-            answer.get("ChecksumAlgorithm") == "CRC32C"
-            and answer.get("ChecksumType") == "FULL_OBJECT"
+            response.get("ChecksumAlgorithm") == "CRC32C"
+            and response.get("ChecksumType") == "FULL_OBJECT"
         )
         self._threads = ThreadPoolExecutor(MAX_PARTS_IN_FLIGHT, "mmstream-upload")
         self._threads.submit(self._remove_leftovers)
@@ -303,19 +303,19 @@ class Upload:
                 if self._is_ended:
                     raise StorageError(f"{self._url}: the upload has ended")
                 body = io.BytesIO(data)  # shares the bytes
-                answer = self._request(
+                response = self._request(
                     "upload_part",
                     UploadId=self._id,
                     PartNumber=number,
                     Body=body,
                     **(checksum or _md5(data)),
                 )
-                return _require(answer, "ETag")
+                return _require(response, "ETag")
 
-            answer = retry(self._url, send)
+            response = retry(self._url, send)
         finally:
             self._room.release()
-        return {"PartNumber": number, "ETag": answer["ETag"], **checksum}
+        return {"PartNumber": number, "ETag": response["ETag"], **checksum}
 
     def _end(self) -> None:
         """Wait until no part is under way any more. Parts that failed are not sent again."""
@@ -357,11 +357,11 @@ class Upload:
             logger.debug("%s: no list of uploads: %s", escaped(self._url), escaped(error))
 
 
-def _require(answer: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return an answer that has what S3 sends, or raise a RequestError."""
-    if name not in answer:
+def _require(response: dict[str, Any], name: str) -> dict[str, Any]:
+    """Return a response that has what S3 sends, or raise a RequestError."""
+    if name not in response:
         raise RequestError(f"an answer without {name} came")
-    return answer
+    return response
 
 
 def _md5(data: bytes) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """Storage: requests to a plain web server, for ``http://`` and ``https://``.
 
-fsspec sends them too, but it drops what the answers say: a server that is down would be an absent
+fsspec sends them too, but it drops what the responses say: a server that is down would be an absent
 object, and a server that ignores ranges would send whole shards. Here a 206 is a range, a 200 is
-none, and `ObjectStat` has the size and the ETag of the answer.
+none, and `ObjectStat` has the size and the ETag of the response.
 
 The client is fsspec's, so its connections and its event loop are shared with all other requests.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import asyncio
 import sys
-from collections.abc import Sequence
-from typing import Any, cast
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, NamedTuple, cast
 
 from mmstream.errors import StorageError
 from mmstream.storage.http_headers import (
@@ -21,10 +21,11 @@ from mmstream.storage.http_headers import (
     require_object,
     version_of,
 )
-from mmstream.storage.patience import patience_of
+from mmstream.storage.retry import health_of
 from mmstream.storage.store import ObjectStat, require_size
 
 MAX_REQUESTS_IN_FLIGHT = 64
+"""Ranges of one call that are requested at a time."""
 
 _AS_IT_IS = {"Accept-Encoding": "identity"}
 
@@ -52,13 +53,13 @@ def head(client: Any, url: str) -> ObjectStat:
     async def request() -> ObjectStat:
         session = await client.set_session()
         settings = {"headers": _AS_IT_IS, "allow_redirects": True}
-        async with session.head(client.encode_url(url), **settings) as answer:
-            answer.raise_for_status()
-            require_object(url, answer.headers)
-            size = number_of_bytes(answer.headers)
+        async with session.head(client.encode_url(url), **settings) as response:
+            response.raise_for_status()
+            require_object(url, response.headers)
+            size = number_of_bytes(response.headers)
             if size is None:
                 raise StorageError(f"{url}: the server does not say its size; download it first")
-            return ObjectStat(size, version_of(answer.headers))
+            return ObjectStat(size, version_of(response.headers))
 
     return cast(ObjectStat, sync(client.loop, request))
 
@@ -69,11 +70,13 @@ def read(client: Any, url: str, max_bytes: int | None) -> bytes:
 
     async def request() -> bytes:
         session = await client.set_session()
-        async with session.get(client.encode_url(url), headers=_AS_IT_IS) as answer:
-            answer.raise_for_status()
-            require_size(url, number_of_bytes(answer.headers) or 0, max_bytes)
-            data = await read_at_most(answer.content, None if max_bytes is None else max_bytes + 1)
-            require_object(url, answer.headers, data)
+        async with session.get(client.encode_url(url), headers=_AS_IT_IS) as response:
+            response.raise_for_status()
+            require_size(url, number_of_bytes(response.headers) or 0, max_bytes)
+            data = await read_at_most(
+                response.content, None if max_bytes is None else max_bytes + 1
+            )
+            require_object(url, response.headers, data)
             return data
 
     data = cast(bytes, sync(client.loop, request))
@@ -90,28 +93,47 @@ async def read_at_most(body: Any, max_bytes: int | None) -> bytes:
     return b"".join(pieces)
 
 
+class RangeResponse(NamedTuple):
+    """The response to the request of a range."""
+
+    data: bytes
+    stat: ObjectStat | None
+    """The object that it is a range of. None: the storage did not say."""
+
+
 def read_ranges(
     client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
-) -> list[tuple[bytes, ObjectStat | None] | Exception]:
-    """Request ranges once, side by side. Return (bytes, object) or the error, for each of them."""
+) -> list[RangeResponse | Exception]:
+    """Request ranges once, side by side. Return the response to each of them, or its error."""
+    health = health_of(urls[0])
+
+    async def read_range(url: str, start: int, stop: int) -> RangeResponse:
+        headers = {**_AS_IT_IS, "Range": f"bytes={start}-{stop - 1}"}
+        session = await client.set_session()
+        async with session.get(client.encode_url(url), headers=headers) as response:
+            response.raise_for_status()
+            stat = range_stat(url, response.status, response.headers, start, stop, health)
+            return RangeResponse(await response.read(), stat)
+
+    return side_by_side(client, read_range, urls, bounds)
+
+
+def side_by_side(
+    client: Any,
+    read_range: Callable[[str, int, int], Awaitable[RangeResponse]],
+    urls: Sequence[str],
+    bounds: Sequence[tuple[int, int]],
+) -> list[RangeResponse | Exception]:
+    """Request ranges in the event loop of a client. Errors are values."""
     from fsspec.asyn import sync
 
-    patience = patience_of(urls[0])
-
-    async def read_range(
-        limit: asyncio.Semaphore, url: str, start: int, stop: int
-    ) -> tuple[bytes, ObjectStat | None]:
-        headers = {**_AS_IT_IS, "Range": f"bytes={start}-{stop - 1}"}
+    async def read_one(limit: asyncio.Semaphore, url: str, start: int, stop: int) -> RangeResponse:
         async with limit:
-            session = await client.set_session()
-            async with session.get(client.encode_url(url), headers=headers) as answer:
-                answer.raise_for_status()
-                stat = range_stat(url, answer.status, answer.headers, start, stop, patience)
-                return await answer.read(), stat
+            return await read_range(url, start, stop)
 
-    async def read_all() -> list[tuple[bytes, ObjectStat | None] | BaseException]:
+    async def read_all() -> list[RangeResponse | BaseException]:
         limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
-        requests = (read_range(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
+        requests = (read_one(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
         return await asyncio.gather(*requests, return_exceptions=True)
 
-    return cast("list[tuple[bytes, ObjectStat | None] | Exception]", sync(client.loop, read_all))
+    return cast("list[RangeResponse | Exception]", sync(client.loop, read_all))

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from mmstream.storage import patience, remote
+from mmstream.storage import remote, retry
 
 SECRET = "wJalrXUtnFEMI-secret"
 TOKEN = "FwoGZXIvYXdzE-token"
@@ -39,7 +39,7 @@ def set_only(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     for name, value in settings.items():
         monkeypatch.setenv(f"AWS_{name}", value)
     monkeypatch.setenv("XDG_CACHE_HOME", str(folder / "cache"))  # of indexes
-    patience._patience.cache_clear()
+    retry._health.cache_clear()
     remote._client_of.cache_clear()
 
 

@@ -11,7 +11,7 @@ from types import SimpleNamespace
 import fsspec
 import pytest
 
-from mmstream.storage import SharedStore, Store, open_store, patience, remote
+from mmstream.storage import SharedStore, Store, open_store, remote, retry
 from tests.helpers.aws import set_only
 from tests.helpers.http_fault_proxy import FaultProxy, fault_proxy
 
@@ -41,11 +41,11 @@ def memory_url(tmp_path):
 def pauses(monkeypatch):
     """The pauses between tries. The clock goes on by them alone. No store answered before."""
     taken: list[float] = []
-    monkeypatch.setattr(patience, "pause", lambda url, seconds: taken.append(seconds))
+    monkeypatch.setattr(retry, "pause", lambda url, seconds: taken.append(seconds))
     start = time.monotonic()
     clock = SimpleNamespace(monotonic=lambda: start + sum(taken))
-    monkeypatch.setattr(patience, "time", clock)
-    patience._patience.cache_clear()
+    monkeypatch.setattr(retry, "time", clock)
+    retry._health.cache_clear()
     return taken
 
 

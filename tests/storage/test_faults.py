@@ -7,7 +7,7 @@ import pytest
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage import open_store, patience
+from mmstream.storage import open_store, retry
 from mmstream.storage import remote as storage
 from tests.helpers.stub_server import refused, reply
 from tests.helpers.web_stubs import S3Stub, running
@@ -50,7 +50,7 @@ def nowhere(aws, pauses):
 def test_an_unreachable_endpoint_fails_after_growing_pauses(nowhere, pauses, call):
     with pytest.raises(StorageError, match=r"failed 5 times.*127\.0\.0\.1:1"):
         call(nowhere)
-    assert len(pauses) == patience.MAX_FIRST_ATTEMPTS - 1
+    assert len(pauses) == retry.MAX_FIRST_ATTEMPTS - 1
     assert all(0.25 * 2**i <= pause <= 0.5 * 2**i for i, pause in enumerate(pauses))
 
 
@@ -58,7 +58,7 @@ def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
     outcomes = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
     assert len(outcomes) == 50
     assert all(isinstance(error, StorageError) for error in outcomes)
-    assert len(pauses) == patience.MAX_FIRST_ATTEMPTS - 1
+    assert len(pauses) == retry.MAX_FIRST_ATTEMPTS - 1
 
 
 @pytest.fixture
@@ -79,8 +79,8 @@ def test_a_server_in_trouble_is_asked_five_times_and_not_more(troubled, pauses):
     server.refuse = cut_off
     with pytest.raises(StorageError, match="failed 5 times"):
         store.read_range("a", 0, 1000)
-    assert server.requests == ["GET /bucket/prefix/a"] * patience.MAX_FIRST_ATTEMPTS
-    assert len(pauses) == patience.MAX_FIRST_ATTEMPTS - 1
+    assert server.requests == ["GET /bucket/prefix/a"] * retry.MAX_FIRST_ATTEMPTS
+    assert len(pauses) == retry.MAX_FIRST_ATTEMPTS - 1
 
 
 @pytest.mark.slow

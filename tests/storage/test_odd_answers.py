@@ -12,9 +12,9 @@ import pytest
 
 import mmstream as mm
 from mmstream.errors import MMStreamError
-from mmstream.storage import open_store, patience, remote, upload
-from mmstream.storage.patience import patience_of
+from mmstream.storage import open_store, remote, retry, upload
 from mmstream.storage.range_client import range_client
+from mmstream.storage.retry import health_of
 from mmstream.storage.transfers import RangeRequest, Transfers
 from tests.helpers.corpora import write_corpus
 from tests.helpers.odd_answers import FINAL, ODD, UNTOLD, OddStub
@@ -38,7 +38,7 @@ def objects(tmp_path_factory):
 def settings(aws):
     """Keys, no pauses worth the name, short parts, and no store that answered before."""
     for module, name, value in [
-        (patience, "FIRST_PAUSE_S", 0.01), (patience, "MAX_PAUSE_S", 0.01),
+        (retry, "FIRST_PAUSE_S", 0.01), (retry, "MAX_PAUSE_S", 0.01),
         (remote, "OBJECT_RANGE_BYTES", 700), (upload, "PART_BYTES", 4096),
         (remote, "PART_BYTES", 4096),
     ]:  # fmt: skip
@@ -77,9 +77,9 @@ def outcomes(objects, **odd):
     ):
         remote._client_of.cache_clear()
         for name, call in CALLS.items():
-            patience._patience.cache_clear()
+            retry._health.cache_clear()
             if odd["num_odd"] < 9:  # in the middle of a run
-                patience_of(URL).has_answered = patience_of(URL).has_ranges = True
+                health_of(URL).has_answered = health_of(URL).has_ranges = True
             try:
                 found[name] = call(len(objects[f"bucket/corpus/{SHARD}"]))
             except Exception as error:

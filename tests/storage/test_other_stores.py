@@ -16,7 +16,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.errors import StorageError
-from mmstream.storage import open_store, patience, remote, write_lock
+from mmstream.storage import open_store, remote, retry, write_lock
 from tests.helpers.corpora import jpeg
 from tests.helpers.forked_ranks import run_starts
 from tests.helpers.logged_runs import require_exact
@@ -37,7 +37,7 @@ def store(request, s3, monkeypatch, tmp_path):
         monkeypatch.setenv("HTTP_PROXY", proxy.url)
         for name in ("AWS_REGION", "AWS_DEFAULT_REGION"):
             monkeypatch.setenv(name, kind.region or "us-east-1")
-        patience._patience.cache_clear()
+        retry._health.cache_clear()
         remote._client_of.cache_clear()
         yield f"{s3}/{tmp_path.name}", proxy
     remote._client_of.cache_clear()

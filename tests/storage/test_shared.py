@@ -64,14 +64,6 @@ def test_the_file_system_of_a_path_is_that_of_its_longest_mount(path, kind, is_s
     assert local.is_shared(path) is is_shared
 
 
-def test_where_the_system_lists_no_mounts_folders_are_local(monkeypatch, tmp_path):
-    def absent(*_: object, **__: object) -> str:
-        raise FileNotFoundError("/proc/self/mountinfo")
-
-    monkeypatch.setattr(Path, "read_text", absent)
-    assert not local.is_shared(str(tmp_path))
-
-
 @pytest.fixture
 def store(tmp_path) -> SharedStore:
     LocalStore(str(tmp_path)).write("a.tar", bytes(range(256)) * 100)

@@ -9,8 +9,8 @@ from itertools import count
 import pytest
 
 from mmstream.storage import open_store
-from mmstream.storage.patience import patience_of, retry
 from mmstream.storage.range_client import StoreClient
+from mmstream.storage.retry import health_of, retry
 from mmstream.storage.store import Access, ObjectStat, RequestError
 from mmstream.storage.transfers import RangeRequest, TransferLimits, Transfers
 from tests.helpers.far_limits import far_limits
@@ -49,7 +49,7 @@ class Store:
 
 def read_all(store, limits, num_ranges=100):
     """Read ranges through transfers. Return the counts."""
-    patience_of(store.url).answered()  # so it is expected to come back, however often it fails
+    health_of(store.url).answered()  # so it is expected to come back, however often it fails
 
     async def read():
         transfers = Transfers([StoreClient(store)], [{}], limits)
@@ -101,7 +101,7 @@ def test_a_web_server_gets_each_request_once_and_may_ask_for_fewer(status, is_th
         return caught.value
 
     with running(WebStub, {"corpus/a.tar": DATA}) as server:
-        patience_of(server.url).answered()
+        health_of(server.url).answered()
         server.statuses_to_come[:] = [status]
         assert asyncio.run(open_range()).is_throttled == is_throttled
         assert len(server.requests) == 1

@@ -17,7 +17,7 @@ import pytest
 
 from mmstream.errors import StorageError
 from mmstream.storage import ObjectStat, ReplacedError
-from mmstream.storage.patience import patience_of
+from mmstream.storage.retry import health_of
 from mmstream.storage.store import RequestError
 from mmstream.storage.transfers import RangeRequest, TransferLimits, Transfers, own_memory
 from tests.helpers.fake_ranges import Answer, FakeClient
@@ -372,7 +372,7 @@ async def test_a_range_whose_bytes_come_has_its_patience_from_the_last_one_on(mo
 async def test_a_server_may_say_how_long_to_wait_up_to_a_third_of_the_patience(asked, waited):
     error = RequestError("slow down", is_throttled=True, retry_after_s=asked)
     async with Store(answer_once(Answer(error=error))) as store:
-        patience_of(store.client.url).answered(store.started)
+        health_of(store.client.url).answered(store.started)
         await store.submit()
         assert waited <= store.seconds < waited + 1
 
@@ -726,7 +726,7 @@ async def test_any_mixture_of_faults_gives_the_right_bytes_or_a_final_error(seed
         )
 
     async with Store(answer) as store:
-        patience_of(store.client.url).answered(store.started)
+        health_of(store.client.url).answered(store.started)
         bounds = []
         for _ in range(300):
             start = rng.randrange(len(DATA))

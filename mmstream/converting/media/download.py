@@ -57,7 +57,7 @@ from mmstream.converting.media.hosts import (
 from mmstream.converting.options import DownloadOptions
 from mmstream.errors import StorageError, escaped
 from mmstream.storage.http_headers import seconds_until
-from mmstream.storage.patience import THROTTLED_STATUS, backoff_s, may_pass
+from mmstream.storage.retry import THROTTLED_STATUS, backoff_s, may_pass
 
 logger = logging.getLogger(__name__)
 

@@ -31,7 +31,7 @@ from mmstream.converting.media.hosts import (
     TryFailedError,
 )
 from mmstream.storage.http_headers import seconds_until
-from mmstream.storage.patience import backoff_s, may_pass
+from mmstream.storage.retry import backoff_s, may_pass
 from tests.helpers.virtual_time import in_virtual_time
 
 # -- robots ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ Example: a server is away from second 10 on. A request that fails at second 12 c
 does a second one that starts at second 200, and both give up at second 312.
 
 `retry` waits in its thread. `mmstream.storage.transfers` waits in an event loop. Both go by
-`Failures`, and share the `Patience` of a store. In `sent_once`, `retry` leaves it to its caller.
+`Failures`, and share the `StoreHealth` of a store. In `sent_once`, `retry` leaves it to its caller.
 Downloads have as many tries as their options say, with the same pauses.
 """
 
@@ -45,7 +45,7 @@ T = TypeVar("T")
 _is_sent_once: ContextVar[bool] = ContextVar("is_sent_once", default=False)
 
 STORAGE_PATIENCE_S = 300.0
-"""Seconds without an answer after which a store counts as failed. ``MMSTREAM_STORAGE_PATIENCE_S``
+"""Seconds without a response after which a store counts as failed. ``MMSTREAM_STORAGE_PATIENCE_S``
 sets another number."""
 
 PATIENCE_VARIABLE = "MMSTREAM_STORAGE_PATIENCE_S"
@@ -66,7 +66,7 @@ THROTTLED_STATUS = (429, 503)
 MAX_PAUSE_S = 10.0
 
 FIRST_WARNING_S = 5.0
-"""Seconds without an answer after which a WARNING says so."""
+"""Seconds without a response after which a WARNING says so."""
 
 WARNING_INTERVAL_S = 30.0
 
@@ -93,7 +93,7 @@ _OTHER_HINTS = {
 
 
 @dataclass
-class Patience:
+class StoreHealth:
     """What this process knows of a store: whether it ever answered, and since when it is silent.
 
     Times are those of `time.monotonic`.
@@ -104,13 +104,13 @@ class Patience:
     """It has sent ranges of objects."""
     last_answer: float = -math.inf
     silent_since: float | None = None
-    """Start of the first request that failed after the last answer, or that answer if it came
+    """Start of the first request that failed after the last response, or that response if it came
     later."""
     last_failure: float = -math.inf
     last_warning: float = -math.inf
 
     def answered(self, now: float | None = None) -> None:
-        """Note that an answer came, now or at a time of `time.monotonic`."""
+        """Note that a response came, now or at a time of `time.monotonic`."""
         self.has_answered = True
         self.silent_since = None
         self.last_answer = time.monotonic() if now is None else now
@@ -129,13 +129,13 @@ class Failures:
 
     Attributes:
         url: Named in errors and warnings.
-        patience: Of the store.
+        health: Of the store.
         num_attempts: Attempts that failed so far.
         since: Start of the first of them, or of the store's silence if that is earlier.
     """
 
     url: str
-    patience: Patience
+    health: StoreHealth
     num_attempts: int = 0
     since: float = math.inf
 
@@ -156,23 +156,23 @@ class Failures:
             StorageError: There is no next attempt.
         """
         self.num_attempts += 1
-        patience, limit_s = self.patience, patience_limit_s()
+        health, limit_s = self.health, patience_limit_s()
         # A call has the same limit alone: other requests may be answered all the time.
-        self.since = min(self.since, started, patience.failed(started, now, limit_s))
+        self.since = min(self.since, started, health.failed(started, now, limit_s))
         left_s = self.since + limit_s - now
         if self.num_attempts == 1 and self.since == started and limit_s > 0:
             left_s = max(left_s, FIRST_PAUSE_S)  # a long upload may break after more than that
-        is_doubtful = not patience.has_answered or getattr(error, "may_be_final", False)
+        is_doubtful = not health.has_answered or getattr(error, "may_be_final", False)
         is_new = is_doubtful and self.num_attempts >= MAX_FIRST_ATTEMPTS
         if left_s <= 0 or is_new:
             setting = f" ({PATIENCE_VARIABLE}={limit_s:g})" if left_s <= 0 else ""
-            hint = "" if patience.has_answered else _address_hint(self.url, error)
+            hint = "" if health.has_answered else _address_hint(self.url, error)
             raise StorageError(
                 f"{self.url}: failed {_times(self.num_attempts)} in {now - self.since:.1f} s"
                 f"{setting}, last {type(error).__name__}: {error}{hint}"
             ) from error
         if now - self.since > FIRST_WARNING_S:
-            _warn(patience, self.url, error, self.since, now, limit_s)
+            _warn(health, self.url, error, self.since, now, limit_s)
         asked_s = min(getattr(error, "retry_after_s", 0.0), limit_s / 3)
         return min(max(backoff_s(self.num_attempts), asked_s), left_s)
 
@@ -202,16 +202,16 @@ def _times(count: int) -> str:
     return "once" if count == 1 else f"{count} times"
 
 
-def patience_of(url: str) -> Patience:
+def health_of(url: str) -> StoreHealth:
     """Return what this process knows of the store of a URL. One bucket is one store."""
     scheme, _, rest = url.partition("://")
     endpoints = os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL")
-    return _patience(scheme, rest.partition("/")[0], *endpoints)
+    return _health(scheme, rest.partition("/")[0], *endpoints)
 
 
 @lru_cache(maxsize=64)
-def _patience(_scheme: str, _bucket: str, *_endpoints: str | None) -> Patience:
-    return Patience()
+def _health(_scheme: str, _bucket: str, *_endpoints: str | None) -> StoreHealth:
+    return StoreHealth()
 
 
 @contextmanager
@@ -227,7 +227,7 @@ def sent_once() -> Iterator[None]:
         _is_sent_once.reset(token)
 
 
-def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> T:
+def retry(url: str, call: Callable[[], T], health: StoreHealth | None = None) -> T:
     """Call a function that sends requests, and call it again when it fails for a passing reason.
 
     Not retried: an absent object, missing rights, and errors of the caller or of this package.
@@ -235,7 +235,7 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
     Args:
         url: Named in errors.
         call: Sends one request or several.
-        patience: Of the store. None: that of the URL's bucket.
+        health: Of the store. None: that of the URL's bucket.
 
     Raises:
         FileNotFoundError: No such object or bucket.
@@ -243,7 +243,7 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
         StorageError: Wrong credentials, or all attempts failed.
         RequestError: It failed for a passing reason, in `sent_once`.
     """
-    failures = Failures(url, patience or patience_of(url))
+    failures = Failures(url, health or health_of(url))
     while True:
         started = time.monotonic()
         try:
@@ -252,8 +252,8 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
             raise  # a bug, or the final error of a `retry` inside `call`
         except Exception as error:
             if isinstance(error, FileNotFoundError):
-                failures.patience.answered()
-            final = _final_error(url, error, failures.patience)
+                failures.health.answered()
+            final = _final_error(url, error, failures.health)
             if final is error:
                 raise
             if final is not None:
@@ -265,18 +265,18 @@ def retry(url: str, call: Callable[[], T], patience: Patience | None = None) -> 
                 raise RequestError(text) from error
             pause(url, failures.add(error, started, time.monotonic()))
         else:
-            failures.patience.answered()
+            failures.health.answered()
             return result
 
 
-def _final_error(url: str, error: Exception, patience: Patience) -> Exception | None:
+def _final_error(url: str, error: Exception, health: StoreHealth) -> Exception | None:
     """Return what the caller gets of an error that no second request mends."""
     if isinstance(error, FileNotFoundError):
         # An error of this package says already what is absent.
         is_plain = str(error).startswith(f"{url}: no such")
         return error if is_plain else FileNotFoundError(f"{url}: no such object")
     kind = type(error).__name__
-    if _is_sent_once.get() and patience.has_answered and not isinstance(error, ValueError):
+    if _is_sent_once.get() and health.has_answered and not isinstance(error, ValueError):
         return None  # the reader waits: a proxy may refuse for a while
     if isinstance(error, ValueError) or kind == "ParamValidationError":
         return ConfigError(f"{url}: {error}")
@@ -303,12 +303,12 @@ def patience_limit_s() -> float:
 
 
 def _warn(
-    patience: Patience, url: str, error: Exception, since: float, now: float, limit_s: float
+    health: StoreHealth, url: str, error: Exception, since: float, now: float, limit_s: float
 ) -> None:
     """Say which request fails, why, since when and until when; once in a while for a store."""
-    if now - patience.last_warning < WARNING_INTERVAL_S:
+    if now - health.last_warning < WARNING_INTERVAL_S:
         return
-    patience.last_warning = now
+    health.last_warning = now
     clock = datetime.now()
     left = timedelta(seconds=since + limit_s - now)
     end = f"{clock + left:{'%H:%M:%S' if left.days == 0 else '%Y-%m-%d %H:%M:%S'}}"
@@ -319,7 +319,7 @@ def _warn(
         now - since,
         type(error).__name__,
         escaped(error),
-        f"again until {end}" if patience.has_answered else f"{MAX_FIRST_ATTEMPTS} times in all",
+        f"again until {end}" if health.has_answered else f"{MAX_FIRST_ATTEMPTS} times in all",
     )
 
 

@@ -13,7 +13,7 @@ import pytest
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import RemoteStore, RequestError, open_store
-from mmstream.storage.patience import patience_of, retry
+from mmstream.storage.retry import health_of, retry
 
 URL = "s3://bucket/prefix"
 A_FAULT = ConnectionResetError(104, "reset")
@@ -34,7 +34,7 @@ class Server:
 
 
 def test_a_store_that_answered_has_five_minutes_to_come_back(pauses):
-    patience_of(URL).answered()
+    health_of(URL).answered()
     assert retry(URL, Server(pauses, back=290)) == "answer"
     assert 290 <= sum(pauses) <= 300
     assert max(pauses) <= 10
@@ -42,7 +42,7 @@ def test_a_store_that_answered_has_five_minutes_to_come_back(pauses):
 
 
 def test_after_five_minutes_it_is_an_error_that_says_how_long_how_often_and_why(pauses):
-    patience_of(URL).answered()
+    health_of(URL).answered()
     server = Server(pauses)
     pattern = rf"^{URL}/a: failed (\d+) times in 300\.\d s .*, last ConnectionResetError: .*reset"
     with pytest.raises(StorageError, match=pattern) as caught:
@@ -53,7 +53,7 @@ def test_after_five_minutes_it_is_an_error_that_says_how_long_how_often_and_why(
 
 
 def test_calls_one_after_the_other_do_not_add_up(pauses):
-    patience_of(URL).answered()
+    health_of(URL).answered()
     with pytest.raises(StorageError):
         retry(f"{URL}/a", Server(pauses))
     second = Server(pauses)
@@ -66,7 +66,7 @@ def test_calls_one_after_the_other_do_not_add_up(pauses):
 
 
 def test_a_call_inside_a_call_does_not_add_up(pauses):
-    patience_of(URL).answered()
+    health_of(URL).answered()
     with pytest.raises(StorageError, match=f"{URL}/inner: failed"):
         retry(f"{URL}/outer", lambda: retry(f"{URL}/inner", Server(pauses)))
     assert sum(pauses) == pytest.approx(300, abs=1)
@@ -74,7 +74,7 @@ def test_a_call_inside_a_call_does_not_add_up(pauses):
 
 def test_a_request_that_alone_fails_has_the_same_limit(pauses):
     def fail():
-        patience_of(URL).answered()  # by other requests
+        health_of(URL).answered()  # by other requests
         raise A_FAULT
 
     with pytest.raises(StorageError, match="in 300"):
@@ -82,7 +82,7 @@ def test_a_request_that_alone_fails_has_the_same_limit(pauses):
 
 
 def test_a_fault_long_after_the_last_one_has_all_its_time(pauses):
-    patience_of(URL).answered()
+    health_of(URL).answered()
     with pytest.raises(StorageError):
         retry(URL, Server(pauses))
     pauses.append(3600)
@@ -90,39 +90,39 @@ def test_a_fault_long_after_the_last_one_has_all_its_time(pauses):
 
 
 def test_other_buckets_and_endpoints_have_clocks_of_their_own(pauses, monkeypatch):
-    patience_of(URL).answered()
-    assert patience_of("s3://bucket/other").has_answered
-    assert not patience_of("s3://other/prefix").has_answered
+    health_of(URL).answered()
+    assert health_of("s3://bucket/other").has_answered
+    assert not health_of("s3://other/prefix").has_answered
     monkeypatch.setenv("AWS_ENDPOINT_URL", "http://127.0.0.1:1")
-    assert not patience_of(URL).has_answered
+    assert not health_of(URL).has_answered
 
 
 def test_an_absent_object_is_an_answer(pauses):
     with pytest.raises(FileNotFoundError):
         retry(URL, Server(pauses, error=FileNotFoundError("no such key")))
-    assert patience_of(URL).has_answered
+    assert health_of(URL).has_answered
 
 
-def test_a_copy_of_a_store_has_the_patience_of_the_first(pauses):
+def test_a_copy_of_a_store_has_the_health_of_the_first(pauses):
     store = open_store(URL)
-    patience_of(URL).answered()
+    health_of(URL).answered()
     pickled = pickle.dumps(store)
-    patience_of(URL).has_answered = False
+    health_of(URL).has_answered = False
     assert pickle.loads(pickled) == RemoteStore(URL)
-    assert patience_of(URL).has_answered
+    assert health_of(URL).has_answered
 
 
 @pytest.mark.parametrize(("seconds", "pause"), [(6, 6), (100, 20 / 3), (math.inf, 20 / 3)])
 def test_a_server_may_say_how_long_to_wait(pauses, monkeypatch, seconds, pause):
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "20")
-    patience_of(URL).answered()
+    health_of(URL).answered()
     error = RequestError("slow down", retry_after_s=seconds)
     assert retry(URL, Server(pauses, back=1e-9, error=error)) == "answer"
     assert pauses == [pytest.approx(pause, abs=0.5)]
 
 
 def test_a_warning_comes_after_five_seconds_and_then_every_thirty(pauses, caplog):
-    patience_of(URL).answered()
+    health_of(URL).answered()
     with caplog.at_level(logging.WARNING):
         retry(f"{URL}/a", Server(pauses, back=1))
         assert caplog.messages == []
@@ -143,7 +143,7 @@ def test_a_patience_that_is_no_number_of_seconds_is_the_callers_mistake(pauses, 
 
 
 def test_a_long_request_that_breaks_once_is_sent_again(pauses):
-    patience_of(URL).answered()
+    health_of(URL).answered()
 
     def upload():
         if not pauses:
@@ -154,16 +154,16 @@ def test_a_long_request_that_breaks_once_is_sent_again(pauses):
     assert retry(f"{URL}/a", upload) == "answer"
 
 
-def test_a_patience_of_any_length_is_taken(pauses, monkeypatch, caplog):
+def test_a_health_of_any_length_is_taken(pauses, monkeypatch, caplog):
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "1e300")
-    patience_of(URL).answered()
+    health_of(URL).answered()
     assert retry(URL, Server(pauses, back=1000)) == "answer"
     assert "it is tried again until " in caplog.text
 
 
 def test_no_patience_is_one_attempt(pauses, monkeypatch):
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "0")
-    patience_of(URL).answered()
+    health_of(URL).answered()
     with pytest.raises(StorageError, match=r"failed once in 0\.0 s"):
         retry(URL, Server(pauses))
 
@@ -172,7 +172,7 @@ def test_a_program_that_ends_does_not_wait_for_a_store():
     script = """
 from concurrent.futures import ThreadPoolExecutor
 from threading import Event
-from mmstream.storage.patience import patience_of, retry
+from mmstream.storage.retry import health_of, retry
 
 has_failed = Event()
 
@@ -180,7 +180,7 @@ def fail():
     has_failed.set()
     raise ConnectionResetError("reset")
 
-patience_of("s3://bucket").answered()
+health_of("s3://bucket").answered()
 ThreadPoolExecutor().submit(retry, "s3://bucket", fail)
 has_failed.wait()
 """
