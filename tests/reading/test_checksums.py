@@ -14,7 +14,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.dataset.index import checksums_name
 from mmstream.dataset.shard_indexes import MAX_INDEX_READS
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.reading.fetcher import Fetcher
@@ -98,22 +97,6 @@ def test_flipped_bits_change_nothing_on_a_real_server(s3, tmp_path, num_workers)
         pipeline = make_pipeline(folder, **settings)
         log = tmp_path / f"flips {number}"
         assert_flips_change_nothing(pipeline, log, num_workers)
-
-
-def test_every_source_of_a_mixture_is_checked(tmp_path):
-    corpora = [
-        mm.open_dataset(write_corpus(tmp_path / name, [20, 30], checksums=name == "a"))
-        for name in ("a", "b")
-    ]
-    flips = BitFlips(tmp_path / "flips")
-    flipped = watched(corpora[0], flips, max_gap_bytes=0)
-
-    def batches(first: mm.Dataset) -> list[Any]:
-        mixture = mm.Mixture({"a": (first, 1), "b": (corpora[1], 1)}, stop="first")
-        return list(epoch(mm.Loader(mm.Pipeline(mixture, global_batch_size=8, window=16))))
-
-    assert_same(batches(flipped), batches(corpora[0]))
-    assert len(flips.flips) > 3
 
 
 @pytest.mark.parametrize("seed", range(5))
@@ -208,16 +191,6 @@ def test_the_stream_for_webdataset_reads_again_too(folder, tmp_path):
         list(make_pipeline(folder).as_webdataset())
 
 
-def test_without_checksums_nothing_is_compared(folder):
-    damage(folder, 0, 4)
-    assert len(mm.open_dataset(folder, checksums=False)[4]["jpg"]) > 0
-    for info in mm.open_dataset(folder).manifest.shards:
-        Path(folder, checksums_name(info.name)).unlink()
-    dataset = mm.open_dataset(folder, checksums=False)
-    assert not dataset.has_checksums
-    assert dataset[4]["__key__"] == "000004"
-
-
 @pytest.mark.parametrize("content", [None, b"", b"\0" * 164, b"\0" * 4000])
 def test_checksums_that_are_lost_or_damaged_are_read_again_and_then_an_error(folder, content):
     path = Path(folder, "shard-000003.tar.crc32c")
@@ -237,13 +210,6 @@ def test_checksums_that_are_lost_or_damaged_are_read_again_and_then_an_error(fol
         list(mm.Loader(make_pipeline(folder)))
 
 
-def test_an_index_and_its_checksums_come_in_one_request(folder):
-    dataset = watched(mm.open_dataset(folder))
-    dataset.shards.offsets(3)
-    (request,) = dataset.store.range_reads
-    assert request == [("shard-000003.tar.idx", 0, 328), ("shard-000003.tar.crc32c", 0, 164)]
-
-
 def test_of_an_index_larger_than_memory_no_more_is_read_than_an_index_has(folder):
     right = mm.open_dataset(folder).shards.offsets(3)
     with Path(folder, "shard-000003.tar.idx").open("r+b") as file:
@@ -257,15 +223,6 @@ def test_of_an_index_larger_than_memory_no_more_is_read_than_an_index_has(folder
     ):
         dataset.shards.offsets(3)
     assert set(dataset.store.ranges) == {("shard-000003.tar.idx", 0, 328)}
-
-
-def test_a_manifest_with_more_samples_than_bytes_is_refused_before_memory_is_taken(folder):
-    dataset = mm.open_dataset(folder)
-    shards = [replace(info, num_samples=1 << 45) for info in dataset.manifest.shards]
-    dataset = watched(mm.Dataset(replace(dataset.manifest, shards=tuple(shards)), dataset.store))
-    with pytest.raises(mm.errors.ShardError, match="cannot hold"):
-        dataset.shards.offsets(0)
-    assert dataset.store.ranges == []
 
 
 def test_three_damaged_samples_of_a_shard_are_one_warning_that_names_it(folder, caplog):

@@ -292,15 +292,6 @@ async def test_a_storage_error_ends_the_step_that_needs_the_range(dataset: mm.Da
         await errors_of_epoch(dataset, lambda *_: StorageError("away"))
 
 
-@in_virtual_time
-async def test_an_error_of_the_plan_ends_the_step(dataset: mm.Dataset) -> None:
-    async with reading(dataset, begins=False) as (reader, _):
-        reader._plan_steps = None  # type: ignore[assignment]  # calling it raises a TypeError
-        reader.begin(0, 0, (0, 8))
-        with pytest.raises(TypeError):
-            await reader.step(0, 0)
-
-
 def test_windows_that_do_not_fit_are_single_samples_or_an_error(
     dataset: mm.Dataset, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

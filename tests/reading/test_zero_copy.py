@@ -75,13 +75,6 @@ def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
     assert {type(value) for step in viewed for value in payloads(step)} == {memoryview}
 
 
-def test_a_mixture_has_views_too(datasets):
-    mixture = mm.Mixture({name: (dataset, 1) for name, dataset in datasets.items()}, stop="first")
-    viewed = list(steps_of(mixture, True))
-    assert viewed == list(steps_of(mixture, False))
-    assert len({sample["__source__"] for step in viewed for sample in step}) == len(datasets)
-
-
 def test_a_view_stays_valid_after_all_else_is_gone(tmp_path):
     folder = write_corpus(tmp_path, [40])
     dataset = mm.open_dataset(folder)
@@ -118,15 +111,6 @@ def test_of_a_truncated_shard_the_samples_before_the_cut_are_good(tmp_path):
         else:
             assert after[0] is ShardError
             assert "truncated" in after[1]
-
-
-def test_a_missing_shard_is_an_error_of_its_samples(tmp_path):
-    folder = write_corpus(tmp_path, [20, 20])
-    dataset = mm.open_dataset(folder)
-    (tmp_path / "shard-000001.tar").unlink()
-    viewed = sum(steps_of(dataset, True), [])
-    assert sum(isinstance(sample, dict) for sample in viewed) == 20
-    assert all("no such shard" in s[1] for s in viewed if not isinstance(s, dict))
 
 
 def test_a_pipeline_of_views_is_the_same_batches_with_nothing_parsed(corpus):

@@ -1,10 +1,8 @@
-"""A dataset is read the same way from every store, also from one that users wrote themselves."""
+"""A dataset in memory is read, indexed, verified and written as one in a folder."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -12,8 +10,7 @@ import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.verify import verify
-from mmstream.errors import StorageError
-from mmstream.storage import Access, MemoryStore, ObjectStat, Store, open_store
+from mmstream.storage import MemoryStore, open_store
 
 SETTINGS = {"global_batch_size": 4, "seed": 3, "window": 16}
 
@@ -74,63 +71,3 @@ def test_rows_are_converted_into_memory(tmp_path, memory_url):
     rows.write_text('{"text": "a cat"}\n{"text": "a dog"}\n')
     mm.convert(rows, memory_url, progress=False)
     assert [sample["txt"] for sample in mm.open_dataset(memory_url)] == [b"a cat", b"a dog"]
-
-
-@dataclass(frozen=True)
-class ReadOnlyStore:
-    """A store that is related to none of ours. It reads from a dict, and writes nothing."""
-
-    url: str
-    objects: tuple[tuple[str, bytes], ...]
-
-    access: ClassVar[Access] = Access(0, 1000, 512, 512, concurrent=True)
-
-    def url_of(self, name):
-        return f"{self.url}/{name}"
-
-    def local_path(self, name):
-        return None
-
-    def read(self, name, max_bytes=None):
-        try:
-            return dict(self.objects)[name]
-        except KeyError:
-            raise FileNotFoundError(name) from None
-
-    def read_range(self, name, start, stop):
-        data = self.read(name)
-        if stop > len(data):
-            raise StorageError(f"{name}: ends before {stop}")
-        return data[start:stop]
-
-    def read_ranges(self, ranges, known=None):
-        outcomes = []
-        for name, start, stop in ranges:
-            try:
-                outcomes.append(self.read_range(name, start, stop))
-            except OSError as error:
-                outcomes.append(error)
-        return outcomes
-
-    def drop_cache(self, name, start, stop):
-        pass
-
-    def size(self, name):
-        return len(self.read(name))
-
-    def stat(self, name):
-        return ObjectStat(self.size(name), None)
-
-    def list(self):
-        return {name: ObjectStat(len(data), None) for name, data in sorted(self.objects)}
-
-
-def test_a_store_that_users_wrote_is_read_like_ours(corpus):
-    store: Store = ReadOnlyStore(
-        "archive:/corpus",
-        tuple((path.name, path.read_bytes()) for path in Path(corpus).iterdir()),
-    )
-    on_disk = mm.open_dataset(corpus)
-    dataset = mm.Dataset(on_disk.manifest, store)
-    assert keys_of(dataset, num_workers=0) == keys_of(on_disk, num_workers=0)
-    assert list(verify(dataset, progress=False)) == []

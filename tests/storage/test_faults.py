@@ -6,7 +6,7 @@ import pytest
 
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.open import open_dataset
-from mmstream.errors import ConfigError, StorageError
+from mmstream.errors import StorageError
 from mmstream.storage import open_store, retry
 from mmstream.storage import remote as storage
 from tests.helpers.stub_server import refused, reply
@@ -26,19 +26,6 @@ CALLS = [
 ]
 
 
-@pytest.mark.slow
-@pytest.mark.s3
-@pytest.mark.parametrize("variable", ["AWS_SECRET_ACCESS_KEY", "AWS_ACCESS_KEY_ID"])
-@pytest.mark.parametrize("call", [CALLS[1], CALLS[5]])  # a call of each kind
-def test_wrong_credentials_fail_at_once_with_a_hint(s3, monkeypatch, pauses, call, variable):
-    store = open_store(f"{s3}/wrong")
-    assert store.list() == {}  # the right ones work, and are not remembered
-    monkeypatch.setenv(variable, "wrong")
-    with pytest.raises(StorageError, match="check the credentials"):
-        call(store)
-    assert pauses == []
-
-
 @pytest.fixture
 def nowhere(aws, pauses):
     """A store on a port where nobody listens."""
@@ -52,13 +39,6 @@ def test_an_unreachable_endpoint_fails_after_growing_pauses(nowhere, pauses, cal
         call(nowhere)
     assert len(pauses) == retry.MAX_FIRST_ATTEMPTS - 1
     assert all(0.25 * 2**i <= pause <= 0.5 * 2**i for i, pause in enumerate(pauses))
-
-
-def test_many_ranges_of_an_unreachable_endpoint_fail_together(nowhere, pauses):
-    outcomes = nowhere.read_ranges([("a", i, i + 1) for i in range(50)])
-    assert len(outcomes) == 50
-    assert all(isinstance(error, StorageError) for error in outcomes)
-    assert len(pauses) == retry.MAX_FIRST_ATTEMPTS - 1
 
 
 @pytest.fixture
@@ -92,20 +72,6 @@ def test_s3_that_is_too_busy_for_a_start_is_waited_for(troubled, pauses):
     assert len(server.requests) == len(pauses) + 1 > 30  # each has 10 seconds at most
 
 
-def test_no_credentials_at_all_fail_at_once_with_a_hint(nowhere, pauses, monkeypatch):
-    monkeypatch.delenv("AWS_ACCESS_KEY_ID")
-    monkeypatch.delenv("AWS_SECRET_ACCESS_KEY")
-    with pytest.raises(StorageError, match="check the credentials"):
-        nowhere.list()
-    assert pauses == []
-
-
-def test_a_name_that_s3_refuses_is_the_callers_mistake(nowhere, pauses):
-    with pytest.raises(ConfigError, match="bucket name"):
-        open_store("s3://no$bucket/x").read("a")
-    assert pauses == []
-
-
 @pytest.mark.slow
 @pytest.mark.s3
 def test_a_bucket_that_is_not_there_is_named(s3):
@@ -133,17 +99,6 @@ def test_passing_faults_are_tried_again(troubled, pauses, call):
         assert call(store) == expected
         assert len(server.requests) == num_failures + 1
         assert len(pauses) == num_failures
-
-
-def test_a_short_object_is_one_request_that_is_tried_again(troubled):
-    store, server = troubled
-    server.statuses_to_come[:] = [500] * 2
-    with store.create("a") as file:
-        file.write(DATA)
-    assert [request.partition("?")[0] for request in server.requests] == [
-        "PUT /bucket/prefix/a"
-    ] * 3
-    assert store.read("a") == DATA
 
 
 @pytest.mark.s3

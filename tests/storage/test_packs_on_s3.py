@@ -11,7 +11,6 @@ from click.testing import CliRunner
 
 import mmstream as mm
 from mmstream.cli import cli
-from mmstream.loader.balance import balanced
 from mmstream.storage import open_store
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
@@ -26,7 +25,6 @@ pytestmark = pytest.mark.s3
 COUNTS = [150, 150, 150, 150]
 MAX_TOKENS = 128
 DECODE = mm.Decode(text=mm.TextDecoder(byte_tokenizer(chat=True), max_length=MAX_TOKENS))
-ATTENTION = mm.Cost(tokens=0, squared_tokens=1)
 FAULTS = Faults(
     latency_s=0.002,
     reset=0.02,
@@ -123,40 +121,6 @@ def test_packs_behind_faults_are_those_of_a_local_disk(
     assert loader.stats.num_bad == 0
     assert loader.stats.fill == loader.stats.planned_fill
     assert sum(proxy.counts().faults.values()) > 0
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("num_lanes", "deal", "dealt"),
-    [
-        (2, "auto", "among 1 of 2 ranks"),
-        (1, "auto", "among 2 of 2 ranks"),
-        (2, "all", "among 2 of 2 ranks"),
-        (2, "off", "no"),
-    ],
-)
-def test_ranks_that_share_no_lanes_keep_their_rows(
-    planned: tuple[str, str], num_lanes: int, deal: Any, dealt: str
-) -> None:
-    loader = loader_of(planned[1], grid=(1, num_lanes), cost=ATTENTION, deal=deal)
-    assert balanced(loader.pipeline, 2, None, logs=False).settings == {"rows dealt": dealt}
-
-
-@pytest.mark.slow
-def test_a_rank_that_sorts_its_rows_reads_the_same_samples_in_each_step(
-    planned: tuple[str, str],
-) -> None:
-    """Requests are not compared: reading ahead into the next epoch makes their number vary."""
-
-    def rows_of(**settings: Any) -> list[list[int]]:
-        loader = loader_of(planned[1], mm.World(1, 2), grid=(1, 2), **settings)
-        rows = [list(batch["__lineage__"].order_rows) for batch in loader]
-        loader.close()
-        return rows
-
-    plain, by_cost = rows_of(), rows_of(cost=ATTENTION)
-    assert list(map(set, plain)) == list(map(set, by_cost)) == [{4, 5, 6, 7}] * 14
-    assert by_cost != list(map(sorted, by_cost))
 
 
 def chat(number: int) -> dict[str, bytes]:

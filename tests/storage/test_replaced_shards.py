@@ -9,8 +9,7 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.index_tars import index_tars
-from mmstream.errors import ShardError, StateError
+from mmstream.errors import ShardError
 from mmstream.storage import is_remote, open_store
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import FarStore
@@ -71,40 +70,6 @@ def test_a_shard_replaced_in_mid_run_stops_it_and_is_named(folder, change, num_w
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(("on_change", "num_before"), [("refuse", 2), ("finish_epoch", 20)])
-def test_no_value_of_on_change_goes_on_with_another_shard(folder, on_change, num_before):
-    expected = [batch["__key__"] for batch in epochs(small_loader(folder))]
-
-    def loader_with_on_change() -> mm.Loader:
-        loader = small_loader(folder)
-        return mm.Loader(loader.pipeline, on_change=on_change)
-
-    loader, store = loader_with_on_change(), open_store(folder)
-    old, batches = store.read(SHARD), []
-
-    def read() -> None:
-        for batch in epochs(loader):
-            batches.append(batch["__key__"])
-            if len(batches) == num_before:
-                store.write(SHARD, longer(old))
-
-    with pytest.raises(ShardError, match=WITHDRAWN):
-        read()
-    state = loader.state_dict()
-    loader.close()
-    index_tars(folder, overwrite=True, progress=False)  # the new shard is accepted
-    with pytest.raises(StateError, match=r"he sizes of the (first 2 )?shards are not those"):
-        loader_with_on_change().load_state_dict(state)
-    store.write(SHARD, old)  # put back
-    index_tars(folder, overwrite=True, progress=False)
-    resumed = loader_with_on_change()
-    resumed.load_state_dict(state)
-    batches += [batch["__key__"] for batch in resumed]
-    assert batches == expected[: len(batches)]
-    assert len(batches) % 20 == 0
-
-
-@pytest.mark.slow
 def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
     loader, dataset = small_loader(folder), mm.open_dataset(folder)
     replace(folder, noticed_unread(folder))
@@ -115,16 +80,6 @@ def test_a_shard_replaced_before_its_first_read_is_noticed_too(folder):
         dataset[40]
     if not is_remote(folder):  # there, the manifest says another size
         assert len(list(small_loader(folder))) == 20  # a new run has no quarrel with the new shard
-
-
-def test_what_no_listing_held_is_remembered_at_its_first_read(folder, tmp_path):
-    store, listed = open_store(folder), mm.open_dataset(folder)
-    dataset = mm.Dataset(listed.manifest, store)  # as of a manifest with a data_url
-    text = dataset[40]["txt"]
-    assert dataset[41]["txt"] != text
-    replace(folder)
-    with pytest.raises(ShardError, match=WITHDRAWN):
-        dataset[40]
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
@@ -167,20 +122,6 @@ def test_a_mapped_shard_written_over_where_it_lies_is_noticed(tmp_path):
     assert len(held) < 20
 
 
-def test_the_old_file_put_back_is_read_on(tmp_path):
-    folder = write_corpus(tmp_path / "corpus", [40, 40])
-    path = Path(folder, SHARD)
-    aside = tmp_path / "aside"
-    dataset = mm.open_dataset(folder)
-    text = dataset[40]["txt"]
-    path.rename(aside)
-    shutil.copy(aside, path)
-    with pytest.raises(ShardError, match=WITHDRAWN):
-        dataset[40]
-    aside.replace(path)
-    assert dataset[40]["txt"] == text
-
-
 @pytest.mark.parametrize("zero_copy", [False, True])
 def test_a_fifo_in_place_of_a_shard_is_named_and_not_waited_for(tmp_path, zero_copy):
     folder = write_corpus(tmp_path, [40, 40])
@@ -202,21 +143,6 @@ def test_with_checksums_a_touched_file_is_a_warning_and_no_error(tmp_path, caplo
     assert loader.stats.num_bad == 0
     [warning] = [text for text in caplog.messages if "was replaced" in text]
     assert warning.startswith(f"{SHARD}: was replaced while this run read it: its version was ")
-
-
-def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "caption"}\n' * 40)
-    mm.convert(rows, tmp_path / "shards", progress=False, num_workers=0)
-    policy = mm.BadSamplePolicy(quarantine=None, max_consecutive=0, action="raise")
-    loader = small_loader(str(tmp_path / "shards"), zero_copy=True, window=40, bad_samples=policy)
-    batches = iter(loader)
-    next(batches)
-    [path] = (tmp_path / "shards").glob("*.tar")
-    with path.open("r+b") as file:
-        file.write(same_size(path.read_bytes()))
-    with pytest.raises(mm.errors.ChecksumError):
-        next(batches)
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from pathlib import Path
 
 import pytest
@@ -13,7 +12,6 @@ import mmstream as mm
 from mmstream.dataset.index import index_name
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME
-from mmstream.dataset.verify import verify
 from mmstream.storage import RemoteStore, open_store
 from mmstream.train.checkpoint import Checkpoint, list_checkpoints, load_newest, save_checkpoint
 from tests.helpers.corpora import captioned, jpeg, write_corpus, write_shard
@@ -74,11 +72,6 @@ def test_tars_open_by_pattern_by_list_and_alone(remote):
     assert [sample["__key__"] for sample in alone] == ["000030"]
 
 
-def test_a_tar_that_is_not_there_is_named(remote):
-    with pytest.raises(FileNotFoundError, match=r"shard-000009\.tar"):
-        mm.open_dataset(f"{remote}/shard-000009.tar")
-
-
 def test_plain_tars_open_once_they_are_indexed(prefix, tmp_path):
     for number, name in enumerate(("a.tar", "deep/b.tar")):
         write_shard(prefix, name, [(f"{number}{i}", captioned(i)) for i in range(3)])
@@ -96,20 +89,6 @@ def test_plain_tars_open_once_they_are_indexed(prefix, tmp_path):
     for dataset in (aside, beside):
         assert [sample["__key__"] for sample in dataset] == ["00", "01", "02"]
         assert dataset[2]["jpg"] == jpeg(2)
-
-
-def test_an_empty_prefix_is_no_dataset(prefix):
-    with pytest.raises(mm.errors.ManifestError, match="neither"):
-        mm.open_dataset(prefix)
-
-
-def test_verify_reads_everything_and_finds_what_is_cut(prefix):
-    write_corpus(prefix, [5, 5])
-    assert list(verify(mm.open_dataset(prefix), progress=False)) == []
-    store = open_store(prefix)
-    store.write("shard-000001.tar", store.read("shard-000001.tar")[:4096])
-    problems = list(verify(mm.open_dataset(prefix), progress=False))
-    assert {problem.shard for problem in problems} == {"shard-000001.tar"}
 
 
 def test_a_loader_makes_the_same_batches_as_from_local_shards(remote, corpus):
@@ -137,21 +116,6 @@ def test_workers_make_the_same_batches_as_the_main_process(remote, corpus, multi
     assert first != second
 
 
-def tell_environment(sample):
-    return {**sample, "told": os.environ.get("AWS_TOLD")}
-
-
-@pytest.mark.slow
-def test_workers_have_the_environment_of_the_loaders_start(corpus, monkeypatch):
-    pipe = make_pipeline(corpus, transforms=(tell_environment,))
-    for value in ("early", "late", None):  # the fork server starts with the first, or before
-        if value is None:
-            monkeypatch.delenv("AWS_TOLD")
-        else:
-            monkeypatch.setenv("AWS_TOLD", value)
-        assert set(batches(pipe, num_workers=1)[0]["told"]) == {value}
-
-
 @pytest.mark.slow
 def test_a_resumed_run_equals_the_tail(remote, corpus):
     expected = keys(batches(make_pipeline(corpus)))
@@ -168,23 +132,6 @@ def test_a_resumed_run_equals_the_tail(remote, corpus):
     local = mm.Loader(make_pipeline(corpus))  # the state does not say where the shards lie
     local.load_state_dict(state)
     assert seen + keys(local) == expected
-
-
-@pytest.mark.slow
-def test_a_truncated_shard_is_told_from_failing_storage(prefix):
-    write_corpus(prefix, [8])
-    dataset = mm.open_dataset(prefix)
-    store, name = open_store(prefix), "shard-000000.tar"
-    cut = int(dataset.shards.offsets(0)[5]) + 512
-    store.write(name, store.read(name)[:cut])
-    dataset = mm.open_dataset(prefix)
-    for index in (4, 5):
-        with pytest.raises(
-            mm.errors.ShardError, match=f"was indexed: its size was .* and is {cut}"
-        ):
-            dataset[index]
-    with pytest.raises(mm.errors.ShardError, match="is not the shard that was indexed"):
-        batches(make_pipeline(prefix, global_batch_size=4))
 
 
 @pytest.fixture

@@ -257,20 +257,6 @@ def test_slow_credentials_are_asked_for_once_whoever_gives_up(keyless, tmp_path)
     assert len(list(calls.iterdir())) == 1
 
 
-def test_credentials_that_are_broken_in_mid_run_may_be_right_later(keyless, tmp_path):
-    write_credential_process(tmp_path)
-    numbers = count()
-
-    def answer(request):
-        if next(numbers) == 0:
-            return ranged(request, DATA)
-        (tmp_path / "keys.py").write_text("print('{')")
-        return refused("400 Bad Request", "ExpiredToken", "The provided token has expired.")
-
-    with pytest.raises(RequestError, match="ConfigError: s3://bucket: "):
-        ask(answer, num_reads=2)
-
-
 def test_a_wrong_name_of_a_bucket_is_a_setting():
     with pytest.raises(ConfigError, match=r"s3://b d: .*Invalid bucket name"):
         asyncio.run(S3Client("s3://b d/corpus").open("a", 0, 1))

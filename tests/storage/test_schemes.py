@@ -198,22 +198,6 @@ def test_a_server_without_ranges_is_one_clear_error(corpus, pauses):
             batches(f"{server.url}/corpus")
 
 
-@pytest.mark.parametrize("wrong", ["bytes 0-3/1024", None])
-def test_another_range_than_the_one_asked_for_is_asked_for_again(web, pauses, wrong):
-    store, name = open_store(web.corpus), "shard-000000.tar"
-    data, answers = store.read(name), [{"Content_Range": wrong} if wrong else {}]
-
-    def answer_wrongly_at_first(request, name):
-        if answers:
-            request.answer(206, data[:4], **answers.pop())
-        else:
-            WebStub.answer_object(request, name)
-
-    web.answer_object = answer_wrongly_at_first
-    assert store.read_range(name, 100, 104) == data[100:104]
-    assert len(pauses) == 1
-
-
 @pytest.mark.parametrize("kind", ["page", "forbidden"])
 def test_what_a_proxy_says_in_place_of_a_web_server_is_asked_for_again(web, corpus, pauses, kind):
     store, local, answers = open_store(web.corpus), open_store(corpus), 0

@@ -12,7 +12,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset import open as opening
-from mmstream.errors import ConfigError, ShardError, StorageError
+from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import LocalStore, ReplacedError, SharedStore, local
 from mmstream.storage.local import file_system_of
 from tests.helpers.corpora import write_corpus
@@ -146,18 +146,6 @@ def test_no_more_files_stay_open_than_are_kept(tmp_path, monkeypatch):
     ]
 
 
-def test_a_shard_that_is_replaced_is_noticed_when_its_file_is_opened_again(tmp_path):
-    dataset = mm.open_dataset(write_corpus(tmp_path / "a", [20]), storage_kind="shared")
-    keys = [sample["__key__"] for sample in dataset]
-    path = Path(dataset.shards.url_of(0))
-    path.rename(path.with_suffix(".old"))
-    path.write_bytes(path.with_suffix(".old").read_bytes() + bytes(10_240))
-    assert [sample["__key__"] for sample in dataset] == keys  # of the file that is still open
-    dataset.store.drop_cache(dataset.name_of(0), 0, 1)
-    with pytest.raises(ShardError, match="was replaced"):
-        dataset[0]
-
-
 @pytest.mark.parametrize("content", [b"x" * 25_600, b"x" * 30_000, b"x" * 20_000])
 def test_a_file_that_is_written_over_while_it_is_open_is_noticed(store, content):
     known, path = {}, Path(store.url_of("a.tar"))
@@ -173,13 +161,6 @@ def test_a_file_that_is_written_over_while_it_is_open_is_noticed(store, content)
     assert store.read_range("a.tar", 2, 4) == b"xx"
 
 
-def test_an_open_file_whose_status_fails_for_a_while_is_opened_again(store, monkeypatch, pauses):
-    store.read_range("a.tar", 0, 2)
-    failing(monkeypatch, "fstat", errno.ESTALE)
-    assert store.read_range("a.tar", 2, 4) == b"\2\3"
-    assert len(pauses) == 1
-
-
 def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch, memory_url):
     folder = write_corpus(tmp_path / "a", [4])
     assert type(mm.open_dataset(folder).store) is LocalStore
@@ -193,14 +174,6 @@ def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch,
     remote = write_corpus(memory_url, [4])
     with pytest.raises(ConfigError, match="is for folders"):
         mm.open_dataset(remote, storage_kind="local")
-
-
-@pytest.mark.s3
-def test_an_object_store_has_no_storage_kind(s3, tmp_path):
-    remote = write_corpus(f"{s3}/{tmp_path.name}", [4])
-    for kind, message in [("shared", "is for folders"), ("nfs", "give 'local', 'shared' or None")]:
-        with pytest.raises(ConfigError, match=message):
-            mm.open_dataset(remote, storage_kind=kind)
 
 
 def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):

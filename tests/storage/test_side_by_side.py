@@ -32,9 +32,3 @@ def test_the_first_error_is_raised_and_few_requests_follow():
     with pytest.raises(OSError, match="failed 3"):
         map_requests(open_store("s3://bucket/x"), request, range(10_000))
     assert len(sent) < 10_000
-
-
-def test_requests_to_a_folder_are_sent_one_after_the_other(tmp_path):
-    thread = threading.get_ident()
-    used = map_requests(open_store(tmp_path), lambda item: threading.get_ident(), range(5))
-    assert used == [thread] * 5

@@ -457,22 +457,6 @@ async def test_a_store_that_always_takes_fifteen_seconds_is_usable(streams):
         assert store.pop_counts().num_stalls == 0
 
 
-@in_virtual_time
-async def test_a_mute_request_without_streams_is_sent_again():
-    async with Store(answer_once(Answer(latency_s=math.inf)), streams=False) as store:
-        await store.read_many(4)
-        assert 5 <= store.seconds < 6
-        assert store.pop_counts().num_stalls == 1
-
-
-@in_virtual_time
-async def test_no_stream_is_given_up_while_all_are_slow():
-    async with Store(lambda sent: Answer(rate=100.0, piece=64)) as store:
-        await asyncio.gather(*store.submit_many(20))
-        assert 40 < store.seconds < 45
-        assert store.pop_counts().num_stalls == 0
-
-
 DRIBBLE = Answer(rate=10.0, piece=1)
 FAULTS = {"mute": Answer(math.inf), "stall": Answer(rate=40e3, stops_after=10), "dribble": DRIBBLE}
 
@@ -507,25 +491,6 @@ async def test_no_step_waits_long_for_requests_that_bring_nothing(
         lambda sent: FAULTS[fault] if rng.random() < share else Answer(rate=40e3), limits
     ) as store:
         assert await longest_wait(store, 150, num_bytes, num_ahead) < most_s
-
-
-@pytest.mark.parametrize("num_bytes", [200, 3500], ids=["short", "long"])
-@pytest.mark.parametrize("stops_after", [0, 5, 40])
-@in_virtual_time
-async def test_two_requests_for_the_same_bytes_may_stand_still(stops_after, num_bytes):
-    numbers = count()
-
-    def answer(sent):
-        is_slow = sent.stop == num_bytes + 5 and next(numbers) < 2
-        stopped = Answer(rate=40e3, piece=1, stops_after=stops_after)
-        return stopped if is_slow else Answer(rate=40e3)
-
-    async with Store(answer) as store:
-        await asyncio.gather(*(store.submit(i, i + num_bytes) for i in range(100, 200)))
-        await asyncio.sleep(0.6)
-        before = store.seconds
-        assert await store.submit(5, num_bytes + 5) == DATA[5 : num_bytes + 5]
-        assert store.seconds - before < 10
 
 
 @pytest.mark.slow
