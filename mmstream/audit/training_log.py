@@ -70,41 +70,36 @@ class SampleLog:
 
 
 def _describe(lineage: BatchLineage) -> dict[str, Any]:
-    if lineage.planned_rows is not None:
-        return _describe_packs(lineage)
-    unfilled = {record.row for record in lineage.bad if record.substitute is None}
-    shown = {
-        str(row): None if row in unfilled else ref
-        for row, (planned, ref) in enumerate(
-            zip(lineage.planned, lineage.shown, strict=True), start=lineage.start
-        )
-        if planned != ref or row in unfilled
-    }
     entry: dict[str, Any] = {
         "epoch": lineage.epoch,
         "step": lineage.step,
         "start": lineage.start,
         "planned": lineage.planned,
     }
+    if lineage.planned_rows is not None:
+        return entry | _describe_packs(lineage, lineage.planned_rows)
+    unfilled = {record.row for record in lineage.bad if record.substitute is None}
+    pairs = zip(lineage.planned, lineage.shown, strict=True)
+    shown = {
+        str(row): None if row in unfilled else ref
+        for row, (planned, ref) in enumerate(pairs, start=lineage.start)
+        if planned != ref or row in unfilled
+    }
     return entry | ({"shown": shown} if shown else {})
 
 
-def _describe_packs(lineage: BatchLineage) -> dict[str, Any]:
+def _describe_packs(lineage: BatchLineage, planned_rows: Sequence[int]) -> dict[str, Any]:
     left_out = lineage.bad_numbers()
     planned = set(lineage.planned)
     substitutes: dict[str, list[SampleRef]] = {}
     for row, ref in zip(lineage.rows or [], lineage.shown, strict=True):
         if ref not in planned:
             substitutes.setdefault(str(lineage.order_row(row)), []).append(ref)
-    entry: dict[str, Any] = {
-        "epoch": lineage.epoch,
-        "step": lineage.step,
-        "start": lineage.start,
-        "planned": lineage.planned,
-        "rows": [lineage.order_row(row) for row in lineage.planned_rows or []],
+    return {
+        "rows": [lineage.order_row(row) for row in planned_rows],
+        **({"left_out": left_out} if left_out else {}),
+        **({"substitutes": substitutes} if substitutes else {}),
     }
-    entry |= {"left_out": left_out} if left_out else {}
-    return entry | ({"substitutes": substitutes} if substitutes else {})
 
 
 class LoggedRows(NamedTuple):

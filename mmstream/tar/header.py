@@ -157,14 +157,10 @@ def _member(
         link = long_link or _text(header[157:257])
         # A symbolic link names its target from its own folder.
         link = posixpath.join(posixpath.dirname(name) if kind == _SYMBOLIC else "", link)
-    size = _payload_size(kind, length, pax_size)
+    size = pax_size if pax_size >= 0 else length
+    if kind in b"123456":  # links, folders and devices have no payload, whatever their size says
+        size = 0
     return Member(name, start, offset + BLOCK, size, kind in _REGULAR, link)
-
-
-def _payload_size(kind: int, length: int, pax_size: int) -> int:
-    # Links, folders and devices have no payload, whatever their size field says. Unknown types are
-    # files, says POSIX.
-    return 0 if kind in b"123456" else (pax_size if pax_size >= 0 else length)
 
 
 def _check(header: bytes, offset: int) -> None:

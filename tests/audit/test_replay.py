@@ -377,16 +377,3 @@ def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
     save_checkpoint(store, Checkpoint(5, {"model": {}}), keep=1)
     with pytest.raises(StateError, match="without a loader's state"):
         read_state(str(tmp_path / "run"))
-
-
-def test_a_state_file_needs_no_torch(corpus, tmp_path):
-    import subprocess
-
-    state = saved(make_pipeline(corpus), tmp_path)
-    probe = (
-        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
-        "from mmstream.cli import main; sys.argv = ['mmstream', *sys.argv[1:]]; main()"
-    )
-    command = [sys.executable, "-c", probe, "replay", corpus, "--state", str(state), "--keys"]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 12)

@@ -23,7 +23,7 @@ from mmstream.dataset import open as open_module
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.index import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.verify import verify
 from mmstream.errors import ManifestError, ShardError, StorageError
 from mmstream.storage import LocalStore, ObjectStat, open_store
@@ -526,13 +526,3 @@ def test_the_version_of_a_shard_is_that_of_its_first_answer(folder, opened):
     assert [copy.shards.known_stat(shard) for shard in range(5)] == [
         dataset.shards.known_stat(shard) for shard in range(5)
     ]
-
-
-@pytest.mark.s3
-def test_a_large_manifest_comes_in_ranges_side_by_side(s3, tmp_path, monkeypatch):
-    monkeypatch.setattr(remote_module, "OBJECT_RANGE_BYTES", 1000)
-    shards = tuple(ShardInfo(f"shard-{i:06d}.tar", 1, 1024, f"{i:064x}") for i in range(60))
-    store = open_store(f"{s3}/{tmp_path.name}")
-    store.write(MANIFEST_NAME, Manifest(shards).to_bytes())
-    assert mm.open_dataset(store.url).manifest.shards == shards
-    assert np.all(mm.open_dataset(store.url).counts == 1)

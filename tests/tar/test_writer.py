@@ -15,7 +15,7 @@ from webdataset.tariterators import base_plus_ext
 from mmstream.dataset.index import sample_checksum
 from mmstream.errors import SampleError
 from mmstream.tar import writer
-from mmstream.tar.samples import iter_members, parse_sample, split_name
+from mmstream.tar.samples import parse_sample, split_name
 from mmstream.tar.writer import TarWriter
 from tests.helpers.foreign_tars import read_by_mmstream, read_by_webdataset
 
@@ -181,19 +181,3 @@ def test_two_samples_in_a_range_name_both_keys():
 def test_a_range_without_a_file_is_a_sample_error(data):
     with pytest.raises(SampleError):
         parse_sample(data, "u")
-
-
-def test_members_carry_where_they_lie():
-    data, _ = write([("a", {"txt": b"12345"}), ("b" * 120, {"txt": bytes(513)})])
-    first, second = iter_members(lambda start, stop: data[start:stop], len(data))
-    assert first == ("a.txt", 0, 512, 5, True, None)
-    assert first.end == 1024
-    assert second == (
-        "b" * 120 + ".txt",
-        1024,
-        1024 + 3 * 512,
-        513,
-        True,
-        None,
-    )  # a pax header, two blocks
-    assert data[second.data_offset : second.end] == bytes(1024)

@@ -11,6 +11,7 @@ counts from the start of the run, over all epochs of the mixture.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -454,11 +455,4 @@ class MixtureOrder(SampleRows):
         enough = 1
         while not all_seen(enough):
             enough *= 2
-        too_few = enough // 2
-        while too_few + 1 < enough:
-            middle = (too_few + enough) // 2
-            if all_seen(middle):
-                enough = middle
-            else:
-                too_few = middle
-        return enough
+        return bisect_left(range(enough), True, lo=enough // 2 + 1, key=all_seen)
