@@ -58,6 +58,35 @@ INSTEAD = {
     **dict.fromkeys(
         ("mmstream show --shard", "mmstream show --index"), "write --find 'SHARD[INDEX]'"
     ),
+    **{
+        f"mm.Dataset.{name}": f"write dataset.shards.{name}"
+        for name in (
+            "accept",
+            "assemble",
+            "bounds",
+            "change_since",
+            "checksum_error",
+            "drop_cache",
+            "expect",
+            "explain",
+            "forget_index",
+            "indexes",
+            "known",
+            "known_stat",
+            "linked",
+            "load_indexes",
+            "map",
+            "offsets",
+            "parse",
+            "read_bytes",
+            "read_ranges",
+            "read_unchecked",
+            "url_of",
+        )
+    },
+    "mm.Dataset.index_of": "write dataset.shards.indexes.columns(shard)",
+    "mm.Dataset.planned_bytes": "write dataset.corpus.num_bytes",
+    "mm.Dataset.ref_of_key": 'dataset[key]["__lineage__"] has the shard and the index',
     "mm.bench": "run `mmstream bench URL --pipeline module:object`",
     "mmstream bench --ranks": "one rank is measured, with all rows; leave it out",
     "mmstream bench --cold": "empty the page cache by `sync; echo 1 | sudo tee "

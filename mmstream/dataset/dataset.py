@@ -8,7 +8,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterator, Mapping, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple, overload
+from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
 
@@ -19,6 +19,7 @@ from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
 from mmstream.errors import StateError
+from mmstream.gone import instead_of
 from mmstream.order import Corpus, Order
 from mmstream.storage import ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
@@ -64,6 +65,12 @@ class Dataset(Sequence[Sample]):
         indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self.shards = ShardReader(manifest, store, indexes, stats)
         self._key_tables: list[KeyTable] = []
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            reason = instead_of(f"mm.Dataset.{name}")
+            raise AttributeError(reason or f"'Dataset' object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_key_tables": []}

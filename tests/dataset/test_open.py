@@ -259,6 +259,13 @@ def test_a_dataset_without_indexes_pickles_with_those_it_built(folder):
     assert keys(copy) == ALL
 
 
+def test_a_method_that_moved_says_where_it_is(folder):
+    with pytest.raises(AttributeError, match=r"offsets is gone: write dataset\.shards\.offsets$"):
+        _ = open_dataset(folder).offsets
+    with pytest.raises(AttributeError, match="has no attribute 'ofsets'"):
+        _ = open_dataset(folder).ofsets
+
+
 # -- shards and indexes that do not fit ---------------------------------------------------------
 
 
