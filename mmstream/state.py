@@ -3,7 +3,7 @@
 A resume starts at `step`. Nothing is replayed, whatever the ranks and workers are now. A state says
 nothing about where shards lie or who reads them.
 
-A state ends with a checksum of its own, ``crc32c``. Settings that nobody gave are taken from it, so
+A state ends with a checksum, ``crc32c``. Settings that nobody gave are taken from it, so
 a damaged one could begin another order in mid-epoch. Who edits a state removes it.
 """
 

@@ -43,7 +43,7 @@ Orders: TypeAlias = AnyOrder | Callable[[int], AnyOrder]
 
 @dataclass(frozen=True)
 class Check:
-    """What the logs of a run say, compared with its plan."""
+    """The logs of a run, compared with its plan."""
 
     num_steps: int
     """Steps that were compared."""
@@ -298,7 +298,7 @@ MetricsLines: TypeAlias = dict[StepId, dict[str, Any]]
 
 
 class History(NamedTuple):
-    """What a run of ``mmstream train --log-keys`` logged."""
+    """The logs of a run of ``mmstream train --log-keys``."""
 
     lines: MetricsLines
     """The line of metrics of each (epoch, step), with the keys of all ranks."""
@@ -318,7 +318,7 @@ def read_history(folder: Path) -> History:
 
 @dataclass(frozen=True)
 class Proof:
-    """What the logs of a disturbed and an undisturbed run say."""
+    """The logs of a disturbed run, compared with an undisturbed one."""
 
     num_steps: int
     lost: int

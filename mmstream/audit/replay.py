@@ -1,4 +1,4 @@
-"""Which samples any past or future step of a run delivers, from its state and the manifest alone.
+"""The samples of any past or future step of a run, from its state and the manifest alone.
 
     state -> order -> rows of a step [-> keys, one tar header per sample]
 

@@ -1,4 +1,4 @@
-"""Functions of the user that draw from generators of their own are found by calling them twice.
+"""Find functions of the user that draw from private generators, by calling them twice.
 
 Before each call the generators of torch, numpy and random are seeded alike. A function whose two
 results differ draws from elsewhere, or keeps something from call to call.

@@ -1,4 +1,4 @@
-"""What lies on storage: shards, their indexes, and the files that describe them.
+"""Datasets on storage: shards, their indexes, and the files that describe them.
 
 open.py          a name -> a `Dataset`
 dataset.py       a dataset: its length, its order, random access to samples

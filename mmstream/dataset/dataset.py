@@ -163,7 +163,7 @@ class Dataset(Sequence[Sample]):
 
     @property
     def corpus(self) -> Corpus:
-        """What an order knows of the dataset.
+        """The numbers and names from which an order is made.
 
         Where the dataset was baked, `num_bytes` is the size of its source. So the defaults of an
         order, and its steps, are those of the source.

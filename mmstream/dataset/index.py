@@ -82,7 +82,7 @@ def decode_index(data: bytes, name: str) -> IntArray:
 
 
 def index_size(num_samples: int) -> int:
-    """Return the size in bytes of the index of so many samples."""
+    """Return the size in bytes of an index of a number of samples."""
     return 8 * (num_samples + 1)
 
 
@@ -218,7 +218,7 @@ def checksums_name(name: str) -> str:
 
 
 def checksums_size(num_samples: int) -> int:
-    """Return the size in bytes of the checksums of so many samples."""
+    """Return the size in bytes of the checksums of a number of samples."""
     return 4 * (num_samples + 1)
 
 

@@ -124,7 +124,7 @@ class ShardColumns:
     def _stops_of_many(self, index: IntArray) -> tuple[IntArray, IntArray]:
         """Return where samples end, and their lengths, in blocks.
 
-        Samples 3 and 260 lie in groups 0 and 1. Of both, all lengths are summed from the anchor on.
+        Samples 3 and 260 belong to groups 0 and 1, whose lengths are summed from their anchors on.
         """
         groups, group = np.unique(index // GROUP, return_inverse=True)
         last = self.lengths.size - 1

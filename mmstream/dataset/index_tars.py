@@ -150,7 +150,7 @@ def index_tars(
 
 @dataclass(frozen=True)
 class _OldIndex:
-    """What earlier calls have left at the target, and what of it still describes the tars."""
+    """The files that earlier calls left at the target, and those that still describe the tars."""
 
     manifest: Manifest | None
     shards: Mapping[str, ShardInfo]
@@ -166,7 +166,7 @@ class _OldIndex:
 
     @property
     def kind(self) -> Literal["written", "indexed"] | None:
-        """Who made the checksums of samples that the manifest tells of."""
+        """The origin of the checksums that the manifest mentions."""
         return self.manifest.checksums if self.manifest else None
 
 
@@ -251,7 +251,7 @@ def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:
 
 
 class _IndexedTar(NamedTuple):
-    """What is known of a tar when its index stands."""
+    """A tar with its index."""
 
     info: ShardInfo
     is_new: bool

@@ -297,7 +297,7 @@ _STARTS = re.compile(r"^|(?<=[\s/'\"`(=:,])")
 """Where a name may begin: after a space, a slash, a quote, and the like."""
 
 _URL = re.compile(r"\((?:epoch \d+ step \d+ row \d+ )?of (.+?)\)(?:; the next errors|\s*$)")
-"""What the line of a bad sample says of its dataset."""
+"""The dataset, as the line of a bad sample names it."""
 
 
 class _Record(msgspec.Struct):

@@ -66,7 +66,7 @@ class IndexPart:
     """A part of the dataset's index, for some shards in a row (see `index_part.py`)."""
 
     name: str
-    """Of the file, beside the manifest: ``mmstream.index.`` and 12 hex digits of its sha256."""
+    """Name of the file beside the manifest: ``mmstream.index.`` and 12 hex digits of its sha256."""
     num_bytes: int
     sha256: str
     first_shard: int
@@ -77,7 +77,7 @@ class IndexPart:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a dataset consists of, in shard order."""
+    """The contents of a dataset, in shard order."""
 
     shards: tuple[ShardInfo, ...]
     fields: dict[str, int] = field(default_factory=dict)
@@ -87,7 +87,7 @@ class Manifest:
     data_url: str | None = None
     """Where the tars lie. None: beside the manifest."""
     checksums: Literal["written", "indexed"] | None = None
-    """Who made the checksums of the samples, ``NAME.tar.crc32c``: the converter that wrote the
+    """The origin of the checksums of samples, ``NAME.tar.crc32c``: the converter that wrote the
     tars, or ``mmstream index --checksums`` later. None: there are none."""
     index_parts: tuple[IndexPart, ...] = ()
     """The index in parts, ascending. Shards that none describes have their ``NAME.tar.idx``."""
@@ -244,7 +244,7 @@ def seal(data: bytes) -> bytes:
     r"""Return a JSON object with a seal. Equal objects give equal bytes.
 
     Args:
-        data: The object. It has one key or more, and ends with a ``}`` on a line of its own.
+        data: The object. It has one key or more, and ends with a ``}`` on a separate line.
 
     Examples:
         >>> print(seal(b'{\n  "version": 1\n}\n').decode(), end="")

@@ -38,7 +38,7 @@ from mmstream.wrong_arguments import NonEmptyStr, NonNegativeFloat, PositiveInt,
 class Mixture:
     """Several datasets as one, in the proportions that weights give.
 
-    Each source has epochs of its own, with each sample once. After any number of steps, a source
+    Each source has separate epochs, with each sample once. After any number of steps, a source
     has given its share of all samples, to less than two samples in each lane.
 
     Args:
@@ -141,7 +141,7 @@ class Mixture:
 
     @property
     def epoch_text(self) -> str:
-        """What an epoch is, in words."""
+        """An epoch, in words."""
         if isinstance(self.epoch_steps, int):
             return f"an epoch is {self.epoch_steps:,} steps"
         which = {"first": "the first", "all": "the last"}[self.epoch_steps]
@@ -149,7 +149,7 @@ class Mixture:
 
     @property
     def corpora(self) -> dict[str, Corpus]:
-        """What the order knows of the sources."""
+        """The corpus of each source, from which the order is made."""
         return {name: dataset.corpus for name, dataset in self.datasets.items()}
 
     def locate(self, shard: int) -> ShardLocation:

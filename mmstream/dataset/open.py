@@ -316,7 +316,7 @@ def _finish_hint(store: Store) -> str:
         if "bake" in marker:
             rerun = "run the same `mmstream bake` or mm.bake again to finish it"
         arguments = shlex.split(str(marker["command"]))
-        command = shlex.join(arguments)  # quoted, so that no word can be a command of its own
+        command = shlex.join(arguments)  # quoted, so that no word can be another command
         is_known = arguments[:1] == ["mmstream"] and arguments[1] in ("convert", "reshard", "bake")
         if is_known and command.isprintable():
             return f"finish it with: {command}"

@@ -127,7 +127,7 @@ class PartReader:
 
     @property
     def _lock(self) -> threading.Lock:
-        """Of this process: one that a thread held at a fork is never given back in the child."""
+        """The lock of this process. One held at a fork would never be released in the child."""
         return self._lock_of.setdefault(os.getpid(), threading.Lock())
 
     def drop(self) -> None:
@@ -261,7 +261,7 @@ class ShardIndexes:
 
     @property
     def _lock(self) -> threading.Lock:
-        """Of this process: one that a thread held at a fork is never given back in the child."""
+        """The lock of this process. One held at a fork would never be released in the child."""
         return self._lock_of.setdefault(os.getpid(), threading.Lock())
 
     def columns(self, shard: int, count_wrong: Callable[[int], None] | None = None) -> ShardColumns:
@@ -553,7 +553,7 @@ def write_part(
         tar_checksums: CRC-32C of tars that are known, by name.
 
     Returns:
-        What the manifest must say of the part. None without shards.
+        The entry of the part in the manifest. None without shards.
 
     Raises:
         ShardError: The index of a shard is lost or damaged.

@@ -1,4 +1,4 @@
-"""What the stages read from: one dataset, or several as a mixture.
+"""The source of all stages: one dataset, or several as a mixture.
 
 `ShardSource` is all that order, read and state ask for. Everything else about a shard is asked of
 the dataset that `locate` names.
@@ -73,7 +73,7 @@ def is_behind_network(dataset: Dataset) -> bool:
 
 
 class DatasetItems(NamedTuple):
-    """Those of some items whose shards lie in one dataset."""
+    """The items whose shards belong to one dataset."""
 
     source: str
     """Name of the dataset in a mixture; "" for a single dataset."""

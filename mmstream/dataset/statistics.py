@@ -1,4 +1,4 @@
-"""What a dataset holds, measured on some of its samples: sizes, words, tokens, turns, classes.
+"""Statistics of a dataset, measured on some samples: sizes, words, tokens, turns, classes.
 
 Beside the flow: `statistics` reads samples that are spread over a dataset or a mixture, side by
 side. Of pictures, videos and recordings it reads the headers only. `mmstream.display` shows the
@@ -77,7 +77,7 @@ class Statistics:
     def hours(self) -> dict[str, float]:
         """Hours of "video" and of "audio" in the samples measured, where they have some.
 
-        Sound counts where it is a file of its own. ``num_samples / num_measured`` times as much is
+        Sound counts where it is a separate file. ``num_samples / num_measured`` times as much is
         an estimate for the whole dataset.
         """
         seconds = {kind: self.values.get(f"{kind} seconds") for kind in ("video", "audio")}
@@ -125,7 +125,7 @@ def _summary(values: Values) -> dict[str, float]:
 
 
 class _Measured(NamedTuple):
-    """What was measured of one sample."""
+    """The measurements of one sample."""
 
     values: dict[str, list[float]]
     fields: list[str]
@@ -222,7 +222,7 @@ _FACTS = {
     "height": "height",
     "sample_rate": "sample rate",
 }
-"""What of `media_facts` is measured, and how it is called."""
+"""The names of the values, by the keys of `media_facts`."""
 
 _ORDER = (
     "sample bytes",

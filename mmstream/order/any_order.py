@@ -1,7 +1,7 @@
-"""What the later stages ask of an order, whatever it runs over.
+"""The interface of every order, which the later stages call.
 
 `Order` and `MixtureOrder` run over samples: a row is a sample. `packing.order.PackOrder` runs over
-packs: a row is a *unit* of several samples, which lie beside one another in all answers.
+packs: a row is a *unit* of several samples, which stay side by side in all results.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ import numpy.typing as npt
 
 from mmstream.types import IntArray, SampleRef
 
-# -- the answers of an order -----------------------------------------------------------------------
+# -- the results of an order -----------------------------------------------------------------------
 #
-# All kinds of order answer with them. The read stage asks for both: refs say which samples a step
+# All kinds of order return them. The read stage asks for both: refs say which samples a step
 # needs, windows say which samples to read ahead together.
 
 NEAR_ATTEMPTS = 8
@@ -116,14 +116,14 @@ class AnyOrder(Protocol):
         """Return the samples of a window."""
 
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
-        """Return the samples that take a row of the order where none of its own is good."""
+        """Return the samples that take a row of the order where none of its samples is good."""
 
     def stream(self, epoch: int, step: int, row: int, /) -> tuple[int, int]:
         """Return (seed, epoch), the key of the random transforms of a row of the order."""
 
 
 class SampleRows:
-    """The answers about rows that are the same for all orders whose rows are single samples."""
+    """The methods that all orders share whose rows are single samples."""
 
     is_packed = False
     global_batch_size: int

@@ -216,7 +216,7 @@ key are random."""
 
 @dataclass(frozen=True, eq=False)
 class LaneLists:
-    """Which samples each section of the sequence has, in all epochs of a seed.
+    """The samples of each section of the sequence, in all epochs of a seed.
 
     A list has one section. A source of a mixture has a few sections more, of single samples, which
     belong to another list in another epoch. The example from above:

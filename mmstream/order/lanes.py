@@ -187,7 +187,7 @@ class Lanes:
 
 
 def interleaved(positions: IntArray, size: int | IntArray, num_segments: int) -> IntArray:
-    """Return where positions of a lane lie in it, so that neighbours come from other segments.
+    """Return the offsets of positions in their lane, so that neighbours are of other segments.
 
     Args:
         positions: int64, each from 0 to size-1.
@@ -216,7 +216,7 @@ def interleaved(positions: IntArray, size: int | IntArray, num_segments: int) ->
 # range, and reads it in pieces.
 
 READ_ALONG_SAMPLES = 16
-"""A range has up to 4 MiB. If it has at least so many samples, they are 256 KiB or less in the
+"""A range has up to 4 MiB. If it has at least this many samples, they are 256 KiB or less in the
 mean, and one that lies between two needed ones is read along."""
 
 

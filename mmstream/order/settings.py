@@ -231,7 +231,7 @@ MOST_RANGE_BYTES = 4 * MIB
 """A longer range hardly costs fewer requests a GB, and fewer of them fit in the windows."""
 
 SINGLE_SAMPLE_BYTES = 2 * MIB
-"""Samples of this size are ranges of their own."""
+"""A sample of this size is a whole range."""
 
 UNKNOWN_SAMPLE_BYTES = 64 * KIB
 """Taken for the mean where the bytes of a dataset are not known."""
@@ -296,7 +296,7 @@ class OrderSettings:
 
 @dataclass(frozen=True)
 class RowShape:
-    """What a row is, where it is not one sample."""
+    """The shape of a row: one sample, or a pack of several."""
 
     num_samples: float = 1
     """Samples of a row, on average."""

@@ -1,6 +1,6 @@
 """The value of a field that is read by ranges, where a decoder needs a small part of a large file.
 
-Readers make such values, decoders read them. The bytes lie in a shard, in a folder or
+Readers make such values, decoders read them. The bytes are in a shard, in a folder or
 in an object store. `reading.large_samples` says how they come from there.
 
 How much is read:
@@ -58,7 +58,7 @@ class _Piece(NamedTuple):
 
 
 class _Cache:
-    """Ranges of one file that were fetched. Values that lie in the same file share it.
+    """Ranges of one file that were fetched. Values of the same file share it.
 
     Attributes:
         wait_s: seconds that were spent on fetching so far.
@@ -79,7 +79,7 @@ class _Cache:
             self._hold(0, head)
 
     def read(self, start: int, stop: int) -> bytes:
-        """Return bytes [start, stop), which lie in the file."""
+        """Return bytes [start, stop), all of them inside the file."""
         data = self.read_some(start, stop)
         if len(data) == stop - start:
             return data
@@ -250,7 +250,7 @@ class LazyBytes:
         self._start, self._stop = 0, size
 
     def within(self, start: int, stop: int) -> LazyBytes:
-        """Return bytes [start, stop) as a value of their own, which shares what was read."""
+        """Return bytes [start, stop) as another value, which shares the ranges that were read."""
         value = LazyBytes.__new__(LazyBytes)
         value._cache = self._cache
         value._start, value._stop = self._start + start, self._start + min(stop, len(self))
@@ -270,7 +270,7 @@ class LazyBytes:
         return self._cache.read(self._start + start, self._start + stop) if start < stop else b""
 
     def read_some(self, start: int, stop: int) -> bytes:
-        """Return bytes from `start` on: as many as lie in memory, or else as one fetch brings.
+        """Return bytes from `start` on: as many as are in memory, or else as one fetch brings.
 
         It returns nothing only where the file ends, or where `stop` is not above `start`.
         """
@@ -320,7 +320,7 @@ class LazyBytes:
     def is_same(self, other: object) -> bool:
         """Tell whether another value has the same bytes, where this one was read.
 
-        What was read here is read there. What nobody has read is not compared.
+        Ranges that were read here are read there. Others are not compared.
         """
         return (
             isinstance(other, LazyBytes)

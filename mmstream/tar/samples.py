@@ -145,8 +145,8 @@ def _pass_zeros(read: Callable[[int, int], bytes | memoryview], offset: int, siz
 def links_of(members: Iterable[Member]) -> dict[int, tuple[int, int]]:
     """Return {where a link starts: (start, stop) of the bytes that it stands for}.
 
-    Of files of one name, the last one before the link counts, as in `tarfile`. A symbolic link may
-    stand before its file. Links to what is not in the tar are missing.
+    If several files have one name, the last one before the link counts, as in `tarfile`. A symbolic
+    link may stand before its file. Links to what is not in the tar are missing.
     """
     spans: dict[str, tuple[int, int]] = {}
     links: dict[int, tuple[int, int]] = {}
@@ -266,7 +266,7 @@ def parse_sample(
     Args:
         data: The bytes from the first header of the sample to that of the next one.
         url: Of the shard.
-        zero_copy: Fields are memoryviews of `data`, not bytes of their own.
+        zero_copy: Fields are memoryviews of `data`, not copies.
         is_baked: ``mmstream bake`` wrote the dataset, so its samples may say why it refused them.
         linked: Returns the bytes that a link stands for, by its field and where it starts in
             `data`.

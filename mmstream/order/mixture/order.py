@@ -1,11 +1,11 @@
 """The order of a mixture: which samples of which source make each step.
 
 The first stage of the flow, in the place of `order/order.py` when a run reads several datasets. It
-answers the same questions as `Order`. A row of a step is found in three moves::
+has the same methods as `Order`. A row of a step is found in three moves::
 
     (step, row) --`Draws`--> source, lane, lane draw --> source draw --source.py--> (shard, index)
 
-Every source has epochs of its own. An epoch of the mixture is only a number of steps. A *run step*
+Every source has separate epochs. An epoch of the mixture is only a number of steps. A *run step*
 counts from the start of the run, over all epochs of the mixture.
 """
 
@@ -319,7 +319,7 @@ class MixtureOrder(SampleRows):
     def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> MixtureOrder:
         """Return this order with the settings that nobody gave taken from a saved identity.
 
-        Sources have epochs of their own, so that holds from the first step of a run on. See
+        Sources have separate epochs, so that holds from the first step of a run on. See
         `Order.with_unset_from`.
         """
         run_step = epoch * int(identity["epoch_steps"]) + step

@@ -63,7 +63,7 @@ MIN_RUN = 16
 
 @dataclass(frozen=True)
 class SourceSettings:
-    """What is chosen for a source when its mixture is first made. Saved states contain it."""
+    """The settings of a source, chosen when its mixture is first made. States contain them."""
 
     window: int
     """M, samples of a column that are permuted together."""
