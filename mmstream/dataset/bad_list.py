@@ -34,7 +34,7 @@ PREVIOUS_NAME = "mmstream.bad.previous.json"
 """The list before the last change. A run that is in the middle of an epoch needs it to resume."""
 
 LIST_VERSION = 2
-"""Version of a list with duplicates. Lists without any have version 1, which older versions read too."""
+"""Version of a list with duplicates. Other lists have version 1, which older versions read too."""
 
 MAX_LIST_BYTES = 64 << 20
 """Largest file."""
