@@ -43,7 +43,7 @@ def samples(folder):
 
 
 def classes(folder):
-    return [sample["cls"] for sample in samples(folder)]
+    return [sample.get("cls") for sample in samples(folder)]
 
 
 def num_samples(report):
@@ -66,50 +66,49 @@ def place(request, tmp_path):
     return copied
 
 
-def test_folders_of_classes_become_labelled_pictures(tmp_path, place):
-    paths = ["dog/1.jpg", "cat/ä b.JPG", "cat/a.jpg", "cat/.hidden.jpg", "cat/notes.md"]
+FOLDERS = {
+    "folders are classes": (
+        ["dog/1.jpg", "cat/ä b.JPG", "cat/deep/a.jpg", "cat/.hidden.jpg", "cat/notes.md"],
+        [("cat/deep/a.jpg", 0), ("cat/ä b.JPG", 0), ("dog/1.jpg", 1)],
+        *({}, ""),
+    ),
+    "splits have the same classes": (
+        ["train/cat/1.jpg", "train/dog/2.jpg", "val/dog/3.jpg", "train/.hidden/4.jpg"],
+        [("train/cat/1.jpg", 0), ("train/dog/2.jpg", 1), ("val/dog/3.jpg", 1)],
+        *({"train": 2, "validation": 1}, ""),
+    ),
+    "one split alone has the layout and the classes of several": (
+        ["train/cat/1.jpg", "train/dog/2.jpg"],
+        [("train/cat/1.jpg", 0), ("train/dog/2.jpg", 1)],
+        *({"train": 2}, "holds the split train only; its data set is DEST/train"),
+    ),
+    "a split without folders has no classes": (
+        ["train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg"],
+        [("train/cat/1.jpg", 0), ("train/dog/2.jpg", 1), ("test/3.jpg", None)],
+        *({"train": 2, "test": 1}, ""),
+    ),
+    "nor has one with files beside its folders": (
+        ["train/cat/1.jpg", "test/3.jpg", "test/dog/4.jpg"],
+        [("train/cat/1.jpg", 0), ("test/3.jpg", None), ("test/dog/4.jpg", None)],
+        {"train": 1, "test": 2},
+        "test: media files lie beside the folders (dog), so these are no classes",
+    ),
+}
+"""{what holds: (files, (path, label) of each row, samples of each split, what the log says)}"""
+
+
+@pytest.mark.parametrize("name", FOLDERS)
+def test_folders_of_media_are_classes_and_splits(tmp_path, place, caplog, name):
+    paths, expected, splits, said = FOLDERS[name]
     rows = place(pictures(tmp_path / "in", *paths))
-    run(rows, tmp_path / "out")
-    assert values(rows) == [
-        {"image": "cat/a.jpg", "label": 0, "label_name": "cat"},
-        {"image": "cat/ä b.JPG", "label": 0, "label_name": "cat"},
-        {"image": "dog/1.jpg", "label": 1, "label_name": "dog"},
-    ]
-    assert classes(tmp_path / "out") == [b"0", b"0", b"1"]
-
-
-def test_folders_of_splits_become_data_sets_with_the_same_classes(tmp_path, place):
-    paths = ["train/cat/1.jpg", "train/dog/2.jpg", "val/dog/3.jpg", "train/.hidden/4.jpg"]
-    rows = place(pictures(tmp_path / "in", *paths))
-    assert num_samples(run(rows, tmp_path / "out")) == {"train": 2, "validation": 1}
-    run(f"{rows}/train", tmp_path / "train")
-    assert classes(tmp_path / "out/validation") == [b"1"]
-    assert classes(tmp_path / "train") == [b"0", b"1"]
-
-
-def test_one_split_alone_has_the_layout_and_the_classes_of_several(tmp_path, caplog):
-    folder = pictures(tmp_path / "in", "train/cat/1.jpg", "train/dog/2.jpg")
-    assert num_samples(run(folder, tmp_path / "out")) == {"train": 2}
-    assert classes(tmp_path / "out/train") == [b"0", b"1"]
-    assert "holds the split train only; its data set is DEST/train" in caplog.text
-
-
-@pytest.mark.parametrize(
-    ("paths", "labels"),
-    [
-        (["cat/deep/1.jpg"], [0]),
-        (["train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg"], [0, 1, None]),
-        (
-            ["train/cat/1.jpg", "train/dog/2.jpg", "test/3.jpg", "test/dog/4.jpg"],
-            [0, 1, None, None],
-        ),
-    ],
-)
-def test_a_split_has_classes_if_all_of_its_files_lie_in_folders(tmp_path, caplog, paths, labels):
-    folder = pictures(tmp_path / "in", *paths)
-    assert [row.get("label") for row in values(folder)] == labels
-    said = "test: media files lie beside the folders (dog), so these are no classes"
-    assert (said in caplog.text) == ("test/dog/4.jpg" in paths)
+    read = values(rows)
+    assert [(row["image"], row.get("label")) for row in read] == expected
+    assert all(row["label_name"] in row["image"].split("/") for row in read if "label" in row)
+    assert num_samples(run(rows, tmp_path / "out")) == splits
+    labels = [str(label).encode() for _, label in expected if label is not None]
+    folders = [tmp_path / "out" / split for split in splits] or [tmp_path / "out"]
+    assert [c for folder in folders for c in classes(folder) if c is not None] == labels
+    assert said in caplog.text if said else "no classes" not in caplog.text
 
 
 @pytest.mark.slow
@@ -214,9 +213,10 @@ def test_the_counts_beside_tars_are_no_rows(tmp_path, caplog):
 
 
 def test_classes_of_several_folders_are_numbered_together(tmp_path):
-    pictures(tmp_path, "a/cat/1.jpg", "a/dog/2.jpg", "b/bird/3.jpg", "c/4.jpg")
-    rows = values([tmp_path / name for name in "abc"])
-    assert [row.get("label") for row in rows] == [1, 2, 0, None]
+    pictures(tmp_path, "a/cat/1.jpg", "a/dog/2.jpg", "b/bird/3.jpg", "c/4.jpg", "d/ant/5.jpg")
+    write_rows(tmp_path / "d/metadata.jsonl", [{"file_name": "ant/5.jpg", "text": "no class"}])
+    rows = values([tmp_path / name for name in "abcd"])
+    assert [row.get("label") for row in rows] == [1, 2, 0, None, None]
     assert rows[2]["image"] == "b/bird/3.jpg"
 
 

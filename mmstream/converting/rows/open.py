@@ -201,22 +201,22 @@ def _open_folder(url: str, plain_files: PlainFiles, options: RowOptions) -> RowS
     if kind != "media":
         return plain_files.open(files_in(url, content, kind))
     if len(content.splits) == 1:
-        split = content.splits[0]
+        only_split = content.splits[0]
         logger.warning(
             "%s: holds the split %s only; its data set is DEST/%s. Name %s for a data set at DEST "
             "itself",
-            *(url, split, split_of(split), f"{url}/{split}"),
+            url,
+            only_split,
+            split_of(only_split),
+            f"{url}/{only_split}",
         )
     splits: list[tuple[str | None, str | None]]
     splits = [(subfolder, split_of(subfolder)) for subfolder in content.splits]
     splits.sort(key=lambda split: SPLIT_ORDER.index(str(split[1])))
-    inputs = [
-        InputFile(
-            *("", subfolder or name, split),
-            rows=iter_media(url, content, subfolder, options.encoding),
-        )
-        for subfolder, split in splits or [(None, None)]
-    ]
+    inputs = []
+    for subfolder, split in splits or [(None, None)]:
+        rows = iter_media(url, content, subfolder, options.encoding)
+        inputs.append(InputFile("", subfolder or name, split, rows=rows))
     return plain_files.open(inputs)
 
 
@@ -322,7 +322,9 @@ def _inputs_of(
     if paths and root is None:
         raise ConfigError("rows: local folders and URLs together; convert them apart")
     contents = {url: look_into(path, None, options.rows_as) for url, path in paths.items()}
-    classes = {name for content in contents.values() for name in content.classes.get(None, {})}
+    kinds = {url: folder_kind(paths[url], contents[url], options.rows_as) for url in paths}
+    media = [content for url, content in contents.items() if kinds[url] == "media"]
+    classes = {name for content in media for name in content.classes.get(None, {})}
     numbers = {name: number for number, name in enumerate(sorted(classes))}
     inputs: list[InputFile] = []
     for url, name in names.items():
@@ -331,8 +333,7 @@ def _inputs_of(
             file = InputFile(url, "stdin" if is_stdin else name)
             inputs.append(replace(file, copy=download(url, folder / "stdin")) if is_stdin else file)
             continue
-        path, content = paths[url], contents[url]
-        kind = folder_kind(path, content, options.rows_as)
+        path, content, kind = paths[url], contents[url], kinds[url]
         prefix = os.path.relpath(os.path.realpath(path), root) + "/"
         prefix = "" if prefix == "./" else prefix
         if kind == "tars":
