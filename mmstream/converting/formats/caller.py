@@ -280,8 +280,8 @@ def load_object(name: str) -> Any:
             is imported passes.
     """
     module_name, _, attributes = name.partition(":")
-    words = (*module_name.split("."), *attributes.split("."))
-    if not all(word.isidentifier() for word in words):
+    names = (*module_name.split("."), *attributes.split("."))
+    if not all(map(str.isidentifier, names)):
         raise ConfigError(f"{name}: is no name such as module:function")
     folder = str(Path.cwd())
     if folder not in sys.path and "" not in sys.path:

@@ -104,8 +104,8 @@ def read_tags(source: str) -> dict[str, Tags]:
         raise ConfigError(f"{file}: not LLaMA-Factory's dataset_info.json: {error}") from None
     if name:
         if name not in entries:
-            known = escaped(", ".join(entries), 200)
-            raise ConfigError(f"{file}: has no entry {name!r}, but {known}")
+            others = escaped(", ".join(entries), 200)
+            raise ConfigError(f"{file}: has no entry {name!r}, but {others}")
         return {"": _entry(entries[name], f"{file}#{name}")}
     tags: dict[str, Tags] = {}
     for key, entry in entries.items():
@@ -126,9 +126,9 @@ def _entry(entry: dict[str, Any], name: str) -> Tags:
         raise ConfigError(f"{name}: {error}") from None
     if tags.formatting not in ("alpaca", "sharegpt", "openai"):
         raise ConfigError(f"{name}: formatting {tags.formatting!r} is not alpaca or sharegpt")
-    for kind, known, keys in (("column", COLUMNS, tags.columns), ("tag", TAGS, tags.tags)):
+    for kind, names, keys in (("column", COLUMNS, tags.columns), ("tag", TAGS, tags.tags)):
         for key in keys or ():
-            if key not in known:
+            if key not in names:
                 raise ConfigError(f"{name}: no {kind} is called {key!r}")
     return tags
 

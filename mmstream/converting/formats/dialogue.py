@@ -217,9 +217,8 @@ def _split(text: str) -> Iterator[dict[str, Any]]:
         ref = media_ref(path, kind, "path") if path else None
         yield {"type": kind, "field": -1, "ref": ref}
         end = mark.end()
-    rest = text[end:].strip() if end else text
-    if rest:
-        yield {"type": "text", "text": rest}
+    if after := text[end:].strip() if end else text:
+        yield {"type": "text", "text": after}
 
 
 def _in_order(parts: list[Any]) -> list[Any]:

@@ -132,8 +132,8 @@ def number_of(value: Any, name: str) -> float:
             number = None
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not is_number or not abs(number) < 2**63 or not math.isfinite(number):
-        shown = repr(value)[:60] if isinstance(value, str | float) else json_name(value)
-        raise RowError(f"{name}: expected a number, found {escaped(shown)}")
+        wrong = repr(value)[:60] if isinstance(value, str | float) else json_name(value)
+        raise RowError(f"{name}: expected a number, found {escaped(wrong)}")
     return float(number)
 
 
@@ -158,8 +158,8 @@ _DECODED_KEYS = ("array", "sampling_rate")
 def kind_by_name(path: str) -> Kind | None:
     """Return the kind of a file by its extension, or None if it says nothing."""
     name = path.partition("?")[0].partition("#")[0] if "://" in path else path
-    found = BY_EXTENSION.get(name.rpartition(".")[2].lower()) if "." in name else None
-    return found.kind if found is not None else None
+    media_type = BY_EXTENSION.get(name.rpartition(".")[2].lower()) if "." in name else None
+    return media_type.kind if media_type is not None else None
 
 
 def is_base64_media(text: str) -> bool:
@@ -173,6 +173,8 @@ class ParsedRow(dict[str, Any]):
     A key that was taken is not repeated in the ``json``. The other keys are kept there, and those
     that are no known facts are counted as unread.
     """
+
+    __slots__ = ("facts", "taken")
 
     def __init__(self, row: Mapping[str, Any], facts: frozenset[str] = frozenset()) -> None:
         super().__init__(row)

@@ -103,6 +103,8 @@ FORMATS: Mapping[str, RowFormat] = MappingProxyType(
 
 def _has_turns(row: Mapping[str, Any], *keys: str) -> bool:
     """Tell whether a row has turns under a key. An empty list counts if nothing else is there."""
+    if row.keys().isdisjoint(keys):
+        return False
     is_empty = first_key(row, questions.TURN_KEYS) is None
     return any(key in row and (is_empty or is_set(row[key])) for key in keys)
 
@@ -224,10 +226,10 @@ def _refuse_unread_media(row: dict[str, Any], draft: Draft, name: str) -> None:
         values = row[key] if isinstance(row[key], list) else [row[key]]
         value = next(filter(_looks_like_media, values), None)
         if value is not None:
-            shown = f"{len(value)} bytes" if isinstance(value, bytes) else "an object"
-            shown = repr(value[:200]) if isinstance(value, str) else shown
+            medium = f"{len(value)} bytes" if isinstance(value, bytes) else "an object"
+            medium = repr(value[:200]) if isinstance(value, str) else medium
             raise RowError(
-                f"{key}: {shown} looks like a media file, but no format reads this key; rename it "
+                f"{key}: {medium} looks like a media file, but no format reads this key; rename it "
                 f"to image, video or audio, such as with --map image={key}, or keep it as it is "
                 f"with --format {name}"
             )

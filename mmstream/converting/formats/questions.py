@@ -144,8 +144,8 @@ def vqa(row: ParsedRow) -> Draft:
     for i, item in enumerate(expect(row.take(key), list, key)):
         items.append(ParsedRow(expect(item, dict, f"{key}[{i}]")))
         turns += _question(items[-1], f"{key}[{i}]: ")
-    rest = not_taken(items)
-    return parse_dialogue(row, {"messages": turns}, {key: rest} if any(rest) else {})
+    unread = not_taken(items)
+    return parse_dialogue(row, {"messages": turns}, {key: unread} if any(unread) else {})
 
 
 def _has_parallel_lists(row: Mapping[str, Any]) -> bool:
@@ -355,8 +355,8 @@ def texts(row: ParsedRow) -> Draft:
         turns += pair_of(question, expect(items[-1].take("assistant"), str, f"{name}: assistant"))
     if not turns:
         raise RowError("texts is empty")
-    rest = not_taken(items)
-    return parse_dialogue(row, {"messages": turns}, {"texts": rest} if any(rest) else {})
+    unread = not_taken(items)
+    return parse_dialogue(row, {"messages": turns}, {"texts": unread} if any(unread) else {})
 
 
 TURN_KEYS = ("messages", "conversations", "conversation")
@@ -454,8 +454,8 @@ def _answer_turns(value: Any, name: str) -> list[Any]:
     text = text_of(value, name)
     if not _SPEAKER.match(text):
         return [{"role": "assistant", "content": text}]
-    _, *words = _SPEAKER.split(text)
+    _, *turns = _SPEAKER.split(text)
     return [
         {"role": _ROLES[speaker], "content": said.strip()}
-        for speaker, said in zip(words[::2], words[1::2], strict=True)
+        for speaker, said in zip(turns[::2], turns[1::2], strict=True)
     ]

@@ -134,9 +134,9 @@ def short_names(urls: Sequence[str]) -> list[str]:
         >>> short_names(["data/a.jsonl", "data/b.jsonl"]), short_names(["x/a.csv", "y/a.csv"])
         (['a.jsonl', 'b.jsonl'], ['x/a.csv', 'y/a.csv'])
     """
-    parts = [url.rstrip("/").split("/") for url in urls]
-    for length in range(1, max(map(len, parts), default=0) + 1):
-        names = ["/".join(words[-length:]) for words in parts]
+    paths = [url.rstrip("/").split("/") for url in urls]
+    for length in range(1, max(map(len, paths), default=0) + 1):
+        names = ["/".join(path[-length:]) for path in paths]
         if len(set(names)) == len(names):
             return names
     return list(urls)

@@ -342,8 +342,8 @@ def _coco_row(
         return RowError("image without file_name")
     others = {key: value for key, value in image.items() if key not in ("id", "file_name")}
     row: dict[str, Any] = {"id": image.get("id"), "image": path, **others}
-    captions = [each["caption"] for each in annotations if "caption" in each]
-    objects = [_object(each, names) for each in annotations if "caption" not in each]
+    captions = [note["caption"] for note in annotations if "caption" in note]
+    objects = [_object(note, names) for note in annotations if "caption" not in note]
     if captions:
         row["captions"] = captions
     if objects:
@@ -435,21 +435,21 @@ class _Splitter:
 
     def _next_byte(self) -> bytes:
         """Go to the next byte that is no white space and return it; empty at the file's end."""
-        while (found := _NOT_BLANK.search(self._data, self._start)) is None:
+        while (byte := _NOT_BLANK.search(self._data, self._start)) is None:
             self._start = len(self._data)
             if not self._read_on():
                 return b""
-        self._start = found.start()
-        return found[0]
+        self._start = byte.start()
+        return byte[0]
 
     def _read_on(self) -> bool:
         """Read at least another block behind the value at hand. Tell whether there was any."""
         self._line += self._data.count(b"\n", 0, self._start)
-        rest = self._data[self._start :]
-        if len(rest) > MAX_ROW_BYTES:
+        unread = self._data[self._start :]
+        if len(unread) > MAX_ROW_BYTES:
             raise NotJSONError(f"a value of more than {MAX_ROW_BYTES} bytes, or a lost quote")
-        block = self._file.read(max(_BLOCK, len(rest)))
-        self._data, self._start, self._is_fresh = rest + block, 0, True
+        block = self._file.read(max(_BLOCK, len(unread)))
+        self._data, self._start, self._is_fresh = unread + block, 0, True
         return bool(block)
 
     def _take_many(self) -> list[msgspec.Raw]:
@@ -478,13 +478,13 @@ class _Splitter:
         """
         while True:
             depth = 0
-            for found in _STRING_OR_MARK.finditer(self._data, self._start):
-                mark = found[0]
+            for match in _STRING_OR_MARK.finditer(self._data, self._start):
+                mark = match[0]
                 depth += (mark in b"[{") - (mark in b"]}")
                 if is_array and (depth < 0 or (depth == 0 and mark == b",")):
-                    return found.start()
+                    return match.start()
                 if not is_array and depth == 0 and mark in b"]}":
-                    return found.end()
+                    return match.end()
             if not self._read_on():
                 return len(self._data)
 
@@ -604,8 +604,8 @@ def _captioned_videos(
         row = {"video": f"{video.get('video_id')}.mp4", **video}
         texts = captions.get(str(video.get("video_id")), [])
         yield {**row, "captions": texts} if texts else row
-    known = {str(video.get("video_id")) for video in videos}
-    for video_id in (video_id for video_id in captions if video_id not in known):
+    video_ids = {str(video.get("video_id")) for video in videos}
+    for video_id in (video_id for video_id in captions if video_id not in video_ids):
         yield RowError(f"sentences: video_id {escaped(video_id, 40)}: no video has this id")
 
 
