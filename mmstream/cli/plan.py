@@ -170,7 +170,7 @@ def plan(
     else:
         decode = _of_tokenizer(str(tokenizer)) if processor is None else _of_processor(processor)
         pipeline = Pipeline(data, global_batch_size=1, decode=decode)
-    with shows_infos_of("mmstream.measuring.measure"):  # how much is read
+    with shows_infos_of("mmstream.measuring.plan"):  # how much is read
         for source in plan_sources(pipeline, limits, epochs=measured_epochs, **options):
             assert source.plan is not None
             report = plan_report(source.plan, source.measure, source.dataset.bad)

@@ -8,7 +8,7 @@ A sample may be raw or decoded, a batch on the host or on a device.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
 from typing import Any, NamedTuple, TypeAlias
@@ -16,7 +16,6 @@ from typing import Any, NamedTuple, TypeAlias
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.errors import MMStreamError
 from mmstream.media.types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL
 
@@ -109,44 +108,6 @@ def spread(num_samples: int, count: int, seed: int | None = None) -> list[int]:
     draw = random.Random(seed).random  # the same numbers in every version of Python
     bounds = [i * num_samples // count for i in range(count + 1)]
     return [start + int(draw() * (stop - start)) for start, stop in pairwise(bounds)]
-
-
-CANDIDATES = 3
-"""Samples that are read for each one that is shown, at most."""
-
-
-def preview(read: Callable[[int], Any], num_samples: int, count: int) -> Iterator[Any]:
-    """Yield samples that are spread over a dataset, in its order.
-
-    Neighbours may share an image, one with each caption of it. So a sample whose first image was
-    taken already is left out, if there are others.
-
-    Args:
-        read: Returns the sample of a position.
-        num_samples: Of the dataset.
-        count: Samples to yield.
-
-    Yields:
-        Samples, and in place of one that cannot be read its error.
-    """
-    positions = spread(num_samples, count)
-    if num_samples > count:
-        positions = list(dict.fromkeys([*positions, *spread(num_samples, CANDIDATES * count)]))
-    chosen: dict[int, Any] = {}
-    images: set[bytes] = set()
-    for position in positions:
-        if len(chosen) == count:
-            break
-        try:
-            sample = read(position)
-        except (MMStreamError, OSError) as error:
-            chosen[position] = error
-            continue
-        first = next(iter(images_of(sample).values()), None)
-        if not isinstance(first, bytes) or first not in images or num_samples <= count:
-            chosen[position] = sample
-            images |= {first} if isinstance(first, bytes) else set()
-    yield from (chosen[position] for position in sorted(chosen))
 
 
 # -- images ----------------------------------------------------------------------------------------

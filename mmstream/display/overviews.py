@@ -13,7 +13,7 @@ from typing import Any
 
 from markupsafe import Markup
 
-from mmstream.display.contents import preview
+from mmstream.display.contents import spread
 from mmstream.display.html import element, page
 from mmstream.display.samples import MAX_SOURCES, MAX_TILES, samples_part
 from mmstream.display.text import MAX_FIELDS, size_text
@@ -66,28 +66,34 @@ def dataset_html(dataset: Any) -> str:
         ("fields", ", ".join(f"{name} ({count:,})" for name, count in fields) or "not counted"),
     ]
     num_samples = _num_affordable(dataset, dataset, PREVIEW_SAMPLES)
-    samples = preview(dataset.__getitem__, len(dataset), num_samples) if num_samples else ()
-    num_more = len(dataset) - num_samples if num_samples else 0
-    return overview("Dataset", rows, tiles=samples_part(samples), num_more=num_more, noun="samples")
+    positions = spread(len(dataset), num_samples) if num_samples else ()
+    return overview(
+        "Dataset",
+        rows,
+        tiles=samples_part(_sample_or_error(dataset, position) for position in positions),
+        num_more=len(dataset) - num_samples if num_samples else 0,
+        noun="samples",
+    )
 
 
 def view_html(view: Any) -> str:
     """Return the first samples of a slice of a dataset as thumbnails."""
-
-    def read(index: int) -> Any:
-        try:
-            return view[index]
-        except (MMStreamError, OSError) as error:
-            return error
-
     num_samples = _num_affordable(view, view.dataset, MAX_TILES)
     return overview(
         f"{len(view):,} samples",
         note=f"of {view.dataset!r}",
-        tiles=samples_part(map(read, range(num_samples))),
+        tiles=samples_part(_sample_or_error(view, index) for index in range(num_samples)),
         num_more=len(view) - num_samples,
         noun="samples",
     )
+
+
+def _sample_or_error(samples: Sequence[Any], index: int) -> Any:
+    """Return a sample, or the error where it cannot be read."""
+    try:
+        return samples[index]
+    except (MMStreamError, OSError) as error:
+        return error
 
 
 def _num_affordable(samples: Sequence[Any], dataset: Any, max_samples: int) -> int:

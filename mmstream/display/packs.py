@@ -236,11 +236,7 @@ def _row_values(row: PackedRow, tokenizer: Any) -> dict[str, Any]:
     """Return what the template draws of a row."""
     colours = [_css(COLOURS[number % len(COLOURS)]) for number in range(len(row.documents))]
     listed = row.documents[:MAX_DOCUMENTS]
-    shown = [document for document in listed if document.key is not None]
-    tokens = [
-        (document.key, token_counts(document.tokens), token_runs(tokenizer, document.tokens))
-        for document in (shown if tokenizer is not None else ())
-    ]
+    with_tokens = row.samples[:MAX_DOCUMENTS] if tokenizer is not None else ()
     return {
         "text": row_text(row),
         "segments": [
@@ -255,7 +251,10 @@ def _row_values(row: PackedRow, tokenizer: Any) -> dict[str, Any]:
             if document.key is not None
         ],
         "num_more": len(row.documents) - len(listed),
-        "tokens": tokens,
+        "tokens": [
+            (document.key, token_counts(document.tokens), token_runs(tokenizer, document.tokens))
+            for document in with_tokens
+        ],
     }
 
 

@@ -1,6 +1,6 @@
 """Samples -> lengths, by the code that training tokenizes with.
 
-Place in the flow: `measure.py` counts the samples of all shards, and `find_plan.py` a few anew. The
+Place in the flow: `plan.py` counts the samples of all shards, and `find_plan.py` a few anew. The
 samples go through `RowDecoder.plan`, as those of a step do: functions before decoding, plans of
 media, one call of the tokenizer. No pixel is decoded.
 """
@@ -146,7 +146,7 @@ class LengthCounter:
         lengths = self.lengths_of_draws(outcomes, refs, self.seed, first)
         for epoch in others if self.may_draw else ():
             again = self.lengths_of_draws(outcomes, refs, self.seed, epoch)
-            lengths = [_longer(one, other) for one, other in zip(lengths, again, strict=True)]
+            lengths = [_longer(*pair) for pair in zip(lengths, again, strict=True)]
         return [_with_room(each, self.room) for each in lengths] if self.room else lengths
 
     def lengths_of_draws(
@@ -206,7 +206,7 @@ class LengthCounter:
         shard_ends: IntArray,
         positions: IntArray,
         tokens: npt.NDArray[np.signedinteger[Any]],
-        told: str,
+        source: str,
         chosen: Sequence[int] = (),
         max_tokens: int | None = None,
     ) -> str | None:
@@ -214,9 +214,9 @@ class LengthCounter:
 
         Args:
             shard_ends: int64 [num_shards], samples up to the end of each shard.
-            positions: int64 [n], of samples whose lengths are known.
+            positions: int64 [n], of samples whose lengths were counted before.
             tokens: int [n], their lengths.
-            told: Where these lengths stand, in words.
+            source: Where these lengths come from, in words.
             chosen: Rows of `positions` that are counted too.
             max_tokens: To how many tokens samples are cut. None: none is cut.
 
@@ -238,7 +238,7 @@ class LengthCounter:
             count = now.values[0] if max_tokens is None else min(now.values[0], max_tokens)
             if isinstance(outcome, dict) and count != before:  # else it is damaged
                 address = where(self.dataset.name_of(ref[0]), ref[1], outcome["__key__"])
-                return f"{address} {count_text(now)}, and {before:,} {told}"
+                return f"{address} {count_text(now)}, and {before:,} {source}"
         return None
 
     def read(self, ref: SampleRef) -> Outcome:
@@ -256,12 +256,12 @@ def count_text(lengths: SampleLengths) -> str:
     return f"has {lengths.values[0]:,} tokens"
 
 
-def _longer(one: SampleLengths, other: SampleLengths) -> SampleLengths:
+def _longer(first: SampleLengths, second: SampleLengths) -> SampleLengths:
     """Return the larger of each length of a sample in two epochs. One that fails is left out."""
-    if one.reason or other.reason:
-        return one if other.reason and not one.reason else other
-    values = tuple(max(pair) for pair in zip(one.values, other.values, strict=True))
-    return one._replace(values=values)
+    if first.reason or second.reason:
+        return first if second.reason and not first.reason else second
+    values = tuple(max(pair) for pair in zip(first.values, second.values, strict=True))
+    return SampleLengths(values)
 
 
 def _with_room(lengths: SampleLengths, room: int) -> SampleLengths:

@@ -1,26 +1,50 @@
-"""A pipeline -> the plan of its packs: all samples are measured, and then packed.
+"""A pipeline -> the lengths of all samples, and the plan of its packs: `mm.plan`, `mmstream plan`.
 
-    Pipeline -> `LengthCounter` -> `measure` -> `make_plan` -> mmstream.plan.NAME beside the index
+    Pipeline -> `LengthCounter` -> `measure`: a file of lengths for each shard -> `make_plan`
+        -> mmstream.plan.NAME beside the index
 
-`mm.plan` and ``mmstream plan``.
+Shards are measured by several processes. What a shard gives is written as soon as it is there, so a
+call that was killed goes on where it was. The result is the same for any number of processes.
 """
 
 from __future__ import annotations
 
+import logging
 import os
-from collections.abc import Iterator, Sequence
+import pickle
+from collections.abc import Callable, Iterator, Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
+import msgspec
 import numpy as np
+from tqdm import tqdm
 
 from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.facts import Fact, read_facts
 from mmstream.decoding.decode import Decode
-from mmstream.errors import ConfigError
+from mmstream.errors import (
+    ConfigError,
+    ManifestError,
+    MMStreamError,
+    ShardError,
+    escaped,
+    where,
+)
 from mmstream.measuring.find_plan import plan_name, seed_of_source
-from mmstream.measuring.lengths import LengthCounter
-from mmstream.measuring.measure import measure
-from mmstream.packing.measure_file import Measure, settings_digest
+from mmstream.measuring.lengths import LengthCounter, count_text
+from mmstream.packing.measure_file import (
+    COLUMNS,
+    UNUSABLE_NAME,
+    Measure,
+    ShardLengths,
+    measure_folder,
+    measure_of_shards,
+    read_lengths,
+    settings_digest,
+    write_lengths,
+)
 from mmstream.packing.plan import (
     LEFT_OUT_REASONS,
     TOO_LONG,
@@ -32,7 +56,27 @@ from mmstream.packing.plan import (
 from mmstream.packing.planner import make_plan, plan_digest, require_first_shards
 from mmstream.packing.settings import PackLimits
 from mmstream.pipeline import Pipeline
+from mmstream.processes import num_cores, run_in_processes
+from mmstream.reading.step import Outcome
+from mmstream.storage import Store, open_store
+from mmstream.types import SampleRef
 from mmstream.wrong_arguments import NonEmptyStr, NonNegativeInt, PositiveInt, checked
+
+logger = logging.getLogger(__name__)
+
+SAMPLES_AT_ONCE = 128
+"""Samples whose texts are tokenized together."""
+
+CHECKED_SAMPLES = 64
+"""Samples of each shard that are measured with other draws too, where functions may draw."""
+
+CHECKED_FACTS = 4
+"""Samples of each shard that are measured by their files too, where there are facts."""
+
+MAX_SERIAL_SAMPLES = 20_000
+MAX_SERIAL_BYTES = 1 << 30
+"""Less work is done in this process: others need seconds to start."""
+
 
 _ADVICE = {
     "pipeline": "give the mm.Pipeline of training",
@@ -209,3 +253,228 @@ def _require_packs(packed: PackPlan, num_samples: int) -> None:
         f"no sample fits into packs of {packed.settings.max_tokens:,} tokens, so no plan was "
         f"written: {', '.join(counts)}{shortest}"
     )
+
+
+# -- a corpus -> the lengths of all samples --------------------------------------------------------
+
+
+def measure(
+    counter: LengthCounter, root: str, num_workers: int | None = None, progress: bool = True
+) -> Measure:
+    """Measure the shards that are not measured yet, and return the lengths of all samples.
+
+    The samples are read in long ranges, and go through the decoders of training up to the
+    tokenizer. All shards are measured anew where a few samples that are measured already have
+    another length now, because a function or a library counts otherwise.
+
+    Args:
+        counter: Counts the samples of a dataset.
+        root: Folder or URL that gets the folder of the measure.
+        num_workers: Processes. None: as many as there are cores, or this process alone for little
+            work.
+        progress: Show a progress bar (on a terminal only).
+
+    Raises:
+        ConfigError: Lengths depend on draws, and neither epochs nor room is given. Or a function
+            cannot be sent to another process.
+        ShardError, StorageError: A shard cannot be read.
+        MMStreamError: A process died. The shards that are done are kept.
+    """
+    shards = counter.dataset.manifest.shards
+    store = open_store(measure_folder(root, counter.settings))
+    lengths = read_lengths(store, shards)
+    difference = _difference(counter, lengths)
+    if difference is not None:
+        logger.warning("%s: %s: all shards are measured anew", store.url, difference)
+        for file in store.list():
+            store.remove(file)
+        lengths = [None] * len(shards)
+    missing = [number for number, of_shard in enumerate(lengths) if of_shard is None]
+    if missing:
+        _measure_shards(counter, store, missing, num_workers, progress)
+        lengths = read_lengths(store, shards)
+    whole = [of_shard for of_shard in lengths if of_shard is not None]
+    if len(whole) < len(shards):
+        raise MMStreamError(f"{store.url}: was damaged on the way; run the same command again")
+    lines = [
+        msgspec.json.encode({"shard": shard.name, "index": index, "reason": reason}) + b"\n"
+        for shard, of_shard in zip(shards, whole, strict=True)
+        for index, reason in of_shard.reasons
+    ]
+    if lines:
+        store.write(UNUSABLE_NAME, b"".join(lines))
+        url = store.url_of(UNUSABLE_NAME)
+        logger.warning("%s samples cannot be used: %s says why", f"{len(lines):,}", url)
+    else:
+        store.remove(UNUSABLE_NAME)
+    return measure_of_shards(shards, whole, counter.settings)
+
+
+def _difference(counter: LengthCounter, lengths: Sequence[ShardLengths | None]) -> str | None:
+    """Count a few samples of the shards that are measured. Return how one differs now."""
+    counts = [0 if of_shard is None else len(of_shard.values) for of_shard in lengths]
+    measured = [of_shard.values[:, 0] for of_shard in lengths if of_shard is not None]
+    tokens = np.concatenate([np.zeros(0, np.int64), *measured])
+    return counter.difference(np.cumsum(counts), np.arange(tokens.size), tokens, "before")
+
+
+def _measure_shards(
+    counter: LengthCounter,
+    store: Store,
+    shards: Sequence[int],
+    num_workers: int | None,
+    progress: bool,
+) -> None:
+    """Measure shards, and write what each gives."""
+    infos = [counter.dataset.manifest.shards[shard] for shard in shards]
+    num_samples = sum(info.num_samples for info in infos)
+    num_bytes = sum(info.num_bytes for info in infos)
+    if num_workers is None:
+        is_little = num_samples < MAX_SERIAL_SAMPLES and num_bytes < MAX_SERIAL_BYTES
+        num_workers = 1 if is_little else num_cores()
+    num_workers = min(num_workers, len(shards))
+    logger.info(
+        "%s: %s samples to measure, of %s MB, with %d processes",
+        counter.dataset.store.url,
+        f"{num_samples:,}",
+        f"{num_bytes / 1e6:,.1f}",
+        max(1, num_workers),
+    )
+    with tqdm(
+        total=num_samples,
+        unit=" samples",
+        unit_scale=True,
+        desc="measure",
+        disable=None if progress else True,
+        smoothing=0.1,
+    ) as bar:
+        if num_workers <= 1:
+            for shard in shards:
+                _measure_shard(counter, store, shard, bar.update)
+            return
+        try:
+            data = pickle.dumps((counter, store))
+        except Exception as error:
+            raise ConfigError(
+                f"plan: cannot be sent to other processes ({escaped(error, 200)}): define the "
+                "functions in a module, or give num_workers=1"
+            ) from None
+        jobs = run_in_processes(
+            _Worker.measure,
+            shards,
+            num_workers,
+            command="plan",
+            prepare=_Worker.begin,
+            prepare_args=(data,),
+            environment={"TOKENIZERS_PARALLELISM": "false"},  # each process has one core
+        )
+        for shard, _ in jobs:
+            bar.update(counter.dataset.manifest.shards[shard].num_samples)
+
+
+class _Worker:
+    """What a worker process keeps between its shards."""
+
+    counter: LengthCounter
+    store: Store
+
+    @classmethod
+    def begin(cls, data: bytes) -> None:
+        """Take over the counter. It is sent once, because a tokenizer takes megabytes."""
+        cls.counter, cls.store = pickle.loads(data)
+
+    @classmethod
+    def measure(cls, shard: int) -> None:
+        """Measure one shard."""
+        _measure_shard(cls.counter, cls.store, shard)
+
+
+def _measure_shard(
+    counter: LengthCounter,
+    store: Store,
+    shard: int,
+    advance: Callable[[int], object] = lambda _: None,
+) -> None:
+    """Measure a shard, and write its lengths."""
+    info = counter.dataset.manifest.shards[shard]
+    rows: list[tuple[int, ...]] = []
+    reasons = []
+    samples = _samples(counter, shard)
+    while batch := list(islice(samples, SAMPLES_AT_ONCE)):
+        refs = [(shard, len(rows) + number) for number in range(len(batch))]
+        if counter.may_draw and counter.epochs is None and not counter.room:
+            _refuse_draws(counter, batch, refs)
+        for ref, lengths in zip(refs, counter.lengths(batch, refs), strict=True):
+            rows.append(lengths.values)
+            if lengths.reason:
+                reasons.append((ref[1], lengths.reason))
+        advance(len(batch))
+    if len(rows) != info.num_samples:
+        raise ManifestError(
+            f"{info.name}: {len(rows)} samples, the manifest says {info.num_samples}; run "
+            "`mmstream index --overwrite`"
+        )
+    values = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+    write_lengths(store, info, ShardLengths(values, reasons))
+
+
+def _samples(counter: LengthCounter, shard: int) -> Iterator[Outcome]:
+    """Yield the samples of a shard: from its facts where they are there and fit, else from it."""
+    facts = _facts(counter, shard)
+    if facts is None:
+        yield from counter.dataset.shards.samples(shard)
+        return
+    url = counter.dataset.shards.url_of(shard)
+    for index, fact in enumerate(facts):
+        ref = (shard, index)
+        yield counter.read(ref) if fact is None else fact.sample(url, ref)
+
+
+def _facts(counter: LengthCounter, shard: int) -> list[Fact | None] | None:
+    """Return the facts of a shard. None: the shard itself must be read. A warning says why."""
+    dataset = counter.dataset
+    try:
+        facts = read_facts(dataset, shard)
+    except FileNotFoundError:
+        return None
+    except ShardError as error:
+        logger.warning("%s; the shard is read instead", error)
+        return None
+    complete = [(index, fact) for index, fact in enumerate(facts) if fact is not None]
+    if 2 * len(complete) < len(facts):
+        return None  # most samples would be read one by one
+    checked = complete[:: max(1, len(complete) // CHECKED_FACTS)][:CHECKED_FACTS]
+    refs = [(shard, index) for index, _ in checked]
+    url = dataset.shards.url_of(shard)
+    by_facts = [fact.sample(url, (shard, index)) for index, fact in checked]
+    by_files = [counter.read(ref) for ref in refs]
+    lengths = [counter.lengths(samples, refs) for samples in (by_facts, by_files)]
+    for ref, of_facts, of_files in zip(refs, *lengths, strict=True):
+        if of_facts.values != of_files.values:
+            logger.warning(
+                "%s: %s by its facts, and it %s by its files; the shard is read instead "
+                "(a function before decoding that looks at pictures?)",
+                where(dataset.name_of(shard), ref[1]),
+                count_text(of_facts),
+                count_text(of_files),
+            )
+            return None
+    return facts
+
+
+def _refuse_draws(
+    counter: LengthCounter, batch: Sequence[Outcome], refs: Sequence[SampleRef]
+) -> None:
+    """Raise a ConfigError where the lengths of the first samples depend on random draws."""
+    num_checked = max(0, CHECKED_SAMPLES - refs[0][1])
+    batch, refs = batch[:num_checked], refs[:num_checked]
+    lengths = counter.lengths_of_draws(batch, refs, counter.seed, 0)
+    again = counter.lengths_of_draws(batch, refs, counter.seed + 1, 1)
+    for outcome, ref, first, second in zip(batch, refs, lengths, again, strict=True):
+        if first.values != second.values:
+            key = outcome["__key__"] if isinstance(outcome, dict) else ""
+            raise ConfigError(
+                f"{where(counter.dataset.name_of(ref[0]), ref[1], key)}: its length depends on "
+                f"random draws: {first.values[0]} or {second.values[0]} tokens; plan the draws of "
+                "a run with epochs=range(3), or give room=, the tokens that a sample may have more"
+            )

@@ -109,14 +109,6 @@ def test_a_dataset_shows_its_size_and_samples_from_all_of_it(dataset):
     assert [n for n in range(12) if f"caption {n} " in page.words] == [1, 3, 5, 7, 9, 11]
 
 
-def test_samples_that_share_a_picture_are_shown_once(tmp_path):
-    dataset = make(tmp_path, [20, 20], lambda n: {"jpg": jpeg(n // 5), "txt": b"caption %d " % n})
-    page = parse(dataset)
-    assert len({image.tobytes() for image in page.images()}) == len(page.images()) == 6
-    same = make(tmp_path / "same", [40], lambda n: {"jpg": jpeg(0), "txt": b"caption %d " % n})
-    assert len(parse(same).images()) == 1
-
-
 def test_a_sample_is_a_dict_that_shows_itself_in_one_line(dataset, pipeline):
     for sample in (dataset[0], dataset[3:5][1], next(iter(dataset)), *pipeline.take(2)):
         assert isinstance(sample, dict)

@@ -20,7 +20,7 @@ from mmstream.dataset.facts import facts_name, write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.shards import ShardReader
 from mmstream.errors import ConfigError
-from mmstream.measuring import measure as module
+from mmstream.measuring import plan as module
 from mmstream.packing.measure_file import Measure
 from mmstream.pipeline import PipelineRunner
 from mmstream.processes import safe_environment
