@@ -48,7 +48,6 @@ from mmstream.packing.cost import Cost as Cost
 from mmstream.packing.settings import PackLimits as PackLimits
 from mmstream.pipeline import Pipeline as Pipeline
 from mmstream.tar.lazy_bytes import LazyBytes as LazyBytes
-from mmstream.train.check_packing import check_packing as check_packing
 from mmstream.train.inputs import model_inputs as model_inputs
 from mmstream.world import World as World
 

@@ -28,6 +28,7 @@ from mmstream.train import (
     preference_inputs,
     torchtitan_batch,
 )
+from mmstream.train.check_packing import check_packing
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 
@@ -99,7 +100,6 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         mm.Times: {"source": "json.times", "follows": "video"},
         mm.VideoDecoder: {"size": 8},
         mm.bake: {"pipeline": pipeline, "dest": "baked", **quiet},
-        mm.check_packing: {"model": None, "batch": batch},
         mm.collate: {"samples": [{"txt": b"a"}]},
         mm.convert: {"rows": [{"text": "a"}], "dest": "converted", **quiet},
         mm.finalize: {"dest": f"{folder}/rows"},
@@ -133,6 +133,7 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         preference_inputs: {"batch": flat_batch, "pad_token_id": 0},
         torchtitan_batch: {"batch": flat_batch},
         check_functions: {"pipeline": pipeline},
+        check_packing: {"model": None, "batch": batch},
     }
     names = [name for name in mm.__all__ if name not in MADE_BY_MMSTREAM]
     others = [each for each in (getattr(mm, name) for name in names) if callable(each)]

@@ -14,8 +14,8 @@ A trainer of your own needs only `mmstream.to_device`, and the two lines that sa
 loader's state. Models and trainers of other libraries get their batches here:
 
 inputs.py         `mm.model_inputs`: the arguments of a model of transformers; arguments.py makes
-                  them, packed_text.py those of flat batches
-check_packing.py  `mm.check_packing`: whether a model keeps documents apart, measured
+                  them
+check_packing.py  whether a model keeps documents apart, measured
 flat_batches.py   flat batches for models of your own
 trainer.py        `LoaderTrainer`: the Trainer of transformers, on a loader
 lightning.py      `LightningLoaderState`: the state of a loader in checkpoints of Lightning
@@ -33,7 +33,6 @@ from mmstream.train.config import TrainConfig, TrainResult
 from mmstream.wrong_arguments import checked
 
 if TYPE_CHECKING:
-    from mmstream.train.check_packing import PackingCheck as PackingCheck
     from mmstream.train.flat_batches import flash_attention_arguments as flash_attention_arguments
     from mmstream.train.flat_batches import flex_block_mask as flex_block_mask
     from mmstream.train.flat_batches import megatron_packing as megatron_packing
@@ -49,7 +48,6 @@ _MODULE_OF = {
     "LoaderState": "trainer",
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
-    "PackingCheck": "check_packing",
     "flash_attention_arguments": "flat_batches",
     "flex_block_mask": "flat_batches",
     "megatron_packing": "flat_batches",

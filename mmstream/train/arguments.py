@@ -4,6 +4,9 @@
 
 Text is the same for all models: ids, mask and labels. What differs is asked of the model's family:
 in which form it takes pictures, videos and audio, how many tokens they take, positions.
+
+A flat batch has documents one behind the other, and no attention mask. Models of transformers see
+where a document begins by its positions, FlashAttention by the lengths of documents.
 """
 
 from __future__ import annotations
@@ -15,6 +18,7 @@ from functools import lru_cache
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from mmstream._torchvision import import_torchvision
@@ -32,18 +36,21 @@ from mmstream.families.family import (
     check_count,
 )
 from mmstream.families.registry import origin_of, resolve
-from mmstream.train.packed_text import (
-    DOCUMENT_ARGUMENTS,
-    check_quadratic,
-    is_packed,
-    packed_arguments,
-    packed_text,
-    with_padding_document,
-)
 from mmstream.types import IGNORED_LABEL, Batch
 from mmstream.wrong_arguments import shown
 
-_TEXT_FIELDS = ("input_ids", "attention_mask", "labels")
+LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
+"""The boundaries of documents, as FlashAttention takes them: all four, or none."""
+
+_UNNAMED_ARGUMENTS = frozenset({*LENGTHS, "seq_idx", "use_cache"})
+"""Arguments that many models hand on to their layers without naming them."""
+
+MAX_DENSE_TOKENS = 16_384
+"""The most tokens of several rows in one, without attention that skips other documents. A mask for
+them is 0.25 GiB, and scores in float32 1 GiB a head."""
+
+_ATTENTION_LAYERS = ("attention", "full", "sliding", "local", "global", "chunked")
+"""Words in the names of layers that only look at other tokens through a mask."""
 
 
 @dataclass(frozen=True)
@@ -68,10 +75,11 @@ def model_arguments(
             names the package and its version.
     """
     model, config, family = resolve(model_or_family)
+    # The default config of a model_type has other tokens and mel bands.
+    reads_config = not isinstance(model_or_family, str)
     try:
         arguments = _row_arguments if family.takes_one_a_row else _text_arguments
-        is_default = isinstance(model_or_family, str)  # a default config has tokens of its own
-        return arguments(batch, model, config, family, request or Request(), is_default)
+        return arguments(batch, model, config, family, request or Request(), reads_config)
     except MMStreamError:
         raise
     except Exception as error:
@@ -85,7 +93,7 @@ def model_arguments(
 
 
 def _row_arguments(
-    batch: Batch, model: Any, config: Any, family: Family, request: Request, is_default: bool
+    batch: Batch, model: Any, config: Any, family: Family, request: Request, reads_config: bool
 ) -> dict[str, Any]:
     """Return the arguments of a model that takes one medium a row."""
     if is_packed(batch):
@@ -93,102 +101,172 @@ def _row_arguments(
             f"model_inputs: {config.model_type} takes one sample a row: leave batching= out of "
             "the Pipeline"
         )
-    media = _media_of(batch, model, config, family, request)
-    if "audio" in family.takes:
-        batch = {**batch, **_text_inputs(batch)}
-        _settle_features(media, model, config, is_default)
-    return family.row_inputs(batch, media, config, request.label_field)
+    media = _media_of(batch, model, config, family, request, reads_config)
+    text = _text_of(batch) if "audio" in family.takes else {}
+    return family.row_inputs({**batch, **text}, media, config, request.label_field)
 
 
 def _text_arguments(
-    batch: Batch, model: Any, config: Any, family: Family, request: Request, is_default: bool
+    batch: Batch, model: Any, config: Any, family: Family, request: Request, reads_config: bool
 ) -> dict[str, Any]:
     """Return the arguments of a model of text, with any number of media in a row."""
-    media = _media_of(batch, model, config, family, request)
+    media = _media_of(batch, model, config, family, request, reads_config)
     packed = is_packed(batch)
-    text = packed_text(batch) if packed else _text_inputs(batch)
+    if packed:
+        _check_quadratic(batch, config)
+    text = _packed_text(batch) if packed else _text_of(batch)
     sees = not media.keys().isdisjoint(("image", "video"))
     if request.blank_image:
-        text = _with_blanks(text, media, config, family)
-    _settle_features(media, model, config, is_default)
+        text = _with_blanks(text, media, model, config, family)
     ids = text["input_ids"]
     media_inputs = family.inputs(media, ids, config)
-    for kind, medium in media.items() if not is_default else ():
+    for kind, medium in media.items() if reads_config else ():
         if (count := family.num_tokens(kind, medium, config)) is not None:
             check_count(ids, config, kind, count)
     config_type: Any = type(config)
-    accepted = parameters_of(config_type)
+    accepted = _parameters_of(config_type)
     if packed:
-        check_quadratic(batch, config)
         if accepted and "position_ids" not in accepted:
             raise ConfigError(
                 f"model_inputs: {config.model_type} takes no position_ids, by which models tell "
                 "documents apart: leave batching= out, so that each row is one document"
             )
         positions = family.flat_positions(text, media_inputs, model, config, sees=sees)
-        text = packed_arguments({**text, "position_ids": positions}, config)
+        text = _packed_arguments({**text, "position_ids": positions}, config)
     elif (positions := family.padded_positions(text, media_inputs, model, config)) is not None:
         text = {**text, "position_ids": positions}
     return {
         name: value
         for name, value in {**text, **media_inputs}.items()
-        if not accepted or name in accepted | DOCUMENT_ARGUMENTS
+        if not accepted or name in accepted | _UNNAMED_ARGUMENTS
     }
 
 
 @lru_cache(maxsize=32)
-def parameters_of(config_type: Any) -> frozenset[str]:
+def _parameters_of(config_type: Any) -> frozenset[str]:
     """Return the arguments of the forward pass in the installed version; empty: not known."""
     import_torchvision()
-    from transformers import (
-        MODEL_FOR_CAUSAL_LM_MAPPING,
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        MODEL_FOR_MULTIMODAL_LM_MAPPING,
-    )
+    import transformers
 
     for mapping in (
-        MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
-        MODEL_FOR_MULTIMODAL_LM_MAPPING,
-        MODEL_FOR_CAUSAL_LM_MAPPING,
+        transformers.MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING,
+        transformers.MODEL_FOR_MULTIMODAL_LM_MAPPING,
+        transformers.MODEL_FOR_CAUSAL_LM_MAPPING,
     ):
         if config_type in mapping:
             return frozenset(inspect.signature(mapping[config_type].forward).parameters)
     return frozenset()
 
 
-def _text_inputs(batch: Batch) -> dict[str, Tensor]:
-    """Return ids, mask and labels. The labels of invalid rows are -100."""
+# -- text: padded rows, or documents one behind the other ------------------------------------------
+
+
+def is_packed(batch: Batch) -> bool:
+    """Tell whether a batch has documents one behind the other, as ``batching=`` makes them."""
+    return "cu_seq_lens_q" in batch
+
+
+def _text_of(
+    batch: Batch, names: tuple[str, ...] = ("input_ids", "attention_mask", "labels")
+) -> dict[str, Tensor]:
+    """Return the fields of these names that the batch has. The labels of invalid rows are -100."""
     if not isinstance(batch.get("input_ids"), Tensor):
         raise ConfigError("model_inputs: the batch has no input_ids; give Decode a TextDecoder")
-    text = {name: batch[name] for name in _TEXT_FIELDS if isinstance(batch.get(name), Tensor)}
+    text = {name: batch[name] for name in names if isinstance(batch.get(name), Tensor)}
     if "labels" in text and "__valid__" in batch:
         text["labels"] = valid_labels(batch)
     return text
+
+
+def _packed_text(batch: Batch) -> dict[str, Any]:
+    """Return the fields of a flat batch that describe its text. Invalid rows have no labels.
+
+    Raises:
+        ConfigError: The batch lacks some of them.
+    """
+    names = ("input_ids", "position_ids", "document_ids", *LENGTHS)
+    missing = [name for name in names if batch.get(name) is None]
+    if missing:
+        raise ConfigError(
+            f"model_inputs: the batch has cu_seq_lens_q, and no {missing[0]}: keep all fields of "
+            "batching=mm.Flat(), in transforms too"
+        )
+    return {name: batch[name] for name in names} | _text_of(batch, ("input_ids", "labels"))
+
+
+def _packed_arguments(text: dict[str, Any], config: Any) -> dict[str, Any]:
+    """Return the text of a flat batch in the form that a model of transformers takes.
+
+    - ``use_cache`` is False. With a cache, models do not look for documents, and let them leak.
+    - There is no ``attention_mask``, for the same reason.
+    - The lengths of documents are there for FlashAttention, which else asks the device for them in
+      every layer, and for models with layers that are no attention.
+    - ``seq_idx``, the number of each token's document, is there for such layers only.
+    """
+    names = ["input_ids", "position_ids"] + ["labels"] * ("labels" in text)
+    has_states = has_state_layers(config)
+    if has_states or "flash" in attention_of(config):
+        names += LENGTHS
+    arguments = {name: text[name] for name in names} | {"use_cache": False}
+    if has_states:
+        arguments["seq_idx"] = text["document_ids"].to(torch.int32)
+    return arguments
+
+
+def _check_quadratic(batch: Batch, config: Any) -> None:
+    """Refuse long rows for attention that computes the scores of all tokens with all others.
+
+    Raises:
+        ConfigError: Rows lie one behind the other, they have more than `MAX_DENSE_TOKENS` tokens
+            together, and the model's attention is eager or sdpa.
+    """
+    num_rows, num_tokens = batch["input_ids"].shape
+    attention = attention_of(config)
+    has_rows = num_rows == 1 and bool((batch["document_row"] > 0).any())
+    if has_rows and num_tokens > MAX_DENSE_TOKENS and attention in ("eager", "sdpa"):
+        raise ConfigError(
+            f"model_inputs: {attention} attention compares all {num_tokens:,} tokens with each "
+            'other: give batching= layout="rows", or the model '
+            'attn_implementation="flash_attention_2" or "flex_attention"'
+        )
+
+
+def has_state_layers(config: Any) -> bool:
+    """Tell whether a model has layers with a state, such as a convolution, beside attention."""
+    text = config.get_text_config()
+    kinds = getattr(text, "layer_types", None) or getattr(text, "layers_block_type", None) or ()
+    return any(
+        "linear" in str(kind) or not any(word in str(kind) for word in _ATTENTION_LAYERS)
+        for kind in kinds
+    )
+
+
+def attention_of(config: Any) -> str:
+    """Return the name of a model's attention, such as "sdpa" or "flash_attention_2"."""
+    return str(getattr(config.get_text_config(), "_attn_implementation", None))
 
 
 # -- blank media -----------------------------------------------------------------------------------
 
 
 def _with_blanks(
-    text: dict[str, Any], media: dict[str, Medium], config: Any, family: Family
+    text: dict[str, Any], media: dict[str, Medium], model: Any, config: Any, family: Family
 ) -> dict[str, Any]:
     """Return the text with the tokens of a blank medium for each tower that has nothing to do.
 
-    The models here are causal: what stands behind a text does not change it.
-
-    Args:
-        text: ``input_ids`` and, where there are any, ``attention_mask`` and ``labels``, [B, T].
-        media: The media of the batch. The blank ones are added.
-        config: The model's config.
-        family: Says what is blank, and which tokens it takes.
+    The blank ones are added to `media`. The models here are causal: tokens after a text do not
+    change it.
     """
     towers = {"image": ("image", "video"), "audio": ("audio",)}
     for kind, kinds in towers.items():
         if kind in family.takes and media.keys().isdisjoint(kinds):
             blank = family.blank(kind, config)
             if blank is not None:
-                text, row = _with_tokens(text, blank.tokens)
+                add = _with_document if is_packed(text) else _with_tokens
+                text, row = add(text, blank.tokens)
                 medium = blank.medium.in_row(row, text["input_ids"])
+                if isinstance(medium, Features):
+                    medium = medium.of_dtype(_dtype_of(model))
                 media["video" if isinstance(medium, Videos) else kind] = medium
     return text
 
@@ -197,36 +275,59 @@ def _with_tokens(text: dict[str, Any], tokens: list[int]) -> tuple[dict[str, Any
     """Return the text with these tokens at the end of a row, and the number of the row.
 
     It is the row with most padding at its end, where they fit. Otherwise all rows become longer.
-    They have an attention mask of 1 and no labels. In a flat batch they are a document of their
-    own.
+    They have an attention mask of 1 and no labels.
     """
-    if is_packed(text):
-        return with_padding_document(text, tokens)
-    num_tokens = len(tokens)
     ids = text["input_ids"]
     mask = text.get("attention_mask", torch.ones_like(ids))
     padding = mask.flip(1).cumsum(1).eq(0).sum(1)  # of each row, at its end
     row = int(padding.argmax())
-    if int(padding[row]) < num_tokens:
-        mask = _longer(mask, num_tokens, 0)
-        ids = _longer(ids, num_tokens, 0)
-    changed = {**text, "input_ids": ids.clone(), "attention_mask": mask.clone()}
-    changed["input_ids"][row, -num_tokens:] = torch.tensor(tokens, device=ids.device)
-    changed["attention_mask"][row, -num_tokens:] = 1
-    if "labels" in text and text["labels"].shape != ids.shape:
-        changed["labels"] = _longer(text["labels"], num_tokens, IGNORED_LABEL)
+    num_added = 0 if int(padding[row]) >= len(tokens) else len(tokens)
+    changed = {
+        **text,
+        "input_ids": F.pad(ids, (0, num_added)).clone(),
+        "attention_mask": F.pad(mask, (0, num_added)).clone(),
+    }
+    if "labels" in text:
+        changed["labels"] = F.pad(text["labels"], (0, num_added), value=IGNORED_LABEL)
+    changed["input_ids"][row, -len(tokens) :] = torch.tensor(tokens, device=ids.device)
+    changed["attention_mask"][row, -len(tokens) :] = 1
     return changed, row
 
 
-def _longer(rows: Tensor, count: int, fill: int) -> Tensor:
-    return torch.cat((rows, rows.new_full((len(rows), count), fill)), dim=1)
+def _with_document(text: dict[str, Any], tokens: list[int]) -> tuple[dict[str, Any], int]:
+    """Return a flat text with these tokens as one more document of its last row, and that row.
+
+    Each other row gets a document of as many tokens, with the id 0. No document sees them, and they
+    have no labels.
+
+    Example: rows of documents with 2 and 1, and with 3 tokens, have the boundaries [0, 2, 3, 6].
+    With a document of one token in each row, they are [0, 2, 3, 4, 7, 8].
+    """
+    num_added = len(tokens)
+    changed = {**text, "input_ids": F.pad(text["input_ids"], (0, num_added))}
+    ids, positions = changed["input_ids"], text["position_ids"]
+    ids[-1, -num_added:] = torch.tensor(tokens, device=ids.device)
+    if "labels" in text:
+        changed["labels"] = F.pad(text["labels"], (0, num_added), value=IGNORED_LABEL)
+    changed["position_ids"] = F.pad(positions, (0, num_added))
+    changed["position_ids"][..., -num_added:] = torch.arange(num_added, device=positions.device)
+    documents = F.pad(text["document_ids"], (0, num_added), value=-1)
+    _, numbers, lengths = torch.unique_consecutive(
+        documents.flatten(), return_inverse=True, return_counts=True
+    )
+    changed["document_ids"] = numbers.view(documents.shape).to(documents.dtype)
+    boundaries = F.pad(lengths.cumsum(0), (1, 0)).to(text["cu_seq_lens_q"].dtype)
+    changed["cu_seq_lens_q"] = changed["cu_seq_lens_k"] = boundaries
+    longest = max(text["max_length_q"], 1 << (num_added - 1).bit_length())
+    changed["max_length_q"] = changed["max_length_k"] = longest
+    return changed, len(ids) - 1
 
 
 # -- the media of a batch, normalised --------------------------------------------------------------
 
 
 def _media_of(
-    batch: Batch, model: Any, config: Any, family: Family, request: Request
+    batch: Batch, model: Any, config: Any, family: Family, request: Request, reads_config: bool
 ) -> dict[str, Medium]:
     """Return the media of a batch by kind, without those that it has none of.
 
@@ -234,28 +335,25 @@ def _media_of(
         ConfigError: The batch has media of a kind that the family does not take.
     """
     image, video, audio = request.image_field, request.video_field, request.audio_field
-    media: dict[str, Medium] = {}
-    change = pixel_changer(request.normalize, model, "image")
-    pictures = pictures_of(batch, image, change)
-    is_there = {
+    pictures = _pictures_of(batch, image, _pixel_changer(request.normalize, model, "image"))
+    is_present = {
         "image": pictures is not None,
         "video": _has(batch, video, f"{video}_frames"),
         "audio": _has(batch, audio, f"{audio}_features", f"{audio}_row"),
     }
     for kind, name in KINDS.items():
-        if is_there[kind] and kind not in family.takes:
+        if is_present[kind] and kind not in family.takes:
             raise ConfigError(
                 f"model_inputs: {config.model_type} takes no {name}, and the batch has some: leave "
                 "their decoder out of Decode, and give "
                 'TextDecoder(undecoded_parts="drop") where texts speak of them'
             )
-    if pictures is not None:
-        media["image"] = pictures
+    media: dict[str, Medium] = {} if pictures is None else {"image": pictures}
     if _has(batch, video):
-        change = pixel_changer(request.normalize, model, "video")
-        media["video"] = _videos_of(batch, video, change)
+        media["video"] = _videos_of(batch, video, _pixel_changer(request.normalize, model, "video"))
     if _has(batch, audio, f"{audio}_features"):
-        media["audio"] = _features_of(batch, audio, config)
+        features = _features_of(batch, audio, config, reads_config)
+        media["audio"] = features.of_dtype(_dtype_of(model))
     return media
 
 
@@ -264,7 +362,7 @@ def _has(batch: Batch, *fields: str) -> bool:
     return any(value is not None and len(value) > 0 for value in values)
 
 
-def pictures_of(
+def _pictures_of(
     batch: Batch, image_field: str, change: Callable[[Tensor], Tensor]
 ) -> Pictures | None:
     """Return the pictures of a batch, normalised; None if it has none."""
@@ -273,32 +371,28 @@ def pictures_of(
         _check_other_fields(batch, image_field)
     if images is None or len(images) == 0:
         return None
-    num_rows = len(batch["__valid__"]) if "__valid__" in batch else None
-    if isinstance(images, Tensor):
-        tiles: Tensor | list[Tensor] = change(images)
-    elif isinstance(images, list):
-        tiles = [change(image) for image in images]
-    else:
+    if not isinstance(images, Tensor | list):
         raise ConfigError(
             f"model_inputs: {image_field!r} is a {type(images).__name__}: give a tensor, or a list "
             "of tensors"
         )
+    tiles = change(images) if isinstance(images, Tensor) else [change(image) for image in images]
     rows = batch.get(f"{image_field}_row")
     if rows is None:
         rows = torch.arange(len(tiles), device=tiles[0].device)
-    samples = batch.get(f"{image_field}_document")
     if is_packed(batch):
         num_rows = len(batch["input_ids"])  # 1 where all rows lie one behind the other
         rows = rows if num_rows > 1 else torch.zeros_like(rows)
-    if num_rows is None:
-        num_rows = len(batch["input_ids"]) if "input_ids" in batch else int(rows.max()) + 1
+    else:
+        of_rows = batch.get("__valid__", batch.get("input_ids"))
+        num_rows = int(rows.max()) + 1 if of_rows is None else len(of_rows)
     return Pictures(
         tiles,
         rows,
         num_rows,
         tiles_per_picture=_joined(batch.get(f"{image_field}_tiles")),
         sizes=_joined(batch.get(f"{image_field}_size")),
-        samples=samples,
+        samples=batch.get(f"{image_field}_document"),
     )
 
 
@@ -325,11 +419,11 @@ def _joined(values: Any) -> Tensor | None:
     """Join what each row has of its pictures, such as [2, 1] and [3], to one tensor, [2, 1, 3]."""
     if values is None:
         return None
-    parts = [torch.as_tensor(value) for value in values if value is not None]
-    return torch.cat(parts) if parts else None
+    by_row = [torch.as_tensor(value) for value in values if value is not None]
+    return torch.cat(by_row) if by_row else None
 
 
-def pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], Tensor]:
+def _pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], Tensor]:
     """Return a function that normalises uint8 pixels and leaves floating ones as they are.
 
     Args:
@@ -337,27 +431,26 @@ def pixel_changer(normalize: Any, model: Any, kind: str) -> Callable[[Tensor], T
         model: The model, which has a dtype. None: float32.
         kind: "image" or "video": whose mean and deviation of a processor are taken.
     """
-    dtype = dtype_of(model)
 
     def change(image: Tensor) -> Tensor:
         if image.is_floating_point():
             return image
         if image.dtype != torch.uint8:
             raise ConfigError(f"model_inputs: {kind}s are uint8 or floating, not {image.dtype}")
-        settings = _settings_of(normalize, kind)
-        if settings is None:
+        if normalize is None:
             raise ConfigError(
                 "model_inputs: the pixels are uint8, not normalised: "
                 "to_device(loader, device, normalize=mm.Normalize(processor.image_mean, "
                 "processor.image_std)), or model_inputs(..., normalize=processor)"
             )
-        return Normalizer(settings, dtype, image.device)(image)
+        settings = _normalize_of(normalize, kind)
+        return Normalizer(settings, _dtype_of(model), image.device)(image)
 
     return change
 
 
-def _settings_of(normalize: Any, kind: str) -> Normalize | None:
-    if normalize is None or isinstance(normalize, Normalize):
+def _normalize_of(normalize: Any, kind: str) -> Normalize:
+    if isinstance(normalize, Normalize):
         return normalize
     processor = getattr(normalize, "image_processor", normalize)
     processor = getattr(normalize, f"{kind}_processor", processor)
@@ -370,43 +463,35 @@ def _settings_of(normalize: Any, kind: str) -> Normalize | None:
 
 
 def _videos_of(batch: Batch, field: str, change: Callable[[Tensor], Tensor]) -> Videos:
-    """Return the videos of a batch, normalised.
+    """Return the videos of a batch, normalised. Their rate may be the mean over their frames.
 
     Raises:
         ConfigError: The batch has videos without ``video_frames``.
     """
-    value = batch[field]
-    numbers = batch.get(f"{field}_frames")
-    if not isinstance(numbers, Tensor):
+    value, counts = batch[field], batch.get(f"{field}_frames")
+    if not isinstance(counts, Tensor):
         raise ConfigError(
             f"model_inputs: the batch has {field!r} without {field}_frames: decode videos with "
             "Decode(video=mm.VideoDecoder(...))"
         )
-    counts = numbers.tolist()
-    videos = list(torch.split(value, counts)) if isinstance(value, Tensor) else list(value)
-    requested_fps = batch.get(f"{field}_requested_fps")
-    return Videos([change(video) for video in videos], _rates(batch, field, counts), requested_fps)
-
-
-def _rates(batch: Batch, field: str, counts: list[int]) -> Tensor:
-    """Return the frames per second of each video.
-
-    Where the batch does not say it, it is the mean over the times of its frames.
-    """
+    videos = torch.split(value, counts.tolist()) if isinstance(value, Tensor) else value
     rates = batch.get(f"{field}_fps")
-    if isinstance(rates, Tensor):
-        return rates.to("cpu", torch.float64)
-    times = batch[f"{field}_pts_s"].to("cpu", torch.float64)
-    means = [mean_rate(video.tolist()) for video in torch.split(times, counts)]
-    return torch.tensor(means, dtype=torch.float64)
+    if not isinstance(rates, Tensor):
+        times = torch.split(batch[f"{field}_pts_s"].to("cpu", torch.float64), counts.tolist())
+        rates = torch.tensor([mean_rate(video.tolist()) for video in times], dtype=torch.float64)
+    return Videos(
+        [change(video) for video in videos],
+        rates.to("cpu", torch.float64),
+        batch.get(f"{field}_requested_fps"),
+    )
 
 
-def _features_of(batch: Batch, field: str, config: Any) -> Features:
+def _features_of(batch: Batch, field: str, config: Any, reads_config: bool) -> Features:
     """Return the features of a batch's recordings.
 
     Raises:
-        ConfigError: The batch has samples of recordings in place of features, or features of
-            several numbers of mel bands.
+        ConfigError: The batch has samples of recordings in place of features. Or these have another
+            number of mel bands than the model takes, or several numbers.
     """
     values = batch.get(f"{field}_features")
     if values is None:
@@ -419,31 +504,18 @@ def _features_of(batch: Batch, field: str, config: Any) -> Features:
             f"model_inputs: {config.model_type} takes features of one number of mel bands, these "
             "differ"
         )
+    for owner in (config, getattr(config, "audio_config", None)) if reads_config else ():
+        expected = getattr(owner, "num_mel_bins", None)
+        if expected is not None and values.shape[1] != expected:
+            raise ConfigError(
+                f"model_inputs: {config.model_type} takes {expected} mel bands, the features have "
+                f"{values.shape[1]}: AudioDecoder(features=mm.families.whisper.WhisperFeatures("
+                f"num_mels={expected}))"
+            )
     return Features(values, batch[f"{field}_features_length"], batch[f"{field}_row"])
 
 
-def _settle_features(media: dict[str, Medium], model: Any, config: Any, is_default: bool) -> None:
-    """Check the mel bands of features, and bring them to the dtype of the model.
-
-    Raises:
-        ConfigError: The model takes another number of mel bands.
-    """
-    features = media.get("audio")
-    if not isinstance(features, Features):
-        return
-    num_mels = features.values.shape[1]
-    for owner in () if is_default else (config, getattr(config, "audio_config", None)):
-        expected = getattr(owner, "num_mel_bins", None)
-        if expected is not None and num_mels != expected:
-            raise ConfigError(
-                f"model_inputs: {config.model_type} takes {expected} mel bands, the features have "
-                f"{num_mels}: AudioDecoder(features=mm.families.whisper.WhisperFeatures("
-                f"num_mels={expected}))"
-            )
-    media["audio"] = features.of_dtype(dtype_of(model))
-
-
-def dtype_of(model: Any) -> torch.dtype:
+def _dtype_of(model: Any) -> torch.dtype:
     """Return the dtype of a model's weights; float32 where there is no model."""
     dtype = getattr(model, "dtype", None)
     is_floating = isinstance(dtype, torch.dtype) and dtype.is_floating_point

@@ -3,7 +3,7 @@
     loader or device -> `model_inputs` -> model(**inputs)
 
 arguments.py makes them. When a model gets its first flat batch, three documents of a few tokens are
-run six times. That is cheap for a model of any size. It says whether its family, its version and
+run three times. That is cheap for a model of any size. It says whether its family, its version and
 its attention keep documents apart.
 """
 
@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import logging
 import warnings
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -20,9 +21,8 @@ import torch
 from mmstream.batching.batching import Flat
 from mmstream.batching.flat import flatten
 from mmstream.families.registry import model_and_config
-from mmstream.train.arguments import Request, model_arguments
+from mmstream.train.arguments import Request, attention_of, is_packed, model_arguments
 from mmstream.train.check_packing import check_packing, special_ids
-from mmstream.train.packed_text import is_packed
 from mmstream.types import Batch
 from mmstream.wrong_arguments import checked
 
@@ -74,8 +74,8 @@ def model_inputs(
     towers compare all rows of a batch, so these rows are left out of it.
 
     A batch without pictures and videos gets a blank picture, for vision-language models: in the
-    padding of a row, or behind its end; in a flat batch as a document of its own. The model sees
-    its tokens after all others, and they have no labels. So the loss is that of the text alone, and
+    padding of a row, or after its end; in a flat batch as one more document. The model sees its
+    tokens after all others, and they have no labels. So the loss is that of the text alone, and
     every parameter of the vision tower has a gradient of zero instead of none. DDP, FSDP and ZeRO
     wait for these on every rank. In the same way, a batch without audio gets a blank recording, for
     models that hear.
@@ -97,7 +97,7 @@ def model_inputs(
         video_field: The same for videos.
         audio_field: The same for audio. Its features are in ``audio_features``.
         check: Whether a model is run on three short documents when it gets its first flat batch, to
-            see that it keeps them apart, as `mm.check_packing` does. Sharded models are not run.
+            see that it keeps them apart, as `check_packing` does. Sharded models are not run.
 
     Returns:
         Tensors on the device of the batch. Vision-language models: ``input_ids``,
@@ -135,86 +135,53 @@ def model_inputs(
     request = Request(normalize, blank_image, label_field, image_field, video_field, audio_field)
     if check and is_packed(batch):
         model, config = model_and_config(model_or_family)
-        if model is not None:
-            check_once(model, config, batch["input_ids"].device)
+        if model is not None and _checked.get(model) != attention_of(config):
+            _check_once(model, config, batch["input_ids"].device)
+            _checked[model] = attention_of(config)
     return model_arguments(batch, model_or_family, request)
 
 
-LENGTHS_OF_PROBE = (5, 1, 7)
+PROBE_LENGTHS = (5, 1, 7)
 
 _checked: WeakKeyDictionary[Any, str] = WeakKeyDictionary()
 """The attention with which a model was checked. It holds no model."""
 
 
-def check_once(model: Any, config: Any, device: torch.device) -> None:
-    """Check with a few tokens that a model keeps documents apart, if it was not checked before.
+def _check_once(model: Any, config: Any, device: torch.device) -> None:
+    """Check with three short documents that a model keeps them apart.
 
     A model with parameters that are sharded or elsewhere is not run: a forward pass outside the
     training step waits for other ranks. The log says so.
 
-    Args:
-        model: The model, without what wraps it.
-        config: Its config.
-        device: Where the batch is.
-
     Raises:
         ConfigError: It does not keep them apart.
     """
-    attention = str(getattr(config.get_text_config(), "_attn_implementation", None))
-    if _checked.get(model) == attention:
-        return
-    reason = _why_not(model, device)
-    if reason:
-        _checked[model] = attention
+    if torch.compiler.is_compiling() or any(_is_elsewhere(p, device) for p in model.parameters()):
         logger.warning(
-            "model_inputs: %s: not checked whether it keeps documents apart, as %s; call "
-            "mm.check_packing(model, batch) before you wrap the model",
+            "model_inputs: %s: not checked whether it keeps documents apart, as it is being "
+            "compiled or its parameters are sharded or on another device; call "
+            "mmstream.train.check_packing.check_packing(model, batch) before you wrap the model",
             config.model_type,
-            reason,
         )
         return
-    # flex attention is not compiled for these few tokens, which would take half a minute.
-    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
-        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
-        check_packing(
-            model,
-            _probe(config, device),
-            lambda batch: model_arguments(batch, model, Request(blank_image=False)),
-        )
-    _checked[model] = attention
-
-
-def _probe(config: Any, device: torch.device) -> Batch:
-    """Return a flat batch of three short documents without media."""
     special = special_ids(config)
-    vocabulary = int(config.get_text_config().vocab_size)
-    ids = [number for number in range(min(vocabulary, 1000)) if number not in special]
-    samples = []
-    start = 0
-    for length in LENGTHS_OF_PROBE:
-        own = [ids[(start + i) % len(ids)] for i in range(length)]
-        samples.append({"input_ids": np.array(own)})
-        start += length
+    vocabulary = range(min(int(config.get_text_config().vocab_size), 1000))
+    ids = np.resize([token for token in vocabulary if token not in special], sum(PROBE_LENGTHS))
+    documents = np.split(ids, np.cumsum(PROBE_LENGTHS)[:-1])
+    samples = [{"input_ids": document} for document in documents]
     batch = flatten(samples, range(len(samples)), len(samples), Flat())
-    batch["__valid__"] = torch.ones(len(samples), dtype=torch.bool)
-    return {
+    batch = {
         name: value.to(device) if isinstance(value, torch.Tensor) else value
         for name, value in batch.items()
     }
+    prepare = partial(model_arguments, model_or_family=model, request=Request(blank_image=False))
+    # flex attention is not compiled for these few tokens, which would take half a minute.
+    with torch.compiler.set_stance("force_eager"), warnings.catch_warnings():
+        warnings.filterwarnings("ignore", "flex_attention called without torch.compile")
+        check_packing(model, batch, prepare)
 
 
-def _why_not(model: Any, device: torch.device) -> str:
-    """Return why a model cannot be run outside the training step; empty: it can."""
-    if torch.compiler.is_compiling():
-        return "it is being compiled"
-    for weight in model.parameters():
-        is_sharded = (
-            hasattr(weight, "placements")  # of FSDP2 and tensor parallelism
-            or hasattr(weight, "ds_id")  # of DeepSpeed
-            or type(weight).__name__ == "FlatParameter"
-        )
-        if is_sharded:
-            return "its parameters are sharded"
-        if weight.device != device:
-            return "its parameters are not all on the device of the batch"
-    return ""
+def _is_elsewhere(weight: Any, device: torch.device) -> bool:
+    """Tell whether a parameter is sharded (FSDP, tensor parallelism, ZeRO) or not on the device."""
+    is_sharded = hasattr(weight, "placements") or hasattr(weight, "ds_id")
+    return is_sharded or type(weight).__name__ == "FlatParameter" or weight.device != device
