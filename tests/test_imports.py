@@ -20,7 +20,7 @@ from tests.helpers.paths import DOCS, ROOT
 
 FLOORS = [
     {
-        "agreement",
+        "consistency",
         "errors",
         "gone",
         "integrations",

@@ -77,8 +77,8 @@ def run_demo(out: str, shards: str | None = None, *, say: Callable[[str], None])
     for name in ("undisturbed", "disturbed"):
         _clear(join_url(root, f"{name}/checkpoints"), folder / name)
 
-    each = RowReading(captions="each")
-    report = convert(corpus_rows(), data, reading=each, samples_per_shard=20)
+    reading = RowReading(captions="each")
+    report = convert(corpus_rows(), data, reading=reading, samples_per_shard=20)
     say(
         f"1 convert: {report.num_rows} rows -> {report.num_samples} samples, "
         f"{report.num_shards} shards in {data}"

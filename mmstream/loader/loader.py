@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream._plain_tensors import plain_tensors
-from mmstream.agreement import agree
 from mmstream.bad_samples.limits import Stats, count_samples
+from mmstream.consistency import check_consistency
 from mmstream.errors import ConfigError
 from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
@@ -193,7 +193,7 @@ class Loader(IterableDataset[Batch]):
         is_present = self._current.global_batch_size == self.pipeline.global_batch_size
         shares = self._rows_per_rank if is_present else "balanced"
         balance = self._balanced(world, shares)
-        self._agree(world, balance.settings)
+        self._check_consistency(world, balance.settings)
         rows = rows_of_rank(self._current.global_batch_size, world, shares)
         if not self._has_advised:
             self._has_advised = True
@@ -379,14 +379,14 @@ class Loader(IterableDataset[Batch]):
             self._balance = key, balanced(self._current, world.world_size, shares, logs=logs)
         return self._balance[1]
 
-    def _agree(self, world: World, dealt: Mapping[str, str]) -> None:
+    def _check_consistency(self, world: World, dealt: Mapping[str, str]) -> None:
         """Compare with all other ranks what this one is about to deliver."""
         pipeline = self._current
         if world.world_size > 1 and pipeline not in self._rank_settings:
             settings = rank_settings(pipeline, self._rows_per_rank, self._on_change)
             self._rank_settings = {pipeline: settings}
         epoch, step = self._position
-        agree(
+        check_consistency(
             {
                 "epoch": str(epoch),
                 "step": str(step),

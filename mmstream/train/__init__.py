@@ -16,10 +16,9 @@ loader's state. Models and trainers of other libraries get their batches here:
 inputs.py         `mm.model_inputs`: the arguments of a model of transformers; arguments.py makes
                   them
 check_packing.py  whether a model keeps documents apart, measured
-flat_batches.py   flat batches for models of your own
+flat_batches.py   flat batches as kernels, trainers and TRL take them
 trainer.py        `LoaderTrainer`: the Trainer of transformers, on a loader
 lightning.py      `LightningLoaderState`: the state of a loader in checkpoints of Lightning
-preferences.py    `preference_inputs`: chosen and rejected answers, for TRL
 
 These names are imported when they are first used: each needs the library that it is for.
 """
@@ -36,9 +35,9 @@ if TYPE_CHECKING:
     from mmstream.train.flat_batches import flash_attention_arguments as flash_attention_arguments
     from mmstream.train.flat_batches import flex_block_mask as flex_block_mask
     from mmstream.train.flat_batches import megatron_packing as megatron_packing
+    from mmstream.train.flat_batches import preference_inputs as preference_inputs
     from mmstream.train.flat_batches import torchtitan_batch as torchtitan_batch
     from mmstream.train.lightning import LightningLoaderState as LightningLoaderState
-    from mmstream.train.preferences import preference_inputs as preference_inputs
     from mmstream.train.trainer import LoaderState as LoaderState
     from mmstream.train.trainer import LoaderTrainer as LoaderTrainer
     from mmstream.train.trainer import LoaderTrainerMixin as LoaderTrainerMixin
@@ -51,7 +50,7 @@ _MODULE_OF = {
     "flash_attention_arguments": "flat_batches",
     "flex_block_mask": "flat_batches",
     "megatron_packing": "flat_batches",
-    "preference_inputs": "preferences",
+    "preference_inputs": "flat_batches",
     "torchtitan_batch": "flat_batches",
 }
 

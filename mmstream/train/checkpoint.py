@@ -22,7 +22,6 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 import torch
-import torch.distributed as dist
 
 from mmstream.device.to_device import DeviceLoader
 from mmstream.errors import StateError, escaped
@@ -34,7 +33,8 @@ from mmstream.train.distributed import TrainProcess
 
 logger = logging.getLogger(__name__)
 
-_NAME = re.compile(r"step-(\d{8,})\.pt")
+NAME = re.compile(r"step-(\d{8,})\.pt")
+"""The file names of checkpoints, as `checkpoint_name` makes them."""
 
 KEPT = 2
 """Checkpoints of a run that are kept. With two, it survives damage to the newest."""
@@ -106,7 +106,7 @@ def require_writable(store: Store) -> None:
 
 def list_checkpoints(store: Store) -> list[int]:
     """Return the steps of all checkpoints in a store, damaged ones included, in rising order."""
-    matches = map(_NAME.fullmatch, store.list())
+    matches = map(NAME.fullmatch, store.list())
     return sorted(int(match[1]) for match in matches if match is not None)
 
 
@@ -143,7 +143,7 @@ def _save(content: dict[str, Any], file: BinaryIO) -> None:
     try:
         torch.save(content, file)
     except RuntimeError as error:
-        # After a write that failed, torch complains of its own position in the file.
+        # After a write that failed, torch complains of the position in the file.
         if isinstance(error.__context__, OSError):
             raise error.__context__ from None
         raise
@@ -248,19 +248,16 @@ def resume_training(
         ConfigError: on every rank, where only some of them can resume. Names them.
     """
     checkpoint = load_newest(store) if process.rank == 0 else None
-    num_steps = -1 if checkpoint is None else checkpoint.num_steps
-    if process.world_size > 1:
-        choice = torch.tensor(num_steps, device=process.device)
-        dist.broadcast(choice, src=0)
-        num_steps = int(choice.item())
-    if num_steps < 0:
+    chosen = 0 if checkpoint is None else checkpoint.num_steps  # 0 on all other ranks
+    num_steps = int(process.sum_over_ranks(chosen).item())
+    if num_steps == 0:
         return 0
     try:
         _load(checkpoint or load_checkpoint(store, num_steps), store, trained, batches)
     except (StateError, OSError) as error:
-        process.agree({"resuming": f"refused ({error})"})
+        process.check_consistency({"resuming": f"refused ({error})"})
         raise
-    process.agree({"resuming": "possible"})
+    process.check_consistency({"resuming": "possible"})
     if process.rank == 0:
         logger.info("resuming from %s, step %d", store.url, num_steps)
     return num_steps

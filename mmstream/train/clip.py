@@ -21,7 +21,7 @@ total_weight is V, the number of valid rows. The product is L again.
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -30,12 +30,12 @@ from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import is_flat
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError
 from mmstream.train.tokenizer import load_pretrained
 from mmstream.types import IGNORED_LABEL, Batch
-
-if TYPE_CHECKING:
-    from mmstream.decoding.decode import Decode
 
 
 class ContrastiveClip(nn.Module):
@@ -207,17 +207,10 @@ def load_clip(folder: str) -> Any:
     Raises:
         ConfigError: there is no such model.
     """
-    import_torchvision()
-    from transformers import CLIPModel
-
-    return load_pretrained(CLIPModel, folder, f"{folder}: no CLIP model", dtype=torch.float32)
+    return load_pretrained("CLIPModel", folder, f"{folder}: no CLIP model", dtype="float32")
 
 
 def clip_decode(tokenizer: Any, model: ContrastiveClip, max_length: int) -> Decode:
     """Return the decoders that make the fields that a `ContrastiveClip` reads."""
-    from mmstream.decoding.decode import Decode
-    from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.text.decoder import TextDecoder
-
     text = TextDecoder(tokenizer, max_length=max_length, padding="longest")
     return Decode(image=ImageDecoder(size=model.image_size), text=text)

@@ -12,17 +12,17 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from types import FrameType
-from typing import NoReturn
+from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mmstream.agreement import agree
+from mmstream.consistency import check_consistency
 from mmstream.errors import ConfigError
 from mmstream.processes import cpu_limit, num_local_ranks
 from mmstream.world import World
@@ -68,9 +68,9 @@ class TrainProcess:
         if self.world_size > 1:
             self.sum_over_ranks(0.0).item()  # on CUDA, the sum alone would not wait
 
-    def agree(self, settings: Mapping[str, str]) -> None:
+    def check_consistency(self, settings: Mapping[str, str]) -> None:
         """Compare settings over the ranks; ConfigError on all of them where one differs."""
-        agree(
+        check_consistency(
             settings,
             World(self.rank, self.world_size),
             beginning="to train",
@@ -102,6 +102,25 @@ def process_group(device: str | None) -> Iterator[TrainProcess]:
     Raises:
         ConfigError: torch does not have this device.
     """
+    torch_device = _open_device(device)
+    if dist.is_initialized():
+        yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
+    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
+        _warn_of_restarts()
+        if torch_device.type == "cuda":
+            dist.init_process_group("nccl", device_id=torch_device)
+        else:
+            dist.init_process_group("gloo")
+        try:
+            yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
+        finally:
+            leave_group()
+    else:
+        yield TrainProcess(torch_device)
+
+
+def _open_device(device: str | None) -> torch.device:
+    """Return the device of this process, and make a CUDA device the current one."""
     name = device or ("cuda" if torch.cuda.is_available() else "cpu")
     if name == "cuda":
         name = f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
@@ -120,20 +139,7 @@ def process_group(device: str | None) -> Iterator[TrainProcess]:
                 "each process its own device"
             )
         torch.cuda.set_device(torch_device)
-    if dist.is_initialized():
-        yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
-    elif "RANK" in os.environ and "WORLD_SIZE" in os.environ:
-        _warn_of_restarts()
-        if torch_device.type == "cuda":
-            dist.init_process_group("nccl", device_id=torch_device)
-        else:
-            dist.init_process_group("gloo")
-        try:
-            yield TrainProcess(torch_device, dist.get_rank(), dist.get_world_size())
-        finally:
-            leave_group()
-    else:
-        yield TrainProcess(torch_device)
+    return torch_device
 
 
 def _warn_of_restarts() -> None:
@@ -193,21 +199,26 @@ def _leave(number: int, _frame: FrameType | None) -> NoReturn:
 
 
 @contextmanager
-def leave_on_sigterm() -> Iterator[None]:
-    """Turn SIGTERM into SystemExit(143), so that the workers and the process group end properly.
+def _handling(handler: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
+    """Handle signals by this function. Handlers that the caller has set stay as they are.
 
-    It does nothing when the caller has a handler of their own, or outside the main thread, where
-    Python does not allow signal handlers.
+    It does nothing outside the main thread, where Python does not allow signal handlers.
     """
-    is_main_thread = threading.current_thread() is threading.main_thread()
-    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
-        yield
-        return
-    signal.signal(signal.SIGTERM, _leave)
+    replaced = {}
+    if threading.current_thread() is threading.main_thread():
+        for number in numbers:
+            if signal.getsignal(number) in (signal.SIG_DFL, signal.default_int_handler, _leave):
+                replaced[number] = signal.signal(number, handler)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number, previous in replaced.items():
+            signal.signal(number, previous)
+
+
+def leave_on_sigterm() -> AbstractContextManager[None]:
+    """Turn SIGTERM into SystemExit(143), so that the workers and the process group end properly."""
+    return _handling(_leave, signal.SIGTERM)
 
 
 @dataclass
@@ -260,20 +271,7 @@ def received_by_all(stop: StopRequest, process: TrainProcess) -> bool:
 
 @contextmanager
 def note_signals() -> Iterator[StopRequest]:
-    """Note SIGTERM and Ctrl-C instead of ending the process, so that the step can be saved first.
-
-    Handlers that the caller has set stay as they are. Outside the main thread nothing is noted.
-    """
+    """Note SIGTERM and Ctrl-C instead of ending the process, so that the step is saved first."""
     request = StopRequest()
-    replaced_handlers = {}
-    if threading.current_thread() is threading.main_thread():
-        for number in (signal.SIGTERM, signal.SIGINT):
-            handler = signal.getsignal(number)
-            if handler in (signal.SIG_DFL, signal.default_int_handler, _leave):
-                replaced_handlers[number] = handler
-                signal.signal(number, request.note)
-    try:
+    with _handling(request.note, signal.SIGTERM, signal.SIGINT):
         yield request
-    finally:
-        for number, handler in replaced_handlers.items():
-            signal.signal(number, handler)

@@ -42,8 +42,11 @@ from mmstream._vector_math import resolve_vector_math
 from mmstream.audit.training_log import SampleLog
 from mmstream.batching.split import split_rows
 from mmstream.batching.valid import is_flat
+from mmstream.dataset.mixture import open_data
+from mmstream.dataset.open import open_dataset
 from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
+from mmstream.loader.loader import Loader
 from mmstream.pipeline import Pipeline
 from mmstream.storage import Store, join_url, open_store
 from mmstream.train.checkpoint import Trained, require_writable, resume_training, save_training
@@ -61,9 +64,7 @@ from mmstream.train.distributed import (
 from mmstream.train.metrics import Meter, StepLog
 from mmstream.train.models import (
     checkpoint_activations,
-    open_loader,
     open_model,
-    open_train_data,
     pipeline_for,
     pipeline_of_model,
     validation_pipeline,
@@ -94,20 +95,25 @@ def run(config: TrainConfig, user_pipeline: Any, model: Any) -> TrainResult:
     if config.log_folder is not None and Path(config.log_folder).is_file():
         raise ConfigError(f"train: {config.log_folder} is a file; name a folder with out=")
     with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as open_loaders:
-        process.agree(config.rank_settings)
+        process.check_consistency(config.rank_settings)
         share_threads(config.num_workers)
-        data = open_train_data(config, config.url)
+        data = open_data(config.url, allow_foreign_urls=config.allow_foreign_urls)
         model, pipeline = _model_and_pipeline(config, data, model, user_pipeline, process)
 
         def open_batches(pipeline: Pipeline) -> DeviceLoader:
-            loader = open_loader(config, pipeline)
+            loader = Loader(
+                pipeline,
+                num_workers=config.num_workers,
+                rows_per_rank=config.rows_per_rank or "balanced",
+                on_change=config.on_change,
+            )
             open_loaders.enter_context(closing(loader))  # ends its workers
             normalize = getattr(model, "normalize", None)
             return to_device(loader, process.device, normalize=normalize)
 
         batches, validation = open_batches(pipeline), None
         if config.validation is not None:
-            data = open_train_data(config, config.validation, is_validation=True)
+            data = open_dataset(config.validation, allow_foreign_urls=config.allow_foreign_urls)
             validation = open_batches(validation_pipeline(pipeline, data))
         try:
             result = fit(config, model, batches, process, validation)
@@ -153,36 +159,25 @@ def fit(
 
     Args:
         config: settings. Its `url` is not used: `batches` is the data.
-        model: an `nn.Module` with the methods of `mmstream.train.models.Trainable`. Its weights are
-            the same on every rank.
+        model: as `mmstream.train.train` takes it. Its weights are the same on every rank.
         batches: this rank's rows, on its device.
         process: this rank.
         validation: data that are not shuffled, with ``drop_last=False``. A pass over them runs with
             each checkpoint.
 
-    Returns:
-        The result of the run. After SIGTERM or Ctrl-C too: the last optimizer step is saved then.
-
-    Raises:
-        ConfigError: this model cannot be trained with these settings.
-        StateError: these settings cannot continue from the checkpoint in ``config.out``.
-        MMStreamError: the loss is not finite, or a step has no row with a label on any rank. The
-            checkpoints stay as they are.
+    The result and the errors are those of `mmstream.train.train`.
     """
     trained = prepare(config, model, process)
     checkpoints = _open_checkpoints(config, process)
     resumed_from = resume_training(checkpoints, trained, batches, process)
     num_steps = saved_steps = resumed_from
-    log = StepLog(
-        config.log_folder, rank=process.rank, world_size=process.world_size, num_steps=num_steps
-    )
     state = batches.state_dict()
-    sources = [source["name"] for source in state.get("order", {}).get("sources", ())]
-    meter = Meter(batches.stats, process, sources, _tokens_of_packs(batches))
-    sample_log = SampleLog(config.log_keys)
     validation_start = {} if validation is None else validation.state_dict()
+    log = StepLog(config.log_folder, process, num_steps)
+    meter = Meter(batches, process)
+    sample_log = SampleLog(config.log_keys)
     loss = validation_loss = stopped_by = None
-    empty_step = torch.zeros((), dtype=torch.int64, device=process.device)
+    empty_step = torch.zeros((), dtype=torch.int64, device=process.device)  # 0: there was none
     groups = optimizer_steps(batches, config, num_steps)
     with note_signals() as stop, closing(groups):
         for group in groups:
@@ -196,11 +191,9 @@ def fit(
                 stopped_by = _received_signal(flags)
                 if stopped_by is not None:
                     break
-            # Read with the metrics, so that no step waits for the device because of it. All ranks
-            # have the same sum, so all of them stop.
-            empty_step = torch.where(
-                (empty_step == 0) & (total_weight == 0), num_steps + 1, empty_step
-            )
+            # Read with the metrics, so that no step waits for the device because of it.
+            is_first_empty = (empty_step == 0) & (total_weight == 0)
+            empty_step = torch.where(is_first_empty, num_steps + 1, empty_step)
             sample_log.add(group, state.get("order"))
 
             seed_step(config.seed, num_steps, process.rank)
@@ -210,8 +203,8 @@ def fit(
             state = batches.state_dict()
             meter.stepped()
 
-            saves = num_steps % config.checkpoint_every == 0
-            saves = saves or _is_done(config, state["epoch"], num_steps)
+            is_last = _is_done(config, state["epoch"], num_steps)
+            saves = is_last or num_steps % config.checkpoint_every == 0
             if saves or num_steps % config.log_every == 0:
                 line = meter.read(rank_loss, grad_norm, num_steps=num_steps, lr=lr)
                 log.write(line | sample_log.take())
@@ -221,10 +214,10 @@ def fit(
                 _save(checkpoints, trained, num_steps, state, process, stop)
                 saved_steps = num_steps
             if saves and validation is not None:
-                outcome = validate(trained, validation, validation_start, config, process, stop)
-                if outcome is not None:
-                    validation_loss = outcome["loss"]
-                    log.write_validation({"num_steps": num_steps, **outcome})
+                measured = validate(trained, validation, validation_start, config, process, stop)
+                if measured is not None:
+                    validation_loss = measured["loss"]
+                    log.write_validation({"num_steps": num_steps, **measured})
             meter.start(paused=saves)
 
         all_received = stopped_by is not None and received_by_all(stop, process)
@@ -255,10 +248,9 @@ def prepare(config: TrainConfig, model: nn.Module, process: TrainProcess) -> Tra
         # Inputs are on the device already, so DDP gets no device to move them to. The buffers of
         # the models are constants, so DDP need not send them at each forward pass. The name of that
         # setting depends on the version of torch.
-        parameters = inspect.signature(DistributedDataParallel).parameters
-        is_renamed = "forward_sync_buffers" in parameters
-        sync_buffers = "forward_sync_buffers" if is_renamed else "broadcast_buffers"
-        settings: dict[str, Any] = {sync_buffers: False}
+        is_renamed = "forward_sync_buffers" in inspect.signature(DistributedDataParallel).parameters
+        name = "forward_sync_buffers" if is_renamed else "broadcast_buffers"
+        settings: dict[str, Any] = {name: False}
         parallel = DistributedDataParallel(model, **settings)
     precision = config.precision or ("bf16" if process.device.type == "cuda" else "fp32")
     scaler = torch.amp.GradScaler(process.device.type, enabled=precision == "fp16")
@@ -440,14 +432,8 @@ def seed_step(seed: int, num_steps: int, rank: int) -> None:
 
 
 def _is_done(config: TrainConfig, epoch: int, num_steps: int) -> bool:
-    """Tell whether nothing is left to do after so many optimizer steps, in this epoch."""
+    """Tell whether nothing is left to do, after `num_steps` optimizer steps and in `epoch`."""
     return epoch >= (config.num_epochs or math.inf) or num_steps >= (config.max_steps or math.inf)
-
-
-def _tokens_of_packs(batches: DeviceLoader) -> int | None:
-    """Return the room of a row of packs in tokens; None: rows are no packs."""
-    pipeline = getattr(batches.loader, "pipeline", None)
-    return getattr(getattr(pipeline, "batching", None), "max_tokens", None)
 
 
 def _open_checkpoints(config: TrainConfig, process: TrainProcess) -> Store:

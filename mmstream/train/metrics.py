@@ -18,6 +18,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -31,7 +32,10 @@ logger = logging.getLogger(__name__)
 
 _NAME = re.compile(r"(?:metrics|validation)-rank(\d+)\.jsonl")
 
-_COUNTS = (
+_BATCH_COUNTS = ("tokens", "positions", "samples", "rows")
+"""What `_count` returns of a batch."""
+
+_LOADER_COUNTS = (
     "num_samples",
     "num_cut_texts",
     "num_dropped_parts",
@@ -49,32 +53,34 @@ class Meter:
     Each step calls `arrived`, then `stepped`, perhaps `read`, and then `start`.
 
     Args:
-        stats: counts of the loader, for its waiting time and its bad samples.
+        batches: a `DeviceLoader`. Its counts tell its waiting time and its bad samples.
         process: this rank.
-        sources: names of a mixture's sources, whose rows are counted; empty for one dataset.
-        max_tokens: tokens that a row of packs has room for. None: rows are no packs.
     """
 
-    def __init__(
-        self,
-        stats: Any,
-        process: TrainProcess,
-        sources: Iterable[str] = (),
-        max_tokens: int | None = None,
-    ) -> None:
-        self._stats = stats
-        self._max_tokens = max_tokens
+    def __init__(self, batches: Any, process: TrainProcess) -> None:
+        self._stats = batches.stats
+        pipeline = getattr(batches.loader, "pipeline", None)
+        batching = getattr(pipeline, "batching", None)
+        self._max_tokens: int | None = getattr(batching, "max_tokens", None)  # of a row of packs
+        sources = batches.state_dict().get("order", {}).get("sources", ())
         self._process = process
         self._is_cuda = process.device.type == "cuda"
-        self._zeros = torch.zeros(4, dtype=torch.float64, device=process.device)
-        self._batch_counts = self._zeros
-        self._rows_of_source = dict.fromkeys(sources, 0)
+        self._rows_of_source = dict.fromkeys((source["name"] for source in sources), 0)
         self._position: dict[str, Any] = {}
-        self._modelled = 0.0, 0  # sum of the imbalance up to the line before, and its steps
-        self._wait_s = self._total_s = 0.0
-        self._gaps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
+        self._modelled = np.zeros(2)  # sum of the imbalance up to the line before, and its steps
         self._step_end: torch.cuda.Event | None = None
+        self._reset()
         self.start(paused=True)
+
+    def _reset(self) -> None:
+        """Count from 0 what a line counts since the line before."""
+        self._batch_counts: Tensor = torch.zeros(
+            4, dtype=torch.float64, device=self._process.device
+        )
+        self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
+        self._wait_s: float = 0.0
+        self._total_s: float = 0.0
+        self._gaps: list[tuple[torch.cuda.Event, torch.cuda.Event]] = []
 
     def start(self, *, paused: bool) -> None:
         """Start to wait for the data of a step. Set `paused` after saving or validating."""
@@ -118,68 +124,63 @@ class Meter:
             num_steps: optimizer steps since the first start, this one included.
             lr: learning rate of the step.
         """
-        bad_counts = getattr(self._stats, "bad", {})
         started = time.perf_counter()
-        loss, tokens, positions, samples, rows, *counts = self._process.sum_over_ranks(
-            rank_loss,
-            *self._batch_counts,
-            *(getattr(self._stats, name, 0) for name in _COUNTS),
-            *(bad_counts.get(kind, 0) for kind in KINDS),
-            *self._rows_of_source.values(),
-        ).tolist()
+        bad = getattr(self._stats, "bad", {})
+        counts = {
+            "loss": rank_loss,
+            **dict(zip(_BATCH_COUNTS, self._batch_counts, strict=True)),
+            **{name: getattr(self._stats, name, 0) for name in _LOADER_COUNTS},
+            **{f"bad {kind}": bad.get(kind, 0) for kind in KINDS},
+            **{f"source {name}": count for name, count in self._rows_of_source.items()},
+        }
+        sums = self._process.sum_over_ranks(*counts.values()).tolist()
+        total = dict(zip(counts, sums, strict=True))
         seconds = max(self._total_s + time.perf_counter() - started, 1e-9)
-        totals = iter(map(int, counts))
-        count_of = {name: next(totals) for name in _COUNTS}
-        bad = {kind: count for kind in KINDS if (count := next(totals))}
-        sources = {name: count for name in self._rows_of_source if (count := next(totals))}
-        num_skipped = bad.get(FILTERED, 0)
-        cut_fraction = count_of["num_cut_texts"] / max(count_of["num_samples"], 1)
+        bad = {kind: int(total[f"bad {kind}"]) for kind in KINDS if total[f"bad {kind}"]}
+        has_tokens, num_skipped = total["positions"] > 0, bad.get(FILTERED, 0)
         line = {
             **self._position,
             "num_steps": num_steps,
-            "loss": loss,
+            "loss": total["loss"],
             "lr": lr,
             "grad_norm": grad_norm.item(),
-            "samples_per_s": round(samples / seconds, 1),
-            "tokens_per_s": round(tokens / seconds, 1) if positions else None,
-            "padding_fraction": round(1 - tokens / positions, 4) if positions else None,
+            "samples_per_s": round(total["samples"] / seconds, 1),
+            "tokens_per_s": round(total["tokens"] / seconds, 1) if has_tokens else None,
+            "padding_fraction": (
+                round(1 - total["tokens"] / total["positions"], 4) if has_tokens else None
+            ),
             "wait_fraction": round(self._wait_s / seconds, 3),
             "num_bad": sum(bad.values()) - num_skipped,
             "num_skipped": num_skipped,
             "bad": bad,
-            "num_wrong_reads": count_of["num_wrong_reads"],
-            "num_cut_texts": count_of["num_cut_texts"],
-            "num_dropped_parts": count_of["num_dropped_parts"],
-            "cut_text_fraction": round(cut_fraction, 4),
+            "num_wrong_reads": int(total["num_wrong_reads"]),
+            "num_cut_texts": int(total["num_cut_texts"]),
+            "num_dropped_parts": int(total["num_dropped_parts"]),
+            "cut_text_fraction": round(total["num_cut_texts"] / max(total["num_samples"], 1), 4),
         }
         if self._max_tokens is not None:
-            line["fill"] = round(tokens / (rows * self._max_tokens), 4)
+            line["fill"] = round(total["tokens"] / (total["rows"] * self._max_tokens), 4)
             line |= self._imbalance()
-        hits = count_of["num_cache_hit_bytes"]
-        if hits or count_of["num_cached_bytes"]:
-            line["cache_hit_fraction"] = round(hits / (count_of["num_bytes"] + hits), 4)
+        hits = total["num_cache_hit_bytes"]
+        if hits or total["num_cached_bytes"]:
+            line["cache_hit_fraction"] = round(hits / (total["num_bytes"] + hits), 4)
         if self._rows_of_source:
-            line["sources"] = sources
+            of_sources = {name: int(total[f"source {name}"]) for name in self._rows_of_source}
+            line["sources"] = {name: count for name, count in of_sources.items() if count}
         if self._is_cuda:
             idle_s = sum(before.elapsed_time(after) for before, after in self._gaps) / 1000
             line["idle_fraction"] = round(idle_s / seconds, 3)
             line["memory_bytes"] = torch.cuda.max_memory_allocated(self._process.device)
-        self._gaps.clear()
-        self._batch_counts = self._zeros
-        self._rows_of_source = dict.fromkeys(self._rows_of_source, 0)
-        self._wait_s = self._total_s = 0.0
+        self._reset()
         return line
 
     def _imbalance(self) -> dict[str, float]:
         """Return the mean of the modelled imbalance since the line before; {}: it is unknown."""
-        total_before, steps_before = self._modelled
-        total = getattr(self._stats, "total_imbalance", 0.0)
-        num_steps = getattr(self._stats, "num_modelled_steps", 0)
-        self._modelled = total, num_steps
-        if num_steps == steps_before:
-            return {}
-        mean = (total - total_before) / (num_steps - steps_before)
-        return {"modelled_imbalance": round(mean, 4)}
+        before = self._modelled
+        names = ("total_imbalance", "num_modelled_steps")
+        self._modelled = np.array([getattr(self._stats, name, 0) for name in names])
+        total, num_steps = self._modelled - before
+        return {"modelled_imbalance": round(float(total / num_steps), 4)} if num_steps else {}
 
 
 def _event() -> torch.cuda.Event:
@@ -234,20 +235,17 @@ class StepLog:
     Args:
         folder: local folder of ``metrics-rank{r}.jsonl`` and ``validation-rank0.jsonl``. None: the
             metrics go only to the log.
-        rank: number of this rank. Only rank 0 writes to the log.
-        world_size: number of ranks.
+        process: this rank. Only rank 0 writes to the log.
         num_steps: optimizer steps of the checkpoint from which the run resumes. Later lines are
             removed.
     """
 
-    def __init__(self, folder: str | None, *, rank: int, world_size: int, num_steps: int) -> None:
-        self._rank, self._world_size = rank, world_size
+    def __init__(self, folder: str | None, process: TrainProcess, num_steps: int) -> None:
+        self._rank, self._world_size = process.rank, process.world_size
         self._folder = None if folder is None else Path(folder)
         if self._folder is not None:
             self._folder.mkdir(parents=True, exist_ok=True)
-            num_cut = cut_history(self._folder, rank, world_size, num_steps)
-            if num_cut:
-                logger.info("rank %d: removed %d lines of undone steps", rank, num_cut)
+            _cut_history(self._folder, process, num_steps)
 
     def write(self, line: dict[str, Any]) -> None:
         """Write the metrics of one step.
@@ -315,36 +313,31 @@ class StepLog:
             file.write(json.dumps(finite) + "\n")
 
 
-def cut_history(folder: Path, rank: int, world_size: int, num_steps: int) -> int:
+def _cut_history(folder: Path, process: TrainProcess, num_steps: int) -> None:
     """Remove the lines of steps after `num_steps`, and an incomplete last line.
 
     Each rank cuts its own files. Rank 0 also cuts the files of ranks that this run does not have,
     which an earlier run on more ranks wrote.
-
-    Returns:
-        The number of removed lines.
     """
-    num_cut = 0
     for path in sorted(folder.glob("*-rank*.jsonl")):
         match = _NAME.fullmatch(path.name)
         if match is None:
             continue
-        rank_of_file = int(match[1])
-        is_orphan = rank_of_file >= world_size
-        if rank_of_file != rank and not (rank == 0 and is_orphan):
+        writer = int(match[1])
+        if process.rank != (writer if writer < process.world_size else 0):
             continue
         lines = path.read_text(encoding="utf-8", errors="replace").splitlines(keepends=True)
         kept = [line for line in lines if _steps_of(line) <= num_steps]
         if len(kept) < len(lines):
-            num_cut += len(lines) - len(kept)
             with create_file(path) as file:
                 file.write("".join(kept).encode())
-    return num_cut
+            num_cut = len(lines) - len(kept)
+            logger.info("%s: removed %d lines of undone steps", path.name, num_cut)
 
 
 def _steps_of(line: str) -> float:
     """Return num_steps of a line; infinity for a line that a crash left incomplete."""
     try:
-        return int(json.loads(line)["num_steps"]) if line.endswith("\n") else float("inf")
+        return int(json.loads(line)["num_steps"]) if line.endswith("\n") else math.inf
     except (ValueError, KeyError, TypeError):
-        return float("inf")
+        return math.inf

@@ -21,16 +21,14 @@ from torch import Tensor, nn
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.batching import Flat, Pack
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.mixture import Mixture, open_data
-from mmstream.dataset.open import open_dataset
+from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import datasets_of
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import baked_content
 from mmstream.device.normalize import Normalize
 from mmstream.errors import ConfigError, escaped
-from mmstream.loader.loader import Loader
 from mmstream.pipeline import Pipeline
-from mmstream.train.chat import CHAT_FAMILIES
+from mmstream.train import clip, speech, vlm
 from mmstream.train.config import SMALL_MODELS, TrainConfig
 from mmstream.train.tokenizer import image_settings, open_tokenizer, read_json
 from mmstream.types import Batch
@@ -75,8 +73,6 @@ def open_model(config: TrainConfig, most_rows: int) -> tuple[Any, Decode]:
     Raises:
         ConfigError: there is no such model, or it is of no kind that is known.
     """
-    from mmstream.train import chat, clip, speech, vlm
-
     folder = None if config.model in SMALL_MODELS else config.model
     kind = config.model if folder is None else _kind(folder)
     tokenizer = open_tokenizer(folder, chat=kind in ("vlm", "chat"))
@@ -84,18 +80,18 @@ def open_model(config: TrainConfig, most_rows: int) -> tuple[Any, Decode]:
     small = {"image_size": config.image_size or 64, "max_length": max_length, "seed": config.seed}
     model: Any
     if kind == "chat":
-        model = chat.load_chat(str(folder), tokenizer)
-        decode = chat.chat_decode(tokenizer, str(folder), max_length)
+        model = vlm.load_chat(config.model, tokenizer)
+        decode = vlm.chat_decode(tokenizer, config.model, max_length)
     elif kind == "speech":
-        model = speech.load_speech(str(folder))
-        decode = speech.speech_decode(tokenizer, str(folder), max_length)
+        model = speech.load_speech(config.model)
+        decode = speech.speech_decode(tokenizer, config.model, max_length)
     elif kind == "vlm":
         model = vlm.small_vlm(tokenizer=tokenizer, **small) if folder is None else None
-        model = model or vlm.load_vlm(str(folder), tokenizer=tokenizer)
+        model = model or vlm.load_vlm(config.model, tokenizer=tokenizer)
         decode = vlm.vlm_decode(tokenizer, model, max_length)
     else:
         towers = clip.small_clip(vocab_size=len(tokenizer), **small) if folder is None else None
-        model = clip.ContrastiveClip(towers or clip.load_clip(str(folder)), most_rows)
+        model = clip.ContrastiveClip(towers or clip.load_clip(config.model), most_rows)
         decode = clip.clip_decode(tokenizer, model, max_length)
     model.normalize = None if kind == "speech" else _normalize_of(folder)
     return model, decode
@@ -148,7 +144,7 @@ def _kind(folder: str) -> str:
             f"model: {folder} is not a CLIP, Llava-style, Qwen-VL or Whisper model: it has no "
             "vision tower"
         )
-    if family not in CHAT_FAMILIES:
+    if family not in vlm.CHAT_FAMILIES:
         return "vlm"
     if image_settings(Path(folder))[0] is None:
         raise ConfigError(f"model: {folder} has no processor; save it beside the model")
@@ -156,14 +152,6 @@ def _kind(folder: str) -> str:
 
 
 # -- the pipelines of training and validation ------------------------------------------------------
-
-
-def open_train_data(
-    config: TrainConfig, url: str, *, is_validation: bool = False
-) -> Dataset | Mixture:
-    """Open a dataset, or for training the file of a mixture too."""
-    open_it = open_dataset if is_validation else open_data
-    return open_it(url, allow_foreign_urls=config.allow_foreign_urls)
 
 
 def pipeline_for(
@@ -176,13 +164,13 @@ def pipeline_for(
         data: Of the run.
         folder: Gets the records of bad samples, unless the pipeline names another folder.
     """
-    made = pipeline(data) if callable(pipeline) else pipeline
-    if not isinstance(made, Pipeline):
-        raise ConfigError(f"train: pipeline= gave {type(made).__name__}, and no mm.Pipeline")
-    policy = made.bad_samples
+    chosen = pipeline(data) if callable(pipeline) else pipeline
+    if not isinstance(chosen, Pipeline):
+        raise ConfigError(f"train: pipeline= gave {type(chosen).__name__}, and no mm.Pipeline")
+    policy = chosen.bad_samples
     if policy.quarantine == BadSamplePolicy.quarantine:
         policy = replace(policy, quarantine=folder)
-    return replace(made, dataset=data, bad_samples=policy)
+    return replace(chosen, dataset=data, bad_samples=policy)
 
 
 def pipeline_of_model(config: TrainConfig, data: Dataset | Mixture, decode: Any) -> Pipeline:
@@ -220,14 +208,4 @@ def validation_pipeline(pipeline: Pipeline, data: Dataset | Mixture) -> Pipeline
         reshuffle=None,
         batching=Flat() if isinstance(pipeline.batching, Pack) else pipeline.batching,
         bad_samples=replace(policy, action=action, quarantine=folder),
-    )
-
-
-def open_loader(config: TrainConfig, pipeline: Pipeline) -> Loader:
-    """Return the loader of this rank."""
-    return Loader(
-        pipeline,
-        num_workers=config.num_workers,
-        rows_per_rank=config.rows_per_rank or "balanced",
-        on_change=config.on_change,
     )

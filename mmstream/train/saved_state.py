@@ -29,27 +29,18 @@ def read_state(source: str) -> dict[str, Any]:
     """
     folder, name = split_url(open_store(source).url)
     store = open_store(folder)
+    if not name.endswith(".pt") and store.exists(name):
+        return parse_state(store.read(name, max_bytes=MAX_STATE_BYTES), source)
+    # These import torch.
+    from mmstream.train.checkpoint import NAME, load_checkpoint, load_newest, loader_state
+
     if name.endswith(".pt"):
-        return _read_checkpoint(folder, name)
-    if not store.exists(name):
-        return _read_newest(source)
-    return parse_state(store.read(name, max_bytes=MAX_STATE_BYTES), source)
-
-
-def _read_checkpoint(folder: str, name: str) -> dict[str, Any]:
-    from mmstream.train.checkpoint import checkpoint_name, load_checkpoint, loader_state
-
-    digits = "".join(filter(str.isdigit, name)) or "0"
-    if checkpoint_name(int(digits)) != name:
-        raise StateError(
-            f"{name}: not a checkpoint of `mmstream train`, which are named step-NNNNNNNN.pt"
-        )
-    return loader_state(load_checkpoint(open_store(folder), int(digits)).content, name)
-
-
-def _read_newest(source: str) -> dict[str, Any]:
-    from mmstream.train.checkpoint import load_newest, loader_state
-
+        match = NAME.fullmatch(name)
+        if match is None:
+            raise StateError(
+                f"{name}: not a checkpoint of `mmstream train`, which are named step-NNNNNNNN.pt"
+            )
+        return loader_state(load_checkpoint(store, int(match[1])).content, name)
     for url in (join_url(source, "checkpoints"), source):
         checkpoint = load_newest(open_store(url))
         if checkpoint is not None:

@@ -8,19 +8,17 @@ The loss is a sum over the tokens of the transcripts, so it can be cut into micr
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import torch
 from torch import Tensor, nn
 
-from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import summed_loss, valid_labels
+from mmstream.decoding.audio.decoder import AudioDecoder
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.train.inputs import model_inputs
 from mmstream.train.tokenizer import load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch
-
-if TYPE_CHECKING:
-    from mmstream.decoding.decode import Decode
 
 
 class SpeechModel(nn.Module):
@@ -72,11 +70,8 @@ def load_speech(folder: str) -> SpeechModel:
     Raises:
         ConfigError: there is no such model.
     """
-    import_torchvision()  # transformers imports it too
-    from transformers import WhisperForConditionalGeneration
-
     speech = load_pretrained(
-        WhisperForConditionalGeneration, folder, f"{folder}: no Whisper model", dtype=torch.float32
+        "WhisperForConditionalGeneration", folder, f"{folder}: no Whisper model", dtype="float32"
     )
     return SpeechModel(speech.train())
 
@@ -93,15 +88,8 @@ def speech_decode(tokenizer: Any, folder: str, max_length: int) -> Decode:
     Raises:
         ConfigError: the folder has no feature extractor.
     """
-    import_torchvision()  # transformers imports it too
-    from transformers import AutoFeatureExtractor
-
-    from mmstream.decoding.audio.decoder import AudioDecoder
-    from mmstream.decoding.decode import Decode
-    from mmstream.decoding.text.decoder import TextDecoder
-
     extractor = load_pretrained(
-        AutoFeatureExtractor, folder, f"{folder}: no feature extractor of a speech model"
+        "AutoFeatureExtractor", folder, f"{folder}: no feature extractor of a speech model"
     )
     positions = read_json(Path(folder, "config.json")).get("max_target_positions")
     most = positions if isinstance(positions, int) else max_length

@@ -8,14 +8,12 @@ the folder of a tokenizer.
 
 from __future__ import annotations
 
-import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError, escaped
 
 IMAGE_TOKENS = ("<image>", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>")
@@ -89,13 +87,14 @@ def open_tokenizer(folder: str | None, *, chat: bool = False) -> Any:
         return byte_tokenizer(chat=chat)
     if not Path(folder).is_dir():
         raise ConfigError(f"tokenizer: {folder} is not a folder; save one with save_pretrained")
-    from transformers import AutoTokenizer
-
-    tokenizer = load_pretrained(AutoTokenizer, folder, f"tokenizer: {folder} has no tokenizer")
+    tokenizer = load_pretrained("AutoTokenizer", folder, f"tokenizer: {folder} has no tokenizer")
     if tokenizer.pad_token_id is None:
         tokenizer.pad_token = tokenizer.eos_token
     if chat and not tokenizer.chat_template:
-        tokenizer.chat_template = _template_of_processor(Path(folder))
+        template_file = Path(folder, "chat_template.json")
+        if not template_file.is_file():
+            raise ConfigError(f"{folder}: the tokenizer has no chat template")
+        tokenizer.chat_template = str(read_json(template_file).get("chat_template", ""))
     return tokenizer
 
 
@@ -115,44 +114,36 @@ def image_token_of(tokenizer: Any) -> str:
     raise ConfigError(f"the tokenizer has no image token: none of {', '.join(IMAGE_TOKENS)}")
 
 
-def _template_of_processor(folder: Path) -> str:
-    """Return the chat template that a processor saved beside the tokenizer."""
-    jinja_file = folder / "chat_template.jinja"
-    json_file = folder / "chat_template.json"
-    if jinja_file.is_file():
-        return jinja_file.read_text("utf-8")
-    if json_file.is_file():
-        return str(read_json(json_file).get("chat_template", ""))
-    raise ConfigError(f"{folder}: the tokenizer has no chat template")
-
-
 # -- folders of transformers -----------------------------------------------------------------------
 #
 # The folder may come from a stranger. `transformers` raises nearly any error for a damaged one, and
 # some of its messages tell the reader to run the folder's code. Here every error is one line.
 
 
-def load_pretrained(kind: Any, folder: str, message: str, **settings: Any) -> Any:
-    """Return ``kind.from_pretrained(folder)``. Nothing is downloaded.
+def load_pretrained(kind: str, folder: str, message: str, **settings: Any) -> Any:
+    """Return what ``from_pretrained`` of a class of `transformers` returns. Nothing is downloaded.
 
     Args:
-        kind: A class of `transformers`.
+        kind: The name of the class.
         folder: The folder, as `save_pretrained` writes it.
         message: The error's message without its reason: "FOLDER has no tokenizer".
         settings: Further arguments of `from_pretrained`.
 
     Raises:
-        ConfigError: The folder cannot be opened, or only by running code of its own.
+        ConfigError: The folder cannot be opened, or only by running code in it.
     """
+    if kind != "AutoTokenizer":
+        import_torchvision()  # transformers imports it too
+    import transformers
+
     try:
-        with _progress_bars_on_terminals_only():
-            return kind.from_pretrained(
-                folder,
-                local_files_only=True,
-                trust_remote_code=False,
-                use_safetensors=True,  # other weights are pickles; a tokenizer has none
-                **settings,
-            )
+        return getattr(transformers, kind).from_pretrained(
+            folder,
+            local_files_only=True,
+            trust_remote_code=False,
+            use_safetensors=True,  # other weights are pickles; a tokenizer has none
+            **settings,
+        )
     except Exception as error:
         raise ConfigError(f"{message}: {_reason(folder, error)}") from error
 
@@ -189,21 +180,6 @@ def image_settings(folder: Path) -> tuple[Path | None, dict[str, Any]]:
             return whole, settings
     alone = folder / "preprocessor_config.json"
     return (alone, read_json(alone)) if alone.exists() else (None, {})
-
-
-@contextmanager
-def _progress_bars_on_terminals_only() -> Iterator[None]:
-    """Keep the bars of transformers out of log files, where each rank would write one."""
-    from transformers.utils import logging
-
-    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
-        yield
-        return
-    logging.disable_progress_bar()
-    try:
-        yield
-    finally:
-        logging.enable_progress_bar()
 
 
 def _reason(folder: str, error: Exception) -> str:

@@ -25,8 +25,8 @@ from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
 from mmstream.loader.loader import Loader
 from mmstream.state import state_at
+from mmstream.train.flat_batches import preference_inputs
 from mmstream.train.inputs import model_inputs
-from mmstream.train.preferences import preference_inputs
 from mmstream.types import IGNORED_LABEL, Batch
 from mmstream.wrong_arguments import checked
 
@@ -142,14 +142,15 @@ class LoaderTrainerMixin:
             loaders = {name: kwargs[name] for name in _DATASETS if _has_loader(kwargs.get(name))}
             kwargs |= dict.fromkeys(loaders, self._stand_in)
         super().__init__(*args, **kwargs)
-        for name, given in loaders.items():
-            setattr(trainer, name, given)
+        for name, loader in loaders.items():
+            setattr(trainer, name, loader)
         trainer.data_collator = data_collator or self._model_inputs
-        is_flat = data_collator is None and _is_flat(trainer.train_dataset)
+        loader = trainer.train_dataset
+        is_flat = _is_loader(loader) and _pipeline_of(loader).batching is not None
         has_own_loss = (
             trainer.compute_loss_func or getattr(trainer.args, "loss_type", "nll") != "nll"
         )
-        self._takes_weights = is_flat and not has_own_loss
+        self._takes_weights = is_flat and data_collator is None and not has_own_loss
         if self._takes_weights and not trainer.model_accepts_loss_kwargs:
             if is_of_trl:  # SFTTrainer divides by the number of labels itself, if it is counted
                 trainer.model_accepts_loss_kwargs = True
@@ -159,10 +160,10 @@ class LoaderTrainerMixin:
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does. "auto" resumes from the newest complete checkpoint, if any."""
-        trainer: Any = super()
+        parent: Any = super()
         if resume_from_checkpoint == "auto":
             resume_from_checkpoint = _newest_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
-        return trainer.train(resume_from_checkpoint, *args, **kwargs)
+        return parent.train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         """Return the loader in the form that the Trainer iterates over."""
@@ -171,13 +172,12 @@ class LoaderTrainerMixin:
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return a loader in that form, or what the Trainer makes of another data set."""
         trainer: Any = self
-        given = trainer.eval_dataset if eval_dataset is None else eval_dataset
-        if isinstance(given, str):
-            given = trainer.eval_dataset[given]
-        if not _is_loader(given):
-            parent: Any = super()
+        parent: Any = super()
+        dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
+        loader = trainer.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        if not _is_loader(loader):
             return parent.get_eval_dataloader(eval_dataset)
-        return self._as_dataloader(given, restarts=True)
+        return self._as_dataloader(loader, restarts=True)
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return the samples of an optimizer step, over all ranks."""
@@ -237,16 +237,16 @@ class LoaderTrainerMixin:
         self._misses_weights = False
         parent._load_from_checkpoint(resume_from_checkpoint, model)
         if self._misses_weights:
-            own: Any = self.model  # type: ignore[attr-defined]
-            loaded, report = type(own).from_pretrained(
-                resume_from_checkpoint, dtype=own.dtype, output_loading_info=True
+            trained: Any = self.model  # type: ignore[attr-defined]
+            loaded, report = type(trained).from_pretrained(
+                resume_from_checkpoint, dtype=trained.dtype, output_loading_info=True
             )
             if report["missing_keys"]:
                 raise StateError(
                     f"LoaderTrainer: {resume_from_checkpoint} has no weights for "
                     f"{min(report['missing_keys'])}: it was saved by another model"
                 )
-            own.load_state_dict(loaded.state_dict())
+            trained.load_state_dict(loaded.state_dict())
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn as the Trainer does, unless the weights are loaded by their other names."""
@@ -257,9 +257,9 @@ class LoaderTrainerMixin:
             parent: Any = super()
             parent._issue_warnings_after_load(load_result)
 
-    def _check_settings_of_trl(self, data_collator: Any, *given: Any) -> None:
+    def _check_settings_of_trl(self, data_collator: Any, *values: Any) -> None:
         """Refuse what a trainer of TRL would do with its own data, or cannot do with a batch."""
-        arguments = next((value for value in given if isinstance(value, TrainingArguments)), None)
+        arguments = next((value for value in values if isinstance(value, TrainingArguments)), None)
         for name in _OF_PIPELINE:
             if getattr(arguments, name, None):
                 raise ConfigError(
@@ -286,7 +286,7 @@ class LoaderTrainerMixin:
                 normalize = Normalize(processor.image_mean, processor.image_std)
             loader = to_device(loader, trainer.args.device, normalize=normalize)
         batches = _Batches(loader, trainer.data_collator, restarts=restarts)
-        return _Steps(batches, batch_size=None, num_workers=0, collate_fn=_unchanged)
+        return _Steps(batches, batch_size=None, num_workers=0, collate_fn=lambda inputs: inputs)
 
     def _model_inputs(self, batch: Batch) -> dict[str, Any]:
         if self._is_a("DPOTrainer", "RewardTrainer"):
@@ -415,10 +415,6 @@ def _weight_of(inputs: dict[str, Any]) -> Tensor:
     return weights.sum().float()
 
 
-def _is_flat(loader: Any) -> bool:
-    return _is_loader(loader) and _pipeline_of(loader).batching is not None
-
-
 def _is_loader(value: Any) -> bool:
     return isinstance(value, Loader | DeviceLoader)
 
@@ -432,18 +428,11 @@ def _pipeline_of(loader: Any) -> Any:
     return getattr(loader, "loader", loader).pipeline
 
 
-def _unchanged(inputs: Any) -> Any:
-    return inputs
-
-
 def _newest_checkpoint(folder: str) -> str | None:
     """Return the newest checkpoint with a ``trainer_state.json``, which is written last."""
-    complete = [
-        file.parent
+    numbers = [
+        int(number)
         for file in Path(folder).glob("checkpoint-*/trainer_state.json")
-        if file.parent.name.removeprefix("checkpoint-").isdigit()
+        if (number := file.parent.name.removeprefix("checkpoint-")).isdigit()
     ]
-    newest = max(
-        complete, key=lambda path: int(path.name.removeprefix("checkpoint-")), default=None
-    )
-    return None if newest is None else str(newest)
+    return str(Path(folder, f"checkpoint-{max(numbers)}")) if numbers else None

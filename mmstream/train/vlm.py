@@ -1,8 +1,11 @@
-"""Vision-language models with images of one size: a small Llava with random weights, or a folder's.
+"""Vision-language models for the training loop: a small Llava with random weights, or a folder's.
 
-    models.open_model -> `small_vlm` or `load_vlm`, `vlm_decode`
+    models.open_model -> `small_vlm` or `load_vlm`, `vlm_decode`   (images of one size)
+    models.open_model -> `load_chat`, `chat_decode`                (Qwen-VL: images, videos)
 
-The model is a vision tower, a projector and a causal language model (see `chat.ChatModel`).
+The processor of a Qwen-VL says how large images and frames are, and how many frames a video has. So
+a batch has media of many sizes, and `mm.model_inputs` arranges them. A batch without any image or
+video gets a blank image from it, so that every parameter has a gradient on every rank.
 
 DDP waits for the gradient of every parameter on every rank. Llava reads the output of an inner
 layer of the vision tower, so the layers behind it never have a gradient. Those parameters are found
@@ -11,20 +14,72 @@ once, from the graph of a blank image, and frozen.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor, nn
 
 from mmstream._torchvision import import_torchvision
+from mmstream.batching.valid import next_tokens, summed_loss, target_weights
+from mmstream.decoding.decode import Decode
+from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.text.decoder import TextDecoder
+from mmstream.decoding.video.decoder import VideoDecoder
 from mmstream.errors import ConfigError
-from mmstream.train.chat import ChatModel
-from mmstream.train.tokenizer import image_token_of, load_pretrained
+from mmstream.families import qwen_vl
+from mmstream.train.inputs import model_inputs
+from mmstream.train.tokenizer import image_token_of, load_pretrained, read_json
+from mmstream.types import IGNORED_LABEL, Batch
 
-if TYPE_CHECKING:
-    from mmstream.decoding.decode import Decode
+CHAT_FAMILIES = tuple(qwen_vl.FAMILIES)
+"""The ``model_type`` of models whose processors say how images and videos are decoded."""
 
 PATCH_SIZE = 16
 """Side of the patches of the small model, in pixels."""
+
+
+class ChatModel(nn.Module):
+    """A vision-language model whose forward pass returns the summed loss of the label tokens.
+
+    The loss is a sum over the tokens of the assistant, so it can be cut into micro-batches and
+    ranks.
+
+    Args:
+        vlm: a `transformers` model for image-text-to-text that `model_inputs` knows.
+    """
+
+    separable = True
+    takes = "conversations with images; a Qwen-VL, saved with its processor, videos too"
+
+    def __init__(self, vlm: Any) -> None:
+        super().__init__()
+        self.vlm = vlm
+
+    def forward(self, batch: Batch) -> tuple[Tensor, Tensor]:
+        """Return (loss_sum, weight): the summed loss and its number of tokens, float32 scalars.
+
+        Args:
+            batch: ids, mask, labels and normalised media, as `mm.to_device` returns them, with or
+                without padding.
+
+        Raises:
+            ConfigError: the media do not fit the model.
+        """
+        inputs = model_inputs(batch, self.vlm)
+        targets = inputs.pop("labels")[:, 1:]
+        logits = self.vlm(**{**inputs, "use_cache": False}).logits[:, :-1]
+        return summed_loss(logits, targets, target_weights(batch)), self.weight_of(batch)
+
+    def weight_of(self, batch: Batch) -> Tensor:
+        """Return the number of tokens in the loss of a batch, or the sum of their weights.
+
+        The first token of a row or document never counts: no token before it could predict it.
+        """
+        weights = target_weights(batch)
+        if weights is not None:
+            return weights.sum()
+        return (next_tokens(batch) != IGNORED_LABEL).sum().float()
 
 
 class OneSizeModel(ChatModel):
@@ -43,14 +98,15 @@ class OneSizeModel(ChatModel):
 
     def __init__(self, vlm: Any) -> None:
         super().__init__(vlm)
-        name = type(vlm).__name__
         try:
             side = vlm.config.vision_config.image_size
             self.image_size = int(side[0] if isinstance(side, list | tuple) else side)
             blank = torch.zeros(1, 3, self.image_size, self.image_size, dtype=vlm.dtype)
             features = vlm.get_image_features(pixel_values=blank)
         except (AttributeError, RuntimeError, TypeError, ValueError) as error:
-            raise ConfigError(f"{name}: does not take images in a known form: {error}") from error
+            raise ConfigError(
+                f"{type(vlm).__name__}: does not take images in a known form: {error}"
+            ) from error
         vectors = torch.cat(list(getattr(features, "pooler_output", features)))
         self.image_length = len(vectors)
         language = [*vlm.get_decoder().parameters(), *vlm.get_output_embeddings().parameters()]
@@ -58,8 +114,7 @@ class OneSizeModel(ChatModel):
         vision = [parameter for parameter in vlm.parameters() if id(parameter) not in language_ids]
         gradients = torch.autograd.grad(vectors.float().sum(), vision, allow_unused=True)
         for parameter, gradient in zip(vision, gradients, strict=True):
-            if gradient is None:
-                parameter.requires_grad_(False)
+            parameter.requires_grad_(gradient is not None)
 
 
 def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) -> OneSizeModel:
@@ -78,12 +133,7 @@ def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) ->
         seed: fixes the weights.
     """
     import_torchvision()  # transformers imports it too
-    from transformers import (
-        CLIPVisionConfig,
-        LlamaConfig,
-        LlavaConfig,
-        LlavaForConditionalGeneration,
-    )
+    import transformers
 
     tower = {
         "hidden_size": 128,
@@ -92,9 +142,11 @@ def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) ->
         "num_attention_heads": 4,
         "attention_dropout": 0.0,
     }
-    config = LlavaConfig(
-        vision_config=CLIPVisionConfig(**tower, image_size=image_size, patch_size=PATCH_SIZE),
-        text_config=LlamaConfig(
+    config = transformers.LlavaConfig(
+        vision_config=transformers.CLIPVisionConfig(
+            **tower, image_size=image_size, patch_size=PATCH_SIZE
+        ),
+        text_config=transformers.LlamaConfig(
             **tower,
             vocab_size=len(tokenizer),
             max_position_embeddings=max_length,
@@ -108,7 +160,7 @@ def small_vlm(*, image_size: int, tokenizer: Any, max_length: int, seed: int) ->
     )
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
-        return OneSizeModel(LlavaForConditionalGeneration(config))
+        return OneSizeModel(transformers.LlavaForConditionalGeneration(config))
 
 
 def load_vlm(folder: str, *, tokenizer: Any) -> OneSizeModel:
@@ -124,15 +176,7 @@ def load_vlm(folder: str, *, tokenizer: Any) -> OneSizeModel:
         ConfigError: there is no model that `OneSizeModel` takes, or `tokenizer` belongs to another
             model.
     """
-    import_torchvision()
-    from transformers import AutoModelForImageTextToText
-
-    vlm = load_pretrained(
-        AutoModelForImageTextToText,
-        folder,
-        f"{folder}: no vision-language model",
-        dtype=torch.float32,
-    )
+    vlm = _load(folder)
     token = image_token_of(tokenizer)
     token_id = tokenizer.convert_tokens_to_ids(token)
     if token_id != vlm.config.image_token_id:
@@ -140,7 +184,7 @@ def load_vlm(folder: str, *, tokenizer: Any) -> OneSizeModel:
             f"{folder}: images are token {vlm.config.image_token_id}, the tokenizer's {token} is "
             f"{token_id}; give the tokenizer of this model"
         )
-    return OneSizeModel(vlm.train())
+    return OneSizeModel(vlm)
 
 
 def vlm_decode(tokenizer: Any, model: OneSizeModel, max_length: int) -> Decode:
@@ -151,10 +195,6 @@ def vlm_decode(tokenizer: Any, model: OneSizeModel, max_length: int) -> Decode:
         model: says the side of images and their tokens.
         max_length: longest text in tokens, image tokens included.
     """
-    from mmstream.decoding.decode import Decode
-    from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.text.decoder import TextDecoder
-
     text = TextDecoder(
         tokenizer,
         max_length=max_length,
@@ -162,3 +202,64 @@ def vlm_decode(tokenizer: Any, model: OneSizeModel, max_length: int) -> Decode:
         image_length=model.image_length,
     )
     return Decode(image=ImageDecoder(size=model.image_size), text=text)
+
+
+def load_chat(folder: str, tokenizer: Any) -> ChatModel:
+    """Return the chat model that is saved in a local folder, in float32. No code in it is run.
+
+    Raises:
+        ConfigError: there is no such model, or `tokenizer` belongs to another model.
+    """
+    vlm = _load(folder)
+    for kind in ("image", "video"):
+        token_id = getattr(vlm.config, f"{kind}_token_id")
+        token = tokenizer.convert_ids_to_tokens(token_id)
+        if token != f"<|{kind}_pad|>":
+            raise ConfigError(
+                f"{folder}: {kind}s are token {token_id}, which is {token} in the tokenizer; give "
+                "the tokenizer of this model"
+            )
+    return ChatModel(vlm)
+
+
+def chat_decode(
+    tokenizer: Any, folder: str, max_length: int, *, field: str | None = None
+) -> Decode:
+    """Return the decoders that make the fields that a Qwen-VL reads.
+
+    Args:
+        tokenizer: the tokenizer of the model, with its chat template.
+        folder: the folder of the model. Its processor says how images and videos are decoded.
+        max_length: longest text in tokens, those of media included.
+        field: where the text is, as of `TextDecoder`.
+
+    Raises:
+        ConfigError: the folder has no processor, or one that the decoders cannot follow.
+    """
+    processor = load_pretrained("AutoProcessor", folder, f"{folder}: no processor")
+    images, videos = processor.image_processor, processor.video_processor
+    for name in ("image_mean", "image_std"):
+        if tuple(getattr(images, name)) != tuple(getattr(videos, name)):
+            raise ConfigError(f"{folder}: {name} differs between images and videos")
+    model_type = read_json(Path(folder, "config.json")).get("model_type")
+    video_length = qwen_vl.FAMILIES[str(model_type)].video_length
+    text = TextDecoder(
+        tokenizer,
+        max_length=max_length,
+        field=field,
+        image_token="<|image_pad|>",
+        image_length=qwen_vl.image_length(images.patch_size, images.merge_size),
+        video_token="<|video_pad|>",
+        video_length=video_length(videos.patch_size, videos.merge_size, videos.temporal_patch_size),
+    )
+    return Decode(
+        image=ImageDecoder.from_processor(images),
+        video=VideoDecoder.from_processor(videos),
+        text=text,
+    )
+
+
+def _load(folder: str) -> Any:
+    message = f"{folder}: no vision-language model"
+    vlm = load_pretrained("AutoModelForImageTextToText", folder, message, dtype="float32")
+    return vlm.train()

@@ -267,7 +267,7 @@ def broken(tmp_path, **settings):
 @pytest.mark.slow
 def test_metrics_count_the_valid_rows_of_each_source(tmp_path):
     loader = mm.Loader(broken(tmp_path)[1])
-    meter = Meter(loader.stats, TrainProcess(torch.device("cpu")), ["good", "web/bad"])
+    meter = Meter(mm.to_device(loader, "cpu"), TrainProcess(torch.device("cpu")))
     lines = []
     for batch in loader:
         meter.arrived([batch])

@@ -15,8 +15,8 @@ import mmstream as mm
 from mmstream.dataset.statistics import Statistics
 from mmstream.decoding.sample import WholeText
 from mmstream.display.statistics import bins, statistics_lines
-from mmstream.train.chat import chat_decode
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
+from mmstream.train.vlm import chat_decode
 from tests.display.test_display import Page, recording
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.media_files import audio_file, video_file

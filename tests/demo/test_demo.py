@@ -1,18 +1,21 @@
 """The demo: the README's first command, and a proof that can fail."""
 
 import copy
+import math
 import os
 import re
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.audit.check_log import History, prove
+from mmstream.audit.check_log import History, Proof, prove
 from mmstream.audit.training_log import LoggedRows
-from mmstream.demo.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows
+from mmstream.converting.convert import ConvertReport
+from mmstream.demo.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows, markdown_report
 from tests.helpers.paths import ROOT
 
 
@@ -85,3 +88,45 @@ def test_the_embedded_corpus_names_its_photographers():
     images = sorted(path.name for path in (Path(corpus_rows()).parent / "images").iterdir())
     assert len(images) == 96
     assert all(f"| {name} | " in table for name in images)
+
+
+# -- the report -----------------------------------------------------------------------------------
+
+NUM_EPOCHS, STEPS, G, KILLED, SAVED = 3, 10, 6, 17, 15
+PROOF = Proof(NUM_EPOCHS * STEPS, 0, 0, 0, 0, 2.5e-6)
+
+
+def lines(start=0, stop=NUM_EPOCHS * STEPS, world_size=1):
+    return {
+        (n // STEPS, n % STEPS): {
+            "loss": 3 * math.exp(-n / 20),
+            "keys": [f"{n}-{row}" for row in range(G)],
+            "samples_per_s": 100.0 + n,
+            "wait_fraction": 0.25,
+            "world_size": world_size,
+        }
+        for n in range(start, stop)
+    }
+
+
+def report(proof):
+    return markdown_report(
+        ConvertReport(96, 480, 0, 5, 8_000_000, 8_000_000, 1.0),
+        proof,
+        undisturbed=lines(),
+        killed=lines(stop=KILLED, world_size=2),
+        disturbed=lines(stop=SAVED, world_size=2) | lines(start=SAVED),
+    )
+
+
+def test_the_report_says_what_happened():
+    text = report(PROOF)
+    assert text.startswith("# mmstream demo: the proof holds\n")
+    assert "| steps | 30 of 6 samples, 3 epochs |" in text
+    assert "killed at step 17; resumed with one process from the checkpoint of step 15" in text
+    assert "96 rows -> 480 samples, 5 shards, 8.0 MB, 0 rejected" in text
+
+
+@pytest.mark.parametrize("fault", ["lost", "repeated", "unplanned", "different", "loss_difference"])
+def test_a_proof_that_fails_is_said_to_fail(fault):
+    assert "the proof DOES NOT HOLD" in report(replace(PROOF, **{fault: 1}))

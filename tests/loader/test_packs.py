@@ -107,7 +107,7 @@ def test_one_rank_is_not_compared_with_others(folder: str) -> None:
 
 def test_the_metrics_of_packs_say_how_unequal_the_ranks_are(folder: str) -> None:
     loader = mm.Loader(pipeline(folder, cost=ATTENTION), world=mm.World(0, 2))
-    meter = Meter(loader.stats, TrainProcess(torch.device("cpu")), max_tokens=64)
+    meter = Meter(mm.to_device(loader, "cpu"), TrainProcess(torch.device("cpu")))
     lines = []
     for batch in loader:
         meter.start(paused=False)

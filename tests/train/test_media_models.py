@@ -16,10 +16,10 @@ import torch.distributed as dist
 
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult, train
-from mmstream.train.chat import load_chat
 from mmstream.train.distributed import leave_group
 from mmstream.train.models import open_model, pipeline_of_model
 from mmstream.train.tokenizer import open_tokenizer
+from mmstream.train.vlm import load_chat
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.logged_runs import metrics
@@ -145,53 +145,31 @@ def test_ranks_without_padding_have_the_losses_of_padded_ones(moved: Path) -> No
     assert {line["padding_fraction"] for line in flat} == {0}
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("name", ["qwen", "whisper"])
-def test_micro_batches_change_nothing(material: Path, name: str) -> None:
-    for number in (1, 4):
-        run(material, name, f"{name}-{number}", max_steps=2, micro_batches=number)
-    one, other = (metrics(material / f"{name}-{number}") for number in (1, 4))
-    assert [x["loss"] for x in other] == pytest.approx([x["loss"] for x in one], rel=1e-5)
-    assert other[0]["grad_norm"] == pytest.approx(one[0]["grad_norm"], rel=1e-4)
-
-
 # -- what the data or the folder lacks ------------------------------------------------------------
-
-
-def refused(folder: Path, name: str, out: str, **changes: Any) -> str:
-    with pytest.raises((mm.ConfigError, mm.errors.BadSampleLimitError)) as caught:
-        run(folder, name, out, max_steps=1, **changes)
-    message = str(caught.value)
-    assert "\n" not in message
-    return message
-
-
-def test_whisper_on_data_without_recordings_says_what_it_takes(material: Path) -> None:
-    message = refused(material, "whisper", "no-sound", url=str(material / "qwen-data"))
-    assert "takes one recording (wav, flac, mp3, ...) and its transcript" in message
 
 
 def test_models_of_images_on_videos_name_the_models_of_videos(
     material: Path, tmp_path: Path
 ) -> None:
     videos = write_corpus(tmp_path, [4], lambda number: chat(5 * number + 1))
-    message = refused(material, "qwen", "squares", model="vlm", url=videos)
-    assert "a Qwen-VL, saved with its processor, videos too" in message
+    with pytest.raises(
+        mm.errors.BadSampleLimitError, match="a Qwen-VL, saved with its processor, videos too"
+    ):
+        run(material, "qwen", "squares", max_steps=1, model="vlm", url=videos)
 
 
 def test_the_processor_of_a_folder_sets_the_decoders(material: Path) -> None:
     model, decode = open_model(TrainConfig(url="", out="", model=str(material / "qwen")), 4)
-    assert decode.video is not None
-    assert (decode.video.fps, decode.video.max_frames, decode.video.multiple_of) == (2, 8, 28)
-    assert decode.text is not None
-    assert decode.text.max_length == 4096
+    video, text = decode.video, decode.text
+    assert video is not None
+    assert (video.fps, video.max_frames, video.multiple_of) == (2, 8, 28)
+    assert text is not None
+    assert text.max_length == 4096
     assert model.normalize is not None
     config = TrainConfig(url="", out="", model=str(material / "whisper"), max_length=1000)
     model, decode = open_model(config, 4)
-    assert decode.audio is not None
-    assert decode.audio.features is not None
-    assert decode.text is not None
-    assert decode.text.max_length == 64  # the model has no more positions
+    assert getattr(decode.audio, "features", None) is not None
+    assert getattr(decode.text, "max_length", None) == 64  # the model has no more positions
     assert model.normalize is None
 
 

@@ -15,7 +15,6 @@ from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.clip import small_clip
 from mmstream.train.models import CLIP_NORMALIZE, open_model
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.train.vlm import small_vlm
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.logged_runs import metrics
 from tests.helpers.tiny_model import TinyModel
@@ -65,16 +64,6 @@ def test_what_is_said_when_the_data_is_opened_is_said_once(
     assert caplog.text.count("1 tars are not in mmstream.json") == 1
 
 
-def test_clip_on_pictures_with_classes_names_the_page_about_them(tmp_path: Path) -> None:
-    media = Path(corpus_rows()).parent
-    first = json.loads(Path(corpus_rows()).read_text().splitlines()[0])
-    rows = [{"image": first["image"], "label": number % 2} for number in range(8)]
-    shards = str(tmp_path / "shards")
-    mm.convert(rows, shards, media_root=str(media), progress=False)
-    with pytest.raises(mm.errors.BadSampleLimitError, match=r"docs/classification\.md has classes"):
-        run(shards, tmp_path / "out")
-
-
 def run(url: str, out: Path, **changes: Any) -> tuple[TrainResult, list[dict[str, Any]]]:
     options = {"num_workers": 0, "device": "cpu", "global_batch_size": 8, "image_size": 32}
     result = train(TrainConfig(url=url, out=str(out), **{**options, **changes}))
@@ -119,23 +108,6 @@ def test_a_clip_folder_is_trained_on(corpus: str, tmp_path: Path) -> None:
         mm.ConfigError, match="image_size is for clip and vlm; a folder says its own"
     ):
         run(corpus, tmp_path / "other", model=str(folder))
-
-
-@pytest.mark.slow
-def test_a_vlm_folder_is_trained_on(conversations: str, tmp_path: Path) -> None:
-    folder = tmp_path / "vlm"
-    tokenizer = byte_tokenizer(chat=True)
-    small_vlm(image_size=32, tokenizer=tokenizer, max_length=160, seed=7).vlm.save_pretrained(
-        folder
-    )
-    tokenizer.save_pretrained(folder)
-    result, _ = run(
-        conversations, tmp_path / "run", model=str(folder), image_size=None, max_length=160,
-        max_steps=1,
-    )  # fmt: skip
-    assert result.num_steps == 1
-    model, _ = open_model(TrainConfig(url="", out="", model=str(folder)), 8)
-    assert model.normalize == CLIP_NORMALIZE
 
 
 def test_what_is_no_model_is_refused(corpus: str, tmp_path: Path) -> None:

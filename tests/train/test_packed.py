@@ -112,13 +112,6 @@ def test_attention_over_all_tokens_gets_pieces_by_itself(
 
 
 @pytest.mark.slow
-def test_texts_without_any_picture_train_too(material: Path) -> None:
-    for name, batching in (("padded-words", None), ("flat-words", mm.Flat())):
-        run(material, name, batching=batching, url=str(material / "words"))
-    assert_same(metrics(material / "padded-words"), metrics(material / "flat-words"))
-
-
-@pytest.mark.slow
 def test_validation_without_padding_has_the_loss_of_padded_rows(material: Path) -> None:
     both = {"validation": str(material / "words"), "max_steps": 1}
     losses = [

@@ -95,13 +95,6 @@ def test_torchtitan_gets_mrope_positions_by_token() -> None:
     assert torch.equal(inputs["mrope_positions"], text[0][:, None] + torch.tensor([1, 2, 3]))
 
 
-def test_torchtitan_needs_labels() -> None:
-    batch = texts()
-    del batch["labels"]
-    with pytest.raises(ConfigError, match="no labels"):
-        torchtitan_batch(batch)
-
-
 def test_megatron_gets_packed_sequences_in_thd() -> None:
     arguments = megatron_packing(texts())
     names = {"cu_seqlens_q", "cu_seqlens_kv", "cu_seqlens_q_padded", "cu_seqlens_kv_padded"}

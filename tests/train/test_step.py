@@ -66,17 +66,6 @@ def test_accumulated_micro_batches_give_the_gradient_of_one_large_batch(
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-7)
 
 
-def test_accumulation_is_a_larger_batch_to_the_end_of_training(tmp_path: Path) -> None:
-    whole, _ = fit_here(config(tmp_path / "whole"), RaggedLoader(num_steps=2, num_rows=12))
-    parts, model = fit_here(
-        config(tmp_path / "parts", accumulate=3, micro_batches=2),
-        RaggedLoader(num_steps=6, num_rows=4),
-    )
-    assert parts.num_steps == whole.num_steps == 4
-    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
-    assert set(model.asked_rows) == {2}
-
-
 def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> None:
     run_config = config(tmp_path / "groups", accumulate=3, epochs=2)
     result, _ = fit_here(run_config, RaggedLoader(num_steps=5, num_rows=4))
@@ -84,22 +73,6 @@ def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> No
         (0, 2), (0, 4), (1, 2), (1, 4),
     ]  # fmt: skip
     assert result.state == {"epoch": 2, "step": 0}
-
-    class Regrouped(RaggedLoader):
-        """The same rows as batches of 12 and 8."""
-
-        def batch(self, epoch: int, step: int) -> dict[str, Any]:
-            self.num_rows, self.rows = 4, range(12) if step == 0 else range(8)
-            return super().batch(epoch, 0 if step == 0 else 3)
-
-    class Numbered(Regrouped):
-        def batch(self, epoch: int, step: int) -> dict[str, Any]:
-            batch = super().batch(epoch, step)
-            batch["__lineage__"] = batch["__lineage__"]._replace(step=step)
-            return batch
-
-    fit_here(config(tmp_path / "large"), Numbered(num_steps=2))
-    assert losses(tmp_path / "groups") == pytest.approx(losses(tmp_path / "large"), rel=1e-5)
 
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
@@ -256,8 +229,6 @@ def test_what_needs_no_gradient_stays_as_it_was(tmp_path: Path) -> None:
     fit_here(config(tmp_path), model=model)
     moved = {name for name, value in model.state_dict().items() if not value.equal(before[name])}
     assert moved == before.keys() - {"vision.weight", "vision.bias"}
-    with pytest.raises(mm.StateError, match="another model"):
-        fit_here(config(tmp_path, epochs=3))
 
 
 def _note(passes: list[Any], module: Any, inputs: Any) -> None:

@@ -21,7 +21,7 @@ from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, writ
 from tests.helpers.chats import tokenizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.tiny_model import TinyModel
-from tests.helpers.topology import described, run
+from tests.helpers.topology import run
 
 NORMALIZE = mm.Normalize((0.5,) * 3, (0.5,) * 3)
 PROCESS = TrainProcess(torch.device("cpu"))
@@ -100,20 +100,6 @@ def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
             total, weight = total + loss.item(), weight + counted.item()
     assert result["weight"] == weight
     assert result["loss"] == pytest.approx(total / weight, rel=1e-5)
-
-
-def test_validation_in_between_costs_the_training_stream_nothing(corpus):
-    decode = mm.Decode(image=mm.ImageDecoder(size=16))
-    calm = run(make_pipeline(corpus, decode=decode)).steps
-    loader, validation = mm.Loader(make_pipeline(corpus, decode=decode)), validation_of(corpus)
-    result = []
-    for batch in mm.to_device(loader, "cpu"):
-        result.append(described(batch))
-        state, stats = loader.state_dict(), replace(loader.stats, wait_s=0.0)
-        one_pass(validation, TinyModel())
-        assert loader.state_dict() == state
-        assert replace(loader.stats, wait_s=0.0) == stats
-    assert result == calm
 
 
 @pytest.mark.slow

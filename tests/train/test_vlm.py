@@ -14,7 +14,6 @@ from torch.nn.parallel import DistributedDataParallel
 import mmstream as mm
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import OneSizeModel, load_vlm, small_vlm, vlm_decode
-from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.paths import DEMO_CORPUS
 
 NORMALIZE = mm.Normalize((0.5, 0.5, 0.5), (0.25, 0.25, 0.25))
@@ -109,55 +108,8 @@ def test_invalid_rows_add_nothing() -> None:
     assert alone[1] == 0
 
 
-@pytest.mark.parametrize("num_parts", [2, 3, 6])
-def test_micro_batches_give_the_gradients_of_the_whole(num_parts: int) -> None:
-    model, batch = vlm(), global_batch()
-    whole = mean_gradients(model, [batch])
-    assert_same_gradients(whole, mean_gradients(model, mm.split_rows(batch, num_parts)))
-
-
-@pytest.mark.parametrize("options", [{"padding_side": "left"}, {"pad_to": 200}])
-def test_padding_does_not_matter(options: dict[str, Any]) -> None:
-    model = vlm()
-    samples = [sample(row, count) for row, count in enumerate(COUNTS)]
-    loss, weight = model(batch_of(samples))
-    padded = model(batch_of(samples, **options))
-    torch.testing.assert_close(padded[0], loss)
-    assert padded[1] == weight
-
-
-@pytest.mark.parametrize("images", [[], None, torch.empty(0, 3, SIZE, SIZE)])
-def test_without_images_every_parameter_takes_part(images: Any) -> None:
-    model = vlm()
-    batch = batch_of([sample(row, 0) for row in range(3)])
-    batch["image"] = images
-    loss, weight = model(batch)
-    text_only = model.vlm(
-        input_ids=batch["input_ids"],
-        attention_mask=batch["attention_mask"],
-        labels=batch["labels"],
-    ).loss
-    torch.testing.assert_close(loss / weight, text_only)
-    loss.backward()
-    found = gradients(model)  # fails where there is none
-    vision = {n: g for n, g in found.items() if "vision_tower" in n or "projector" in n}
-    assert len(vision) > 20
-    assert all((gradient == 0).all() for gradient in vision.values())
-
-
-def test_images_that_the_model_cannot_take_are_refused() -> None:
-    model, batch = vlm(), global_batch()
-    with pytest.raises(mm.ConfigError, match="normalize"):
-        model({**batch, "image": batch["image"].to(torch.uint8)})
-    with pytest.raises(mm.ConfigError, match="ImageDecoder a size"):
-        model({**batch, "image": [*batch["image"][1:], batch["image"][0, :, :16]]})
-    with pytest.raises(mm.ConfigError, match="image"):
-        model({**batch, "image": batch["image"][1:]})
-
-
-def two_ranks(rank: int, folder: str) -> None:
-    """What each of the two processes does: rank 1 has no image at all."""
-    join_group(rank, Path(folder, "rendezvous"), 2)
+def save_on_two_ranks(rank: int, folder: Path) -> None:
+    """What each of two ranks does: rank 1 has no image at all."""
     model = DistributedDataParallel(vlm())
     part = mm.split_rows(global_batch(), 2)[rank]
     assert len(part["image"]) == (6, 0)[rank]
@@ -166,16 +118,7 @@ def two_ranks(rank: int, folder: str) -> None:
     for _ in range(2):  # DDP complains of unused parameters in the pass after
         model.zero_grad()
         (model(part)[0] * 2 / weight).backward()  # DDP takes the mean over the ranks
-    torch.save(gradients(model), Path(folder, f"gradients-{rank}.pt"))
-    dist.destroy_process_group()
-
-
-@pytest.mark.slow
-def test_a_rank_without_images_does_not_stop_the_others(tmp_path: Path) -> None:
-    run_ranks(two_ranks, str(tmp_path), num_ranks=2)
-    alone = mean_gradients(vlm(), [global_batch()])
-    for rank in range(2):
-        assert_same_gradients(alone, torch.load(tmp_path / f"gradients-{rank}.pt"))
+    torch.save(gradients(model), folder / f"vlm-{rank}.pt")
 
 
 def conversation(row: dict[str, Any]) -> dict[str, Any]:
@@ -245,17 +188,3 @@ def test_layers_behind_the_chosen_one_are_frozen(tmp_path: Path) -> None:
     assert all(".layers.1." in name for name in frozen if ".layers." in name)
     loaded(global_batch())[0].backward()
     assert all(p.grad is not None for p in loaded.parameters() if p.requires_grad)
-
-
-@pytest.mark.slow
-def test_other_folders_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(mm.ConfigError, match="no vision-language model"):
-        load_vlm(str(tmp_path), tokenizer=byte_tokenizer(chat=True))
-    from transformers import LlamaConfig, LlamaForCausalLM
-
-    config = LlamaConfig(
-        vocab_size=8, hidden_size=8, intermediate_size=8, num_hidden_layers=1, num_attention_heads=1
-    )
-    LlamaForCausalLM(config).save_pretrained(tmp_path)
-    with pytest.raises(mm.ConfigError, match="no vision-language model"):
-        load_vlm(str(tmp_path), tokenizer=byte_tokenizer(chat=True))

@@ -74,7 +74,7 @@ def play(rank: int, folder_name: str) -> None:
 @pytest.fixture(scope="module")
 def played(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[dict[str, str]]]:
     """What every case ended with, on each rank."""
-    folder = tmp_path_factory.mktemp("agreement")
+    folder = tmp_path_factory.mktemp("consistency")
     write(folder / "a")
     one_byte_changed(folder / "b")
     run_ranks(play, str(folder), num_ranks=WORLD_SIZE)
