@@ -50,9 +50,8 @@ from mmstream.progress import Progress, Stage
 from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.process import needs_reader_process
-from mmstream.reading.reader import Reader
+from mmstream.reading.reader import Reader, StepReader
 from mmstream.reading.step import Job, RawStep
-from mmstream.reading.step_reader import StepReader
 from mmstream.types import Batch, Sample
 from mmstream.world import World, resolve_world, rows_of_rank
 from mmstream.wrong_arguments import AnyInt, NonEmptyStr, NonNegativeInt, PositiveInt, checked

@@ -1,7 +1,7 @@
 """The second stage: order -> READ -> decode -> batch -> loader -> device.
 
 step.py     what is asked for (`Job`), the rows of packs, and the record of a step to the logs
-reader.py   reads the steps of this process: local files late, object stores window by window
+reader.py   steps of this process: of local files, or from the reader process
 fetcher.py  (shard, index) pairs -> byte ranges -> samples
 large_samples.py  samples with large files: their first bytes, and the rest when it is decoded
 held.py     samples that were read together, until they are taken
@@ -16,5 +16,4 @@ sample_memory.py  where samples arrive, seen by the processes that take them
 rank_reader.py  requests ranges ahead, holds them, and hands out steps
 server.py       serves steps to workers and to the main process
 messages.py     what they say to each other
-step_reader.py  a worker's side, in the place of reader.py
 """

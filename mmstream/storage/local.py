@@ -538,9 +538,10 @@ class SharedStore(LocalStore):
         files = _open_files()
         try:
             file = files.open(path)
-            current = file.stat()
+            # It may be written over while it is open. The system mostly keeps its status.
+            current = object_stat(os.fstat(file.descriptor))
             require_known(path, name, current, known)
-            return file.read(start, stop, current.size)
+            return read_exactly(file.descriptor, path, start, stop, current.size, MAX_READ_BYTES)
         except BaseException:
             files.forget(path)
             raise
@@ -565,20 +566,11 @@ class _OpenFile:
     """A file that is open until nobody uses it any more."""
 
     def __init__(self, path: str) -> None:
-        self._path = path
-        self._fd = open_file(path)
+        self.descriptor = open_file(path)
 
     def __del__(self) -> None:
         with suppress(OSError, AttributeError):  # it was not opened
-            os.close(self._fd)
-
-    def stat(self) -> ObjectStat:
-        """Return the present size and version: it may be written over while it is open."""
-        return object_stat(os.fstat(self._fd))  # mostly from what the system keeps of its status
-
-    def read(self, start: int, stop: int, size: int) -> bytes:
-        """Return exactly bytes [start, stop) of a file of `size` bytes."""
-        return read_exactly(self._fd, self._path, start, stop, size, MAX_READ_BYTES)
+            os.close(self.descriptor)
 
 
 class _OpenFiles:

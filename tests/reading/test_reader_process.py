@@ -27,7 +27,8 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
-from mmstream.reading import process, server, step_reader
+from mmstream.reading import process, server
+from mmstream.reading import reader as reader_module
 from mmstream.reading.messages import (
     MAX_AHEAD,
     ReaderEnded,
@@ -310,7 +311,7 @@ def test_samples_stay_until_the_request_after_those_that_were_made_ahead(
 def test_a_small_number_of_large_steps_is_asked_for_ahead(
     pipeline: mm.Pipeline, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_reader, "AHEAD_BYTES", 1)
+    monkeypatch.setattr(reader_module, "AHEAD_BYTES", 1)
     with (
         reader_thread(pipeline) as reader,
         closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,

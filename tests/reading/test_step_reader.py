@@ -10,8 +10,8 @@ import pytest
 import mmstream as mm
 from mmstream.errors import SampleError, ShardError
 from mmstream.reading.messages import StepHeader
+from mmstream.reading.reader import StepReader
 from mmstream.reading.step import Job
-from mmstream.reading.step_reader import StepReader
 from mmstream.storage.transfer_counts import TransferCounts
 from tests.helpers.foreign_tars import make_tar
 

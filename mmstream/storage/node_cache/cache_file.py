@@ -271,10 +271,8 @@ def _write_groups(
     for begin, end in groups:
         start, stop = int(samples.start[begin]), int(samples.stop[end - 1])
         _write_all(descriptor, data[start - first : stop - first], file.data_start + start)
-        for i, j in _consecutive(samples.number[begin:end]):
-            rows = entries[begin + i : begin + j].astype("<u4").tobytes()
-            offset = TABLE_START + 8 * int(samples.number[begin + i])
-            _write_all(descriptor, memoryview(rows), offset)
+        rows = entries[begin:end].astype("<u4").tobytes()  # their numbers follow one another, too
+        _write_all(descriptor, memoryview(rows), TABLE_START + 8 * int(samples.number[begin]))
 
 
 def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float) -> FileContent:
@@ -315,12 +313,6 @@ def _adjacent(samples: CachedSamples, is_wanted: Flags) -> list[tuple[int, int]]
     ends = np.append(np.flatnonzero(~is_next), numbers.size - 1)
     begins = np.append(0, ends[:-1] + 1)
     return list(zip(numbers[begins].tolist(), (numbers[ends] + 1).tolist(), strict=True))
-
-
-def _consecutive(numbers: IntArray) -> list[tuple[int, int]]:
-    """Return the groups [begin, end) of numbers that rise by one."""
-    ends = np.append(np.flatnonzero(np.diff(numbers) != 1), numbers.size - 1) + 1
-    return list(zip([0, *ends[:-1].tolist()], ends.tolist(), strict=True))
 
 
 def _num_new_pages(file: CacheFile, table: IntArray, samples: CachedSamples) -> IntArray:
