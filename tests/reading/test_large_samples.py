@@ -151,15 +151,6 @@ def test_windows_of_large_samples_need_little_memory(folder: str) -> None:
     assert not needs_single_samples(*setup, least_large_bytes=MIN_LAZY_BYTES)
 
 
-def test_samples_of_a_mixture_name_their_source(folder: str) -> None:
-    sources = {"a": (mm.open_dataset(folder), 1), "b": (mm.open_dataset(folder), 1)}
-    lazy = pipeline_of(mm.Mixture(sources, stop="first"))  # type: ignore[arg-type]
-    whole = pipeline_of(mm.Mixture(sources, stop="first"), min_lazy_bytes=None)  # type: ignore[arg-type]
-    taken = lazy.take(8)
-    assert taken == whole.take(8)
-    assert {sample["__source__"] for sample in taken} == {"a", "b"}
-
-
 def test_take_and_random_access_give_the_same_files(folder: str) -> None:
     dataset = mm.open_dataset(folder)
     for taken in pipeline_of(folder).take(8):

@@ -28,7 +28,6 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading import process, server
-from mmstream.reading import reader as reader_module
 from mmstream.reading.messages import (
     MAX_AHEAD,
     ReaderEnded,
@@ -306,18 +305,6 @@ def test_samples_stay_until_the_request_after_those_that_were_made_ahead(
             before = connection.ask(request)
             expected.append(samples_of(*before))
     assert expected[1] != expected[2]
-
-
-def test_a_small_number_of_large_steps_is_asked_for_ahead(
-    pipeline: mm.Pipeline, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reader_module, "AHEAD_BYTES", 1)
-    with (
-        reader_thread(pipeline) as reader,
-        closing(PipelineRunner(pipeline, connection=reader.connections[0])) as runner,
-    ):
-        runner.batch(Job(0, 0, 0, 8, 1, reader.begin(0, 0, (0, 8))))
-        assert reader.connections[0].num_ahead == 1
 
 
 def test_an_answer_that_comes_late_is_no_log_record(

@@ -101,29 +101,6 @@ def test_passing_faults_are_tried_again(troubled, pauses, call):
         assert len(pauses) == num_failures
 
 
-@pytest.mark.s3
-def test_only_the_ranges_that_failed_or_came_short_are_asked_for_again(s3, monkeypatch, pauses):
-    store = open_store(f"{s3}/ranges")
-    store.write("a", DATA)
-    read_ranges, asked = storage._read_ranges, []
-
-    def read_badly(client, urls, bounds):
-        answers = read_ranges(client, urls, bounds)
-        asked.append([start for start, _ in bounds])
-        if len(asked) == 1:
-            answers[1] = ConnectionResetError("reset")
-            answers[2] = answers[2]._replace(data=answers[2].data[:3])
-        if len(asked) == 2:
-            answers[0] = TimeoutError("slow")
-        return answers
-
-    monkeypatch.setattr(storage, "_read_ranges", read_badly)
-    wanted = [("a", start, start + 9) for start in (0, 10, 20, 30)]
-    assert store.read_ranges(wanted) == [DATA[start:stop] for _, start, stop in wanted]
-    assert asked == [[0, 10, 20, 30], [10, 20], [10]]
-    assert len(pauses) == 2
-
-
 @pytest.mark.parametrize("error", [TypeError, ImportError, AttributeError, MemoryError])
 def test_a_bug_is_not_tried_again(monkeypatch, pauses, error):
     def call(url):

@@ -99,18 +99,6 @@ def test_a_copy_of_a_memory_store_has_the_versions_of_the_first(memory_url):
     assert pickle.loads(pickled).list() == known
 
 
-@pytest.mark.slow
-@pytest.mark.s3
-def test_a_large_upload_in_parts_has_one_version_everywhere(s3):
-    store = open_store(f"{s3}/parts")
-    content = os.urandom(1 << 20) * 120  # in parts of 50 MB
-    with store.create("a") as file:
-        file.write(content)
-    known = store.list()
-    assert store.stat("a") == known["a"]
-    assert store.read_ranges([("a", 0, 100)], known) == [content[:100]]
-
-
 def test_dropping_a_cache_changes_no_byte_and_raises_nothing(store):
     store.write("a", DATA)
     store.drop_cache("a", 0, 1024)

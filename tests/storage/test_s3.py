@@ -12,7 +12,7 @@ import mmstream as mm
 from mmstream.dataset.index import index_name
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME
-from mmstream.storage import RemoteStore, open_store
+from mmstream.storage import open_store
 from mmstream.train.checkpoint import Checkpoint, list_checkpoints, load_newest, save_checkpoint
 from tests.helpers.corpora import captioned, jpeg, write_corpus, write_shard
 from tests.helpers.topology import collate_in_workers
@@ -171,28 +171,6 @@ def test_convert_writes_the_same_objects_as_to_a_folder(rows, prefix, tmp_path, 
     assert {MANIFEST_NAME, "rejects.jsonl", "shard-000003.tar", "shard-000003.tar.idx"} <= names
     again = mm.convert(rows, prefix, **options)  # finished: nothing is done
     assert again.num_samples == 19
-    same_objects(prefix, tmp_path / "local")
-
-
-@pytest.mark.slow
-def test_a_broken_off_conversion_is_refused_and_then_completed(rows, prefix, tmp_path, monkeypatch):
-    options = {"samples_per_shard": 6, "progress": False}
-    mm.convert(rows, tmp_path / "local", **options)
-    create, created = RemoteStore.create, []
-
-    def breaking(store, name):
-        created.append(name)
-        if name == "shard-000002.tar" and created.count(name) == 1:
-            raise KeyboardInterrupt
-        return create(store, name)
-
-    monkeypatch.setattr(RemoteStore, "create", breaking)
-    with pytest.raises(KeyboardInterrupt):
-        mm.convert(rows, prefix, **options)
-    with pytest.raises(mm.errors.ManifestError, match="mmstream convert"):
-        mm.open_dataset(prefix)
-    mm.convert(rows, prefix, **options)
-    assert created.count("shard-000000.tar") == created.count("shard-000001.tar") == 1
     same_objects(prefix, tmp_path / "local")
 
 

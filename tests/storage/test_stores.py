@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import pickle
-import threading
 
 import fsspec
 import pytest
@@ -125,13 +124,6 @@ def test_ranges_come_in_order_with_errors_in_their_places(store):
     assert store.read_ranges([]) == []
 
 
-@pytest.mark.slow
-def test_many_ranges_at_once_are_all_right(store):
-    store.write("a", DATA)
-    wanted = [("a", i, i + 1 + i % 13) for i in range(600)]
-    assert store.read_ranges(wanted) == [DATA[start:stop] for _, start, stop in wanted]
-
-
 def test_a_created_object_appears_whole_at_the_end_of_the_block(store):
     with store.create("deep/a.tar") as file:
         file.write(DATA)
@@ -169,32 +161,6 @@ def test_a_local_path_is_that_of_the_object(store):
     if path is not None:
         with open(path, "rb") as file:  # noqa: PTH123
             assert file.read() == DATA
-
-
-@pytest.mark.slow
-def test_threads_see_whole_objects_while_others_write_them(store):
-    contents = [bytes([i]) * (1 << 18) for i in range(4)]
-    store.write("a", contents[0])
-    seen, done = [], threading.Event()
-
-    def read():
-        while not done.is_set():
-            seen.append(store.read("a"))
-            seen.append(store.read_range("a", 0, 1 << 18))
-            store.list()
-
-    readers = [threading.Thread(target=read) for _ in range(3)]
-    for reader in readers:
-        reader.start()
-    for i in range(20):
-        store.write("a", contents[i % 4])
-        store.write(f"b{i}", b"x")
-        store.remove(f"b{i}")
-    done.set()
-    for reader in readers:
-        reader.join()
-    assert seen
-    assert all(data in contents for data in seen)
 
 
 def test_open_store_knows_folders_files_and_prefixes(tmp_path, monkeypatch):
