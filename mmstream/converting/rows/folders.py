@@ -20,14 +20,14 @@ from contextlib import nullcontext
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import msgspec
 
 from mmstream.converting.draft import RowError
 from mmstream.converting.formats.fields import kind_by_name
 from mmstream.converting.formats.spans import names_tars
-from mmstream.converting.rows.detect import RowKind, advice
+from mmstream.converting.rows.detect import NAMES_OF_KINDS, RowKind, advice
 from mmstream.converting.rows.fetch import SPLIT_WORDS
 from mmstream.converting.rows.records import NumberedRow
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME
@@ -84,23 +84,44 @@ class FolderContent:
     """A temporary file with the files of a prefix, as `_walk` gives them: it is listed once. None:
     a folder of this machine, which is listed again."""
 
-    def kind(
-        self, folder: str
-    ) -> Literal["tars", "tarred", "transcripts", "metadata", "tables", "media"]:
-        """Return what the rows of the folder are.
+    def kind(self, folder: str, rows_as: RowKind | None) -> str:
+        """Return what the rows of the folder are: tars, tarred, transcripts, metadata, ...
+
+        Args:
+            folder: Its URL, for messages.
+            rows_as: What the caller says. None: its content says it.
 
         Raises:
-            ConfigError: It holds nothing, or may be read in two ways.
+            ConfigError: It holds nothing, may be read in two ways, or holds no such rows as
+                `rows_as`.
         """
+        tables = "metadata" if self.metadata and self.num_media else "tables"
+        if rows_as is not None:
+            of_kind = {
+                "tars": self.tars or self.packed_tars or self.has_manifest,
+                "media": self.num_media,
+                "transcripts": self.transcripts,
+            }
+            if not of_kind.get(rows_as, self.tables):
+                raise ConfigError(
+                    f"{folder}: holds no {NAMES_OF_KINDS[rows_as]}; leave out rows_as={rows_as!r}"
+                )
+            return rows_as if rows_as in of_kind else tables
         if self.tars or self.has_manifest:
             return "tarred" if self.tarred else "tars"
         if self.packed_tars and not (self.tables or self.transcripts or self.num_media):
             return "tars"
+        if self.packed_tars:
+            logger.warning(
+                "%s: compressed tars are left out (%d, such as %s), since other files of rows or "
+                "media lie beside them. Read the tars with rows_as='tars'",
+                folder,
+                len(self.packed_tars),
+                escaped(self.packed_tars[0]),
+            )
         if self.transcripts:
             return "transcripts"
-        if self.metadata and self.num_media:
-            return "metadata"
-        if self.tables and self.num_media:
+        if tables == "tables" and self.tables and self.num_media:
             raise ConfigError(
                 f"{folder}: holds files of rows, such as {escaped(self.tables[0])}, and "
                 f"{self.num_media:,} media files. Name the file of rows, or make a row of each "
@@ -108,19 +129,28 @@ class FolderContent:
             )
         if not self.tables and not self.num_media:
             raise ConfigError(f"{folder}: holds no files of rows, no tars and no media files")
-        return "tables" if self.tables else "media"
+        return tables if self.tables else "media"
 
-    def tars_to_read(self) -> list[str]:
+    def tars_to_read(self, folder: str) -> list[str]:
         """Return the tars, sorted. Of tars that differ by their compression alone, only one.
 
-        It is the plain one, if there is one. Plain tars are never left out.
+        It is the plain one, if there is one. Plain tars are never left out. A warning counts those
+        that are.
         """
-        plain = {_stem_of(name) for name in self.tars}
-        by_stem: dict[str, str] = {}
+        stems = {_stem_of(name) for name in self.tars}
+        names = list(self.tars)
         for name in self.packed_tars:
-            if _stem_of(name) not in plain:
-                by_stem.setdefault(_stem_of(name), name)
-        return sorted([*self.tars, *by_stem.values()])
+            if _stem_of(name) not in stems:
+                names.append(name)
+            stems.add(_stem_of(name))
+        if left_out := sorted({*self.tars, *self.packed_tars}.difference(names)):
+            logger.warning(
+                "%s: tars of the same name but another compression are left out (%d, such as %s)",
+                folder,
+                len(left_out),
+                escaped(left_out[0]),
+            )
+        return sorted(names)
 
 
 def look_into(

@@ -42,7 +42,6 @@ from mmstream.converting.rows.arrow import (
 )
 from mmstream.converting.rows.detect import (
     HEAD_BYTES,
-    NAMES_OF_KINDS,
     RowKind,
     RowOptions,
     is_tar,
@@ -98,7 +97,7 @@ from mmstream.converting.rows.tables import (
     write_lines,
 )
 from mmstream.dataset.manifest import MANIFEST_NAME
-from mmstream.errors import ConfigError, StorageError, escaped
+from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import is_remote, open_store, split_url
 from mmstream.storage.urls import local_path
 
@@ -193,11 +192,13 @@ def _open_folder(url: str, plain_files: PlainFiles, options: RowOptions) -> RowS
         options.require_kind("tars", url)  # too large to be listed, perhaps
         return SampleSource.open(url, name, options.limit)
     content = look_into(url, temporary / "listing" if is_remote(url) else None, options.rows_as)
-    kind = folder_kind(url, content, options.rows_as)
+    kind = content.kind(url, options.rows_as)
     if kind == "tars" and content.has_manifest:
         return SampleSource.open(url, name, options.limit)
     if kind == "tars":
-        return _open_tars(_tars_in(url, content), name, temporary, options)
+        tars = content.tars_to_read(url)
+        files = [InputFile(f"{url.rstrip('/')}/{tar}", tar) for tar in tars]
+        return _open_tars(files, name, temporary, options)
     if kind != "media":
         return plain_files.open(files_in(url, content, kind))
     if len(content.splits) == 1:
@@ -218,20 +219,6 @@ def _open_folder(url: str, plain_files: PlainFiles, options: RowOptions) -> RowS
         rows = iter_media(url, content, subfolder, options.encoding)
         inputs.append(InputFile("", subfolder or name, split, rows=rows))
     return plain_files.open(inputs)
-
-
-def _tars_in(url: str, content: FolderContent) -> list[InputFile]:
-    """Return the tars of a folder. A warning counts those that are left out."""
-    tars = content.tars_to_read()
-    doubled = sorted({*content.tars, *content.packed_tars}.difference(tars))
-    if doubled:
-        logger.warning(
-            "%s: tars of the same name but another compression are left out (%d, such as %s)",
-            url,
-            len(doubled),
-            escaped(doubled[0]),
-        )
-    return [InputFile(f"{url.rstrip('/')}/{tar}", tar) for tar in tars]
 
 
 Rows: TypeAlias = str | os.PathLike[str] | Iterable[Any]
@@ -322,7 +309,7 @@ def _inputs_of(
     if paths and root is None:
         raise ConfigError("rows: local folders and URLs together; convert them apart")
     contents = {url: look_into(path, None, options.rows_as) for url, path in paths.items()}
-    kinds = {url: folder_kind(paths[url], contents[url], options.rows_as) for url in paths}
+    kinds = {url: contents[url].kind(paths[url], options.rows_as) for url in paths}
     media = [content for url, content in contents.items() if kinds[url] == "media"]
     classes = {name for content in media for name in content.classes.get(None, {})}
     numbers = {name: number for number, name in enumerate(sorted(classes))}
@@ -348,40 +335,6 @@ def _inputs_of(
             rows = with_media_prefix(iter_media(path, content, None, options.encoding), prefix)
             inputs.append(InputFile("", name, rows=rows))
     return inputs
-
-
-def folder_kind(url: str, content: FolderContent, rows_as: RowKind | None) -> str:
-    """Return what the rows of a folder are.
-
-    Raises:
-        ConfigError: It holds nothing, may be read in two ways, or holds no such rows as `rows_as`.
-    """
-    if rows_as is None:
-        kind: str = content.kind(url)
-        if content.packed_tars and kind != "tars":
-            logger.warning(
-                "%s: compressed tars are left out (%d, such as %s), since other files of rows or "
-                "media lie beside them. Read the tars with rows_as='tars'",
-                url,
-                len(content.packed_tars),
-                escaped(content.packed_tars[0]),
-            )
-        return kind
-    if rows_as in ("tars", "media", "transcripts"):
-        has = {
-            "tars": content.tars or content.packed_tars or content.has_manifest,
-            "media": content.num_media,
-            "transcripts": content.transcripts,
-        }[rows_as]
-        kind = rows_as
-    else:
-        has = content.tables
-        kind = "metadata" if content.metadata and content.num_media else "tables"
-    if not has:
-        raise ConfigError(
-            f"{url}: holds no {NAMES_OF_KINDS[rows_as]}; leave out rows_as={rows_as!r}"
-        )
-    return kind
 
 
 def files_in(url: str, content: FolderContent, kind: str, prefix: str = "") -> list[InputFile]:
