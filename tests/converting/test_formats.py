@@ -158,6 +158,11 @@ KEPT = {
         {"score": 5, "row_chosen": "x"},
         ("score", "chosen"),
     ),
+    "bytes under an unknown key beside a medium": (
+        {"image": "a.jpg", "text": "t", "thumb": {"bytes": b"abc"}},
+        {"thumb": {"bytes": "(3 bytes)"}},
+        ("thumb",),
+    ),
     "the span of a conversation about a video": ({**CLIP, **SPAN}, SPAN, ()),
     "the span of a conversation about an image": (
         {**PICTURE, "start_s": 1.0},

@@ -13,9 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.converting.draft import Media, MediaRef, RowError, samples_of
-from mmstream.converting.formats.caller import RowParser
 from mmstream.converting.formats.formats import FORMATS, draft_of, recognise
-from mmstream.converting.rows.open import group_rows
 from tests.helpers.rows import rows_by_format
 
 JPG = b"\xff\xd8\xff"
@@ -871,6 +869,32 @@ MEDIA_WITH_TEXTS = {
         ("A cat runs.",),
         {},
     ),
+    # https://eric-xw.github.io/vatex-website
+    "captions of VATEX are those of one language": (
+        {"videoID": "v_000122_000132", "enCap": ["one", "two"], "chCap": ["一", "二"]},
+        [MediaRef("video", "v_000122_000132.mp4")],
+        ("one", "two"),
+        {"chCap": ["一", "二"]},
+    ),
+    # https://huggingface.co/docs/datasets/about_dataset_features
+    "a struct of Hugging Face has bytes": (
+        {"image": {"bytes": JPG, "path": "a.jpg"}, "text": "x"},
+        [MediaRef("image", "a.jpg", JPG)],
+        ("x",),
+        {"media_paths": ["a.jpg"]},
+    ),
+    "or a path": (
+        {"audio": {"bytes": None, "path": "a.wav"}, "text": "x"},
+        [MediaRef("audio", "a.wav")],
+        ("x",),
+        {},
+    ),
+    "bytes alone are named by their key": (
+        {"image": JPG, "text": "x"},
+        [MediaRef("image", "image", JPG)],
+        ("x",),
+        {},
+    ),
     "signatures and passwords of URLs are not published": (
         {"URL": "https://me:word@host/a.jpg?w=1&X-Amz-Signature=1f2e", "TEXT": "x"},
         [MediaRef("image", "https://me:word@host/a.jpg?w=1&X-Amz-Signature=1f2e")],
@@ -1040,51 +1064,6 @@ def dense(span):
 def test_a_row_that_does_not_hold_what_its_corpus_promises_is_rejected(row, reason):
     with pytest.raises(RowError, match=reason):
         draft_of(row)
-
-
-def test_captions_of_vatex_are_those_of_one_language():
-    """https://eric-xw.github.io/vatex-website"""
-    row = {"videoID": "Ptf_2VRj-V0_000122_000132", "enCap": ["one", "two"], "chCap": ["一", "二"]}
-    draft = draft_of(row)
-    assert draft.media == (MediaRef("video", "Ptf_2VRj-V0_000122_000132.mp4"),)
-    assert (draft.texts, draft.unread) == (("one", "two"), ())
-    assert draft.content["chCap"] == ["一", "二"]
-    assert RowParser(columns=(("enCap", "chCap"),)).draft(row).texts == ("一", "二")
-
-
-INTERNVID = [
-    {"YoutubeID": "x", "Start_timestamp": "0:01", "End_timestamp": "0:02", "Caption": "a"},
-    {"YoutubeID": "x", "Start_timestamp": "0:02", "End_timestamp": "0:03", "Caption": "b"},
-    {"YoutubeID": "y", "Start_timestamp": "0:02", "End_timestamp": "0:03", "Caption": "c"},
-]
-NEMO = [
-    {"audio_filepath": "x.wav", "offset": i, "duration": 1, "text": t}
-    for i, t in ((1, "a"), (2, "b"))
-]
-
-
-@pytest.mark.parametrize(("rows", "path"), [(INTERNVID, "x.mp4"), (NEMO, "x.wav")])
-def test_grouped_rows_are_spans_of_one_medium(rows, path):
-    first, *others = [row for _, row in group_rows(enumerate(rows, 1))]
-    draft = draft_of(first)
-    assert [ref.path for ref in draft.media] == [path]
-    assert draft.content["segments"] == [
-        {"start_s": 1.0, "end_s": 2.0, "text": "a"},
-        {"start_s": 2.0, "end_s": 3.0, "text": "b"},
-    ]
-    assert others == rows[2:]
-
-
-def test_structs_of_hugging_face_give_bytes_or_paths():
-    """https://huggingface.co/docs/datasets/about_dataset_features"""
-    row = {"image": {"bytes": JPG, "path": "a.jpg"}, "text": "x", "thumb": {"bytes": JPG}}
-    draft = draft_of(row)
-    assert draft.media == (MediaRef("image", "a.jpg", JPG),)
-    assert draft.content["thumb"] == {"bytes": "(3 bytes)"}
-    assert draft_of({"audio": {"bytes": None, "path": "a.wav"}, "text": "x"}).media == (
-        MediaRef("audio", "a.wav"),
-    )
-    assert draft_of({"image": JPG, "text": "x"}).media == (MediaRef("image", "image", JPG),)
 
 
 def test_the_rows_of_the_documentation_are_recognised_and_read_whole():

@@ -59,8 +59,13 @@ def test_a_function_that_returns_what_is_not_json_makes_rejects(key):
             {"image_url": "https://host/a", "caption": "a cat"},
             *("https://host/a", ("a cat",), ()),
         ),
+        (
+            RowParser(columns=(("enCap", "chCap"),)),
+            {"videoID": "x_0_9", "enCap": ["one"], "chCap": ["一", "二"]},
+            *("x_0_9.mp4", ("一", "二"), ("row_enCap",)),
+        ),
     ],
-    ids=["unknown names", "a format that reads no text", "a known name under another one"],
+    ids=["unknown names", "a format that reads no text", "a known name under another one", "VATEX"],
 )
 def test_columns_are_read_under_the_names_that_formats_know(row_format, row, path, text, unread):
     draft = row_format.draft(row)

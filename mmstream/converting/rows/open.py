@@ -27,7 +27,7 @@ from typing import Any, BinaryIO, TypeAlias
 
 import numpy as np
 
-from mmstream.converting.draft import KINDS
+from mmstream.converting.draft import KINDS, LeftOutError
 from mmstream.converting.formats.fields import MEDIA_KEYS
 from mmstream.converting.formats.spans import VIDEO_ID_KEYS
 from mmstream.converting.rows.arrow import (
@@ -80,10 +80,10 @@ from mmstream.converting.rows.records import (
     RowSource,
     encodable,
     iter_lines,
-    iter_texts,
     ranges_of_splits,
     scan_lines,
     stamp_of,
+    text_row,
     write_spool,
 )
 from mmstream.converting.rows.samples import SampleSource
@@ -522,10 +522,14 @@ class PlainFiles:
             "csv": lambda: iter_table(path, delimiter, file.url),
             "tsv": lambda: iter_table(path, delimiter, file.url),
             "coco": lambda: iter_coco(path, file.url),
-            "lines": lambda: iter_texts(path),
+            "lines": lambda: filter(_is_not_blank, iter_lines(path, text_row)),
             "jsonl": lambda: iter_lines(path),
         }
         return readers[kind]()
+
+
+def _is_not_blank(numbered: NumberedRow) -> bool:
+    return not isinstance(numbered[1], LeftOutError)
 
 
 def _is_parquet(file: InputFile) -> bool:

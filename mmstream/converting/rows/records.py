@@ -29,10 +29,10 @@ import os
 import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
@@ -530,33 +530,32 @@ def ranges_of_splits(
     return ranges
 
 
-def iter_lines(path: Path) -> Iterator[NumberedRow]:
-    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file."""
-    return ((number, parse_row(line)) for number, line in _numbered_lines(path))
+def text_row(line: bytes | None) -> Any:
+    """Return the row of a line of plain text: ``{"text": LINE}``. Otherwise as `parse_row`."""
+    if not line:
+        return parse_row(line)
+    try:
+        return {"text": line.decode()}
+    except UnicodeDecodeError as error:
+        return RowError(f"not UTF-8: {error.reason} (byte {error.start})")
 
 
-def iter_texts(path: Path) -> Iterator[NumberedRow]:
-    """Yield (number from 1, ``{"text": LINE}`` or `RowError`) of each line that is not blank."""
-    for number, line in _numbered_lines(path):
-        if line is None:
-            yield number, parse_row(line)
-        elif line:
-            try:
-                yield number, {"text": line.decode()}
-            except UnicodeDecodeError as error:
-                yield number, RowError(f"not UTF-8: {error.reason} (byte {error.start})")
+def iter_lines(
+    path: Path, parse: Callable[[bytes | None], Any] = parse_row
+) -> Iterator[NumberedRow]:
+    """Yield (number from 1, parsed row or `RowError`) of each line of a plain file.
 
-
-def _numbered_lines(path: Path) -> Iterator[tuple[int, bytes | None]]:
-    """Yield (number from 1, bytes) of each line. One that is too long is None."""
+    Args:
+        path: Of the file.
+        parse: What a line is. It gets None for one that is too long.
+    """
     with path.open("rb") as file:
         if file.read(len(BOM)) != BOM:
             file.seek(0)
-        for number in count(1):
-            line = file.readline(MAX_ROW_BYTES + 1)
-            if not line:
-                return
+        number = 0
+        while line := file.readline(MAX_ROW_BYTES + 1):
+            number += 1
             is_long = len(line) > MAX_ROW_BYTES
-            yield number, None if is_long else line.strip()
+            yield number, parse(None if is_long else line.strip())
             while is_long and not line.endswith(b"\n") and line:
                 line = file.readline(MAX_ROW_BYTES)
