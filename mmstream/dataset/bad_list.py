@@ -82,12 +82,19 @@ def listed_as_bad(dataset: Dataset) -> IntArray:
 
 
 def _listed(dataset: Dataset, kind: Literal["bad", "duplicates"]) -> IntArray:
-    store = dataset.index_store
+    """Return the samples of one kind, but for those that the dataset does not have."""
+    store, manifest = dataset.index_store, dataset.manifest
+    counts = {info.name: info.num_samples for info in manifest.shards}
     try:
-        names = getattr(_read_list(store), kind)
-        return read_bad(store, dataset.manifest, is_subset=True, names=names)
+        indexes_of: dict[str, Indexes] = getattr(_read_list(store), kind)
     except (FileNotFoundError, ManifestError):
         return np.zeros((0, 2), dtype=np.int64)
+    names: dict[str, Indexes] = {
+        name: indexes if indexes == "all" else [i for i in indexes if 0 <= i < counts[name]]
+        for name, indexes in indexes_of.items()
+        if name in counts
+    }
+    return read_bad(store, manifest, names=names)
 
 
 def _read_list(store: Store) -> _List:
