@@ -46,13 +46,13 @@ from mmstream.packing.measure_file import (
     write_lengths,
 )
 from mmstream.packing.plan import (
-    LEFT_OUT_REASONS,
     TOO_LONG,
     PackPlan,
     open_plan,
     plan_folder,
     write_plan,
 )
+from mmstream.packing.plan_report import left_out_of
 from mmstream.packing.planner import make_plan, plan_digest, require_first_shards
 from mmstream.packing.settings import PackLimits
 from mmstream.pipeline import Pipeline
@@ -245,8 +245,7 @@ def _require_packs(packed: PackPlan, num_samples: int) -> None:
     """Raise a ConfigError where no sample fits, with the reasons."""
     if packed.num_units or not num_samples:
         return
-    reasons = np.bincount(packed.left_out[:, 1], minlength=len(LEFT_OUT_REASONS))
-    counts = (f"{n:,} {reason}" for n, reason in zip(reasons, LEFT_OUT_REASONS, strict=True) if n)
+    counts = (f"{entry.num_samples:,} {entry.reason}" for entry in left_out_of(packed))
     too_long = packed.left_out[packed.left_out[:, 1] == TOO_LONG, 2]
     shortest = f"; the shortest has {too_long.min():,} tokens" if too_long.size else ""
     raise ConfigError(
