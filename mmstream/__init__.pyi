@@ -10,14 +10,14 @@ from mmstream.batching.collate import collate as collate
 from mmstream.batching.split import split_rows as split_rows
 from mmstream.converting.convert import convert as convert
 from mmstream.converting.convert import finalize as finalize
+from mmstream.converting.duplicates import find_duplicates as find_duplicates
+from mmstream.converting.duplicates import find_leaks as find_leaks
 from mmstream.converting.options import DownloadOptions as DownloadOptions
 from mmstream.converting.options import Duplicates as Duplicates
 from mmstream.converting.options import MediaOptions as MediaOptions
 from mmstream.converting.options import Rerun as Rerun
 from mmstream.converting.options import RowReading as RowReading
 from mmstream.converting.options import Splitting as Splitting
-from mmstream.converting.quality.duplicates import find_duplicates as find_duplicates
-from mmstream.converting.quality.duplicates import find_leaks as find_leaks
 from mmstream.converting.reshard import reshard as reshard
 from mmstream.dataset.dataset import Dataset as Dataset
 from mmstream.dataset.mixture import Mixture as Mixture

@@ -50,7 +50,7 @@ INSTEAD = {
         ("mm.AudioShape", "mm.ImageShape", "mm.MediaShapes", "mm.MediaText", "mm.VideoShape"),
         "import it from mmstream.decoding.media_shapes",
     ),
-    "mm.BakeReport": "mm.bake returns it; for annotations, import it from mmstream.baking.report",
+    "mm.BakeReport": "mm.bake returns it; for annotations, import it from mmstream.baking.bake",
     "mm.ConvertReport": "mm.convert returns it; for annotations, import it from "
     "mmstream.converting.convert",
     "mm.Statistics": "mm.statistics returns it; for annotations, import it from "
@@ -119,6 +119,29 @@ INSTEAD = {
         ),
         "multiply the bytes and requests of an epoch that --plan G says",
     ),
+    **{
+        f"mmstream convert --{option}": f"in Python, give mm.convert {argument}"
+        for option, argument in {
+            "group-spans": "reading=mm.RowReading(group_spans=True)",
+            "min-image-side": "media=mm.MediaOptions(min_image_side=)",
+            "max-aspect": "media=mm.MediaOptions(max_aspect=)",
+            "min-duration": "media=mm.MediaOptions(min_duration_s=)",
+            "max-duration": "media=mm.MediaOptions(max_duration_s=)",
+            "image-quality": "media=mm.MediaOptions(image_quality=)",
+            "video-format": "media=mm.MediaOptions(video_format=)",
+            "num-connections-per-host": "downloads=mm.DownloadOptions(num_connections_per_host=)",
+            "download-timeout": "downloads=mm.DownloadOptions(timeout_s=)",
+            "download-idle-timeout": "downloads=mm.DownloadOptions(idle_timeout_s=)",
+            "download-tries": "downloads=mm.DownloadOptions(num_tries=)",
+            "max-download-bytes": "downloads=mm.DownloadOptions(max_bytes=)",
+            "max-redirects": "downloads=mm.DownloadOptions(max_redirects=)",
+            "max-unanswered": "downloads=mm.DownloadOptions(max_unanswered=)",
+            "near-duplicates": "duplicates=mm.Duplicates(near=), or `mmstream duplicates --near`",
+            "no-sidecar": "sidecar=False",
+            "facts": "facts=True, or run `mmstream index --facts`",
+        }.items()
+    },
+    "mmstream convert --sidecar": "sidecars are written by default; leave it out",
     "mmstream index --repack": "`mmstream convert TARS DEST` writes plain tars of gzipped ones",
     **dict.fromkeys(
         (

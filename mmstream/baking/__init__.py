@@ -1,8 +1,8 @@
 """What a pipeline makes of a corpus, as a dataset of its own: decoded once, read every epoch.
 
-bake.py         `bake`: from a pipeline to a finished dataset; resumable, committed at the end
+bake.py         `bake`: from a pipeline to a finished dataset; resumable, committed at the end; what
+                it will take, and what it did
 fingerprint.py  what made it, in words: decoders, functions, source, libraries
 samples.py      the samples of a shard, decoded in order, in batches where a function takes them,
                 and written
-report.py       what a bake will take, and what it did
 """

@@ -12,12 +12,10 @@ from __future__ import annotations
 import logging
 import os
 import pickle
-import re
 import shutil
 import time
 from collections.abc import Iterable, Sequence
-from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +30,8 @@ from mmstream.baking.fingerprint import (
     first_difference,
     settings_of,
 )
-from mmstream.baking.report import BakeEstimate, BakeReport, estimate
 from mmstream.baking.samples import (
+    BakedSample,
     BakeJob,
     Baker,
     BatchFunction,
@@ -42,12 +40,11 @@ from mmstream.baking.samples import (
     joined_files,
     write_shard,
 )
-from mmstream.converting.report import REPORTS, report_name
-from mmstream.dataset.bad_list import BAD_NAME, write_bad
+from mmstream.converting.report import remove_reports, report_name
+from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import README_NAME, json_lines, read_json, require_files, write_readme
-from mmstream.dataset.index import checksums_name, index_name
-from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.files import json_lines, read_json, require_files, write_readme
+from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import (
@@ -57,6 +54,7 @@ from mmstream.decoding.stored import (
     StoredFile,
     baked_content,
 )
+from mmstream.display.text import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline, collate_settings
 from mmstream.processes import run_in_processes
@@ -64,6 +62,7 @@ from mmstream.storage import RemoteStore, Store, open_store
 from mmstream.storage.local import remove_temporaries
 from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock, write_lock
+from mmstream.tar.header import BLOCK, padded
 from mmstream.tar.samples import REFUSED_FIELD
 from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked, shown
 
@@ -220,31 +219,33 @@ def bake_into(
     fingerprint = fingerprint_of(settings)
     with write_lock(store, "bake") as lock:
         if is_finished(store, settings):
-            return _report_of_finished(store, time.monotonic() - started)
-        _say_size(store, estimate(baker, TRIED_SAMPLES), num_workers)
+            finished = baked_content(Dataset(Manifest.read(store), store))
+            assert finished is not None
+            return _report(store, finished, started)
+        _say_size(store, baker, num_workers)
         begin(store, baker.dataset, settings, command)
         reports = _write_shards(BakeJob(baker, store, lock), num_workers, progress)
         content = _content(baker, fingerprint, reports)
         finish(store, baker.dataset, reports, content, lock)
-    return _report(reports, content, time.monotonic() - started)
+    return _report(store, content, started, reports)
 
 
-def _say_size(store: Store, expected: BakeEstimate, num_workers: int) -> None:
+def _say_size(store: Store, baker: Baker, num_workers: int) -> None:
     """Log how large the result will be, and warn where the disk has less room."""
-    logger.info("%s: %s", store.url, expected.text(num_workers))
+    num_bytes, lines = estimate(baker, TRIED_SAMPLES, num_workers)
+    logger.info("%s: %s", store.url, lines[-1])
     folder = store.local_path("")
     if folder is None:
         return
-    free = shutil.disk_usage(_existing(Path(folder))).free
-    if expected.num_bytes > free:
+    path = Path(folder).absolute()
+    while not path.exists():
+        path = path.parent
+    free = shutil.disk_usage(path).free
+    if num_bytes > free:
         logger.warning(
             "%s: the baked dataset takes about %.3g GB, and the disk has %.3g GB free",
-            *(store.url, expected.num_bytes / 1e9, free / 1e9),
+            *(store.url, num_bytes / 1e9, free / 1e9),
         )
-
-
-def _existing(folder: Path) -> Path:
-    return next(path for path in (folder.absolute(), *folder.absolute().parents) if path.exists())
 
 
 def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardReport]:
@@ -370,36 +371,123 @@ def _collate_settings(pipeline: Pipeline) -> CollateSettings:
     )
 
 
-def _report(reports: Sequence[ShardReport], content: BakedContent, seconds: float) -> BakeReport:
-    infos = [report.info for report in reports]
-    return BakeReport(
-        sum(info.num_samples for info in infos),
-        content.num_bad,
-        content.num_left_out,
-        len(infos),
-        sum(info.num_bytes for info in infos),
-        sum(report.info.num_bytes for report in reports if not report.reused),
-        seconds,
-        content.fingerprint,
-        _first_reason(reports),
-    )
-
-
-def _report_of_finished(store: Store, seconds: float) -> BakeReport:
+def _report(
+    store: Store,
+    content: BakedContent,
+    started: float,
+    reports: Sequence[ShardReport] | None = None,
+) -> BakeReport:
+    """Return the report of a finished dataset. Without `reports`, an earlier call wrote it."""
     manifest = Manifest.read(store)
-    content = baked_content(Dataset(manifest, store))
-    assert content is not None
     return BakeReport(
         manifest.num_samples,
         content.num_bad,
         content.num_left_out,
         len(manifest.shards),
         manifest.num_bytes,
-        0,
-        seconds,
+        sum(report.info.num_bytes for report in reports or () if not report.reused),
+        time.monotonic() - started,
         content.fingerprint,
-        was_finished=True,
+        _first_reason(reports or ()),
+        was_finished=reports is None,
     )
+
+
+# -- what it will take, and what it did ------------------------------------------------------------
+
+MAX_REASONS = 5
+"""Reasons of bad samples that an estimate shows."""
+
+MAX_SHARDS = 8
+"""Shards whose first samples are tried."""
+
+
+@dataclass(frozen=True)
+class BakeReport:
+    """What `bake` did.
+
+    Attributes:
+        num_samples: Samples of the new dataset, as many as the source has.
+        num_bad: Samples that the pipeline refused. They are bad samples of the new dataset too.
+        num_left_out: Those of `num_bad` that a filter left out: no fault.
+        num_shards: Shards of the new dataset.
+        num_bytes: Size of all tars.
+        num_new_bytes: Size of the tars that this call wrote. An earlier, interrupted call wrote the
+            others.
+        seconds: Wall time of this call.
+        fingerprint: Of what made the dataset: ``mmstream.bake.json`` has the settings.
+        first_reason: Why the first bad sample was refused that no filter left out.
+        was_finished: True: the destination held this dataset already. Nothing was written.
+    """
+
+    num_samples: int
+    num_bad: int
+    num_left_out: int
+    num_shards: int
+    num_bytes: int
+    num_new_bytes: int
+    seconds: float
+    fingerprint: str
+    first_reason: str = ""
+    was_finished: bool = False
+
+    def __repr__(self) -> str:
+        return f"<BakeReport: {self.summary()}>"
+
+    def summary(self) -> str:
+        """Return one line: the samples and their size."""
+        return (
+            f"{count_text(self.num_samples, 'sample')} in {count_text(self.num_shards, 'shard')}, "
+            f"{self.num_bytes / 1e6:,.1f} MB"
+        )
+
+
+def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> tuple[int, list[str]]:
+    """Try the first samples of some shards, in this process. Nothing is written.
+
+    Returns:
+        The size of all tars in bytes, about; and lines that say what the files of a sample are,
+        what was refused, and last how much it is and how long it takes.
+
+    Raises:
+        ConfigError: A value cannot be stored, or depends on random draws. And what
+            `Baker.samples` raises.
+    """
+    dataset = baker.dataset
+    shards = [shard for shard in range(dataset.num_shards) if dataset.counts[shard]]
+    shards = shards[:: -(-len(shards) // MAX_SHARDS)] if shards else []
+    per_shard = -(-num_samples // max(1, len(shards)))
+    files: dict[str, StoredFile] = {}
+    samples: list[tuple[int, str, str]] = []
+    started = time.monotonic()
+    for shard in shards:
+        for sample in baker.samples(shard, min(per_shard, num_samples - len(samples))):
+            samples.append((_tar_bytes(sample), sample.kind, sample.reason))
+            files = joined_files(files, sample.files)
+    num_tried = max(1, len(samples))
+    seconds = (time.monotonic() - started) / num_tried * len(dataset) / max(1, num_workers)
+    sample_bytes = sum(num_bytes for num_bytes, _, _ in samples) / num_tried
+    num_bytes = round(sample_bytes * len(dataset))
+    num_bad = sum(bool(kind) for _, kind, _ in samples)
+    lines = [f"{len(samples):,} samples tried, {num_bad:,} of them bad or left out"]
+    for name, file in files.items():
+        shape = "" if file.shape is None else f" {list(file.shape)}"
+        kind = file.kind if file.dtype is None else f"{file.dtype}{shape}"
+        mean_bytes = file.num_bytes / max(1, file.num_samples)
+        lines.append(f"  .{name}: {kind}, {mean_bytes:,.0f} bytes, in {file.num_samples:,} samples")
+    reasons = [reason for _, kind, reason in samples if kind and kind != FILTERED]
+    lines += [f"  bad: {reason}" for reason in reasons[:MAX_REASONS]]
+    lines.append(
+        f"{len(dataset):,} samples of {sample_bytes / 1e6:.3g} MB, about {num_bytes / 1e9:,.3g} GB "
+        f"in all (the source has {dataset.manifest.num_bytes / 1e9:,.3g} GB) and "
+        f"{time_text(seconds)} with {max(1, num_workers)} "
+        f"{'processes' if num_workers > 1 else 'process'}"
+    )
+    return num_bytes, lines
+
+
+def _tar_bytes(sample: BakedSample) -> int:
+    return sum(BLOCK + padded(len(data)) for data in sample.members.values())
 
 
 # -- where it is written ---------------------------------------------------------------------------
@@ -483,23 +571,15 @@ def begin(store: Store, dataset: Dataset, settings: dict[str, Any], command: str
 
 
 def _remove_temporary_files(store: Store, dataset: Dataset) -> None:
-    shards = [shard.name for shard in dataset.manifest.shards]
-    names = [
-        *(name for shard in shards for name in (shard, index_name(shard), checksums_name(shard))),
-        *map(report_name, shards),
-        *(MARKER_NAME, MANIFEST_NAME, FINGERPRINT_NAME, BAD_NAME, README_NAME),
-    ]
+    """Remove what killed calls left of files that they were writing. All files here are ours."""
+    names = [shard.name for shard in dataset.manifest.shards]
+    names += [report_name(name) for name in names]
     folder = store.local_path("")
     if folder is not None:
-        by_parent: dict[str, list[str]] = {}
-        for name in names:
-            parent, _, file = name.rpartition("/")
-            by_parent.setdefault(parent, []).append(re.escape(file))
-        by_parent[""].append(INDEX_PART_NAME.pattern)
-        for parent, files in by_parent.items():
-            remove_temporaries(Path(folder, parent), "|".join(files))
+        for parent in {"", *(name.rpartition("/")[0] for name in names)}:
+            remove_temporaries(Path(folder, parent), ".+")
     if isinstance(store, RemoteStore):
-        store.remove_uploads("|".join([*map(re.escape, names), INDEX_PART_NAME.pattern]))
+        store.remove_uploads(".+")
 
 
 def finish(
@@ -530,12 +610,5 @@ def finish(
 
 def _clean_up(store: Store) -> None:
     """Remove what a finished dataset does not need. The marker goes last."""
-    for shard in Manifest.read(store).shards:
-        store.remove(report_name(shard.name))
-    root = store.local_path(REPORTS)
-    if root is not None:
-        folders = [path for path in Path(root).rglob("*") if path.is_dir()]
-        for folder in [*sorted(folders, reverse=True), Path(root)]:
-            with suppress(OSError):  # it holds other files
-                folder.rmdir()
+    remove_reports(store, [report_name(shard.name) for shard in Manifest.read(store).shards])
     store.remove(MARKER_NAME)

@@ -14,24 +14,16 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
-from typing import Any, BinaryIO, ClassVar, NamedTuple, TypeAlias, cast
+from typing import Any, ClassVar, NamedTuple, TypeAlias
 
 import msgspec
 import torch
 
 from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.bad_samples.quarantine import FILTERED
-from mmstream.converting.report import report_name
-from mmstream.converting.shard import HashedFile
+from mmstream.converting.report import read_shard_report, report_name
+from mmstream.converting.shard import shard_sizes, write_tar, wrong_size
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import (
-    checksums_name,
-    checksums_size,
-    encode_checksums,
-    encode_index,
-    index_name,
-    index_size,
-)
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.decoding.sample import NO_MEMORY, PLAIN
 from mmstream.decoding.sample_rng import kept_generators, seed_draws
@@ -51,10 +43,8 @@ from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.lookup import FixedDraws, SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.storage import Store
-from mmstream.storage.store import sizes_of
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.samples import REFUSED_FIELD, encode_refusal
-from mmstream.tar.writer import TarWriter
 from mmstream.types import Sample
 
 BatchFunction: TypeAlias = Callable[[list[Sample], torch.device], list[Sample]]
@@ -229,24 +219,20 @@ class Baker:
         self, shard: int, chunk: Sequence[Outcome], entries: Sequence[_Decoded], listed: set[int]
     ) -> None:
         """Refuse samples that would be others in another epoch, or in another call."""
-        again = self._decode_chunk(shard, 0, chunk, listed)
-        for entry, other in zip(entries, again, strict=False):
-            if name := _differing_name(entry, other):
-                raise ConfigError(
-                    f"{self._where(shard, entry)}{name}: differs from call to call: a function "
-                    "draws from a generator of its own, or counts its calls; "
-                    "mmstream.audit.check_functions(pipeline) names it and says what to write"
-                )
-        if self.epoch_of_draws is not None:
-            return
-        others = self._decode_chunk(shard, 0, chunk, listed, shift=1)
-        for entry, other in zip(entries, others, strict=False):
-            if name := _differing_name(entry, other):
-                raise ConfigError(
-                    f"{self._where(shard, entry)}{name}: depends on random draws, and would be the "
-                    "same in every epoch once it is baked: leave that function to the pipeline "
-                    "over the baked dataset, or keep the draws of an epoch with epoch_of_draws=0"
-                )
+        faults = {
+            0: "differs from call to call: a function draws from a generator of its own, or counts "
+            "its calls; mmstream.audit.check_functions(pipeline) names it and says what to write",
+            1: "depends on random draws, and would be the same in every epoch once it is baked: "
+            "leave that function to the pipeline over the baked dataset, or keep the draws of an "
+            "epoch with epoch_of_draws=0",
+        }
+        for shift, fault in faults.items():
+            if shift and self.epoch_of_draws is not None:
+                return
+            others = self._decode_chunk(shard, 0, chunk, listed, shift)
+            for entry, other in zip(entries, others, strict=False):
+                if name := _differing_name(entry, other):
+                    raise ConfigError(f"{self._where(shard, entry)}{name}: {fault}")
 
     def _in_batches(self, shard: int, decoded: Iterable[_Decoded]) -> Iterator[_Decoded]:
         """Call the batch function for every `batch_size` good samples, and for the last ones."""
@@ -423,42 +409,31 @@ def joined_files(
 
 def _committed(job: BakeJob, name: str) -> ShardReport | None:
     """Return the report of a shard that an earlier call wrote, if its files are all there."""
-    try:
-        report = msgspec.json.decode(job.store.read(report_name(name)), type=ShardReport)
-    except (FileNotFoundError, msgspec.MsgspecError):
+    report = read_shard_report(job.store, name, ShardReport)
+    if report is None or wrong_size(job.store, shard_sizes(report.info)) is not None:
         return None
-    num_samples = report.info.num_samples
-    sizes = {
-        name: report.info.num_bytes,
-        index_name(name): index_size(num_samples),
-        checksums_name(name): checksums_size(num_samples),
-    }
-    return report if sizes_of(job.store, sizes) == list(sizes.values()) else None
+    return report
 
 
 def _write(job: BakeJob, shard: int, name: str) -> ShardReport:
     files: dict[str, StoredFile] = {}
     kinds: Counter[str] = Counter()
     first_reason = ""
-    with job.store.create(name) as file, HashedFile(file) as hashed:
-        writer = TarWriter(cast(BinaryIO, hashed))
+
+    def samples() -> Iterator[tuple[str, dict[str, bytes]]]:
+        nonlocal files, first_reason
         for sample in job.baker.samples(shard):
             try:
                 files = joined_files(files, sample.files)
             except ConfigError as error:
                 raise ConfigError(f"{name} {sample.key}: {error}") from None
-            writer.add(sample.key, sample.members)
             if sample.kind:
                 kinds[sample.kind] += 1
                 if sample.kind != FILTERED:
                     first_reason = first_reason or sample.reason
-        writer.close()
-        sha256 = hashed.close()
-        job.lock.require()
-    index = encode_index(writer.offsets)
-    job.store.write(index_name(name), index)
-    job.store.write(checksums_name(name), encode_checksums(writer.checksums, index))
-    info = ShardInfo(name, len(writer.offsets) - 1, writer.num_bytes, sha256)
+            yield sample.key, sample.members
+
+    info = write_tar(job.store, name, samples(), lambda _: job.lock.require())
     report = ShardReport(info, files, kinds.total(), kinds[FILTERED], first_reason)
     stored = msgspec.to_builtins(report)
     del stored["reused"]

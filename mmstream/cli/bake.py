@@ -84,8 +84,7 @@ def bake(
     """
     if batch_name is None:
         refuse_given(["batch_size", "device"], "with --batch-function")
-    from mmstream.baking.bake import bake_into, baker_of
-    from mmstream.baking.report import estimate
+    from mmstream.baking.bake import bake_into, baker_of, estimate
     from mmstream.converting.formats.caller import load_function
     from mmstream.dataset.open import open_dataset
 
@@ -94,7 +93,7 @@ def bake(
     function: Any = None if batch_name is None else load_function(batch_name)
     baker = baker_of(pipeline, function, batch_size, device, epoch_of_draws)
     if dry_run is not None:
-        for line in estimate(baker, dry_run).lines(num_workers):
+        for line in estimate(baker, dry_run, num_workers)[1]:
             say(line)
         return
     words = ["mmstream", "bake", source, dest, "--pipeline", pipeline_name]

@@ -2,12 +2,23 @@
 
 from __future__ import annotations
 
+import inspect
 import os
+import re
 import sys
 from collections.abc import Callable
-from dataclasses import fields
 from itertools import islice
-from typing import TYPE_CHECKING, Any
+from types import UnionType
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 import click
 
@@ -21,6 +32,7 @@ from mmstream.cli.shared import (
     say,
     usage,
 )
+from mmstream.converting.options import FLAGS, GROUPS
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
 
@@ -141,7 +153,7 @@ def _show_rejects(report: ConvertReport, dest: str) -> None:
         say(f"  {count_text(num_others, 'row')}: other reasons; see {folder}/{REPORT_NAME}")
 
 
-GROUPS = {
+HEADINGS = {
     "Most conversions need no others": (
         "--media-root",
         "--num-workers",
@@ -150,75 +162,76 @@ GROUPS = {
         "--html",
         "--max-rejects",
     ),
-    "Rows": (
-        "--rows-as",
-        "--encoding",
-        "--limit",
-        "--map",
-        "--dataset-info",
-        "--captions",
-        "--group-spans",
-    ),
+    "Rows": ("--rows-as", "--encoding", "--limit", "--map", "--dataset-info", "--captions"),
     "Shards": (
         "--samples-per-shard",
         "--shuffle-seed",
         "--split",
         "--split-by",
         "--split-by-media",
-        "--sidecar",
-        "--facts",
+        "--duplicates",
     ),
     "Run it again": ("--overwrite", "--check", "--retry-rejects"),
     "Many machines": ("--engine", "--shard-range"),
-    "Duplicates": ("--duplicates", "--near-duplicates"),
-    "Media: check and change": (
+    "Media": (
         "--media-check",
         "--max-image-side",
-        "--image-quality",
         "--image-format",
-        "--video-format",
-        "--min-image-side",
-        "--max-aspect",
-        "--min-duration",
-        "--max-duration",
-    ),
-    "Media elsewhere": ("--allow-url", "--allow-host", "--ignore-robots"),
-    "Downloads": (
+        "--allow-url",
         "--num-connections",
-        "--num-connections-per-host",
-        "--download-timeout",
-        "--download-idle-timeout",
-        "--download-tries",
-        "--max-download-bytes",
-        "--max-redirects",
-        "--max-unanswered",
+        "--allow-host",
+        "--ignore-robots",
     ),
 }
-"""Headings of the help, and the options below them. Other options come last."""
+"""Headings of the help, and the options below them."""
+
+_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+\n(?: {8}.+\n)*)", re.MULTILINE)
+"""What a docstring says of a setting."""
+
+BY_HAND = ("columns", "splits", "honor_robots")
+"""Settings with an option that has another form than the setting."""
+
+
+def with_settings(function: Callable[..., None]) -> Callable[..., None]:
+    """Decorate a command with the options of `FLAGS`.
+
+    The type of an option is that of the setting, and its help is what the docstring says of it.
+    """
+    for argument, flags in reversed(FLAGS.items()):
+        group = GROUPS[argument]
+        hints = get_type_hints(group, include_extras=True)
+        texts = dict(_ATTRIBUTE.findall(f"{inspect.getdoc(group)}\n"))
+        for name, flag in reversed(flags.items()):
+            if name not in BY_HAND:
+                text = " ".join(texts[name].split()).replace("``", "")
+                option = click.option(
+                    flag, f"{argument}_{name}", help=text, **click_type(hints[name])
+                )
+                function = option(function)
+    return function
+
+
+def click_type(hint: Any) -> dict[str, Any]:
+    """Return what click must know of the annotation of a setting."""
+    kind = hint
+    if get_origin(kind) in (Union, UnionType):  # with None
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Annotated:
+        kind = get_args(kind)[0]
+    if get_origin(kind) is Literal:
+        return {"type": click.Choice(get_args(kind))}
+    if get_origin(kind) is tuple:
+        return {"multiple": True}
+    return {"is_flag": True} if kind is bool else {"type": kind if kind in (int, float) else str}
 
 
 @command(
     "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
-    groups=GROUPS,
-    format="--format",
-    columns="--map",
-    splits="--split",
-    exact="--duplicates",
-    near="--near-duplicates",
-    timeout_s="--download-timeout",
-    idle_timeout_s="--download-idle-timeout",
-    num_tries="--download-tries",
-    max_bytes="--max-download-bytes",
-    allow_hosts="--allow-host",
+    groups=HEADINGS,
+    **{name: flag for flags in FLAGS.values() for name, flag in flags.items()},
 )
 @click.argument("rows", nargs=-1)
 @click.argument("dest")
-@click.option(
-    "--rows-as",
-    metavar="KIND",
-    help="What ROWS lie in: jsonl, json, csv, tsv, lines, coco, parquet, arrow, tars, media or "
-    "transcripts.  [default: their content says it]",
-)
 @click.option(
     "--media-root",
     metavar="FOLDER",
@@ -252,38 +265,11 @@ GROUPS = {
     "machines may write other ranges at the same time. Then run `mmstream finalize DEST`.",
 )
 @click.option(
-    "--retry-rejects",
-    is_flag=True,
-    help="Try the rejected rows of a finished conversion again, into extra shards.",
-)
-@click.option(
-    "--format",
-    "row_format",
-    metavar="NAME",
-    help="Format of all rows: captions, laion, speech, webvid, labels, text, llava, messages, "
-    "instruction, qwen-vl, texts, vqa, preference, obelics, mmc4, mmc4-after, mmc4-files, "
-    "mmc4-files-after, spans or lhotse. Or a function of yours as module:function, from a row to a "
-    "row of any of them.  [default: each row is recognised by its keys]",
-)
-@click.option(
     "--map",
     "columns",
     metavar="NAME=COLUMN,...",
     multiple=True,
     help="Read COLUMN of the rows as NAME, such as image=photo,text=alt.",
-)
-@click.option(
-    "--dataset-info",
-    metavar="FILE",
-    help="LLaMA-Factory's dataset_info.json, with the columns and tags of the rows. The entry is "
-    "the one with the name of ROWS; FILE#NAME names another.",
-)
-@click.option(
-    "--captions",
-    type=click.Choice(["all", "each"]),
-    default="all",
-    show_default=True,
-    help="One sample with all captions of a row, or one sample for each caption.",
 )
 @click.option(
     "--shuffle-seed",
@@ -292,7 +278,6 @@ GROUPS = {
 )
 @click.option(
     "--split",
-    "split",
     metavar="NAME=FRACTION,...",
     help="Write one dataset per split at DEST/NAME, for example train=0.98,val=0.02.",
 )
@@ -304,184 +289,11 @@ GROUPS = {
     help="Rows may name media under this URL prefix, such as s3://bucket/photos/. May be repeated.",
 )
 @click.option(
-    "--media-check",
-    "check_media",
-    type=click.Choice(["none", "header", "full"]),
-    default="header",
-    show_default=True,
-    help="Read the first bytes of media files, their headers, or decode them all once.",
-)
-@click.option(
-    "--max-image-side",
-    type=AT_LEAST_1,
-    metavar="PIXELS",
-    help="Make images smaller whose longer side is longer. Others stay byte for byte.",
-)
-@click.option(
-    "--image-quality",
-    type=click.IntRange(1, 100),
-    help="Quality of images that are encoded again as JPEG or WebP.  [default: 95]",
-)
-@click.option(
-    "--image-format",
-    type=click.Choice(["jpg", "png", "webp"]),
-    help="Store all images in this format.  [default: as they are]",
-)
-@click.option(
-    "--video-format",
-    type=click.Choice(["mp4"]),
-    help="Store videos in this container, of the same packets.  [default: as they are]",
-)
-@click.option(
-    "--min-image-side",
-    type=AT_LEAST_1,
-    metavar="PIXELS",
-    help="Reject images whose shorter side is shorter.",
-)
-@click.option(
-    "--max-aspect",
-    type=click.FloatRange(min=1),
-    metavar="RATIO",
-    help="Reject images whose longer side is more than this many times the shorter one.",
-)
-@click.option(
-    "--min-duration",
-    "min_duration_s",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Reject shorter audio and video files.",
-)
-@click.option(
-    "--max-duration",
-    "max_duration_s",
-    type=click.FloatRange(min=0),
-    metavar="SECONDS",
-    help="Reject longer audio and video files.",
-)
-@click.option(
-    "--num-connections",
-    type=AT_LEAST_1,
-    default=64,
-    show_default=True,
-    help="Downloads of http(s) URLs at the same time, over all workers.",
-)
-@click.option(
-    "--num-connections-per-host",
-    type=AT_LEAST_1,
-    default=16,
-    show_default=True,
-    help="Downloads from one host at the same time, over all workers.",
-)
-@click.option(
-    "--download-timeout",
-    "timeout_s",
-    type=float,
-    metavar="SECONDS",
-    default=20,
-    show_default=True,
-    help="Time for one try, and one second more for every 128 KiB that arrived.",
-)
-@click.option(
-    "--download-idle-timeout",
-    "idle_timeout_s",
-    type=float,
-    metavar="SECONDS",
-    default=10,
-    show_default=True,
-    help="A try fails when no byte comes for so long.",
-)
-@click.option(
-    "--download-tries",
-    "num_tries",
-    type=AT_LEAST_1,
-    default=3,
-    show_default=True,
-    help="Tries of a URL whose failure may pass.",
-)
-@click.option(
-    "--max-download-bytes",
-    "max_bytes",
-    type=AT_LEAST_1,
-    default=128 << 20,
-    show_default=True,
-    help="Longest file that is downloaded.",
-)
-@click.option(
-    "--max-redirects",
-    type=AT_LEAST_0,
-    default=5,
-    show_default=True,
-    help="Redirects that a download follows.",
-)
-@click.option(
-    "--max-unanswered",
-    type=AT_LEAST_0,
-    default=100,
-    show_default=True,
-    help="Stop when nobody answers so many downloads in a row: the network is down. 0: never stop.",
-)
-@click.option(
     "--ignore-robots",
     is_flag=True,
     help="Also take media whose servers say noai, noimageai, noindex or noimageindex.",
 )
-@click.option(
-    "--allow-host",
-    "allow_hosts",
-    multiple=True,
-    metavar="NAME[:PORT]",
-    help="URLs may name this host, although its address is private. May be repeated.",
-)
-@click.option(
-    "--sidecar/--no-sidecar",
-    default=True,
-    help="Write a Parquet file beside each shard that says what it holds.  [default: sidecar]",
-)
-@click.option(
-    "--facts",
-    is_flag=True,
-    help="Also write the texts and the sizes of pictures beside each index, for `mmstream plan`.",
-)
-@click.option(
-    "--split-by",
-    metavar="KEY",
-    help="Rows with the same value of KEY, such as speaker, go to one split.",
-)
-@click.option(
-    "--split-by-media",
-    is_flag=True,
-    help="Rows that name the same image, audio or video go to one split.",
-)
-@click.option(
-    "--encoding",
-    metavar="NAME",
-    help="Encoding of ROWS of text, such as gb18030, shift_jis or utf-16.  [default: UTF-8]",
-)
-@click.option("--limit", type=AT_LEAST_1, help="Convert the first so many rows only.")
-@click.option(
-    "--group-spans",
-    is_flag=True,
-    help="Consecutive rows about the same medium become one sample with segments.",
-)
-@click.option(
-    "--duplicates",
-    type=click.Choice(["report", "drop"]),
-    help="List samples with equal media or text in duplicates.jsonl. drop: also leave those out of "
-    "epochs that come twice as a whole.",
-)
-@click.option(
-    "--near-duplicates",
-    type=click.Choice(["report", "drop"]),
-    help="The same for images that look alike, whatever their texts say.",
-)
-@click.option(
-    "--overwrite", is_flag=True, help="Replace another conversion at DEST, or an unfinished one."
-)
-@click.option(
-    "--check",
-    is_flag=True,
-    help="Also read the shards that an earlier run wrote, and write damaged ones again.",
-)
+@with_settings
 @max_rejects_option
 @click.option(
     "--dry-run",
@@ -493,11 +305,11 @@ GROUPS = {
 def convert(
     rows: tuple[str, ...],
     dest: str,
-    row_format: str | None,
     columns: tuple[str, ...],
     split: str | None,
     max_rejects: str,
     shard_range: str | None,
+    ignore_robots: bool,
     dry_run: int | None,
     html: str | None,
     **options: Any,
@@ -515,56 +327,45 @@ def convert(
     Begin with --dry-run 10: it shows what the first rows become, and writes nothing.
     """
     from mmstream.converting.convert import convert as run
-    from mmstream.converting.options import (
-        DOWNLOAD_FLAGS,
-        DownloadOptions,
-        Duplicates,
-        MediaOptions,
-        Rerun,
-        RowReading,
-        Splitting,
-    )
 
     if not rows and dry_run is None:
         raise click.UsageError("name ROWS and DEST")
     if html is not None and dry_run is None:
         raise click.UsageError("--html shows a dry run; give --dry-run too")
-    split_by, by_media = options.pop("split_by"), options.pop("split_by_media")
-    if (split_by is not None or by_media) and not split:
-        flag = "--split-by-media" if by_media else f"--split-by {split_by}"
-        raise click.UsageError(f"{flag}: needs --split, such as train=0.98,val=0.02")
-    options["splitting"] = None
+    settings = {
+        argument: {name: options.pop(f"{argument}_{name}") for name in flags if name not in BY_HAND}
+        for argument, flags in FLAGS.items()
+    }
+    used = [
+        FLAGS["splitting"][name] if value is True else f"{FLAGS['splitting'][name]} {value}"
+        for name, value in settings["splitting"].items()
+        if value
+    ]
+    if used and not split:
+        raise click.UsageError(f"{used[-1]}: needs --split, such as train=0.98,val=0.02")
+    settings["reading"]["columns"] = _pairs(
+        columns, "--map {}: write NAME=COLUMN, such as image=photo"
+    )
+    settings["downloads"]["honor_robots"] = not ignore_robots
     if split:
         splits = _pairs((split,), "--split {}: write NAME=FRACTION,NAME=FRACTION", float)
-        options["splitting"] = Splitting(splits, split_by, by_media)
-    options["duplicates"] = Duplicates(options["duplicates"], options.pop("near_duplicates"))
-    options["rerun"] = rerun = Rerun(**_taken(options, Rerun))
+        settings["splitting"]["splits"] = splits
+    else:
+        del settings["splitting"]
+    options |= {
+        argument: GROUPS[argument](**_given(values)) for argument, values in settings.items()
+    }
     options["shard_range"] = _shard_range(shard_range) if shard_range else None
     if options["num_workers"] is None and options["engine"] == "processes":
         options["num_workers"] = os.cpu_count() or 1
-    media = MediaOptions(check=options.pop("check_media"), **_taken(options, MediaOptions))
-    downloads = DownloadOptions(
-        honor_robots=not options.pop("ignore_robots"),
-        **{name: options.pop(name) for name in (*DOWNLOAD_FLAGS, "allow_hosts")},
-    )
     max_rejects_of(max_rejects)  # a wrong one is an error before the first shard
     source: Any = list(rows) if len(rows) > 1 else (*rows, dest)[0]
-    reading = RowReading(
-        format=row_format,
-        columns=_pairs(columns, "--map {}: write NAME=COLUMN, such as image=photo"),
-        **_taken(options, RowReading),
-    )
-    options |= {"reading": reading, "media": media, "downloads": downloads}
     if dry_run is not None:
         _dry_run(source, dry_run, html, options)
         return
-    report = run(
-        source,
-        dest,
-        max_rejects=1.0,  # the limit is judged below, in the words of the command line
-        **options,
-    )
-    if rerun.retry_rejects:
+    # The limit is judged below, in the words of the command line.
+    report = run(source, dest, max_rejects=1.0, **options)
+    if options["rerun"].retry_rejects:
         show_retry(report)
     if options["shard_range"] is None or report.was_finished:
         show_end(report, dest, max_rejects)
@@ -607,10 +408,9 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
         say("media paths are relative to --media-root, by default the folder of the rows")
 
 
-def _taken(options: dict[str, Any], group: type) -> dict[str, Any]:
-    """Remove the options that a dataclass has, and return them."""
-    names = [field.name for field in fields(group) if field.name in options]
-    return {name: options.pop(name) for name in names}
+def _given(values: dict[str, Any]) -> dict[str, Any]:
+    """Return the settings that were given. click has None, or nothing, for the others."""
+    return {name: value for name, value in values.items() if value is not None and value != ()}
 
 
 def _pairs(texts: tuple[str, ...], advice: str, value_of: Callable[[str], Any] = str) -> Any:

@@ -14,8 +14,7 @@ from mmstream.cli.shared import AT_LEAST_1, PROBLEM, allow_foreign_urls, command
 from mmstream.errors import SampleError, ShardError, escaped, where
 
 if TYPE_CHECKING:
-    from mmstream.converting.quality.corpus import SampleName
-    from mmstream.converting.quality.duplicates import Duplicates
+    from mmstream.converting.duplicates import Duplicates, SampleName
     from mmstream.dataset.dataset import Dataset
     from mmstream.display.samples import Card
 
@@ -88,11 +87,11 @@ def duplicates(
     """Find samples of the dataset at URL that come twice, and images that look alike.
 
     The sidecars that convert wrote are read, and no media. Shards without one are read whole; with
-    --near, so are those that were converted without --near-duplicates.
+    --near, so are those that were converted without mm.Duplicates(near=).
 
     --drop changes no shard. `mmstream verify --write-bad` keeps what it lists.
     """
-    from mmstream.converting.quality.duplicates import drop_duplicates, find_duplicates
+    from mmstream.converting.duplicates import drop_duplicates, find_duplicates
     from mmstream.dataset.bad_list import listed_as_bad, read_duplicates, write_bad
     from mmstream.dataset.open import open_dataset
     from mmstream.storage.write_lock import write_lock
@@ -149,11 +148,11 @@ def leakcheck(
     """Find what the datasets A and B share, such as a training set and a benchmark.
 
     The sidecars that convert wrote are read. Shards without one are read whole; with near, so are
-    those that were converted without --near-duplicates.
+    those that were converted without mm.Duplicates(near=).
 
     The exit code is 1 if they share anything of these kinds.
     """
-    from mmstream.converting.quality.duplicates import LEAK_KINDS, find_leaks
+    from mmstream.converting.duplicates import LEAK_KINDS, find_leaks
     from mmstream.dataset.open import open_dataset
 
     datasets = [open_dataset(url, allow_foreign_urls=allow_foreign_urls) for url in (a, b)]
@@ -182,7 +181,7 @@ def _write(
     """Write all pairs as JSONL, and the first of each kind as a page, where they are asked for."""
     import msgspec
 
-    from mmstream.converting.quality.duplicates import pair_of
+    from mmstream.converting.duplicates import pair_of
     from mmstream.display.samples import pairs_html
     from mmstream.storage import open_store
     from mmstream.storage.urls import split_url

@@ -33,13 +33,10 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-import msgspec
-
-from mmstream.converting.destination import give_up, lock_all, read_marker
-from mmstream.converting.engines import Engine, EngineName, engine_of, require_engine
+from mmstream.converting.engines import Engine, EngineName, Progress, engine_of, require_engine
 from mmstream.converting.media.references import MediaAccess, folder_stamp, require_prefixes
 from mmstream.converting.options import (
-    MEDIA_FLAGS,
+    GROUPS,
     DownloadOptions,
     Duplicates,
     MediaOptions,
@@ -47,16 +44,20 @@ from mmstream.converting.options import (
     Rerun,
     RowReading,
     Splitting,
+    option_words,
 )
 from mmstream.converting.outputs import (
     Output,
     Work,
     begin_output,
     finish_output,
+    give_up,
     jobs_of,
+    lock_all,
     locked_outputs,
     mark_duplicates,
     num_ranks,
+    read_marker,
     shards_of,
     warn_of_leaks,
 )
@@ -64,20 +65,20 @@ from mmstream.converting.plan import num_shards, shard_name
 from mmstream.converting.report import (
     REJECTS_NAME,
     REPORTS,
-    MediaCount,
+    CorpusReport,
     Reject,
-    RejectGroup,
     RowCounts,
     all_rejects,
     joined_groups,
     read_report,
+    read_shard_report,
     report_name,
     total_counts,
 )
 from mmstream.converting.rows.open import Rows, file_names, input_urls, media_folder, open_rows
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
-from mmstream.converting.shard import Progress, ShardReport, files_of
+from mmstream.converting.shard import ShardReport, files_of
 from mmstream.dataset.facts import write_facts
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
@@ -91,8 +92,8 @@ from mmstream.wrong_arguments import AnyInt, NonNegativeFloat, NonNegativeInt, P
 logger = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
-class ConvertReport:
+@dataclass(frozen=True, repr=False)
+class ConvertReport(CorpusReport):
     """What a conversion did. With splits, the numbers are sums over all of them.
 
     Attributes:
@@ -122,20 +123,10 @@ class ConvertReport:
         splits: The report of each split. Empty without splits.
     """
 
-    num_rows: int
-    num_samples: int
-    num_rejects: int
-    num_shards: int
-    num_bytes: int
-    num_new_bytes: int
-    seconds: float
+    num_new_bytes: int = 0
+    seconds: float = 0.0
     num_repaired: int = 0
     was_finished: bool = False
-    formats: dict[str, int] = field(default_factory=dict)
-    unread_keys: dict[str, int] = field(default_factory=dict)
-    media: dict[str, MediaCount] = field(default_factory=dict)
-    reject_kinds: tuple[RejectGroup, ...] = ()
-    num_left_out: int = 0
     num_retried: int = 0
     num_recovered: int = 0
     num_pairs: dict[str, int] = field(default_factory=dict)
@@ -172,23 +163,13 @@ class ConvertReport:
         )
 
 
-_GROUPS = {
-    "reading": RowReading,
-    "splitting": Splitting,
-    "media": MediaOptions,
-    "downloads": DownloadOptions,
-    "duplicates": Duplicates,
-    "rerun": Rerun,
-}
-"""Arguments of `convert` that are several settings, and their types."""
-
 _ADVICE = {
     field.name: f"write {argument}=mm.{group.__name__}({field.name}=...)"
-    for argument, group in _GROUPS.items()
+    for argument, group in GROUPS.items()
     for field in fields(group)
 }
 """Settings that are flags of the command line."""
-_ADVICE |= {argument: f"pass mm.{group.__name__}(...)" for argument, group in _GROUPS.items()}
+_ADVICE |= {argument: f"pass mm.{group.__name__}(...)" for argument, group in GROUPS.items()}
 _ADVICE["shard_range"] = "give the first shard, from 0, and the one behind the last"
 
 
@@ -297,7 +278,6 @@ def convert(
         >>> len(mm.open_dataset("photos/"))
         480
     """
-    started = time.monotonic()
     options = Options(
         samples_per_shard=samples_per_shard,
         reading=RowReading() if reading is None else reading,
@@ -318,14 +298,12 @@ def convert(
         raise ConfigError(
             "shard_range: each range reads the rows again; write them to a file for it"
         )
-    rerun = Rerun() if rerun is None else rerun
-    _require_one_process(rerun)
-    store, root = open_store(dest), _media_folder(rows, media_root)
-    require_engine(engine, num_workers, store.url)
+    work = Work(Rerun() if rerun is None else rerun, shard_range, facts)
+    _require_one_process(work.rerun)
+    root = _media_folder(rows, media_root)
+    require_engine(engine, num_workers, dest)
     if engine == "ray" or (num_workers or 0) > 1:
         options.format.require_portable()
-    run_jobs = engine_of(engine, num_workers)
-    work = Work(rerun, shard_range, facts)
     access = MediaAccess(
         root,
         require_prefixes(allow_urls),
@@ -335,22 +313,19 @@ def convert(
     )
     command = _command(rows, dest, media_root, access, options)
     rows_root = root if media_root is None else None
-    with open_rows(rows, options.row_options, rows_root) as source, ExitStack() as locks:
-        if isinstance(source, SampleSource):
-            _refuse_options_of_rows(options)
-            if source.num_left_out:
-                logger.warning(
-                    "%s: %d samples on its bad list are left out", source.name, source.num_left_out
-                )
-        require_columns(source, options.format.columns)
-        outputs = locked_outputs(store, input_urls(rows), source, options, root, work, locks)
-        for output in outputs:
-            begin_output(output, root, command)
-        shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
-        report = _finish(outputs, shard_reports, root, progress, started)
-        _write_missing_facts(outputs, work, progress)
-    warn_of_leaks(outputs, progress)
-    if work.shard_range is None:
+    with open_rows(rows, options.row_options, rows_root) as source:
+        report = _converted(
+            open_store(dest),
+            source,
+            input_urls(rows),
+            options,
+            access,
+            work,
+            command,
+            engine_of(engine, num_workers),
+            progress,
+        )
+    if shard_range is None:
         _warn_of_rejects(report, max_rejects, dest)
     logger.info(
         "%s: %d rows, %d samples in %d shards, %d rejects, %.1f MB/s",
@@ -361,6 +336,39 @@ def convert(
         report.num_rejects,
         report.mb_per_s,
     )
+    return report
+
+
+def _converted(
+    store: Store,
+    source: RowSource,
+    rows_urls: Sequence[str],
+    options: Options,
+    access: MediaAccess,
+    work: Work,
+    command: str,
+    run_jobs: Engine,
+    progress: bool,
+) -> ConvertReport:
+    """Write the datasets of a conversion, or those of their shards that `work` names."""
+    started = time.monotonic()
+    if isinstance(source, SampleSource):
+        _refuse_options_of_rows(options)
+        if source.num_left_out:
+            logger.warning(
+                "%s: %d samples on its bad list are left out", source.name, source.num_left_out
+            )
+    require_columns(source, options.format.columns)
+    with ExitStack() as locks:
+        outputs = locked_outputs(store, rows_urls, source, options, access.root, work, locks)
+        for output in outputs:
+            begin_output(output, access.root, command)
+        shard_reports = _write_shards(outputs, source, options, access, run_jobs, progress)
+        report = _finish(outputs, shard_reports, access.root, progress, started)
+        if work.facts and work.shard_range is None:  # of shards that earlier calls wrote without
+            for output in outputs:
+                write_facts(open_dataset(output.store.url), progress=progress)
+    warn_of_leaks(outputs, progress)
     return report
 
 
@@ -394,13 +402,6 @@ def _require_one_process(rerun: Rerun) -> None:
             f"{name}=True in a job of {num_ranks()} ranks (WORLD_SIZE): a later rank would replace "
             "what others read already; convert before torchrun"
         )
-
-
-def _write_missing_facts(outputs: list[Output], work: Work, progress: bool) -> None:
-    """Write the facts of shards that earlier calls wrote without any."""
-    if work.facts and work.shard_range is None:
-        for output in outputs:
-            write_facts(open_dataset(output.store.url), progress=progress)
 
 
 def _refuse_options_of_rows(options: Options) -> None:
@@ -453,8 +454,7 @@ def _write_shards(
     jobs = (job for output in outputs for job in jobs_of(output, source, options, access))
     num_rows = sum(len(rows) for output in outputs for _, rows in shards_of(output))
     with Progress(num_rows, progress) as bar:
-        jobs = (replace(job, progress_folder=bar.folder) for job in jobs)
-        for url, report in run_jobs(jobs):
+        for url, report in run_jobs(jobs, bar.counts):
             reports[split_of_url[url]].append(report)
             if report.repaired:
                 logger.warning("%s/%s: was missing or damaged; written again", url, report.name)
@@ -495,22 +495,23 @@ def _report_of(output: Output, shards: list[ShardReport], seconds: float) -> Con
         return _report_of_range(shards, seconds)
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     corpus = read_report(output.store)
-    names = ("formats", "unread_keys", "media", "reject_kinds", "num_left_out")
-    facts = {} if corpus is None else {name: getattr(corpus, name) for name in names}
+    facts = {} if corpus is None else vars(corpus)
     num_retried = sum(shard.num_rows for shard in shards) if output.work.rerun.retry_rejects else 0
+    counts = {
+        "num_rows": len(output.rows),
+        "num_samples": manifest.num_samples,
+        "num_rejects": manifest.source["num_rejects"],
+        "num_shards": len(manifest.shards),
+        "num_bytes": manifest.num_bytes,
+    }
     return ConvertReport(
-        num_rows=len(output.rows),
-        num_samples=manifest.num_samples,
-        num_rejects=manifest.source["num_rejects"],
-        num_shards=len(manifest.shards),
-        num_bytes=manifest.num_bytes,
+        **(facts | counts),
         num_new_bytes=sum(shard.num_bytes for shard in shards if not shard.reused),
         seconds=seconds,
         num_repaired=sum(shard.repaired for shard in shards),
         was_finished=output.state == "finished" and not output.work.rerun.retry_rejects,
         num_retried=num_retried,
         num_recovered=num_retried and num_retried - sum(shard.num_rejects for shard in shards),
-        **facts,
     )
 
 
@@ -580,34 +581,27 @@ def _command(
     names = file_names(rows)
     if names is None:
         return f"mm.convert(rows, {dest!r}, ...) with the same rows and options"
-    reading, splitting = options.reading, options.splitting
-    split = splitting and ",".join(f"{n}={f!r}" for n, f in splitting.splits.items())
-    values: list[tuple[str, Any]] = [
-        ("--rows-as", reading.rows_as),
-        ("--encoding", reading.encoding),
-        ("--limit", reading.limit),
-        ("--media-root", media_root),
-        *(("--allow-url", prefix) for prefix in access.allow_urls),
-        ("--samples-per-shard", options.samples_per_shard),
-        ("--format", options.format.name),
-        ("--dataset-info", options.format.dataset_info),
-        *(("--map", "=".join(column)) for column in options.format.columns),
-        ("--captions", None if reading.captions == "all" else reading.captions),
-        ("--shuffle-seed", options.shuffle_seed),
-        ("--duplicates", options.duplicates.exact),
-        ("--near-duplicates", options.duplicates.near),
-        ("--split", split),
-        ("--split-by", splitting and splitting.split_by),
-        *((MEDIA_FLAGS[name], value) for name, value in options.media.settings().items()),
-    ]
-    switches = {
-        "--group-spans": reading.group_spans,
-        "--no-sidecar": not options.sidecar,
-        "--split-by-media": splitting and splitting.by_media,
+    settings = {
+        "reading": options.reading,
+        "splitting": options.splitting,
+        "media": options.media,
+        "downloads": access.downloads,
+        "duplicates": options.duplicates,
     }
-    words = ["mmstream", "convert", *names, dest, *access.downloads.words()]
-    words += [word for flag, value in values if value is not None for word in (flag, str(value))]
-    words += [flag for flag, is_on in switches.items() if is_on]
+    of_settings = [option_words(name, value) for name, value in settings.items() if value]
+    if None in of_settings or not options.sidecar:
+        return f"mm.convert({names!r}, {dest!r}, ...) with the same options"
+    words = ["mmstream", "convert", *names, dest]
+    words += [word for each in of_settings for word in each or ()]
+    values = {
+        "--media-root": media_root,
+        "--samples-per-shard": options.samples_per_shard,
+        "--shuffle-seed": options.shuffle_seed,
+    }
+    words += [
+        word for flag, value in values.items() if value is not None for word in (flag, str(value))
+    ]
+    words += [word for prefix in access.allow_urls for word in ("--allow-url", prefix)]
     return shlex.join(words)
 
 
@@ -765,13 +759,12 @@ def _reports(output: Output) -> dict[int, ShardReport | None]:
 
     def read(index: int) -> ShardReport | None:
         name = shard_name(index)
-        if report_name(name) not in sizes:
+        report = None
+        if report_name(name) in sizes:
+            report = read_shard_report(output.store, name, ShardReport)
+        if report is None or not files_of(report).items() <= sizes.items():
             return None
-        try:
-            report = msgspec.json.decode(output.store.read(report_name(name)), type=ShardReport)
-        except msgspec.MsgspecError:
-            return None
-        return replace(report, reused=True) if files_of(report).items() <= sizes.items() else None
+        return replace(report, reused=True)
 
     shards = output.shards
     return dict(zip(shards, map_requests(output.store, read, shards), strict=True))
@@ -863,7 +856,8 @@ def _rows(store: Store, num_rows: int) -> Iterator[DryRow]:
     rejects = all_rejects(store)
     start = 0
     for i in range(num_rows):
-        shard = msgspec.json.decode(store.read(report_name(shard_name(i))), type=ShardReport)
+        shard = read_shard_report(store, shard_name(i), ShardReport)
+        assert shard is not None
         samples = tuple(_fields(dataset[j]) for j in range(start, start + shard.num_samples))
         start += shard.num_samples
         reject = next(rejects) if shard.num_rejects else None

@@ -8,29 +8,42 @@ their processes check media in threads, because decoders and encoders release Py
 
 Tasks of a Ray cluster: a task of a worker or node that died runs again on another one. A shard that
 was committed is not written twice. Ray gives each task to the next free CPU: a slow shard holds one
-CPU, and the others go on. While CPUs have no shard, tasks on them check media of those that are
-still written. Such a task gets the bytes of media and returns others, so it needs no storage.
+CPU, and the others go on.
 
 All nodes must see the destination and the media under the same paths. Rows need not be there: they
 go with their job, where they lie on this machine.
+
+The progress bar says rows a second, megabytes a second, time left, rejects:
+
+    shard (any process of this machine) -> `Progress.counts` -> PROGRESS (a thread) -> the terminal
+
+A shard may take an hour where its media are downloaded, so the bar counts rows and not shards. The
+processes that write shards add to three numbers in memory that they share, row by row. The main
+process reads these a few times a second. Tasks on other machines do not have them; their rows are
+counted when their shard is done.
 """
 
 from __future__ import annotations
 
 import logging
 import multiprocessing
-import time
+import threading
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, closing
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from traceback import format_exc
-from typing import Any, ClassVar, Literal, NamedTuple, TypeAlias
+from typing import Any, ClassVar, Literal, TypeAlias
 
-from mmstream.converting.media.check import Answer, MediaBatch, Outcome
+import numpy as np
+from tqdm import tqdm
+
+from mmstream.converting.media.check import LoadedRow
 from mmstream.converting.media.references import MediaAccess, folder_stamp
 from mmstream.converting.options import MediaOptions
+from mmstream.converting.report import LiveCounts
 from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.processes import num_cores, run_in_processes
@@ -38,8 +51,9 @@ from mmstream.storage import is_remote, open_store
 
 EngineName: TypeAlias = Literal["processes", "ray"]
 
-Engine: TypeAlias = Callable[[Iterable[ShardJob]], Iterator[tuple[str, ShardReport]]]
-"""Writes shards. Yields (URL of the store, report) for each job, when it is done."""
+Engine: TypeAlias = Callable[[Iterable[ShardJob], LiveCounts], Iterator[tuple[str, ShardReport]]]
+"""Writes shards. Yields (URL of the store, report) for each job, when it is done. Processes of this
+machine count their rows meanwhile."""
 
 
 def require_engine(name: str, num_workers: int | None, dest: str) -> None:
@@ -57,12 +71,12 @@ def engine_of(name: str, num_workers: int | None) -> Engine:
             CPU of the cluster.
     """
     if name == "ray":
-        return lambda jobs: _run_on_ray(jobs, num_workers)
-    return lambda jobs: _run_in_workers(jobs, num_workers or 1)
+        return lambda jobs, _: _run_on_ray(jobs, num_workers)
+    return lambda jobs, live: _run_in_workers(jobs, num_workers or 1, live)
 
 
 def _run_in_workers(
-    jobs: Iterable[ShardJob], num_workers: int
+    jobs: Iterable[ShardJob], num_workers: int, live: LiveCounts
 ) -> Iterator[tuple[str, ShardReport]]:
     """Write shards. Yield (URL of the store, report) for each job, when it is done.
 
@@ -73,7 +87,7 @@ def _run_in_workers(
         Exception: Whatever `write_shard` raises. The other workers are stopped.
     """
     if num_workers <= 1:
-        yield from ((job.store.url, write_shard(job)) for job in jobs)
+        yield from ((job.store.url, write_shard(job, live=live)) for job in jobs)
         return
     num_cpus = min(num_workers, num_cores())
     cpus_per_shard = multiprocessing.get_context("forkserver").RawValue("i", 1)
@@ -96,7 +110,7 @@ def _run_in_workers(
         num_workers,
         command="convert",
         prepare=_Worker.begin,
-        prepare_args=(cpus_per_shard,),
+        prepare_args=(cpus_per_shard, live),
     ):
         num_unfinished -= 1
         if all_begun:
@@ -109,38 +123,33 @@ class _Worker:
 
     cpus_per_shard: ClassVar[Any]
     """An int in memory that the main process shares. Only it writes there."""
+    live: ClassVar[LiveCounts]
 
     @classmethod
-    def begin(cls, cpus_per_shard: Any) -> None:
-        cls.cpus_per_shard = cpus_per_shard
+    def begin(cls, cpus_per_shard: Any, live: LiveCounts) -> None:
+        cls.cpus_per_shard, cls.live = cpus_per_shard, live
 
 
 class _WorkerCpus:
-    """The CPUs of idle workers, for the threads of this process. A context manager."""
+    """The CPUs of idle workers, for the threads of this process."""
 
     def __init__(self) -> None:
-        self._threads: ThreadPoolExecutor | None = None
+        self._threads = ThreadPoolExecutor(num_cores(), "mmstream-check")
 
-    def __enter__(self) -> _WorkerCpus:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        if self._threads is not None:
-            # After an error, nobody waits for a video that is still decoded.
-            self._threads.shutdown(wait=False, cancel_futures=True)
+    def close(self) -> None:
+        """Give up: after an error, nobody waits for a video that is still decoded."""
+        self._threads.shutdown(wait=False, cancel_futures=True)
 
     def count(self) -> int:
         return int(_Worker.cpus_per_shard.value) - 1
 
-    def submit(self, batch: MediaBatch) -> Answer:
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(num_cores(), "mmstream-check")
-        return self._threads.submit(batch.check)
+    def submit(self, check: Callable[[], list[LoadedRow]]) -> Future[list[LoadedRow]]:
+        return self._threads.submit(check)
 
 
 def _write_shard_in_worker(job: ShardJob) -> ShardReport:
-    with _WorkerCpus() as idle_cpus:
-        return write_shard(job, idle_cpus)
+    with closing(_WorkerCpus()) as idle_cpus:
+        return write_shard(job, idle_cpus, _Worker.live)
 
 
 MAX_RETRIES = 5
@@ -148,12 +157,6 @@ MAX_RETRIES = 5
 
 TASKS_PER_CPU = 2
 """Tasks in flight. One of them waits, so that a CPU never does. Each holds the rows of a shard."""
-
-MAX_IDLE_CPUS = 8
-"""Most CPUs that check media for one shard, beside its own, which reads and writes for them."""
-LOOK_S = 0.25
-"""Seconds between two looks for an idle CPU. With each look a shard takes one, so that several
-shards get as many."""
 
 
 def _run_on_ray(
@@ -206,8 +209,7 @@ def _drain(
             num_cpus = int(ray.cluster_resources().get("CPU", 1))
             limit = num_workers or max(2, TASKS_PER_CPU * num_cpus)
             for job in islice(jobs, max(0, limit - len(running))):
-                task_of_job = task.remote(_portable(job), job.media.plan(), num_workers is None)
-                running[task_of_job] = job
+                running[task.remote(_portable(job), job.media.plan())] = job
             if not running:
                 return
             for reference in ray.wait(list(running), num_returns=1)[0]:
@@ -228,82 +230,16 @@ def _portable(job: ShardJob) -> ShardJob:
     if store.local_path("") is not None:
         store = open_store(str(Path(store.url).absolute()))
         lock = replace(lock, store=store)
-    return replace(job, store=store, lock=lock, rows=job.rows.detached(), progress_folder=None)
+    return replace(job, store=store, lock=lock, rows=job.rows.detached())
 
 
-def _write_shard_on_ray(
-    job: ShardJob, media_plan: dict[str, Any], takes_idle_cpus: bool
-) -> ShardReport | Exception:
+def _write_shard_on_ray(job: ShardJob, media_plan: dict[str, Any]) -> ShardReport | Exception:
     """Write a shard. An error is returned: Ray would wrap it in a traceback."""
     try:
         _require_same_libraries(job.media, media_plan)
-        job = replace(job, access=_on_this_node(job.access))
-        if not takes_idle_cpus:
-            return write_shard(job)
-        with _ClusterCpus(media_plan) as idle_cpus:
-            return write_shard(job, idle_cpus)
+        return write_shard(replace(job, access=_on_this_node(job.access)))
     except Exception as error:
         error.add_note(format_exc())  # a traceback does not travel; a function of the user needs it
-        return error
-
-
-class _ClusterCpus:
-    """CPUs of the cluster that no task asked for. A context manager, in the task of a shard.
-
-    Their number only grows. Where a CPU is gone, or has got a shard, a batch waits for another one:
-    at worst for that of the shard's task, which has it while the task waits.
-    """
-
-    def __init__(self, media_plan: dict[str, Any]) -> None:
-        import ray
-
-        self._ray: Any = ray
-        self._task = ray.remote(num_cpus=1, max_retries=MAX_RETRIES)(_check)
-        self._media_plan = media_plan
-        self._count = 0
-        self._next_look = 0.0
-        self._thread = ThreadPoolExecutor(1, "mmstream-check")
-        self._own: Future[list[Outcome]] | None = None
-
-    def __enter__(self) -> _ClusterCpus:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._thread.shutdown(wait=False, cancel_futures=True)
-
-    def count(self) -> int:
-        if self._count < MAX_IDLE_CPUS and time.monotonic() >= self._next_look:
-            self._count += self._ray.available_resources().get("CPU", 0) >= 1
-            self._next_look = time.monotonic() + LOOK_S
-        return self._count
-
-    def submit(self, batch: MediaBatch) -> Answer:
-        """Let a thread check the batch, on the shard's own CPU, if it is free; else a task."""
-        if self._own is None or self._own.done():
-            self._own = self._thread.submit(batch.check)
-            return self._own
-        return _Answer(self._ray, self._task.remote(batch, self._media_plan))
-
-
-class _Answer(NamedTuple):
-    ray: Any
-    reference: Any
-
-    def result(self) -> list[Outcome]:
-        # While `get` waits, Ray gives the CPU of this task to others. So the batch is also checked
-        # where its node is gone, and all other CPUs have tasks that wait like this one.
-        value: list[Outcome] | Exception = self.ray.get(self.reference)
-        if isinstance(value, Exception):
-            raise value
-        return value
-
-
-def _check(batch: MediaBatch, media_plan: dict[str, Any]) -> list[Outcome] | Exception:
-    """Check media on any node. An error is returned, as by `_write_shard_on_ray`."""
-    try:
-        _require_same_libraries(batch.options, media_plan)
-        return batch.check()
-    except Exception as error:
         return error
 
 
@@ -337,3 +273,65 @@ def _require_visible(job: ShardJob, report: ShardReport) -> None:
             f"{job.store.url_of(name)}: a node of Ray wrote it, and this machine does not see it; "
             "write to a folder that all nodes share, or to s3://"
         )
+
+
+INTERVAL_S = 0.25
+
+
+class Progress:
+    """A progress bar on the terminal. A context manager.
+
+    Args:
+        num_rows: Rows of all shards.
+        is_shown: Whether there is a bar. It is shown on a terminal only.
+    """
+
+    def __init__(self, num_rows: int, is_shown: bool) -> None:
+        self.counts: LiveCounts = multiprocessing.get_context("forkserver").RawArray("q", 3)
+        """There is no lock. An addition that is lost is made up for when its shard is done."""
+        self._bar = tqdm(
+            total=num_rows, unit="row", desc="convert", disable=None if is_shown else True
+        )
+        self._stack = ExitStack()
+        self._ended = threading.Event()
+        self._lock = threading.Lock()
+        self._written = np.zeros(3, np.int64)  # rows, rejects, bytes of finished shards
+        self._num_kept = 0
+
+    def __enter__(self) -> Progress:
+        self._stack.enter_context(self._bar)
+        if not self._bar.disable:
+            thread = threading.Thread(target=self._watch, name="mmstream-progress", daemon=True)
+            thread.start()
+            self._stack.callback(thread.join)
+            self._stack.callback(self._ended.set)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._stack.close()
+
+    def finish_shard(self, report: ShardReport) -> None:
+        """Count a shard that is done. The rows of one that an earlier call wrote took no time."""
+        with self._lock:
+            if report.reused:
+                self._num_kept += report.num_rows
+            else:
+                self._written += (report.num_rows, report.num_rejects, report.num_bytes)
+        self._show()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(INTERVAL_S):
+            self._show()
+
+    def _show(self) -> None:
+        """Draw the bar. Rows of shards in work are counted by their processes."""
+        if self._bar.disable:
+            return
+        with self._lock:
+            rows, rejects, num_bytes = np.maximum(self._written, self.counts).tolist()
+            bar = self._bar
+            bar.initial = self._num_kept  # the rate is that of the rows that this call wrote
+            bar.n = max(bar.n, min(self._num_kept + rows, bar.total))
+            elapsed = bar.format_dict["elapsed"] or 0
+            rate = num_bytes / 1e6 / elapsed if elapsed else 0.0
+            bar.set_postfix_str(f"{rate:.1f} MB/s, {rejects:,} rejected")

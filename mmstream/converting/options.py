@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from importlib.metadata import version
 from typing import Annotated, Any, Literal, TypeAlias
 
 from mmstream.converting.formats.caller import RowParser
-from mmstream.converting.media.addresses import host_rule
+from mmstream.converting.media.hosts import host_rule
 from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
 from mmstream.errors import ConfigError
 from mmstream.wrong_arguments import (
@@ -180,19 +180,6 @@ ImageFormat: TypeAlias = Literal["jpg", "png", "webp"]
 Quality: TypeAlias = Annotated[int, Within(1, 100, "a whole number from 1 to 100")]
 Aspect: TypeAlias = Annotated[float, Within(1, 1e9, "a number from 1 up")]
 
-MEDIA_FLAGS = {
-    "check": "--media-check",
-    "max_image_side": "--max-image-side",
-    "image_quality": "--image-quality",
-    "image_format": "--image-format",
-    "video_format": "--video-format",
-    "min_image_side": "--min-image-side",
-    "max_aspect": "--max-aspect",
-    "min_duration_s": "--min-duration",
-    "max_duration_s": "--max-duration",
-}
-"""The flag of ``mmstream convert`` for each setting."""
-
 _LIBRARIES = ("pillow", "simplejpeg", "torch")
 """What decodes, resizes and encodes images."""
 
@@ -250,11 +237,7 @@ class MediaOptions:
     max_duration_s: NonNegativeFloat | None = None
 
     def __post_init__(self) -> None:
-        shortest, longest = self.min_duration_s, self.max_duration_s
-        if shortest is not None and longest is not None and shortest > longest:
-            raise ConfigError(
-                f"min_duration_s={shortest} is more than max_duration_s={longest}: no file fits"
-            )
+        shortest, longest, quality = self.min_duration_s, self.max_duration_s, self.image_quality
         limits = (
             "min_image_side",
             "max_aspect",
@@ -262,16 +245,28 @@ class MediaOptions:
             "max_duration_s",
             "video_format",
         )
-        used = [name for name in limits if getattr(self, name) is not None]
-        if self.check == "none" and used:
-            raise ConfigError(f"{used[0]} needs the headers of files: set check to 'header'")
-        if self.image_quality is not None and not self.changes_images:
-            raise ConfigError(
-                f"image_quality={self.image_quality} changes nothing by itself: "
-                "set max_image_side or image_format, too"
-            )
-        if self.image_format == "png" and self.image_quality is not None:
-            raise ConfigError("image_quality: PNG has no quality; leave it out")
+        used = next((name for name in limits if getattr(self, name) is not None), None)
+        for is_broken, message in (
+            (
+                shortest is not None and longest is not None and shortest > longest,
+                f"min_duration_s={shortest} is more than max_duration_s={longest}: no file fits",
+            ),
+            (
+                self.check == "none" and used is not None,
+                f"{used} needs the headers of files: set check to 'header'",
+            ),
+            (
+                quality is not None and not self.changes_images,
+                f"image_quality={quality} changes nothing by itself: set max_image_side or "
+                "image_format, too",
+            ),
+            (
+                quality is not None and self.image_format == "png",
+                "image_quality: PNG has no quality; leave it out",
+            ),
+        ):
+            if is_broken:
+                raise ConfigError(message)
 
     @property
     def changes_images(self) -> bool:
@@ -281,21 +276,15 @@ class MediaOptions:
     @property
     def is_plain(self) -> bool:
         """Whether files are stored as they are, and rejected for nothing but their type."""
-        return self.check != "full" and self.settings().keys() <= {"check"}
+        return self.check != "full" and changed_settings(self).keys() <= {"check"}
 
     @property
     def quality(self) -> int:
         """The quality that counts: `image_quality`, or its default."""
         return DEFAULT_QUALITY if self.image_quality is None else self.image_quality
 
-    def settings(self) -> dict[str, Any]:
-        """Return the settings that are not at their default."""
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        defaults = {field.name: field.default for field in fields(self)}
-        return {name: value for name, value in values.items() if value != defaults[name]}
-
     def plan(self) -> dict[str, Any]:
-        """Return what the plan saves: `settings`, and the libraries that write media anew.
+        """Return what the plan saves: changed settings, and the libraries that write media anew.
 
         Other versions of them may give other bytes. So a conversion goes on with the same ones.
         """
@@ -304,21 +293,8 @@ class MediaOptions:
             *(["av"] if self.video_format else ()),
         ]
         if not names:
-            return self.settings()
-        return {**self.settings(), "libraries": {name: version(name) for name in names}}
-
-
-DOWNLOAD_FLAGS = {
-    "num_connections": "--num-connections",
-    "num_connections_per_host": "--num-connections-per-host",
-    "timeout_s": "--download-timeout",
-    "idle_timeout_s": "--download-idle-timeout",
-    "num_tries": "--download-tries",
-    "max_bytes": "--max-download-bytes",
-    "max_redirects": "--max-redirects",
-    "max_unanswered": "--max-unanswered",
-}
-"""Flags of ``mmstream convert`` by the names of the numbers."""
+            return changed_settings(self)
+        return {**changed_settings(self), "libraries": {name: version(name) for name in names}}
 
 
 @checked()
@@ -371,16 +347,76 @@ class DownloadOptions:
         for host in self.allow_hosts:
             host_rule(host)
 
-    def words(self) -> Iterator[str]:
-        """Yield the words of a command line that has these options, without the defaults."""
-        default = DownloadOptions()
-        for name, flag in DOWNLOAD_FLAGS.items():
-            if getattr(self, name) != getattr(default, name):
-                yield from (flag, str(getattr(self, name)))
-        if not self.honor_robots:
-            yield "--ignore-robots"
-        for host in self.allow_hosts:
-            yield from ("--allow-host", host)
+
+GROUPS: dict[str, type] = {
+    "reading": RowReading,
+    "splitting": Splitting,
+    "media": MediaOptions,
+    "downloads": DownloadOptions,
+    "duplicates": Duplicates,
+    "rerun": Rerun,
+}
+"""Arguments of `convert` that are several settings, and their types."""
+
+FLAGS = {
+    "reading": {
+        "rows_as": "--rows-as",
+        "encoding": "--encoding",
+        "limit": "--limit",
+        "format": "--format",
+        "columns": "--map",
+        "dataset_info": "--dataset-info",
+        "captions": "--captions",
+    },
+    "splitting": {"splits": "--split", "split_by": "--split-by", "by_media": "--split-by-media"},
+    "media": {
+        "check": "--media-check",
+        "max_image_side": "--max-image-side",
+        "image_format": "--image-format",
+    },
+    "downloads": {
+        "num_connections": "--num-connections",
+        "honor_robots": "--ignore-robots",
+        "allow_hosts": "--allow-host",
+    },
+    "duplicates": {"exact": "--duplicates"},
+    "rerun": {
+        "overwrite": "--overwrite",
+        "check": "--check",
+        "retry_rejects": "--retry-rejects",
+    },
+}
+"""{argument of `convert`: {setting: option of ``mmstream convert``}}. Few need the others."""
+
+
+def changed_settings(settings: Any) -> dict[str, Any]:
+    """Return the settings of a dataclass that are not at their defaults."""
+    values = {field.name: getattr(settings, field.name) for field in fields(settings)}
+    defaults = {field.name: field.default for field in fields(settings)}
+    return {name: value for name, value in values.items() if value != defaults[name]}
+
+
+def option_words(argument: str, settings: Any) -> list[str] | None:
+    """Return the words of a command line that stand for settings. None: it has no such options.
+
+    Examples:
+        >>> option_words("media", MediaOptions(check="full", max_image_side=512))
+        ['--media-check', 'full', '--max-image-side', '512']
+    """
+    words: list[str] = []
+    for name, value in changed_settings(settings).items():
+        flag = FLAGS[argument].get(name)
+        if flag is None:
+            return None
+        if isinstance(value, bool):
+            words.append(flag)
+        elif isinstance(value, tuple):
+            words += [word for item in value for word in (flag, str(item))]
+        elif isinstance(value, Mapping):
+            words += [flag, ",".join(f"{key}={item}" for key, item in value.items())]
+        else:
+            words += [flag, str(value)]
+    return words
 
 
 @dataclass(frozen=True)

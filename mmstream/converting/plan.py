@@ -40,14 +40,16 @@ import os
 import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
-import msgspec
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import MediaRef, RowError
+from mmstream.converting.duplicates import Hashes, equal_to_first, read_contents
 from mmstream.converting.media.references import (
     MediaAccess,
     inline_bytes,
@@ -55,8 +57,7 @@ from mmstream.converting.media.references import (
     plain_path,
 )
 from mmstream.converting.options import Options
-from mmstream.converting.quality.corpus import Hashes, equal_to_first, read_contents
-from mmstream.converting.report import REPORTS, Reject, rejects_name
+from mmstream.converting.report import REPORTS, rejects_name, rejects_of
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.sidecar import content_hash
@@ -381,18 +382,16 @@ def _cut(rows: IntArray, first: int, count: int, source: Mapping[str, Any]) -> d
 
 def _rejected_rows(store: Store, shards: range, source: Mapping[str, Any]) -> IntArray:
     """Return int64 [n]: the 0-based rows that some shards rejected, in the order of the shards."""
-    reports = open_store(store.url_of(REPORTS))
-    present = reports.list()
-    every_name = (rejects_name(shard_name(i)).rpartition("/")[2] for i in shards)
-    names = [name for name in every_name if name in present]
-    decoder = msgspec.json.Decoder(Reject)
+    present = open_store(store.url_of(REPORTS)).list()
+    names = [shard_name(i) for i in shards if Path(rejects_name(shard_name(i))).name in present]
     rows: list[int] = []
-    for name, data in zip(names, map_requests(reports, reports.read, names), strict=True):
-        try:
-            keys = [reject.key for reject in decoder.decode_lines(data)]
-            rows += [int(key) - 1 for key in keys]
-        except ValueError as error:  # also msgspec's
-            raise ManifestError(f"{reports.url_of(name)}: {error}; {_CURE}") from None
+    try:
+        for rejects in map_requests(store, partial(rejects_of, store), names):
+            rows += [int(reject.key) - 1 for reject in rejects]
+    except (ManifestError, ValueError) as error:
+        raise ManifestError(f"{store.url_of(REPORTS)}: {error}; {_CURE}") from None
     if rows and not 0 <= min(rows) <= max(rows) < source["rows_total"]:
-        raise ManifestError(f"{reports.url}: names rows that the plan does not have; {_CURE}")
+        raise ManifestError(
+            f"{store.url_of(REPORTS)}: names rows that the plan does not have; {_CURE}"
+        )
     return np.array(rows, np.int64)

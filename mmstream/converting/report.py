@@ -14,9 +14,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
-from dataclasses import dataclass, field
-from typing import Any, BinaryIO
+from contextlib import ExitStack, suppress
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, BinaryIO, TypeAlias, TypeVar
 
 import msgspec
 
@@ -26,7 +27,9 @@ from mmstream.dataset.files import json_lines
 from mmstream.dataset.manifest import Manifest
 from mmstream.errors import ManifestError
 from mmstream.storage import Store
-from mmstream.types import IntArray
+from mmstream.storage.store import map_requests
+
+T = TypeVar("T")
 
 REPORT_NAME = "report.json"
 
@@ -82,15 +85,19 @@ class CorpusReport:
     """Rejects that are no fault: blank lines, and rows that the caller's function left out."""
 
 
+LiveCounts: TypeAlias = Any
+"""Rows, rejects and bytes of samples so far: three numbers that may lie in shared memory."""
+
+
 class RowCounter:
-    """Counts the rows of one shard while they are written.
+    """Counts the rows of one shard while they are written, or those of several shards.
 
     Args:
-        live: Also counted here: rows, rejects, bytes of samples.
+        live: Also counted here.
     """
 
-    def __init__(self, live: IntArray) -> None:
-        self._live = live
+    def __init__(self, live: LiveCounts = None) -> None:
+        self._live = [0, 0, 0] if live is None else live
         self._formats: Counter[str] = Counter()
         self._unread_keys: Counter[str] = Counter()
         self._media: dict[str, tuple[int, int]] = {}
@@ -100,12 +107,9 @@ class RowCounter:
         self._live[0] += 1
         self._formats[encodable(draft.format)] += 1  # of a tar: the names of its fields
         for key in draft.unread:
-            name = key[:MAX_KEY_CHARACTERS]
-            if name in self._unread_keys or len(self._unread_keys) < MAX_KEYS:
-                self._unread_keys[name] += 1
+            self._add_unread(key[:MAX_KEY_CHARACTERS], 1)
         for medium in media:
-            num_files, num_bytes = self._media.get(medium.extension, (0, 0))
-            self._media[medium.extension] = num_files + 1, num_bytes + len(medium.data)
+            self._add_media(medium.extension, 1, len(medium.data))
 
     def add_reject(self) -> None:
         """Count one row that became no sample."""
@@ -115,6 +119,22 @@ class RowCounter:
     def add_sample(self, fields: Mapping[str, bytes]) -> None:
         """Count the bytes of one sample."""
         self._live[2] += sum(map(len, fields.values()))
+
+    def add_counts(self, counts: RowCounts) -> None:
+        """Add the counts of a shard, or of a dataset."""
+        self._formats.update(counts.formats)
+        for key, num_rows in counts.unread_keys.items():
+            self._add_unread(key, num_rows)
+        for extension, count in counts.media.items():
+            self._add_media(extension, count.num_files, count.num_bytes)
+
+    def _add_unread(self, key: str, num_rows: int) -> None:
+        if key in self._unread_keys or len(self._unread_keys) < MAX_KEYS:
+            self._unread_keys[key] += num_rows
+
+    def _add_media(self, extension: str, num_files: int, num_bytes: int) -> None:
+        files, size = self._media.get(extension, (0, 0))
+        self._media[extension] = files + num_files, size + num_bytes
 
     @property
     def counts(self) -> RowCounts:
@@ -165,23 +185,14 @@ def read_report(store: Store) -> CorpusReport | None:
         ) from None
 
 
-def total_counts(counts: Iterable[RowCounts]) -> RowCounts:
-    """Return the sums over several shards or datasets."""
-    formats: Counter[str] = Counter()
-    unread_keys: Counter[str] = Counter()
-    media: dict[str, MediaCount] = {}
-    for shard in counts:
-        formats.update(shard.formats)
-        for key, num_rows in shard.unread_keys.items():
-            if key in unread_keys or len(unread_keys) < MAX_KEYS:
-                unread_keys[key] += num_rows
-        for extension, count in shard.media.items():
-            before = media.get(extension, MediaCount(0, 0))
-            media[extension] = MediaCount(
-                before.num_files + count.num_files, before.num_bytes + count.num_bytes
-            )
-    by_files = sorted(media.items(), key=lambda item: (-item[1].num_files, item[0]))
-    return RowCounts(_by_number(formats), _by_number(unread_keys), dict(by_files))
+def total_counts(shards: Iterable[RowCounts]) -> RowCounts:
+    """Return the sums over several shards or datasets. The most frequent media come first."""
+    counter = RowCounter()
+    for counts in shards:
+        counter.add_counts(counts)
+    total = counter.counts
+    media = sorted(total.media.items(), key=lambda item: -item[1].num_files)
+    return replace(total, media=dict(media))
 
 
 def joined_groups(groups: Iterable[RejectGroup]) -> tuple[RejectGroup, ...]:
@@ -279,6 +290,30 @@ def report_name(shard: str) -> str:
 def rejects_name(shard: str) -> str:
     """Return the name of a shard's rejects: ``shard-000000.tar`` -> ``reports/...``."""
     return f"{REPORTS}/{shard.removesuffix('.tar')}.rejects.jsonl"
+
+
+def read_shard_report(store: Store, shard: str, kind: type[T]) -> T | None:
+    """Return the report of a shard. None: there is none, or it is damaged."""
+    try:
+        return msgspec.json.decode(store.read(report_name(shard)), type=kind)
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return None
+
+
+def remove_reports(store: Store, names: Iterable[str]) -> None:
+    """Remove reports and rejects of shards, and their folder if nothing else is there.
+
+    Args:
+        store: The dataset.
+        names: From `report_name` or `rejects_name`.
+    """
+    map_requests(store, store.remove, names)
+    root = store.local_path(REPORTS)
+    if root is not None:  # names of shards may have folders
+        folders = sorted(path for path in Path(root).rglob("*") if path.is_dir())
+        for folder in [*reversed(folders), Path(root)]:
+            with suppress(OSError):  # it does not exist, or holds other files
+                folder.rmdir()
 
 
 def rejects_of(store: Store, shard: str) -> list[Reject]:

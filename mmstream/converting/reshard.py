@@ -13,22 +13,20 @@ import io
 import os
 import shlex
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
 from typing import Any
 
 import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.converting.report import REPORTS, report_name
-from mmstream.converting.shard import HashedFile, write_indexes
+from mmstream.converting.report import read_shard_report, remove_reports, report_name
+from mmstream.converting.shard import HashedFile, shard_sizes, write_indexes, wrong_size
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.files import commit
-from mmstream.dataset.index import checksums_name, index_name, sample_checksum
+from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ShardError, where
@@ -290,12 +288,9 @@ def _write_shards(
 
 def _write_shard(job: _Job) -> ShardInfo:
     """Write one shard, unless an earlier call did."""
-    report = report_name(job.name)
-    with suppress(FileNotFoundError, msgspec.MsgspecError):
-        info = msgspec.json.decode(job.store.read(report), type=ShardInfo)
-        names = (job.name, index_name(job.name), checksums_name(job.name))
-        if all(map(job.store.exists, names)) and job.store.size(job.name) == info.num_bytes:
-            return info
+    written = read_shard_report(job.store, job.name, ShardInfo)
+    if written is not None and wrong_size(job.store, shard_sizes(written)) is None:
+        return written
     offsets, checksums, facts = [0], [], FactsWriter()
     with job.store.create(job.name) as file, HashedFile(file) as hashed:
         for sample, data in _samples(job):
@@ -311,7 +306,7 @@ def _write_shard(job: _Job) -> ShardInfo:
     write_indexes(job.store, job.name, offsets, checksums, facts if job.has_facts else None)
     info = ShardInfo(job.name, len(job.positions), offsets[-1] + 2 * BLOCK, sha256)
     job.lock.require()
-    job.store.write(report, msgspec.json.encode(info) + b"\n")
+    job.store.write(report_name(job.name), msgspec.json.encode(info) + b"\n")
     return info
 
 
@@ -366,9 +361,4 @@ def _finish(
     )
     commit(store, manifest)
     store.remove(MARKER_NAME)
-    for shard in shards:
-        store.remove(report_name(shard.name))
-    folder = store.local_path(REPORTS)
-    if folder is not None:
-        with suppress(OSError):  # it holds other files
-            Path(folder).rmdir()
+    remove_reports(store, [report_name(shard.name) for shard in shards])

@@ -7,40 +7,24 @@ the tar, its index, the checksums of its samples, its facts where they are asked
 its rejects and its report, in this order, each of them whole or not at all. The report commits the
 shard: with a report, and the others of the right size, the shard is finished.
 
-To hash a tar takes about as long as to read its media. Both release Python's lock, so a thread
-writes and hashes it while the next media are read. At most `MAX_WAITING` blocks are in memory.
-
 Samples of another dataset: by default all of their fields are taken byte for byte. Where media are
 checked or changed, their images, audios and videos are media of a `Draft`, as those of a row are.
 
-The progress bar says rows a second, megabytes a second, time left, rejects:
-
-    shard (any process) -> a small file of counts -> PROGRESS (a thread) -> the terminal
-
-A shard may take an hour where its media are downloaded, so the bar counts rows and not shards. Each
-process that writes shards has a mapped file of three numbers, and adds to them row by row. The main
-process reads them a few times a second. Processes on other machines have no such file; their rows
-are counted when their shard is done.
+Bakes and re-sharding write the files of their shards by the same functions.
 """
 
 from __future__ import annotations
 
 import hashlib
-import os
-import tempfile
-import threading
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, ExitStack, nullcontext, suppress
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from pathlib import Path
-from typing import BinaryIO, Literal, cast
+from typing import BinaryIO, cast
 
 import msgspec
-import numpy as np
-from tqdm import tqdm
 
 from mmstream.converting.draft import (
     Draft,
@@ -57,10 +41,12 @@ from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.report import (
+    LiveCounts,
     Reject,
     RowCounter,
     RowCounts,
     ShardRejects,
+    read_shard_report,
     rejects_name,
     rejects_of,
     report_name,
@@ -86,14 +72,11 @@ from mmstream.media.types import kind_of
 from mmstream.storage import Store
 from mmstream.storage.store import map_requests, sizes_of
 from mmstream.storage.write_lock import WriteLock
+from mmstream.tar.header import BLOCK
 from mmstream.tar.writer import TarWriter
-from mmstream.types import IntArray
 
 KEY_DIGITS = 9
 """Keys of equal length sort like their rows, up to a billion rows. Longer keys are still unique."""
-
-TAR_END_BYTES = 1024
-"""Zeros behind the last sample of a tar."""
 
 Samples = Iterator[tuple[str, dict[str, bytes]]]
 
@@ -125,6 +108,11 @@ class ShardReport:
     repaired: bool = False
     """True: an earlier call wrote the shard, but it was damaged since. Not stored."""
 
+    @property
+    def shard(self) -> ShardInfo:
+        """What a manifest says of the shard."""
+        return ShardInfo(self.name, self.num_samples, self.num_bytes, self.sha256)
+
 
 @dataclass(frozen=True)
 class ShardJob:
@@ -148,13 +136,13 @@ class ShardJob:
     """Read a shard that an earlier call wrote, and compare its checksums."""
     expected: ShardInfo | None = None
     """The shard as the manifest of a finished dataset has it."""
-    progress_folder: str | None = None
-    """Where the process counts its rows for `Progress`."""
     facts: bool = False
     """Whether to write the facts of the shard too."""
 
 
-def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport:
+def write_shard(
+    job: ShardJob, idle_cpus: IdleCpus | None = None, live: LiveCounts = None
+) -> ShardReport:
     """Write one shard, unless an earlier call did. Return its report.
 
     A row that cannot be used raises nothing. It becomes a line of the shard's rejects.
@@ -162,6 +150,7 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
     Args:
         job: The shard.
         idle_cpus: What helps to check media. The bytes of the shard do not depend on it.
+        live: Rows, rejects and bytes are added to these numbers, row by row.
 
     Raises:
         MMStreamError: The file of rows changed since the conversion began, the lock was lost, or a
@@ -173,7 +162,7 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
-    counter = RowCounter(live_counts(job.progress_folder))
+    counter = RowCounter(live)
     with _sidecar(job) as sidecar, ShardRejects(job.store, job.name) as rejects:
         samples = _samples(job, rejects, sidecar, counter, idle_cpus)
         first = next(samples, None)
@@ -185,7 +174,7 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
             rejects_bytes=rejects.num_bytes,
             counts=counter.counts,
         )
-        _require_expected(job, report)
+        _require_expected(job, report.sha256)
         job.lock.require()
     if sidecar is not None:
         report = replace(report, sidecar_bytes=sidecar.num_bytes, sidecar_sha256=sidecar.sha256)
@@ -196,21 +185,9 @@ def write_shard(job: ShardJob, idle_cpus: IdleCpus | None = None) -> ShardReport
     return replace(report, repaired=committed is not None)
 
 
-def shard_sizes(shard: ShardInfo) -> dict[str, int]:
-    """Return {name: bytes} of the files of a shard. A shard without samples has none."""
-    if not shard.num_samples:
-        return {}
-    return {
-        shard.name: shard.num_bytes,
-        index_name(shard.name): index_size(shard.num_samples),
-        checksums_name(shard.name): checksums_size(shard.num_samples),
-    }
-
-
 def files_of(report: ShardReport) -> dict[str, int]:
     """Return {name: bytes} of all files of a written shard but its report."""
-    shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    sizes = shard_sizes(shard)
+    sizes = shard_sizes(report.shard)
     if report.rejects_bytes:
         sizes[rejects_name(report.name)] = report.rejects_bytes
     if report.sidecar_bytes:
@@ -223,13 +200,13 @@ def missing_file(job: ShardJob, report: ShardReport) -> str | None:
     sizes = files_of(report)
     if job.sidecar:
         sizes.setdefault(sidecar_name(job.name), report.sidecar_bytes)
-    return _wrong_size(job.store, sizes)
+    return wrong_size(job.store, sizes)
 
 
 def _committed_report(job: ShardJob) -> ShardReport | None:
     """Return the report of a shard that an earlier call wrote, otherwise None."""
     if job.expected is not None:
-        shard, stored = job.expected, _stored_report(job)
+        shard, stored = job.expected, read_shard_report(job.store, job.name, ShardReport)
         return ShardReport(
             shard.name,
             len(job.rows),
@@ -242,14 +219,7 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
             sidecar_bytes=stored.sidecar_bytes if stored else 0,
             sidecar_sha256=stored.sidecar_sha256 if stored else None,
         )
-    return _stored_report(job)
-
-
-def _stored_report(job: ShardJob) -> ShardReport | None:
-    try:
-        return msgspec.json.decode(job.store.read(report_name(job.name)), type=ShardReport)
-    except (FileNotFoundError, msgspec.MsgspecError):  # damaged: the shard is written again
-        return None
+    return read_shard_report(job.store, job.name, ShardReport)  # damaged: it is written again
 
 
 def _is_intact(job: ShardJob, report: ShardReport) -> bool:
@@ -265,33 +235,25 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
         job.store, sidecar_name(job.name), report.sidecar_bytes
     ):
         return False
-    shard = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    if not shard.num_samples:
+    if not report.num_samples:
         return True
     index = job.store.read(index_name(job.name))
     try:
         offsets = decode_index(index, index_name(job.name))
     except ShardError:
         return False
-    if int(offsets[-1]) + TAR_END_BYTES != shard.num_bytes:
+    if int(offsets[-1]) + 2 * BLOCK != report.num_bytes:
         return False
     digest = hashlib.sha256()
-    samples = read_samples(job.store, job.name, shard.num_bytes, offsets, digest.update)
+    samples = read_samples(job.store, job.name, report.num_bytes, offsets, digest.update)
     column = encode_checksums([sample_checksum(sample) for sample in samples], index)
-    is_same = digest.hexdigest() == shard.sha256
+    is_same = digest.hexdigest() == report.sha256
     return is_same and job.store.read(checksums_name(job.name)) == column
 
 
-def _wrong_size(store: Store, sizes: Mapping[str, int]) -> str | None:
-    """Return the first file that is missing or has another size, or None."""
-    current = sizes_of(store, sizes)
-    wrong = [name for name, size in zip(sizes, current, strict=True) if size != sizes[name]]
-    return wrong[0] if wrong else None
-
-
-def _require_expected(job: ShardJob, report: ShardReport) -> None:
+def _require_expected(job: ShardJob, sha256: str | None) -> None:
     """Raise an MMStreamError if a damaged shard of a finished dataset cannot be written again."""
-    if job.expected is not None and report.sha256 != job.expected.sha256:
+    if job.expected is not None and sha256 != job.expected.sha256:
         raise MMStreamError(
             f"{job.store.url_of(job.name)}: is damaged, and its rows give other bytes now: a media "
             "file is missing or has changed. Restore it and run the same command again, or "
@@ -300,60 +262,32 @@ def _require_expected(job: ShardJob, report: ShardReport) -> None:
 
 
 def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardReport:
-    fields: Counter[str] = Counter()
-    with job.store.create(job.name) as file, HashedFile(file) as hashed:
-        writer = TarWriter(cast(BinaryIO, hashed))
-        facts = FactsWriter() if job.facts else None
-        for key, sample in samples:
-            writer.add(key, sample)
-            if facts is not None:
-                facts.add(key, sample)
-            for extension in sample:
-                fields[extension] += 1
-        writer.close()
-        sha256 = hashed.close()
-        report = replace(
-            report,
-            num_samples=len(writer.offsets) - 1,
-            num_bytes=writer.num_bytes,
-            sha256=sha256,
-            fields={encodable(name): fields[name] for name in sorted(fields)},
-        )
-        _require_expected(job, report)
+    num_with_field: Counter[str] = Counter()
+
+    def counted() -> Samples:
+        for key, fields in samples:
+            num_with_field.update(fields.keys())
+            yield key, fields
+
+    def require(shard: ShardInfo) -> None:
+        _require_expected(job, shard.sha256)
         job.lock.require()
-    write_indexes(job.store, job.name, writer.offsets, writer.checksums, facts)
-    written = ShardInfo(report.name, report.num_samples, report.num_bytes, report.sha256)
-    name = _wrong_size(job.store, shard_sizes(written))
+
+    shard = write_tar(job.store, job.name, counted(), require, has_facts=job.facts)
+    name = wrong_size(job.store, shard_sizes(shard))
     if name is not None:
         raise StorageError(
             f"{job.store.url_of(name)}: has another size than what was written: the storage or its "
             "client library lost bytes, or another program writes there too. Run the same command "
             "again; if this comes again, convert to a folder and copy that"
         )
-    return report
-
-
-def write_indexes(
-    store: Store,
-    shard: str,
-    offsets: list[int],
-    checksums: list[int],
-    facts: FactsWriter | None = None,
-) -> None:
-    """Write the small files beside a tar: its index, the checksums of its samples, their facts.
-
-    Args:
-        store: Holds the tar.
-        shard: Its name.
-        offsets: Of its samples, and behind the last one.
-        checksums: Of its samples.
-        facts: Of its samples. None: they are not written.
-    """
-    index = encode_index(offsets)
-    files = {index_name(shard): index, checksums_name(shard): encode_checksums(checksums, index)}
-    if facts is not None:
-        files[facts_name(shard)] = facts.close(shard, offsets, checksums)
-    map_requests(store, lambda file: store.write(*file), files.items())
+    return replace(
+        report,
+        num_samples=shard.num_samples,
+        num_bytes=shard.num_bytes,
+        sha256=shard.sha256,
+        fields={encodable(name): num_with_field[name] for name in sorted(num_with_field)},
+    )
 
 
 def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
@@ -429,6 +363,104 @@ def _key(row: Row) -> str:
     return str(row.index + 1).zfill(KEY_DIGITS)
 
 
+def draft_of(sample: StoredSample, options: MediaOptions) -> Draft:
+    """Return the draft of a stored sample. With no checks or changes, it has no media."""
+    if options.is_plain:
+        return Draft({}, fields=sample.fields, key=sample.key)
+    media = tuple(
+        MediaRef(kind, name, data, field=name)
+        for name, data in sample.fields.items()
+        if (kind := kind_of(name)) is not None
+    )
+    others = {name: data for name, data in sample.fields.items() if kind_of(name) is None}
+    return Draft({}, media, fields=others, key=sample.key)
+
+
+def media_of(fields: Mapping[str, bytes]) -> list[Media]:
+    """Return the media among the fields of a sample, by their names. They are not read."""
+    return [
+        Media(name.rpartition(".")[2], data)
+        for name, data in fields.items()
+        if kind_of(name) is not None
+    ]
+
+
+# -- the files of a shard --------------------------------------------------------------------------
+
+
+def shard_sizes(shard: ShardInfo) -> dict[str, int]:
+    """Return {name: bytes} of the files of a shard. A shard without samples has none."""
+    if not shard.num_samples:
+        return {}
+    return {
+        shard.name: shard.num_bytes,
+        index_name(shard.name): index_size(shard.num_samples),
+        checksums_name(shard.name): checksums_size(shard.num_samples),
+    }
+
+
+def wrong_size(store: Store, sizes: Mapping[str, int]) -> str | None:
+    """Return the first file that is missing or has another size, or None."""
+    current = sizes_of(store, sizes)
+    wrong = [name for name, size in zip(sizes, current, strict=True) if size != sizes[name]]
+    return wrong[0] if wrong else None
+
+
+def write_tar(
+    store: Store,
+    name: str,
+    samples: Iterable[tuple[str, Mapping[str, bytes]]],
+    require: Callable[[ShardInfo], None],
+    *,
+    has_facts: bool = False,
+) -> ShardInfo:
+    """Write the tar of a shard, and then the small files beside it.
+
+    Args:
+        store: The destination.
+        name: Of the tar.
+        samples: Pairs (key, fields).
+        require: Called before the tar appears. What it raises leaves no tar.
+        has_facts: Whether the facts of the samples are written, too.
+    """
+    facts = FactsWriter() if has_facts else None
+    with store.create(name) as file, HashedFile(file) as hashed:
+        writer = TarWriter(cast(BinaryIO, hashed))
+        for key, fields in samples:
+            writer.add(key, fields)
+            if facts is not None:
+                facts.add(key, fields)
+        writer.close()
+        sha256 = hashed.close()
+        info = ShardInfo(name, len(writer.offsets) - 1, writer.num_bytes, sha256)
+        require(info)
+    write_indexes(store, name, writer.offsets, writer.checksums, facts)
+    return info
+
+
+def write_indexes(
+    store: Store,
+    shard: str,
+    offsets: list[int],
+    checksums: list[int],
+    facts: FactsWriter | None = None,
+) -> None:
+    """Write the small files beside a tar: its index, the checksums of its samples, their facts.
+
+    Args:
+        store: Holds the tar.
+        shard: Its name.
+        offsets: Of its samples, and behind the last one.
+        checksums: Of its samples.
+        facts: Of its samples. None: they are not written.
+    """
+    index = encode_index(offsets)
+    files = {index_name(shard): index, checksums_name(shard): encode_checksums(checksums, index)}
+    if facts is not None:
+        files[facts_name(shard)] = facts.close(shard, offsets, checksums)
+    map_requests(store, lambda file: store.write(*file), files.items())
+
+
 BLOCK_BYTES = 1 << 20
 """Small pieces, such as headers, are joined to blocks of this size. Larger ones stay whole."""
 MAX_WAITING = 4
@@ -483,109 +515,3 @@ class HashedFile:
         block = b"".join(pieces)
         self._file.write(block)
         self._digest.update(block)
-
-
-def live_counts(folder: str | None) -> IntArray:
-    """Return the counts of this process: rows, rejects, bytes. The caller adds to them.
-
-    Args:
-        folder: `Progress.folder`. None, or a folder of another machine: nobody reads them.
-    """
-    if folder is not None:
-        path = Path(folder, str(os.getpid()))
-        with suppress(OSError):
-            mode: Literal["r+", "w+"] = "r+" if path.exists() else "w+"  # of earlier shards
-            return np.memmap(path, np.int64, mode, shape=(3,))
-    return np.zeros(3, np.int64)
-
-
-def draft_of(sample: StoredSample, options: MediaOptions) -> Draft:
-    """Return the draft of a stored sample. With no checks or changes, it has no media."""
-    if options.is_plain:
-        return Draft({}, fields=sample.fields, key=sample.key)
-    media = tuple(
-        MediaRef(kind, name, data, field=name)
-        for name, data in sample.fields.items()
-        if (kind := kind_of(name)) is not None
-    )
-    others = {name: data for name, data in sample.fields.items() if kind_of(name) is None}
-    return Draft({}, media, fields=others, key=sample.key)
-
-
-def media_of(fields: Mapping[str, bytes]) -> list[Media]:
-    """Return the media among the fields of a sample, by their names. They are not read."""
-    return [
-        Media(name.rpartition(".")[2], data)
-        for name, data in fields.items()
-        if kind_of(name) is not None
-    ]
-
-
-INTERVAL_S = 0.25
-
-
-class Progress:
-    """A progress bar on the terminal. A context manager.
-
-    Args:
-        num_rows: Rows of all shards.
-        is_shown: Whether there is a bar. It is shown on a terminal only.
-    """
-
-    def __init__(self, num_rows: int, is_shown: bool) -> None:
-        self._bar = tqdm(
-            total=num_rows, unit="row", desc="convert", disable=None if is_shown else True
-        )
-        self._stack = ExitStack()
-        self._ended = threading.Event()
-        self._lock = threading.Lock()
-        self._written = np.zeros(3, np.int64)  # rows, rejects, bytes of finished shards
-        self._num_kept = 0
-        self.folder: str | None = None
-        """Where processes put their counts. None: nothing is shown, so nothing is counted."""
-
-    def __enter__(self) -> Progress:
-        self._stack.enter_context(self._bar)
-        if not self._bar.disable:
-            folder = tempfile.TemporaryDirectory(prefix="mmstream-progress-")
-            self.folder = self._stack.enter_context(folder)
-            thread = threading.Thread(target=self._watch, name="mmstream-progress", daemon=True)
-            thread.start()
-            self._stack.callback(thread.join)
-            self._stack.callback(self._ended.set)
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stack.close()
-
-    def finish_shard(self, report: ShardReport) -> None:
-        """Count a shard that is done. The rows of one that an earlier call wrote took no time."""
-        with self._lock:
-            if report.reused:
-                self._num_kept += report.num_rows
-            else:
-                self._written += (report.num_rows, report.num_rejects, report.num_bytes)
-        self._show()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(INTERVAL_S):
-            self._show()
-
-    def _show(self) -> None:
-        """Draw the bar. Rows of shards in work are counted by their processes."""
-        if self.folder is None:
-            return
-        with self._lock:
-            counted = sum((_counts(path) for path in Path(self.folder).iterdir()), np.zeros(3))
-            rows, rejects, num_bytes = np.maximum(self._written, counted).astype(int).tolist()
-            bar = self._bar
-            bar.initial = self._num_kept  # the rate is that of the rows that this call wrote
-            bar.n = max(bar.n, min(self._num_kept + rows, bar.total))
-            elapsed = bar.format_dict["elapsed"] or 0
-            rate = num_bytes / 1e6 / elapsed if elapsed else 0.0
-            bar.set_postfix_str(f"{rate:.1f} MB/s, {rejects:,} rejected")
-
-
-def _counts(path: Path) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
-    data = path.read_bytes()
-    return np.frombuffer(data, np.int64) if len(data) == 24 else np.zeros(3, np.int64)

@@ -6,9 +6,9 @@
 bytes: where each sample came from, its sizes, and hashes of its media and text. DuckDB, pandas and
 polars open it. The columns that users of img2dataset know have the same names as there.
 
-`mmstream.converting.quality` finds duplicates by the hashes. The rule that says what the text of a
-sample is needs its fields alone. So samples of a conversion and samples of any other tar have the
-same hashes where they say the same.
+`duplicates.py` compares the hashes. The rule that says what the text of a sample is needs its
+fields alone. So samples of a conversion and samples of any other tar have the same hashes where
+they say the same.
 
 Perceptual hashes are 256 bits that hardly change when a picture is encoded again or resized:
 
@@ -25,12 +25,13 @@ from __future__ import annotations
 import hashlib
 import io
 import re
+import shutil
+import tempfile
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import ExitStack
-from types import TracebackType
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
@@ -64,6 +65,11 @@ HASHED_BYTES = 1 << 20
 
 MAX_WAITING = 2
 """How often `HASHED_BYTES` wait for their hashes, at most. They are in memory."""
+
+MAX_HELD_BYTES = 32 << 20
+"""A sidecar is held in memory while it is written; a larger one is in a temporary file."""
+
+COPIED_BYTES = 1 << 20
 
 MAX_BUFFERED_BYTES = 16 << 20
 """A sidecar up to this size is read with one request."""
@@ -149,15 +155,18 @@ def sidecar_name(shard: str) -> str:
 class SidecarWriter:
     """Writes the sidecar of one shard, row by row, while the shard is written.
 
-    A context manager: the file appears when the block ends without an error. The rows of one row
-    group are in memory. The same rows give the same bytes with the same versions of pyarrow (and of
-    Pillow, for perceptual hashes).
+    A context manager: the file appears when the block ends without an error. The same rows give the
+    same bytes with the same versions of pyarrow (and of Pillow, for perceptual hashes).
 
     Args:
         store: The destination.
         shard: Name of the shard.
         split: Name of the split that the shard belongs to.
         perceptual_hash: Makes the perceptual hash of an image's bytes. Default: there is none.
+
+    Attributes:
+        num_bytes: Size of the file, after the block.
+        sha256: Checksum of the file, after the block.
     """
 
     def __init__(
@@ -174,25 +183,15 @@ class SidecarWriter:
         self._group_bytes = self._num_samples = 0
         self._stack = ExitStack()
         self._thread = self._stack.enter_context(ThreadPoolExecutor(1, "mmstream-sha256"))
+        file = tempfile.SpooledTemporaryFile(MAX_HELD_BYTES)  # noqa: SIM115 - closed by the stack
+        self._file = self._stack.enter_context(file)
         self._unhashed: list[tuple[int, bytes]] = []  # position in `_sha256s`, and the medium
         self._unhashed_bytes = 0
         self._hashing: deque[Future[None]] = deque()
 
-    @property
-    def num_bytes(self) -> int:
-        """Size of the file so far."""
-        return self._output.num_bytes
-
-    @property
-    def sha256(self) -> str:
-        """Checksum of the file so far."""
-        return self._output.digest.hexdigest()
-
     def __enter__(self) -> SidecarWriter:
-        file = self._stack.enter_context(self._store.create(sidecar_name(self._shard)))
-        self._output = _Output(file)
         self._writer = pq.ParquetWriter(
-            self._output,
+            self._file,
             SCHEMA,
             compression="zstd",
             use_dictionary=_FEW_VALUES,
@@ -201,19 +200,21 @@ class SidecarWriter:
         )
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        with self._stack:  # removes the file, if the block or one of these calls raises
-            if error is not None:
-                self._output.abandon()
-                self._writer.close()
-                raise error
-            self._flush()
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        with self._stack:
+            if kind is None:
+                self._flush()
             self._writer.close()
+            if kind is None:
+                self._store_file()
+
+    def _store_file(self) -> None:
+        self.num_bytes = self._file.seek(0, io.SEEK_END)
+        self._file.seek(0)
+        self.sha256 = hashlib.file_digest(self._file, "sha256").hexdigest()
+        self._file.seek(0)
+        with self._store.create(sidecar_name(self._shard)) as file:
+            shutil.copyfileobj(self._file, file, COPIED_BYTES)
 
     def add_sample(
         self, row: Row, key: str, fields: Mapping[str, bytes], media: Sequence[Media]
@@ -383,33 +384,6 @@ def _first_text(
             if text and (pattern is None or pattern.match(text)):
                 return text.encode("utf-8", "replace").decode()
     return None
-
-
-class _Output(io.RawIOBase):
-    """Passes the bytes of a Parquet file on, and computes their checksum."""
-
-    def __init__(self, file: BinaryIO) -> None:
-        self.num_bytes = 0
-        self.digest = hashlib.sha256()
-        self._file: BinaryIO | None = file
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, data: Any) -> int:
-        view = memoryview(data)
-        if self._file is not None:
-            self.digest.update(view)
-            self._file.write(view)
-            self.num_bytes += view.nbytes
-        return view.nbytes
-
-    def tell(self) -> int:
-        return self.num_bytes
-
-    def abandon(self) -> None:
-        """Take what is written from now on for nothing: the file will be removed."""
-        self._file = None
 
 
 _DIALOGUES = ("messages", "conversations", "chosen", "rejected")

@@ -17,8 +17,7 @@ import webdataset
 
 import mmstream as mm
 from mmstream.baking import samples as samples_module
-from mmstream.baking.bake import baker_of, estimate
-from mmstream.baking.report import BakeReport
+from mmstream.baking.bake import BakeReport, baker_of, estimate
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.verify import verify
@@ -708,7 +707,7 @@ def test_a_manifest_of_a_stranger_gets_no_memory_for_what_it_says(
 
 
 def test_an_estimate_says_what_the_files_will_be(corpus: str) -> None:
-    lines = estimate(baker_of(pipeline(corpus, captions())), 12).lines()
+    _, lines = estimate(baker_of(pipeline(corpus, captions())), 12)
     assert lines[0] == "12 samples tried, 1 of them bad or left out"
     said = "\n".join(lines)
     assert "\n  .image.hwc.npy: uint8 [32, 32, 3], 3,200 bytes" in said

@@ -5,9 +5,9 @@ They check media for a shard: the same rows in the same order, and bounded memor
 
 from __future__ import annotations
 
-import pickle
 import threading
 from concurrent.futures import Future
+from types import SimpleNamespace
 
 import pytest
 
@@ -63,8 +63,8 @@ def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(corpus, tmp_
 # -- rows whose media are checked elsewhere: the same ones in their order, in bounded memory
 
 
-class OnAnotherMachine:
-    """Checks a batch when its outcome is asked for. What goes there and back is pickled."""
+class IdleCpus:
+    """Checks a batch when its rows are asked for."""
 
     def __init__(self, count):
         self.counts = count if isinstance(count, list) else [count]
@@ -73,21 +73,16 @@ class OnAnotherMachine:
     def count(self):
         return self.counts.pop(0) if len(self.counts) > 1 else self.counts[0]
 
-    def submit(self, batch):
+    def submit(self, check):
         self.num_batches += 1
         self.under_way += 1
         self.most_under_way = max(self.most_under_way, self.under_way)
-        self.batch = pickle.dumps(batch)
-        return _Answer(self, self.batch)
 
+        def result():
+            self.under_way -= 1
+            return check()
 
-class _Answer:
-    def __init__(self, cpus, batch):
-        self.cpus, self.batch = cpus, batch
-
-    def result(self):
-        self.cpus.under_way -= 1
-        return pickle.loads(pickle.dumps(pickle.loads(self.batch).check()))
+        return SimpleNamespace(result=result)
 
 
 def drafts():
@@ -121,19 +116,19 @@ def test_rows_are_those_of_one_cpu(monkeypatch, rows_per_batch):
     alone = load()
     assert sum(isinstance(draft, str) for _, draft, _ in alone) == 5
     monkeypatch.setattr(check, "BATCH_ROWS", rows_per_batch)
-    idle_cpus = OnAnotherMachine(2)
+    idle_cpus = IdleCpus(2)
     assert load(idle_cpus) == alone
     assert idle_cpus.num_batches >= 12 // rows_per_batch
-    assert load(OnAnotherMachine([0, 0, 1, 0, 3, 0, 0])) == alone  # they come and go
+    assert load(IdleCpus([0, 0, 1, 0, 3, 0, 0])) == alone  # they come and go
 
 
 def test_each_cpu_has_one_batch_and_together_they_have_few_bytes(monkeypatch):
     monkeypatch.setattr(check, "BATCH_ROWS", 1)
-    idle_cpus = OnAnotherMachine(2)
+    idle_cpus = IdleCpus(2)
     load(idle_cpus)
     assert idle_cpus.most_under_way == 3
     monkeypatch.setattr(check, "MAX_BYTES_AT_ONCE", 1)
-    idle_cpus = OnAnotherMachine(2)
+    idle_cpus = IdleCpus(2)
     load(idle_cpus)
     assert idle_cpus.most_under_way == 1
 
@@ -142,7 +137,7 @@ def test_each_cpu_has_one_batch_and_together_they_have_few_bytes(monkeypatch):
     ("options", "count"), [(SMALL, 0), (MediaOptions(), 2), (MediaOptions(min_image_side=8), 2)]
 )
 def test_where_nobody_is_idle_or_checks_are_short_one_row_is_in_memory(options, count):
-    idle_cpus, read = OnAnotherMachine(count), []
+    idle_cpus, read = IdleCpus(count), []
     rows = ((read.append(row), (row, draft))[1] for row, draft in drafts())
     for num_rows, _ in enumerate(load_rows(rows, MediaAccess(None), options, idle_cpus), 1):
         assert len(read) == num_rows
@@ -150,7 +145,7 @@ def test_where_nobody_is_idle_or_checks_are_short_one_row_is_in_memory(options, 
 
 
 def test_what_is_no_fault_of_a_row_ends_the_conversion():
-    class Broken(OnAnotherMachine):
+    class Broken(IdleCpus):
         def submit(self, batch):
             answer = Future()
             answer.set_exception(MemoryError("no memory"))

@@ -19,9 +19,10 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.converting.draft import Draft, MediaRef, RowError
+from mmstream.converting.media import archives, references
 from mmstream.converting.media import load as load_module
-from mmstream.converting.media import references
-from mmstream.converting.media.load import Directories, load_rows
+from mmstream.converting.media.archives import Archive, Archives
+from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row
 from mmstream.media.types import sniff
@@ -320,7 +321,7 @@ def test_a_zip_takes_no_more_memory_than_its_limits(tmp_path, monkeypatch):
     (tmp_path / "b.zip").write_bytes(bomb[:start] + (100).to_bytes(4, "little") + bomb[start + 4 :])
     with pytest.raises(RowError, match="another checksum"):
         load("zip://a.png::b.zip", tmp_path)
-    monkeypatch.setattr(load_module, "MAX_DIRECTORY_BYTES", 10)
+    monkeypatch.setattr(archives, "MAX_DIRECTORY_BYTES", 10)
     with pytest.raises(RowError, match="directory has more than"):
         load("zip://a.png::a.zip", tmp_path)
 
@@ -644,17 +645,19 @@ def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypat
 )
 def test_the_directories_of_the_archives_named_last_are_kept(monkeypatch, max_members, asked, read):
     """Here an archive is the number of its members. One without members is damaged."""
-    monkeypatch.setattr(load_module, "MAX_KEPT_MEMBERS", max_members)
+    monkeypatch.setattr(archives, "MAX_KEPT_MEMBERS", max_members)
     directories_read = []
 
-    def read_directory(_read, num_members):
-        directories_read.append(num_members)
-        if not num_members:
+    def read_directory(archive):
+        directories_read.append(archive.num_bytes)
+        if not archive.num_bytes:
             raise RowError("damaged")
-        return {str(number): number for number in range(num_members)}
+        return {str(number): (0, 1) for number in range(archive.num_bytes)}
 
-    kept = Directories(read_directory)
+    monkeypatch.setattr(archives, "_tar_members", read_directory)
+    kept = Archives()
     for num_members in asked:
+        archive = Archive(False, ("a", num_members), lambda start, stop: bytes(stop - start))
         with nullcontext() if num_members else pytest.raises(RowError, match="damaged"):
-            assert len(kept.members(num_members, None, num_members)) == num_members
+            assert kept.read(archive, "0", 10) == b"\0"
     assert directories_read == read

@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 import pytest
 from tqdm import tqdm
 
-from mmstream.converting import shard
+from mmstream.converting import engines, shard
 from mmstream.converting.media.images import unwarned
 from mmstream.converting.shard import HashedFile
 from tests.helpers.convert_corpus import interrupted, run, tree
@@ -21,7 +21,7 @@ from tests.helpers.convert_corpus import interrupted, run, tree
 def terminal(monkeypatch):
     file = io.StringIO()
     monkeypatch.setattr(
-        shard,
+        engines,
         "tqdm",
         lambda **k: tqdm(**k | {"disable": k["disable"] or False, "file": file}),
     )

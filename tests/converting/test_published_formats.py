@@ -857,7 +857,7 @@ MEDIA_WITH_TEXTS = {
         ("said",),
         {"segments": [{**SEGMENT, "id": 0}]},
     ),
-    "rows about one video, joined by --group-spans": (
+    "rows about one video, joined by group_spans": (
         {"video": "x1.mp4", "segments": [{"start": "1.5", "end": "4", "caption": "said"}]},
         [MediaRef("video", "x1.mp4")],
         ("said",),

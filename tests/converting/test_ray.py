@@ -4,15 +4,11 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from concurrent.futures import Future
 
 import pytest
 
 import mmstream as mm
 from mmstream.converting import engines
-from mmstream.converting.media import check
-from mmstream.converting.media.check import File, MediaBatch
-from mmstream.converting.shard import write_shard
 from mmstream.dataset.manifest import MARKER_NAME
 from tests.helpers.convert_corpus import (
     after_files,
@@ -20,7 +16,6 @@ from tests.helpers.convert_corpus import (
     tree,
     write_rows_of_a_slow_shard,
 )
-from tests.helpers.corpora import jpeg
 from tests.helpers.wait import wait_until
 
 ray = pytest.importorskip("ray")
@@ -79,7 +74,7 @@ def test_a_cluster_writes_the_same_bytes_although_a_node_is_killed(
 ):
     kill = lambda: cluster.remove_node(second_node, allow_graceful=False)  # noqa: E731
     seen = after_reports(monkeypatch, 3, kill)
-    media = mm.MediaOptions(max_image_side=20)  # so idle CPUs help
+    media = mm.MediaOptions(max_image_side=20)
     require_bytes_of_one_process(corpus, tmp_path, samples_per_shard=2, media=media)
     assert len(seen) == 20
 
@@ -90,55 +85,15 @@ def test_a_slow_shard_holds_one_cpu_and_the_others_go_on(tmp_path, cluster, seco
     assert (report.num_samples, report.num_shards) == (8, 4)
 
 
-def test_media_of_the_last_shard_are_checked_on_idle_cpus_although_a_node_is_killed(
-    corpus, tmp_path, cluster, second_node, monkeypatch
+def test_a_node_that_would_make_other_images_is_an_error_in_one_line(
+    corpus, tmp_path, cluster, monkeypatch
 ):
-    monkeypatch.setattr(check, "BATCH_ROWS", 1)
-    monkeypatch.setattr(engines, "LOOK_S", 0)
     media = mm.MediaOptions(max_image_side=20)
-    tasks = []
-
-    def in_this_process(jobs, num_workers):
-        """Write shards here, as their task does. So this cluster is idle."""
-        with engines._ClusterCpus(media.plan()) as idle_cpus:
-            assert wait_until(idle_cpus.count)
-            idle_cpus._own = Future()  # this process never has time itself
-            submit = idle_cpus._task.remote
-
-            def counted(*args):
-                tasks.append(args)
-                if len(tasks) == 3:
-                    cluster.remove_node(second_node, allow_graceful=False)
-                return submit(*args)
-
-            monkeypatch.setattr(idle_cpus._task, "remote", counted)
-            for job in jobs:
-                yield job.store.url, write_shard(job, idle_cpus)
-
+    other = {**media.plan(), "libraries": "others"}
     with monkeypatch.context() as patch:
-        patch.setattr(engines, "_run_on_ray", in_this_process)
-        require_bytes_of_one_process(corpus, tmp_path, samples_per_shard=40, media=media)
-    assert len(tasks) == 40
-
-
-def test_a_shard_does_not_wait_for_ever_when_the_idle_cpus_are_gone(cluster):
-    """The cluster has one CPU, and the task of the shard has it."""
-    batch = MediaBatch([[File("image", None, jpeg(0))]], mm.MediaOptions(max_image_side=20))
-
-    def shard():
-        with engines._ClusterCpus(batch.options.plan()) as idle_cpus:
-            idle_cpus._own = Future()  # the task of the batch must run
-            return idle_cpus.submit(batch).result()
-
-    answer = ray.remote(num_cpus=1)(shard).remote()
-    assert ray.get(answer, timeout=TIMEOUT) == batch.check()
-
-
-def test_a_node_that_would_make_other_images_is_an_error_in_one_line(cluster):
-    batch = MediaBatch([[]], mm.MediaOptions(max_image_side=20))
-    answer = engines._Answer(ray, ray.put(engines._check(batch, {"libraries": "others"})))
-    with pytest.raises(mm.ConfigError, match="a node of Ray would write other images"):
-        answer.result()
+        patch.setattr(mm.MediaOptions, "plan", lambda _: other)  # in this process only
+        with pytest.raises(mm.ConfigError, match="a node of Ray would write other images"):
+            run(corpus, tmp_path / "out", engine="ray", num_workers=1, media=media)
 
 
 def bug(row):

@@ -28,8 +28,8 @@ import zlib
 from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
-from dataclasses import dataclass, field
-from functools import cache
+from dataclasses import dataclass
+from functools import cache, lru_cache
 from ipaddress import ip_address
 
 import aiohttp
@@ -37,22 +37,19 @@ from aiohttp.abc import AbstractResolver, ResolveResult
 from yarl import URL
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.media.addresses import (
-    AllowedHosts,
-    WebAddress,
-    is_public,
-    parse_url,
-    private_address,
-    shown_url,
-)
 from mmstream.converting.media.hosts import (
+    AllowedHosts,
     DeadHostError,
     DnsCache,
     Host,
-    Hosts,
     Outage,
     TryFailedError,
+    WebAddress,
+    is_public,
     look_up,
+    parse_url,
+    private_address,
+    shown_url,
 )
 from mmstream.converting.options import DownloadOptions
 from mmstream.errors import StorageError, escaped
@@ -63,6 +60,8 @@ logger = logging.getLogger(__name__)
 
 NUM_LOOKUPS = 64
 """Names that are looked up at the same time, by all processes. Resolvers give way under more."""
+
+MAX_HOSTS = 1 << 14
 
 _NUMBER = re.compile(r"\d[\d.,]*")
 
@@ -94,8 +93,10 @@ class Downloader:
         self._options = options
         self._num_connections = max(1, options.num_connections // num_processes)
         self._num_lookups = max(8, NUM_LOOKUPS // num_processes)
-        self._hosts = Hosts(max(1, options.num_connections_per_host // num_processes))
-        self._allowed = AllowedHosts.from_names(options.allow_hosts)
+        per_host = max(1, options.num_connections_per_host // num_processes)
+        # By name. Those that were not asked for the longest are forgotten.
+        self._host = lru_cache(MAX_HOSTS)(lambda _name: Host(per_host))
+        self._allowed = AllowedHosts(options.allow_hosts)
         self._look_up = look_up
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
@@ -164,10 +165,9 @@ class Downloader:
         return data
 
     async def _try_often(self, url: str, max_bytes: int) -> bytes:
-        partial = Partial()
         for num_tries in range(1, self._options.num_tries + 1):
             try:
-                return await self._follow(url, max_bytes, partial, is_retry=num_tries > 1)
+                return await self._follow(url, max_bytes, is_retry=num_tries > 1)
             except TryFailedError as error:
                 failure = error
             self.counts["failed tries"] += 1
@@ -178,13 +178,13 @@ class Downloader:
             await outage.require_network(failure.origin, failure.reason, failure.started)
         raise RowError(failure.reason)
 
-    async def _follow(self, url: str, max_bytes: int, partial: Partial, *, is_retry: bool) -> bytes:
+    async def _follow(self, url: str, max_bytes: int, *, is_retry: bool) -> bytes:
         """Request a URL once, and follow its redirects."""
         base: str | None = None
         for _ in range(self._options.max_redirects + 1):
             try:
                 address = parse_url(url, self._allowed, base)
-                answer = await self._request(address, max_bytes, partial, is_retry)
+                answer = await self._request(address, max_bytes, is_retry)
             except RowError as error:
                 if base is None:
                     raise
@@ -196,16 +196,16 @@ class Downloader:
         raise RowError(f"more than {self._options.max_redirects} redirects")
 
     async def _request(
-        self, address: WebAddress, max_bytes: int, partial: Partial, is_retry: bool
+        self, address: WebAddress, max_bytes: int, is_retry: bool
     ) -> bytes | Redirect:
         """Send one request when its host may get one, and note what the host does."""
-        host = self._hosts.host(address.host)
+        host = self._host(address.host)
         try:
             if address.ip is None:  # before the host's turn: a slow DNS server holds up nobody else
                 await self._resolver.addresses(address.host, address.port)
             async with host.slot(is_retry=is_retry), self._slots:
                 self.counts["requests"] += 1
-                answer = await self._get(address, host, max_bytes, partial)
+                answer = await self._get(address, host, max_bytes)
         except TryFailedError as failure:
             failure.origin = address.origin
             host.failed(failure, is_retry=is_retry)
@@ -216,12 +216,10 @@ class Downloader:
             raise RowError(f"{reason}, and is left out for some minutes") from None
         return answer
 
-    async def _get(
-        self, address: WebAddress, host: Host, max_bytes: int, partial: Partial
-    ) -> bytes | Redirect:
+    async def _get(self, address: WebAddress, host: Host, max_bytes: int) -> bytes | Redirect:
         is_answered, started = True, time.monotonic()
         try:
-            return await self._client.get(address, max_bytes, partial, keep_connection=host.is_busy)
+            return await self._client.get(address, max_bytes, keep_connection=host.is_busy)
         except TryFailedError as failure:
             is_answered, failure.started = failure.is_answered, started
             raise
@@ -304,27 +302,6 @@ class Redirect:
     """An answer that names another URL. It may be relative."""
 
     url: str
-
-
-@dataclass
-class Partial:
-    """What earlier tries of a download have got. A later one asks for the rest only."""
-
-    url: str = ""
-    etag: str = ""
-    """A strong one. Empty: the next try starts from the beginning."""
-    chunks: list[bytes] = field(default_factory=list)
-    size: int = 0
-
-    def restart(self, url: str = "", etag: str = "") -> None:
-        """Forget the bytes."""
-        self.url, self.etag, self.chunks, self.size = url, etag, [], 0
-
-    def headers(self, url: str) -> dict[str, str]:
-        """Return the headers that ask for the rest. Empty: all of it is needed."""
-        if not self.size or self.url != url:
-            return {}
-        return {"Range": f"bytes={self.size}-", "If-Range": self.etag}
 
 
 class CheckedResolver(AbstractResolver):
@@ -424,14 +401,13 @@ class WebClient:
         await self._session.close()
 
     async def get(
-        self, address: WebAddress, max_bytes: int, partial: Partial, *, keep_connection: bool
+        self, address: WebAddress, max_bytes: int, *, keep_connection: bool
     ) -> bytes | Redirect:
         """Send one request and read its answer.
 
         Args:
             address: Where to.
             max_bytes: Limit on the body, as it comes and decompressed.
-            partial: What earlier tries have got; what this one gets is added.
             keep_connection: Whether another request to the same host is likely.
 
         Raises:
@@ -439,22 +415,21 @@ class WebClient:
             TryFailedError: It may succeed another time.
             StorageError: This machine has no more sockets.
         """
-        url, is_answered = str(address), False
-        headers = partial.headers(url)
-        if not keep_connection:  # a corpus of the web has more hosts than a process has sockets
-            headers["Connection"] = "close"
+        is_answered = False
+        # A corpus of the web has more hosts than a process has sockets.
+        headers = {} if keep_connection else {"Connection": "close"}
         try:
             async with (
                 asyncio.timeout(self._options.timeout_s) as deadline,
                 self._session.get(
-                    URL(url, encoded=True), allow_redirects=False, headers=headers
+                    URL(str(address), encoded=True), allow_redirects=False, headers=headers
                 ) as response,
             ):
                 is_answered = True
-                target = self._checked_head(response, url, partial)
-                if target is not None:
-                    return target
-                data = await self._body(response, max_bytes, partial, deadline)
+                if response.status in _REDIRECTS and response.headers.get("Location"):
+                    return Redirect(response.headers["Location"])
+                self._require_allowed(response)
+                data = await self._body(response, max_bytes, deadline)
         except TimeoutError as error:
             if deadline.expired():
                 reason = f"timed out after {self._options.timeout_s:g} s"
@@ -467,18 +442,9 @@ class WebClient:
             raise _failure(error, is_answered) from None
         return decompressed(data, response.headers.get("Content-Encoding"), max_bytes)
 
-    def _checked_head(
-        self, response: aiohttp.ClientResponse, url: str, partial: Partial
-    ) -> Redirect | None:
-        """Return where an answer redirects to. None: its body is the medium, or the rest of it."""
+    def _require_allowed(self, response: aiohttp.ClientResponse) -> None:
+        """Raise the error of an answer whose body may not be used, by its headers."""
         status, headers = response.status, response.headers
-        if status in _REDIRECTS and headers.get("Location"):
-            return Redirect(headers["Location"])
-        if status == 206 and _begins_at(headers.get("Content-Range"), partial.size):
-            return None
-        if status in (206, 416):  # the range is not what was asked for
-            partial.restart()
-            raise TryFailedError(f"http {status}", is_answered=True)
         if may_pass(status):
             raise TryFailedError(
                 f"http {status}",
@@ -494,48 +460,30 @@ class WebClient:
             )
             if directive is not None:
                 raise RowError(f"says {directive}; take it all the same with --ignore-robots")
-        etag = headers.get("ETag", "")
-        is_plain = etag.startswith('"') and "Content-Encoding" not in headers
-        partial.restart(url, etag if is_plain else "")
-        return None
 
     async def _body(
-        self,
-        response: aiohttp.ClientResponse,
-        max_bytes: int,
-        partial: Partial,
-        deadline: asyncio.Timeout,
+        self, response: aiohttp.ClientResponse, max_bytes: int, deadline: asyncio.Timeout
     ) -> bytes:
-        """Return the whole body, with the bytes of earlier tries."""
-        length = response.content_length
-        total = None if length is None else partial.size + length
+        """Return the whole body."""
+        total, size = response.content_length, 0
         if total is not None and total > max_bytes:
             raise RowError(f"larger than {max_bytes:,} bytes")
-        started = asyncio.get_running_loop().time() + self._options.timeout_s
-        num_seconds = 1
-        num_new = 0
+        end = asyncio.get_running_loop().time() + self._options.timeout_s
+        chunks: list[bytes] = []
         try:
             async for chunk in response.content.iter_any():
-                partial.chunks.append(chunk)
-                partial.size += len(chunk)
-                num_new += len(chunk)
-                if partial.size > max_bytes:
+                chunks.append(chunk)
+                size += len(chunk)
+                if size > max_bytes:
                     raise RowError(f"larger than {max_bytes:,} bytes")
-                if num_new >= num_seconds * BYTES_PER_SECOND:
-                    deadline.reschedule(started + num_seconds)
-                    num_seconds = num_new // BYTES_PER_SECOND + 1
+                if size >= BYTES_PER_SECOND:
+                    deadline.reschedule(end + size // BYTES_PER_SECOND)
         except aiohttp.ClientPayloadError:
-            size = partial.size
             amount = f"after {size:,} bytes" if total is None else f"{size:,} of {total:,} bytes"
             raise TryFailedError(f"cut off: {amount}", is_answered=True) from None
-        finally:
-            data = b"".join(partial.chunks)
-            partial.chunks = [data]
-            if not partial.etag:
-                partial.restart()
-        if not data:
+        if not size:
             raise RowError("has no content")
-        return data
+        return b"".join(chunks)
 
     def _socket(self, address: aiohttp.AddrInfoType) -> socket.socket:
         """Return a socket to connect to an address. Checks every connection, as the last one."""
@@ -544,11 +492,6 @@ class WebClient:
         if not self._resolver.may_connect(ip, port):
             raise RowError(private_address(ip, ip))
         return socket.socket(family, kind, protocol)
-
-
-def _begins_at(content_range: str | None, start: int) -> bool:
-    """Tell whether ``Content-Range: bytes 512-2047/2048`` is the rest behind the bytes in hand."""
-    return start > 0 and (content_range or "").replace(" ", "").startswith(f"bytes{start}-")
 
 
 def _failure(error: Exception, is_answered: bool) -> Exception:

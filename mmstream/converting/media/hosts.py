@@ -1,6 +1,11 @@
-"""The hosts of the downloads: their addresses, how many requests each gets and when, and outages.
+"""Which hosts a download may go to, how many requests each gets and when, and outages.
 
-    download -> DNS -> HOSTS (wait for a slot) -> request -> HOSTS (it answered, or not) -> OUTAGE
+    URL -> scheme, host, port -> DNS -> public addresses
+        -> HOSTS (wait for a slot) -> request -> HOSTS (it answered, or not) -> OUTAGE
+
+Addresses: a corpus comes from strangers. A URL in it may name a service of the network in which the
+conversion runs, such as ``http://169.254.169.254/``, and so may a redirect or a DNS server. So only
+public addresses are used, unless the caller allows the host by its name.
 
 Names: a corpus of the web names a million hosts, many of which are gone. Resolvers give way under
 that: 70 % of a run of img2dataset failed for it. So names are looked up a few at a time, never
@@ -21,16 +26,248 @@ of a machine has died.
 from __future__ import annotations
 
 import asyncio
+import math
+import re
 import socket
 import time
 from collections import deque
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
+from urllib.parse import parse_qsl, quote, urljoin, urlsplit
 
 from mmstream.converting.draft import RowError
-from mmstream.errors import StorageError
+from mmstream.errors import ConfigError, StorageError, escaped
+
+_PORTS = {"http": 80, "https": 443}
+
+_BAD_PORTS = frozenset(
+    {1719, 1720, 1723, 2049, 3659, 4045, 4190, 5060, 5061, 6000, 6566, 6679, 6697, 10080}
+    | set(range(6665, 6670))
+)
+"""Ports above 1,023 of services other than HTTP. Browsers refuse them too."""
+
+_NOT_PUBLIC_4 = tuple(
+    IPv4Network(network)
+    for network in (
+        "0.0.0.0/8",  # "this network"; Linux connects 0.0.0.0 to itself
+        "10.0.0.0/8",
+        "100.64.0.0/10",  # behind a provider's NAT; Alibaba's metadata server
+        "127.0.0.0/8",
+        "168.63.129.16/32",  # a server inside every Azure machine
+        "169.254.0.0/16",  # link-local; the metadata servers of clouds
+        "172.16.0.0/12",
+        "192.0.0.0/24",  # protocol assignments; Oracle's metadata server
+        "192.0.2.0/24",  # documentation
+        "192.88.99.0/24",  # relays of 6to4
+        "192.168.0.0/16",
+        "198.18.0.0/15",  # benchmarks
+        "198.51.100.0/24",  # documentation
+        "203.0.113.0/24",  # documentation
+        "224.0.0.0/4",  # multicast
+        "240.0.0.0/4",  # reserved; broadcast
+    )
+)
+"""From IANA's registry of special addresses. The table of `ipaddress` differs between versions."""
+
+_PUBLIC_6 = IPv6Network("2000::/3")
+"""All other IPv6 addresses are local, multicast, reserved, or hold an IPv4 address."""
+
+_NOT_PUBLIC_6 = tuple(
+    IPv6Network(network)
+    for network in (
+        "2001::/23",  # protocol assignments; Teredo holds an IPv4 address
+        "2001:db8::/32",  # documentation
+        "2002::/16",  # 6to4 holds an IPv4 address
+        "3fff::/20",  # documentation
+    )
+)
+
+_SECRET = re.compile(
+    r"sig|token|secret|key|pass|pwd|auth|credential|policy|expires|^x-|^(se|sp|sv|sr|st|oh|oe)$",
+    re.IGNORECASE,
+)
+"""Names of query parameters whose URL is taken for a signed one."""
+
+_HOST = re.compile(r"[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?(\.[a-z0-9_]([a-z0-9_-]*[a-z0-9_])?)*\.?")
+
+_IPAddress = IPv4Address | IPv6Address
+
+
+class WebAddress(NamedTuple):
+    """A URL that was taken apart and checked."""
+
+    scheme: str
+    """``http`` or ``https``."""
+    host: str
+    """In lower case and ASCII. An IPv6 address has no brackets."""
+    port: int
+    target: str
+    """Path and query, quoted."""
+
+    @property
+    def ip(self) -> _IPAddress | None:
+        """The address, where the host is one."""
+        try:
+            return ip_address(self.host)
+        except ValueError:
+            return None
+
+    @property
+    def origin(self) -> str:
+        """Host and port."""
+        return f"{self.host}:{self.port}"
+
+    def __str__(self) -> str:
+        """Return the URL, in a form that every parser reads alike."""
+        host = f"[{self.host}]" if ":" in self.host else self.host
+        port = "" if self.port == _PORTS[self.scheme] else f":{self.port}"
+        return f"{self.scheme}://{host}{port}{self.target}"
+
+
+class AllowedHosts:
+    """Hosts that may have addresses which are not public.
+
+    Args:
+        names: ``NAME`` for every port, or ``NAME:PORT``.
+    """
+
+    def __init__(self, names: Iterable[str] = ()) -> None:
+        self._rules = frozenset(map(host_rule, names))
+
+    def has(self, host: str, port: int) -> bool:
+        """Tell whether a host is allowed at a port."""
+        return not self._rules.isdisjoint({(host, None), (host, port)})
+
+
+def parse_url(url: str, allowed: AllowedHosts, base: str | None = None) -> WebAddress:
+    """Take a URL apart, and check all that can be checked without DNS.
+
+    The result is written anew from its pieces. So the host that was checked is the host that the
+    HTTP client sees, whatever the URL holds.
+
+    Args:
+        url: As the row or a redirect gives it.
+        allowed: Hosts that may have any port and a private address.
+        base: The URL that a redirect came from. Redirects may be relative.
+
+    Raises:
+        RowError: The URL is not one of http or https, has a user or password, an impossible host
+            or port, or an address that is not public. The message is only the reason.
+    """
+    try:
+        pieces = urlsplit(url.strip() if base is None else urljoin(base, url.strip()))
+        scheme = pieces.scheme.lower()
+        if scheme and scheme not in _PORTS:
+            raise RowError(f"{escaped(scheme)}: is neither http nor https")
+        if "@" in pieces.netloc or "\\" in pieces.netloc:
+            raise RowError("has a user or password in it; they are not sent")
+        port = pieces.port
+        host = _host(pieces.hostname or "")
+        target = quote(pieces.path or "/", safe="/%:@!$&'()*+,;=~-._")
+        if pieces.query:
+            target += "?" + quote(pieces.query, safe="/%:@!$&'()*+,;=~-._?[]{}|")
+    except ValueError:  # a lone surrogate too
+        scheme = ""
+    if not scheme:
+        raise RowError("not a URL")
+    port = _PORTS[scheme] if port is None else port
+    address = WebAddress(scheme, host, port, target)
+    if allowed.has(host, port):
+        return address
+    if (port < 1024 and port not in _PORTS.values()) or port in _BAD_PORTS:
+        raise RowError(f"port {port} is not one of HTTP; allow it with --allow-host {host}:{port}")
+    if address.ip is not None and not is_public(address.ip):
+        raise RowError(private_address(address.host, host))
+    return address
+
+
+def is_public(address: _IPAddress) -> bool:
+    """Tell whether an address is one of the public internet.
+
+    Addresses that hold another one (IPv4-mapped, 6to4, NAT64, Teredo) are not public, whatever they
+    hold: a gateway would pass them on to it.
+
+    Examples:
+        >>> is_public(ip_address("93.184.215.14")), is_public(ip_address("::ffff:93.184.215.14"))
+        (True, False)
+    """
+    if isinstance(address, IPv4Address):
+        return not any(address in network for network in _NOT_PUBLIC_4)
+    return (
+        address.scope_id is None
+        and address in _PUBLIC_6
+        and not any(address in network for network in _NOT_PUBLIC_6)
+    )
+
+
+def private_address(address: str, host: str) -> str:
+    """Return the reason for a host with an address that is not public."""
+    return f"private address {escaped(address)}; allow it with --allow-host {escaped(host)}"
+
+
+def host_rule(name: str) -> tuple[str, int | None]:
+    """Return (host, port) of ``NAME`` or ``NAME:PORT``; the port is None where there is none.
+
+    Raises:
+        ConfigError: It is neither.
+
+    Examples:
+        >>> host_rule("Media.lan"), host_rule("[::1]:8080")
+        (('media.lan', None), ('::1', 8080))
+    """
+    hint = f"allow_hosts: {escaped(name)!r} is not NAME or NAME:PORT, such as media.lan:8080"
+    if re.search(r"[/@\s\\?#]", name):
+        raise ConfigError(hint)
+    bare = f"[{name}]" if name.count(":") > 1 and not name.startswith("[") else name
+    try:
+        pieces = urlsplit(f"//{bare}")
+        return _host(pieces.hostname or ""), pieces.port
+    except ValueError:
+        raise ConfigError(hint) from None
+
+
+def shown_url(url: str) -> str:
+    """Return a URL for a message: without a user, and without a query that looks like a signature.
+
+    Examples:
+        >>> shown_url("https://me:secret@cdn.example/a.jpg?w=100")
+        'https://cdn.example/a.jpg?w=100'
+        >>> shown_url("https://s3.example/a.jpg?X-Amz-Signature=1f2e3d")
+        'https://s3.example/a.jpg?***'
+    """
+    base, question_mark, query = url.partition("#")[0].partition("?")
+    base = re.sub(r"^([^/]*//)[^/]*@", r"\1", base)
+    pairs = parse_qsl(query, keep_blank_values=True)
+    if any(_SECRET.search(name) or len(value) > 64 for name, value in pairs) or ";" in query:
+        query = "***"
+    return escaped(base + question_mark + query)
+
+
+def _host(host: str) -> str:
+    """Return a host in the form that is compared and connected to.
+
+    Raises:
+        ValueError: It is no name and no address. Numbers such as ``2130706433`` and ``0x7f.1`` are
+            no names: C libraries read them as addresses.
+    """
+    if ":" in host:
+        return str(IPv6Address(host))
+    if not host.isascii():
+        host = host.encode("idna").decode("ascii")
+    host = host.lower()
+    last_label = host.rstrip(".").rpartition(".")[2]
+    if re.fullmatch(r"\d+|0x[0-9a-f]*", last_label):
+        return str(IPv4Address(host))
+    if len(host) > 253 or not _HOST.fullmatch(host):
+        raise ValueError(host)
+    return host
+
+
+# -- slots ----------------------------------------------------------------------------------------
 
 MAX_WAIT_S = 60.0
 """Longest wait that a server can ask for. A longer one would hold up the whole shard."""
@@ -92,7 +329,7 @@ class Host:
         clock: Seconds.
     """
 
-    def __init__(self, max_requests: int, clock: Callable[[], float]) -> None:
+    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
         self._max_requests = max_requests
         self._clock = clock
         self._limit = float(max_requests)
@@ -104,13 +341,6 @@ class Host:
         self._silent_since = 0.0
         self._rest_s = FIRST_REST_S
         self._dead_until = 0.0
-
-    @property
-    def is_idle(self) -> bool:
-        """Whether nothing is known of the host that the next request must know."""
-        return not (self._num_running or self._waiting or self._num_failures) and (
-            self._resume_at <= self._clock() and self._limit == self._max_requests
-        )
 
     @property
     def limit(self) -> int:
@@ -198,31 +428,6 @@ class Host:
         return self._clock() < self._dead_until
 
 
-class Hosts:
-    """All hosts of the downloads of one process.
-
-    Args:
-        max_requests: Requests to one host at the same time.
-        clock: Seconds.
-    """
-
-    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
-        self._max_requests = max_requests
-        self._clock = clock
-        self._hosts: dict[str, Host] = {}
-        self._next_sweep = 1 << 12
-
-    def host(self, name: str) -> Host:
-        """Return a host by its name. The same one while anything is known of it."""
-        host = self._hosts.get(name)
-        if host is None:
-            if len(self._hosts) >= self._next_sweep:
-                self._hosts = {k: host for k, host in self._hosts.items() if not host.is_idle}
-                self._next_sweep = max(1 << 12, 2 * len(self._hosts))
-            host = self._hosts[name] = Host(self._max_requests, self._clock)
-        return host
-
-
 POSITIVE_TTL_S = 600.0
 """`getaddrinfo` does not tell how long an answer holds. Most names have minutes to hours."""
 
@@ -232,10 +437,11 @@ MAX_NAMES = 1 << 16
 _NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
-class _Entry(NamedTuple):
-    expires: float
-    addresses: tuple[str, ...]
-    """Empty: the name does not exist."""
+@dataclass
+class _Entry:
+    lookup: asyncio.Future[tuple[str, ...]]
+    """Its result are the addresses; none where the name does not exist."""
+    expires: float = math.inf
 
 
 class DnsCache:
@@ -259,7 +465,6 @@ class DnsCache:
         self._on_answer = on_answer
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
-        self._running: dict[str, asyncio.Future[_Entry]] = {}
         self._threads = ThreadPoolExecutor(num_threads, "mmstream-dns")
 
     async def addresses(self, host: str) -> tuple[str, ...]:
@@ -271,15 +476,21 @@ class DnsCache:
         """
         entry = self._entries.get(host)
         if entry is None or entry.expires <= self._clock():
-            entry = await self._shared_lookup(host)
-        if not entry.addresses:
+            entry = self._start(host)
+        # Shielded: who gives up must not end the look-up of the others. There is no time-out: the C
+        # library has one, and the time until a thread is free must not count.
+        addresses = await asyncio.shield(entry.lookup)
+        if not addresses:
             raise RowError("not found in DNS")
-        return entry.addresses
+        return addresses
 
     async def answers(self, host: str) -> bool:
         """Tell whether a DNS server answers now, asked for a name that it knew before."""
+        entry = self._entries.get(host)
+        if entry is None or entry.lookup.done():
+            entry = self._start(host)
         try:
-            await self._shared_lookup(host)
+            await asyncio.shield(entry.lookup)
         except TryFailedError:
             return False
         return True
@@ -288,32 +499,25 @@ class DnsCache:
         """Give up the look-ups that run. Does not wait for them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    async def _shared_lookup(self, host: str) -> _Entry:
-        running = self._running.get(host)
-        if running is None:
-            running = asyncio.ensure_future(self._lookup(host))
-            self._running[host] = running
-            running.add_done_callback(lambda done: self._finished(host, done))
-        # Shielded: who gives up must not end the look-up of the others. There is no time-out: the C
-        # library has one, and the time until a thread is free must not count.
-        return await asyncio.shield(running)
-
-    def _finished(self, host: str, lookup: asyncio.Future[_Entry]) -> None:
-        del self._running[host]
-        if not lookup.cancelled():
-            lookup.exception()  # perhaps nobody waits for it any more
-
-    async def _lookup(self, host: str) -> _Entry:
+    def _start(self, host: str) -> _Entry:
         loop = asyncio.get_running_loop()
-        addresses = await loop.run_in_executor(self._threads, self._answer, host)
-        self._on_answer(host)
-        ttl = POSITIVE_TTL_S if addresses else NEGATIVE_TTL_S
-        entry = _Entry(self._clock() + ttl, addresses)
+        entry = _Entry(loop.run_in_executor(self._threads, self._answer, host))
+        entry.lookup.add_done_callback(lambda _: self._finish(host, entry))
         self._entries.pop(host, None)
         self._entries[host] = entry
         if len(self._entries) > MAX_NAMES:
             del self._entries[next(iter(self._entries))]
         return entry
+
+    def _finish(self, host: str, entry: _Entry) -> None:
+        if entry.lookup.cancelled() or entry.lookup.exception():
+            if self._entries.get(host) is entry:
+                del self._entries[host]
+            return
+        self._on_answer(host)
+        entry.expires = self._clock() + (
+            POSITIVE_TTL_S if entry.lookup.result() else NEGATIVE_TTL_S
+        )
 
     def _answer(self, host: str) -> tuple[str, ...]:
         """Return the addresses of a name; none if it does not exist. Runs in a thread."""

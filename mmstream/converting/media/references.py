@@ -29,7 +29,7 @@ import binascii
 import errno
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -38,7 +38,7 @@ from typing import Literal, NamedTuple, TypeAlias
 from urllib.parse import quote, unquote, unquote_to_bytes
 
 from mmstream.converting.draft import RowError
-from mmstream.converting.media.addresses import shown_url
+from mmstream.converting.media.hosts import shown_url
 from mmstream.converting.options import DownloadOptions
 from mmstream.errors import ConfigError, StorageError, escaped
 from mmstream.storage import NotAFileError, Store, is_remote, open_file, open_store
@@ -174,9 +174,6 @@ def _decode_base64(text: str) -> bytes:
 
 Source: TypeAlias = Literal["file", "object", "web"]
 
-OBJECT_SCHEMES = ("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory")
-"""Object stores that rows may name. The prefix decides, whether a URL of them is read."""
-
 _SCHEME = re.compile(r"^([A-Za-z][A-Za-z0-9+.-]+):(?=//|[^/\\])")
 _SPAN = re.compile(r"(?s)(.*\.\w+):(\d{1,15}):(\d{1,15})")
 _MEMBER = re.compile(r"(tar|zip)://")
@@ -222,7 +219,9 @@ def parse_reference(text: str, access: MediaAccess) -> Reference:
         span = (start, start + length)
         if not length:
             raise RowError("a span of no bytes")
-    reference = _parse_location(text, access)
+    scheme = _SCHEME.match(text)
+    meaning = _OF_SCHEME.get(scheme[1].lower(), _object) if scheme else _file
+    reference = meaning(text, access)
     if reference.source == "web" and (member or span):
         raise RowError("a part of a file that would have to be downloaded; download it first")
     return reference._replace(member=member, is_zip=is_zip, span=span)
@@ -248,23 +247,8 @@ def short_name(path: str) -> str:
     return f"{path[:80]}...{path[-80:]}"
 
 
-def _parse_location(text: str, access: MediaAccess) -> Reference:
-    if text.startswith("file://"):
-        return _in_root(text, access)
-    scheme = _SCHEME.match(text)
-    if scheme is None:
-        return _in_root(text, access)
-    name = scheme[1].lower()
-    if name in ("http", "https"):
-        return Reference("web", text)
-    if "::" in text:
-        raise RowError(
-            "chains of URLs are not read, except for tar://MEMBER::TAR and zip://MEMBER::ZIP"
-        )
-    return _object(text, name, access)
-
-
-def _in_root(path: str, access: MediaAccess) -> Reference:
+def _file(path: str, access: MediaAccess) -> Reference:
+    """Return what a path means: a file under the media root, or what a URL prefix makes of it."""
     if access.root is None:
         raise RowError("no media root; remote rows need one to be named")
     if not is_remote(access.root):
@@ -272,19 +256,23 @@ def _in_root(path: str, access: MediaAccess) -> Reference:
     name = path.replace("\\", "/")
     if name.startswith(("/", "file://")) or re.match(r"[A-Za-z]:/", name):
         raise RowError("lies outside the media root")
-    name = name.removeprefix("./")
-    url = f"{access.root.rstrip('/')}/{name}"
-    if access.root.startswith(("http://", "https://")):
-        _refuse_ways_out(url)
-        return Reference("web", f"{access.root.rstrip('/')}/{quote(name)}")
-    return _object(url, url.partition("://")[0].lower(), access)
+    root, name = access.root.rstrip("/"), name.removeprefix("./")
+    if root.startswith(("http://", "https://")):
+        _refuse_ways_out(f"{root}/{name}")
+        return Reference("web", f"{root}/{quote(name)}")
+    return _object(f"{root}/{name}", access)
 
 
-def _object(url: str, scheme: str, access: MediaAccess) -> Reference:
+def _download(url: str, _access: MediaAccess) -> Reference:
+    return Reference("web", url)
+
+
+def _object(url: str, access: MediaAccess) -> Reference:
     _refuse_ways_out(url)
     if object_prefix(url, access) is not None:
         return Reference("object", url)
-    if scheme not in OBJECT_SCHEMES:
+    scheme = url.partition(":")[0].lower()
+    if scheme not in _OF_SCHEME:
         raise RowError(f"{scheme}: is not read for rows; fetch the media first")
     bucket = "/".join(url.split("/")[:3])
     raise RowError(
@@ -293,68 +281,78 @@ def _object(url: str, scheme: str, access: MediaAccess) -> Reference:
     )
 
 
+_OF_SCHEME: dict[str, Callable[[str, MediaAccess], Reference]] = {
+    "file": _file,
+    **dict.fromkeys(("http", "https"), _download),
+    **dict.fromkeys(("s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "hf", "memory"), _object),
+}
+"""What a path or URL means, by its scheme. A URL of another scheme is an object, too, where the
+caller allows its prefix."""
+
+
 def _refuse_ways_out(url: str) -> None:
     """Refuse a URL that may lead out of its prefix, or that a client may read in another way."""
     path = url.partition("://")[2]
+    if "::" in path:
+        raise RowError(
+            "chains of URLs are not read, except for tar://MEMBER::TAR and zip://MEMBER::ZIP"
+        )
     if any(segment in (".", "..") for segment in unquote(path).replace("\\", "/").split("/")):
         raise RowError("lies outside the media root")
-    if "::" in path or any(ord(character) < 32 for character in path):
+    if any(ord(character) < 32 for character in path):
         raise RowError("not a URL")
 
 
-def read_object(url: str, access: MediaAccess, max_bytes: int) -> bytes:
-    """Return a whole object.
+class Objects:
+    """Media in object stores, under the prefixes that the caller allows.
 
     Args:
-        url: Under a prefix that `access` allows.
         access: What may be read.
-        max_bytes: The largest object that is read.
-
-    Raises:
-        RowError: It is missing, empty or too large. The message does not name it.
-        StorageError: Storage failed after retries.
     """
-    store, name = _locate(url, access)
-    try:
-        data = store.read(name, max_bytes)
-    except FileNotFoundError as error:
-        raise _missing(error) from None
-    except TooLargeError:
-        raise RowError(f"more than {max_bytes:,} bytes") from None
-    if not data:
-        raise RowError("empty file")
-    return data
 
+    def __init__(self, access: MediaAccess) -> None:
+        self._access = access
 
-def read_object_range(url: str, access: MediaAccess, start: int, stop: int) -> bytes:
-    """Return bytes [start, stop) of an object; errors as `read_object`."""
-    size = object_size(url, access)
-    if stop > size:
-        raise RowError(f"bytes {start} to {stop} of an object of {size}")
-    store, name = _locate(url, access)
-    return store.read_range(name, start, stop)
+    def read(self, url: str, max_bytes: int) -> bytes:
+        """Return a whole object of at most `max_bytes`.
 
+        Raises:
+            RowError: It is missing, empty or too large. The message does not name it.
+            StorageError: Storage failed after retries.
+        """
+        with self._located(url) as (store, name):
+            try:
+                data = store.read(name, max_bytes)
+            except TooLargeError:
+                raise RowError(f"more than {max_bytes:,} bytes") from None
+        if not data:
+            raise RowError("empty file")
+        return data
 
-def object_size(url: str, access: MediaAccess) -> int:
-    """Return the size of an object in bytes; errors as `read_object`."""
-    store, name = _locate(url, access)
-    try:
-        return store.size(name)
-    except FileNotFoundError as error:
-        raise _missing(error) from None
+    def read_range(self, url: str, start: int, stop: int) -> bytes:
+        """Return bytes [start, stop) of an object; errors as `read`."""
+        size = self.stamp(url)[1]
+        if stop > size:
+            raise RowError(f"bytes {start} to {stop} of an object of {size}")
+        with self._located(url) as (store, name):
+            return store.read_range(name, start, stop)
 
+    def stamp(self, url: str) -> tuple[str, int]:
+        """Return (URL, bytes) of an object; errors as `read`."""
+        with self._located(url) as (store, name):
+            return url, store.size(name)
 
-def _missing(error: FileNotFoundError) -> RowError | StorageError:
-    """Return the error of an object that does not exist. A missing bucket is no fault of a row."""
-    if str(error).endswith("no such bucket"):
-        return StorageError(str(error))
-    return RowError("no such object")
-
-
-def _locate(url: str, access: MediaAccess) -> tuple[Store, str]:
-    prefix = object_prefix(url, access)
-    assert prefix is not None  # `parse_reference` refused it
-    return _store(prefix), url[len(prefix) + 1 :]
+    @contextmanager
+    def _located(self, url: str) -> Iterator[tuple[Store, str]]:
+        """Yield the store and the name of an object. That it is missing is an error of its row."""
+        prefix = object_prefix(url, self._access)
+        assert prefix is not None  # `parse_reference` refused it
+        try:
+            yield _store(prefix), url[len(prefix) + 1 :]
+        except FileNotFoundError as error:
+            if str(error).endswith("no such bucket"):
+                raise StorageError(str(error)) from None
+            raise RowError("no such object") from None
 
 
 @lru_cache(maxsize=64)
@@ -380,7 +378,8 @@ class LocalFolder:
 
     def __init__(self, root: str, stamp: tuple[int, int] | None = None) -> None:
         self._root, self._stamp = root, stamp
-        self._real_folders: dict[str, str] = {}
+        # Each level of a path costs a system call.
+        self._real_folder = lru_cache(_MAX_FOLDERS)(os.path.realpath)
 
     def read(self, path: str, max_bytes: int) -> bytes:
         r"""Return a whole file.
@@ -469,15 +468,6 @@ class LocalFolder:
             raise RowError("not a file")
         return real
 
-    def _real_folder(self, folder: str) -> str:
-        """Return the real path of a folder. Each level costs a system call, so it is kept."""
-        real = self._real_folders.get(folder)
-        if real is None:
-            if len(self._real_folders) >= _MAX_FOLDERS:
-                self._real_folders.clear()
-            real = self._real_folders[folder] = os.path.realpath(folder)
-        return real
-
     def _require_root(self) -> None:
         """Raise a StorageError where the root is another folder than at the beginning."""
         if self._stamp is not None and folder_stamp(self._root) != self._stamp:
@@ -507,14 +497,12 @@ def _tried(path: str) -> str:
 
 def _read(descriptor: int, start: int, stop: int, size: int) -> bytes:
     """Return bytes [start, stop) of an open file of `size` bytes. It must not change meanwhile."""
-    pieces: list[bytes] = []
-    position = start
-    while position < stop:  # the kernel gives at most 2 GiB at once
-        piece = os.pread(descriptor, stop - position, position)
-        if not piece:
+    data = os.pread(descriptor, stop - start, start)
+    while len(data) < stop - start:  # the kernel gives at most 2 GiB at once
+        more = os.pread(descriptor, stop - start - len(data), start + len(data))
+        if not more:
             break
-        pieces.append(piece)
-        position += len(piece)
-    if position != stop or os.fstat(descriptor).st_size != size:
+        data += more
+    if len(data) != stop - start or os.fstat(descriptor).st_size != size:
         raise RowError("changed its size while it was read")
-    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+    return data

@@ -13,22 +13,20 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import RowError
-from mmstream.converting.media.addresses import (
-    AllowedHosts,
-    host_rule,
-    is_public,
-    parse_url,
-    shown_url,
-)
 from mmstream.converting.media.download import decompressed, disallowed_by
 from mmstream.converting.media.hosts import (
     NEGATIVE_TTL_S,
     POSITIVE_TTL_S,
+    AllowedHosts,
     DeadHostError,
     DnsCache,
     Host,
     Outage,
     TryFailedError,
+    host_rule,
+    is_public,
+    parse_url,
+    shown_url,
 )
 from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.retry import backoff_s, may_pass
@@ -380,7 +378,7 @@ def test_impossible_options_are_refused(arguments: dict[str, object]) -> None:
 # -- addresses: no URL of a corpus leads a download into the network that it runs in
 
 
-NOBODY = AllowedHosts.from_names(())
+NOBODY = AllowedHosts(())
 
 
 @pytest.mark.parametrize(
@@ -547,7 +545,7 @@ def test_redirects_may_be_relative(location: str, target: str) -> None:
 
 
 def test_an_allowed_host_may_be_private_and_have_any_port() -> None:
-    allowed = AllowedHosts.from_names(["Media.lan", "127.0.0.1:22", "[::1]:81", "fe80::1"])
+    allowed = AllowedHosts(["Media.lan", "127.0.0.1:22", "[::1]:81", "fe80::1"])
     for url in (
         "http://media.lan:22/",
         "http://MEDIA.lan/",

@@ -10,11 +10,10 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
-from mmstream.converting.quality import corpus as hashed
-from mmstream.converting.quality import duplicates as duplicates_module
-from mmstream.converting.quality.corpus import equal_to_first
-from mmstream.converting.quality.duplicates import (
+from mmstream.converting import duplicates as duplicates_module
+from mmstream.converting.duplicates import (
     MAX_DISTANCE,
+    equal_to_first,
     keep_first,
     match_with_first,
     near_pairs,
@@ -384,9 +383,9 @@ def test_no_hashes_have_no_pairs():
     assert pairs.first.size == keep_first(pairs).again.size == 0
 
 
-@pytest.mark.parametrize("bucket", [hashed.BUCKET, 7])
+@pytest.mark.parametrize("bucket", [duplicates_module.BUCKET, 7])
 def test_equal_hashes_are_matched_with_the_first_in_any_number_of_buckets(monkeypatch, bucket):
-    monkeypatch.setattr(hashed, "BUCKET", bucket)
+    monkeypatch.setattr(duplicates_module, "BUCKET", bucket)
     rng = np.random.default_rng(0)
     values = rng.integers(0, 2**64, (60, 2), dtype=np.uint64)
     values[1, 0] = values[2, 0]  # equal in 64 bits only

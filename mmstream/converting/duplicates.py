@@ -1,0 +1,1050 @@
+"""What a dataset, or several, hold more than once, and what two datasets share.
+
+    sidecars or tars -> hashes of shards -> CORPUS -> equal hashes, near hashes
+                     -> DUPLICATES -> duplicates.jsonl, the bad list
+                     -> LEAKS -> leaks.jsonl, a page with the pictures
+
+What the samples of a shard hold is read from its sidecar, or from its tar. Equal hashes among many
+are found with 16 bytes each in memory, and little more. The first sample in the order of the
+dataset stays. Later ones are its duplicates. Nothing is rewritten: to drop duplicates is to put
+them on the bad list, so that no epoch shows them.
+
+Perceptual hashes that differ in few bits are found without comparing each with each. Hashes of 256
+bits are cut into 16 bands of 16 bits. Two hashes that differ in at most 15 bits have a band in
+common, since 15 bits cannot change 16 bands. So only hashes with an equal band are compared. A
+million random hashes give 8 comparisons for each hash and band.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from itertools import islice
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+from tqdm import tqdm
+
+from mmstream.converting.sidecar import (
+    HASH_BYTES,
+    SCHEMA,
+    content_hash,
+    id_of,
+    open_sidecar,
+    perceptual_hash,
+    sidecar_name,
+    text_of,
+)
+from mmstream.dataset.bad_list import listed_as_bad, write_bad
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.index import read_samples
+from mmstream.decoding.fields import json_object
+from mmstream.errors import ConfigError, SampleError
+from mmstream.media.types import kind_of
+from mmstream.types import IntArray
+from mmstream.wrong_arguments import PositiveInt, checked
+
+logger = logging.getLogger(__name__)
+
+Hashes = npt.NDArray[np.uint64]
+"""uint64 [n, 2]: hashes of 128 bits."""
+
+_COLUMNS = ["status", "file", "row", "id", "text_xxh3", "media"]
+"""What is read of a sidecar. Others are made of a tar."""
+
+_WEIGHT = np.uint64(0x9E3779B97F4A7C15)
+_TEXT_WEIGHT = np.uint64(0xC2B2AE3D27D4EB4F)
+
+
+@dataclass(frozen=True)
+class ShardContents:
+    """The hashes of the samples of one shard, in their order."""
+
+    texts: Hashes
+    """Of each sample's text. Zeros where there is none."""
+    has_text: npt.NDArray[np.bool_]
+    ids: Hashes
+    """Of each sample's id. Zeros where there is none."""
+    has_id: npt.NDArray[np.bool_]
+    num_media: IntArray
+    """int64 [num_samples]"""
+    media: Hashes
+    """Of all media, sample by sample."""
+    images: IntArray
+    """Which media are images that have a perceptual hash: int64 [num_images]."""
+    perceptual: npt.NDArray[np.uint8]
+    """uint8 [num_images, 32]"""
+    row_of_sample: IntArray
+    """int64 [num_samples]: equal for samples of the same row of the source."""
+    has_perceptual: bool
+    """False: there are images, and perceptual hashes of them were not made."""
+
+    @property
+    def sample_of_medium(self) -> IntArray:
+        """int64 [num_media]: the sample that each medium belongs to."""
+        return np.repeat(np.arange(self.num_media.size), self.num_media)
+
+    @property
+    def has_pair(self) -> npt.NDArray[np.bool_]:
+        """Which samples have media or a text."""
+        return self.has_text | (self.num_media > 0)
+
+    def pairs(self) -> Hashes:
+        """Return a hash of each sample's media, in order, together with its text."""
+        sums = self.texts * _TEXT_WEIGHT
+        sample = self.sample_of_medium
+        starts = np.cumsum(self.num_media) - self.num_media
+        position = np.arange(sample.size) - starts[sample]
+        most = int(self.num_media.max(initial=0))
+        weights = np.multiply.accumulate(np.full(most + 1, _WEIGHT))
+        np.add.at(sums, sample, self.media * weights[position][:, None])
+        return sums
+
+
+def read_contents(
+    dataset: Dataset, shard: int, *, perceptual: bool = False, num_threads: int = 1
+) -> ShardContents:
+    """Return the hashes of a shard's samples, in their order.
+
+    They come from the shard's sidecar. Without one, or where it has no perceptual hashes and they
+    are asked for, the whole tar is read. A sample that cannot be read has no hashes.
+
+    Args:
+        dataset: The dataset.
+        shard: Position of the shard.
+        perceptual: Also return perceptual hashes of images.
+        num_threads: Threads that hash samples of a tar.
+
+    Raises:
+        ShardError: The shard has no sidecar, and its index cannot be read.
+        StorageError: The storage failed after retries.
+    """
+    contents = _read_sidecar(dataset, shard)
+    if contents is None:
+        return _read_tar(dataset, shard, perceptual, num_threads)
+    if perceptual and not contents.has_perceptual:
+        from_tar = _read_tar(dataset, shard, perceptual, num_threads)
+        if len(from_tar.media) != len(contents.media):  # fields that only the sidecar calls media
+            return from_tar
+        contents = replace(contents, images=from_tar.images, perceptual=from_tar.perceptual)
+    return contents
+
+
+def fields_of_media(fields: Iterable[str]) -> list[str]:
+    """Return the fields of a sample that are media, in the order of the tar."""
+    return [name for name in fields if kind_of(name) is not None and not name.startswith("__")]
+
+
+def _read_sidecar(dataset: Dataset, shard: int) -> ShardContents | None:
+    """Return what a sidecar says. None: there is none, or it does not fit."""
+    name, count = dataset.name_of(shard), int(dataset.counts[shard])
+    try:
+        table = open_sidecar(dataset.store, name).read(columns=_COLUMNS, use_threads=False)
+        contents = _contents_of(table)
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, KeyError):
+        fault = "is damaged or foreign"
+    else:
+        num_samples = contents.num_media.size
+        if num_samples == count:
+            return contents
+        fault = f"has {num_samples} samples, the shard {count}"
+    url = dataset.store.url_of(sidecar_name(name))
+    logger.warning("%s: %s; the tar is read", url, fault)
+    return None
+
+
+def _contents_of(table: Any) -> ShardContents:
+    import pyarrow.compute as pc  # slow to load, and most conversions look for no duplicates
+
+    table = table.filter(pc.equal(table["status"], "success"))
+    media = _flat(table["media"])
+    perceptual = _flat(pc.struct_field(media, "perceptual_hash"))
+    is_image = _flat(pc.equal(pc.struct_field(media, "kind"), "image"))
+    images = np.flatnonzero(_is_valid(perceptual))
+    texts, ids = _flat(table["text_xxh3"]), _flat(table["id"])
+    file = _flat(table["file"]).dictionary_encode().indices.to_numpy()
+    row = _flat(table["row"]).to_numpy()
+    is_new = np.ones(table.num_rows, dtype=np.bool_)
+    is_new[1:] = (file[1:] != file[:-1]) | (row[1:] != row[:-1])
+    num_media = _array(table["media"]).value_lengths().fill_null(0).to_numpy()
+    hashes_of_ids = [bytes(16) if i is None else content_hash(i.encode()) for i in ids.to_pylist()]
+    return ShardContents(
+        texts=_hashes(texts.fill_null(bytes(16)).to_pylist()),
+        has_text=_is_valid(texts),
+        ids=_hashes(hashes_of_ids),
+        has_id=_is_valid(ids),
+        num_media=np.asarray(num_media, dtype=np.int64).reshape(table.num_rows),
+        media=_hashes(_flat(pc.struct_field(media, "xxh3")).to_pylist()),
+        images=images,
+        perceptual=_bytes(perceptual.drop_null().to_pylist(), HASH_BYTES),
+        row_of_sample=np.cumsum(is_new),
+        has_perceptual=bool(images.size) or not pc.any(is_image).as_py(),
+    )
+
+
+def _flat(column: Any) -> Any:
+    """Return a column as one array; a column of lists as the array of all their items."""
+    array = _array(column)
+    return array.flatten() if pa.types.is_list(array.type) else array
+
+
+def _array(column: Any) -> Any:
+    """Return a column as one array."""
+    array = column.combine_chunks() if isinstance(column, pa.ChunkedArray) else column
+    return pa.concat_arrays(array.chunks) if isinstance(array, pa.ChunkedArray) else array
+
+
+def _is_valid(array: Any) -> npt.NDArray[np.bool_]:
+    return np.asarray(array.is_valid().to_numpy(zero_copy_only=False), dtype=np.bool_)
+
+
+def _hashes(values: Sequence[bytes]) -> Hashes:
+    return _bytes(values, 16).view("<u8").astype(np.uint64, copy=False)
+
+
+def _bytes(values: Sequence[bytes], width: int) -> npt.NDArray[np.uint8]:
+    """Return byte strings of equal length: uint8 [n, width]."""
+    return np.frombuffer(b"".join(values), dtype=np.uint8).reshape(-1, width)
+
+
+def _read_tar(dataset: Dataset, shard: int, perceptual: bool, num_threads: int) -> ShardContents:
+    """Return what the samples of a tar hold. Some of them for each thread are in memory."""
+    name, size = dataset.name_of(shard), dataset.manifest.shards[shard].num_bytes
+    samples = enumerate(
+        read_samples(dataset.store, name, size, dataset.shards.offsets(shard), lambda _: None)
+    )
+
+    def describe(item: tuple[int, bytes]) -> dict[str, Any]:
+        index, data = item
+        sample: Mapping[str, Any] = {}
+        with suppress(SampleError):
+            sample = dataset.shards.parse(data, shard, index)
+        return _described(sample, perceptual) | {"status": "success", "file": "", "row": index}
+
+    rows: list[dict[str, Any]] = []
+    with ThreadPoolExecutor(num_threads) as pool:
+        while batch := list(islice(samples, 4 * num_threads)):
+            rows += pool.map(describe, batch)
+    schema = pa.schema([SCHEMA.field(name) for name in _COLUMNS])
+    return _contents_of(pa.Table.from_pylist(rows, schema))
+
+
+def _described(sample: Mapping[str, Any], perceptual: bool) -> dict[str, Any]:
+    """Return what a sidecar would say of a sample."""
+    text = text_of(sample)
+    media = []
+    for name in fields_of_media(sample):
+        kind, data = kind_of(name), sample[name]
+        is_hashed = perceptual and kind == "image"
+        medium = {"field": "", "kind": kind, "num_bytes": len(data), "xxh3": content_hash(data)}
+        media.append(medium | {"perceptual_hash": perceptual_hash(data) if is_hashed else None})
+    return {
+        "id": id_of(json_object(sample.get("json"))),
+        "text_xxh3": None if text is None else content_hash(text),
+        "media": media,
+    }
+
+
+BUCKET = 1 << 22
+"""Hashes that are sorted at a time. Sorting takes about 60 bytes for each of them."""
+
+
+def equal_to_first(chunks: Sequence[Hashes]) -> tuple[IntArray, IntArray]:
+    """Find the hashes that came before.
+
+    The hashes are cut into buckets by their first bits, and sorted bucket by bucket. So besides the
+    hashes themselves, the memory for one bucket is needed (about 250 MB), and 16 bytes for each
+    hash that came before.
+
+    Args:
+        chunks: Hashes, numbered through from 0 over all chunks.
+
+    Returns:
+        (first, again): int64 [n] each. Hash ``again[i]`` equals hash ``first[i]``, the earliest of
+        its kind. Sorted by `again`.
+
+    Examples:
+        >>> chunks = [np.array([[1, 1], [2, 2]], np.uint64), np.array([[2, 2], [2, 3]], np.uint64)]
+        >>> first, again = equal_to_first(chunks)
+        >>> first.tolist(), again.tolist()
+        ([1], [2])
+    """
+    starts = np.cumsum([0, *(len(chunk) for chunk in chunks)])
+    num_bits = max(0, int(starts[-1]) // BUCKET).bit_length()
+    firsts, agains = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for bucket in range(1 << num_bits):
+        numbers, hashes = [np.zeros(0, np.int64)], [np.zeros((0, 2), np.uint64)]
+        for start, chunk in zip(starts.tolist(), chunks, strict=False):
+            chosen = np.arange(len(chunk))
+            if num_bits:
+                chosen = np.flatnonzero(chunk[:, 0] >> np.uint64(64 - num_bits) == bucket)
+            numbers.append(chosen + start)
+            hashes.append(chunk[chosen])
+        first, again = _equal(np.concatenate(hashes), np.concatenate(numbers))
+        firsts.append(first)
+        agains.append(again)
+    first, again = np.concatenate(firsts), np.concatenate(agains)
+    order = np.argsort(again, kind="stable")
+    return first[order], again[order]
+
+
+def _equal(hashes: Hashes, numbers: IntArray) -> tuple[IntArray, IntArray]:
+    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: the earliest comes first
+    hashes, numbers = hashes[order], numbers[order]
+    is_first = np.ones(len(numbers), dtype=np.bool_)
+    is_first[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
+    group_starts = np.flatnonzero(is_first)
+    first_of_group = numbers[group_starts]
+    group = np.cumsum(is_first) - 1
+    return first_of_group[group[~is_first]], numbers[~is_first]
+
+
+@dataclass(frozen=True, slots=True)
+class SampleName:
+    """What a sample, and one of its media, is called."""
+
+    dataset: str
+    shard: str
+    index: int
+    key: str
+    fields: tuple[str, ...]
+    """Its media."""
+
+
+@dataclass
+class Entries:
+    """Hashes of one kind, shard by shard, and the samples that they belong to."""
+
+    hashes: list[Hashes] = field(default_factory=list)
+    samples: list[IntArray | range] = field(default_factory=list)
+    """The sample of each hash, numbered through over all datasets."""
+    media: list[IntArray | range] = field(default_factory=list)
+    """The position of each hash among the media of its shard. Empty for other kinds."""
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Where the hashes of each shard end."""
+        return np.cumsum([len(chunk) for chunk in self.hashes])
+
+    def sample_of(self, numbers: IntArray) -> IntArray:
+        """Return the samples of hashes that are numbered through over all shards."""
+        return self._pick(self.samples, numbers)
+
+    def medium_of(self, numbers: IntArray) -> IntArray:
+        """Return the positions of hashes among the media of their shards."""
+        return self._pick(self.media, numbers)
+
+    def _pick(self, chunks: list[IntArray | range], numbers: IntArray) -> IntArray:
+        picked = np.zeros(numbers.size, dtype=np.int64)
+        shards = np.searchsorted(self.ends, numbers, side="right")
+        for shard in np.unique(shards).tolist():
+            in_shard = shards == shard
+            start = int(self.ends[shard]) - len(self.hashes[shard])
+            local = numbers[in_shard] - start
+            chunk = chunks[shard]
+            picked[in_shard] = local + chunk.start if isinstance(chunk, range) else chunk[local]
+        return picked
+
+
+@dataclass
+class Corpus:
+    """The hashes of one or several datasets.
+
+    Samples are numbered through: all of the first dataset, shard by shard, then the next one.
+    """
+
+    datasets: dict[str, Dataset]
+    entries: defaultdict[str, Entries] = field(default_factory=lambda: defaultdict(Entries))
+    """By kind: "media", "text", "pair", "id", and "near", whose `hashes` are uint8 [n, 32]."""
+    num_media: list[IntArray | None] = field(default_factory=list)
+    """Media of each sample of a shard. None: each has one."""
+    rows: list[IntArray | None] = field(default_factory=list)
+    """The row of each sample of a shard. None: each has its own."""
+
+    @cached_property
+    def shards(self) -> list[tuple[str, int]]:
+        """(dataset, shard) of all shards."""
+        return [
+            (name, shard)
+            for name, dataset in self.datasets.items()
+            for shard in range(dataset.num_shards)
+        ]
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """Where the samples of each shard end."""
+        counts = [self.datasets[name].counts[shard] for name, shard in self.shards]
+        return np.cumsum(np.array(counts, dtype=np.int64))
+
+    def refs_of(self, samples: IntArray) -> tuple[IntArray, IntArray]:
+        """Return the position in `shards` of samples, and their indexes there."""
+        shards = np.searchsorted(self.ends, samples, side="right")
+        counts = np.diff(self.ends, prepend=0)
+        return shards, samples - (self.ends - counts)[shards]
+
+    def same_row(self, a: IntArray, b: IntArray) -> npt.NDArray[np.bool_]:
+        """Tell which pairs of samples come from the same row of the source."""
+        shard_a, index_a = self.refs_of(a)
+        shard_b, index_b = self.refs_of(b)
+        is_same: npt.NDArray[np.bool_] = a == b
+        for number in np.flatnonzero((shard_a == shard_b) & ~is_same).tolist():
+            rows = self.rows[int(shard_a[number])]
+            if rows is not None:
+                is_same[number] = rows[index_a[number]] == rows[index_b[number]]
+        return is_same
+
+    def media_counts(self, samples: IntArray) -> IntArray:
+        """Return how many media samples have."""
+        shards, indexes = self.refs_of(samples)
+        counts = np.ones(samples.size, dtype=np.int64)
+        for number, (shard, index) in enumerate(
+            zip(shards.tolist(), indexes.tolist(), strict=True)
+        ):
+            stored = self.num_media[shard]
+            if stored is not None:
+                counts[number] = stored[index]
+        return counts
+
+    def media_start(self, samples: IntArray) -> IntArray:
+        """Return the position of the first medium of samples, among the media of their shards."""
+        shards, indexes = self.refs_of(samples)
+        starts = indexes.copy()
+        for shard in np.unique(shards).tolist():
+            stored = self.num_media[shard]
+            if stored is not None:
+                in_shard = shards == shard
+                starts[in_shard] = (np.cumsum(stored) - stored)[indexes[in_shard]]
+        return starts
+
+    def names_of(self, samples: Iterable[int]) -> dict[int, SampleName]:
+        """Return the names of samples. The sidecars of their shards are read again."""
+        wanted = np.unique(np.fromiter(samples, dtype=np.int64))
+        shards, indexes = self.refs_of(wanted)
+        names: dict[int, SampleName] = {}
+        for number in np.unique(shards).tolist():
+            dataset_name, shard = self.shards[number]
+            dataset = self.datasets[dataset_name]
+            in_shard = shards == number
+            named = _keys_and_fields(dataset, shard, indexes[in_shard])
+            for sample, index, (key, fields) in zip(
+                wanted[in_shard].tolist(), indexes[in_shard].tolist(), named, strict=True
+            ):
+                names[sample] = SampleName(
+                    dataset_name, dataset.name_of(shard), index, key, tuple(fields)
+                )
+        return names
+
+
+def read_corpus(
+    datasets: Mapping[str, Dataset],
+    kinds: Iterable[str],
+    left_out: Mapping[str, IntArray],
+    *,
+    num_threads: int,
+    progress: bool,
+) -> Corpus:
+    """Read the hashes of datasets.
+
+    Args:
+        datasets: {name: dataset}
+        kinds: What is needed: "media", "text", "pair", "near", "id". Each takes 16 bytes a sample
+            (or medium), "near" 32 bytes an image.
+        left_out: {name: int64 [n, 2] (shard, index) of the samples that do not count}
+        num_threads: Threads that hash samples of shards without a sidecar.
+        progress: Show a progress bar (on a terminal only).
+    """
+    kinds = set(kinds)
+    corpus = Corpus(dict(datasets))
+    start = 0
+    for name, shard in tqdm(corpus.shards, unit="shard", disable=None if progress else True):
+        dataset = corpus.datasets[name]
+        contents = read_contents(
+            dataset, shard, perceptual="near" in kinds, num_threads=num_threads
+        )
+        is_usable = np.ones(int(dataset.counts[shard]), dtype=np.bool_)
+        is_usable[left_out[name][left_out[name][:, 0] == shard, 1]] = False
+        _add(corpus, contents, is_usable, kinds, start)
+        start += int(dataset.counts[shard])
+    return corpus
+
+
+def _add(
+    corpus: Corpus,
+    contents: ShardContents,
+    is_usable: npt.NDArray[np.bool_],
+    kinds: set[str],
+    start: int,
+) -> None:
+    rows, of_medium = contents.row_of_sample, contents.sample_of_medium
+    corpus.rows.append(None if np.unique(rows).size == rows.size else rows)
+    corpus.num_media.append(None if (contents.num_media == 1).all() else contents.num_media)
+    samples = {
+        "text": np.flatnonzero(contents.has_text),
+        "id": np.flatnonzero(contents.has_id),
+        "pair": np.flatnonzero(contents.has_pair),
+        "media": of_medium,
+        "near": of_medium[contents.images],
+    }
+    media = {"media": np.arange(of_medium.size), "near": contents.images}
+    hashes: dict[str, Callable[[], Any]] = {
+        "text": lambda: contents.texts[samples["text"]],
+        "id": lambda: contents.ids[samples["id"]],
+        "pair": lambda: contents.pairs()[samples["pair"]],
+        "media": lambda: contents.media,
+        "near": lambda: contents.perceptual,
+    }
+    for kind in kinds:
+        entries, chosen = corpus.entries[kind], np.flatnonzero(is_usable[samples[kind]])
+        entries.hashes.append(hashes[kind]()[chosen])
+        entries.samples.append(_compact(samples[kind][chosen] + start))
+        if kind in media:
+            entries.media.append(_compact(media[kind][chosen]))
+
+
+def _compact(numbers: IntArray) -> IntArray | range:
+    """Return numbers that follow each other as a range: it takes no memory."""
+    if numbers.size and (np.diff(numbers) == 1).all():
+        return range(int(numbers[0]), int(numbers[-1]) + 1)
+    return numbers
+
+
+def _keys_and_fields(
+    dataset: Dataset, shard: int, indexes: IntArray
+) -> list[tuple[str, list[str]]]:
+    """Return the key and the fields of media of samples, from the sidecar or from the tar."""
+    try:
+        parquet: Any = open_sidecar(dataset.store, dataset.name_of(shard))
+        rows = parquet.read(columns=["key", "status", "media"], use_threads=False)
+        samples = [row for row in rows.to_pylist() if row["status"] == "success"]
+        if len(samples) == dataset.counts[shard]:
+            return [
+                (samples[i]["key"], [medium["field"] for medium in samples[i]["media"]])
+                for i in indexes.tolist()
+            ]
+    except (FileNotFoundError, OSError, ValueError, KeyError):  # of Arrow, too
+        pass
+    named: list[tuple[str, list[str]]] = []
+    for index in indexes.tolist():
+        try:
+            sample = dataset.read(shard, index)
+        except SampleError:
+            named.append(("", []))
+        else:
+            named.append((sample["__key__"], fields_of_media(sample)))
+    return named
+
+
+DUPLICATES_NAME = "duplicates.jsonl"
+
+KINDS = ("media", "text", "pair")
+
+
+@dataclass(frozen=True, slots=True)
+class DuplicatePair:
+    """Two samples that hold the same."""
+
+    kind: str
+    """"media", "text", "pair" (all media and the text), or "near" (images that look alike)."""
+    first: SampleName
+    again: SampleName
+    first_field: str | None = None
+    """With "media" and "near": which field it is."""
+    again_field: str | None = None
+    distance: int = 0
+    """With "near": bits of 256 that differ between the perceptual hashes."""
+
+
+@dataclass(frozen=True)
+class PairNumbers:
+    """The pairs of one kind, as numbers of a corpus. All arrays are int64 [num_pairs]."""
+
+    first: IntArray
+    again: IntArray
+    first_medium: IntArray | None = None
+    """Positions among the media of their shards."""
+    again_medium: IntArray | None = None
+    distance: IntArray | None = None
+
+    def only(self, chosen: IntArray) -> PairNumbers:
+        """Return some of the pairs."""
+        columns = (self.first, self.again, self.first_medium, self.again_medium, self.distance)
+        return PairNumbers(*(None if column is None else column[chosen] for column in columns))  # type: ignore[arg-type]
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """The duplicates of one dataset or several.
+
+    Attributes:
+        corpus: The hashes that were compared.
+        by_kind: The pairs of each kind, as numbers of the corpus.
+    """
+
+    corpus: Corpus
+    by_kind: Mapping[str, PairNumbers]
+
+    @property
+    def num_pairs(self) -> dict[str, int]:
+        """{kind: number of pairs}. A sample or medium that comes n times is n - 1 pairs."""
+        return {kind: int(numbers.again.size) for kind, numbers in self.by_kind.items()}
+
+    def across(self, kind: str) -> PairNumbers:
+        """Return the pairs of one kind whose samples are in two datasets. In splits, these leak."""
+        numbers = self.by_kind[kind]
+        is_across = self._dataset_of(numbers.first) != self._dataset_of(numbers.again)
+        return numbers.only(np.flatnonzero(is_across))
+
+    def refs(self, kinds: Collection[str]) -> dict[str, IntArray]:
+        """Return the samples that are duplicates as a whole.
+
+        With "text" and "pair", that is the later sample of a pair. With "media" and "near", all
+        media of a sample must be duplicates. So a conversation about two pictures of which one is
+        new stays.
+
+        Args:
+            kinds: One kind or several.
+
+        Returns:
+            {name of the dataset: int64 [n, 2] (shard, index), sorted}
+        """
+        samples = np.unique(np.concatenate([np.zeros(0, np.int64), *map(self._whole, kinds)]))
+        shards, indexes = self.corpus.refs_of(samples)
+        names = self.corpus.shards
+        refs: dict[str, list[tuple[int, int]]] = {name: [] for name in self.corpus.datasets}
+        for shard, index in zip(shards.tolist(), indexes.tolist(), strict=True):
+            name, local = names[shard]
+            refs[name].append((local, index))
+        return {
+            name: np.array(pairs, dtype=np.int64).reshape(-1, 2) for name, pairs in refs.items()
+        }
+
+    def pairs(self, kinds: Collection[str] | None = None) -> Iterator[DuplicatePair]:
+        """Yield all pairs: kind by kind, in the order of the later samples.
+
+        The names of all samples that are part of a pair are in memory.
+
+        Args:
+            kinds: Only these. Default: all.
+        """
+        by_kind = {
+            kind: numbers
+            for kind, numbers in self.by_kind.items()
+            if kinds is None or kind in kinds
+        }
+        involved = [np.concatenate([numbers.first, numbers.again]) for numbers in by_kind.values()]
+        names = self.corpus.names_of(np.concatenate([np.zeros(0, np.int64), *involved]).tolist())
+        for kind, numbers in by_kind.items():
+            yield from self._pairs_of(kind, numbers, names)
+
+    def _pairs_of(
+        self, kind: str, numbers: PairNumbers, names: Mapping[int, SampleName]
+    ) -> Iterator[DuplicatePair]:
+        distances = np.zeros_like(numbers.first) if numbers.distance is None else numbers.distance
+        for first, again, first_position, again_position, distance in zip(
+            numbers.first.tolist(),
+            numbers.again.tolist(),
+            self._positions(numbers.first, numbers.first_medium),
+            self._positions(numbers.again, numbers.again_medium),
+            distances.tolist(),
+            strict=True,
+        ):
+            yield DuplicatePair(
+                kind,
+                names[first],
+                names[again],
+                _field(names[first], first_position),
+                _field(names[again], again_position),
+                distance,
+            )
+
+    def _positions(self, samples: IntArray, media: IntArray | None) -> list[int | None]:
+        """Return which of its sample's media each is."""
+        if media is None:
+            return [None] * samples.size
+        return list((media - self.corpus.media_start(samples)).tolist())
+
+    def _whole(self, kind: str) -> IntArray:
+        numbers = self.by_kind[kind]
+        if numbers.again_medium is None:
+            return numbers.again
+        samples, counts = np.unique(numbers.again, return_counts=True)
+        whole: IntArray = samples[counts == self.corpus.media_counts(samples)]
+        return whole
+
+    def _dataset_of(self, samples: IntArray) -> IntArray:
+        ends = np.cumsum([len(dataset) for dataset in self.corpus.datasets.values()])
+        return np.asarray(np.searchsorted(ends, samples, side="right"), dtype=np.int64)
+
+
+@checked({"dataset": "give mm.open_dataset(...), or {name: dataset}"})
+def find_duplicates(
+    dataset: Dataset | Mapping[str, Dataset],
+    *,
+    kinds: Collection[str] = KINDS,
+    near: bool = False,
+    num_threads: PositiveInt = 1,
+    progress: bool = True,
+) -> Duplicates:
+    """Find samples that hold the same media, the same text, or both.
+
+    Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole. In
+    memory are 16 bytes for each sample and kind, 32 more for each image with `near`, and about 250
+    MB to sort them. Samples of the same source row (``captions="each"``) are no duplicates of each
+    other. Samples on the bad list are left out, but for those that are there as duplicates.
+
+    Args:
+        dataset: A dataset, or several by name, such as splits. They are searched as one.
+        kinds: "media" (a file that an earlier sample has too), "text" (equal text), "pair" (equal
+            media in the same order, and equal text: the whole sample comes twice).
+        near: Also find images that look alike: encoded again, resized, in another format.
+        num_threads: Threads that read samples of shards without a sidecar.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        The pairs. The first sample in the order of the dataset counts as the original.
+
+    Raises:
+        ConfigError: An unknown kind.
+        ShardError: A shard without a sidecar cannot be read.
+        StorageError: The storage failed after retries.
+
+    Examples:
+        >>> duplicates = mm.find_duplicates(mm.open_dataset("shards/"), progress=False)
+        >>> duplicates.num_pairs
+        {'media': 384, 'text': 0, 'pair': 0}
+    """
+    unknown = set(kinds) - set(KINDS)
+    if unknown:
+        raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(KINDS)}")
+    datasets = {"": dataset} if isinstance(dataset, Dataset) else dict(dataset)
+    wanted = [kind for kind in KINDS if kind in kinds] + ["near"] * near
+    left_out = {name: listed_as_bad(item) for name, item in datasets.items()}
+    corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
+    return Duplicates(corpus, {kind: find_in(corpus, kind) for kind in wanted})
+
+
+def find_in(corpus: Corpus, kind: str) -> PairNumbers:
+    """Return the pairs of one kind: "media", "text", "pair", "id", or "near"."""
+    entries = corpus.entries[kind]
+    if kind == "near":
+        hashes = np.concatenate([np.zeros((0, 32), np.uint8), *entries.hashes])
+        pairs = numbers_of(entries, *keep_first(near_pairs(hashes)))
+    else:
+        pairs = numbers_of(entries, *equal_to_first(entries.hashes))
+    return pairs.only(np.flatnonzero(~corpus.same_row(pairs.first, pairs.again)))
+
+
+def numbers_of(
+    entries: Entries, first: IntArray, again: IntArray, distance: IntArray | None = None
+) -> PairNumbers:
+    """Return pairs of hashes as pairs of samples and media."""
+    has_media = bool(entries.media)
+    return PairNumbers(
+        entries.sample_of(first),
+        entries.sample_of(again),
+        entries.medium_of(first) if has_media else None,
+        entries.medium_of(again) if has_media else None,
+        distance,
+    )
+
+
+def drop_duplicates(
+    duplicates: Duplicates, kinds: Collection[str], datasets: Collection[str]
+) -> dict[str, int]:
+    """Put duplicates on the bad lists of their datasets, in place of earlier duplicates there.
+
+    The caller holds the locks of the datasets. Takes effect when they are opened again.
+
+    Args:
+        duplicates: The duplicates.
+        kinds: Those to drop.
+        datasets: The names of those whose lists are written.
+
+    Returns:
+        {name of the dataset: samples that its list names as duplicates}
+
+    Raises:
+        ConfigError: They are more than a bad list may name. Nothing was written to this dataset.
+    """
+    refs_of = duplicates.refs(kinds)
+    dropped = {name: refs_of[name] for name in datasets}
+    for name, refs in dropped.items():
+        dataset = duplicates.corpus.datasets[name]
+        write_bad(dataset, listed_as_bad(dataset), refs)
+    return {name: len(refs) for name, refs in dropped.items()}
+
+
+def write_pairs(duplicates: Duplicates, datasets: Collection[str]) -> None:
+    """Write ``duplicates.jsonl`` into datasets: the pairs whose later sample is theirs."""
+    pairs = list(duplicates.pairs())
+    for name in datasets:
+        store = duplicates.corpus.datasets[name].index_store
+        with store.create(DUPLICATES_NAME) as file:
+            for pair in pairs:
+                if pair.again.dataset == name:
+                    file.write(msgspec.json.encode(pair_of(pair)) + b"\n")
+
+
+def pair_of(pair: DuplicatePair) -> dict[str, object]:
+    """Return a pair as a line of JSONL has it."""
+    line: dict[str, object] = {"kind": pair.kind}
+    if pair.kind == "near":
+        line["distance"] = pair.distance
+    line.update(_json_of(pair.again, pair.again_field))
+    line["first"] = _json_of(pair.first, pair.first_field)
+    return line
+
+
+def _json_of(name: SampleName, field: str | None) -> dict[str, object]:
+    line: dict[str, object] = {"dataset": name.dataset} if name.dataset else {}
+    line.update(shard=name.shard, index=name.index, key=name.key)
+    return line if field is None else {**line, "field": field}
+
+
+def _field(name: SampleName, position: int | None) -> str | None:
+    if position is None:
+        return None
+    return name.fields[position] if position < len(name.fields) else ""
+
+
+LEAK_KINDS = ("media", "near", "text", "id")
+
+
+@checked()
+def find_leaks(
+    a: Dataset,
+    b: Dataset,
+    *,
+    kinds: Collection[str] = LEAK_KINDS,
+    num_threads: PositiveInt = 1,
+    progress: bool = True,
+) -> Duplicates:
+    """Find samples of `b` that hold something that `a` holds too.
+
+    Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole, and
+    with "near" also those whose sidecar has no perceptual hashes. In memory are 16 bytes for each
+    sample and kind, and 32 for each image with "near". Samples on the bad lists are left out: no
+    epoch shows them.
+
+    Args:
+        a: A dataset, such as the training set.
+        b: Another one, such as a benchmark.
+        kinds: "media" (a file that both have), "near" (images that look alike: encoded again,
+            resized, in another format), "text" (equal text), "id" (equal id of the rows).
+        num_threads: Threads that read samples of shards without a sidecar.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        The pairs, each with a sample of `a` first and one of `b`. Their datasets are named "a" and
+        "b". A medium or sample of `b` is in at most one pair of each kind.
+
+    Raises:
+        ConfigError: An unknown kind.
+        ShardError: A shard without a sidecar cannot be read.
+        StorageError: The storage failed after retries.
+
+    Examples:
+        >>> dataset = mm.open_dataset("shards/")
+        >>> mm.find_leaks(dataset, dataset, kinds=["text"], progress=False).num_pairs
+        {'text': 480}
+    """
+    unknown = set(kinds) - set(LEAK_KINDS)
+    if unknown:
+        raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(LEAK_KINDS)}")
+    wanted = [kind for kind in LEAK_KINDS if kind in kinds]
+    datasets, left_out = {"a": a, "b": b}, {"a": a.bad, "b": b.bad}
+    corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
+    return Duplicates(corpus, {kind: _across(corpus, kind, a.num_shards) for kind in wanted})
+
+
+def _across(corpus: Corpus, kind: str, num_shards: int) -> PairNumbers:
+    """Return the pairs of one kind with one sample in each dataset.
+
+    Args:
+        corpus: Of both datasets.
+        kind: One of `LEAK_KINDS`.
+        num_shards: Of the first dataset.
+    """
+    entries = corpus.entries[kind]
+    num_first = sum(len(chunk) for chunk in entries.hashes[:num_shards])
+    if kind == "near":
+        hashes = np.concatenate([np.zeros((0, 32), np.uint8), *entries.hashes])
+        return numbers_of(entries, *match_with_first(near_pairs(hashes), num_first))
+    first, again = equal_to_first(entries.hashes)  # the first of a kind is in `a`, if any is
+    is_across = (first < num_first) & (again >= num_first)
+    return numbers_of(entries, first[is_across], again[is_across])
+
+
+MAX_DISTANCE = 15
+"""Most bits of 256 that differ between near-duplicates. One less than the number of bands."""
+
+MAX_BUCKET = 4096
+"""Largest group of hashes with an equal band in which each is compared with each."""
+
+Words = npt.NDArray[np.uint64]
+
+
+class NearPairs(NamedTuple):
+    """Pairs of hashes that are near to each other.
+
+    Equal hashes are one: the first of them represents the others.
+    """
+
+    representative: IntArray
+    """int64 [n]: for each hash, the first that equals it."""
+    first: IntArray
+    """int64 [num_pairs]: a representative."""
+    second: IntArray
+    """A later representative that is near to `first`. Pairs are sorted by `second`."""
+    distance: IntArray
+    """Bits that differ: 1 to `MAX_DISTANCE`."""
+
+
+class Matches(NamedTuple):
+    """Hashes, each with the one that it is near to. All arrays are int64 [num_matches]."""
+
+    first: IntArray
+    again: IntArray
+    """Later than `first`. Sorted, and none comes twice."""
+    distance: IntArray
+
+
+def near_pairs(hashes: npt.NDArray[np.uint8]) -> NearPairs:
+    """Find all pairs of different hashes that differ in at most `MAX_DISTANCE` bits.
+
+    In a group of more than 4,096 different hashes with an equal band, those near to an earlier one
+    of the group are not compared with each other. So pictures that a corpus holds a million times,
+    with small differences, cost little.
+
+    Memory: about 150 bytes for each hash, and 24 for each pair.
+
+    Args:
+        hashes: uint8 [n, 32]
+    """
+    words = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 4)
+    representative = _representatives(words)
+    different = np.flatnonzero(representative == np.arange(len(words)))
+    pairs = [np.zeros((0, 2), dtype=np.int64)]
+    for earlier, later in _near_different(words[different]):
+        pairs.append(np.stack([different[later], different[earlier]], axis=1))
+    second, first = np.unique(np.concatenate(pairs), axis=0).T
+    return NearPairs(representative, first, second, _distance(words[first], words[second]))
+
+
+def keep_first(near: NearPairs) -> Matches:
+    """Match each hash that is near to an earlier one that is kept with the first such.
+
+    Hashes are looked at in order. One that is near to a kept one is not kept itself. So in a chain
+    of pictures, each a little unlike the one before, none is dropped for one that it is not near
+    to.
+    """
+    count = len(near.representative)
+    leader, distance = np.arange(count), np.zeros(count, dtype=np.int64)
+    pairs = zip(near.first.tolist(), near.second.tolist(), near.distance.tolist(), strict=True)
+    for first, second, bits in pairs:
+        if leader[first] == first and leader[second] == second:
+            leader[second], distance[second] = first, bits
+    return _matches(near, leader, distance, np.arange(count))
+
+
+def match_with_first(near: NearPairs, num_first: int) -> Matches:
+    """Match each of the later hashes with the nearest one among the first `num_first`."""
+    count = len(near.representative)
+    leader = np.where(near.representative < num_first, near.representative, -1)
+    distance = np.zeros(count, dtype=np.int64)
+    is_across = near.first < num_first
+    is_across &= near.second >= num_first
+    across = np.lexsort((near.first, near.distance))
+    for number in across[is_across[across]].tolist():
+        second = near.second[number]
+        if leader[second] < 0:
+            leader[second], distance[second] = near.first[number], near.distance[number]
+    later = np.arange(num_first, count)
+    is_matched = leader[near.representative[later]] >= 0
+    return _matches(near, leader, distance, later[is_matched])
+
+
+def _matches(near: NearPairs, leader: IntArray, distance: IntArray, hashes: IntArray) -> Matches:
+    """Give each hash what its representative was matched with."""
+    representative = near.representative[hashes]
+    first = leader[representative]
+    is_other = first != hashes
+    return Matches(first[is_other], hashes[is_other], distance[representative][is_other])
+
+
+def _representatives(words: Words) -> IntArray:
+    """Return for each hash the first that equals it."""
+    order = np.lexsort(words.T)  # stable: the earliest comes first
+    ordered = words[order]
+    is_new = np.ones(len(words), dtype=np.bool_)
+    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
+    representative = np.empty(len(words), dtype=np.int64)
+    representative[order] = order[is_new][np.cumsum(is_new) - 1]
+    return representative
+
+
+def _near_different(words: Words) -> Iterator[tuple[IntArray, IntArray]]:
+    """Yield (earlier, later) of near hashes, for each band. A pair may come several times."""
+    bands = words.view(np.uint16).reshape(-1, 16)
+    for band in range(bands.shape[1]):
+        keys = bands[:, band]
+        order = np.argsort(keys, kind="stable")
+        sizes = np.bincount(keys, minlength=1 << 16)
+        stops = np.repeat(np.cumsum(sizes), sizes)
+        num_after = stops - np.arange(len(keys)) - 1  # in the same bucket
+        is_large = sizes > MAX_BUCKET
+        num_after[np.repeat(is_large, sizes)] = 0
+        yield from _near_neighbours(words, order, num_after)
+        starts = np.cumsum(sizes) - sizes
+        for bucket in np.flatnonzero(is_large).tolist():
+            yield from _near_leaders(words, order[starts[bucket] :][: sizes[bucket]])
+
+
+def _near_neighbours(
+    words: Words, order: IntArray, num_after: IntArray
+) -> Iterator[tuple[IntArray, IntArray]]:
+    """Compare each hash with all that follow it in its bucket.
+
+    A bucket of the hashes a, b, c: step 1 compares a with b and b with c, step 2 a with c.
+    """
+    ordered = words[order]
+    head = np.ascontiguousarray(ordered[:, 0])
+    active = np.flatnonzero(num_after > 0)
+    step = 1
+    while active.size:
+        # A quarter of the bits decides about nearly all pairs.
+        is_candidate = np.bitwise_count(head[active] ^ head[active + step]) <= MAX_DISTANCE
+        candidates = active[is_candidate]
+        is_near = _distance(ordered[candidates], ordered[candidates + step]) <= MAX_DISTANCE
+        near = candidates[is_near]
+        if near.size:
+            yield order[near], order[near + step]
+        step += 1
+        active = active[num_after[active] >= step]
+
+
+def _near_leaders(words: Words, members: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+    """Compare the first hash of a large bucket with the others, leave out the near ones; again."""
+    while members.size > 1:
+        leader, others = members[0], members[1:]
+        is_near = _distance(words[others], words[leader]) <= MAX_DISTANCE
+        if is_near.any():
+            near = others[is_near]
+            yield np.full_like(near, leader), near
+        members = others[~is_near]
+
+
+def _distance(a: Words, b: Words) -> IntArray:
+    """Return the number of bits that differ, int64 [n]."""
+    distance: IntArray = np.bitwise_count(a ^ b).sum(axis=-1, dtype=np.int64)
+    return distance
