@@ -527,38 +527,25 @@ def is_finished(store: Store, settings: dict[str, Any]) -> bool:
     """
     require_files(store)
     names = store.list().keys()
+    if not names:
+        return False
+    is_whole, saved = MANIFEST_NAME in names, None
     if MARKER_NAME in names:
-        marker = read_json(store, MARKER_NAME)
-        if "bake" not in marker:
-            raise _holds_something_else(store)
-        _require_same(store, marker["bake"], settings, is_finished=MANIFEST_NAME in names)
-        if MANIFEST_NAME not in names:
-            return False
-        _clean_up(store)  # killed behind its last write
-        return True
-    if MANIFEST_NAME in names:
-        if "bake" not in Manifest.read(store).source or FINGERPRINT_NAME not in names:
-            raise _holds_something_else(store)
+        saved = read_json(store, MARKER_NAME).get("bake")
+    elif is_whole and FINGERPRINT_NAME in names and "bake" in Manifest.read(store).source:
         saved = read_json(store, FINGERPRINT_NAME).get("settings")
-        _require_same(store, saved, settings, is_finished=True)
-        return True
-    if names:
-        raise _holds_something_else(store)
-    return False
-
-
-def _holds_something_else(store: Store) -> ConfigError:
-    return ConfigError(f"{store.url}: holds something else; give an empty folder or prefix")
-
-
-def _require_same(store: Store, saved: Any, present: dict[str, Any], *, is_finished: bool) -> None:
-    if difference := first_difference(saved, present):
-        content = "a dataset" if is_finished else "an unfinished dataset"
-        advice = "Name" if is_finished else "Undo that to finish it, name"
+    if saved is None:
+        raise ConfigError(f"{store.url}: holds something else; give an empty folder or prefix")
+    if difference := first_difference(saved, settings):
+        content = "a dataset" if is_whole else "an unfinished dataset"
+        advice = "Name" if is_whole else "Undo that to finish it, name"
         raise ConfigError(
             f"{store.url}: holds {content} that was baked otherwise: {escaped(difference, 600)}. "
             f"{advice} another destination, or empty this one"
         )
+    if is_whole and MARKER_NAME in names:  # killed behind its last write
+        _clean_up(store)
+    return is_whole
 
 
 def begin(store: Store, dataset: Dataset, settings: dict[str, Any], command: str) -> None:

@@ -344,16 +344,34 @@ class Entries:
         """Return the positions of hashes among the media of their shards."""
         return self._pick(self.media, numbers)
 
-    def _pick(self, chunks: list[IntArray | range], numbers: IntArray) -> IntArray:
-        picked = np.zeros(numbers.size, dtype=np.int64)
+    def _pick(self, columns: Sequence[IntArray | range], numbers: IntArray) -> IntArray:
         shards = np.searchsorted(self.ends, numbers, side="right")
-        for shard in np.unique(shards).tolist():
+        sizes = np.array([len(chunk) for chunk in self.hashes], dtype=np.int64)
+        indexes = numbers - (self.ends - sizes)[shards]
+        return _picked(columns.__getitem__, shards, indexes, numbers)
+
+
+def _picked(
+    column_of: Callable[[int], IntArray | range | None],
+    shards: IntArray,
+    indexes: IntArray,
+    default: IntArray,
+) -> IntArray:
+    """Return one value of a column of each shard.
+
+    Args:
+        column_of: Returns the column of a shard. None: it has the default.
+        shards: int64 [n]
+        indexes: int64 [n], in the columns.
+        default: int64 [n]
+    """
+    picked = default.copy()
+    for shard in np.unique(shards).tolist():
+        column = column_of(shard)
+        if column is not None:
             in_shard = shards == shard
-            start = int(self.ends[shard]) - len(self.hashes[shard])
-            local = numbers[in_shard] - start
-            chunk = chunks[shard]
-            picked[in_shard] = local + chunk.start if isinstance(chunk, range) else chunk[local]
-        return picked
+            picked[in_shard] = np.asarray(column)[indexes[in_shard]]
+    return picked
 
 
 @dataclass
@@ -394,37 +412,25 @@ class Corpus:
 
     def same_row(self, a: IntArray, b: IntArray) -> npt.NDArray[np.bool_]:
         """Tell which pairs of samples come from the same row of the source."""
-        shard_a, index_a = self.refs_of(a)
-        shard_b, index_b = self.refs_of(b)
-        is_same: npt.NDArray[np.bool_] = a == b
-        for number in np.flatnonzero((shard_a == shard_b) & ~is_same).tolist():
-            rows = self.rows[int(shard_a[number])]
-            if rows is not None:
-                is_same[number] = rows[index_a[number]] == rows[index_b[number]]
+        (shard_a, index_a), (shard_b, index_b) = self.refs_of(a), self.refs_of(b)
+        row_a = _picked(self.rows.__getitem__, shard_a, index_a, index_a)
+        row_b = _picked(self.rows.__getitem__, shard_b, index_b, index_b)
+        is_same: npt.NDArray[np.bool_] = (shard_a == shard_b) & (row_a == row_b)
         return is_same
 
     def media_counts(self, samples: IntArray) -> IntArray:
         """Return how many media samples have."""
-        shards, indexes = self.refs_of(samples)
-        counts = np.ones(samples.size, dtype=np.int64)
-        for number, (shard, index) in enumerate(
-            zip(shards.tolist(), indexes.tolist(), strict=True)
-        ):
-            stored = self.num_media[shard]
-            if stored is not None:
-                counts[number] = stored[index]
-        return counts
+        return _picked(self.num_media.__getitem__, *self.refs_of(samples), np.ones_like(samples))
 
     def media_start(self, samples: IntArray) -> IntArray:
         """Return the position of the first medium of samples, among the media of their shards."""
+
+        def starts(shard: int) -> IntArray | None:
+            counts = self.num_media[shard]
+            return None if counts is None else np.cumsum(counts) - counts
+
         shards, indexes = self.refs_of(samples)
-        starts = indexes.copy()
-        for shard in np.unique(shards).tolist():
-            stored = self.num_media[shard]
-            if stored is not None:
-                in_shard = shards == shard
-                starts[in_shard] = (np.cumsum(stored) - stored)[indexes[in_shard]]
-        return starts
+        return _picked(starts, shards, indexes, indexes)
 
     def names_of(self, samples: Iterable[int]) -> dict[int, SampleName]:
         """Return the names of samples. The sidecars of their shards are read again."""

@@ -252,25 +252,17 @@ class RejectGroup:
 class ShardRejects:
     """The rejects of one shard, as they come. Without any, there is no file.
 
-    A context manager: the file appears when the block ends without an error.
-
     Args:
         store: The destination.
         shard: Name of the shard.
+        stack: The file appears when it is closed without an error.
     """
 
-    def __init__(self, store: Store, shard: str) -> None:
+    def __init__(self, store: Store, shard: str, stack: ExitStack) -> None:
         self.num_rejects = 0
         self.num_bytes = 0
-        self._store, self._shard = store, shard
-        self._stack = ExitStack()
+        self._store, self._shard, self._stack = store, shard, stack
         self._file: BinaryIO | None = None
-
-    def __enter__(self) -> ShardRejects:
-        return self
-
-    def __exit__(self, *details: Any) -> None:
-        self._stack.__exit__(*details)
 
     def add(self, reject: Reject) -> None:
         """Write one reject."""

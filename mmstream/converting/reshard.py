@@ -156,13 +156,7 @@ def reshard(
     with write_lock(store, "reshard") as lock:
         if _is_finished(store, recipe):
             return open_plan(target)
-        if not store.exists(MARKER_NAME):
-            command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
-            seed = str(shuffle_seed)
-            command += ["--no-shuffle"] if shuffle_seed is None else ["--shuffle-seed", seed]
-            command += ["--samples-per-shard", str(per_shard)]
-            marker = {"command": shlex.join(command), "reshard": recipe}
-            store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
+        _begin(store, dataset, plan, recipe)
         shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
         columns = {name: column[positions] for name, column in measured.columns.items()}
         moved = Measure(shards, columns, measured.settings)
@@ -171,6 +165,18 @@ def reshard(
         opened = write_plan(planned, target)
         _finish(store, dataset, shards, recipe)
     return opened
+
+
+def _begin(store: Store, dataset: Dataset, plan: str, recipe: dict[str, Any]) -> None:
+    """Write the marker, with the command that goes on."""
+    if store.exists(MARKER_NAME):
+        return
+    seed = recipe["shuffle_seed"]
+    command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
+    command += ["--no-shuffle"] if seed is None else ["--shuffle-seed", str(seed)]
+    command += ["--samples-per-shard", str(recipe["samples_per_shard"])]
+    marker = {"command": shlex.join(command), "reshard": recipe}
+    store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
 
 
 def _plan_of(dataset: Dataset, plan: str) -> PackPlan:

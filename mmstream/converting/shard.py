@@ -19,7 +19,7 @@ import hashlib
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, nullcontext
 from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import BinaryIO, cast
@@ -163,7 +163,8 @@ def write_shard(
         return replace(committed, reused=True)
     report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
     counter = RowCounter(live)
-    with _sidecar(job) as sidecar, ShardRejects(job.store, job.name) as rejects:
+    with _sidecar(job) as sidecar, ExitStack() as stack:
+        rejects = ShardRejects(job.store, job.name, stack)
         samples = _samples(job, rejects, sidecar, counter, idle_cpus)
         first = next(samples, None)
         if first is not None:

@@ -286,23 +286,22 @@ class SidecarWriter:
         self, media: Sequence[Media], fields: Mapping[str, bytes]
     ) -> tuple[dict[str, Any], ...]:
         names = dict(fields)  # of the media that are not described yet
-        return tuple(self._medium(medium, names) for medium in media)
-
-    def _medium(self, medium: Media, names: dict[str, bytes]) -> dict[str, Any]:
-        field = next(name for name, data in names.items() if data is medium.data)
-        del names[field]  # a medium that comes twice has two fields
-        kind = kind_of(medium.extension) or "image"
-        perceptual_hash = None
-        if self._perceptual_hash is not None and kind == "image":
-            perceptual_hash = self._perceptual_hash(medium.data)
-        return {
-            "field": encodable(field),
-            "kind": kind,
-            "num_bytes": len(medium.data),
-            "xxh3": content_hash(medium.data),
-            "perceptual_hash": perceptual_hash,
-            **{name: value for name, value in medium.facts.items() if name in FACTS},
-        }
+        described = []
+        for medium in media:
+            field = next(name for name, data in names.items() if data is medium.data)
+            del names[field]  # a medium that comes twice has two fields
+            kind = kind_of(medium.extension) or "image"
+            hash_image = self._perceptual_hash if kind == "image" else None
+            columns = {
+                "field": encodable(field),
+                "kind": kind,
+                "num_bytes": len(medium.data),
+                "xxh3": content_hash(medium.data),
+                "perceptual_hash": hash_image and hash_image(medium.data),
+            }
+            facts = {name: value for name, value in medium.facts.items() if name in FACTS}
+            described.append(columns | facts)
+        return tuple(described)
 
     def _add(self, values: tuple[Any, ...], media: Sequence[Media], *texts: str | None) -> None:
         """Add a row.

@@ -17,15 +17,12 @@ from __future__ import annotations
 import asyncio
 import atexit
 import errno
-import logging
 import os
-import re
 import socket
 import ssl
 import threading
 import time
 import zlib
-from collections import Counter
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
@@ -56,14 +53,10 @@ from mmstream.errors import StorageError, escaped
 from mmstream.storage.http_headers import seconds_until
 from mmstream.storage.retry import THROTTLED_STATUS, backoff_s, may_pass
 
-logger = logging.getLogger(__name__)
-
 NUM_LOOKUPS = 64
 """Names that are looked up at the same time, by all processes. Resolvers give way under more."""
 
 MAX_HOSTS = 1 << 14
-
-_NUMBER = re.compile(r"\d[\d.,]*")
 
 
 class Downloader:
@@ -76,10 +69,6 @@ class Downloader:
         num_processes: Processes of this machine that download at the same time. They share the
             connections of `options` evenly.
         look_up: Returns the addresses of a host's name. For tests.
-
-    Attributes:
-        counts: Numbers of downloads, requests, redirects, failed tries and bytes, and of failures
-            by their reason.
     """
 
     def __init__(
@@ -89,15 +78,20 @@ class Downloader:
         *,
         look_up: Callable[[str], list[str]] = look_up,
     ) -> None:
-        self.counts: Counter[str] = Counter()
         self._options = options
-        self._num_connections = max(1, options.num_connections // num_processes)
-        self._num_lookups = max(8, NUM_LOOKUPS // num_processes)
+        self._slots = asyncio.Semaphore(max(1, options.num_connections // num_processes))
         per_host = max(1, options.num_connections_per_host // num_processes)
         # By name. Those that were not asked for the longest are forgotten.
         self._host = lru_cache(MAX_HOSTS)(lambda _name: Host(per_host))
+        self._dns = DnsCache(
+            look_up,
+            lambda host: self._dns_outage.answered(host),
+            max(8, NUM_LOOKUPS // num_processes),
+        )
+        self._dns_outage = Outage("DNS server", self._dns.answers, options.max_unanswered)
+        self._server_outage = Outage("server", self._can_connect, options.max_unanswered)
         self._allowed = AllowedHosts(options.allow_hosts)
-        self._look_up = look_up
+        self._resolver = CheckedResolver(self._dns, self._allowed)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(
             target=self._loop.run_forever, name="mmstream-downloads", daemon=True
@@ -113,7 +107,6 @@ class Downloader:
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()
-        logger.info("downloads: %s", dict(sorted(self.counts.items())))
 
     def start(self, url: str, max_bytes: int | None = None) -> Future[bytes]:
         """Start to download a URL. Return at once.
@@ -135,14 +128,6 @@ class Downloader:
         return asyncio.run_coroutine_threadsafe(self._download(url, limit), self._loop)
 
     async def _open(self) -> None:
-        max_unanswered = self._options.max_unanswered
-        self._slots = asyncio.Semaphore(self._num_connections)
-        self._dns = DnsCache(
-            self._look_up, lambda host: self._dns_outage.answered(host), self._num_lookups
-        )
-        self._dns_outage = Outage("DNS server", self._dns.answers, max_unanswered)
-        self._server_outage = Outage("server", self._can_connect, max_unanswered)
-        self._resolver = CheckedResolver(self._dns, self._allowed)
         self._client = WebClient(self._options, self._resolver)
 
     async def _close(self) -> None:
@@ -155,14 +140,10 @@ class Downloader:
 
     async def _download(self, url: str, max_bytes: int) -> bytes:
         """Return the bytes of a URL; the errors are those of `start`."""
-        self.counts["downloads"] += 1
         try:
-            data = await self._try_often(url, max_bytes)
+            return await self._try_often(url, max_bytes)
         except RowError as error:
-            self.counts[f"failed: {_NUMBER.sub('N', str(error).partition(';')[0])[:80]}"] += 1
             raise RowError(f"{shown_url(url)}: {error}") from None
-        self.counts["bytes"] += len(data)
-        return data
 
     async def _try_often(self, url: str, max_bytes: int) -> bytes:
         for num_tries in range(1, self._options.num_tries + 1):
@@ -170,7 +151,6 @@ class Downloader:
                 return await self._follow(url, max_bytes, is_retry=num_tries > 1)
             except TryFailedError as error:
                 failure = error
-            self.counts["failed tries"] += 1
             if num_tries < self._options.num_tries:
                 await asyncio.sleep(backoff_s(num_tries))
         if not failure.is_answered:
@@ -191,7 +171,6 @@ class Downloader:
                 raise RowError(f"redirects to {shown_url(url)}: {error}") from None
             if not isinstance(answer, Redirect):
                 return answer
-            self.counts["redirects"] += 1
             url, base = answer.url, str(address)
         raise RowError(f"more than {self._options.max_redirects} redirects")
 
@@ -204,7 +183,6 @@ class Downloader:
             if address.ip is None:  # before the host's turn: a slow DNS server holds up nobody else
                 await self._resolver.addresses(address.host, address.port)
             async with host.slot(is_retry=is_retry), self._slots:
-                self.counts["requests"] += 1
                 answer = await self._get(address, host, max_bytes)
         except TryFailedError as failure:
             failure.origin = address.origin
