@@ -277,6 +277,15 @@ def test_members_of_archives_and_spans_of_files_are_read_from_where_they_lie(roo
     assert load(path, root) == INSIDE[path]
 
 
+def test_an_archive_is_read_as_what_each_row_calls_it(root):
+    paths = ["zip://img/1.png::a.tar", "tar://img/1.png::a.tar"]
+    drafts = [(Row(0, "f", 1, {}), Draft({}, (MediaRef("image", path),))) for path in paths]
+    folder = root if "://" in str(root) else os.path.realpath(root)
+    (_, wrong, _), (_, _, [medium]) = loaded(drafts, folder)
+    assert "not a zip" in str(wrong)
+    assert medium.data == png(1, 1)
+
+
 @pytest.mark.parametrize("path", NOT_INSIDE)
 def test_a_member_or_a_span_that_is_not_there_is_a_reject(root, path):
     with pytest.raises(RowError, match=NOT_INSIDE[path]):

@@ -97,19 +97,20 @@ class Archives:
 
     def _members(self, archive: Archive) -> Mapping[str, Any]:
         """Return the members of an archive by their plain names. Faults are remembered, too."""
+        key = (archive.is_zip, *archive.stamp)
         with self._lock:
-            if archive.stamp not in self._directories:
+            if key not in self._directories:
                 directory: Mapping[str, Any] | RowError
                 try:
                     directory = _zip_members(archive) if archive.is_zip else _tar_members(archive)
                 except RowError as error:
                     directory = error
-                self._directories[archive.stamp] = directory
+                self._directories[key] = directory
                 self._num_kept += _weight(directory)
                 while len(self._directories) > 1 and self._num_kept > MAX_KEPT_MEMBERS:
                     self._num_kept -= _weight(self._directories.popitem(last=False)[1])
-            self._directories.move_to_end(archive.stamp)
-            members = self._directories[archive.stamp]
+            self._directories.move_to_end(key)
+            members = self._directories[key]
         if isinstance(members, RowError):
             raise RowError(str(members))
         return members
