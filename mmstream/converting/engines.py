@@ -209,7 +209,7 @@ def _drain(
             num_cpus = int(ray.cluster_resources().get("CPU", 1))
             limit = num_workers or max(2, TASKS_PER_CPU * num_cpus)
             for job in islice(jobs, max(0, limit - len(running))):
-                running[task.remote(_portable(job), job.media.plan())] = job
+                running[task.remote(_portable(job), job.options.media.plan())] = job
             if not running:
                 return
             for reference in ray.wait(list(running), num_returns=1)[0]:
@@ -236,7 +236,7 @@ def _portable(job: ShardJob) -> ShardJob:
 def _write_shard_on_ray(job: ShardJob, media_plan: dict[str, Any]) -> ShardReport | Exception:
     """Write a shard. An error is returned: Ray would wrap it in a traceback."""
     try:
-        _require_same_libraries(job.media, media_plan)
+        _require_same_libraries(job.options.media, media_plan)
         return write_shard(replace(job, access=_on_this_node(job.access)))
     except Exception as error:
         error.add_note(format_exc())  # a traceback does not travel; a function of the user needs it

@@ -358,10 +358,10 @@ def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:
 def remove_shards(store: Store, shards: Sequence[str]) -> None:
     """Remove all files of some shards, which no manifest names. Their reports go first."""
     stems = [shard.removesuffix(".tar") for shard in shards]
-    for suffix in _REPORT_SUFFIXES:
-        map_requests(store, store.remove, [f"{REPORTS}/{stem}.{suffix}" for stem in stems])
-    for suffix in _SHARD_SUFFIXES:
-        map_requests(store, store.remove, [f"{stem}.{suffix}" for stem in stems])
+    reports = [f"{REPORTS}/{stem}.{suffix}" for stem in stems for suffix in _REPORT_SUFFIXES]
+    map_requests(store, store.remove, reports)
+    files = [f"{stem}.{suffix}" for stem in stems for suffix in _SHARD_SUFFIXES]
+    map_requests(store, store.remove, files)
 
 
 def give_up(store: Store, reports: Sequence[ShardReport]) -> None:
@@ -377,10 +377,7 @@ def _with_samples(reports: Sequence[ShardReport]) -> tuple[ShardInfo, ...]:
 
 
 def _fields(reports: Sequence[ShardReport]) -> Counter[str]:
-    fields: Counter[str] = Counter()
-    for report in reports:
-        fields.update(report.fields)
-    return fields
+    return sum((Counter(report.fields) for report in reports), Counter())
 
 
 def _write_rejects(store: Store, reports: Sequence[ShardReport]) -> None:
@@ -840,12 +837,8 @@ def jobs_of(
             name,
             source.select(rows),
             access,
-            options.format,
-            options.reading.captions,
-            options.media,
+            options,
             output.split,
-            options.sidecar,
-            options.duplicates.near is not None,
             output.lock,
             output.work.rerun.check,
             output.expected.get(name),

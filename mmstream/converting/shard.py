@@ -35,11 +35,10 @@ from mmstream.converting.draft import (
     StoredSample,
     samples_of,
 )
-from mmstream.converting.formats.caller import RowParser
 from mmstream.converting.media.check import IdleCpus
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import MediaAccess
-from mmstream.converting.options import MediaOptions
+from mmstream.converting.options import MediaOptions, Options
 from mmstream.converting.report import (
     LiveCounts,
     Reject,
@@ -122,14 +121,9 @@ class ShardJob:
     name: str
     rows: RowRange
     access: MediaAccess
-    format: RowParser
-    captions: str
-    media: MediaOptions
+    options: Options
     split: str | None
     """Name of the split, for the sidecar."""
-    sidecar: bool
-    perceptual_hashes: bool
-    """Whether the sidecar has perceptual hashes of images."""
     lock: WriteLock
     """Held by the main process. Nothing is committed without it."""
     check: bool = False
@@ -199,7 +193,7 @@ def files_of(report: ShardReport) -> dict[str, int]:
 def missing_file(job: ShardJob, report: ShardReport) -> str | None:
     """Return the first file of a written shard that is missing or has another size, or None."""
     sizes = files_of(report)
-    if job.sidecar:
+    if job.options.sidecar:
         sizes.setdefault(sidecar_name(job.name), report.sidecar_bytes)
     return wrong_size(job.store, sizes)
 
@@ -232,7 +226,7 @@ def _is_intact(job: ShardJob, report: ShardReport) -> bool:
         return False
     if not job.check:
         return True
-    if job.sidecar and report.sidecar_sha256 != object_sha256(
+    if job.options.sidecar and report.sidecar_sha256 != object_sha256(
         job.store, sidecar_name(job.name), report.sidecar_bytes
     ):
         return False
@@ -292,9 +286,9 @@ def _write_tar(job: ShardJob, samples: Samples, report: ShardReport) -> ShardRep
 
 
 def _sidecar(job: ShardJob) -> AbstractContextManager[SidecarWriter | None]:
-    if not job.sidecar:
+    if not job.options.sidecar:
         return nullcontext()
-    hash_image = perceptual_hash if job.perceptual_hashes else None
+    hash_image = perceptual_hash if job.options.duplicates.near else None
     return SidecarWriter(job.store, job.name, job.split, hash_image)
 
 
@@ -309,7 +303,8 @@ def _samples(
 
     The sidecar gets both.
     """
-    for row, draft, media in load_rows(_drafts(job), job.access, job.media, idle_cpus):
+    each = job.options.reading.captions == "each"
+    for row, draft, media in load_rows(_drafts(job), job.access, job.options.media, idle_cpus):
         key = _key(row)
         if isinstance(draft, RowError):
             counter.add_reject()
@@ -321,7 +316,7 @@ def _samples(
             continue
         stored = media or (media_of(draft.fields) if draft.key is not None else media)
         counter.add(draft, stored)
-        for sample_key, fields in samples_of(key, draft, media, job.captions == "each"):
+        for sample_key, fields in samples_of(key, draft, media, each):
             if sidecar is not None:
                 sidecar.add_sample(row, sample_key, fields, stored)
             counter.add_sample(fields)
@@ -337,10 +332,10 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
         elif isinstance(row.value, RowError):
             yield row, row.value
         elif isinstance(row.value, StoredSample):
-            yield row, draft_of(row.value, job.media)
+            yield row, draft_of(row.value, job.options.media)
         else:
             try:
-                draft = job.format.draft(row.value, row.file)
+                draft = job.options.format.draft(row.value, row.file)
             except RowError as error:
                 yield row, error
             else:
