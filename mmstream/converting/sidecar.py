@@ -27,9 +27,8 @@ import io
 import re
 import shutil
 import tempfile
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
@@ -61,10 +60,8 @@ MEDIUM_BYTES = 1000
 """What a row, and each medium of it, takes in memory besides its texts."""
 
 HASHED_BYTES = 1 << 20
-"""A thread computes the SHA-256 of media while the next are read. It gets so many bytes at once."""
-
-MAX_WAITING = 2
-"""How often `HASHED_BYTES` wait for their hashes, at most. They are in memory."""
+"""A thread computes the SHA-256 of media while the next are read. It gets so many bytes at once,
+and as many wait for it at most."""
 
 MAX_HELD_BYTES = 32 << 20
 """A sidecar is held in memory while it is written; a larger one is in a temporary file."""
@@ -187,7 +184,7 @@ class SidecarWriter:
         self._file = self._stack.enter_context(file)
         self._unhashed: list[tuple[int, bytes]] = []  # position in `_sha256s`, and the medium
         self._unhashed_bytes = 0
-        self._hashing: deque[Future[None]] = deque()
+        self._hashing = self._thread.submit(_add_sha256, [], [])
 
     def __enter__(self) -> SidecarWriter:
         self._writer = pq.ParquetWriter(
@@ -330,16 +327,17 @@ class SidecarWriter:
         self._unhashed.append((len(self._sha256s) - 1, data))
         self._unhashed_bytes += len(data)
         if self._unhashed_bytes >= HASHED_BYTES:
-            while len(self._hashing) >= MAX_WAITING:
-                self._hashing.popleft().result()
-            self._hashing.append(self._thread.submit(_add_sha256, self._sha256s, self._unhashed))
-            self._unhashed, self._unhashed_bytes = [], 0
+            self._begin_hashing()
+
+    def _begin_hashing(self) -> None:
+        """Let the thread hash what waits, after what it hashes now."""
+        self._hashing.result()
+        self._hashing = self._thread.submit(_add_sha256, self._sha256s, self._unhashed)
+        self._unhashed, self._unhashed_bytes = [], 0
 
     def _flush(self) -> None:
-        _add_sha256(self._sha256s, self._unhashed)
-        self._unhashed, self._unhashed_bytes = [], 0
-        while self._hashing:
-            self._hashing.popleft().result()
+        self._begin_hashing()
+        self._hashing.result()
         if self._rows:
             columns: list[Sequence[Any]] = list(zip(*self._rows, strict=True))
             columns.insert(_SHA256, self._sha256s)

@@ -292,11 +292,10 @@ class ArrivedBytes:
     def take(self, future: Future[Kept]) -> bytes:
         """Wait for a medium and return its bytes. Raises what its future raised."""
         kept = future.result()
-        if not isinstance(kept, _Spilled):
-            with self._lock:
-                self._num_bytes -= len(kept)
-            return kept
         with self._lock:
+            if not isinstance(kept, _Spilled):
+                self._num_bytes -= len(kept)
+                return kept
             assert self._file is not None
             data = os.pread(self._file.fileno(), kept.num_bytes, kept.start)
         if len(data) != kept.num_bytes:
