@@ -500,24 +500,26 @@ class DnsCache:
         self._threads.shutdown(wait=False, cancel_futures=True)
 
     def _start(self, host: str) -> _Entry:
-        loop = asyncio.get_running_loop()
-        entry = _Entry(loop.run_in_executor(self._threads, self._answer, host))
-        entry.lookup.add_done_callback(lambda _: self._finish(host, entry))
+        lookup = asyncio.ensure_future(self._looked_up(host))
+        lookup.add_done_callback(lambda done: done.cancelled() or done.exception())  # is retrieved
         self._entries.pop(host, None)
-        self._entries[host] = entry
+        entry = self._entries[host] = _Entry(lookup)
         if len(self._entries) > MAX_NAMES:
             del self._entries[next(iter(self._entries))]
         return entry
 
-    def _finish(self, host: str, entry: _Entry) -> None:
-        if entry.lookup.cancelled() or entry.lookup.exception():
-            if self._entries.get(host) is entry:
-                del self._entries[host]
-            return
+    async def _looked_up(self, host: str) -> tuple[str, ...]:
+        loop = asyncio.get_running_loop()
+        try:
+            addresses = await loop.run_in_executor(self._threads, self._answer, host)
+        except TryFailedError:
+            self._entries.pop(host, None)
+            raise
         self._on_answer(host)
-        entry.expires = self._clock() + (
-            POSITIVE_TTL_S if entry.lookup.result() else NEGATIVE_TTL_S
-        )
+        if host in self._entries:
+            ttl_s = POSITIVE_TTL_S if addresses else NEGATIVE_TTL_S
+            self._entries[host].expires = self._clock() + ttl_s
+        return addresses
 
     def _answer(self, host: str) -> tuple[str, ...]:
         """Return the addresses of a name; none if it does not exist. Runs in a thread."""
