@@ -137,7 +137,7 @@ def ranges_of(pipeline: mm.Pipeline, first: int, num_steps: int) -> list[set[Ran
         pipeline.order,
         (0, ROWS),
         first,
-        bounds=dataset.bounds,
+        bounds=dataset.shards.bounds,
         access=lambda shard: dataset.store.access,
     )
     steps = [[planned.samples.bounds for planned in plan.plan_step()] for _ in range(num_steps)]

@@ -18,7 +18,7 @@ import pytest
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import open_store, remote
 from mmstream.storage.range_client import range_client
-from mmstream.storage.retry import retry
+from mmstream.storage.retry import _health, retry
 from tests.helpers.aws import SECRET, TOKEN
 from tests.helpers.stub_server import refused, reply
 from tests.helpers.web_stubs import S3Stub, running
@@ -176,7 +176,7 @@ def test_a_bucket_elsewhere_is_followed_or_the_setting_is_named(server, call, pa
     )
     call(open_store(URL))
     remote._client_of.cache_clear()
-    retry._health.cache_clear()  # else it may be a load balancer's fault, for a while
+    _health.cache_clear()  # else it may be a load balancer's fault, for a while
     refuse(server, refused("301 Moved", "PermanentRedirect"))
     with pytest.raises(StorageError, match=r"another region.* set AWS_REGION"):
         call(open_store(URL))
