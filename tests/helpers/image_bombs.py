@@ -387,10 +387,11 @@ BOMBS: dict[str, Bomb] = {
     "gif: 10000 frames": Bomb(lambda: gif_of(64, 64, frames=10_000), "GIF"),
     "gif: comments of one byte": Bomb(
         lambda: gif_of(64, 64, before=b"!\xfe" + b"\1x" * 2**20 + b"\0"),
-        "metadata in more than 10000 pieces",
+        "GIF: metadata in more than 10000 pieces",
     ),
     "gif: a million comments": Bomb(
-        lambda: gif_of(64, 64, before=b"!\xfe\1x\0" * 10**6), "metadata in more than 10000 pieces"
+        lambda: gif_of(64, 64, before=b"!\xfe\1x\0" * 10**6),
+        "GIF: metadata in more than 10000 pieces",
     ),
     # WebP
     "webp: 134 megapixels in 34 bytes": Bomb(lambda: lossless_webp(SIDE), "max_memory"),

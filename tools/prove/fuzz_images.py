@@ -28,6 +28,7 @@ import numpy as np
 from PIL import Image
 
 from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.image.pillow import FORMATS
 from mmstream.errors import DecodeError, TimeoutError
 from tests.helpers.image_bombs import BOMBS
 from tests.helpers.paths import DATA
@@ -61,7 +62,7 @@ def seeds() -> list[bytes]:
     alpha.putalpha(picture.convert("L"))
     files = [
         encoded(image, format)
-        for format in ("jpeg", "png", "gif", "bmp", "webp", "avif")
+        for format in ("jpeg", *(each.name for each in FORMATS))
         for image in (picture, picture.convert("L"))
     ]
     files += [encoded(alpha, format) for format in ("png", "webp", "avif")]

@@ -38,17 +38,8 @@ from mmstream.errors import DecodeError
 
 Pixels = NDArray[np.uint8]
 
-_STORED_AS: dict[str, ImageFormat] = {
-    "jpg": "jpg",
-    "png": "png",
-    "webp": "webp",
-    "gif": "png",
-    "bmp": "png",
-    "tiff": "png",
-    "avif": "jpg",
-    "heic": "jpg",
-}
-"""The format of a resized image, by that of its file, where none is asked for."""
+_STORED_AS: dict[str, ImageFormat] = {"jpg": "jpg", "webp": "webp", "avif": "jpg", "heic": "jpg"}
+"""The format of a resized image, by that of its file, where none is asked for. All others: PNG."""
 
 _ICC_MARKER = b"\xff\xe2"
 _ICC_NAME = b"ICC_PROFILE\0"
@@ -90,7 +81,7 @@ def target_of(extension: str, shape: Shape | None, options: MediaOptions) -> Ima
         return wanted
     side = options.max_image_side
     if side is not None and (shape is None or max(shape) > side):
-        return wanted or _STORED_AS[extension]
+        return wanted or _STORED_AS.get(extension, "png")
     return None
 
 

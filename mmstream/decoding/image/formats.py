@@ -10,25 +10,19 @@ The name of the field does not matter: a PNG called ``.jpg`` is decoded as a PNG
 from __future__ import annotations
 
 import io
+import re
 from collections.abc import Callable
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import (
-    AvifImagePlugin,
-    BmpImagePlugin,
-    GifImagePlugin,
-    Image,
-    ImageFile,
-    PngImagePlugin,
-    WebPImagePlugin,
-)
+from PIL import Image, ImageFile, PngImagePlugin
 
 from mmstream.decoding.image.geometry import Shape
 from mmstream.decoding.image.jpeg import decode_jpeg, readable_header
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import upright, upright_bytes
 from mmstream.decoding.image.pillow import (
+    FORMATS,
     check_png,
     decode_with_pillow,
     has_late_metadata,
@@ -129,16 +123,9 @@ def header_shape(data: bytes | memoryview, limits: Limits) -> Shape | None:
 
 def plugin_of(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
     """Return the class of the Pillow plugin that the first bytes ask for."""
-    if data.startswith(b"\x89PNG\r\n\x1a\n"):
-        return PngImagePlugin.PngImageFile
-    if data.startswith((b"GIF87a", b"GIF89a")):
-        return GifImagePlugin.GifImageFile
-    if data.startswith(b"RIFF") and data[8:12] == b"WEBP":
-        return WebPImagePlugin.WebPImageFile
-    if data.startswith(b"BM"):
-        return BmpImagePlugin.BmpImageFile
-    if data[4:12] in (b"ftypavif", b"ftypavis"):
-        return AvifImagePlugin.AvifImageFile
+    for each in FORMATS:
+        if re.match(each.first_bytes, data):
+            return each.plugin
     if not data:
         raise DecodeError("empty, not an image")
     raise DecodeError(f"not an image of a known format: starts with {data[:12]!r}")

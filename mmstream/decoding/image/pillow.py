@@ -1,4 +1,4 @@
-"""PNG, WebP, BMP, GIF and AVIF files -> pixels with Pillow.
+"""Every format but JPEG -> pixels with Pillow. `FORMATS` lists them.
 
 Place in the flow: `formats.py` calls it with the plugin that the first bytes of a file ask for.
 `jpeg.py` calls it for the few JPEGs that libjpeg's API does not know.
@@ -16,7 +16,16 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
-from PIL import Image, ImageFile, TiffImagePlugin
+from PIL import (
+    AvifImagePlugin,
+    BmpImagePlugin,
+    GifImagePlugin,
+    Image,
+    ImageFile,
+    PngImagePlugin,
+    TiffImagePlugin,
+    WebPImagePlugin,
+)
 
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.orientation import SIDEWAYS, picture_orientation
@@ -50,14 +59,47 @@ BAND_PIXELS = 2**18
 
 _NARROW_MODES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}
 """Bytes per pixel of Pillow's modes. All others have 4."""
-_EXTRA_BYTES = {"GIF": 1, "WEBP": 10, "AVIF": 17, "JPEG": 8}
-"""Bytes per pixel that a plugin needs besides Pillow's own picture.
 
-GIF: what the frame leaves behind. WebP: two canvases, the frame, and its copy. AVIF: planes of up
-to 16 bits with alpha, RGBA, and its copy. JPEG: the coefficients of a progressive file. Measured.
-"""
-_FILE_COPIES = {"WEBP": 4, "AVIF": 4}
-"""Copies of the whole file that a plugin makes. The others read it piece by piece."""
+
+class Memory(NamedTuple):
+    """What a plugin needs at its peak besides Pillow's own picture. Measured."""
+
+    bytes_per_pixel: int = 0
+    file_copies: int = 0
+    """Copies of the whole file. Most plugins read it piece by piece."""
+
+
+class PillowFormat(NamedTuple):
+    """A format that Pillow decodes. `mmstream.media.types` says what its files are called."""
+
+    name: str
+    """Pillow's."""
+    first_bytes: bytes
+    """A regular expression."""
+    plugin: type[ImageFile.ImageFile]
+    memory: Memory
+
+
+FORMATS = (
+    PillowFormat("PNG", rb"\x89PNG\r\n\x1a\n", PngImagePlugin.PngImageFile, Memory()),
+    # What the frame leaves behind.
+    PillowFormat("GIF", rb"GIF8[79]a", GifImagePlugin.GifImageFile, Memory(1)),
+    # Two canvases, the frame, and its copy.
+    PillowFormat("WEBP", rb"(?s)RIFF....WEBP", WebPImagePlugin.WebPImageFile, Memory(10, 4)),
+    PillowFormat("BMP", rb"BM", BmpImagePlugin.BmpImageFile, Memory()),
+    # Planes of up to 16 bits with alpha, RGBA, and its copy.
+    PillowFormat("AVIF", rb"(?s)....ftypavi[fs]", AvifImagePlugin.AvifImageFile, Memory(17, 4)),
+)
+"""The formats besides JPEG. The first one whose first bytes match decodes a file."""
+
+_MEMORY = {
+    **{each.name: each.memory for each in FORMATS},
+    "JPEG": Memory(8),  # the coefficients of a progressive file
+    "TIFF": Memory(),  # these two are only converted
+    "HEIF": Memory(),
+}
+_MOST_MEMORY = Memory(17, 4)
+"""For a plugin that is not listed."""
 
 
 class Picture(NamedTuple):
@@ -75,16 +117,18 @@ class _LimitedFile(io.BytesIO):
     Pillow takes most formats in pieces of at most 64 KiB, so reading is where it can be ended.
     """
 
-    def __init__(self, data: bytes, limits: Limits) -> None:
+    def __init__(self, data: bytes, limits: Limits, format_name: str) -> None:
         super().__init__(data)
         self._limits = limits
+        self._format_name = format_name
         self._reads_left = MAX_READS_TO_OPEN
 
     def read(self, size: int | None = -1, /) -> bytes:
         self._limits.check_time()
         self._reads_left -= 1
         if self._reads_left == 0:
-            raise DecodeError(f"metadata in more than {MAX_READS_TO_OPEN // 2} pieces")
+            max_pieces = MAX_READS_TO_OPEN // 2
+            raise DecodeError(f"{self._format_name}: metadata in more than {max_pieces} pieces")
         return super().read(size)
 
     def end_of_header(self) -> None:
@@ -113,8 +157,9 @@ def decode_with_pillow(
         DecodeError: Pillow raised an error, or the picture exceeds a limit. Warnings count where
             the process turns them into errors.
     """
+    format_name = _format_name(plugin)
     try:
-        file = _LimitedFile(data, limits)
+        file = _LimitedFile(data, limits, format_name)
         with plugin(file) as image:
             file.end_of_header()
             _check_cost(image, len(data), limits)
@@ -132,8 +177,11 @@ def decode_with_pillow(
         raise
     except Exception as error:  # Pillow raises SyntaxError, OSError, ValueError, struct.error, ...
         reason = one_line(error) or type(error).__name__
-        format_name = plugin.__name__.removesuffix("ImageFile").upper()
         raise DecodeError(f"{format_name}: {reason}") from None
+
+
+def _format_name(plugin: Callable[[io.BytesIO], ImageFile.ImageFile]) -> str:
+    return plugin.__name__.removesuffix("ImageFile").upper()
 
 
 def _check_cost(image: ImageFile.ImageFile, num_bytes: int, limits: Limits) -> None:
@@ -142,9 +190,10 @@ def _check_cost(image: ImageFile.ImageFile, num_bytes: int, limits: Limits) -> N
     Example: Pillow holds an RGB picture in 4 bytes per pixel, and the result has 3. So a PNG of
     10 megapixels needs 70 MB. A WebP needs 10 bytes per pixel more, 170 MB.
     """
-    height, width, name = image.height, image.width, image.format or ""
+    height, width = image.height, image.width
     limits.check_picture(height, width)
-    per_pixel = _NARROW_MODES.get(image.mode, 4) + 3 + _EXTRA_BYTES.get(name, 0)
+    memory = _MEMORY.get(image.format or "", _MOST_MEMORY)
+    per_pixel = _NARROW_MODES.get(image.mode, 4) + 3 + memory.bytes_per_pixel
     if image.tile and image.tile[0][0] == "bmp_rle":
         per_pixel += 2
         if height * width > MAX_RLE_PIXELS or num_bytes > MAX_RLE_BYTES:
@@ -152,7 +201,7 @@ def _check_cost(image: ImageFile.ImageFile, num_bytes: int, limits: Limits) -> N
                 f"run-length encoded picture of {width}x{height}, {num_bytes} bytes exceeds "
                 f"{MAX_RLE_PIXELS} pixels or {MAX_RLE_BYTES} bytes"
             )
-    need = height * width * per_pixel + num_bytes * _FILE_COPIES.get(name, 0)
+    need = height * width * per_pixel + num_bytes * memory.file_copies
     limits.check_memory(need, height, width)
 
 
@@ -161,7 +210,7 @@ def pillow_shape(
 ) -> tuple[int, int] | None:
     """Read the (height, width) of the upright image from its header. None where Pillow cannot."""
     try:
-        with plugin(_LimitedFile(data, limits)) as image:
+        with plugin(_LimitedFile(data, limits, _format_name(plugin))) as image:
             height, width = image.height, image.width
             return (width, height) if _orientation(image) in SIDEWAYS else (height, width)
     except MemoryError:
@@ -322,7 +371,8 @@ def _png_chunks(data: bytes) -> Iterator[tuple[int, int]]:
 
 def one_line(error: Exception) -> str:
     """Return an error's message as one short line."""
-    return " ".join(str(error).split())[:_MAX_REASON_CHARS]
+    text = " ".join(str(error).split()).removesuffix(" (0 bytes not processed)")
+    return text[:_MAX_REASON_CHARS]
 
 
 def _orientation(image: Image.Image) -> int | None:
