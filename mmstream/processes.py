@@ -31,6 +31,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
+from importlib.metadata import EntryPoint, distributions
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -150,6 +151,19 @@ def without_current_folder() -> Iterator[None]:
     """
     with _environment({"PYTHONSAFEPATH": "1"}):
         yield
+
+
+def installed_entry_points(group: str) -> list[EntryPoint]:
+    """Return the entry points of installed packages, without those in the current folder.
+
+    That may be a downloaded dataset or model, or hold a package that is installed elsewhere, too.
+    """
+    return [
+        entry
+        for package in distributions()
+        if Path(str(package.locate_file(""))).resolve() != Path.cwd()
+        for entry in package.entry_points.select(group=group)
+    ]
 
 
 def safe_environment() -> dict[str, str]:

@@ -18,6 +18,7 @@ A module has the tokens of each medium, for `mm.TextDecoder`, its tiles and posi
 
 from __future__ import annotations
 
+from mmstream.decoding.image.geometry import View, whole_view
 from mmstream.decoding.image.tiles import TileRule
 from mmstream.families import (
     clip,
@@ -29,12 +30,18 @@ from mmstream.families import (
     qwen_vl,
     whisper,
 )
-from mmstream.families.family import Family
+from mmstream.families.family import Blank, Family, Features, Pictures, TokenCount, Videos
 from mmstream.families.registry import of
 
 __all__ = [
+    "Blank",
     "Family",
+    "Features",
+    "Pictures",
     "TileRule",
+    "TokenCount",
+    "Videos",
+    "View",
     "clip",
     "idefics",
     "internvl",
@@ -44,4 +51,5 @@ __all__ = [
     "qwen_omni",
     "qwen_vl",
     "whisper",
+    "whole_view",
 ]

@@ -197,23 +197,34 @@ class Family:
         """Return the decoders that do what a processor of transformers does, for ``mm.Decode``.
 
         Args:
-            processor: It holds the processors of the kinds of media.
+            processor: It holds the processors of the kinds of media, or is one of them.
             **settings: By kind: settings of the decoder that replace the processor's.
+
+        Raises:
+            ConfigError: The processor is for none of the kinds.
         """
         from mmstream.decoding.audio.decoder import AudioDecoder  # it imports torch
         from mmstream.decoding.image.decoder import ImageDecoder
         from mmstream.decoding.video.decoder import VideoDecoder
 
-        decoders: dict[str, tuple[Any, str]] = {
-            "image": (ImageDecoder, "image_processor"),
-            "video": (VideoDecoder, "video_processor"),
-            "audio": (AudioDecoder, "feature_extractor"),
+        sources: dict[str, tuple[Any, str, str]] = {
+            "image": (ImageDecoder, "image_processor", "ImageProcessor"),
+            "video": (VideoDecoder, "video_processor", "VideoProcessor"),
+            "audio": (AudioDecoder, "feature_extractor", "FeatureExtractor"),
         }
-        return {
+        class_name = type(processor).__name__
+        decoders = {
             kind: decoder.from_processor(processor, **settings.get(kind, {}))
-            for kind, (decoder, holder) in decoders.items()
-            if kind in self.takes and hasattr(processor, holder)
+            for kind, (decoder, holder, its_class) in sources.items()
+            if kind in self.takes and (hasattr(processor, holder) or its_class in class_name)
         }
+        if self.takes and not decoders:
+            wanted = " or ".join(sources[kind][1] for kind in self.takes)
+            raise ConfigError(
+                f"decoders: {class_name} has no {wanted}: pass the model's "
+                "transformers.AutoProcessor.from_pretrained(...)"
+            )
+        return decoders
 
     def inputs(self, media: dict[str, Medium], ids: Tensor, config: Any) -> Inputs:
         """Return the media as the model takes them, as its processor in transformers returns them.
@@ -291,7 +302,7 @@ def side_of(value: Any) -> int:
     return int(value[0] if isinstance(value, list | tuple) else value)
 
 
-def check_count(ids: Tensor, config: Any, kind: str, count: TokenCount) -> None:
+def check_count(ids: Tensor, config: Any, kind: str, count: TokenCount, family: Family) -> None:
     """Check that a text has as many tokens of a kind as the model makes vectors.
 
     The model itself would compare numbers of other things, and name no setting.
@@ -301,6 +312,7 @@ def check_count(ids: Tensor, config: Any, kind: str, count: TokenCount) -> None:
         config: The model's config. Its ``<kind>_token_id`` is the token.
         kind: "image", "video" or "audio".
         count: What the media take.
+        family: Has counted them.
 
     Raises:
         ConfigError: Says which length the model needs.
@@ -310,10 +322,13 @@ def check_count(ids: Tensor, config: Any, kind: str, count: TokenCount) -> None:
     if num_tokens == count.number:
         return
     token = "" if num_tokens else f", and {kind}_token= of the token with the id {token_id}"
+    cure = f"TextDecoder({kind}_length={count.setting}){token}"
+    owner = type(family)
+    if not owner.__module__.startswith("mmstream.") and "num_tokens" not in vars(owner):
+        cure = f"override {owner.__name__}.num_tokens, which it inherits, or {cure}"
     raise ConfigError(
         f"model_inputs: {config.model_type} takes {count.number:,} {kind} tokens for the "
-        f"{KINDS[kind]} of this batch, the text has {num_tokens:,}: "
-        f"TextDecoder({kind}_length={count.setting}){token}"
+        f"{KINDS[kind]} of this batch, the text has {num_tokens:,}: {cure}"
     )
 
 

@@ -11,8 +11,7 @@ from __future__ import annotations
 
 import logging
 from functools import lru_cache
-from importlib.metadata import EntryPoint, entry_points
-from pathlib import Path
+from importlib.metadata import EntryPoint
 from typing import Any
 
 from mmstream._torchvision import import_torchvision
@@ -29,6 +28,7 @@ from mmstream.families import (
 )
 from mmstream.families.classifier import Classifier, is_classifier
 from mmstream.families.family import Family
+from mmstream.processes import installed_entry_points
 from mmstream.wrong_arguments import shown
 
 logger = logging.getLogger(__name__)
@@ -222,17 +222,8 @@ def versions_of(*settings: Any) -> dict[str, str]:
 
 @lru_cache(maxsize=1)
 def _entry_points() -> dict[str, EntryPoint]:
-    """Return the families of installed packages, by ``model_type``.
-
-    What lies in the current folder is not installed: it may be a downloaded dataset or model.
-    """
-    entries = entry_points(group=GROUP)
-    return {entry.name: entry for entry in entries if not _is_in_current_folder(entry)}
-
-
-def _is_in_current_folder(entry: EntryPoint) -> bool:
-    folder = "" if entry.dist is None else str(entry.dist.locate_file(""))
-    return entry.dist is not None and Path(folder).resolve() == Path.cwd()
+    """Return the families of installed packages, by ``model_type``."""
+    return {entry.name: entry for entry in installed_entry_points(GROUP)}
 
 
 def _load(entry: EntryPoint) -> Family:

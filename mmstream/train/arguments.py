@@ -122,7 +122,7 @@ def _text_arguments(
     media_inputs = family.inputs(media, ids, config)
     for kind, medium in media.items() if reads_config else ():
         if (count := family.num_tokens(kind, medium, config)) is not None:
-            check_count(ids, config, kind, count)
+            check_count(ids, config, kind, count, family)
     config_type: Any = type(config)
     accepted = _parameters_of(config_type)
     if packed:

@@ -7,14 +7,20 @@ import os
 import re
 import subprocess
 import sys
+import tomllib
+from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
+import torch
 
 import mmstream as mm
 from mmstream.families import registry
-from tests.helpers.corpora import jpeg, write_corpus
+from mmstream.families.family import check_count
+from tests.helpers.corpora import write_corpus
 from tests.helpers.paths import DOCS, ROOT
+from tests.helpers.pictures import PNG
 
 PAGE = (DOCS / "add-a-family.md").read_text("utf-8")
 
@@ -50,11 +56,17 @@ config = ToyConfig(
     vision_feature_layer=-1,
 )
 model = ToyModel(config)
-processor = CLIPImageProcessor(size={"shortest_edge": 56}, crop_size=56)
+processor = CLIPImageProcessor(size={"height": 56, "width": 56}, do_center_crop=False)
 """
 
 CHECK = """
-assert batch["image"].shape == (4 * 3, 3, 56, 56)
+from PIL import Image
+
+picture = Image.open("picture.png")
+whole = processor(picture, return_tensors="pt").pixel_values
+halves = processor(picture, size={"height": 56, "width": 112}, return_tensors="pt").pixel_values
+wanted = torch.cat([whole, *halves.split(56, dim=3)])
+torch.testing.assert_close(batch["image"], wanted.repeat(4, 1, 1, 1))
 assert int((batch["input_ids"] == config.image_token_id).sum()) == 4 * 3 * 16
 assert torch.isfinite(loss)
 loss.backward()
@@ -93,14 +105,16 @@ def run(folder: Path, site: Path, *command: str) -> subprocess.CompletedProcess[
 
 @pytest.mark.slow
 def test_the_worked_example_of_the_docs_trains(tmp_path: Path) -> None:
-    entry = re.search(r'families"\]\n(\w+ = )"(.*)"\n', PAGE)
-    assert entry is not None
-    install(tmp_path / "site", "toy_vl", block("toy_vl.py"), entry[1] + entry[2])
+    project = tomllib.loads(re.findall(r"```text\n(\[project\].*?)```", PAGE, re.S)[0])
+    assert project["tool"]["setuptools"]["py-modules"] == ["toy_vl"]
+    (entry,) = project["project"]["entry-points"]["mmstream.families"].items()
+    install(tmp_path / "site", "toy_vl", block("toy_vl.py"), " = ".join(entry))
     messages = [
-        {"role": "user", "content": [{"type": "image", "field": "jpg"}]},
+        {"role": "user", "content": [{"type": "image", "field": "png"}]},
         {"role": "assistant", "content": "A cat."},
     ]
-    files = {"jpg": jpeg(0), "json": json.dumps({"messages": messages}).encode()}
+    files = {"png": PNG, "json": json.dumps({"messages": messages}).encode()}
+    (tmp_path / "picture.png").write_bytes(PNG)
     write_corpus(tmp_path / "chats", [8], lambda _: files)
     (tmp_path / "script.py").write_text(
         "if __name__ == '__main__':\n    exec(open('all.py').read(), globals())\n"
@@ -153,6 +167,16 @@ def test_only_the_family_that_is_asked_for_is_imported(site: Path) -> None:
     assert "toy_c" not in sys.modules
 
 
+def test_a_package_is_found_in_the_folder_where_it_is_developed(
+    site: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for folder in (site, tmp_path / "project"):
+        install(folder, "toy_h", WORKS, "h_type = toy_h:FAMILY")
+    monkeypatch.syspath_prepend(str(tmp_path / "project"))
+    monkeypatch.chdir(tmp_path / "project")
+    assert mm.families.of("h_type") == mm.families.Family()
+
+
 def test_families_of_mmstream_come_first(site: Path, caplog: pytest.LogCaptureFixture) -> None:
     install(site, "toy_d", "1 / 0", "qwen2_vl = toy_d:FAMILY")
     assert mm.families.of("qwen2_vl").takes == ("image", "video")
@@ -187,12 +211,39 @@ CONFIG = SimpleNamespace(model_type="g_type")
     install(site, "toy_g", module, "g_type = toy_g:FAMILY")
     from importlib import import_module
 
-    import torch
-
     config = import_module("toy_g").CONFIG
     message = r"g_type of toy_g 1\.2 has failed: KeyError: 'patch'"
     with pytest.raises(mm.ConfigError, match=message):
         mm.model_inputs({"input_ids": torch.ones(1, 2, dtype=torch.int64)}, config)
+
+
+def test_other_tiles_need_a_count_of_their_own() -> None:
+    @dataclass(frozen=True)
+    class QuadVL(mm.families.llava.Llava):
+        """Has tiles, and counts as Llava does."""
+
+    message = r"a_type takes 2 image tokens .* override QuadVL\.num_tokens, which it inherits, or "
+    config = SimpleNamespace(model_type="a_type", image_token_id=1)
+    count = mm.families.TokenCount(2, "2")
+    with pytest.raises(mm.ConfigError, match=message):
+        check_count(torch.ones(1, 1, dtype=torch.int64), config, "image", count, QuadVL())
+
+
+def test_decoders_take_a_processor_or_what_holds_it() -> None:
+    class LlavaImageProcessor:
+        do_resize, resample, size = True, 3, {"shortest_edge": 56}
+
+    family = mm.families.of("llava")
+    decoders = family.decoders(LlavaImageProcessor())
+    assert decoders == family.decoders(SimpleNamespace(image_processor=LlavaImageProcessor()))
+    assert decoders["image"].interpolation == "bicubic"
+    with pytest.raises(mm.ConfigError, match=r"has no image_processor: pass .*AutoProcessor"):
+        family.decoders(SimpleNamespace())
+    LlavaImageProcessor.do_center_crop = True
+    LlavaImageProcessor.crop_size = {"height": 56, "width": 56}
+    tiles = {"size": 56, "tiles": mm.families.TileRule()}
+    with pytest.raises(mm.ConfigError, match=r"resize_size=56: .* from the processor: .*crop_r"):
+        family.decoders(LlavaImageProcessor(), image=tiles)
 
 
 def test_aliases_are_the_same_family() -> None:

@@ -32,7 +32,6 @@ import pickle
 import sys
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from traceback import walk_tb
 from typing import Any
@@ -44,6 +43,7 @@ from mmstream.converting.formats.fields import MEDIA_KEYS, expect
 from mmstream.converting.formats.formats import FORMATS, draft_of
 from mmstream.converting.formats.spans import with_tar
 from mmstream.errors import BUGS, ConfigError, MMStreamError, escaped
+from mmstream.processes import installed_entry_points
 
 GROUP = "mmstream.row_formats"
 """The entry points of formats of other packages."""
@@ -395,11 +395,8 @@ def _place_of(error: Exception) -> str:
 
 
 def _load_installed(name: str) -> Callable[..., Any]:
-    """Import the function of a format that an installed package adds.
-
-    What is in the current folder is not installed: it may be a downloaded dataset.
-    """
-    entries = [entry for entry in entry_points(group=GROUP, name=name) if not _is_here(entry)]
+    """Import the function of a format that an installed package adds."""
+    entries = [entry for entry in installed_entry_points(GROUP) if entry.name == name]
     if not entries:
         raise ConfigError(
             f"format={name!r}: must be one of {', '.join(FORMATS)}, a format that an installed "
@@ -415,10 +412,6 @@ def _load_installed(name: str) -> Callable[..., Any]:
     if not callable(function):
         raise ConfigError(f"format={name!r}: {entries[0].value} is no function")
     return function  # type: ignore[no-any-return]
-
-
-def _is_here(entry: EntryPoint) -> bool:
-    return entry.dist is not None and Path(str(entry.dist.locate_file(""))).resolve() == Path.cwd()
 
 
 def load_function(name: str) -> Callable[..., Any]:

@@ -248,7 +248,12 @@ class ImageDecoder:
             ConfigError: The processor is not known, or does something that this decoder cannot do;
                 the message says what.
         """
-        return cls(**{**settings_of(processor), **settings})
+        own = settings_of(processor)
+        try:
+            return cls(**{**own, **settings})
+        except ConfigError as error:
+            kept = [f"{name}={value!r}" for name, value in own.items() if name not in settings]
+            raise ConfigError(f"{error}; from the processor: {', '.join(kept)}") from None
 
     @property
     def output_shape(self) -> Shape | None:
@@ -602,7 +607,10 @@ def _check_combinations(decoder: ImageDecoder) -> None:
     if decoder.tiles is None:
         return
     if not isinstance(size, int) or resize is not None or crop == "random" or decoder.flip:
-        raise ConfigError("tiles need one number as size, and go without resize, crop and flip")
+        raise ConfigError(
+            f"size={size!r}, resize={resize!r}, crop={crop!r}, flip={decoder.flip!r}: tiles need "
+            "one number as size, and go without resize, random crop and flip"
+        )
     decoder.tiles.check(size)
 
 
@@ -629,7 +637,9 @@ def _check_resize_size(decoder: ImageDecoder) -> None:
     if resize_size is None:
         return
     if shape is None:
-        raise ConfigError(f"resize_size={resize_size!r}: give pixels, together with size")
+        raise ConfigError(
+            f"resize_size={resize_size!r}: give pixels, together with size; not with tiles"
+        )
     if decoder.crop != "center" or decoder.resize not in ("shortest", None):
         raise ConfigError(f"resize_size={resize_size} goes with a centre crop only")
     if resize_size < max(shape):
