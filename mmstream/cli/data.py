@@ -247,6 +247,7 @@ class _DecodeCheck:
         from mmstream.decoding.address import with_address
         from mmstream.decoding.fields import audio_fields, image_fields, video_fields
         from mmstream.decoding.sample import PLAIN, parse_fields
+        from mmstream.decoding.values import ARRAY_DECODERS
 
         parsed = parse_fields(sample, PLAIN)
         decoders: dict[str, Callable[[bytes], Any]] = {
@@ -254,6 +255,9 @@ class _DecodeCheck:
             **dict.fromkeys(video_fields(sample), self._video),
             **dict.fromkeys(audio_fields(sample), self._audio),
         }
+        for name in sample:
+            if (extension := name.rpartition(".")[2]) in ARRAY_DECODERS:
+                decoders[name] = ARRAY_DECODERS[extension]
         for name, decode in decoders.items():  # what several of them mean is not judged here
             with_address(sample, name, partial(decode, sample[name]))
         types: dict[bool, set[str]] = {False: set(), True: set()}

@@ -77,8 +77,8 @@ def built_in(name: str, max_json_bytes: int) -> Any:
         return decode_string
     if extension in JSON_EXTENSIONS:
         return partial(parse_json, max_bytes=max_json_bytes)
-    if extension in _ARRAY_DECODERS:
-        return _ARRAY_DECODERS[extension]
+    if extension in ARRAY_DECODERS:
+        return ARRAY_DECODERS[extension]
     if extension in IMAGE_EXTENSIONS:
         return ImageDecoder()
     advice = f"pass a function from bytes to a value instead, {{{name!r}: function}}"
@@ -96,7 +96,7 @@ def built_in(name: str, max_json_bytes: int) -> Any:
             f"Decode: {name!r} has no built-in decoder: say at which rate, "
             f"{{{name!r}: mm.AudioDecoder(sample_rate=16_000)}}; or {advice}"
         )
-    known = sorted(INTEGER_EXTENSIONS | TEXT_EXTENSIONS | JSON_EXTENSIONS | {*_ARRAY_DECODERS})
+    known = sorted(INTEGER_EXTENSIONS | TEXT_EXTENSIONS | JSON_EXTENSIONS | {*ARRAY_DECODERS})
     raise ConfigError(
         f"Decode: {name!r} has no built-in decoder; those of {', '.join(known)} and of pictures "
         f"are built in; {advice}"
@@ -226,4 +226,4 @@ def _check_unpacked(num_bytes: int) -> None:
         raise DecodeError(f"npz: {num_bytes:,} bytes unpacked, the limit is {MAX_ARRAY_BYTES:,}")
 
 
-_ARRAY_DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": decode_npy, "npz": decode_npz}
+ARRAY_DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": decode_npy, "npz": decode_npz}

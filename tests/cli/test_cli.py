@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import json
 import re
 import signal
@@ -10,6 +11,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from mmstream.cli import COMMANDS, cli
@@ -367,17 +369,24 @@ def test_verify_lists_the_problems_and_fails(mmstream, tmp_path):
 
 
 def test_verify_decode_names_the_types_that_it_only_read(mmstream, tmp_path):
+    file = io.BytesIO()
+    np.save(file, np.zeros(4))
+    array = file.getvalue()
+
     def fields(number):
-        others = {"npy": b"array"} if number < 2 else {"txt": b"text", "2.txt": b"more"}
+        others = {"txt": b"text", "2.txt": b"more"}
+        if number < 2:
+            others = {"npy": array[: len(array) - number]}
         return {"v2.json" if number == 4 else "json": b"{}", **others}
 
     write_corpus(tmp_path, [3, 2], fields)
     code, out, _ = mmstream("verify", tmp_path, "--decode")
-    assert code == 0
+    assert code == 1
     assert out.splitlines() == [
-        "decoded: json (4 samples); not decoded: txt (3 samples), npy (2 samples), "
+        "bad: shard-000000.tar[1] 000001.npy: npy: float64 (4,) needs 32 bytes, and the file "
+        "has 31",
+        "decoded: json (3 samples), npy (1 sample); not decoded: txt (3 samples), "
         "v2.json (1 sample): nothing here decodes them",
-        "ok: 5 samples in 2 shards",
     ]
     assert mmstream("verify", tmp_path)[1] == "ok: 5 samples in 2 shards\n"
 
