@@ -312,6 +312,7 @@ CALLS: dict[str, Callable[[Any], object]] = {
         row="f",  # type: ignore[arg-type]
     ),
     "sample_rng: the sample has no __lineage__": lambda _: mm.sample_rng({}),
+    "sample=b.*a function by field draws from numpy.random": lambda _: mm.sample_rng(b"array"),
     "mark_delivered: the batch has no __lineage__": lambda dataset: mm.Loader(
         pipeline(dataset)
     ).mark_delivered({}),

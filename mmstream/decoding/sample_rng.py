@@ -21,7 +21,13 @@ from mmstream.types import Sample, SampleLineage
 from mmstream.wrong_arguments import checked
 
 
-@checked(late=True)
+@checked(
+    {
+        "sample": "give the sample that a transform gets; a function by field draws from "
+        "numpy.random, torch or random, which are seeded for it"
+    },
+    late=True,
+)
 def sample_rng(sample: Sample, stream: str = "transform") -> np.random.Generator:
     """Return the random generator of a sample in this epoch, for augmentations.
 
