@@ -254,10 +254,12 @@ class _DecodeCheck:
             **dict.fromkeys(image_fields(sample), self._image),
             **dict.fromkeys(video_fields(sample), self._video),
             **dict.fromkeys(audio_fields(sample), self._audio),
+            **{
+                name: ARRAY_DECODERS[extension]
+                for name in sample
+                if (extension := name.rpartition(".")[2]) in ARRAY_DECODERS
+            },
         }
-        for name in sample:
-            if (extension := name.rpartition(".")[2]) in ARRAY_DECODERS:
-                decoders[name] = ARRAY_DECODERS[extension]
         for name, decode in decoders.items():  # what several of them mean is not judged here
             with_address(sample, name, partial(decode, sample[name]))
         types: dict[bool, set[str]] = {False: set(), True: set()}
