@@ -2,7 +2,6 @@
 
 from mmstream import errors as errors
 from mmstream import families as families
-from mmstream.bad_samples.policy import BadSamplePolicy as BadSamplePolicy
 from mmstream.baking.bake import bake as bake
 from mmstream.batching.batching import Flat as Flat
 from mmstream.batching.batching import Pack as Pack
@@ -24,14 +23,15 @@ from mmstream.dataset.mixture import Mixture as Mixture
 from mmstream.dataset.open import open_dataset as open_dataset
 from mmstream.dataset.statistics import statistics as statistics
 from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
+from mmstream.decoding.bad_samples import BadSamplePolicy as BadSamplePolicy
 from mmstream.decoding.decode import Decode as Decode
-from mmstream.decoding.image.coordinates import Boxes as Boxes
-from mmstream.decoding.image.coordinates import Points as Points
+from mmstream.decoding.followers import Boxes as Boxes
+from mmstream.decoding.followers import Points as Points
+from mmstream.decoding.followers import Times as Times
 from mmstream.decoding.image.decoder import ImageDecoder as ImageDecoder
 from mmstream.decoding.sample_rng import one_segment as one_segment
 from mmstream.decoding.sample_rng import sample_rng as sample_rng
 from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
-from mmstream.decoding.times import Times as Times
 from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
 from mmstream.device.normalize import Normalize as Normalize
 from mmstream.device.to_device import to_device as to_device

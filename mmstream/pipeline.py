@@ -25,20 +25,19 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream._plain_tensors import plain_tensors
-from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.batching import Flat, Pack
 from mmstream.batching.collate import Collate, collate, make_batch
 from mmstream.batching.flat import flatten, make_flat_batch, own_names
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
-from mmstream.decoding.assemble import DecodedStep
+from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
+from mmstream.decoding.rows import Transform
 from mmstream.decoding.sample_rng import is_user_function, kept_generators, seed_draws
-from mmstream.decoding.step import DecodeStage, PlannedStep
-from mmstream.decoding.substitute import Transform
+from mmstream.decoding.step import DecodedStep, DecodeStage, PlannedStep
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError

@@ -7,6 +7,7 @@ mixture), then fields by extension (``jpg``, ``json``, ``0.png``) as bytes. Its 
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
@@ -36,3 +37,43 @@ class SampleLineage(NamedTuple):
     """Epoch of its own dataset: each source of a mixture has epochs of its own."""
     step: int = 0
     seed: int = 0
+
+
+FILTERED = "SkipSample"
+"""The kind of samples that a user's filter leaves out."""
+
+TOO_LONG = "LengthError"
+"""The kind of samples that are longer than measured, and do not fit in their pack."""
+
+KINDS = (
+    "SampleError",
+    "DecodeError",
+    "TimeoutError",
+    "ChecksumError",
+    "ShardError",
+    TOO_LONG,
+    FILTERED,
+)
+"""Kinds of records: names of the error classes."""
+
+
+@dataclass(frozen=True)
+class BadSample:
+    """One planned sample that was not shown: a line of the quarantine file."""
+
+    epoch: int
+    step: int
+    row: int
+    """Row of the global batch."""
+    shard: str
+    index: int
+    kind: str
+    """One of `KINDS`: SkipSample for a user's filter."""
+    reason: str
+    substitute: tuple[str, int] | None
+    """(shard, index) of the sample that counts in its place; of the first one where a pack takes
+    the whole row. None: the row is invalid, or the other samples of its pack go on without it."""
+    stamp: str | None = None
+    """`shard_stamp` of its shard. Files of old versions may have none."""
+    document: int | None = None
+    """Number of the sample in its pack, from 0. None: its row is this one sample."""

@@ -21,9 +21,9 @@ import torch.distributed as dist
 
 import mmstream as mm
 from mmstream import consistency
-from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.consistency import check_consistency
 from mmstream.dataset.bad_list import write_bad
+from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.image.tiles import InternVLTiles
 from mmstream.loader import settings as loader_settings
 from mmstream.loader.settings import described, rank_settings

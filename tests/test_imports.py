@@ -43,7 +43,6 @@ FLOORS = [
         "decoding.fields",
         "decoding.image",
         "decoding.media_shapes",
-        "decoding.spans",
         "decoding.text",
         "decoding.sample_rng",
         "decoding.video",
@@ -51,7 +50,6 @@ FLOORS = [
     {"display"},  # shows the classes of the floors above by their attributes
     {"dataset"},
     {"packing"},
-    {"bad_samples"},
     {"converting"},
     {"reading"},
     {"decoding"},

@@ -23,7 +23,6 @@ import msgspec
 import torch
 from tqdm import tqdm
 
-from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.baking.fingerprint import (
     FINGERPRINT_NAME,
     fingerprint_of,
@@ -64,6 +63,7 @@ from mmstream.storage.urls import require_no_secret
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK, padded
 from mmstream.tar.samples import REFUSED_FIELD
+from mmstream.types import FILTERED
 from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked, shown
 
 logger = logging.getLogger(__name__)

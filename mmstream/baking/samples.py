@@ -19,16 +19,15 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias
 import msgspec
 import torch
 
-from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.bad_samples.quarantine import FILTERED
 from mmstream.converting.report import read_shard_report, report_name
 from mmstream.converting.shard import shard_sizes, write_tar, wrong_size
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import ShardInfo
+from mmstream.decoding.bad_samples import BadSamplePolicy
+from mmstream.decoding.rows import ORIGIN_FIELDS, RowDecoder, one_by_one
 from mmstream.decoding.sample import NO_MEMORY, PLAIN
 from mmstream.decoding.sample_rng import kept_generators, seed_draws
 from mmstream.decoding.stored import StoredFile, encode_sample, unlike_stored
-from mmstream.decoding.substitute import ORIGIN_FIELDS, RowDecoder, one_by_one
 from mmstream.errors import (
     BUGS,
     ConfigError,
@@ -45,7 +44,7 @@ from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.storage import Store
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.samples import REFUSED_FIELD, encode_refusal
-from mmstream.types import Sample
+from mmstream.types import FILTERED, Sample
 
 BatchFunction: TypeAlias = Callable[[list[Sample], torch.device], list[Sample]]
 """From decoded samples to as many samples, on a device."""

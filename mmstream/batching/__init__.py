@@ -1,8 +1,7 @@
 """The fourth stage: order -> read -> decode -> BATCH -> loader -> device.
 
 collate.py   makes a batch of the samples of a step: a dict of tensors and lists
-values.py    what it makes of fields that are neither pictures nor tokens
-media.py     joins the videos and recordings of a step
+join.py      joins the values of a field: numbers, arrays, pictures, videos, recordings
 batching.py  settings of batches without padding: `Flat` and `Pack`
 flat.py      makes them: documents one behind the other
 valid.py     tells which tokens belong to rows that are not valid, and which are targets; their loss

@@ -16,18 +16,19 @@ import numpy as np
 import torch
 from numpy.typing import DTypeLike, NDArray
 
-from mmstream.batching.media import join_audio, join_videos
-from mmstream.batching.valid import is_flat, mask_labels
-from mmstream.batching.values import (
+from mmstream.batching.join import (
     TakeMemory,
-    as_list,
+    are_pictures,
     as_tensor,
-    is_alike,
-    join_rows,
+    join_audio,
+    join_pictures,
     join_values,
+    join_videos,
+    stack_pictures,
     stack_values,
 )
-from mmstream.decoding.assemble import DecodedStep
+from mmstream.batching.valid import is_flat, mask_labels
+from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.types import IGNORED_LABEL, Batch, Sample
@@ -229,36 +230,7 @@ def _media(
     return media
 
 
-# -- pictures and tokens --------------------------------------------------------------------------
-
-
-def are_pictures(value: Any) -> bool:
-    """Tell whether a value is what ``image`` may be: a picture, several, or none."""
-    return all(isinstance(image, torch.Tensor) for image in as_list(value))
-
-
-def join_pictures(values: Sequence[Any]) -> Batch:
-    """Return ``image``, and ``image_row`` where not every row has one image of one shape."""
-    images_of_rows = list(map(as_list, values))
-    images = [image for row in images_of_rows for image in row]
-    joined = stack_pictures(images)
-    if isinstance(joined, torch.Tensor) and all(len(row) == 1 for row in images_of_rows):
-        return {"image": joined}
-    counts = torch.tensor([len(row) for row in images_of_rows])
-    # Example: rows with 2, 0 and 1 images give [0, 0, 2].
-    return {"image": joined, "image_row": torch.repeat_interleave(counts)}
-
-
-def stack_pictures(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
-    """Return images of one shape as one tensor, without a copy where they are rows of one buffer.
-
-    Images of several shapes stay a list.
-    """
-    if not images or any(not is_alike(image, images[0]) for image in images):
-        return images
-    rows = join_rows(images)
-    joined = torch.stack(images) if rows is None else rows
-    return joined.contiguous(memory_format=torch.channels_last) if joined.ndim == 4 else joined
+# -- tokens --------------------------------------------------------------------------
 
 
 def is_ids(value: Any) -> bool:

@@ -19,10 +19,9 @@ from numpy.typing import NDArray
 
 from mmstream.batching.batching import Flat, Pack
 from mmstream.batching.collate import collate, with_lineage
-from mmstream.batching.media import FEATURES, mean_rate
-from mmstream.batching.values import as_list
-from mmstream.decoding.assemble import DecodedStep
-from mmstream.decoding.substitute import OwnNames
+from mmstream.batching.join import FEATURES, as_list, mean_rate
+from mmstream.decoding.rows import OwnNames
+from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.families.family import DocumentMedia
 from mmstream.types import IGNORED_LABEL, Batch, IntArray, Sample

@@ -137,12 +137,12 @@ def verify(
     `mmstream duplicates --drop` has listed stay on it. --quarantine
     without --write-bad adds to the existing list and reads no data.
     """
-    from mmstream.bad_samples.quarantine import quarantined_refs
     from mmstream.dataset.bad_list import read_duplicates
     from mmstream.dataset.bad_list import write_bad as write
     from mmstream.dataset.open import open_dataset
     from mmstream.dataset.verify import bad_samples
     from mmstream.dataset.verify import verify as run
+    from mmstream.decoding.bad_samples import quarantined_refs
     from mmstream.storage.write_lock import write_lock
 
     _check_verify_options(decode, write_bad, bool(quarantine), source, quick)
@@ -193,9 +193,9 @@ def _add_to_bad_list(
     url: str, quarantine: tuple[str, ...], source: str | None, allow_foreign_urls: bool
 ) -> None:
     """Add the samples of quarantine files to the bad list of a dataset."""
-    from mmstream.bad_samples.quarantine import quarantined_refs
     from mmstream.dataset.bad_list import listed_as_bad, write_bad
     from mmstream.dataset.open import open_dataset
+    from mmstream.decoding.bad_samples import quarantined_refs
     from mmstream.storage.write_lock import write_lock
 
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
@@ -244,8 +244,7 @@ class _DecodeCheck:
 
     def __call__(self, sample: dict[str, Any]) -> None:
         """Decode a sample, and count each type of its fields once."""
-        from mmstream.decoding.address import with_address
-        from mmstream.decoding.fields import audio_fields, image_fields, video_fields
+        from mmstream.decoding.fields import audio_fields, image_fields, video_fields, with_address
         from mmstream.decoding.sample import PLAIN, parse_fields
         from mmstream.decoding.values import ARRAY_DECODERS
 

@@ -6,7 +6,7 @@ names::
     {"version": 1, "bad": {"shard-000002.tar": [17, 480], "shard-000007.tar": "all"}}
 
 `verify` finds such samples by reading all data. Samples that only a transform or a tokenizer
-refuses are found by runs. They are in the quarantine files (see `bad_samples.quarantine`).
+refuses are found by runs. They are in the quarantine files (see `decoding.bad_samples`).
 
 Samples that are good, but duplicates of others, stand apart, as ``"duplicates": {...}``. `verify`
 keeps them when it makes a new list. A list with duplicates has version 2.

@@ -1,23 +1,20 @@
 """The third stage: order -> read -> DECODE -> batch -> loader -> device.
 
 step.py          read this first: raw samples -> decoded samples, a step in three passes
-assemble.py      its last part: decoded samples -> rows, also of packs, and what was lost
-substitute.py    one row: its planned sample, or a substitute for a bad one
+rows.py          one row: its planned samples, or substitutes for bad ones; packs
 sample.py        one sample on its way through the passes
 decode.py        `Decode`: which decoders a pipeline runs
 table.py         its settings as a table: which decoder makes which field of which files
-field.py         what all entries of the table share; values, boxes, points and times
+field.py         what all entries of the table share; values
 pictures.py      pictures, masks and tiles of one field
 media.py         videos and recordings of one field: planned, then decoded
 values.py        the built-in decoders of numbers, texts, JSON and arrays
-address.py       where in a sample a decoder failed
-fields.py        which fields are images, and in which order
+fields.py        which fields are images, in which order; where in a sample a decoder failed
 image/           bytes of an image -> pixels
 video/           bytes of a video -> frames and their times
 audio/           bytes of a recording -> samples or log-mel features
-media_shapes.py  what their shapes will be
-spans.py         spans of time in settings and rows
-times.py         `Times`: they follow the span of their file
+media_shapes.py  what their shapes will be; spans of time
+followers.py     `Boxes`, `Points`, `Times`: they follow a picture, a video or a recording
 threaded_calls.py  one function called by several threads, which may begin early
 stored.py        decoded samples -> files of a tar, and back
 text/            messages or a caption -> tokens and labels

@@ -14,14 +14,13 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any
 
 from mmstream.dataset.source import ShardSource
+from mmstream.decoding.decode import FieldDecoder, FieldTable, decoded_medium, make_table
 from mmstream.decoding.fields import MAX_TEXT_BYTES, audio_fields, image_fields, video_fields
-from mmstream.decoding.image.coordinates import Boxes, Points
+from mmstream.decoding.followers import Boxes, Points, Times
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.sample_rng import is_user_function
 from mmstream.decoding.stored import StoredFields
-from mmstream.decoding.table import FieldDecoder, FieldTable, decoded_medium, make_table
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.decoding.times import Times
 from mmstream.errors import ConfigError, escaped
 from mmstream.wrong_arguments import PositiveInt, checked
 

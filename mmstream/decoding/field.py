@@ -6,7 +6,7 @@ batch, and `sample.py` runs the table on each sample:
     `ValueField`               here: numbers, texts, arrays, functions of the user
     `PictureField`             `pictures.py`: pictures, masks, tiles
     `VideoField` `AudioField`  `media.py`: videos with their tracks, recordings
-    `Follower`                 here: boxes, points and times, which follow one of the others
+    `Follower`                 `followers.py`: boxes, points and times, which follow the others
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from functools import cached_property, partial
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
-import torch
 
-from mmstream.decoding.address import address, with_address
 from mmstream.decoding.fields import (
+    address,
     audio_fields,
     call_user,
     field_names,
     image_fields,
     video_fields,
+    with_address,
 )
 from mmstream.decoding.image.geometry import Plan
+from mmstream.decoding.media_shapes import Span
 from mmstream.decoding.sample_rng import is_user_function, sample_rng, seed_generators
-from mmstream.decoding.spans import Span
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample
@@ -155,69 +155,3 @@ class ValueField(Field):
         self.seed(sample, "field")
         value = with_address(sample, source, partial(call_user, self.decoder, sample[source]))
         return FieldResult((source,), {self.name: value})
-
-
-@dataclass(frozen=True)
-class Follower:
-    """Boxes or points of a picture, or times of a video or recording."""
-
-    name: str
-    decoder: Any
-    """`Boxes`, `Points` or `Times`."""
-    leader: str
-    """The field that they follow."""
-
-    @cached_property
-    def is_user(self) -> bool:
-        """Whether a function or class of the user finds or places them."""
-        return is_user_function(self.decoder)
-
-    def on_picture(
-        self, sample: Sample, decoded: Sample, results: Mapping[str, FieldResult]
-    ) -> dict[str, torch.Tensor]:
-        """Return boxes or points as their picture was resized, cropped and flipped.
-
-        Args:
-            sample: The sample.
-            decoded: Its results so far, and its other fields.
-            results: What became of its pictures, by field.
-
-        Raises:
-            DecodeError: There are none, or there is not one such picture.
-        """
-        leader = partial(geometry_of, self.leader, results)
-        return self._placed(sample, decoded, with_address(sample, self.name, leader))
-
-    def in_span(
-        self, sample: Sample, decoded: Sample, spans: Mapping[str, Sequence[Span]]
-    ) -> dict[str, torch.Tensor]:
-        """Return times in the span that was taken of the one file; arguments as `on_picture`."""
-        files = spans.get(self.leader, ())
-        if len(files) != 1:
-            raise DecodeError(
-                f"{address(sample, self.name)}: it follows the span of {self.leader}, of which the "
-                f"sample has {len(files)} encoded files, not one"
-            )
-        return self._placed(sample, decoded, files[0])
-
-    def _placed(self, sample: Sample, decoded: Sample, place: Any) -> dict[str, torch.Tensor]:
-        if self.is_user:
-            seed_generators(sample, f"field {self.name}")
-        arrays = with_address(sample, self.name, partial(self.decoder.place, decoded, *place))
-        names = (self.name, f"{self.name}_visible")
-        return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
-
-
-def geometry_of(leader: str, results: Mapping[str, FieldResult]) -> Plan:
-    """Return the geometry of the picture that others follow.
-
-    Raises:
-        DecodeError: There is not one such picture.
-    """
-    geometry = results[leader].geometry if leader in results else None
-    if geometry is None:
-        raise DecodeError(
-            f"it shares the geometry of {leader}, of which the sample has not exactly one "
-            "encoded picture"
-        )
-    return geometry

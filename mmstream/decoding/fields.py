@@ -9,12 +9,24 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any
+from typing import Any, TypeVar
 
 import msgspec
 
-from mmstream.errors import BUGS, DecodeError, MMStreamError, escaped
+from mmstream.errors import (
+    BUGS,
+    DecodeError,
+    MMStreamError,
+    SampleError,
+    SkipSample,
+    TimeoutError,
+    escaped,
+    where,
+)
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.types import Sample
+
+T = TypeVar("T")
 
 MAX_TEXT_BYTES = 1 << 20
 """Most bytes of a text or of a ``json`` field, unless a decoder is told otherwise.
@@ -331,3 +343,41 @@ def _rank(name: str) -> tuple[int, int, str]:
     if not number:
         return (0, 0, name)
     return (1, int(number), name) if number.isdecimal() else (2, 0, name)
+
+
+# -- where in a sample a decoder failed: ``shard[index] key.field: `` before the reason ------------
+
+_KINDS = (TimeoutError, DecodeError, SkipSample, SampleError)
+
+
+def with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
+    """Run one decoder. If it fails, put the field's address before the reason.
+
+    Errors that stop a run stay as they are. A note below their traceback has the address.
+    """
+    try:
+        return decode()
+    except SampleError as error:
+        raise addressed(sample, name, error) from error.__cause__  # a user's function has one
+    except BUGS as error:
+        error.add_note(f"while decoding {address(sample, name)}")
+        raise
+
+
+def addressed(sample: Sample, name: str, error: SampleError) -> SampleError:
+    """Return an error with the field's address before the reason."""
+    # A user's subclass may not take one string, so it becomes one of ours.
+    kind = next(kind for kind in _KINDS if isinstance(error, kind))
+    return kind(f"{address(sample, name)}: {error}")
+
+
+def address(sample: Sample, name: str) -> str:
+    """Return the address of a field, as far as it is known."""
+    key = str(sample.get("__key__", ""))
+    lineage = sample.get("__lineage__")
+    if lineage is None:
+        return ".".join(word for word in (key, name) if word)
+    shard = str(sample.get("__url__", "")).rpartition("/")[2]
+    if "__source__" in sample:
+        shard = f"{sample['__source__']}/{shard}"
+    return where(shard, lineage.index, key, name)

@@ -22,12 +22,10 @@ from typing import Any, ClassVar, NamedTuple, TypeAlias, TypeVar
 import numpy as np
 import torch
 
-from mmstream.decoding.address import with_address
 from mmstream.decoding.field import AUDIO, VIDEO, Field, FieldPlan, FieldResult
-from mmstream.decoding.fields import in_order
+from mmstream.decoding.fields import in_order, with_address
 from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.media_shapes import AudioShape, MediaShapes, VideoShape
-from mmstream.decoding.spans import Span
+from mmstream.decoding.media_shapes import AudioShape, MediaShapes, Span, VideoShape
 from mmstream.types import Sample
 
 T = TypeVar("T")

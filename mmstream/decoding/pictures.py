@@ -19,9 +19,8 @@ from typing import Any, ClassVar
 import numpy as np
 import torch
 
-from mmstream.decoding.address import address, with_address
 from mmstream.decoding.field import IMAGE, Field, FieldPlan, FieldResult
-from mmstream.decoding.fields import own_names
+from mmstream.decoding.fields import address, own_names, with_address
 from mmstream.decoding.image.decoder import Decoded
 from mmstream.decoding.image.geometry import ImageShape, Plan
 from mmstream.errors import DecodeError, escaped

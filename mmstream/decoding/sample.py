@@ -24,16 +24,22 @@ from typing import Any, NamedTuple, TypeAlias
 
 import torch
 
-from mmstream.decoding.address import address, addressed, with_address
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, FieldPlan, FieldResult, geometry_of
-from mmstream.decoding.fields import decode_text
+from mmstream.decoding.field import (
+    AUDIO,
+    IMAGE,
+    VIDEO,
+    FieldPlan,
+    FieldResult,
+    PictureField,
+    check_own_names,
+)
+from mmstream.decoding.fields import address, addressed, decode_text, with_address
+from mmstream.decoding.followers import geometry_of
 from mmstream.decoding.image.geometry import ImageShape, Shape
 from mmstream.decoding.media import joined_recordings, media_shapes
-from mmstream.decoding.media_shapes import MediaShapes
-from mmstream.decoding.pictures import PictureField, check_own_names
+from mmstream.decoding.media_shapes import MediaShapes, Span
 from mmstream.decoding.sample_rng import seed_generators
-from mmstream.decoding.spans import Span
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.errors import DecodeError, SampleError
@@ -371,6 +377,24 @@ def parse_fields(sample: Sample, decode: Decode) -> Sample:
                 seed_generators(sample, f"field {name}")
             sample = {**sample, name: with_address(sample, name, partial(parse, data))}
     return sample
+
+
+def decode_light(
+    samples: Sequence[Sample], decode: Decode, memory: Mapping[str, torch.Tensor]
+) -> list[Sample]:
+    """Return plain or baked samples, decoded. They are too little work for a task each.
+
+    Args:
+        samples: As read from shards. There are B.
+        decode: What only parses ``json``, or reads baked fields.
+        memory: Of the batch by field, uint8 [B, num_bytes] of ``decode.shapes``.
+
+    Raises:
+        DecodeError: A field is damaged.
+    """
+    if decode.stored is not None:
+        return decode.stored.decode_all(samples, memory)
+    return [parse_fields(sample, decode) for sample in samples]
 
 
 def _put(decoded: Sample, result: FieldResult) -> None:

@@ -14,9 +14,9 @@ with pixels, and Python runs several times slower after it, so the passes keep t
   3, unless functions of the user take part: they run in the calling thread in the order of rows,
   while helpers decode the media of the next rows. Passes 1 and 2 of the next step may begin while
   the caller still works on this one.
-- Bad samples: an error of pass 1 or 2 waits for pass 3. There `substitute.py` reads the sample
+- Bad samples: an error of pass 1 or 2 waits for pass 3. There `rows.py` reads the sample
   again and then takes another for it, so all ranks keep the same number of rows and steps. Where
-  rows are packs, it is left out of its row (`assemble.py`).
+  rows are packs, it is left out of its row.
 - Plain and baked samples take no pass, if none is bad and no function takes part: they are made
   field by field (`_at_once`).
 """
@@ -27,36 +27,36 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from itertools import chain
 from threading import Event
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from mmstream._vector_math import resolve_vector_math
-from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.decoding.assemble import (
-    DecodedStep,
-    assembled,
-    assembled_packs,
-    packed_rows,
-    require_good_row,
-)
+from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.sample import PLAIN, RowMemory, SampleDecoding, parse_fields
-from mmstream.decoding.stored import StoredFields
-from mmstream.decoding.substitute import (
+from mmstream.decoding.field import IMAGE
+from mmstream.decoding.fields import address
+from mmstream.decoding.rows import (
     OwnNames,
+    PackedRow,
     Prepared,
     Row,
     RowDecoder,
     Transform,
+    num_tokens_of,
+    packed_rows,
+    require_good_row,
 )
+from mmstream.decoding.sample import PLAIN, RowMemory, SampleDecoding, decode_light
+from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead
-from mmstream.errors import DecodeError, SampleError
+from mmstream.errors import SampleError
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.lookup import SampleLookup
-from mmstream.reading.step import Outcome, RawStep
+from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample, SampleLineage
 
@@ -64,6 +64,17 @@ T = TypeVar("T")
 
 MAX_WAITING = 8
 """Rows that wait for storage side by side, while their files are read by ranges."""
+
+
+class DecodedStep(NamedTuple):
+    """The samples of a job, in the order of rows, ready to be collated.
+
+    Without packs there is one per row. Rows of packs have any number; ``lineage.rows`` says the row
+    of each sample.
+    """
+
+    lineage: BatchLineage
+    samples: list[Sample]
 
 
 class BegunPictures(NamedTuple):
@@ -224,7 +235,7 @@ class DecodeStage:
                 if plan.shapes:
                     files = [(position, shape) for shape in plan.shapes]
                     planned.setdefault(name, []).extend(files)
-        groups = [[(len(rows), *shape)] for shape in self._shapes.values()]
+        groups = self._fixed_shapes(len(rows))
         groups += [[shape for _, shape in of_field] for of_field in planned.values()]
         views = self._memory.take_groups(groups)
         fixed = dict(zip(self._shapes, views, strict=False))
@@ -251,43 +262,34 @@ class DecodeStage:
         samples = [outcome for outcome in step.outcomes if isinstance(outcome, dict)]
         if len(samples) < len(step.outcomes):
             return None
-        stored = self._decoders.stored
-        decoded = _parsed(samples) if stored is None else self._copied(step, samples, stored)
-        own_names = self._decode_row.own_names
-        if decoded is None or not own_names.reserved.isdisjoint(chain.from_iterable(decoded)):
+        lineage, own_names = step.lineage, self._decode_row.own_names
+        if self._decoders.stored is not None:
+            key = str(samples[0]["__key__"])
+            place = (lineage.epoch, lineage.step, *lineage.planned[0])
+            self._progress.begin_sample(Stage.DECODE, *place, key)
+        groups = self._memory.take_groups(self._fixed_shapes(len(samples)))
+        memory = {name: block for name, (block,) in zip(self._shapes, groups, strict=True)}
+        try:
+            decoded = decode_light(samples, self._decoders, memory)
+        except SampleError:
+            return None
+        if not own_names.reserved.isdisjoint(chain.from_iterable(decoded)):
             return None
         if own_names.decoded and any(map(own_names.wrong, decoded)):
             return None
-        lineage = step.lineage
         for row, sample in enumerate(decoded, start=lineage.start):
             seed, epoch = self._decode_row.lookup.stream(lineage.epoch, lineage.step, row)
             shard, index = sample["__lineage__"][:2]
             # _make takes half the time of a call.
             sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
-        if stored is None:
+        if self._decoders.stored is None:
             return DecodedStep(lineage, decoded)
         rows = zip(decoded, lineage.planned, strict=True)
         return assembled(step, [Row(sample, ref, None) for sample, ref in rows])
 
-    def _copied(
-        self, step: RawStep, samples: Sequence[Sample], stored: StoredFields
-    ) -> list[Sample] | None:
-        """Return the baked samples of a step, decoded. None: one is damaged."""
-        lineage = step.lineage
-        self._progress.begin_sample(
-            Stage.DECODE,
-            lineage.epoch,
-            lineage.step,
-            *lineage.planned[0],
-            str(samples[0]["__key__"]),
-        )
-        groups = [[(len(samples), *shape)] for shape in self._shapes.values()]
-        views = self._memory.take_groups(groups)
-        memory = {name: view for name, (view,) in zip(self._shapes, views, strict=True)}
-        try:
-            return stored.decode_all(samples, memory)
-        except DecodeError:
-            return None
+    def _fixed_shapes(self, num_rows: int) -> list[list[tuple[int, ...]]]:
+        """Return the shape of all rows of each field whose rows have one shape."""
+        return [[(num_rows, *shape)] for shape in self._shapes.values()]
 
     def _finish_rows(
         self,
@@ -356,16 +358,6 @@ class DecodeStage:
             yield pool, num_waiting - 1
 
 
-def _parsed(samples: list[Sample]) -> list[Sample] | None:
-    """Return plain samples with their JSON parsed. None: one is bad."""
-    if not any("json" in sample for sample in samples):
-        return samples
-    try:
-        return [parse_fields(sample, PLAIN) for sample in samples]
-    except SampleError:
-        return None
-
-
 def _has_lazy_bytes(outcome: Outcome) -> bool:
     return isinstance(outcome, dict) and any(
         isinstance(value, LazyBytes) for value in outcome.values()
@@ -377,3 +369,112 @@ def _num_bytes(outcome: Outcome) -> int:
     if not isinstance(outcome, dict):
         return 0
     return sum(len(value) for value in outcome.values() if isinstance(value, bytes | memoryview))
+
+
+# -- decoded samples -> the step; its lineage says what was bad, and what texts have lost ----------
+
+
+def assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
+    """Put a step together. All rows have a sample."""
+    of_rows = step.lineage.valid
+    valid = [valid and row.is_filled for valid, row in zip(of_rows, rows, strict=True)]
+    return _decoded_step(
+        step,
+        [row.sample for row in rows if row.sample is not None],
+        valid,
+        valid=valid,
+        shown=[row.shown for row in rows],
+        bad=tuple(row.bad for row in rows if row.bad),
+    )
+
+
+def assembled_packs(step: RawStep, rows: list[PackedRow]) -> DecodedStep:
+    """Put a step of packs together. A row that nothing could fill is empty and invalid."""
+    shown = [(number, entry) for number, row in enumerate(rows) for entry in row.documents]
+    samples = [entry.sample for _, entry in shown if entry.sample is not None]
+    return _decoded_step(
+        step,
+        samples,
+        [True] * len(samples),
+        valid=[bool(row.documents) for row in rows],
+        rows=[number for number, _ in shown],
+        shown=[entry.ref for _, entry in shown],
+        bad=tuple(record for row in rows for record in row.bad),
+        **_unlike_measured(rows),
+    )
+
+
+def _decoded_step(
+    step: RawStep, samples: list[Sample], is_valid: list[bool], **changes: Any
+) -> DecodedStep:
+    """Return samples with the lineage of their step.
+
+    Args:
+        step: The step.
+        samples: All of it.
+        is_valid: Whether each counts.
+        changes: What else the lineage says.
+    """
+    lineage = _with_losses(step.lineage, samples, is_valid)
+    no_picture = _first_without_picture(samples, is_valid)
+    return DecodedStep(replace(lineage, no_picture=no_picture, **changes), samples)
+
+
+def _unlike_measured(rows: list[PackedRow]) -> dict[str, Any]:
+    """Return what the lineage of a step says about samples unlike measured, with one example."""
+    unlike = [document for row in rows for document in row.unlike_measured]
+    if not unlike:
+        return {}
+    sample, measured = unlike[0].sample or {}, unlike[0].num_measured
+    num_tokens = num_tokens_of(sample)
+    return {
+        "num_longer": sum(document.growth > 0 for document in unlike),
+        "num_shorter": sum(document.growth < 0 for document in unlike),
+        "unlike_measured": f"{address(sample, '')}: {num_tokens:,} tokens, {measured:,} measured",
+    }
+
+
+def _first_without_picture(of_rows: Sequence[Sample], valid: list[bool]) -> str:
+    """Return the address of a sample without a picture in a batch where others have one.
+
+    Conversations may have none, so they do not count. "": there is no such sample.
+    """
+    samples = [
+        sample
+        for sample, is_valid in zip(of_rows, valid, strict=True)
+        if is_valid and IMAGE in sample
+    ]
+    empty = [s for s in samples if isinstance(s[IMAGE], list) and not s[IMAGE]]
+    if len(empty) == len(samples):
+        return ""
+    return next((address(sample, "") for sample in empty if not _has_messages(sample)), "")
+
+
+def _has_messages(sample: Sample) -> bool:
+    row = sample.get("json")
+    return isinstance(row, dict) and bool(row.get("messages"))
+
+
+def _with_losses(
+    lineage: BatchLineage, samples: Sequence[Sample], valid: Sequence[bool]
+) -> BatchLineage:
+    """Take what texts have lost out of samples, and add it to the lineage of their batch.
+
+    That is counts, and one example of each kind. Invalid samples do not count.
+    """
+    of_samples = [sample.pop(LOSS_FIELD, None) for sample in samples]
+    losses: list[TextLoss] = [
+        loss
+        for loss, is_valid in zip(of_samples, valid, strict=True)
+        if is_valid and loss is not None
+    ]
+    if not losses:
+        return lineage
+    cut = [loss for loss in losses if loss.is_cut]
+    shortened = [loss for loss in losses if loss.num_dropped_parts]
+    return replace(
+        lineage,
+        num_cut_texts=len(cut),
+        num_dropped_parts=sum(loss.num_dropped_parts for loss in shortened),
+        text_losses=tuple(dict.fromkeys(loss.reason for loss in (*cut[:1], *shortened[:1]))),
+    )

@@ -37,8 +37,7 @@ from numpy.typing import NDArray
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of
-from mmstream.decoding.address import with_address
-from mmstream.decoding.fields import decode_text, parse_json
+from mmstream.decoding.fields import decode_text, parse_json, with_address
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.values import decode_integer, decode_npz, npy_view
 from mmstream.errors import (

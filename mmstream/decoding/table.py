@@ -19,15 +19,13 @@ from functools import cached_property, partial
 from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
-from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, Field, Follower, ValueField
+from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, Field, PictureField, ValueField
 from mmstream.decoding.fields import call_user, parse_json
-from mmstream.decoding.image.coordinates import Boxes, Points
+from mmstream.decoding.followers import Boxes, Follower, Points, Times
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import AudioField, MediaField, VideoField, made_names
-from mmstream.decoding.pictures import PictureField
 from mmstream.decoding.sample_rng import is_user_function
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.decoding.times import Times
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
 from mmstream.errors import ConfigError, escaped
 from mmstream.wrong_arguments import shown

@@ -2,7 +2,7 @@
 
 Loader.mark_delivered -> `DeliveredCounts` -> loader.stats
 
-Bad samples and their limits are counted in ``bad_samples/limits.py``. The samples here are good:
+Bad samples and their limits are counted in ``decoding/bad_samples.py``. The samples here are good:
 they never reach a limit. A warning for each of them would flood the log. So the first one of a kind
 is a warning, and the end of an epoch has a summary.
 """
@@ -11,8 +11,8 @@ from __future__ import annotations
 
 import logging
 
-from mmstream.bad_samples.limits import Stats
 from mmstream.batching.batching import Flat, Pack
+from mmstream.decoding.bad_samples import Stats
 from mmstream.pipeline import Pipeline
 from mmstream.reading.step import BatchLineage
 from mmstream.types import Batch

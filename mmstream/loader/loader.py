@@ -14,8 +14,8 @@ from typing import Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream._plain_tensors import plain_tensors
-from mmstream.bad_samples.limits import Stats, count_samples
 from mmstream.consistency import check_consistency
+from mmstream.decoding.bad_samples import Stats, count_samples
 from mmstream.errors import ConfigError
 from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
@@ -95,7 +95,7 @@ class Loader(IterableDataset[Batch]):
             works where an epoch that began without a bad list has one now.
 
     Attributes:
-        stats: what was delivered so far (`bad_samples.stats.Stats`).
+        stats: what was delivered so far (`decoding.bad_samples.Stats`).
 
     Raises:
         ConfigError: impossible settings, or a pipeline that cannot be sent to workers.

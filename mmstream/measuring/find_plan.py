@@ -23,7 +23,7 @@ from mmstream.batching.batching import Pack
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.substitute import Transform
+from mmstream.decoding.rows import Transform
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.measuring.lengths import LengthCounter, differing_settings
 from mmstream.order.permute import stream_key

@@ -20,14 +20,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import refs_at
+from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.media_shapes import MediaShapes
+from mmstream.decoding.rows import RowDecoder, Transform, one_by_one
 from mmstream.decoding.sample import MeasuredSample, SampleDecoding
 from mmstream.decoding.sample_rng import kept_generators
-from mmstream.decoding.substitute import RowDecoder, Transform, one_by_one
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.errors import ConfigError, SampleError, ShardError, SkipSample, where
 from mmstream.families.registry import settings_of_families, versions_of

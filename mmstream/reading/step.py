@@ -7,11 +7,10 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from mmstream.bad_samples.quarantine import BadSample
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
 from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.types import IntArray, Sample, SampleRef
+from mmstream.types import BadSample, IntArray, Sample, SampleRef
 
 Outcome: TypeAlias = Sample | SampleError | ShardError
 """A raw sample, or why there is none."""

@@ -2,7 +2,7 @@
 
 The rules of all that is sent again: pauses, and which statuses may pass. (Bytes that came but make
 no sense are another case: `dataset.sealed` and `Dataset` read such a file again, and
-`decoding.substitute` such a sample.)
+`decoding.rows` such a sample.)
 
 A store that has answered is expected to come back: its requests are sent again until nothing came
 from it for `STORAGE_PATIENCE_S`. All calls of a process count from the same moment, so that calls

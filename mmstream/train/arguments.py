@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from mmstream._torchvision import import_torchvision
-from mmstream.batching.media import mean_rate
+from mmstream.batching.join import mean_rate
 from mmstream.batching.valid import valid_labels
 from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError, MMStreamError, escaped

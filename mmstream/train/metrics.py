@@ -22,11 +22,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from mmstream.bad_samples.quarantine import FILTERED, KINDS
 from mmstream.batching.valid import is_flat
 from mmstream.storage.local import create_file
 from mmstream.train.distributed import TrainProcess, float64_scalar
-from mmstream.types import Batch
+from mmstream.types import FILTERED, KINDS, Batch
 
 logger = logging.getLogger(__name__)
 

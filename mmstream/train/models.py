@@ -18,11 +18,11 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from mmstream.bad_samples.policy import BadSamplePolicy
 from mmstream.batching.batching import Flat, Pack
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import datasets_of
+from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import baked_content
 from mmstream.device.normalize import Normalize

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.bad_samples.limits import Stats, count_samples
-from mmstream.bad_samples.quarantine import KINDS, BadSample, append_records
+from mmstream.decoding.bad_samples import Stats, append_records, count_samples
 from mmstream.errors import BadSampleLimitError, ConfigError
+from mmstream.types import KINDS, BadSample
 from tests.helpers.bad_corpus import (
     bad_json,
     make_pipeline,
@@ -151,7 +151,7 @@ def test_a_folder_that_cannot_be_written_does_not_end_the_run(tmp_path, caplog):
 
 
 def test_the_first_bad_samples_are_warnings_and_a_filter_is_none(caplog):
-    caplog.set_level(logging.DEBUG, "mmstream.bad_samples.limits")
+    caplog.set_level(logging.DEBUG, "mmstream.decoding.bad_samples")
     stats = Stats()
     for _ in range(3):
         count(stats, policy(), "ffffbbbb")

@@ -13,7 +13,7 @@ import torch
 
 import mmstream as mm
 from mmstream.dataset.index import encode_index
-from mmstream.decoding.substitute import MAX_SAMPLE_READS
+from mmstream.decoding.rows import MAX_SAMPLE_READS
 from mmstream.errors import ShardError, StorageError
 from tests.helpers.bad_corpus import make_pipeline, offsets, policy, truncated_jpeg, write_faulty
 from tests.helpers.stores import watched_pipeline

@@ -10,8 +10,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream.bad_samples.quarantine import BadSample
 from mmstream.reading.step import BatchLineage
+from mmstream.types import BadSample
 
 
 def made_batch(images_of_rows: list[int], start: int, *, whole: bool) -> dict[str, Any]:

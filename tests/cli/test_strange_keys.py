@@ -10,9 +10,9 @@ import pytest
 
 import mmstream as mm
 from mmstream.audit.training_log import read_lines
-from mmstream.bad_samples.quarantine import quarantined_refs
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index_tars import index_tars
+from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.errors import ConfigError
 from tests.helpers.bad_corpus import make_pipeline, policy
 from tests.helpers.corpora import captioned

@@ -14,7 +14,6 @@ from click.testing import CliRunner
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder
-from mmstream.bad_samples.quarantine import quarantined_refs, shard_stamp
 from mmstream.cli import cli
 from mmstream.dataset.bad_list import (
     BAD_NAME,
@@ -22,8 +21,10 @@ from mmstream.dataset.bad_list import (
     write_bad,
 )
 from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.keys import shard_stamp
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.verify import bad_samples, verify
+from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.decoding.sample import decode_sample
 from mmstream.errors import ConfigError, DecodeError, ManifestError
 from mmstream.storage import open_store

@@ -15,7 +15,7 @@ import torch
 
 import mmstream as mm
 from mmstream.audit.training_log import log_files, read_lineage
-from mmstream.bad_samples.quarantine import quarantined_refs
+from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.storage import open_store
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.metrics import Meter

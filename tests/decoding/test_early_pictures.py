@@ -10,8 +10,8 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.decoding.field import PictureField
 from mmstream.decoding.image import limits
-from mmstream.decoding.pictures import PictureField
 from mmstream.decoding.sample import SampleDecoding
 from mmstream.progress import Progress, Stage
 from mmstream.train.tokenizer import byte_tokenizer

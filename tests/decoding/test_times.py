@@ -13,8 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
+from mmstream.decoding.followers import placed_seconds
 from mmstream.decoding.sample import decode_sample
-from mmstream.decoding.times import placed_seconds
 from mmstream.types import SampleLineage
 from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import audio_file, video_file

@@ -10,10 +10,9 @@ from typing import Any, NamedTuple
 import torch
 
 import mmstream as mm
-from mmstream.bad_samples.quarantine import BadSample
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
-from mmstream.types import Batch, Sample
+from mmstream.types import BadSample, Batch, Sample
 from mmstream.world import World, rows_of_rank
 
 

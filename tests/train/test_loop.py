@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 import mmstream as mm
-from mmstream.bad_samples.limits import Stats
+from mmstream.decoding.bad_samples import Stats
 from mmstream.train import TrainConfig, TrainResult, loop, train
 from mmstream.train.clip import ContrastiveClip, small_clip
 from mmstream.train.distributed import TrainProcess, leave_on_sigterm, process_group

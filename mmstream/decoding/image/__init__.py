@@ -3,7 +3,6 @@
 decoder.py       `ImageDecoder`: the settings, also of Hugging Face processors, their checks, and
                  one picture from start to end
 geometry.py      plans sizes, crops and boxes; the shape of the result
-coordinates.py   boxes and points that follow a picture
 tiles.py         plans several squares of one picture
 limits.py        pixels, memory and time that the images of a sample may cost
 formats.py       chooses the library by the first bytes of a file

@@ -25,6 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.fields import (
+    FIELDS_OF,
     MAX_TEXT_BYTES,
     call_user,
     check_text,
@@ -43,7 +44,6 @@ from mmstream.decoding.text.chat import (
 )
 from mmstream.decoding.text.placeholders import (
     DECODED,
-    FIELDS_OF,
     AudioLength,
     Ids,
     ImageLength,

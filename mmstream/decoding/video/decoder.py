@@ -32,8 +32,7 @@ from mmstream.decoding.image.decoder import SETTINGS_ADVICE, ImageDecoder, Resiz
 from mmstream.decoding.image.geometry import Shape, View, budgeted_shape, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
-from mmstream.decoding.media_shapes import VideoShape
-from mmstream.decoding.spans import Span, require_span, row_of_span, row_span
+from mmstream.decoding.media_shapes import Span, VideoShape, require_span, row_of_span, row_span
 from mmstream.decoding.video.sampling import (
     FAMILY_SAMPLING,
     FrameRequest,

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding.audio.limits import AudioLimits, check_result
+from mmstream.decoding.audio.decoder import AudioLimits, check_result
 from tests.decoding.audio.test_decoder import wav
 from tests.helpers.media_files import AUDIO_KINDS, audio_file
 

@@ -1,33 +1,97 @@
-"""Counts samples as batches are delivered, and stops a run that has too many bad ones.
+"""Bad samples: what a run does about them, what is counted, what is written down.
 
-Runs in the main process of a rank, in the order of steps.
+Place in the flow: `rows.py` replaces bad samples, and their records travel with the batch. The main
+process of a rank counts them as batches are delivered, in the order of steps. It writes them to
+``quarantine-rank{r}.jsonl``, and stops a run that has too many. ``mmstream verify --quarantine``
+reads these files, so that later epochs leave the bad samples out (``dataset/bad_list.py``).
 """
 
 from __future__ import annotations
 
+import json
 import logging
+import os
 from collections import Counter, deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
+from typing import Any, BinaryIO, Literal, TypeAlias
 
-from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.bad_samples.quarantine import FILTERED, TOO_LONG, BadSample, append_records
+import msgspec
+import numpy as np
+
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.keys import shard_stamp, stamps_agree
 from mmstream.errors import (
     BadSampleLimitError,
     ChecksumError,
+    ConfigError,
     DecodeError,
     ShardError,
     escaped,
+    where,
 )
 from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.types import FILTERED, TOO_LONG, BadSample, IntArray
+from mmstream.wrong_arguments import Fraction, NonNegativeInt, checked
 
 logger = logging.getLogger(__name__)
 
+# -- what a run does about them --------------------------------------------------------------------
+
+Action: TypeAlias = Literal["substitute", "mask", "raise"]
+
+
+@checked()
+@dataclass(frozen=True)
+class BadSamplePolicy:
+    """How bad samples are handled, and how many a run tolerates before it stops.
+
+    A sample that fails is read again. It is bad if two reads gave the same bytes, or after eight
+    reads. ``decoding/rows.py`` carries this policy out.
+
+    Samples that a user's filter leaves out (`SkipSample`) are not bad. They are counted apart and
+    no limit applies to them. Their rows are masked under "mask" and substituted otherwise.
+
+    Each rank counts its own samples, and each new Loader starts at zero, also after a resume.
+
+    Attributes:
+        action: What happens to the row of a bad sample.
+
+            "substitute": the row shows another sample of its window, the same one on every
+            topology. "mask": the row shows that sample too, but ``__valid__`` is False, so that no
+            sample counts twice. The loss must leave such rows out. "raise": the error of the first
+            bad sample stops the run. The state stays before its batch, so a run with another policy
+            continues there.
+        max_fraction: Limit on bad samples as a share of the delivered ones.
+        min_samples: Delivered samples from which on `max_fraction` is judged.
+        max_consecutive: Limit on bad samples one after another. Many in a row usually mean a bad
+            shard or a wrong decoder. Each source of a mixture is counted by itself. 0 means no
+            limit.
+        max_length_error_fraction: Limit on samples of packs that are longer than measured and do
+            not fit (LengthError), as a share of the delivered ones. It is judged as `max_fraction`
+            is, and tight: a measure that is out of date concerns all samples.
+        max_samples: Limit on the number of bad samples. None means no limit.
+        shards: Whether the samples of an unreadable shard count as bad samples. False: such a shard
+            stops the run.
+        quarantine: Folder of ``quarantine-rank{r}.jsonl``, made at the first bad sample. None
+            writes nothing.
+
+    Raises:
+        ConfigError: an unknown action, or a limit out of range.
+    """
+
+    action: Action = "substitute"
+    max_fraction: Fraction = 0.01
+    min_samples: NonNegativeInt = 1000
+    max_consecutive: NonNegativeInt = 100
+    max_length_error_fraction: Fraction = 0.001
+    max_samples: NonNegativeInt | None = None
+    shards: bool = False
+    quarantine: str | None = "."
+
 
 # -- all counts of a loader ------------------------------------------------------------------------
-#
-# The loader and ``limits.py`` count as batches are delivered, in the main process of a rank.
 
 MAX_DAMAGED = 3
 """So many samples of one shard that do not fit their checksums are more than a chance: a warning
@@ -305,3 +369,111 @@ def _write(path: Path, records: Sequence[BadSample]) -> None:
         append_records(path, records)
     except OSError as error:  # a full disk must not end a run that can continue
         logger.error("%s: %s; bad samples are in the log only", path, error)
+
+
+# -- the quarantine file ---------------------------------------------------------------------------
+
+
+class _Line(msgspec.Struct):
+    """The fields of a `BadSample` that a reader needs; others are ignored."""
+
+    shard: str
+    index: int
+    kind: str
+    stamp: str | None = None
+
+
+def append_records(path: Path, records: Sequence[BadSample]) -> None:
+    """Append records to a quarantine file; its folder is made where it is missing.
+
+    A last line without its end is removed first: it was cut off when an earlier run was killed, and
+    the resumed run writes that record again.
+
+    Raises:
+        OSError: the file cannot be written.
+    """
+    # ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
+    lines = "".join(json.dumps(_line_of(record)) + "\n" for record in records)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("ab+") as file:
+        _remove_cut_line(file)
+        file.write(lines.encode("ascii"))
+
+
+def _line_of(record: BadSample) -> dict[str, Any]:
+    """Return the fields of a line."""
+    line = asdict(record)
+    if record.document is None:
+        del line["document"]
+    return line
+
+
+def _remove_cut_line(file: BinaryIO) -> None:
+    """Truncate a file behind its last line end; it is at its end afterwards."""
+    end = file.seek(0, os.SEEK_END)
+    if not end:
+        return
+    file.seek(end - 1)
+    if file.read(1) != b"\n":
+        file.seek(0)
+        file.truncate(file.read().rfind(b"\n") + 1)
+    file.seek(0, os.SEEK_END)
+
+
+def quarantined_refs(
+    paths: Iterable[str | os.PathLike[str]], dataset: Dataset, source: str | None = None
+) -> IntArray:
+    """Return int64 [n, 2]: the sorted (shard, index) of all bad samples in quarantine files.
+
+    Samples that a user's filter left out are not among them. No shard is read.
+
+    Args:
+        paths: ``quarantine-rank{r}.jsonl`` files.
+        dataset: the dataset of those runs.
+        source: for runs on a mixture, the name of `dataset` in it. Other sources are ignored.
+
+    Raises:
+        ConfigError: no such file, a malformed line, or a record of another dataset.
+    """
+    prefix = "" if source is None else f"{source}/"
+    shards = {prefix + info.name: number for number, info in enumerate(dataset.manifest.shards)}
+    refs: list[tuple[int, int]] = []
+    for path in paths:
+        for line_number, record in _read_records(path):
+            if not record.shard.startswith(prefix):
+                continue
+            shard = shards.get(record.shard, -1)
+            address = where(record.shard, record.index)
+            if shard < 0 or not 0 <= record.index < dataset.counts[shard]:
+                raise ConfigError(
+                    f"{path}:{line_number}: {address} is no sample of {dataset!r} (for a run on a "
+                    "mixture say which source this is)"
+                )
+            stamp = shard_stamp(dataset.manifest.shards[shard])
+            if record.stamp is not None and not stamps_agree(record.stamp, stamp):
+                raise ConfigError(
+                    f"{path}:{line_number}: belongs to another dataset: its {record.shard} is not "
+                    f"the one of {dataset!r} (samples-bytes-checksum {record.stamp}, here {stamp})"
+                )
+            if record.kind != FILTERED:
+                refs.append((shard, record.index))
+    return np.unique(np.array(refs, dtype=np.int64).reshape(-1, 2), axis=0)
+
+
+def _read_records(path: str | os.PathLike[str]) -> Iterator[tuple[int, _Line]]:
+    """Yield (1-based line number, record)."""
+    try:
+        lines = Path(path).read_bytes().splitlines(keepends=True)
+    except FileNotFoundError:
+        raise ConfigError(
+            f"{path}: no such file; runs with bad samples write quarantine-rank0.jsonl, ..."
+        ) from None
+    except OSError as error:
+        raise ConfigError(f"{path}: not a quarantine file: {error.strerror}") from None
+    for number, line in enumerate(lines, start=1):
+        if not line.endswith(b"\n"):
+            continue  # cut off when its run was killed; the resumed run wrote it again
+        try:
+            yield number, msgspec.json.decode(line, type=_Line)
+        except (msgspec.MsgspecError, UnicodeError) as error:
+            raise ConfigError(f"{path}:{number}: not a quarantine record: {error}") from None

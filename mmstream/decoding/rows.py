@@ -1,4 +1,7 @@
-"""One row of a step: its planned sample, decoded, or a substitute for a bad one.
+"""One row of a step: its planned samples, decoded, or a substitute for bad ones.
+
+Place in the flow: `step.py` calls it in each of its passes. A row is one sample, or a pack of
+several: the second half of this module fills packs.
 
 This is the only place that catches errors of samples, and the only one that drops samples. A sample
 is bad when two reads gave the same bytes and no decoder accepts them, or when `MAX_SAMPLE_READS`
@@ -15,9 +18,8 @@ from functools import cached_property
 from traceback import extract_tb
 from typing import Any, NamedTuple, TypeAlias
 
-from mmstream.bad_samples.policy import BadSamplePolicy
-from mmstream.bad_samples.quarantine import BadSample
 from mmstream.dataset.shards import MAX_SAMPLE_READS
+from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.fields import call_user
 from mmstream.decoding.sample import NO_MEMORY, RowMemory, SampleDecoding, parse_fields, tokenize
@@ -29,6 +31,7 @@ from mmstream.errors import (
     ChecksumError,
     ConfigError,
     DecodeError,
+    LengthError,
     MMStreamError,
     SampleError,
     ShardError,
@@ -37,11 +40,12 @@ from mmstream.errors import (
     where,
 )
 from mmstream.order import MAX_ATTEMPTS
+from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.tar.lazy_bytes import LazyBytes
-from mmstream.types import Sample, SampleLineage, SampleRef
+from mmstream.types import TOO_LONG, BadSample, Sample, SampleLineage, SampleRef
 
 logger = logging.getLogger(__name__)
 
@@ -101,7 +105,7 @@ class Refusal(NamedTuple):
     """Why a sample is bad."""
 
     kind: str
-    """One of `bad_samples.quarantine.KINDS`."""
+    """One of `mmstream.types.KINDS`."""
     reason: str
 
 
@@ -111,6 +115,13 @@ class Document(NamedTuple):
     ref: SampleRef
     sample: Sample | None
     refusal: Refusal | None = None
+    num_measured: int = 0
+    """Its tokens when the pack was planned."""
+
+    @property
+    def growth(self) -> int:
+        """How many tokens it has more than measured. A bad sample has none."""
+        return 0 if self.sample is None else num_tokens_of(self.sample) - self.num_measured
 
 
 class RowAddress(NamedTuple):
@@ -250,7 +261,7 @@ class RowDecoder:
             prepared: what `plan` has made of the planned sample.
             out: the memory of the batch for the row's pictures and videos.
         """
-        planned, sample, refusal = self.planned(step, position, prepared, out)
+        planned, sample, refusal, _ = self.planned(step, position, prepared, out)
         if refusal is None:
             return Row(sample, planned, None)
         address = _address(step, position)
@@ -449,7 +460,17 @@ class RowDecoder:
     ) -> Sample:
         """Decode one sample. An unreadable shard is its fault where the policy says so."""
         try:
-            return self._decode_outcome(address, ref, outcome, out, prepared)
+            for error in (outcome, prepared):
+                if isinstance(error, SampleError | ShardError):
+                    raise error
+            assert isinstance(outcome, dict)
+            key = str(outcome["__key__"])
+            self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
+            if not isinstance(prepared, SampleDecoding):
+                prepared = SampleDecoding(self._before(address, ref, outcome), self.decoders)
+            sample = self._finish(prepared, outcome, out)
+            for call in self._transform_calls:
+                sample = self._transform(call, sample, ref)
         except ShardError as error:
             if self.policy.shards:
                 raise SampleError(str(error)) from error
@@ -458,26 +479,6 @@ class RowDecoder:
             for value in outcome.values() if isinstance(outcome, dict) else ():
                 if isinstance(value, LazyBytes):  # the step holds it until its last row
                     value.clear()
-
-    def _decode_outcome(
-        self,
-        address: RowAddress,
-        ref: SampleRef,
-        outcome: Outcome,
-        out: RowMemory,
-        prepared: Prepared | None,
-    ) -> Sample:
-        for error in (outcome, prepared):
-            if isinstance(error, SampleError | ShardError):
-                raise error
-        assert isinstance(outcome, dict)
-        key = str(outcome["__key__"])
-        self.progress.begin_sample(Stage.DECODE, address.epoch, address.step, *ref, key)
-        if not isinstance(prepared, SampleDecoding):
-            prepared = SampleDecoding(self._before(address, ref, outcome), self.decoders)
-        sample = self._finish(prepared, outcome, out)
-        for call in self._transform_calls:
-            sample = self._transform(call, sample, ref)
         if (name := self.own_names.wrong(sample)) is not None:
             raise SampleError(
                 f"{self._where(ref, sample)}.{name}: batches have a field of this name themselves: "
@@ -600,3 +601,190 @@ def _is_same_value(value: object, other: object) -> bool:
         return value.is_same(other)
     except ShardError:
         return False
+
+
+# -- decoded samples -> rows of packs --------------------------------------------------------------
+#
+# A row without a good sample gets a substitute pack, the same one on every topology. A sample that
+# has more tokens than were measured stays where its row has room, and is a bad sample elsewhere.
+#
+# Example: T is 10. A row was planned with samples of 4, 3 and 3 tokens. The first has 5 now, and
+# the second cannot be decoded. Then the row has 5 + 3 tokens, and one record. Had the second been
+# good, the first would be left out: 3 + 3 + 5 is more than T.
+
+MAX_PACK_SUBSTITUTES = 4
+"""Substitute packs that are tried for a row without a good sample."""
+
+FEW_DOCUMENTS = 2
+"""Samples of a pack that few bad ones empty."""
+
+MAX_SUBSTITUTES_OF_FEW = 16
+"""Substitutes that are tried for such a pack. A filter that leaves out half of them empties one row
+of 130,000 then. Filters belong into the plan: ``--where``."""
+
+
+class PackedRow(NamedTuple):
+    """A row of a step, as it is delivered."""
+
+    documents: list[Document]
+    """Good samples, in order. Empty: the row is padding, or nothing fills it."""
+    bad: list[BadSample]
+    """Records of its planned samples that are left out, in order."""
+    unlike_measured: list[Document]
+    """Those of its planned samples that have more or fewer tokens than measured."""
+
+
+def packed_rows(
+    step: RawStep, documents: Sequence[Document], decoder: RowDecoder, limits: PackLimits
+) -> list[PackedRow]:
+    """Return the rows of a step.
+
+    Args:
+        step: as it was planned and read.
+        documents: its planned samples, good and bad.
+        decoder: reads substitutes.
+        limits: what a pack may hold.
+
+    Raises:
+        LengthError: a sample is too long, and the policy is to raise.
+        StorageError: storage failed after retries.
+    """
+    lineage = step.lineage
+    by_row: list[list[Document]] = [[] for _ in range(lineage.num_rows)]
+    for number, document in enumerate(_with_measured(documents, step.num_tokens)):
+        by_row[lineage.planned_row(number)].append(document)
+    return [
+        _packed_row(
+            RowAddress(lineage.epoch, lineage.step, lineage.order_row(row)),
+            of_row,
+            decoder,
+            limits,
+        )
+        for row, of_row in enumerate(by_row)
+    ]
+
+
+def require_good_row(
+    step: RawStep, rows: Sequence[PackedRow], decoder: RowDecoder, limits: PackLimits
+) -> None:
+    """Stop a run at a step of which no pack on any rank has a good sample. Masked rows may.
+
+    Args:
+        step: as it was planned.
+        rows: those of this rank.
+        decoder: reads the packs of other ranks, where those of this one are empty.
+        limits: what a pack may hold.
+
+    Raises:
+        BadSampleLimitError: there is none.
+    """
+    bad = [record for row in rows for record in row.bad]
+    if not bad or any(row.documents for row in rows) or decoder.policy.action == "mask":
+        return
+    lineage, lookup = step.lineage, decoder.lookup
+    for position in range(lookup.order.global_batch_size):
+        row, unit = lookup.planned(lineage.epoch, lineage.step, position)
+        if unit.refs and not lineage.start <= position < lineage.start + len(rows):
+            address = RowAddress(lineage.epoch, lineage.step, row)
+            documents = _with_measured(decoder.read_pack(address, unit.refs), unit.num_tokens)
+            if _packed_row(address, documents, decoder, limits).documents:
+                return
+    raise no_good_row(lineage, bad[0].reason)
+
+
+def num_tokens_of(sample: Sample, multiple_of: int = 1) -> int:
+    """Return how many tokens of its pack a sample takes; several documents are added up.
+
+    Args:
+        sample: decoded; ``input_ids`` are tokens, or a list of the tokens of each document.
+        multiple_of: each document takes a multiple of so many tokens.
+
+    Examples:
+        >>> num_tokens_of({"input_ids": [[1, 2, 3], [4]]}, multiple_of=2)
+        6
+    """
+    ids: Any = sample.get("input_ids", ())
+    is_several = isinstance(ids, list | tuple) and not any(isinstance(item, int) for item in ids)
+    lengths = map(len, ids) if is_several else (len(ids),)
+    return sum(-(-length // multiple_of) * multiple_of for length in lengths)
+
+
+def _with_measured(
+    documents: Sequence[Document], num_tokens: Sequence[int] | None
+) -> list[Document]:
+    assert num_tokens is not None, "the order of packs says them"
+    pairs = zip(documents, num_tokens, strict=True)
+    return [document._replace(num_measured=measured) for document, measured in pairs]
+
+
+def _packed_row(
+    address: RowAddress, planned: list[Document], decoder: RowDecoder, limits: PackLimits
+) -> PackedRow:
+    """Return a row: its good samples that fit, or those of a substitute."""
+    unlike = [document for document in planned if document.growth]
+    fitted = _fitted(planned, limits, decoder)
+    if decoder.policy.action == "raise":
+        for document in fitted:
+            if document.refusal is not None and document.refusal.kind == TOO_LONG:
+                raise LengthError(document.refusal.reason)
+    shown = [document for document in fitted if document.sample is not None]
+    substitute: list[Document] = []
+    if planned and not shown and decoder.policy.action != "mask":
+        substitute = _substitute(address, fitted, decoder, limits)
+    first = substitute[0].ref if substitute else None
+    bad = [
+        decoder.record(address, document.ref, document.refusal, first, number)
+        for number, document in enumerate(fitted)
+        if document.refusal is not None
+    ]
+    return PackedRow(shown or substitute, bad, unlike)
+
+
+def _substitute(
+    address: RowAddress, planned: list[Document], decoder: RowDecoder, limits: PackLimits
+) -> list[Document]:
+    """Return the good samples of the first substitute pack that has some."""
+    max_attempts = MAX_SUBSTITUTES_OF_FEW if len(planned) <= FEW_DOCUMENTS else MAX_PACK_SUBSTITUTES
+    tried = set[tuple[SampleRef, ...]]()
+    for attempt in range(max_attempts):
+        unit = decoder.lookup.order.substitute_unit(*address, attempt)
+        if tuple(unit.refs) in tried:
+            continue
+        tried.add(tuple(unit.refs))
+        documents = _with_measured(decoder.read_pack(address, unit.refs), unit.num_tokens)
+        fitted = _fitted(documents, limits, decoder)
+        good = [document for document in fitted if document.sample is not None]
+        if good:
+            return good
+    return []
+
+
+def _fitted(documents: list[Document], limits: PackLimits, decoder: RowDecoder) -> list[Document]:
+    """Return samples, with a refusal for those that make their row too long.
+
+    Samples that are no longer than measured fit in any case. The others get the room that is left,
+    in their order.
+    """
+    lengths = [
+        0
+        if document.sample is None
+        else num_tokens_of(document.sample, limits.document_multiple_of)
+        for document in documents
+    ]
+    if sum(lengths) <= limits.max_tokens:
+        return documents
+    fitted, room = list(documents), limits.max_tokens
+    for number in sorted(range(len(documents)), key=lambda number: documents[number].growth > 0):
+        if lengths[number] <= room:
+            room -= lengths[number]
+            continue
+        ref, sample, _, num_measured = documents[number]
+        assert sample is not None, "a bad sample has no tokens"
+        address = where(decoder.lookup.shard_name(ref[0]), ref[1], str(sample["__key__"]))
+        reason = (
+            f"{address}: {num_tokens_of(sample):,} tokens, {num_measured:,} were "
+            f"measured, and its pack of {limits.max_tokens:,} has no room for more: measure and "
+            "plan anew"
+        )
+        fitted[number] = Document(ref, None, Refusal(TOO_LONG, reason))
+    return fitted

@@ -1,10 +1,12 @@
-"""Videos and recordings of the samples of a step, joined: as many as there are, of every length.
+"""The values of one field of a step become one tensor, or a list where their shapes differ.
 
-    collate -> media.py
+    collate.collate -> join.py
 
-A row may have none, one or several of them. So a batch holds all of them one after another, in the
-order of rows, and companions say what belongs to which:
+Numbers and arrays are stacked. Of pictures, videos and recordings a row may have none, one or
+several. So a batch holds all of them one after another, in the order of rows, and companions say
+what belongs to which:
 
+    image        all pictures            image_row, where not each row has one
     video        frames of all videos    video_row, video_frames, video_pts_s, video_fps,
                                          video_requested_fps
     audio        padded to the longest   audio_row, audio_length, audio_video
@@ -13,16 +15,167 @@ order of rows, and companions say what belongs to which:
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from itertools import accumulate
 from typing import Any, TypeAlias
 
 import numpy as np
 import torch
 
-from mmstream.batching.values import TakeMemory, as_list
 from mmstream.errors import ConfigError
 from mmstream.types import Batch, Sample
+
+TakeMemory: TypeAlias = Callable[[int], torch.Tensor]
+"""Returns memory of so many bytes, uint8 [num_bytes]."""
+
+
+def as_list(value: Any) -> Sequence[Any]:
+    """Return the values of a field of a sample: none, one or several."""
+    return value if isinstance(value, list | tuple) else () if value is None else (value,)
+
+
+def join_values(values: Sequence[Any], are_rows: bool, take_memory: TakeMemory | None) -> Any:
+    """Return the values of a field as one tensor, or as they are where they do not make one.
+
+    Args:
+        values: One of each sample.
+        are_rows: Tensors may be rows of one buffer. They are joined without a copy.
+        take_memory: As `collate` has it.
+    """
+    joined = _stack_arrays(values, take_memory)
+    if joined is None and are_rows:
+        joined = join_rows(values)
+    return stack_values(list(map(as_tensor, values))) if joined is None else joined
+
+
+def as_tensor(value: Any) -> Any:
+    """Return an array as a tensor where torch has its type."""
+    if not isinstance(value, np.ndarray):
+        return value
+    try:  # a plain copy, because torch refuses reversed views and warns about read-only arrays
+        return torch.from_numpy(np.array(value, order="C"))
+    except (TypeError, ValueError):
+        return value
+
+
+def stack_values(values: list[Any]) -> Any:
+    """Return the values as one tensor, or as they are where they do not make one.
+
+    Numbers keep their type, as torch's ``default_collate`` keeps it: floats are float64, whole
+    numbers int64, and numpy scalars of one type have that.
+    """
+    kinds = set(map(type, values))
+    if any(issubclass(kind, np.generic) for kind in kinds):
+        numbers = as_tensor(np.array(values)) if len(kinds) == 1 else None
+        if isinstance(numbers, torch.Tensor):
+            return numbers
+        values = [value.item() if isinstance(value, np.generic) else value for value in values]
+        kinds = set(map(type, values))
+    if all(issubclass(kind, int | float) for kind in kinds):  # enumerations' numbers among them
+        has_floats = any(issubclass(kind, float) for kind in kinds)
+        try:
+            joined = torch.tensor(values, dtype=torch.float64 if has_floats else None)
+        except (RuntimeError, OverflowError, ValueError):  # an integer beyond 64 bits
+            return values
+        is_exact = len(kinds) == 1 or all(
+            isinstance(number, float) or number == kept
+            for number, kept in zip(values, joined.tolist(), strict=True)
+        )  # whole numbers beyond 2^53 among floats are not
+        return joined if is_exact else values
+    if all(isinstance(value, torch.Tensor) for value in values) and (
+        len({(value.shape, value.dtype, value.device) for value in values}) == 1
+    ):
+        return torch.stack(values)
+    return values
+
+
+def _stack_arrays(values: Sequence[Any], take_memory: TakeMemory | None) -> torch.Tensor | None:
+    """Return arrays of one shape and type as one tensor, with one copy. None: they are not."""
+    first = values[0]
+    if not all(
+        type(value) is np.ndarray and value.shape == first.shape and value.dtype == first.dtype
+        for value in values
+    ):
+        return None
+    try:
+        empty = torch.from_numpy(np.empty(0, first.dtype))
+    except (TypeError, ValueError):  # a type that torch does not have
+        return None
+    shape = (len(values), *first.shape)
+    num_bytes = len(values) * first.nbytes
+    if take_memory is None or not num_bytes:
+        stacked = empty.new_empty(shape)
+    else:
+        stacked = take_memory(num_bytes).view(empty.dtype).view(shape)
+    np.stack(values, out=stacked.numpy())
+    return stacked
+
+
+def join_rows(values: Sequence[Any]) -> torch.Tensor | None:
+    """Return tensors of one shape that are rows of one buffer as one tensor, without a copy.
+
+    None: they are something else.
+    """
+    first = values[0]
+    if not isinstance(first, torch.Tensor) or not all(
+        isinstance(value, torch.Tensor) and is_alike(value, first) for value in values
+    ):
+        return None
+    num_bytes = first.numel() * first.element_size()
+    start = first.data_ptr()
+    memory = first.untyped_storage()
+    # Decoders write into the rows of one buffer. Then row i starts i * num_bytes after the first.
+    if start + num_bytes * len(values) > memory.data_ptr() + memory.nbytes() or any(
+        value.data_ptr() != start + num_bytes * i or value.stride() != first.stride()
+        for i, value in enumerate(values)
+    ):
+        return None
+    shape, strides = (len(values), *first.shape), (first.numel(), *first.stride())
+    return first.as_strided(shape, strides, first.storage_offset())
+
+
+def is_alike(first: torch.Tensor, second: torch.Tensor) -> bool:
+    """Tell whether two tensors have one shape, type and device."""
+    return (
+        first.shape == second.shape
+        and first.dtype == second.dtype
+        and first.device == second.device
+    )
+
+
+# -- pictures --------------------------------------------------------------------------------------
+
+
+def are_pictures(value: Any) -> bool:
+    """Tell whether a value is what ``image`` may be: a picture, several, or none."""
+    return all(isinstance(image, torch.Tensor) for image in as_list(value))
+
+
+def join_pictures(values: Sequence[Any]) -> Batch:
+    """Return ``image``, and ``image_row`` where not every row has one image of one shape."""
+    images_of_rows = list(map(as_list, values))
+    images = [image for row in images_of_rows for image in row]
+    joined = stack_pictures(images)
+    if isinstance(joined, torch.Tensor) and all(len(row) == 1 for row in images_of_rows):
+        return {"image": joined}
+    counts = torch.tensor([len(row) for row in images_of_rows])
+    # Example: rows with 2, 0 and 1 images give [0, 0, 2].
+    return {"image": joined, "image_row": torch.repeat_interleave(counts)}
+
+
+def stack_pictures(images: list[torch.Tensor]) -> torch.Tensor | list[torch.Tensor]:
+    """Return images of one shape as one tensor, without a copy where they are rows of one buffer.
+
+    Images of several shapes stay a list.
+    """
+    if not images or any(not is_alike(image, images[0]) for image in images):
+        return images
+    rows = join_rows(images)
+    joined = torch.stack(images) if rows is None else rows
+    return joined.contiguous(memory_format=torch.channels_last) if joined.ndim == 4 else joined
+
+
+# -- videos and recordings -------------------------------------------------------------------------
 
 FEATURES = "_features"
 """How the name of a field ends that holds features of recordings in place of their samples."""
