@@ -19,7 +19,7 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import chain, takewhile
-from typing import Any, Literal, NamedTuple, TypeAlias, TypeVar
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -64,8 +64,6 @@ Tokens: TypeAlias = dict[str, Any]
 """``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]; ``label_weights``,
 float32 [T], where messages have weights. With ``texts="all"`` each is a list of arrays."""
 
-T = TypeVar("T")
-
 _CALL_BYTES = 1 << 20
 """Bytes that one call of the tokenizer gets, unless one text alone has more.
 
@@ -88,16 +86,6 @@ class DecodedText(NamedTuple):
     `max_length` has cut it."""
     num_dropped_parts: int
     """Parts of the conversation that its text lacks: dropped, or not written by the template."""
-
-
-class TextLengths(NamedTuple):
-    """How long the texts of a sample are."""
-
-    num_tokens: int
-    """Tokens of all of them."""
-    num_label_tokens: int
-    """Tokens with a label. The first of a text has none before it that could predict it."""
-    num_texts: int
 
 
 class _Prompt(NamedTuple):
@@ -376,76 +364,38 @@ class TextDecoder:
         Raises:
             ConfigError: As in a call.
         """
-        return self._tokenize(samples, shapes, media, self._finish, _together)
-
-    def count_all(
-        self,
-        samples: Sequence[dict[str, Any]],
-        shapes: Sequence[MediaShapes | None] | None = None,
-        *,
-        media: Collection[str] = DECODED,
-    ) -> list[TextLengths | SampleError]:
-        """Count the tokens of many samples: what `decode_all` would return, without the arrays.
-
-        Arguments and errors are those of `decode_all`.
-        """
-        return self._tokenize(samples, shapes, media, self._count, _sum_of_lengths)
-
-    def _tokenize(
-        self,
-        samples: Sequence[dict[str, Any]],
-        shapes: Sequence[MediaShapes | None] | None,
-        media: Collection[str],
-        finish: Callable[[_Prompt, Any], T],
-        together: Callable[[Sequence[T]], T],
-    ) -> list[T | SampleError]:
-        """Tokenize the texts of samples.
-
-        Args:
-            samples: As `decode_all` takes them, also the next two.
-            shapes: Of the media of each sample.
-            media: The kinds that are decoded.
-            finish: Makes a result of a text and its encoding.
-            together: Joins the results of a sample's texts.
-        """
         prompts = [
             self._try(self._prompts, sample, media, sample_shapes)
             for sample, sample_shapes in zip(samples, shapes or [None] * len(samples), strict=True)
         ]
-        if self.texts == "one":
-            flat = [prompt if isinstance(prompt, SampleError) else prompt[0] for prompt in prompts]
-            return self._finish_all(flat, finish)
         flat = [prompt for own in prompts if not isinstance(own, SampleError) for prompt in own]
-        texts = iter(self._finish_all(flat, finish))
-        results: list[T | SampleError] = []
+        texts = iter(self._finish_all(flat))
+        results: list[DecodedText | SampleError] = []
         for own in prompts:
             if isinstance(own, SampleError):
                 results.append(own)
                 continue
-            finished = [next(texts) for _ in own]
+            decoded = [next(texts) for _ in own]
             # The first error of a text is that of its sample.
-            error = next((text for text in finished if isinstance(text, SampleError)), None)
-            good = [text for text in finished if not isinstance(text, SampleError)]
-            results.append(together(good) if error is None else error)
+            error = next((text for text in decoded if isinstance(text, SampleError)), None)
+            good = [text for text in decoded if not isinstance(text, SampleError)]
+            results.append(error or (good[0] if self.texts == "one" else _together(good)))
         return results
 
-    def _finish_all(
-        self, prompts: Sequence[_Prompt | SampleError], finish: Callable[[_Prompt, Any], T]
-    ) -> list[T | SampleError]:
+    def _finish_all(self, prompts: Sequence[_Prompt]) -> list[DecodedText | SampleError]:
         """Tokenize texts, in calls of the tokenizer that are not too large."""
-        results: list[Any] = list(prompts)
+        results: dict[int, DecodedText | SampleError] = {}
         groups: dict[tuple[bool, bool], list[int]] = {}
-        for row, prompt in enumerate(prompts):
-            if isinstance(prompt, _Prompt):
-                group = (prompt.spans is not None, prompt.needs_offsets)
-                groups.setdefault(group, []).append(row)
-        for (is_chat, needs_offsets), rows in groups.items():
-            for call in _calls(rows, [_num_bytes(results[row].text) for row in rows]):
-                texts = [results[row].text for row in call]
+        for number, prompt in enumerate(prompts):
+            group = (prompt.spans is not None, prompt.needs_offsets)
+            groups.setdefault(group, []).append(number)
+        for (is_chat, needs_offsets), numbers in groups.items():
+            for call in _calls(numbers, [_num_bytes(prompts[number].text) for number in numbers]):
+                texts = [prompts[number].text for number in call]
                 encodings = self._encode(texts, is_chat, needs_offsets)
-                for row in reversed(call):  # each encoding is freed when its tokens are made
-                    results[row] = self._try(finish, results[row], encodings.pop())
-        return results
+                for number in reversed(call):  # each encoding is freed when its tokens are made
+                    results[number] = self._try(self._finish, prompts[number], encodings.pop())
+        return [results[number] for number in range(len(prompts))]
 
     def _encode(self, texts: list[str], is_chat: bool, needs_offsets: bool) -> list[Any]:
         """Return the encoding of each text, or its error.
@@ -517,27 +467,6 @@ class TextDecoder:
             tokens["label_weights"] = np.where(labels == IGNORED_LABEL, np.float32(0), weights)
         return DecodedText(tokens, num_tokens, prompt.num_dropped_parts)
 
-    def _count(self, prompt: _Prompt, encoding: Any) -> TextLengths:
-        """Return the lengths of the text that `_finish` would make of an encoding."""
-        lengths = None
-        if not isinstance(encoding, DecodeError):
-            count = self._count_plain if prompt.spans is None else _count_chat
-            lengths = count(prompt, encoding)
-        if lengths is not None and lengths.num_tokens <= self.max_length:
-            return lengths
-        tokens = self._finish(prompt, encoding).tokens  # it is cut, refused, or of a rare kind
-        num_labels = int(np.count_nonzero(tokens["labels"][1:] != IGNORED_LABEL))
-        return TextLengths(len(tokens["input_ids"]), num_labels, 1)
-
-    def _count_plain(self, prompt: _Prompt, encoding: Any) -> TextLengths | None:
-        """Return the lengths of plain text. None: of an empty one, or one with media."""
-        if prompt.written is not None:
-            return None
-        num_tokens, num_added = len(encoding), self._num_added
-        if self.append_eos and num_tokens and encoding.ids[-1] != self.tokenizer.eos_token_id:
-            num_tokens, num_added = num_tokens + 1, num_added + 1
-        return TextLengths(num_tokens, num_tokens - 1, 1) if num_added < num_tokens else None
-
     def _labelled(self, prompt: _Prompt, encoding: Any) -> _LabelledIds:
         """Return the ids of an encoding with their labels, before media take their places."""
         ids = np.asarray(encoding.ids, dtype=np.int64)
@@ -604,19 +533,17 @@ class TextDecoder:
 
     def _texts(self, sample: dict[str, Any]) -> list[str | list[Any]]:
         """Return the texts of a sample, each plain text or messages. There is one at least."""
-        if self.texts == "one":
-            value = self._value(sample)
-            if not isinstance(value, list):
-                return [decode_text(value, self.max_bytes)]
-            if self.source(sample) != "json":
-                self._check_list(sample, value)
-            return [value]
         row = sample.get("json")
-        if self.source(sample) == "json" and isinstance(row, dict) and _is_preference(row):
+        is_json = self.source(sample) == "json"
+        if self.texts == "all" and is_json and isinstance(row, dict) and _is_preference(row):
             return [_answered(row, "chosen"), _answered(row, "rejected")]
         value = self._value(sample)
         if not isinstance(value, list):
             return [decode_text(value, self.max_bytes)]
+        if self.texts == "one":
+            if not is_json:
+                self._check_list(sample, value)
+            return [value]
         if not value:
             raise DecodeError("an empty list of texts")
         values = [value] if isinstance(value[0], dict) else value  # else these are messages of one
@@ -747,10 +674,6 @@ def _together(texts: Sequence[DecodedText]) -> DecodedText:
     )
 
 
-def _sum_of_lengths(texts: Sequence[TextLengths]) -> TextLengths:
-    return TextLengths(*map(sum, zip(*texts, strict=True)))
-
-
 def _no_weights(text: DecodedText) -> NDArray[np.float32]:
     return np.where(text.tokens["labels"] == IGNORED_LABEL, np.float32(0), np.float32(1))
 
@@ -791,36 +714,6 @@ def _with_media(
     return text._replace(
         ids=text.ids.repeat(repeats), labels=labels.repeat(repeats), weights=weights
     )
-
-
-def _count_chat(prompt: _Prompt, encoding: Any) -> TextLengths | None:
-    """Return the lengths of a conversation. None: only its arrays tell them.
-
-    The tokens of an answer are those from its first character to its last one.
-    """
-    num_tokens, num_labels, end = len(encoding), 0, 1  # the first token is never trained
-    answers = prompt.spans or []
-    if prompt.written is not None:
-        ids = encoding.ids if prompt.written.tokens else ()
-        for media in prompt.written.tokens:
-            is_odd = ids.count(media.token_id) != len(media.lengths)
-            if is_odd or any(prompt.text.find(media.token, *answer) >= 0 for answer in answers):
-                return None
-            num_tokens += sum(media.lengths) - len(media.lengths)
-        if prompt.written.stamps:
-            return None
-    for start, stop in answers:
-        if start == stop:
-            return None
-        first, last = encoding.char_to_token(start), encoding.char_to_token(stop - 1)
-        if first is None or last is None:  # the tokenizer leaves this character out
-            return None
-        last += 1
-        while (chars := encoding.token_to_chars(last)) is not None and chars[0] < stop:
-            last += 1  # a character may have several tokens
-        num_labels += max(0, last - max(first, end))
-        end = max(end, last)
-    return TextLengths(num_tokens, num_labels, 1) if num_labels else None
 
 
 def _touched(encoding: Any, spans: list[Span]) -> Ids:
