@@ -272,6 +272,17 @@ def shown(value: object) -> str:
     return type(value).__name__ if "://" in text else text
 
 
+def refuse_broken(*rules: tuple[object, str]) -> None:
+    """Raise a ConfigError with the message of the first rule across settings that is broken.
+
+    Args:
+        rules: Whether each is broken, and what to write.
+    """
+    for is_broken, message in rules:
+        if is_broken:
+            raise ConfigError(message)
+
+
 def refuse_overridden(value: object, base: type, advice: str) -> None:
     """Refuse an object of a subclass with a `__call__` that a pipeline does not always call."""
     if type(value).__call__ is not base.__call__:

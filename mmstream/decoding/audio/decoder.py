@@ -40,6 +40,7 @@ from mmstream.wrong_arguments import (
     PositiveFloat,
     PositiveInt,
     checked,
+    refuse_broken,
     refuse_overridden,
     shown,
 )
@@ -200,7 +201,7 @@ class AudioDecoder:
 
     def __post_init__(self) -> None:
         refuse_overridden(self, AudioDecoder, "samples")
-        _check_combinations(self)
+        _check_settings(self)
 
     @classmethod
     def from_processor(cls, processor: Any, **settings: Any) -> AudioDecoder:
@@ -456,16 +457,20 @@ def _clipped(seconds: float, rate: int, num_samples: int) -> int:
     return num_samples if seconds * rate >= num_samples else max(0, round(seconds * rate))
 
 
-def _check_combinations(decoder: AudioDecoder) -> None:
+def _check_settings(decoder: AudioDecoder) -> None:
     """Refuse settings that do not go with each other."""
     require_span(decoder.span)
-    if decoder.crop == "random" and decoder.duration_s is None:
-        raise ConfigError('crop="random": give duration_s too')
-    if decoder.features is None:
-        return
     settings = (decoder.sample_rate, decoder.channels, decoder.dtype)
-    if settings != (SAMPLE_RATE, 1, "float32"):
-        raise ConfigError('features need sample_rate=16000, channels=1 and dtype="float32"')
+    refuse_broken(
+        (
+            decoder.crop == "random" and decoder.duration_s is None,
+            'crop="random": give duration_s too',
+        ),
+        (
+            decoder.features is not None and settings != (SAMPLE_RATE, 1, "float32"),
+            'features need sample_rate=16000, channels=1 and dtype="float32"',
+        ),
+    )
 
 
 # -- settings of Hugging Face feature extractors ---------------------------------------------------

@@ -22,6 +22,8 @@ All formats follow the same rules:
 
 from __future__ import annotations
 
+import math
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, Literal, NamedTuple
@@ -66,6 +68,7 @@ from mmstream.wrong_arguments import (
     PositiveFloat,
     PositiveInt,
     checked,
+    refuse_broken,
     refuse_overridden,
     shown,
 )
@@ -224,10 +227,7 @@ class ImageDecoder:
         if self.mask and self.fill == (0, 0, 0):
             object.__setattr__(self, "fill", IGNORED_CLASS)
         refuse_overridden(self, ImageDecoder, "pixels")
-        _check_values(self)
-        _check_combinations(self)
-        _check_resize_size(self)
-        _check_random_area(self)
+        _check_settings(self)
 
     @classmethod
     def from_processor(cls, processor: Any, **settings: Any) -> ImageDecoder:
@@ -579,80 +579,76 @@ def _check_same_size(picture: Shape, planned: Shape) -> None:
         )
 
 
-def _check_values(decoder: ImageDecoder) -> None:
-    """Refuse settings out of range."""
-    if isinstance(decoder.fill, int) != decoder.mask:
-        wanted = "one number" if decoder.mask else "(red, green, blue)"
-        raise ConfigError(f"fill={decoder.fill!r}: give {wanted}, 0 to 255")
-    for name, limit in (("scale", 1.0), ("ratio", float("inf")), ("pixel_budget", float("inf"))):
-        value = getattr(decoder, name)
-        if not value[0] <= value[1] <= limit:
-            raise ConfigError(f"{name}={value!r}: give (low, high), above zero and in order")
-
-
-def _check_combinations(decoder: ImageDecoder) -> None:
-    """Refuse settings that do not go with each other."""
-    resize, size, crop = decoder.resize, decoder.size, decoder.crop
-    if size is None and (resize in ("shortest", "exact", "letterbox") or crop == "random"):
-        raise ConfigError(f"resize={resize!r}, crop={crop!r}: give a size too")
-    if size is not None and resize in ("max_pixels", "native"):
-        raise ConfigError(f'resize={resize!r} goes without size; or give resize="shortest"')
-    if crop == "random" and resize not in ("shortest", None):
-        raise ConfigError(f'crop="random" does not go with resize={resize!r}')
-    if crop is None and isinstance(size, tuple) and resize in ("shortest", None):
-        raise ConfigError(f"size={size}: without a crop give one number, the shorter side")
-    if decoder.interpolation == "lanczos" and not has_lanczos():
-        raise ConfigError('interpolation="lanczos" needs torch 2.12: take "bicubic"')
-    _check_mask(decoder)
-    if decoder.tiles is None:
-        return
-    if not isinstance(size, int) or resize is not None or crop == "random" or decoder.flip:
-        raise ConfigError(
+def _check_settings(decoder: ImageDecoder) -> None:
+    """Refuse settings out of range, and those that do not go with each other."""
+    size, resize, crop, mask = decoder.size, decoder.resize, decoder.crop, decoder.mask
+    interpolation, resize_size = decoder.interpolation, decoder.resize_size
+    is_shortest, largest = resize in ("shortest", None), max(decoder.output_shape or (0,))
+    levels = "one number" if mask else "(red, green, blue)"
+    for name, most in (("scale", 1.0), ("ratio", math.inf), ("pixel_budget", math.inf)):
+        low, high = getattr(decoder, name)
+        is_default = (low, high) == getattr(ImageDecoder, name)
+        refuse_broken(
+            (not low <= high <= most, f"{name}={(low, high)}: {SETTINGS_ADVICE[name]}"),
+            (
+                name != "pixel_budget" and crop != "random" and not is_default,
+                f'{name}={(low, high)}: goes with crop="random" only',
+            ),
+        )
+    refuse_broken(
+        (isinstance(decoder.fill, int) != mask, f"fill={decoder.fill!r}: give {levels}, 0 to 255"),
+        (
+            size is None and (resize in ("shortest", "exact", "letterbox") or crop == "random"),
+            f"resize={resize!r}, crop={crop!r}: give a size too",
+        ),
+        (
+            size is not None and resize in ("max_pixels", "native"),
+            f'resize={resize!r} goes without size; or give resize="shortest"',
+        ),
+        (
+            crop == "random" and not is_shortest,
+            f'crop="random" does not go with resize={resize!r}',
+        ),
+        (
+            crop is None and isinstance(size, tuple) and is_shortest,
+            f"size={size}: without a crop give one number, the shorter side",
+        ),
+        (
+            interpolation == "lanczos" and not has_lanczos(),
+            'interpolation="lanczos" needs torch 2.12: take "bicubic"',
+        ),
+        (
+            mask and interpolation in ("bicubic", "lanczos"),
+            f'mask=True: class numbers are not mixed; leave out interpolation="{interpolation}"',
+        ),
+        (mask and decoder.tiles, "mask=True does not go with tiles"),
+        (
+            decoder.tiles
+            and (not isinstance(size, int) or resize or crop == "random" or decoder.flip),
             f"size={size!r}, resize={resize!r}, crop={crop!r}, flip={decoder.flip!r}: tiles need "
-            "one number as size, and go without resize, random crop and flip"
-        )
-    decoder.tiles.check(size)
-
-
-def _check_random_area(decoder: ImageDecoder) -> None:
-    for name in ("scale", "ratio"):
-        value = getattr(decoder, name)
-        if decoder.crop != "random" and value != getattr(ImageDecoder, name):
-            raise ConfigError(f'{name}={value!r}: goes with crop="random" only')
-
-
-def _check_mask(decoder: ImageDecoder) -> None:
-    """Refuse settings that masks do not go with."""
-    if decoder.mask and decoder.interpolation in ("bicubic", "lanczos"):
-        raise ConfigError(
-            "mask=True: class numbers are not mixed; leave out "
-            f'interpolation="{decoder.interpolation}"'
-        )
-    if decoder.mask and decoder.tiles is not None:
-        raise ConfigError("mask=True does not go with tiles")
-
-
-def _check_resize_size(decoder: ImageDecoder) -> None:
-    resize_size, shape = decoder.resize_size, decoder.output_shape
-    if resize_size is None:
-        return
-    if shape is None:
-        raise ConfigError(
-            f"resize_size={resize_size!r}: give pixels, together with size; not with tiles"
-        )
-    if decoder.crop != "center" or decoder.resize not in ("shortest", None):
-        raise ConfigError(f"resize_size={resize_size} goes with a centre crop only")
-    if resize_size < max(shape):
-        raise ConfigError(f"resize_size={resize_size} is below size={decoder.size}")
+            "one number as size, and go without resize, random crop and flip",
+        ),
+        (
+            resize_size and not largest,
+            f"resize_size={resize_size}: {SETTINGS_ADVICE['resize_size']}; not with tiles",
+        ),
+        (
+            resize_size and (crop != "center" or not is_shortest),
+            f"resize_size={resize_size} goes with a centre crop only",
+        ),
+        (
+            resize_size and resize_size < largest,
+            f"resize_size={resize_size} is below size={size}",
+        ),
+    )
+    if decoder.tiles is not None and isinstance(size, int):
+        decoder.tiles.check(size)
 
 
 # -- settings of Hugging Face image processors -----------------------------------------------------
 #
 # Normalization is left out: it belongs to the device (`mm.Normalize`). A processor that does
 # something else than the decoder can run as a transform instead; ``docs/images.md`` shows how.
-
-_INTERPOLATIONS = {2: "bilinear", 3: "bicubic"}
-"""Pillow's numbers of the filters."""
 
 _KNOWN = (
     *("Bit", "CLIP", "GotOcr2", "Llava", "LlavaNext", "LlavaOnevision", "Qwen2VL", "Siglip"),
@@ -682,13 +678,29 @@ def settings_of(processor: Any) -> dict[str, Any]:
     name = type(processor).__name__
     if name.partition("ImageProcessor")[0] not in _KNOWN:
         raise ConfigError(f"{name}: not one of {', '.join(_KNOWN)}; run it as a transform")
+    interpolation = interpolation_of(processor, {2: "bilinear", 3: "bicubic"})
+    return {"interpolation": interpolation, **_geometry(processor, name)}
+
+
+def interpolation_of(processor: Any, known: Mapping[int, str]) -> str:
+    """Return the interpolation of a processor that resizes.
+
+    Args:
+        processor: Of images or videos.
+        known: The interpolations by Pillow's numbers.
+
+    Raises:
+        ConfigError: It does not resize, or by another one.
+    """
+    name = type(processor).__name__
     if getattr(processor, "do_resize", None) is not True:
         raise ConfigError(f"{name}.do_resize={shown(processor.do_resize)}: not resized")
-    resample = getattr(processor, "resample", None)
+    resample: Any = getattr(processor, "resample", None)
     resample = getattr(resample, "value", resample)
-    if resample not in _INTERPOLATIONS:
-        raise ConfigError(f"{name}.resample={shown(resample)}: only 2 (bilinear) and 3 (bicubic)")
-    return {"interpolation": _INTERPOLATIONS[resample], **_geometry(processor, name)}
+    if resample not in known:
+        *others, last = (f"{number} ({filter_name})" for number, filter_name in known.items())
+        raise ConfigError(f"{name}.resample={shown(resample)}: only {', '.join(others)} and {last}")
+    return known[resample]
 
 
 def _geometry(processor: Any, name: str) -> dict[str, Any]:

@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.decoder import SETTINGS_ADVICE, ImageDecoder, Resize
+from mmstream.decoding.image.decoder import SETTINGS_ADVICE, ImageDecoder, Resize, interpolation_of
 from mmstream.decoding.image.geometry import Shape, View, budgeted_shape, whole_view
 from mmstream.decoding.image.limits import Limits
 from mmstream.decoding.image.resize import render, render_bytes
@@ -57,6 +57,7 @@ from mmstream.wrong_arguments import (
     PositiveFloat,
     PositiveInt,
     checked,
+    refuse_broken,
     refuse_overridden,
     shown,
 )
@@ -269,7 +270,7 @@ class VideoDecoder:
 
     def __post_init__(self) -> None:
         refuse_overridden(self, VideoDecoder, "frames")
-        check_settings(self)
+        _check_settings(self)
         _ = self._picture_decoder  # checks the settings that both share
 
     @classmethod
@@ -592,68 +593,51 @@ def _sampled_fps(file: VideoFile, numbers: IntArray, num_chosen: int, duration_s
 # -- checks of the settings ------------------------------------------------------------------------
 
 
-def check_settings(decoder: Any) -> None:
-    """Refuse settings that do not go with each other.
-
-    Args:
-        decoder: A `VideoDecoder`, whose module imports this one.
-
-    Raises:
-        ConfigError: Names the setting and says what to give.
-    """
-    if sum(value is not None for value in (decoder.fps, decoder.num_frames, decoder.indices)) > 1:
-        raise ConfigError("give one of fps, num_frames and indices")
-    if decoder.sampling == "smolvlm" and decoder.fps is None and decoder.indices is None:
-        raise ConfigError('sampling="smolvlm" takes frames per second: give fps and max_frames')
-    if decoder.min_frames > decoder.max_frames:
-        raise ConfigError(
-            f"min_frames={decoder.min_frames} is above max_frames={decoder.max_frames}"
-        )
-    _check_sound(decoder)
-    if decoder.indices == ():
-        raise ConfigError("indices=(): give numbers of frames from 0 up, such as (0, 8)")
-    _check_number(decoder)
-    require_span(decoder.span)
-    _check_budget(decoder)
-
-
-def _check_sound(decoder: Any) -> None:
-    audio = decoder.audio
-    if audio is not None and getattr(type(audio), "decoded_medium", None) != "audio":
-        raise ConfigError(
-            f"audio={shown(audio)}: give mm.AudioDecoder(), or None to leave the sound out"
-        )
-
-
-def _check_number(decoder: Any) -> None:
-    """Refuse a number of frames beside bounds that it is beyond: they would not count."""
-    number = decoder.num_frames if decoder.indices is None else len(decoder.indices)
-    if number is None:
-        return
+def _check_settings(decoder: VideoDecoder) -> None:
+    """Refuse settings that do not go with each other."""
+    fps, num_frames, indices = decoder.fps, decoder.num_frames, decoder.indices
+    number = num_frames if indices is None else len(indices)
     low, high = decoder.min_frames, decoder.max_frames
-    if number < low or (number > high and high != type(decoder).max_frames):
-        raise ConfigError(
+    audio, budget = decoder.audio, decoder.video_pixel_budget
+    is_max_pixels = decoder.resize == "max_pixels"
+    require_span(decoder.span)
+    refuse_broken(
+        (
+            sum(setting is not None for setting in (fps, num_frames, indices)) > 1,
+            "give one of fps, num_frames and indices",
+        ),
+        (
+            decoder.sampling == "smolvlm" and fps is None and indices is None,
+            'sampling="smolvlm" takes frames per second: give fps and max_frames',
+        ),
+        (low > high, f"min_frames={low} is above max_frames={high}"),
+        (
+            audio is not None and getattr(type(audio), "decoded_medium", None) != "audio",
+            f"audio={shown(audio)}: give mm.AudioDecoder(), or None to leave the sound out",
+        ),
+        (indices == (), "indices=(): give numbers of frames from 0 up, such as (0, 8)"),
+        (  # a number of frames beside bounds that it is beyond: they would not count
+            number and (number < low or number > high != type(decoder).max_frames),
             f"{number} frames by num_frames= or indices=, and min_frames={low}, "
-            f"max_frames={high}: these are for other numbers of frames, so leave them out"
-        )
-
-
-def _check_budget(decoder: Any) -> None:
-    budget = decoder.video_pixel_budget
-    if decoder.max_frame_pixels is not None and budget is None:
-        raise ConfigError("max_frame_pixels goes with video_pixel_budget")
-    if decoder.max_video_pixels is not None and (
-        decoder.resize != "max_pixels" or budget is not None
-    ):
-        raise ConfigError(
-            'max_video_pixels goes with resize="max_pixels", and without video_pixel_budget'
-        )
-    if budget is None:
-        return
-    if decoder.resize != "max_pixels":
-        raise ConfigError('video_pixel_budget goes with resize="max_pixels"')
-    if budget[0] > budget[1]:
-        raise ConfigError(f"video_pixel_budget={budget!r}: give (low, high), above zero")
+            f"max_frames={high}: these are for other numbers of frames, so leave them out",
+        ),
+        (
+            decoder.max_frame_pixels is not None and budget is None,
+            "max_frame_pixels goes with video_pixel_budget",
+        ),
+        (
+            decoder.max_video_pixels is not None and (not is_max_pixels or budget is not None),
+            'max_video_pixels goes with resize="max_pixels", and without video_pixel_budget',
+        ),
+        (
+            budget is not None and not is_max_pixels,
+            'video_pixel_budget goes with resize="max_pixels"',
+        ),
+        (
+            budget is not None and budget[0] > budget[1],
+            f"video_pixel_budget={budget!r}: give (low, high), above zero",
+        ),
+    )
 
 
 # -- settings of Hugging Face video processors -----------------------------------------------------
@@ -670,6 +654,9 @@ _FAMILIES = {
     "SmolVLM": "smolvlm",
 }
 """The rule of sampling, by names of classes up to ``VideoProcessor``."""
+
+_SIZE_KEYS = {"llava_onevision": {"height", "width"}, "smolvlm": {"longest_edge"}}
+"""What the sizes of a family say. Those of the others are numbers of pixels."""
 
 _SHARE_OF_TOKENS = 0.9
 """How much of ``max_video_tokens`` the frames of Qwen2-VL may take."""
@@ -700,35 +687,24 @@ def settings_of(processor: Any, chosen: dict[str, Any]) -> dict[str, Any]:
     family = _FAMILIES.get(name.partition("VideoProcessor")[0])
     if family is None:
         raise ConfigError(f"{name}: not one of {', '.join(_FAMILIES)}; run it as a transform")
-    if getattr(processor, "do_resize", None) is not True:
-        raise ConfigError(f"{name}.do_resize={shown(processor.do_resize)}: not resized")
-    resample = getattr(processor, "resample", None)
-    resample = getattr(resample, "value", resample)
-    if resample not in _INTERPOLATIONS:
-        raise ConfigError(
-            f"{name}.resample={shown(resample)}: only 1 (Lanczos), 2 (bilinear) and 3 (bicubic)"
-        )
+    interpolation = interpolation_of(processor, _INTERPOLATIONS)
     if getattr(processor, "do_center_crop", None):
         raise ConfigError(f"{name}.do_center_crop: no rule of the video decoder")
     settings = {
         "sampling": family,
-        "interpolation": _INTERPOLATIONS[resample],
+        "interpolation": interpolation,
         **_frames(processor, family, chosen),
     }
     edges = dict(called_with.get("size") or processor.size)
     size = {key: side for key, side in edges.items() if side is not None}
+    if size.keys() != _SIZE_KEYS.get(family, {"shortest_edge", "longest_edge"}):
+        raise ConfigError(f"{name}.size={size}: no rule of the video decoder")
     if family == "llava_onevision":
-        if size.keys() != {"height", "width"}:
-            raise ConfigError(f"{name}.size={size}: no rule of the video decoder")
         return {**settings, "size": (size["height"], size["width"]), "resize": "exact"}
     if family == "smolvlm":
-        if size.keys() != {"longest_edge"}:
-            raise ConfigError(f"{name}.size={size}: no rule of the video decoder")
         side = dict(processor.max_image_size)["longest_edge"]
         longest = min(size["longest_edge"], SMOLVLM_MAX_SIDE)
         return {**settings, "resize_longest": longest, "size": (side, side), "resize": "exact"}
-    if size.keys() != {"shortest_edge", "longest_edge"}:
-        raise ConfigError(f"{name}.size={size}: no rule of the video decoder")
     # For these processors, the two "edges" are numbers of pixels: of a frame, or of all frames.
     budget = "video_pixel_budget" if family == "qwen3_vl" else "pixel_budget"
     return {

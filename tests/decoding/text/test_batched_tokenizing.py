@@ -1,11 +1,10 @@
 """Texts of a step are tokenized in one call, with the same result, sample by sample."""
 
-import itertools
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
-from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
+from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 import mmstream as mm
@@ -49,62 +48,6 @@ def test_a_step_is_tokenized_as_its_samples_are_one_by_one(chat, field):
     ]
     assert sum(isinstance(one, str) for one in alone) >= 3
     np.testing.assert_equal(together, alone)
-
-
-@pytest.mark.parametrize("settings", [{}, {"max_length": 5}, {"texts": "all"}])
-def test_counts_are_the_lengths_of_what_is_decoded(settings):
-    text = mm.TextDecoder(byte_tokenizer(chat=True), **settings)
-    parsed = [sample for sample, _ in decode_texts(SAMPLES, None)]
-    assert 0 < assert_counts_are_lengths(text, parsed) <= len(SAMPLES) - 3
-
-
-def sentence_pieces():
-    """A tokenizer that joins spaces to words, changes characters and knows emoji by bytes only."""
-    core = Tokenizer(models.BPE(byte_fallback=True, unk_token="<unk>"))
-    core.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace("!", " !!")])
-    core.pre_tokenizer = pre_tokenizers.Metaspace()
-    special = ["<unk>", "<|im_start|>", "<|im_end|>", *(f"<0x{byte:02X}>" for byte in range(256))]
-    trainer = trainers.BpeTrainer(special_tokens=special, show_progress=False)
-    core.train_from_iterator(["user assistant a cat on the mat\n\nwhy so"] * 3, trainer)
-    template = byte_tokenizer(chat=True).chat_template
-    return PreTrainedTokenizerFast(tokenizer_object=core, chat_template=template)
-
-
-def with_marks():
-    return byte_tokenizer(chat=True)
-
-
-def without_marks():
-    """A tokenizer whose template writes nothing but contents."""
-    fast = with_marks()
-    fast.chat_template = "{% for message in messages %}{{ message.content }}{% endfor %}"
-    return fast
-
-
-def assert_counts_are_lengths(text, samples):
-    """Counts are those of what is decoded. Gives how many samples are good."""
-    decoded, counted = text.decode_all(samples), text.count_all(samples)
-    for one, other in zip(decoded, counted, strict=True):
-        if isinstance(one, mm.errors.DecodeError):
-            assert str(one) == str(other)
-            continue
-        ids, labels = (np.ravel(one.tokens[name]) for name in ("input_ids", "labels"))
-        assert other == (len(ids), int((labels[1:] != -100).sum()), 1)
-    return sum(not isinstance(one, mm.errors.DecodeError) for one in counted)
-
-
-ANSWERS = ["a cat", "", " the mat ", "\n\nwhy!", "so 😀", "😀", "½!", "!", "\n", "<|im_end|>", "ﬁ"]
-
-
-@pytest.mark.parametrize("tokenizer", [with_marks, without_marks, sentence_pieces])
-def test_counted_answers_have_the_labels_of_decoded_ones(tokenizer):
-    text = mm.TextDecoder(tokenizer(), unlabeled_texts="keep")
-    roles = ("user", "assistant", "user", "assistant")
-    samples = [
-        {"json": {"messages": [{"role": r, "content": c} for r, c in zip(roles, [*two, *two])]}}
-        for two in itertools.product(ANSWERS, repeat=2)
-    ]
-    assert assert_counts_are_lengths(text, samples) > 90
 
 
 def word_tokenizer():
