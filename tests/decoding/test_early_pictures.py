@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.decoding.field import PictureField
-from mmstream.decoding.image import limits
+from mmstream.decoding.pictures import PictureField
 from mmstream.decoding.sample import SampleDecoding
+from mmstream.media import deadline
 from mmstream.progress import Progress, Stage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.decoding.test_views import PICTURES, batches, contents, fields_of
@@ -80,7 +80,7 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     decode = mm.Decode(image=mm.ImageDecoder(size=8, timeout_s=30))
     sample = {"__key__": "k", "jpg": jpeg(0)}
     now = 0.0
-    monkeypatch.setattr(limits.time, "monotonic", lambda: now)
+    monkeypatch.setattr(deadline.time, "thread_time", lambda: now)
 
     def planned() -> SampleDecoding:
         decoding = SampleDecoding(sample, decode)
@@ -92,7 +92,7 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     now = 1000.0
     good.decode_picture(*good.early_fields, out)
     clock = iter((0.0, 31.0))
-    monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(deadline.time, "thread_time", lambda: next(clock))
     late.decode_picture(*late.early_fields, out)
     assert good.finish()["image"].data_ptr() == out["image"][0].data_ptr()
     with pytest.raises(

@@ -181,10 +181,10 @@ class ImageDecoder:
             worked out from the header, before any pixel is decoded. It holds for a sample: the
             results of its earlier images count. The default is 640 MiB: enough for a baseline JPEG
             of `max_pixels`, or a PNG of 96 megapixels (docs/decoder-safety.md).
-        timeout_s: Seconds that decoding the images of one sample may take, all together. A sample
-            that takes longer is bad, and has an `mmstream.errors.TimeoutError`. One call of a C
-            library cannot be interrupted, so the limits above keep such calls short. None: no
-            limit.
+        timeout_s: Seconds of processor time that decoding the images of one sample may take, all
+            together. A sample that takes longer is bad, and has an `mmstream.errors.TimeoutError`.
+            One call of a C library cannot be interrupted, so the limits above keep such calls
+            short. None: no limit.
 
     Raises:
         ConfigError: A setting has the wrong type or range, or does not go with another. The message
@@ -451,7 +451,7 @@ class ImageDecoder:
             pixels, factor = decode_jpeg(data, limits, plan.factor, plan.jpeg)
         else:
             pixels, factor = decode_bytes(data, limits, plan.factor)
-        limits.check_time()
+        limits.deadline.check()
         if plan is None:
             picture = (pixels.shape[0], pixels.shape[1])
             views = self.views(picture, rng, limits)

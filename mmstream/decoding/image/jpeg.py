@@ -202,7 +202,7 @@ def decode_jpeg(
             plan = plan_jpeg(data, jpeg_header(data), factor, limits)
         image, used = _decode_strictly(data, plan)
     except ValueError as error:
-        limits.check_time()
+        limits.deadline.check()
         return _decode_tidied(bytes(data), limits, factor, error)
     return upright(image, plan.orientation), used
 

@@ -1,7 +1,7 @@
-"""What the images of a sample may cost: pixels, memory, time. Strangers write their headers.
+"""What the images or videos of a sample may cost: pixels, memory, time. Strangers write headers.
 
-Place in the flow: `decoding.pictures` starts `Limits` for each sample, so that many images have no
-more time and memory than one. Every module that decodes asks them before it does something that
+Place in the flow: a field of a sample starts `Limits`, so that many files have no more time and
+memory than one. Every module that decodes asks them before it does something that
 costs much:
 
     header -> pixels, memory of the decoding -> decode -> memory of what follows -> resize
@@ -15,10 +15,10 @@ docs/decoder-safety.md lists all limits.
 
 from __future__ import annotations
 
-import time
 from typing import NamedTuple
 
-from mmstream.errors import DecodeError, TimeoutError
+from mmstream.errors import DecodeError
+from mmstream.media.deadline import Deadline
 
 MAX_PIXELS = 128 * 2**20
 """Default of `Limits.max_pixels`."""
@@ -36,18 +36,16 @@ pixels.
 
 
 class Limits(NamedTuple):
-    """The limits of decoding the images of one sample."""
+    """The limits of decoding the images, or the videos, of one sample, in one thread."""
 
     max_pixels: int
     """Largest height x width."""
     max_memory: int
     """Most bytes that decoding may need at its peak, besides the file."""
-    timeout_s: float | None
-    """Seconds that decoding may take, for messages. None: no limit."""
-    deadline: float
-    """When the time is over, on the clock of ``time.monotonic``."""
+    deadline: Deadline
+    """When the time is over."""
     held_bytes: int = 0
-    """Memory that the results of the sample's earlier images take."""
+    """Memory that the results of the sample's earlier files take."""
 
     @classmethod
     def start(
@@ -57,8 +55,7 @@ class Limits(NamedTuple):
         timeout_s: float | None = TIMEOUT_S,
     ) -> Limits:
         """Return limits whose time starts now."""
-        deadline = float("inf") if timeout_s is None else time.monotonic() + timeout_s
-        return cls(max_pixels, max_memory, timeout_s, deadline)
+        return cls(max_pixels, max_memory, Deadline.start(timeout_s))
 
     def check_picture(self, height: int, width: int) -> None:
         """Refuse a picture whose header states no pixels, too many, or too long a side.
@@ -81,22 +78,24 @@ class Limits(NamedTuple):
         if height * width > self.max_pixels:
             raise DecodeError(f"picture of {width}x{height} exceeds max_pixels={self.max_pixels}")
 
-    def check_memory(self, num_bytes: float, height: int, width: int) -> None:
-        """Refuse a picture that needs more memory than the limit.
+    def check_memory(self, num_bytes: float, height: int, width: int, frames: str = "") -> None:
+        """Refuse a picture or video that needs more memory than the limit.
 
         Args:
             num_bytes: What is needed at the peak, besides `held_bytes`.
             height: Of the picture, for the message.
             width: Of the picture, for the message.
+            frames: Of a video, what it has of this size, for the message.
 
         Raises:
             DecodeError: Names the size, the need and the limit.
         """
         if num_bytes + self.held_bytes > self.max_memory:
-            held = f" and the images before it {self.held_bytes / 2**20:.0f} MiB"
+            held = f" and the {'videos' if frames else 'images'} before it"
+            held += f" {self.held_bytes / 2**20:.0f} MiB"
             raise DecodeError(
-                f"picture of {width}x{height} needs {num_bytes / 2**20:.0f} MiB to decode"
-                f"{held if self.held_bytes else ''}, more than max_memory={self.max_memory}"
+                f"{frames or 'picture'} of {width}x{height} needs {num_bytes / 2**20:.0f} MiB to "
+                f"decode{held if self.held_bytes else ''}, more than max_memory={self.max_memory}"
             )
 
     def check_results(self, num_images: int, height: int, width: int) -> None:
@@ -113,14 +112,5 @@ class Limits(NamedTuple):
             )
 
     def holding(self, num_bytes: int) -> Limits:
-        """Return the limits of the sample's next image, after a result of this many bytes."""
+        """Return the limits of the sample's next file, after a result of this many bytes."""
         return self._replace(held_bytes=self.held_bytes + num_bytes)
-
-    def check_time(self) -> None:
-        """Refuse to go on after the deadline.
-
-        Raises:
-            TimeoutError: Names the limit.
-        """
-        if time.monotonic() > self.deadline:
-            raise TimeoutError(f"decoding takes longer than timeout_s={self.timeout_s:g}")

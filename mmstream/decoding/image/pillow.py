@@ -124,7 +124,7 @@ class _LimitedFile(io.BytesIO):
         self._reads_left = MAX_READS_TO_OPEN
 
     def read(self, size: int | None = -1, /) -> bytes:
-        self._limits.check_time()
+        self._limits.deadline.check()
         self._reads_left -= 1
         if self._reads_left == 0:
             max_pieces = MAX_READS_TO_OPEN // 2
@@ -167,7 +167,7 @@ def decode_with_pillow(
                 check_shape(image.height, image.width)
             packing = image.tile[0][3] if image.tile else None
             image.load()
-            limits.check_time()
+            limits.deadline.check()
             spread = _SPREAD_LEVELS.get(packing, 1) if isinstance(packing, str) else 1
             _scale_colour_key(image.info, spread, is_deep=packing == "RGB;16B")
             if convert is to_numbers:

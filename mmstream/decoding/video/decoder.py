@@ -46,7 +46,6 @@ from mmstream.decoding.video.sampling import (
 )
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.gone import arguments_gone
-from mmstream.media.deadline import Deadline
 from mmstream.media.timeline import Timeline
 from mmstream.media.types import EncodedMedia
 from mmstream.types import IntArray
@@ -64,48 +63,6 @@ from mmstream.wrong_arguments import (
 
 if TYPE_CHECKING:
     from mmstream.media.video import VideoFile
-
-
-class VideoLimits(NamedTuple):
-    """The limits of decoding the videos of one sample, in one thread: memory and time.
-
-    The limits on one file are settings of its decoder, and come first: bytes, pixels, seconds,
-    frames. They are a matter of the file alone, so what exceeds them does so on every machine. The
-    time is a last resort.
-    """
-
-    max_memory: int
-    """Most bytes that decoding may need at its peak, besides the files."""
-    deadline: Deadline
-    """When the time is over."""
-    held_bytes: int = 0
-    """Memory that the results of the sample's earlier videos take."""
-
-    @classmethod
-    def start(cls, max_memory: int, timeout_s: float | None) -> VideoLimits:
-        """Return limits whose time starts now."""
-        return cls(max_memory, Deadline.start(timeout_s))
-
-    def check_memory(self, num_bytes: int, what: str) -> None:
-        """Refuse what needs more memory than the limit.
-
-        Args:
-            num_bytes: What is needed at the peak, besides `held_bytes`.
-            what: For the message, such as "8 frames of 640x480".
-
-        Raises:
-            DecodeError: Names the need and the limit.
-        """
-        if num_bytes + self.held_bytes > self.max_memory:
-            held = f" and the videos before it {self.held_bytes / 2**20:.0f} MiB"
-            raise DecodeError(
-                f"{what} needs {num_bytes / 2**20:.0f} MiB to decode"
-                f"{held if self.held_bytes else ''}, more than max_memory={self.max_memory}"
-            )
-
-    def holding(self, num_bytes: int) -> VideoLimits:
-        """Return the limits of the sample's next video, after a result of this many bytes."""
-        return self._replace(held_bytes=self.held_bytes + num_bytes)
 
 
 MAX_BYTES = 4 * 2**30
@@ -343,7 +300,7 @@ class VideoDecoder:
         data: EncodedMedia,
         row: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
-        limits: VideoLimits | None = None,
+        limits: Limits | None = None,
     ) -> VideoPlan:
         """Choose the frames of a video.
 
@@ -389,7 +346,7 @@ class VideoDecoder:
         out: NDArray[np.uint8] | None = None,
         row: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
-        limits: VideoLimits | None = None,
+        limits: Limits | None = None,
     ) -> DecodedVideo:
         """Decode one video as a call does. The outcome also has the times of the frames.
 
@@ -433,9 +390,9 @@ class VideoDecoder:
         out[len(plan.packets) :] = out[len(plan.packets) - 1]
         return DecodedVideo(out, np.array(shape.times_s))
 
-    def start_limits(self) -> VideoLimits:
+    def start_limits(self) -> Limits:
         """Return the limits of decoding the videos of one sample, in this thread, from now on."""
-        return VideoLimits.start(self.max_memory, self.timeout_s)
+        return Limits.start(self.max_pixels, self.max_memory, self.timeout_s)
 
     @cached_property
     def _picture_decoder(self) -> ImageDecoder:
@@ -451,7 +408,7 @@ class VideoDecoder:
         file: VideoFile,
         span: Span | None,
         rng: np.random.Generator | None,
-        limits: VideoLimits,
+        limits: Limits,
     ) -> VideoPlan:
         timeline = file.timeline
         start_s, end_s = self._cut_span(timeline, span, rng)
@@ -460,7 +417,7 @@ class VideoDecoder:
         picture = file.picture
         first_view = self._first_view(picture)
         resized = picture if first_view is None else first_view.shape
-        view = self._view(resized, len(chosen), rng)
+        view = self._view(resized, len(chosen), rng, limits)
         num_padding = -len(chosen) % self.frame_multiple_of
         num_frames = len(chosen) + num_padding
         packets = timeline.display_order[chosen]
@@ -470,8 +427,9 @@ class VideoDecoder:
             + (0 if first_view is None else render_bytes(first_view, picture))
             + render_bytes(view, resized)
             + CODEC_BYTES_PER_PIXEL * picture[0] * picture[1],
-            f"video of {num_frames} frames of {width}x{height}, stored as "
-            f"{picture[1]}x{picture[0]},",
+            height,
+            width,
+            f"video, stored as {picture[1]}x{picture[0]}, with {num_frames} frames",
         )
         self._check_decoded(timeline, packets)
         padded = np.append(chosen, np.repeat(chosen[-1:], num_padding))
@@ -550,7 +508,9 @@ class VideoDecoder:
             return None
         return whole_view(picture, longest_shape(picture, self.resize_longest))
 
-    def _view(self, picture: Shape, num_frames: int, rng: np.random.Generator | None) -> View:
+    def _view(
+        self, picture: Shape, num_frames: int, rng: np.random.Generator | None, limits: Limits
+    ) -> View:
         if self.video_pixel_budget is not None:
             low, high = self.video_pixel_budget
             if self.max_frame_pixels is not None:
@@ -564,7 +524,6 @@ class VideoDecoder:
             low, high = self.pixel_budget
             most = capped_frame_pixels(num_frames, low, high, self.max_video_pixels)
             return whole_view(picture, budgeted_shape(picture, self.multiple_of, low, most))
-        limits = Limits.start(self.max_pixels, self.max_memory, None)
         (view,) = self._picture_decoder.views(picture, rng, limits)
         return view
 

@@ -16,9 +16,11 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.image import jpeg, limits, orientation, pillow
+from mmstream.decoding.image import jpeg, orientation, pillow
 from mmstream.decoding.image.limits import MAX_MEMORY
 from mmstream.decoding.sample import decode_sample
+from mmstream.media import deadline
+from mmstream.media.deadline import Deadline
 from tests.helpers.bad_corpus import make_pipeline
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.image_bombs import (
@@ -269,7 +271,7 @@ def time_ends_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
         def read(file, size=-1, real=pillow._LimitedFile.read):
             reads.append(size)
             if len(reads) >= number:
-                file._limits = file._limits._replace(deadline=0)
+                file._limits = file._limits._replace(deadline=Deadline(1, 0))
             return real(file, size)
 
         monkeypatch.setattr(pillow._LimitedFile, "read", read)
@@ -359,7 +361,7 @@ def test_too_many_images_of_one_size_are_refused_before_the_first(
 
 def test_the_images_of_a_sample_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
-    monkeypatch.setattr(limits.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(deadline.time, "thread_time", lambda: next(clock))
     decode = mm.Decode(image=mm.ImageDecoder(timeout_s=50))
     assert "image" in decode_sample({"__key__": "s", "0.png": PNG}, decode)
     images = {f"{n:02}.png": PNG for n in range(50)}
