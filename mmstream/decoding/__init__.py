@@ -3,8 +3,7 @@
 step.py          read this first: raw samples -> decoded samples, a step in three passes
 rows.py          one row: its planned samples, or substitutes for bad ones; packs
 sample.py        one sample on its way through the passes
-decode.py        `Decode`: which decoders a pipeline runs
-table.py         its settings as a table: which decoder makes which field of which files
+decode.py        `Decode`: which decoders a pipeline runs; its table: which makes which field
 field.py         what all entries of the table share; values
 pictures.py      pictures, masks and tiles of one field
 media.py         videos and recordings of one field: planned, then decoded

@@ -134,28 +134,27 @@ class SampleDecoding:
             decodes: Decode pictures whose headers do not tell.
         """
         kinds = self._decode.needed_shapes
-        images: list[ImageShape] | None = []
-        pictures = self._decode.table.free_pictures
-        if IMAGE in kinds and pictures is not None:
-            files = pictures.files(self.sample)
-            images = pictures.shapes(self.sample, files, decodes=decodes)
+        images = self._image_shapes(decodes=decodes) if IMAGE in kinds else []
         return None if images is None else media_shapes(self.plans, images, kinds)
 
     def all_shapes(self, *, decodes: bool) -> MediaShapes | None:
         """Return the shapes of all media that belong to its text; as `shapes`."""
         self.plan(all_shapes=True)
         _require_own_names(self.sample, self._decode)
-        images: list[ImageShape] | None = []
         pictures = self._decode.table.free_pictures
-        if pictures is not None:
-            files = pictures.files(self.sample)
-            check_own_names(self.sample, files)
-            size: Shape | None = pictures.decoder.output_shape
-            if size is None or IMAGE in self._decode.needed_shapes:
-                images = pictures.shapes(self.sample, files, decodes=decodes)
-            else:
-                images = [ImageShape(*size, size)] * len(files)
+        check_own_names(self.sample, () if pictures is None else pictures.files(self.sample))
+        images = self._image_shapes(decodes=decodes)
         return None if images is None else media_shapes(self.plans, images, (VIDEO, AUDIO))
+
+    def _image_shapes(self, *, decodes: bool) -> list[ImageShape] | None:
+        pictures = self._decode.table.free_pictures
+        if pictures is None:
+            return []
+        files = pictures.files(self.sample)
+        size: Shape | None = pictures.decoder.output_shape
+        if size is None or IMAGE in self._decode.needed_shapes:
+            return pictures.shapes(self.sample, files, decodes=decodes)
+        return [ImageShape(*size, size)] * len(files)
 
     def measured(self) -> MeasuredSample:
         """Return the tokens and the shapes of its media, without decoding a pixel.

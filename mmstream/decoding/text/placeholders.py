@@ -373,17 +373,13 @@ def make_placeholders(
         The placeholders. None where no kind has a length.
 
     Raises:
-        ConfigError: A length is neither a number from 1 up nor a function. Or the tokenizer would
-            split a token. Or two kinds have the same token.
+        ConfigError: The tokenizer would split a token. Or two kinds have the same token.
     """
     ids = {added.content: int(i) for i, added in core.get_added_tokens_decoder().items()}
     kinds: dict[str, Placeholder] = {}
     for kind, (token, length) in lengths.items():
         if length is None:
             continue
-        is_number = isinstance(length, int) and not isinstance(length, bool)
-        if not (length >= 1 if is_number else callable(length)):  # type: ignore[operator]
-            raise ConfigError(f"{kind}_length={length!r}: give a number from 1 up, or a function")
         if token not in ids:
             raise ConfigError(
                 f"{kind}_token={token!r}: not an added or special token of the tokenizer: give the "
