@@ -4,8 +4,7 @@ step.py          read this first: raw samples -> decoded samples, a step in thre
 rows.py          one row: its planned samples, or substitutes for bad ones; packs
 sample.py        one sample on its way through the passes
 decode.py        `Decode`: which decoders a pipeline runs; its table: which makes which field
-field.py         what all entries of the table share; values
-pictures.py      pictures, masks and tiles of one field
+field.py         what all entries of the table share; values, pictures, masks and tiles
 media.py         videos and recordings of one field: planned, then decoded
 values.py        the built-in decoders of numbers, texts, JSON and arrays
 fields.py        which fields are images, in which order; where in a sample a decoder failed

@@ -15,7 +15,7 @@ from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, fields
 from pathlib import Path
-from typing import Any, BinaryIO, Literal, TypeAlias
+from typing import BinaryIO, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -287,7 +287,10 @@ def count_samples(
     if policy.quarantine is not None:
         path = Path(policy.quarantine, f"quarantine-rank{rank}.jsonl")
     if records and path is not None:
-        _write(path, records)
+        try:
+            append_records(path, records)
+        except OSError as error:  # a full disk must not end a run that can continue
+            logger.error("%s: %s; bad samples are in the log only", path, error)
     longest = _longest_run(stats, dict(zip(numbers, records, strict=True)), valid, sources)
     if policy.max_consecutive and longest > policy.max_consecutive:
         raise BadSampleLimitError(
@@ -364,13 +367,6 @@ def _longest_run(
     return longest
 
 
-def _write(path: Path, records: Sequence[BadSample]) -> None:
-    try:
-        append_records(path, records)
-    except OSError as error:  # a full disk must not end a run that can continue
-        logger.error("%s: %s; bad samples are in the log only", path, error)
-
-
 # -- the quarantine file ---------------------------------------------------------------------------
 
 
@@ -393,19 +389,16 @@ def append_records(path: Path, records: Sequence[BadSample]) -> None:
         OSError: the file cannot be written.
     """
     # ASCII: keys of foreign tars may hold bytes that are no text and have no UTF-8 form.
-    lines = "".join(json.dumps(_line_of(record)) + "\n" for record in records)
+    lines = ""
+    for record in records:
+        line = asdict(record)
+        if record.document is None:
+            del line["document"]
+        lines += json.dumps(line) + "\n"
     path.parent.mkdir(parents=True, exist_ok=True)
     with path.open("ab+") as file:
         _remove_cut_line(file)
         file.write(lines.encode("ascii"))
-
-
-def _line_of(record: BadSample) -> dict[str, Any]:
-    """Return the fields of a line."""
-    line = asdict(record)
-    if record.document is None:
-        del line["document"]
-    return line
 
 
 def _remove_cut_line(file: BinaryIO) -> None:

@@ -22,7 +22,7 @@ from types import EllipsisType
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from mmstream.dataset.source import ShardSource
-from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, Field, ValueField
+from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, Field, PictureField, ValueField
 from mmstream.decoding.fields import (
     MAX_TEXT_BYTES,
     audio_fields,
@@ -34,7 +34,6 @@ from mmstream.decoding.fields import (
 from mmstream.decoding.followers import Boxes, Follower, Points, Times
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import AudioField, MediaField, VideoField, made_names
-from mmstream.decoding.pictures import PictureField
 from mmstream.decoding.sample_rng import is_user_function
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder

@@ -321,6 +321,10 @@ def audio_fields(sample: Iterable[str]) -> list[str]:
     return list(_fields_of(tuple(sample), AUDIO_EXTENSIONS))
 
 
+FIELDS_OF = {"image": image_fields, "video": video_fields, "audio": audio_fields}
+"""The fields that hold media of a kind, in the order in which messages count them."""
+
+
 def in_order(names: Iterable[str]) -> list[str]:
     """Sort names of fields of any media as `image_fields` does.
 

@@ -27,7 +27,7 @@ import io
 import math
 from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache, partial
-from typing import Annotated, Any, Literal, NamedTuple, NoReturn
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 import numpy as np
@@ -37,7 +37,7 @@ from numpy.typing import NDArray
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of
-from mmstream.decoding.fields import decode_text, parse_json, with_address
+from mmstream.decoding.fields import addressed, decode_text, parse_json, with_address
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.values import decode_integer, decode_npz, npy_view
 from mmstream.errors import (
@@ -209,12 +209,8 @@ def baked_content(dataset: Dataset) -> BakedContent | None:
         ) from None
 
 
-class _Encoded(NamedTuple):
-    """A file of a sample, and what it is."""
-
-    name: str
-    data: bytes
-    file: StoredFile
+_Encoded: TypeAlias = tuple[str, bytes, StoredFile]
+"""A file of a sample: its name, its content, and what it is."""
 
 
 def encode_sample(sample: Sample) -> dict[str, tuple[bytes, StoredFile]]:
@@ -332,7 +328,7 @@ def _named(name: str, extension: str) -> str:
 
 def _file(file_name: str, data: bytes, field: str, kind: Kind, **details: Any) -> _Encoded:
     file = StoredFile(field, kind, num_samples=1, num_bytes=len(data), **details)
-    return _Encoded(file_name, data, file)
+    return file_name, data, file
 
 
 def _json(file_name: str, field: str, value: Any, kind: Kind) -> _Encoded:
@@ -585,7 +581,7 @@ class StoredFields:
                 lists[file.field].append(result)
                 decoded[file.field] = lists[file.field]
             else:
-                with_address(sample, name, _raise_missing_item)
+                raise addressed(sample, name, DecodeError("an item before this one is missing"))
         return decoded
 
 
@@ -620,24 +616,12 @@ def _row_bytes(file: StoredFile) -> int:
     return 0 if dtype is None else math.prod(file.shape) * dtype.itemsize
 
 
-def _raise_missing_item() -> NoReturn:
-    raise DecodeError("an item before this one is missing")
-
-
 def _decode_loss(data: bytes) -> TextLoss:
     try:
         reason, is_cut, num_dropped = msgspec.json.decode(data, type=tuple[str, bool, int])
     except msgspec.MsgspecError as error:
         raise DecodeError(f"JSON: {escaped(error)}") from None
     return TextLoss(escaped(reason, MAX_LOSS_CHARACTERS), is_cut, num_dropped)
-
-
-def _decode_array(data: bytes) -> NDArray[Any]:
-    return npy_view(data).copy()
-
-
-def _decode_number(data: bytes) -> Any:
-    return npy_view(data)[()]  # of an array without axes, its only entry
 
 
 def _decode_tensor(file: StoredFile, data: bytes | memoryview) -> torch.Tensor:
@@ -694,8 +678,8 @@ _DECODERS: dict[Kind, Callable[[bytes], Any]] = {
     "integer": decode_integer,
     "json": partial(parse_json, max_bytes=MAX_VALUE_BYTES),
     "loss": _decode_loss,
-    "array": _decode_array,
-    "number": _decode_number,
+    "array": lambda data: npy_view(data).copy(),
+    "number": lambda data: npy_view(data)[()],  # the only entry of an array without axes
     "arrays": decode_npz,
 }
 """By kind. Tensors need to know their `StoredFile`, too."""

@@ -28,10 +28,7 @@ from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, parse_json
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
-
-INTEGER_EXTENSIONS = frozenset({"cls", "cls2", "class", "count", "index", "inx", "id"})
-
-TEXT_EXTENSIONS = frozenset({"txt", "text", "transcript"})
+from mmstream.wrong_arguments import refuse_broken
 
 JSON_EXTENSIONS = frozenset({"json", "jsn"})
 
@@ -71,36 +68,28 @@ def built_in(name: str, max_json_bytes: int) -> Any:
         ConfigError: There is none for this extension; the message says why.
     """
     extension = name.rpartition(".")[2]
-    if extension in INTEGER_EXTENSIONS:
-        return decode_integer
-    if extension in TEXT_EXTENSIONS:
-        return decode_string
     if extension in JSON_EXTENSIONS:
         return partial(parse_json, max_bytes=max_json_bytes)
-    if extension in ARRAY_DECODERS:
-        return ARRAY_DECODERS[extension]
     if extension in IMAGE_EXTENSIONS:
         return ImageDecoder()
+    if extension in _DECODERS:
+        return _DECODERS[extension]
+    begin = f"Decode: {name!r} has no built-in decoder"
     advice = f"pass a function from bytes to a value instead, {{{name!r}: function}}"
-    if extension in _REFUSED:
-        raise ConfigError(
-            f"Decode: {name!r} has no built-in decoder: {_REFUSED[extension]}; {advice}"
-        )
-    if extension in VIDEO_EXTENSIONS:
-        raise ConfigError(
-            f"Decode: {name!r} has no built-in decoder: say which frames, "
-            f"{{{name!r}: mm.VideoDecoder(num_frames=8)}}; or {advice}"
-        )
-    if extension in AUDIO_EXTENSIONS:
-        raise ConfigError(
-            f"Decode: {name!r} has no built-in decoder: say at which rate, "
-            f"{{{name!r}: mm.AudioDecoder(sample_rate=16_000)}}; or {advice}"
-        )
-    known = sorted(INTEGER_EXTENSIONS | TEXT_EXTENSIONS | JSON_EXTENSIONS | {*ARRAY_DECODERS})
-    raise ConfigError(
-        f"Decode: {name!r} has no built-in decoder; those of {', '.join(known)} and of pictures "
-        f"are built in; {advice}"
+    refuse_broken(
+        (extension in _REFUSED, f"{begin}: {_REFUSED.get(extension)}; {advice}"),
+        (
+            extension in VIDEO_EXTENSIONS,
+            f"{begin}: say which frames, {{{name!r}: mm.VideoDecoder(num_frames=8)}}; or {advice}",
+        ),
+        (
+            extension in AUDIO_EXTENSIONS,
+            f"{begin}: say at which rate, {{{name!r}: mm.AudioDecoder(sample_rate=16_000)}}; or "
+            f"{advice}",
+        ),
     )
+    known = ", ".join(sorted({*_DECODERS, *JSON_EXTENSIONS}))
+    raise ConfigError(f"{begin}; those of {known} and of pictures are built in; {advice}")
 
 
 def decode_integer(data: bytes) -> int:
@@ -149,7 +138,7 @@ def npy_view(data: bytes | memoryview) -> NDArray[Any]:
         DecodeError: As `decode_npy`, except that no size is too large: nothing is copied.
     """
     # Files of equal arrays begin alike, and reading a header takes longer than all the rest.
-    dtype, shape, is_fortran, start = _known_header(bytes(data[: _header_end(data)]))
+    dtype, shape, is_fortran, start = _npy_header(bytes(data[: _header_end(data)]))
     num_items = math.prod(shape)
     if num_items * dtype.itemsize != len(data) - start:
         raise DecodeError(
@@ -170,10 +159,6 @@ def _header_end(data: bytes | memoryview) -> int:
 
 
 @lru_cache(512)
-def _known_header(start: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
-    return _npy_header(start)
-
-
 def _npy_header(data: bytes) -> tuple[np.dtype[Any], tuple[int, ...], bool, int]:
     """Return type, shape, whether columns come first, and where the values begin."""
     file = io.BytesIO(data)
@@ -227,3 +212,9 @@ def _check_unpacked(num_bytes: int) -> None:
 
 
 ARRAY_DECODERS: dict[str, Callable[[bytes], Any]] = {"npy": decode_npy, "npz": decode_npz}
+
+_DECODERS: dict[str, Callable[[bytes], Any]] = {
+    **dict.fromkeys(("cls", "cls2", "class", "count", "index", "inx", "id"), decode_integer),
+    **dict.fromkeys(("txt", "text", "transcript"), decode_string),
+    **ARRAY_DECODERS,
+}

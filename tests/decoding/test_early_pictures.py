@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.decoding.pictures import PictureField
+from mmstream.decoding.field import PictureField
 from mmstream.decoding.sample import SampleDecoding
 from mmstream.media import deadline
 from mmstream.progress import Progress, Stage

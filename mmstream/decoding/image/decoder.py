@@ -1,6 +1,6 @@
 """`ImageDecoder`: the bytes of an image become uint8 RGB pixels of the shape that a model wants.
 
-Place in the flow: `decoding.pictures` calls it for every image field of a sample. One image takes
+Place in the flow: `decoding.field` calls it for every image field of a sample. One image takes
 these steps:
 
     header -> `geometry` and `tiles` plan the result

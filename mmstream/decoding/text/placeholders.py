@@ -21,7 +21,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import audio_fields, image_fields, video_fields
+from mmstream.decoding.fields import FIELDS_OF
 from mmstream.decoding.media_shapes import (
     AudioShape,
     ImageShape,
@@ -37,10 +37,6 @@ Ids = NDArray[np.int64]
 
 Length: TypeAlias = int | Callable[[Any], int | MediaText]
 """How many tokens a medium takes, or a function from its shape to that number or to a text."""
-
-FIELDS_OF = {"image": image_fields, "video": video_fields, "audio": audio_fields}
-"""The fields that hold media of a kind, in the order in which messages count them."""
-
 
 ImageLength: TypeAlias = Callable[[ImageShape], int]
 """Says how many tokens an image of a shape takes, from 1 up."""
@@ -96,7 +92,7 @@ class Placeholder:
             )
         if isinstance(self.length, int):
             return [self.length] * len(media)
-        given = _shapes_of(self.kind, shapes)
+        given: Sequence[Any] = getattr(shapes, f"{self.kind}s", ())
         if len(given) != num_media:
             shape = "prepared_shape" if self.kind == "image" else "planned shape"
             raise ConfigError(
@@ -354,7 +350,7 @@ class Placeholders:
         )
         return DecodeError(
             f"max_length={self.max_length} ends before {tokens.kind} {medium + 1} of "
-            f"{_num_media(tokens)} does, which takes {length} tokens"
+            f"{tokens.medium[-1] + 1} does, which takes {length} tokens"
         )
 
 
@@ -484,22 +480,12 @@ def _idefics2_marks(text: str) -> list[str]:
     ]
 
 
-def _shapes_of(kind: str, shapes: MediaShapes | None) -> Sequence[Any]:
-    if shapes is None:
-        return ()
-    return {"image": shapes.images, "video": shapes.videos, "audio": shapes.audios}[kind]
-
-
 def _number(value: Any) -> int:
     """Return a whole number; 0 for anything else."""
     try:
         return 0 if isinstance(value, bool) else operator.index(value)
     except TypeError:
         return 0
-
-
-def _num_media(tokens: MediaTokens) -> int:
-    return tokens.medium[-1] + 1 if tokens.medium else 0
 
 
 # -- media that nothing decodes --------------------------------------------------------------------
