@@ -79,8 +79,6 @@ def _documents_of_sample(sample: Sample) -> list[DocumentTokens]:
             "Decode a TextDecoder"
         )
     labels, weights = sample.get("labels"), sample.get("label_weights")
-    if _are_ids(ids, labels) and weights is None:  # as `TextDecoder` makes them
-        return [DocumentTokens(ids, labels, None)]
     if not _is_several(ids):
         return [_checked(sample, ids, labels, weights)]
     count = len(ids)
@@ -96,17 +94,6 @@ def _documents_of_sample(sample: Sample) -> list[DocumentTokens]:
         _checked(sample, *values)
         for values in zip(ids, labels or [None] * count, weights or [None] * count, strict=True)
     ]
-
-
-def _are_ids(ids: Any, labels: Any) -> bool:
-    """Tell whether these are int64 arrays of one length from 1 up."""
-    return (
-        type(ids) is type(labels) is np.ndarray
-        and ids.dtype == labels.dtype == np.int64
-        and ids.shape == labels.shape
-        and ids.ndim == 1
-        and ids.size > 0
-    )
 
 
 def _is_several(value: Any) -> bool:

@@ -93,10 +93,10 @@ def boxes(data: EncodedMedia, start: int, stop: int) -> Iterator[Box]:
         start += size
 
 
-def _track_id(header: bytes) -> int:
-    """Return a track's number, by its header, a ``tkhd`` (section 8.3.2).
+def _number_behind_times(header: bytes) -> int:
+    """Return a track's number of its ``tkhd``, or the ticks per second of a ``mvhd`` or ``mdhd``.
 
-    The times before it have 4 bytes in version 0, and 8 in version 1.
+    The times before it have 4 bytes in version 0, and 8 in version 1 (section 8.3.2).
     """
     position = 20 if header[:1] == b"\1" else 12
     return int.from_bytes(header[position : position + 4], "big")
@@ -358,7 +358,7 @@ def video_tables(data: EncodedMedia) -> dict[int, Mp4Table]:
     mp4 = read_mp4(data)  # what is read here takes memory for each frame and box that it states
     if not mp4.is_in_one_header:
         return tables
-    clock = _clock(mp4.movie.content(data, b"moov", b"mvhd"))
+    clock = _number_behind_times(mp4.movie.content(data, b"moov", b"mvhd"))
     for track in mp4.tracks:
         with suppress(_UnusualError):
             number, table = _video_table(data, track, clock)
@@ -375,17 +375,11 @@ def _require(is_usual: object) -> None:
         raise _UnusualError
 
 
-def _clock(header: bytes) -> int:
-    """Return the ticks per second of a ``mvhd`` or ``mdhd``. Version 1 has times of 8 bytes."""
-    position = 20 if header[:1] == b"\1" else 12
-    return int.from_bytes(header[position : position + 4], "big")
-
-
 def _video_table(data: EncodedMedia, track: Track, movie_clock: int) -> tuple[int, Mp4Table]:
     """Return the number and the table of a track of video."""
     header = track.content(data, b"trak", b"tkhd")
     handler = track.content(data, b"mdia", b"hdlr")
-    clock = _clock(track.content(data, b"mdia", b"mdhd"))
+    clock = _number_behind_times(track.content(data, b"mdia", b"mdhd"))
     _require(header and handler[8:12] == b"vide")
     _require(movie_clock and 0 < clock <= _FASTEST_CLOCK)
     names = [name for parent, name in track.boxes if parent == b"stbl"]
@@ -400,7 +394,7 @@ def _video_table(data: EncodedMedia, track: Track, movie_clock: int) -> tuple[in
     if missing > 0:
         raise DecodeError(f"truncated: {missing:,} bytes are missing at least")
     table = Mp4Table(without_undecodable_start(timeline), offsets, sizes, _track_turn(header))
-    return _track_id(header), table
+    return _number_behind_times(header), table
 
 
 def _timeline(tables: Tables, clock: int, num_samples: int) -> Timeline:

@@ -107,10 +107,6 @@ def check_result(num_samples: int, num_channels: int) -> None:
 class AudioPlan(NamedTuple):
     """Which samples of a file become the result. `AudioDecoder.plan` makes it from the header."""
 
-    source_rate: int
-    """Samples per second of the file."""
-    num_channels: int
-    """Channels of the file."""
     num_source_samples: int
     """Samples per channel of the whole file."""
     start: int
@@ -132,11 +128,6 @@ class DecodedAudio(NamedTuple):
     """float32 [num_mels, num_frames]. None without `AudioDecoder.features`."""
     plan: AudioPlan
     """Which samples of the file they are made of."""
-
-    @property
-    def num_samples(self) -> int:
-        """Samples per channel of the result."""
-        return self.plan.shape.num_samples
 
 
 @checked({"features": "give mm.families.whisper.WhisperFeatures(...)"}, own=("span",))
@@ -341,7 +332,7 @@ class AudioDecoder:
         rate = self.sample_rate or source.sample_rate
         num_samples = num_resampled(source.num_samples, source.sample_rate, rate)
         start, stop = 0, num_samples
-        span = self._span(row)
+        span = row_span(row) if self.span == "row" else self.span
         if span is not None:
             start = _clipped(span[0] - source.start_s, rate, num_samples)
             stop = _clipped(span[1] - source.start_s, rate, num_samples)
@@ -352,43 +343,30 @@ class AudioDecoder:
         if self.duration_s is not None:
             num_kept = min(stop - start, max(1, round(self.duration_s * rate)))
             if self.crop == "random":
-                start += self._draw(rng, stop - start - num_kept)
+                if rng is None:
+                    raise ConfigError('rng: a random crop needs mm.sample_rng(sample, "audio")')
+                start += int(rng.integers(stop - start - num_kept + 1))
             stop = start + num_kept
         num_kept = stop - start
         limits.check_duration(num_kept / rate)
         check_result(num_kept, self.channels or source.num_channels)
         num_frames = 0
         if self.features is not None:
-            self._check_length(num_kept)
+            limit = self.features.max_samples
+            if limit is not None and num_kept > limit:
+                raise DecodeError(
+                    f"audio of {num_kept / SAMPLE_RATE:.2f} s is longer than the features' "
+                    f"{limit // SAMPLE_RATE} s: give its row a span, draw a segment with "
+                    f"before=(mm.one_segment,), or cut it with duration_s={limit // SAMPLE_RATE}"
+                )
             num_frames = self.features.num_frames(num_kept)
         return AudioPlan(
-            source.sample_rate,
-            source.num_channels,
             source.num_samples,
             start,
             stop,
             source.start_s + start / rate,
             AudioShape(num_kept, num_frames, rate),
         )
-
-    def _span(self, row: Mapping[str, Any] | None) -> Span | None:
-        """Return the span in seconds that the settings or the row name."""
-        return row_span(row) if self.span == "row" else self.span
-
-    def _draw(self, rng: np.random.Generator | None, num_spare: int) -> int:
-        if rng is None:
-            raise ConfigError('rng: a random crop needs mm.sample_rng(sample, "audio")')
-        return int(rng.integers(num_spare + 1))
-
-    def _check_length(self, num_samples: int) -> None:
-        """Refuse a recording that is too long for the features."""
-        limit = None if self.features is None else self.features.max_samples
-        if limit is not None and num_samples > limit:
-            raise DecodeError(
-                f"audio of {num_samples / SAMPLE_RATE:.2f} s is longer than the features' "
-                f"{limit // SAMPLE_RATE} s: give its row a span, draw a segment with "
-                f"before=(mm.one_segment,), or cut it with duration_s={limit // SAMPLE_RATE}"
-            )
 
     def _samples(self, source: AudioSource, plan: AudioPlan) -> NDArray[np.float32]:
         """Return the samples of the result, float32 [T, C]."""

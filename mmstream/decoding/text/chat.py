@@ -210,10 +210,10 @@ class Chat:
             marked,
         )
 
-    @property
+    @cached_property
     def marks_turns(self) -> bool:
         """Whether the template marks turns itself, with ``{% generation %}`` blocks."""
-        return _marks_turns(self.template)
+        return GENERATION.search(self.template) is not None
 
     def writes_tools(self, rendered: Rendered) -> bool:
         """Tell whether a text that was rendered with tools differs from the one without."""
@@ -680,11 +680,6 @@ def _written_behind(before: MarkedText, whole: MarkedText, i: int) -> str:
         if written.startswith(own):
             return written[len(own) :]
     return before.text[before.end :]
-
-
-@lru_cache(maxsize=64)
-def _marks_turns(source: str) -> bool:
-    return GENERATION.search(source) is not None
 
 
 @lru_cache(maxsize=64)

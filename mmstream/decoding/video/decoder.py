@@ -337,7 +337,8 @@ class VideoDecoder:
                 f"video of {file.timeline.duration_s:.0f} s exceeds "
                 f"max_duration_s={self.max_duration_s:g}"
             )
-        return self._plan(file, self._span(row), rng, limits)
+        span = row_span(row) if self.span == "row" else self.span
+        return self._plan(file, span, rng, limits)
 
     def decode(
         self,
@@ -400,9 +401,6 @@ class VideoDecoder:
         settings = {name: getattr(self, name) for name in _IMAGE_SETTINGS}
         return ImageDecoder(**settings, max_pixels=self.max_pixels, max_memory=self.max_memory)
 
-    def _span(self, row: Mapping[str, Any] | None) -> Span | None:
-        return row_span(row) if self.span == "row" else self.span
-
     def _plan(
         self,
         file: VideoFile,
@@ -412,10 +410,13 @@ class VideoDecoder:
     ) -> VideoPlan:
         timeline = file.timeline
         start_s, end_s = self._cut_span(timeline, span, rng)
-        numbers = self._numbers(timeline, start_s, end_s)
+        is_whole = start_s <= 0 and end_s >= timeline.duration_s
+        numbers = frames_of_span(timeline.times_s, None if is_whole else (start_s, end_s))
         chosen = self._choose(file, numbers, end_s - start_s)
         picture = file.picture
-        first_view = self._first_view(picture)
+        first_view = None
+        if self.resize_longest is not None:
+            first_view = whole_view(picture, longest_shape(picture, self.resize_longest))
         resized = picture if first_view is None else first_view.shape
         view = self._view(resized, len(chosen), rng, limits)
         num_padding = -len(chosen) % self.frame_multiple_of
@@ -464,11 +465,6 @@ class VideoDecoder:
             end = min(end, start + self.clip_s)
         return start, end
 
-    def _numbers(self, timeline: Timeline, start_s: float, end_s: float) -> IntArray:
-        """Return the numbers of the frames of the span."""
-        is_whole = start_s <= 0 and end_s >= timeline.duration_s
-        return frames_of_span(timeline.times_s, None if is_whole else (start_s, end_s))
-
     def _choose(self, file: VideoFile, numbers: IntArray, duration_s: float) -> IntArray:
         """Return the numbers of the frames that are taken, by time.
 
@@ -502,11 +498,6 @@ class VideoDecoder:
             )
             taken = uniform_frames(times[numbers], number)
         return numbers[taken]
-
-    def _first_view(self, picture: Shape) -> View | None:
-        if self.resize_longest is None:
-            return None
-        return whole_view(picture, longest_shape(picture, self.resize_longest))
 
     def _view(
         self, picture: Shape, num_frames: int, rng: np.random.Generator | None, limits: Limits
