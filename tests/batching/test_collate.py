@@ -114,12 +114,6 @@ def test_several_or_no_pictures_a_sample_are_numbered_by_row(counts, rows):
     assert isinstance(batch["image"], torch.Tensor) == bool(flat)
 
 
-def test_a_sample_without_the_field_has_no_picture():
-    batch = batch_of("image", MISSING, picture(1), None)
-    assert batch["image_row"].tolist() == [1]
-    assert batch["image"].shape == (1, 3, 4, 6)
-
-
 @pytest.mark.parametrize("value", [b"raw", "text", Image.new("RGB", (2, 2)), 3, [b"a"]])
 def test_an_image_field_of_something_else_is_a_list(value):
     batch = batch_of("image", value, picture(1))
@@ -154,22 +148,6 @@ def test_a_fixed_length_pads_and_cuts(side, pad_to):
         kept, fill = row[:pad_to], [0] * (pad_to - len(row))
         assert padded_row == (kept + fill if side == "right" else fill + kept)
     assert batch_of("input_ids", [], [])["input_ids"].shape == (2, 0)
-
-
-@pytest.mark.parametrize(
-    ("values", "expected"),
-    [
-        ((3, 4), torch.tensor([3, 4])),  # class numbers
-        ((1.5, 2), torch.tensor([1.5, 2.0], dtype=torch.float64)),
-        ((np.ones((2, 2)),) * 2, torch.ones(2, 2, 2, dtype=torch.float64)),
-        ((torch.tensor([0.5]),) * 2, torch.tensor([[0.5], [0.5]])),
-        ((np.full(1, 2**64 - 1, np.uint64),) * 2, torch.tensor([[-1]] * 2).view(torch.uint64)),
-    ],
-)
-def test_labels_that_are_no_tokens_are_stacked_as_any_field(values, expected):
-    labels = batch_of("labels", *values)["labels"]
-    assert torch.equal(labels, expected)
-    assert labels.dtype == expected.dtype
 
 
 @pytest.mark.parametrize("odd", ["text", b"bytes", 7, [0.5], np.ones((2, 2)), MISSING, None, {}])
@@ -273,11 +251,6 @@ def test_arrays_that_do_not_stack_are_a_list(values):
     field = batch_of("x", *values)["x"]
     assert isinstance(field, list)
     assert all(np.array_equal(np.asarray(a), b) for a, b in zip(field, values, strict=True))
-
-
-def test_a_field_that_some_samples_lack_has_none_there():
-    batch = mm.collate([{"__key__": "a", "x": 1}, {"__key__": "b", "y": "z"}])
-    assert batch == {"x": [1, None], "y": [None, "z"]}
 
 
 values = st.one_of(

@@ -101,23 +101,6 @@ def test_a_picture_whose_header_does_not_tell_is_counted_all_the_same(data: byte
         assert pictures[1] == (90, 60)
 
 
-@pytest.mark.parametrize("decoder", [DECODERS[1], DECODERS[4]], ids=["header", "decoded"])
-def test_texts_together_are_as_one_by_one(decoder: mm.ImageDecoder) -> None:
-    decode = replace(native(), image=decoder)
-    samples = [conversation(*PICTURES[i : i + 3]) for i in range(0, 9, 3)]
-    samples.append(conversation(read("jpeg_ff00_header.jpg"), *PICTURES[:2]))
-    samples.append({"txt": b"a caption", "jpg": PICTURES[2]})
-    samples.append({"txt": b"a text"})
-    for sample, (parsed, tokens) in zip(samples, decode_texts(samples, decode), strict=True):
-        alone = decode_sample(sample, decode)
-        together = decode_sample(parsed, decode, tokens=tokens)
-        for name in ("input_ids", "labels", "attention_mask"):
-            np.testing.assert_array_equal(alone[name], together[name])
-        shown = alone["image"] if isinstance(alone["image"], list) else [alone["image"]]
-        expected = sum(3 * image.shape[1] + image.shape[2] for image in shown)
-        assert num_image_tokens(decode, alone) == expected
-
-
 BAD = {
     "truncated": JPEG[:-40],
     "no picture": b"hello",

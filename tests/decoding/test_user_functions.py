@@ -260,36 +260,6 @@ def test_functions_run_in_the_callers_thread_in_the_order_of_rows(corpus: str) -
     assert threads == {threading.current_thread()}
 
 
-def test_threads_of_a_function_that_go_on_change_no_draw(corpus: str) -> None:
-    """They draw from generators of their own, and work for others while these draw."""
-    pool = ThreadPoolExecutor(2)
-    stop = threading.Event()
-    generator = np.random.default_rng()
-
-    def go_on() -> None:
-        while not stop.is_set():
-            generator.random(100)
-
-    def with_threads(sample: Sample) -> Sample:
-        pool.submit(generator.random)
-        return sample | {"sizes": list(pool.map(len, ["a", "bc"]))}
-
-    running = pool.submit(go_on)
-    try:
-        pipeline = make(corpus, transforms=(with_threads, draw_noise, seed_all, draw_last))
-        rows = delivered(pipeline, num_threads=4)
-    finally:
-        stop.set()
-        running.result()
-        pool.shutdown()
-    plain = (mm.collate, draw_noise, seed_all, draw_last)
-    assert rows == delivered(make(corpus, transforms=(same, *plain[1:])))
-
-
-def same(sample: Sample) -> Sample:
-    return sample
-
-
 @pytest.mark.parametrize("has_functions", [True, False])
 def test_a_loop_in_another_thread_is_warned_of_once(
     corpus: str, has_functions: bool, caplog: pytest.LogCaptureFixture

@@ -310,7 +310,7 @@ def test_facts_are_those_of_the_track_that_is_decoded() -> None:
             frame.sample_rate = rate
             out.mux(stream.encode(frame))
             out.mux(stream.encode())
-    plan = NATIVE.plan(file.getvalue())
     facts = media_facts(file.getvalue(), "audio", Deadline.start(60))
     assert (facts["sample_rate"], facts["num_channels"]) == (16_000, 1)
-    assert (plan.source_rate, plan.num_channels) == (16_000, 1)
+    assert NATIVE.plan(file.getvalue()).shape.sample_rate == 16_000
+    assert NATIVE(file.getvalue()).shape[0] == 1

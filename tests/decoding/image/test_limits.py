@@ -13,12 +13,13 @@ from unittest.mock import Mock
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 
 import mmstream as mm
 from mmstream.decoding.image import jpeg, orientation, pillow
 from mmstream.decoding.image.limits import MAX_MEMORY
-from mmstream.decoding.sample import decode_sample
+from mmstream.decoding.sample import SampleDecoding, decode_sample
 from mmstream.media import deadline
 from mmstream.media.deadline import Deadline
 from tests.helpers.bad_corpus import make_pipeline
@@ -271,7 +272,7 @@ def time_ends_at(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], list[int]]:
         def read(file, size=-1, real=pillow._LimitedFile.read):
             reads.append(size)
             if len(reads) >= number:
-                file._limits = file._limits._replace(deadline=Deadline(1, 0))
+                file._limits = file._limits._replace(deadline=Deadline(30, 0))
             return real(file, size)
 
         monkeypatch.setattr(pillow._LimitedFile, "read", read)
@@ -369,6 +370,33 @@ def test_the_images_of_a_sample_share_the_time(monkeypatch: pytest.MonkeyPatch) 
         mm.errors.TimeoutError, match=r"^s\.\d\d\.png: decoding takes longer than timeout_s=50"
     ):
         decode_sample({"__key__": "s", **images}, decode)
+
+
+def test_the_time_of_a_picture_starts_when_its_decoding_starts(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    decode = mm.Decode(image=mm.ImageDecoder(size=8, timeout_s=30))
+    sample = {"__key__": "k", "jpg": JPEG}
+    now = 0.0
+    monkeypatch.setattr(deadline.time, "thread_time", lambda: now)
+
+    def planned() -> SampleDecoding:
+        decoding = SampleDecoding(sample, decode)
+        decoding.plan_pictures()
+        return decoding
+
+    out = {"image": [torch.empty((8, 8, 3), dtype=torch.uint8)]}
+    good, late = planned(), planned()
+    now = 1000.0
+    good.decode_picture(*good.early_fields, out)
+    clock = iter((0.0, 31.0))
+    monkeypatch.setattr(deadline.time, "thread_time", lambda: next(clock))
+    late.decode_picture(*late.early_fields, out)
+    assert good.finish()["image"].data_ptr() == out["image"][0].data_ptr()
+    with pytest.raises(
+        mm.errors.TimeoutError, match=r"^k\.jpg: decoding takes longer than timeout_s=30$"
+    ):
+        late.finish()
 
 
 # ---- settings

@@ -92,15 +92,3 @@ def test_tiny_pictures_and_cmyk_are_decoded_at_full_size() -> None:
             assert image.shape[:2] == tuple(-(-side // used) for side in size[::-1])
     image, used = decode_jpeg(encoded(photo(64, 96).convert("CMYK"), "jpeg"), LIMITS, 4)
     assert (image.shape, used) == ((64, 96, 3), 1)
-
-
-def test_limits_hold_before_a_small_decoding() -> None:
-    with pytest.raises(mm.errors.DecodeError, match="picture of 640x480 exceeds max_pixels=100000"):
-        mm.ImageDecoder(size=8, max_pixels=100_000)(FILES["baseline"])
-
-
-@pytest.mark.parametrize("format", ["png", "webp", "bmp"])
-def test_other_formats_do_not_change_with_exact(format: str) -> None:
-    data = encoded(LARGE, format)
-    exact = mm.ImageDecoder(size=60, scaled_decoding=False)
-    np.testing.assert_array_equal(mm.ImageDecoder(size=60)(data), exact(data))
