@@ -39,7 +39,7 @@ def test_every_kind_is_decoded_to_the_recording_that_was_encoded(kind: str) -> N
     data = audio_file(kind, channels=channels)
     plan = NATIVE.plan(data)
     samples = NATIVE(data)
-    expected = tone(1.0, plan.source_rate, channels)
+    expected = tone(1.0, plan.shape.sample_rate, channels)
     assert samples.shape == (channels, plan.shape.num_samples)
     assert samples.dtype == np.float32
     assert samples.flags.c_contiguous

@@ -25,7 +25,7 @@ def recording(kind: str, seconds: float = 3.0, rate: int | None = None) -> bytes
 def test_a_span_has_the_samples_of_the_whole_recording_bit_by_bit(kind: str) -> None:
     data = recording(kind)
     whole = NATIVE(data)
-    rate = NATIVE.plan(data).source_rate
+    rate = NATIVE.plan(data).shape.sample_rate
     for start_s, end_s in ((0.0, 0.5), (0.9871, 1.5), (2.0, 2.9), (0.00001, 3.0)):
         span = NATIVE(data, span=(start_s, end_s))
         expected = whole[:, round(start_s * rate) : round(end_s * rate)]
