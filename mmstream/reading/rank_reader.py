@@ -283,7 +283,7 @@ class RankReader:
         plan.drop_step(clock)
         self._advance(clock)
         if cached:
-            await self._read_cached(samples, cached)
+            await self._read_cached(samples, cached, clock)
         return samples
 
     def pop_counts(self) -> tuple[TransferCounts, int]:
@@ -553,16 +553,19 @@ class RankReader:
                     raise
             await asyncio.sleep(MEMORY_RETRY_S)
 
-    async def _read_cached(self, samples: StepSamples, cached: dict[int, CachedSample]) -> None:
+    async def _read_cached(
+        self, samples: StepSamples, cached: dict[int, CachedSample], clock: int
+    ) -> None:
         """Read samples of a step from the node cache, and from storage what is not right there.
 
         Args:
             samples: Of the step. Their bytes and errors are put there.
             cached: The samples, by seat.
+            clock: Of the step, which is waited for.
         """
         assert self._cache is not None
         stops = np.cumsum(samples.sizes[list(cached)]).tolist()
-        memory = await self._memory(stops[-1], self._clock)
+        memory = await self._memory(stops[-1], clock)
         for seat, start, stop in zip(cached, [0, *stops], stops, strict=False):
             samples.data[seat] = memory[start:stop]
         places = [(sample.location, samples.data[seat]) for seat, sample in cached.items()]

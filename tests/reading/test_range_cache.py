@@ -20,7 +20,7 @@ from mmstream.reading.process import node_cache_settings
 from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import RankReader
 from mmstream.storage.node_cache import NodeCache, cache_file, open_cache_dir
-from mmstream.storage.transfers import RangeRequest
+from mmstream.storage.transfers import RangeRequest, own_memory
 from tests.helpers.corpora import write_corpus
 from tests.reading.test_rank_reader import FakeTransfers, plain, sample, until
 
@@ -65,6 +65,7 @@ def run(
     answer: Callable[[RangeRequest], bytes] | None = None,
     when_taken: Callable[[], None] = lambda: None,
     when_read: Callable[[], None] = lambda: None,
+    new_memory: Callable[[int], memoryview] = own_memory,
     **settings: Any,
 ) -> Run:
     """Read whole epochs.
@@ -98,6 +99,7 @@ def run(
             horizon_bytes=1,
             least_large_bytes=least_large_bytes,
             cache=cache,
+            new_memory=new_memory,
         )
         try:
             for epoch in epochs:
@@ -157,6 +159,23 @@ def test_two_ranks_of_a_node_share_what_they_have_read(dataset, root):
     assert [half.num_bytes for half in later] == [0, 0]
     apart = [run(dataset, None, 1, rows=rows).samples for rows in ((0, 4), (4, 8))]
     assert [half.samples for half in later] == apart
+
+
+@pytest.mark.parametrize("num_refused", [2, 100])
+def test_memory_for_samples_that_were_cached_is_waited_for(dataset, root, num_refused):
+    run(dataset, root, 0)
+    refused = iter(range(num_refused))
+
+    def new_memory(num_bytes: int) -> memoryview:
+        if next(refused, None) is not None:
+            raise MemoryError("no room")
+        return own_memory(num_bytes)
+
+    if num_refused == 2:
+        assert not run(dataset, root, 1, new_memory=new_memory).requests
+    else:
+        with pytest.raises(MemoryError, match="no room"):
+            run(dataset, root, 1, new_memory=new_memory)
 
 
 def cached_files(root: str) -> list[Path]:

@@ -32,7 +32,7 @@ class FakeTransfers:
         self.answer: Callable[[RangeRequest], bytes | Exception] = self.read
         self.is_held = False
         self.futures: list[asyncio.Future[memoryview]] = []
-        self.is_out_of_memory = False
+        self.needed_clock = -1
 
     def read(self, request: RangeRequest) -> bytes:
         return self.dataset.store.read_range(*request[1:4])
@@ -50,13 +50,14 @@ class FakeTransfers:
         return future
 
     def needed(self, clock: int) -> AbstractContextManager[None]:
+        self.needed_clock = clock
         return nullcontext()
 
     def lacks_since(self, deadline: int, since: float | None) -> float:
-        return 0.0
+        return 0.0 if since is None else since + 1
 
     def lacks_memory(self, deadline: int, lacks_since: float) -> bool:
-        return self.is_out_of_memory
+        return deadline <= self.needed_clock and lacks_since == 3
 
     def cancel(self, futures: Any) -> None:
         for future in futures:
