@@ -421,6 +421,8 @@ class RankReader:
     ) -> None:
         """Read samples of a range from storage that were not right in the node cache.
 
+        Those of later steps come with them: what damaged or removed one mostly did so to all.
+
         Args:
             arrived: the range.
             wrong: positions of these samples.
@@ -428,6 +430,7 @@ class RankReader:
         """
         assert before is not None
         await before
+        wrong, arrived.cached = [*wrong, *arrived.cached], {}
         if not arrived.data:
             await self._take_memory(arrived)
         samples = arrived.planned.samples
