@@ -159,19 +159,15 @@ def read_sample(root: str, location: CacheLocation, view: memoryview) -> bool:
     """
     descriptor = os.open(location.file.path(root), os.O_RDONLY | _SAFE_FLAGS)
     try:
-        left, position = view, location.start
-        while left:
-            num_bytes = os.preadv(descriptor, [left], position)
-            if not num_bytes:
-                return False
-            left, position = left[num_bytes:], position + num_bytes
+        return _read(descriptor, location, view)
     finally:
         os.close(descriptor)
-    return bool(crc32c(view, 0, 0) == location.checksum)
 
 
-def names_sample(root: str, location: CacheLocation, num_bytes: int) -> bool:
-    """Tell whether the table of a file says that it has a sample. One that is damaged may say so.
+def is_damaged(root: str, location: CacheLocation, num_bytes: int) -> bool:
+    """Tell whether a file is not what it says: its head is wrong, or a sample in its table is.
+
+    A file that was written anew may lack the sample, and one that was removed is not there.
 
     Args:
         root: The folder of the cache.
@@ -186,7 +182,10 @@ def names_sample(root: str, location: CacheLocation, num_bytes: int) -> bool:
         if descriptor is None:
             return False
         table = _table(descriptor, file, os.fstat(descriptor))
-        return table is None or table[number].tolist() == [num_bytes, checksum]
+        if table is None:
+            return True
+        is_there = table[number].tolist() == [num_bytes, checksum]
+        return is_there and not _read(descriptor, location, memoryview(bytearray(num_bytes)))
 
 
 def write_samples(
@@ -301,6 +300,17 @@ def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray
     if head[:TABLE_START] != file.head or status.st_size != file.num_bytes or len(head) < size:
         return None
     return np.frombuffer(head, "<u4", offset=TABLE_START).reshape(-1, 2).astype(np.int64)
+
+
+def _read(descriptor: int, location: CacheLocation, view: memoryview) -> bool:
+    """Read a sample of an open file; return whether its bytes are right."""
+    left, position = view, location.start
+    while left:
+        num_bytes = os.preadv(descriptor, [left], position)
+        if not num_bytes:
+            return False
+        left, position = left[num_bytes:], position + num_bytes
+    return bool(crc32c(view, 0, 0) == location.checksum)
 
 
 def _adjacent(samples: CachedSamples, is_wanted: Flags) -> list[tuple[int, int]]:

@@ -20,7 +20,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -35,7 +35,7 @@ from mmstream.storage.node_cache.cache_file import (
     CacheFile,
     CacheLocation,
     find_samples,
-    names_sample,
+    is_damaged,
     read_sample,
     write_samples,
 )
@@ -61,6 +61,13 @@ class _Write(NamedTuple):
     first: int
 
 
+class _Suspect(NamedTuple):
+    """A sample that was not right, so that its file may be damaged."""
+
+    location: CacheLocation
+    num_bytes: int
+
+
 class NodeCache:
     """Reads and writes cached files. `find` and `read` may be called in any thread, `write` in one.
 
@@ -77,7 +84,7 @@ class NodeCache:
         self._is_writing = True
         self._is_closed = False
         self._queue: deque[_Write] = deque()
-        self._damaged: list[CacheFile] = []
+        self._suspects: list[_Suspect] = []
         self._has_warned = False
         self._num_queued_bytes = 0
         self._changed = threading.Condition()
@@ -101,34 +108,33 @@ class NodeCache:
             Where they lie, by their number among `samples`.
         """
         path = file.path(self._root)
+        starts = (file.data_start + samples.start).tolist()
+        columns = samples.number.tolist(), starts, samples.checksum.tolist()
+        locations = list(map(partial(CacheLocation, file), *columns))
+        first = _Suspect(locations[0], int(samples.stop[0] - samples.start[0]))
         try:
-            is_there, is_damaged = find_samples(path, file, samples, self._epochs_began_at[-1])
+            content = find_samples(path, file, samples, self._epochs_began_at[-1])
         except OSError as error:
-            if error.errno in OF_THE_FILE:
-                self._put_damaged(file)
-            else:
-                self._stop_writing(error)
+            self._note_error(error, first)
             return {}
-        if is_damaged:
-            self._put_damaged(file)
-        numbers = np.flatnonzero(is_there)
-        starts = (file.data_start + samples.start[numbers]).tolist()
-        columns = samples.number[numbers].tolist(), starts, samples.checksum[numbers].tolist()
-        locations = map(partial(CacheLocation, file), *columns)
-        return dict(zip(numbers.tolist(), locations, strict=True))
+        if content.is_damaged:
+            self._put_suspect(first)
+        return {number: locations[number] for number in np.flatnonzero(content.is_there).tolist()}
 
     def read(self, location: CacheLocation, view: memoryview) -> bool:
         """Read a sample that was found. Return whether its bytes are there and right."""
+        suspect = _Suspect(location, len(view))
         try:
             is_right = read_sample(self._root, location, view)
-            # A file that was written anew may lack it.
-            is_damaged = not is_right and names_sample(self._root, location, len(view))
-        except OSError:  # it was removed since
+        except FileNotFoundError:  # it was removed since
+            return False
+        except OSError as error:
+            self._note_error(error, suspect)
             return False
         if is_right:
             self._count(num_cache_hit_bytes=len(view))
-        elif is_damaged:
-            self._put_damaged(location.file)
+        else:
+            self._put_suspect(suspect)
         return is_right
 
     def write(self, file: CacheFile, samples: CachedSamples, data: memoryview, first: int) -> None:
@@ -174,20 +180,19 @@ class NodeCache:
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
 
-    def _put_damaged(self, file: CacheFile) -> None:
-        """Let the thread that writes remove a damaged file."""
+    def _note_error(self, error: OSError, suspect: _Suspect) -> None:
+        """Note that a file could not be read."""
+        if error.errno in OF_THE_FILE:
+            self._put_suspect(suspect)
+        else:
+            self._stop_writing(error)
+
+    def _put_suspect(self, suspect: _Suspect) -> None:
+        """Let the thread that writes look at a file, and remove it if it is damaged."""
         with self._changed:
-            if file in self._damaged:
-                return
-            self._damaged.append(file)
-            self._changed.notify_all()
-            is_first, self._has_warned = not self._has_warned, True
-        if is_first:
-            logger.warning(
-                "the node cache has a damaged file: it is removed, and its samples are read from "
-                "storage; no more of these are logged: %s",
-                escaped(file.path(self._root)),
-            )
+            if all(suspect.location.file != other.location.file for other in self._suspects):
+                self._suspects.append(suspect)
+                self._changed.notify_all()
 
     def _count(self, **counts: int) -> None:
         with self._changed:
@@ -202,9 +207,8 @@ class NodeCache:
             return
         while (task := self._next()) is not None:
             try:
-                if isinstance(task, CacheFile):
-                    is_removed = quota.remove(task.folder, task.path(self._root))
-                    self._count(num_cache_damaged=is_removed)
+                if isinstance(task, _Suspect):
+                    self._remove_damaged(task, quota)
                 else:
                     self._write(task, quota)
             except OSError as error:
@@ -218,12 +222,35 @@ class NodeCache:
         num_bytes = write_samples(task.file.path(self._root), *task, reserve)
         self._count(num_cached_bytes=num_bytes)
 
-    def _next(self) -> _Write | CacheFile | None:
-        """Wait for what is to be written, or for a damaged file; None: the cache is closed."""
+    def _remove_damaged(self, suspect: _Suspect, quota: CacheQuota) -> None:
+        """Remove a file if it is damaged. Another process may have written it anew since."""
+        file = suspect.location.file
+        path = file.path(self._root)
+
+        def is_still_damaged() -> bool:
+            try:
+                return is_damaged(self._root, *suspect)
+            except OSError as error:
+                if error.errno in OF_THE_FILE:
+                    return True
+                raise
+
+        is_removed = quota.remove(file.folder, path, is_still_damaged)
+        self._count(num_cache_damaged=is_removed)
+        if is_removed and not self._has_warned:
+            self._has_warned = True
+            logger.warning(
+                "the node cache has a damaged file: it is removed, and its samples are read from "
+                "storage; no more of these are logged: %s",
+                escaped(path),
+            )
+
+    def _next(self) -> _Write | _Suspect | None:
+        """Wait for what is to be written, or for a suspect; None: the cache is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._damaged or self._is_closed)
-            if self._damaged:
-                return self._damaged.pop()
+            self._changed.wait_for(lambda: self._queue or self._suspects or self._is_closed)
+            if self._suspects:
+                return self._suspects.pop()
             if not self._queue:
                 return None
             write = self._queue.popleft()
@@ -419,11 +446,25 @@ class CacheQuota:
             self._listed_at = -RETRY_S
             self._full_until.clear()
 
-    def remove(self, folder: str, path: str) -> bool:
-        """Remove a damaged file. Return whether it was there."""
-        with suppress(OSError), self._counts() as counts:
-            _remove(path, folder, counts)
-            return True
+    def remove(self, folder: str, path: str, is_damaged: Callable[[], bool]) -> bool:
+        """Remove a file if it is damaged. No other process removes a file meanwhile.
+
+        Args:
+            folder: Of the dataset.
+            path: Of the file.
+            is_damaged: Looks at the file.
+
+        Returns:
+            Whether it was removed.
+
+        Raises:
+            OSError: The disk failed.
+        """
+        with self._counts() as counts:
+            if is_damaged():
+                with suppress(OSError):
+                    _remove(path, folder, counts)
+                    return True
         return False
 
     def close(self) -> None:
