@@ -16,13 +16,13 @@ import ast
 import os
 import sys
 from importlib import import_module
-from pathlib import Path
+from pkgutil import get_data
 from typing import Any
 
 __version__ = "0.1.0"
 
 # The stub beside this file lists the public names once, for type checkers and for this module.
-_STUB = ast.parse(Path(__file__).with_suffix(".pyi").read_bytes())
+_STUB = ast.parse(get_data(__name__, "__init__.pyi") or b"")  # also from a zip
 _MODULE_OF = {
     alias.name: node.module or ""
     for node in _STUB.body

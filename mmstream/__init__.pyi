@@ -52,3 +52,4 @@ from mmstream.train.inputs import model_inputs as model_inputs
 from mmstream.world import World as World
 
 __version__: str
+__all__: list[str]

@@ -109,8 +109,18 @@ def test_a_wheel_is_pure_python_and_needs_no_compiler(tmp_path):
     subprocess.run(command, env=os.environ | {"CC": "false"}, capture_output=True, check=True)
     (wheel,) = tmp_path.glob("*.whl")
     assert wheel.name.endswith("-py3-none-any.whl")
-    suffixes = {Path(name).suffix for name in zipfile.ZipFile(wheel).namelist()}
-    assert suffixes.isdisjoint({".so", ".c", ".h", ".pyi"})
+    names = set(zipfile.ZipFile(wheel).namelist())
+    assert {Path(name).suffix for name in names}.isdisjoint({".so", ".c", ".h"})
+    assert {"mmstream/__init__.pyi", "mmstream/display/templates/style.css"} <= names
+    code = "import mmstream as mm; print(mm.__file__, mm.open_dataset.__name__)"
+    imported = subprocess.run(  # a wheel is a zip
+        [sys.executable, "-P", "-c", code],
+        env=os.environ | {"PYTHONPATH": str(wheel)},
+        capture_output=True,
+        text=True,
+        cwd=tmp_path,
+    )
+    assert imported.stdout.split() == [f"{wheel}/mmstream/__init__.py", "open_dataset"]
 
 
 BUSY = """
