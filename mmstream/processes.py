@@ -22,6 +22,7 @@ import functools
 import json
 import multiprocessing
 import os
+import re
 import signal
 import sys
 import tempfile
@@ -31,7 +32,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ProcessPoolExecutor, wait
 from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager, suppress
-from importlib.metadata import EntryPoint, distributions
+from importlib.metadata import Distribution, EntryPoint, distributions
 from itertools import islice
 from multiprocessing import forkserver, resource_tracker
 from multiprocessing.process import BaseProcess
@@ -157,12 +158,14 @@ def installed_entry_points(group: str) -> list[EntryPoint]:
     """Return the entry points of installed packages, without those in the current folder.
 
     That may be a downloaded dataset or model, or hold a package that is installed elsewhere, too.
+    Of a package that is installed twice, the first in ``sys.path`` counts: it is the one imported.
     """
+    packages: dict[str, Distribution] = {}
+    for package in distributions():
+        if Path(str(package.locate_file(""))).resolve() != Path.cwd():
+            packages.setdefault(re.sub(r"[-_.]+", "-", package.name).lower(), package)
     return [
-        entry
-        for package in distributions()
-        if Path(str(package.locate_file(""))).resolve() != Path.cwd()
-        for entry in package.entry_points.select(group=group)
+        entry for package in packages.values() for entry in package.entry_points.select(group=group)
     ]
 
 

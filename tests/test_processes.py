@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from mmstream import processes
 from mmstream.processes import cpu_limit, cpu_seconds, memory_bytes, num_cores, num_local_ranks
 
 
@@ -125,3 +126,17 @@ def test_ranks_of_this_machine_are_counted_by_the_launcher(
     if text is not None:
         monkeypatch.setenv("LOCAL_WORLD_SIZE", text)
     assert num_local_ranks() == expected
+
+
+def test_the_first_of_two_copies_of_a_package_has_its_entry_points(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for version, names in ((1, ["old", "both"]), (2, ["both"])):
+        info = tmp_path / str(version) / f"a_plug-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Name: a-plug\nVersion: {version}\n")
+        lines = [f"{name} = plug:V{version}" for name in names]
+        (info / "entry_points.txt").write_text("\n".join(["[a.group]", *lines]))
+        monkeypatch.syspath_prepend(info.parent)
+    found = processes.installed_entry_points("a.group")
+    assert [(entry.name, entry.value) for entry in found] == [("both", "plug:V2")]

@@ -534,7 +534,7 @@ class ImageDecoder:
     def views(self, picture: Shape, rng: np.random.Generator | None, limits: Limits) -> list[View]:
         """Plan the results of a picture of this shape. Random crops and flips are drawn here."""
         if self.tiles is not None:
-            assert isinstance(self.size, int)  # _check_combinations has refused everything else
+            assert isinstance(self.size, int)  # _check_settings has refused everything else
             views = self.tiles.views(picture, self.size)
         elif self.crop == "random" and rng is not None and self.output_shape:
             size = self.output_shape

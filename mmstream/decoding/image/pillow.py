@@ -158,6 +158,7 @@ def decode_with_pillow(
             the process turns them into errors.
     """
     format_name = _format_name(plugin)
+    AvifImagePlugin.DEFAULT_MAX_THREADS = 1  # no deadline counts the time of libavif's own threads
     try:
         file = _LimitedFile(data, limits, format_name)
         with plugin(file) as image:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import re
 import struct
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
@@ -408,3 +410,16 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
 def test_impossible_limits_are_refused(settings: dict[str, float]) -> None:
     with pytest.raises(mm.ConfigError, match=next(iter(settings))):
         mm.ImageDecoder(**settings)
+
+
+def test_the_time_of_an_avif_is_that_of_the_thread_that_decodes_it() -> None:
+    noise = np.random.default_rng(0).integers(0, 256, (800, 800, 3), np.uint8)
+    file = io.BytesIO()
+    Image.fromarray(noise).save(file, "AVIF", quality=90, speed=10)
+    shares = []
+    for _ in range(3):  # other threads of this process may compute meanwhile
+        thread_s, process_s = time.thread_time(), time.process_time()
+        mm.ImageDecoder().decode(file.getvalue())
+        thread_s, process_s = time.thread_time() - thread_s, time.process_time() - process_s
+        shares.append(thread_s / process_s)
+    assert max(shares) > 0.8
