@@ -164,7 +164,18 @@ def _cure(url: str, limits: PackLimits, *more: str) -> str:
 
 
 def _require_lengths(counter: LengthCounter, plan: PackPlan) -> None:
-    """Raise a ConfigError where a few samples have other lengths than in a plan.
+    """Raise a ConfigError where a few samples have other lengths than in a plan; see `misfit`."""
+    difference = misfit(counter, plan)
+    if difference is None:
+        return
+    cure = _cure(counter.dataset.index_store.url, plan.settings, "--overwrite")
+    raise ConfigError(
+        f"{plan.url}: its lengths are not those of this pipeline: {difference}: {cure}"
+    )
+
+
+def misfit(counter: LengthCounter, plan: PackPlan) -> str | None:
+    """Count a few samples of a plan. Return how its lengths are others than those of a pipeline.
 
     Raises:
         ManifestError: The plan is damaged.
@@ -177,26 +188,19 @@ def _require_lengths(counter: LengthCounter, plan: PackPlan) -> None:
             f"{plan.url}: is damaged; run `mmstream plan` with --overwrite"
         ) from None
     if draws.epochs and draws.seed != counter.seed:
-        difference = f"it has those of the random draws of seed {draws.seed}, not of {counter.seed}"
-    else:
-        counter = replace(
-            counter, epochs=draws.epochs, room=draws.room, patch_size=draws.patch_size
-        )
-        patches = plan.unit_rows[:, 1 + UnitSums._fields.index("patches")]
-        largest = [int(plan.unit_rows[patches.argmax(), 0])] if plan.num_units else []
-        max_tokens = plan.settings.max_tokens if plan.settings.overlong == "truncate" else None
-        of_sample = counter.difference(
-            plan.shard_ends, plan.members, plan.member_tokens, "in the plan", largest, max_tokens
-        )
-        if of_sample is None:
-            return
-        names = differing_settings(plan.lengths, counter.settings)
-        settings = ", ".join(names[:4]) or "no setting, so a function or a library"
-        difference = f"{of_sample}; what differs: {settings}"
-    cure = _cure(counter.dataset.index_store.url, plan.settings, "--overwrite")
-    raise ConfigError(
-        f"{plan.url}: its lengths are not those of this pipeline: {difference}: {cure}"
+        return f"it has those of the random draws of seed {draws.seed}, not of {counter.seed}"
+    counter = replace(counter, epochs=draws.epochs, room=draws.room, patch_size=draws.patch_size)
+    patches = plan.unit_rows[:, 1 + UnitSums._fields.index("patches")]
+    largest = [int(plan.unit_rows[patches.argmax(), 0])] if plan.num_units else []
+    max_tokens = plan.settings.max_tokens if plan.settings.overlong == "truncate" else None
+    of_sample = counter.difference(
+        plan.shard_ends, plan.members, plan.member_tokens, "in the plan", largest, max_tokens
     )
+    if of_sample is None:
+        return None
+    names = differing_settings(plan.lengths, counter.settings)
+    settings = ", ".join(names[:4]) or "no setting, so a function or a library"
+    return f"{of_sample}; what differs: {settings}"
 
 
 def _tell_what_is_left_out(dataset: Dataset, plan: PackPlan) -> None:

@@ -32,7 +32,7 @@ from mmstream.errors import (
     escaped,
     where,
 )
-from mmstream.measuring.find_plan import plan_name, seed_of_source
+from mmstream.measuring.find_plan import misfit, plan_name, seed_of_source
 from mmstream.measuring.lengths import LengthCounter, count_text
 from mmstream.packing.measure_file import (
     COLUMNS,
@@ -46,6 +46,7 @@ from mmstream.packing.measure_file import (
     write_lengths,
 )
 from mmstream.packing.plan import (
+    PLAN_NAME,
     TOO_LONG,
     PackPlan,
     open_plan,
@@ -218,27 +219,43 @@ def plan_sources(
             continue
         limits = limits if isinstance(limits, PackLimits) else PackLimits(limits)
         target = plan_folder(root, plan_name(limits, counter.settings) if name is None else name)
-        previous = None if overwrite else _previous(counter, limits, target)
-        measured = measure(counter, root, num_workers, progress)
+        previous, words = _previous(counter, limits, target, overwrite)
+        if words is not None:
+            open_store(target).remove(PLAN_NAME)  # a call that is killed must not leave it
+        measured = measure(counter, root, num_workers, progress, outdated=words)
         packed = make_plan(measured, limits, bad=dataset.bad, previous=previous)
         _require_packs(packed, measured.num_samples)
         yield PlannedSource(source, dataset, measured, write_plan(packed, target))
 
 
-def _previous(counter: LengthCounter, limits: PackLimits, target: str) -> PackPlan | None:
-    """Return the plan that is continued. None: there is none.
+def _previous(
+    counter: LengthCounter, limits: PackLimits, target: str, overwrite: bool
+) -> tuple[PackPlan | None, str | None]:
+    """Return the plan that is continued, if any, and how its lengths are others than those now.
 
     Raises:
-        ConfigError: It is of other settings or shards.
-        ManifestError: It is damaged.
+        ConfigError: It is of other settings, shards or lengths. With `overwrite`, none of them is.
+        ManifestError: It is damaged, and not overwritten.
     """
     try:
         previous = open_plan(target)
+        digest = plan_digest(limits, settings_digest(counter.settings))
+        require_first_shards(counter.dataset.manifest.shards, digest, previous)
+        words = misfit(counter, previous)
     except FileNotFoundError:
-        return None
-    digest = plan_digest(limits, settings_digest(counter.settings))
-    require_first_shards(counter.dataset.manifest.shards, digest, previous)
-    return previous
+        return None, None
+    except (ConfigError, ManifestError):
+        if overwrite:
+            return None, None
+        raise
+    if overwrite:
+        return None, words
+    if words is not None:
+        raise ConfigError(
+            f"{target}: its lengths are not those of this pipeline: {words}; give another name, or "
+            "replace it with overwrite=True"
+        )
+    return previous, None
 
 
 def _require_packs(packed: PackPlan, num_samples: int) -> None:
@@ -258,7 +275,11 @@ def _require_packs(packed: PackPlan, num_samples: int) -> None:
 
 
 def measure(
-    counter: LengthCounter, root: str, num_workers: int | None = None, progress: bool = True
+    counter: LengthCounter,
+    root: str,
+    num_workers: int | None = None,
+    progress: bool = True,
+    outdated: str | None = None,
 ) -> Measure:
     """Measure the shards that are not measured yet, and return the lengths of all samples.
 
@@ -272,6 +293,7 @@ def measure(
         num_workers: Processes. None: as many as there are cores, or this process alone for little
             work.
         progress: Show a progress bar (on a terminal only).
+        outdated: Why all shards are measured anew. None: only where lengths differ.
 
     Raises:
         ConfigError: Lengths depend on draws, and neither epochs nor room is given. Or a function
@@ -282,7 +304,7 @@ def measure(
     shards = counter.dataset.manifest.shards
     store = open_store(measure_folder(root, counter.settings))
     lengths = read_lengths(store, shards)
-    difference = _difference(counter, lengths)
+    difference = outdated or _difference(counter, lengths)
     if difference is not None:
         logger.warning("%s: %s: all shards are measured anew", store.url, difference)
         for file in store.list():

@@ -10,6 +10,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
+from mmstream.errors import ManifestError
 from mmstream.packing.plan import open_plan
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
@@ -106,6 +107,45 @@ def test_a_plan_of_other_settings_is_replaced_only_if_asked(corpus: Path) -> Non
     with pytest.raises(mm.ConfigError, match="a plan of other settings"):
         mm.plan(pipeline, 256, name="mine")
     assert mm.plan(pipeline, 256, name="mine", overwrite=True).settings.max_tokens == 256
+
+
+def test_overwrite_cures_a_plan_that_is_refused(tmp_path: Path) -> None:
+    """A sample that a plan counts anew, and whose lengths alone do not, has another text now."""
+    write(tmp_path, [150])
+    changed: set[str] = set()
+    counted: list[str] = []
+
+    def lengthened(sample: dict[str, Any]) -> dict[str, Any]:
+        counted.append(sample["__key__"])
+        return sample | {"txt": sample["txt"] + b"!" * (sample["__key__"] in changed)}
+
+    packs = pipeline_of(tmp_path, batching=mm.Pack(64), before=(lengthened,))
+    plan = mm.plan(packs)
+    counted.clear()
+    mm.plan(packs, measure_only=True)
+    of_lengths = set(counted)
+    counted.clear()
+    packs.order  # noqa: B018
+    changed.add(next(key for key in counted if key not in of_lengths))
+    lengths = {path: path.read_bytes() for path in tmp_path.glob("mmstream.measure.*/*")}
+    again = replace(packs)
+    refused = "its lengths are not those of this pipeline: shard-"
+    with pytest.raises(mm.ConfigError, match=refused):
+        again.order  # noqa: B018
+    with pytest.raises(mm.ConfigError, match=rf"{refused}.*; give another name, or replace it"):
+        mm.plan(again)
+    assert lengths == {path: path.read_bytes() for path in lengths}
+    assert mm.plan(again, overwrite=True).url == plan.url
+    assert replace(again).order.plan.num_units  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("content", ['{"version": 1}', "{"])
+def test_overwrite_replaces_a_plan_that_cannot_be_read(corpus: Path, content: str) -> None:
+    plan = mm.plan(pipeline_of(corpus), 128)
+    Path(str(plan.url), "plan.json").write_text(content)
+    with pytest.raises(ManifestError, match="run `mmstream plan` with --overwrite"):
+        mm.plan(pipeline_of(corpus), 128)
+    assert mm.plan(pipeline_of(corpus), 128, overwrite=True).digest == plan.digest
 
 
 def test_appended_shards_form_new_groups(tmp_path: Path) -> None:
