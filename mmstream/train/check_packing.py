@@ -107,9 +107,15 @@ def check_packing(
         )
     prepare = prepare or partial(model_arguments, model_or_family=inner, request=Request(normalize))
     resolve_vector_math()
-    leak, documents = 0.0, batch["document_ids"]
+    inputs, leak = prepare(batch), 0.0
+    documents = batch["document_ids"]
+    if len(documents.unique()) < 2:
+        raise ConfigError(
+            "check_packing: the batch has one document, so nothing can leak: give a batch of two "
+            "or more"
+        )
     with _evaluating(inner):
-        logits = _logits(inner, config, prepare(batch), documents)
+        logits = _logits(inner, config, inputs, documents)
         for parity in (0, 1):
             changed_batch = with_other_content(batch, parity, special_ids(config))
             changed = _logits(inner, config, prepare(changed_batch), documents)

@@ -5,11 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mmstream as mm
 from mmstream import model_inputs
+from mmstream.batching.flat import flatten
 from mmstream.train.arguments import LENGTHS
 from mmstream.train.check_packing import check_packing
 from tests.helpers.families import transformers
@@ -170,3 +172,17 @@ def test_a_padded_batch_is_no_flat_one() -> None:
         check_packing(llama(), {"input_ids": torch.ones(1, 4)})
     with pytest.raises(mm.ConfigError, match="give the model itself"):
         check_packing("llama", texts())
+
+
+def test_a_batch_of_one_document_is_refused() -> None:
+    alone = flatten([{"input_ids": np.array([5, 6, 7])}], [0], 1, mm.Flat())
+    with pytest.raises(mm.ConfigError, match="has one document, so nothing can leak"):
+        check_packing(llama(), alone)
+
+
+@pytest.mark.parametrize("name", ["input_ids", "document_ids", "document_row", "max_length_k"])
+def test_a_flat_batch_that_lost_a_field_is_refused(name: str) -> None:
+    batch = texts()
+    del batch[name]
+    with pytest.raises(mm.ConfigError, match=rf"no {name}: keep all fields of batching=mm\.Flat"):
+        check_packing(llama(), batch)
