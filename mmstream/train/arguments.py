@@ -12,7 +12,7 @@ where a document begins by its positions, FlashAttention by the lengths of docum
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -112,9 +112,9 @@ def _text_arguments(
     """Return the arguments of a model of text, with any number of media in a row."""
     media = _media_of(batch, model, config, family, request, reads_config)
     packed = is_packed(batch)
+    text = _packed_text(batch) if packed else _text_of(batch)
     if packed:
         _check_quadratic(batch, config)
-    text = _packed_text(batch) if packed else _text_of(batch)
     sees = not media.keys().isdisjoint(("image", "video"))
     if request.blank_image:
         text = _with_blanks(text, media, model, config, family)
@@ -185,13 +185,20 @@ def _packed_text(batch: Batch) -> dict[str, Any]:
         ConfigError: The batch lacks some of them.
     """
     names = ("input_ids", "position_ids", "document_ids", *LENGTHS)
+    _require_fields(batch, names)
+    if len(batch["input_ids"]) == 1:  # it holds the documents of all rows
+        _require_fields(batch, ("document_row",))
+    return {name: batch[name] for name in names} | _text_of(batch, ("input_ids", "labels"))
+
+
+def _require_fields(batch: Batch, names: Sequence[str]) -> None:
+    """Raise a ConfigError where a flat batch lacks a field."""
     missing = [name for name in names if batch.get(name) is None]
     if missing:
         raise ConfigError(
             f"model_inputs: the batch has cu_seq_lens_q, and no {missing[0]}: keep all fields of "
             "batching=mm.Flat(), in transforms too"
         )
-    return {name: batch[name] for name in names} | _text_of(batch, ("input_ids", "labels"))
 
 
 def _packed_arguments(text: dict[str, Any], config: Any) -> dict[str, Any]:
@@ -222,8 +229,8 @@ def _check_quadratic(batch: Batch, config: Any) -> None:
     """
     num_rows, num_tokens = batch["input_ids"].shape
     attention = attention_of(config)
-    has_rows = num_rows == 1 and bool((batch["document_row"] > 0).any())
-    if has_rows and num_tokens > MAX_DENSE_TOKENS and attention in ("eager", "sdpa"):
+    is_long = num_rows == 1 and num_tokens > MAX_DENSE_TOKENS
+    if is_long and attention in ("eager", "sdpa") and (batch["document_row"] > 0).any():
         raise ConfigError(
             f"model_inputs: {attention} attention compares all {num_tokens:,} tokens with each "
             'other: give batching= layout="rows", or the model '
@@ -303,7 +310,7 @@ def _with_document(text: dict[str, Any], tokens: list[int]) -> tuple[dict[str, A
     Example: rows of documents with 2 and 1, and with 3 tokens, have the boundaries [0, 2, 3, 6].
     With a document of one token in each row, they are [0, 2, 3, 4, 7, 8].
     """
-    num_added = len(tokens)
+    (num_rows, width), num_added = text["input_ids"].shape, len(tokens)
     changed = {**text, "input_ids": F.pad(text["input_ids"], (0, num_added))}
     ids, positions = changed["input_ids"], text["position_ids"]
     ids[-1, -num_added:] = torch.tensor(tokens, device=ids.device)
@@ -311,16 +318,20 @@ def _with_document(text: dict[str, Any], tokens: list[int]) -> tuple[dict[str, A
         changed["labels"] = F.pad(text["labels"], (0, num_added), value=IGNORED_LABEL)
     changed["position_ids"] = F.pad(positions, (0, num_added))
     changed["position_ids"][..., -num_added:] = torch.arange(num_added, device=positions.device)
-    documents = F.pad(text["document_ids"], (0, num_added), value=-1)
-    _, numbers, lengths = torch.unique_consecutive(
-        documents.flatten(), return_inverse=True, return_counts=True
-    )
-    changed["document_ids"] = numbers.view(documents.shape).to(documents.dtype)
-    boundaries = F.pad(lengths.cumsum(0), (1, 0)).to(text["cu_seq_lens_q"].dtype)
+    # The documents of a row move by the rows before it, as each of these has one more now.
+    documents = text["document_ids"]
+    rows = torch.arange(num_rows, device=documents.device, dtype=documents.dtype)[:, None]
+    last = documents[:, -1:] + rows + 1
+    changed["document_ids"] = torch.cat((documents + rows, last.expand(-1, num_added)), 1)
+    # A boundary at token b lies in row (b - 1) // width. Empty documents keep theirs.
+    bounds = text["cu_seq_lens_q"]
+    moved = bounds + (bounds - 1).clamp(min=0) // width * num_added
+    ends = torch.arange(1, num_rows + 1, device=bounds.device, dtype=bounds.dtype)
+    boundaries = torch.cat((moved, ends * (width + num_added))).sort().values
     changed["cu_seq_lens_q"] = changed["cu_seq_lens_k"] = boundaries
     longest = max(text["max_length_q"], 1 << (num_added - 1).bit_length())
     changed["max_length_q"] = changed["max_length_k"] = longest
-    return changed, len(ids) - 1
+    return changed, num_rows - 1
 
 
 # -- the media of a batch, normalised --------------------------------------------------------------

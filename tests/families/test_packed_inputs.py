@@ -6,11 +6,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mmstream as mm
 from mmstream import model_inputs
+from mmstream.batching.flat import flatten
+from mmstream.train.arguments import _with_document
 from tests.helpers.families import transformers
 from tests.helpers.model_cases import CASES
 from tests.helpers.packs import (
@@ -107,6 +110,24 @@ def test_a_flat_batch_without_pictures_gets_a_blank_one_as_a_document_of_its_own
     assert not any(gradient.any() for gradient in gradients)
 
 
+@pytest.mark.parametrize(
+    ("layout", "bounds", "documents"),
+    [
+        ("flat", [0, 3, 4, 4, 4, 4, 4, 6], [[0, 0, 0, 1, 2, 2]]),
+        ("rows", [0, 3, 5, 6, 8, 8, 8, 8, 10], [[0, 0, 0, 1, 1], [2, 3, 3, 4, 4]]),
+    ],
+)
+def test_a_blank_picture_keeps_the_number_of_documents(
+    layout: Any, bounds: list[int], documents: list[list[int]]
+) -> None:
+    samples = [{"input_ids": np.array([5, 6, 7])}, {"input_ids": np.array([8])}]
+    batch = flatten(samples, [0, 1], 2, mm.Flat(layout=layout, pad_documents_to=6))
+    text, row = _with_document(batch, [1, 2])
+    assert text["cu_seq_lens_q"].tolist() == text["cu_seq_lens_k"].tolist() == bounds
+    assert text["document_ids"].tolist() == documents
+    assert text["input_ids"][row, -2:].tolist() == [1, 2]
+
+
 # -- models of text -------------------------------------------------------------------------------
 
 
@@ -170,7 +191,9 @@ REFUSED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     ),
     r"sdpa attention compares all 16,800 tokens .* layout": (
         "llama",
-        lambda batch: batch | {n: batch[n].repeat(1, 600) for n in ("input_ids", "labels")},
+        lambda batch: (
+            batch | {n: batch[n].repeat(1, 600) for n in ("input_ids", "labels", "document_ids")}
+        ),
     ),
     "bloom takes no position_ids": ("bloom", dict),
     **{
