@@ -134,7 +134,8 @@ def index_tars(
         manifest = _manifest(target, old, tars, data_url, checksums)
         tar_checksums = _old_checksums(target, old.manifest) if len(tars) > num_kept else {}
         tar_checksums |= {tar.info.name: tar.crc32c for tar in tars if tar.crc32c is not None}
-        new_part = write_part(target, manifest, num_kept, len(tars) - 1, tar_checksums)
+        written = old.shards.keys() - old.replaced
+        new_part = write_part(target, manifest, num_kept, len(tars) - 1, tar_checksums, written)
         index_parts += [new_part] if new_part else []
         manifest = replace(manifest, index_parts=tuple(index_parts))
         if manifest != old.manifest:

@@ -19,7 +19,7 @@ import stat
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from mmap import ACCESS_READ, mmap
@@ -542,6 +542,7 @@ def write_part(
     first_shard: int,
     last_shard: int,
     tar_checksums: Mapping[str, int] = MappingProxyType({}),
+    written: Set[str] | None = None,
 ) -> IndexPart | None:
     """Write a part of the index for some shards in a row. Equal shards give an equal part.
 
@@ -551,6 +552,8 @@ def write_part(
         first_shard: Position of the first shard.
         last_shard: Position of the last one.
         tar_checksums: CRC-32C of tars that are known, by name.
+        written: Names of the tars that mmstream wrote, where the manifest says so of some. None: it
+            wrote all of them. Of other tars, bytes may lie between samples.
 
     Returns:
         The entry of the part in the manifest. None without shards.
@@ -568,9 +571,12 @@ def write_part(
                 stop = min(shard + MAX_SHARDS_AT_ONCE, last_shard + 1)
                 indexes.load(range(shard, stop))
             columns, info = indexes.columns(shard), manifest.shards[shard]
-            checksum = None if columns.checksums is None else tar_checksums.get(info.name)
-            if manifest.checksums == "written" and columns.checksums is not None:
-                checksum = tar_checksum(columns.offsets(), columns.checksums, info.num_bytes)
+            checksum = None
+            if columns.checksums is not None:
+                checksum = tar_checksums.get(info.name)
+                is_written = written is None or info.name in written
+                if checksum is None and is_written and manifest.checksums == "written":
+                    checksum = tar_checksum(columns.offsets(), columns.checksums, info.num_bytes)
             writer.add(info.num_bytes, columns, checksum)
         return writer.write(store)
 
