@@ -190,10 +190,12 @@ class PartReader:
                 return None
             if is_fetched:
                 self.num_requests += len(part_ranges(self.part))
-            elif time.monotonic() >= end:
+                part_map = map_cached(self.part)
+                self._is_cached = part_map is not None  # mmap failed, or a cleaner took the file
+                return part_map
+            if time.monotonic() >= end:
                 return None
-            else:  # another process fetches it
-                time.sleep(0.02)
+            time.sleep(0.02)  # another process fetches it
         return part_map
 
     def _decode_table(self, data: bytes | memoryview) -> Table:
@@ -595,6 +597,9 @@ MAX_CACHED_BYTES = 64 << 20
 RANGE_BYTES = 8 << 20
 """Ranges of a part. Up to 8 of them come side by side."""
 
+MAX_SHARE_OF_DISK = 0.01
+"""A part that takes more of the free space is not kept."""
+
 MAX_FETCHES = 4
 """Fetches of a part whose bytes came wrong."""
 
@@ -647,6 +652,9 @@ def fetch_part(store: Store, part: IndexPart) -> bool:
     folder = cache_folder("index")
     if folder is None:
         raise OSError("no folder for parts of an index")
+    disk = os.statvfs(folder)
+    if part.num_bytes > MAX_SHARE_OF_DISK * disk.f_bavail * disk.f_frsize:
+        raise OSError(f"no room: {part.num_bytes / 1e6:.1f} MB are over 1 % of the free disk")
     with _locked(folder / f"{part.sha256}.lock") as is_locked:
         if not is_locked:
             return False

@@ -6,6 +6,7 @@ And datasets on an object store, which open with few requests.
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import logging
 import os
@@ -153,6 +154,30 @@ def test_a_full_disk_is_a_warning_and_ranges_are_read(folder, cache, caplog):
     assert [path.suffix for path in cache.iterdir()] == [".lock"]
 
 
+def test_a_part_on_a_disk_that_can_only_be_read_is_used(folder, cache, monkeypatch):
+    remote(folder).shards.load_indexes([0])
+
+    def refuse(*_):
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    monkeypatch.setattr(shard_indexes.os, "utime", refuse)
+    dataset = remote(folder)
+    assert_right(dataset, folder)
+    assert dataset.store.ranges == []
+
+
+def test_a_part_that_cannot_be_mapped_is_fetched_once_and_then_read_by_ranges(
+    folder, cache, monkeypatch
+):
+    def refuse(*_, **__):
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(shard_indexes, "mmap", refuse)
+    dataset = remote(folder)
+    assert dataset.shards.load_indexes([0, 3]) == 4  # the part, its table and two shards
+    assert_right(dataset, folder)
+
+
 def no_home(cache, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", "")
     monkeypatch.setenv("HOME", "/dev/null")
@@ -164,6 +189,7 @@ def others_may_write(cache, monkeypatch):
 
 
 NO_CACHE = {
+    "no room": lambda cache, patch: patch.setattr(shard_indexes, "MAX_SHARE_OF_DISK", 0),
     "too large": lambda cache, patch: patch.setattr(shard_indexes, "MAX_CACHED_BYTES", 10),
     "not writable": lambda cache, patch: cache.parent.parent.write_bytes(b"a file"),
     "of others": others_may_write,
@@ -301,6 +327,14 @@ def test_the_part_of_the_manifest_before_stays_and_older_ones_go(folder):
         index_tars(folder, progress=False)
         names.append(mm.open_dataset(folder).manifest.index_parts[0].name)
     assert {path.name for path in Path(folder).glob("mmstream.index.*")} == set(names[-2:])
+
+
+def test_a_reader_keeps_its_part_when_the_index_is_made_anew(folder):
+    dataset = mm.open_dataset(folder)
+    append(folder, "shard-000000-more.tar")
+    index_tars(folder, progress=False)
+    without_files(folder)
+    assert dataset.shards.bounds(3, np.array([0])).start.tolist() == [0]
 
 
 @pytest.mark.parametrize(
