@@ -164,20 +164,29 @@ def _find_between(
 
     Each round reads the headers of some samples side by side, at equal distances.
     """
-    ends = np.cumsum(shards.counts)
+    ends, edges = np.cumsum(shards.counts), np.array([], dtype=np.int64)
     while first <= last:
-        probes = np.unique(np.linspace(first, last, PROBES).astype(np.int64))
+        edges = edges[(first <= edges) & (edges <= last)]
+        probes = np.unique(np.append(np.linspace(first, last, PROBES).astype(np.int64), edges))
         refs = refs_at(ends, probes)
         shards.load_indexes([shard for shard, _ in refs])
         keys = read_keys(shards, refs)
         if key in keys:
             return [refs[keys.index(key)]]
-        rows = list(map(_row_of, keys))
-        if None in rows:  # not a conversion's key, or a damaged header
+        seen = [
+            (probe, name)
+            for probe, name in zip(probes.tolist(), keys, strict=True)
+            if name is not None
+        ]
+        rows = [_row_of(name) for _, name in seen]
+        if not rows or None in rows:  # no header can be read, or not a conversion's key
             raise _NotAscendingError
         number = bisect_left(rows, row)  # type: ignore[type-var]
-        first = int(probes[number - 1]) + 1 if number else last + 1
-        last = int(probes[number]) - 1 if number < len(probes) else first - 1
+        first = seen[number - 1][0] + 1 if number else first
+        last = seen[number][0] - 1 if number < len(seen) else last
+        # The next round looks right beside shards that may be lost.
+        lost = [shard for (shard, _), name in zip(refs, keys, strict=True) if name is None]
+        edges = np.append(ends[lost], ends[lost] - shards.counts[lost] - 1)
     return []
 
 
@@ -331,11 +340,13 @@ def parse_address(text: str, shards: Mapping[str, int], counts: Sequence[int] | 
             f"find: {escaped(text, 80)!r} names no sample; write shard[index], for example "
             f"{escaped(next(iter(shards), 'shard-000000.tar'))}[0]"
         )
-    names = {escaped(name): shard for name, shard in shards.items()}  # as messages show them
-    names |= shards
+    escaped_names: dict[str, int] = {}
     for before, index in named:
-        starts = (match.start() for match in _STARTS.finditer(before))
-        shard = next((names[before[i:]] for i in starts if before[i:] in names), None)
+        names = [before[match.start() :] for match in _STARTS.finditer(before)]
+        shard = next((shards[name] for name in names if name in shards), None)
+        if shard is None:  # messages show names escaped
+            escaped_names = escaped_names or {escaped(name): i for name, i in shards.items()}
+            shard = next((escaped_names[name] for name in names if name in escaped_names), None)
         if shard is not None:
             if not 0 <= index < counts[shard]:
                 raise ConfigError(f"find: {before[-200:]}[{index}]: it has {counts[shard]} samples")

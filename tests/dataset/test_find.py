@@ -8,6 +8,7 @@ import pickle
 import pytest
 
 import mmstream as mm
+from mmstream.dataset import keys as keys_module
 from mmstream.dataset.keys import parse_address
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.storage import open_store
@@ -104,6 +105,25 @@ def test_a_conversion_is_searched_with_few_reads_also_for_a_key_that_is_absent(t
         assert len(dataset.store.range_reads) - before <= 5  # two rounds, and the sample
 
 
+def test_a_lost_shard_hides_its_own_keys_only_and_few_headers_are_read(tmp_path, monkeypatch):
+    monkeypatch.setattr(keys_module, "KeyTable", None)  # no header of every sample
+    monkeypatch.setattr(keys_module, "PROBES", 3)
+    convert_rows(tmp_path, samples_per_shard=5)
+    dataset = mm.open_dataset(tmp_path / "shards")
+    samples = list(dataset)
+    names = [info.name for info in dataset.manifest.shards]
+    for lost in range(len(names)):
+        path = tmp_path / "shards" / names[lost]
+        path.rename(tmp_path / "aside")
+        dataset = watched(mm.open_dataset(tmp_path / "shards"))
+        for sample in samples:
+            if sample["__lineage__"].shard != lost:
+                before = len(dataset.store.range_reads)
+                assert dataset[sample["__key__"]] == sample
+                assert len(dataset.store.range_reads) - before <= 8
+        (tmp_path / "aside").rename(path)
+
+
 def test_a_damaged_header_hides_its_own_key_only(tmp_path, caplog):
     dataset = write_keys(tmp_path, ["a", "b", "c"])
     path = tmp_path / "a.tar"
@@ -155,6 +175,11 @@ def test_a_key_in_object_storage_takes_a_header_per_sample(s3, tmp_path):
 def test_a_line_of_a_log_leads_to_its_sample(tmp_path, line):
     dataset = mm.open_dataset(write_corpus(tmp_path, [3, 4]))
     assert dataset.find(line) == dataset[5]
+
+
+def test_names_are_escaped_only_where_the_plain_ones_do_not_match(monkeypatch):
+    monkeypatch.setattr(keys_module, "escaped", None)
+    assert parse_address("W a.tar[1] x", {"a.tar": 0}, [2]) == (0, 1)
 
 
 def test_a_line_of_a_mixture_leads_to_the_source(tmp_path):
