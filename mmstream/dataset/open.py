@@ -170,7 +170,7 @@ def _open_folder(
     return Dataset(
         manifest,
         _store_to_read(data_store, storage_kind),
-        _store_to_read(store, storage_kind),
+        _store_to_read(store, storage_kind if isinstance(store, LocalStore) else None),
         bad=None if bad_names is None else read_bad(store, manifest, names=bad_names),
         stats=stats if data_store == store else None,
         checksums=checksums,

@@ -12,6 +12,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset import open as opening
+from mmstream.dataset.index_tars import index_tars
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import LocalStore, ReplacedError, SharedStore, local
 from mmstream.storage.local import file_system_of
@@ -174,6 +175,9 @@ def test_a_folder_is_opened_as_its_mount_or_its_user_says(tmp_path, monkeypatch,
     remote = write_corpus(memory_url, [4])
     with pytest.raises(ConfigError, match="is for folders"):
         mm.open_dataset(remote, storage_kind="local")
+    index_tars(folder, output=f"{memory_url}/index", progress=False)  # the tars are in a folder
+    dataset = mm.open_dataset(f"{memory_url}/index", allow_foreign_urls=True, storage_kind="shared")
+    assert type(dataset.store) is SharedStore
 
 
 def test_a_shared_folder_has_the_batches_of_a_local_one(tmp_path):
