@@ -169,7 +169,8 @@ class ShardReader:
     def read_bytes(self, refs: Sequence[SampleRef]) -> list[bytes]:
         """Return the bytes of samples in their tars, with headers and padding.
 
-        Their ranges are read side by side. Those that do not fit their checksum are read again.
+        Their ranges are read side by side. Those that do not fit their checksum are read again, and
+        once those that failed beside others.
 
         Args:
             refs: (shard, index) of each sample.
@@ -184,17 +185,21 @@ class ShardReader:
         ]
         samples: dict[int, bytes] = {}
         missing = list(range(len(refs)))
+        is_retried = len(refs) == 1
         for _ in range(MAX_SAMPLE_READS):
             responses = self.read_ranges([ranges[number] for number in missing])
             for number, data in zip(missing, responses, strict=True):
                 shard, start, stop = ranges[number]
                 if isinstance(data, OSError):
-                    raise self.explain(data, shard, stop) from data
+                    if is_retried:
+                        raise self.explain(data, shard, stop) from data
+                    continue
                 checksum = bounds[number].checksum
                 if checksum is None or sample_checksum(data) == checksum[0]:
                     samples[number] = data
                 else:
                     self.store.drop_cache(self.name_of(shard), start, stop)
+            is_retried = True
             missing = [number for number in missing if number not in samples]
             if not missing:
                 return [samples[number] for number in range(len(refs))]
@@ -314,10 +319,17 @@ class ShardReader:
         """
         named_ranges = [(self.name_of(shard), start, stop) for shard, start, stop in ranges]
         responses = self.store.read_ranges(named_ranges, self.known)
-        for number, response in enumerate(responses):
-            if self.has_checksums and isinstance(response, ReplacedError):
-                self.accept(named_ranges[number][0], response)
-                (responses[number],) = self.store.read_ranges([named_ranges[number]])
+        replaced = [
+            number
+            for number, response in enumerate(responses)
+            if self.has_checksums and isinstance(response, ReplacedError)
+        ]
+        for number in replaced:
+            self.accept(named_ranges[number][0], cast(ReplacedError, responses[number]))
+        if replaced:
+            responses_again = self.store.read_ranges([named_ranges[number] for number in replaced])
+            for number, response in zip(replaced, responses_again, strict=True):
+                responses[number] = response
         return responses
 
     def read_unchecked(self, shard: int, ranges: Sequence[tuple[int, int]]) -> list[bytes]:

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream.errors import ShardError
+from mmstream.errors import ShardError, StorageError
 from mmstream.storage import is_remote, open_store
 from tests.helpers.corpora import write_corpus
-from tests.helpers.stores import FarStore
+from tests.helpers.stores import FarStore, watched
 from tests.helpers.topology import batches_around, epochs, small_loader
 
 SHARD = "shard-000001.tar"
@@ -96,6 +96,44 @@ def test_a_policy_may_count_its_samples_as_bad(tmp_path, checksums, zero_copy):
     assert len(texts) == 80
     assert all(text.startswith(b"caption") for text in texts)
     assert set(loader.stats.bad) == {"ChecksumError" if checksums else "ShardError"}
+
+
+def test_the_old_file_put_back_is_read_on(tmp_path):
+    folder = write_corpus(tmp_path / "corpus", [40, 40])
+    path = Path(folder, SHARD)
+    dataset = mm.open_dataset(folder)
+    text = dataset[40]["txt"]
+    path.rename(tmp_path / "aside")
+    shutil.copy(tmp_path / "aside", path)
+    with pytest.raises(ShardError, match=WITHDRAWN):
+        dataset[40]
+    (tmp_path / "aside").replace(path)
+    assert dataset[40]["txt"] == text
+
+
+def test_with_checksums_ranges_of_a_replaced_shard_are_read_again_side_by_side(tmp_path):
+    dataset = watched(mm.open_dataset(write_corpus(tmp_path, [40, 40], checksums=True)))
+    assert dataset[40]
+    os.utime(tmp_path / SHARD)
+    dataset.store.range_reads.clear()
+    assert len(dataset.shards.read_bytes([(1, index) for index in range(40)])) == 40
+    assert len(dataset.store.range_reads) == 2
+
+
+def test_samples_that_are_read_together_are_read_once_more_where_a_range_failed(tmp_path):
+    failures: list[StorageError] = []
+
+    def fail(name, bounds, answer):
+        return failures.pop() if failures else answer
+
+    dataset = watched(mm.open_dataset(write_corpus(tmp_path, [2])))
+    expected = dataset.shards.read_bytes([(0, 0), (0, 1)])
+    dataset.store.change = fail
+    failures[:] = [StorageError("away")]
+    assert dataset.shards.read_bytes([(0, 0), (0, 1)]) == expected
+    failures[:] = [StorageError("away")] * 3
+    with pytest.raises(StorageError):
+        dataset.shards.read_bytes([(0, 0), (0, 1)])
 
 
 @pytest.mark.parametrize("zero_copy", [False, True])
