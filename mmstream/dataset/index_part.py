@@ -372,15 +372,23 @@ def combine(checksums: IntArray, lengths: IntArray) -> int:
     moved = np.asarray(checksums).astype(np.uint32)
     for bit in range(int(num_after.max(initial=0)).bit_length()):
         is_moved = (num_after >> bit) & 1 == 1
-        moved[is_moved] = _move(moved[is_moved], _moved_bits(bit))
+        moved[is_moved] = _move(moved[is_moved], _moved_octets(bit))
     return int(np.bitwise_xor.reduce(moved, initial=0))
 
 
-def _move(checksums: UintArray, moved_bits: UintArray) -> UintArray:
-    """Move checksums on: what each set bit becomes, by exclusive or."""
-    is_set = np.unpackbits(checksums.astype("<u4").view(np.uint8), bitorder="little") == 1
-    contributions = np.where(is_set.reshape(-1, 32), moved_bits, np.uint32(0))
-    moved: UintArray = np.bitwise_xor.reduce(contributions, axis=1)
+def _move(checksums: UintArray, moved_octets: UintArray) -> UintArray:
+    """Move checksums on: what each of their octets becomes, by exclusive or."""
+    octets = checksums.astype("<u4").view(np.uint8).reshape(-1, 4)
+    moved: UintArray = np.bitwise_xor.reduce([moved_octets[i][octets[:, i]] for i in range(4)])
+    return moved
+
+
+@cache
+def _moved_octets(bit: int) -> UintArray:
+    """Return uint32 [4, 256]: what each value of each octet becomes behind 2^bit zero bytes."""
+    is_set = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1, bitorder="little") == 1
+    by_octet = _moved_bits(bit).reshape(4, 1, 8)
+    moved: UintArray = np.bitwise_xor.reduce(np.where(is_set, by_octet, np.uint32(0)), axis=2)
     return moved
 
 
@@ -388,7 +396,7 @@ def _move(checksums: UintArray, moved_bits: UintArray) -> UintArray:
 def _moved_bits(bit: int) -> UintArray:
     """Return uint32 [32]: what each single bit of a checksum becomes behind 2^bit zero bytes."""
     if bit:
-        return _move(_moved_bits(bit - 1), _moved_bits(bit - 1))
+        return _move(_moved_bits(bit - 1), _moved_octets(bit - 1))
     bits: UintArray = np.uint32(1) << np.arange(32, dtype=np.uint32)
     for _ in range(8):
         overflow = np.where(bits & np.uint32(1), POLYNOMIAL, 0).astype(np.uint32)
