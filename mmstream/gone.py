@@ -26,6 +26,7 @@ INSTEAD = {
     "mm.InternVLTiles": "use mm.families.internvl.InternVLTiles",
     "mm.QwenVLPositions": "use mm.families.qwen_vl.QwenVLPositions",
     "mm.WhisperFeatures": "use mm.families.whisper.WhisperFeatures",
+    "mm.Order.listed": "write order.refs(epoch, step) for each step",
     "mm.measure": "mm.plan(pipeline) measures and plans; measure_only=True gives lengths alone",
     "mm.plan_packs": "mm.plan(pipeline) measures and plans",
     "mmstream measure": "`mmstream plan URL --max-tokens T --pipeline module:object` measures and "

@@ -12,12 +12,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
+from mmstream.gone import instead_of
 from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
 from mmstream.order.cache import cached
 from mmstream.order.chunks import ChunkTable, EpochChunks, EpochLaneLists, LaneLists
@@ -303,6 +304,12 @@ class Order(SampleRows):
             return cls.from_corpus(corpus, **settings)
         except (ConfigError, TypeError, ValueError, IndexError) as error:
             raise StateError(f"not an order's identity: {error}") from None
+
+    if not TYPE_CHECKING:
+
+        def __getattr__(self, name: str) -> Any:
+            reason = instead_of(f"mm.Order.{name}")
+            raise AttributeError(reason or f"'Order' object has no attribute {name!r}")
 
     def __getstate__(self) -> dict[str, Any]:
         caches: dict[str, Any] = {"_epochs": {}, "_epoch_lists": {}, "_mixed": {}, "_windows": {}}
