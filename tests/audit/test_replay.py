@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
 import sys
 from functools import partial
 from pathlib import Path
@@ -377,3 +378,13 @@ def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
     save_checkpoint(store, Checkpoint(5, {"model": {}}), keep=1)
     with pytest.raises(StateError, match="without a loader's state"):
         read_state(str(tmp_path / "run"))
+
+
+def test_a_state_file_needs_no_torch(corpus, tmp_path):
+    probe = (
+        "import sys; sys.modules['torch'] = None; sys.modules['transformers'] = None\n"
+        "from mmstream.cli import main; sys.argv = ['mmstream', *sys.argv[1:]]; main()"
+    )
+    words = ["replay", corpus, "--state", str(saved(make_pipeline(corpus), tmp_path)), "--keys"]
+    done = subprocess.run([sys.executable, "-c", probe, *words], capture_output=True, text=True)
+    assert (done.returncode, done.stderr, done.stdout.count("\n")) == (0, "", 12)

@@ -99,6 +99,21 @@ def test_flipped_bits_change_nothing_on_a_real_server(s3, tmp_path, num_workers)
         assert_flips_change_nothing(pipeline, log, num_workers)
 
 
+def test_every_source_of_a_mixture_is_checked(tmp_path):
+    a, b = (
+        mm.open_dataset(write_corpus(tmp_path / name, [20, 30], checksums=name == "a"))
+        for name in ("a", "b")
+    )
+    flips = BitFlips(tmp_path / "flips")
+
+    def batches(first: mm.Dataset) -> list[Any]:
+        mixture = mm.Mixture({"a": (first, 1), "b": (b, 1)}, stop="first")
+        return list(epoch(mm.Loader(mm.Pipeline(mixture, global_batch_size=8, window=16))))
+
+    assert_same(batches(watched(a, flips, max_gap_bytes=0)), batches(a))
+    assert len(flips.flips) > 3
+
+
 @pytest.mark.parametrize("seed", range(5))
 def test_a_flip_anywhere_in_a_sample_is_noticed_once_and_elsewhere_never(folder, tmp_path, seed):
     """Header, padding and payload; bytes between two samples of a range belong to neither."""
@@ -223,6 +238,15 @@ def test_of_an_index_larger_than_memory_no_more_is_read_than_an_index_has(folder
     ):
         dataset.shards.offsets(3)
     assert set(dataset.store.ranges) == {("shard-000003.tar.idx", 0, 328)}
+
+
+def test_a_manifest_with_more_samples_than_bytes_is_refused_before_memory_is_taken(folder):
+    dataset = mm.open_dataset(folder)
+    shards = [replace(info, num_samples=1 << 45) for info in dataset.manifest.shards]
+    dataset = watched(mm.Dataset(replace(dataset.manifest, shards=tuple(shards)), dataset.store))
+    with pytest.raises(mm.errors.ShardError, match="cannot hold"):
+        dataset.shards.offsets(0)
+    assert dataset.store.ranges == []
 
 
 def test_three_damaged_samples_of_a_shard_are_one_warning_that_names_it(folder, caplog):

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
 import re
 import tarfile
 
 import pytest
+import webdataset
 from hypothesis import given
 from hypothesis import strategies as st
 from webdataset.tariterators import base_plus_ext
@@ -81,6 +83,17 @@ def test_what_we_write_is_read_back_by_us_and_by_webdataset_and_by_tarfile(sampl
     ]
     assert len(offsets) == len(samples) + 1
     assert offsets[-1] == len(data) - 1024
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
+def test_webdataset_reads_our_shard_from_a_file(tmp_path):
+    samples = [(f"{i:04d}", {"jpg": bytes([i]), "txt": b"t"}) for i in range(20)]
+    (tmp_path / "a.tar").write_bytes(write(samples)[0])
+    dataset = webdataset.WebDataset(str(tmp_path / "a.tar"), shardshuffle=False)
+    read = [{k: v for k, v in s.items() if k not in ("__url__", "__local_path__")} for s in dataset]
+    assert read == [{"__key__": key, **fields} for key, fields in samples]
+    del dataset
+    gc.collect()  # webdataset leaves its file to the garbage collector, which then warns: here
 
 
 @pytest.mark.slow
