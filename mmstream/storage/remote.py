@@ -70,8 +70,11 @@ _PACKAGES = {"gs": "gcsfs", "gcs": "gcsfs", "az": "adlfs", "abfs": "adlfs", "abf
 _SETTINGS = ("AWS_", "AZURE_", "GOOGLE_", "GCSFS_", "HF_", "STORAGE_EMULATOR_HOST")
 """Beginnings of the environment variables that clients are made by."""
 
+MAX_REQUESTS_IN_FLIGHT = 128
+"""Ranges of one call that are requested at a time. A client has fewer connections than that."""
+
 MAX_THREADS = 16
-"""Ranges of one call that are requested at a time by other clients than those of S3 and HTTP."""
+"""Ranges of one call that are requested at a time by a client that takes one request a thread."""
 
 OBJECT_RANGE_BYTES = 8 << 20
 """A larger object that is read whole comes in ranges of this size."""
@@ -173,7 +176,7 @@ class RemoteStore(CommonCalls):
         bounds = [(start, stop) for _, start, stop in ranges]
         if self._is_s3:
             return self._request_s3(client, urls, bounds)
-        request = web.read_ranges if self._is_web else _read_by_threads
+        request = web.read_ranges if self._is_web else _read_by_fsspec
         return [
             plain_error(response) if isinstance(response, Exception) else response
             for response in request(client, urls, bounds)
@@ -499,7 +502,7 @@ def _read_ranges(
         finally:
             response["Body"].close()
 
-    return web.side_by_side(client, read_range, urls, bounds)
+    return web.side_by_side(client, read_range, urls, bounds, MAX_REQUESTS_IN_FLIGHT)
 
 
 def _read_object(client: Any, url: str, max_bytes: int | None) -> bytes:
@@ -599,15 +602,20 @@ def _request(client: Any, url: str, method: str, **parameters: Any) -> dict[str,
     return cast(dict[str, Any], sync(client.loop, send))
 
 
-def _read_by_threads(
+def _read_by_fsspec(
     client: Any, urls: Sequence[str], bounds: Sequence[tuple[int, int]]
 ) -> list[RangeResponse | Exception]:
     """Request ranges by a client of fsspec that says nothing of the objects that they are of."""
 
+    async def request_range(url: str, start: int, stop: int) -> RangeResponse:
+        return RangeResponse(await client._cat_file(url, start=start, end=stop), None)
+
+    if client.async_impl:
+        return web.side_by_side(client, request_range, urls, bounds, MAX_REQUESTS_IN_FLIGHT)
+
     def read_range(url: str, bound: tuple[int, int]) -> RangeResponse | Exception:
-        options = {} if client.async_impl else {"cache_type": "none"}
         try:
-            return RangeResponse(client.cat_file(url, *bound, **options), None)
+            return RangeResponse(client.cat_file(url, *bound, cache_type="none"), None)
         except Exception as error:
             return error
 

@@ -25,7 +25,7 @@ from mmstream.storage.retry import health_of
 from mmstream.storage.store import ObjectStat, require_size
 
 MAX_REQUESTS_IN_FLIGHT = 64
-"""Ranges of one call that are requested at a time."""
+"""Ranges of one call that are requested of a web server at a time."""
 
 _AS_IT_IS = {"Accept-Encoding": "identity"}
 
@@ -123,6 +123,7 @@ def side_by_side(
     read_range: Callable[[str, int, int], Awaitable[RangeResponse]],
     urls: Sequence[str],
     bounds: Sequence[tuple[int, int]],
+    max_in_flight: int = MAX_REQUESTS_IN_FLIGHT,
 ) -> list[RangeResponse | Exception]:
     """Request ranges in the event loop of a client. Errors are values."""
     from fsspec.asyn import sync
@@ -132,7 +133,7 @@ def side_by_side(
             return await read_range(url, start, stop)
 
     async def read_all() -> list[RangeResponse | BaseException]:
-        limit = asyncio.Semaphore(MAX_REQUESTS_IN_FLIGHT)
+        limit = asyncio.Semaphore(max_in_flight)
         requests = (read_one(limit, url, *bound) for url, bound in zip(urls, bounds, strict=True))
         return await asyncio.gather(*requests, return_exceptions=True)
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import threading
 
 import pytest
+from fsspec.asyn import AsyncFileSystem
 
-from mmstream.storage import open_store
+from mmstream.storage import open_store, remote
 from mmstream.storage.store import MAX_REQUESTS_SIDE_BY_SIDE, map_requests
 
 
@@ -32,3 +34,21 @@ def test_the_first_error_is_raised_and_few_requests_follow():
     with pytest.raises(OSError, match="failed 3"):
         map_requests(open_store("s3://bucket/x"), request, range(10_000))
     assert len(sent) < 10_000
+
+
+def test_ranges_of_an_asynchronous_client_are_requested_side_by_side(monkeypatch):
+    class Client(AsyncFileSystem):
+        num_in_flight = most_in_flight = 0
+
+        async def _cat_file(self, path, start=None, end=None, **_):
+            self.num_in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
+            await asyncio.sleep(0.01)
+            self.num_in_flight -= 1
+            return bytes(end - start)
+
+    client = Client(skip_instance_cache=True)
+    monkeypatch.setattr(remote, "_client", lambda url: client)
+    ranges = [("a", start, start + 1) for start in range(500)]
+    assert open_store("gs://bucket/x").read_ranges(ranges) == [bytes(1)] * 500
+    assert client.most_in_flight == remote.MAX_REQUESTS_IN_FLIGHT
