@@ -16,6 +16,7 @@ from mmstream.dataset.index_tars import index_tars
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import LocalStore, ReplacedError, SharedStore, local
 from mmstream.storage.local import file_system_of
+from mmstream.storage.write_lock import write_lock
 from tests.helpers.corpora import write_corpus
 from tests.helpers.topology import collate_in_workers
 
@@ -63,6 +64,19 @@ def test_the_file_system_of_a_path_is_that_of_its_longest_mount(path, kind, is_s
     assert file_system_of(path, MOUNTS) == kind
     monkeypatch.setattr(Path, "read_text", lambda *_, **__: MOUNTS)
     assert local.is_shared(path) is is_shared
+
+
+def test_where_the_system_hides_parts_of_proc_folders_are_local_and_locks_work(
+    monkeypatch, tmp_path
+):
+    def absent(*_: object, **__: object) -> str:
+        raise FileNotFoundError("/proc/self/mountinfo")
+
+    monkeypatch.setattr(Path, "read_text", absent)
+    monkeypatch.setattr(Path, "readlink", absent)
+    assert not local.is_shared(str(tmp_path))
+    with write_lock(LocalStore(str(tmp_path)), "test") as lock:
+        lock.require()
 
 
 @pytest.fixture
