@@ -8,6 +8,7 @@ import shutil
 import threading
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -152,6 +153,12 @@ def test_a_cache_of_half_the_corpus_gives_half_of_it_in_every_epoch(dataset, roo
         assert later.num_bytes < 0.75 * CORPUS_BYTES
 
 
+def test_other_runs_with_other_orders_find_what_is_there(dataset, root):
+    run(dataset, root, 0)
+    other = {"seed": 5, "global_batch_size": 4, "window": 6, "grid": (1, 1)}
+    assert not run(dataset, root, 0, rows=(0, 4), **other).requests
+
+
 def test_two_ranks_of_a_node_share_what_they_have_read(dataset, root):
     halves = [run(dataset, root, 0, rows=rows) for rows in ((0, 4), (4, 8))]
     assert sum(half.num_bytes for half in halves) <= CORPUS_BYTES
@@ -288,6 +295,24 @@ def test_a_node_that_gets_other_rows_fills_its_cache_again(dataset, root):
     moved = run(dataset, root, 1, 2, 3, 4, rows=(4, 8), **settings)
     assert moved.num_bytes > half
     assert run(dataset, root, 5, rows=(4, 8), **settings).num_bytes == 0
+
+
+def test_a_node_keeps_what_it_has_when_its_ranks_change(dataset, root):
+    def read(epoch: int, *bounds: int) -> tuple[int, int]:
+        """Let the ranks of a node read the rows between bounds; return bytes kept, and requests."""
+        settings: dict[str, Any] = {"grid": (1, 4), "window": 6, "reshuffle": "lanes"}
+        ranks = []
+        for rows in pairwise(bounds):
+            ranks.append(run(dataset, root, epoch, rows=rows, **settings))
+            assert ranks[-1].samples == run(dataset, None, epoch, rows=rows, **settings).samples
+        kept = sum(rank.counts["num_cached_bytes"] for rank in ranks)
+        return kept, sum(len(rank.requests) for rank in ranks)
+
+    half = CORPUS_BYTES // 2
+    assert read(0, 0, 2, 4)[0] == half  # 2 of 4 ranks are on this node
+    assert read(1, 0, 1, 2, 3, 4) == (0, 0)  # 4 of 8 ranks, with the same rows
+    assert read(2, 2, 3, 4, 5, 6)[0] == half // 2  # other rows: two lanes of four are new
+    assert read(3, 0, 2, 4) == (0, 0)
 
 
 def test_a_disk_that_takes_nothing_makes_no_step_wait(dataset, root, monkeypatch):

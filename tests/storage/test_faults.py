@@ -110,3 +110,26 @@ def test_a_bug_is_not_tried_again(monkeypatch, pauses, error):
     with pytest.raises(error):
         open_store("s3://bucket/x").read("a")
     assert pauses == []
+
+
+@pytest.mark.s3
+def test_only_the_ranges_that_failed_or_came_short_are_asked_for_again(s3, monkeypatch, pauses):
+    store = open_store(f"{s3}/ranges")
+    store.write("a", DATA)
+    read_ranges, asked = storage._read_ranges, []
+
+    def read_badly(client, urls, bounds):
+        responses = read_ranges(client, urls, bounds)
+        asked.append([start for start, _ in bounds])
+        if len(asked) == 1:
+            responses[1] = ConnectionResetError("reset")
+            responses[2] = responses[2]._replace(data=responses[2].data[:3])
+        if len(asked) == 2:
+            responses[0] = TimeoutError("slow")
+        return responses
+
+    monkeypatch.setattr(storage, "_read_ranges", read_badly)
+    wanted = [("a", start, start + 9) for start in (0, 10, 20, 30)]
+    assert store.read_ranges(wanted) == [DATA[start:stop] for _, start, stop in wanted]
+    assert asked == [[0, 10, 20, 30], [10, 20], [10]]
+    assert len(pauses) == 2

@@ -211,3 +211,18 @@ def test_what_a_worker_reads_itself_is_of_the_version_that_the_reader_process_re
     with pytest.raises(ShardError, match=f"^{name}: was replaced while this run read it"):
         list(batches)
     loader.close()
+
+
+def test_with_checksums_the_bytes_that_are_there_now_decide(tmp_path):
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text('{"text": "caption"}\n' * 40)
+    mm.convert(rows, tmp_path / "shards", progress=False, num_workers=0)
+    policy = mm.BadSamplePolicy(quarantine=None, max_consecutive=0, action="raise")
+    loader = small_loader(str(tmp_path / "shards"), zero_copy=True, window=40, bad_samples=policy)
+    batches = iter(loader)
+    next(batches)
+    [path] = (tmp_path / "shards").glob("*.tar")
+    with path.open("r+b") as file:
+        file.write(same_size(path.read_bytes()))
+    with pytest.raises(mm.errors.ChecksumError):
+        next(batches)
