@@ -26,7 +26,7 @@ import zlib
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from dataclasses import dataclass
-from functools import cache, lru_cache
+from functools import cache
 from ipaddress import ip_address
 
 import aiohttp
@@ -39,6 +39,7 @@ from mmstream.converting.media.hosts import (
     DeadHostError,
     DnsCache,
     Host,
+    Hosts,
     Outage,
     TryFailedError,
     WebAddress,
@@ -55,8 +56,6 @@ from mmstream.storage.retry import THROTTLED_STATUS, backoff_s, may_pass
 
 NUM_LOOKUPS = 64
 """Names that are looked up at the same time, by all processes. Resolvers give way under more."""
-
-MAX_HOSTS = 1 << 14
 
 
 class Downloader:
@@ -81,8 +80,7 @@ class Downloader:
         self._options = options
         self._slots = asyncio.Semaphore(max(1, options.num_connections // num_processes))
         per_host = max(1, options.num_connections_per_host // num_processes)
-        # By name. Those that were not asked for the longest are forgotten.
-        self._host = lru_cache(MAX_HOSTS)(lambda _name: Host(per_host))
+        self._host = Hosts(per_host).host
         self._dns = DnsCache(
             look_up,
             lambda host: self._dns_outage.answered(host),

@@ -26,7 +26,6 @@ of a machine has died.
 from __future__ import annotations
 
 import asyncio
-import math
 import re
 import socket
 import time
@@ -34,7 +33,6 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urljoin, urlsplit
@@ -343,6 +341,13 @@ class Host:
         self._dead_until = 0.0
 
     @property
+    def is_idle(self) -> bool:
+        """Whether nothing is known of the host that the next request must know."""
+        return not (self._num_running or self._waiting or self._num_failures) and (
+            self._resume_at <= self._clock() and self._limit == self._max_requests
+        )
+
+    @property
     def limit(self) -> int:
         """Requests that may run now."""
         return 1 if self._num_failures >= MIN_FAILURES else int(self._limit)
@@ -428,6 +433,31 @@ class Host:
         return self._clock() < self._dead_until
 
 
+class Hosts:
+    """All hosts of the downloads of one process.
+
+    Args:
+        max_requests: Requests to one host at the same time.
+        clock: Seconds.
+    """
+
+    def __init__(self, max_requests: int, clock: Callable[[], float] = time.monotonic) -> None:
+        self._max_requests = max_requests
+        self._clock = clock
+        self._hosts: dict[str, Host] = {}
+        self._next_sweep = 1 << 12
+
+    def host(self, name: str) -> Host:
+        """Return a host by its name. The same one while anything is known of it."""
+        host = self._hosts.get(name)
+        if host is None:
+            if len(self._hosts) >= self._next_sweep:
+                self._hosts = {k: host for k, host in self._hosts.items() if not host.is_idle}
+                self._next_sweep = max(1 << 12, 2 * len(self._hosts))
+            host = self._hosts[name] = Host(self._max_requests, self._clock)
+        return host
+
+
 POSITIVE_TTL_S = 600.0
 """`getaddrinfo` does not tell how long an answer holds. Most names have minutes to hours."""
 
@@ -437,11 +467,10 @@ MAX_NAMES = 1 << 16
 _NO_SUCH_NAME = (socket.EAI_NONAME, getattr(socket, "EAI_NODATA", socket.EAI_NONAME))
 
 
-@dataclass
-class _Entry:
-    lookup: asyncio.Future[tuple[str, ...]]
-    """Its result are the addresses; none where the name does not exist."""
-    expires: float = math.inf
+class _Entry(NamedTuple):
+    expires: float
+    addresses: tuple[str, ...]
+    """Empty: the name does not exist."""
 
 
 class DnsCache:
@@ -465,6 +494,7 @@ class DnsCache:
         self._on_answer = on_answer
         self._clock = clock
         self._entries: dict[str, _Entry] = {}
+        self._running: dict[str, asyncio.Future[_Entry]] = {}
         self._threads = ThreadPoolExecutor(num_threads, "mmstream-dns")
 
     async def addresses(self, host: str) -> tuple[str, ...]:
@@ -476,21 +506,15 @@ class DnsCache:
         """
         entry = self._entries.get(host)
         if entry is None or entry.expires <= self._clock():
-            entry = self._start(host)
-        # Shielded: who gives up must not end the look-up of the others. There is no time-out: the C
-        # library has one, and the time until a thread is free must not count.
-        addresses = await asyncio.shield(entry.lookup)
-        if not addresses:
+            entry = await self._shared_lookup(host)
+        if not entry.addresses:
             raise RowError("not found in DNS")
-        return addresses
+        return entry.addresses
 
     async def answers(self, host: str) -> bool:
         """Tell whether a DNS server answers now, asked for a name that it knew before."""
-        entry = self._entries.get(host)
-        if entry is None or entry.lookup.done():
-            entry = self._start(host)
         try:
-            await asyncio.shield(entry.lookup)
+            await self._shared_lookup(host)
         except TryFailedError:
             return False
         return True
@@ -499,27 +523,32 @@ class DnsCache:
         """Give up the look-ups that run. Does not wait for them."""
         self._threads.shutdown(wait=False, cancel_futures=True)
 
-    def _start(self, host: str) -> _Entry:
-        lookup = asyncio.ensure_future(self._looked_up(host))
-        lookup.add_done_callback(lambda done: done.cancelled() or done.exception())  # is retrieved
+    async def _shared_lookup(self, host: str) -> _Entry:
+        running = self._running.get(host)
+        if running is None:
+            running = asyncio.ensure_future(self._lookup(host))
+            self._running[host] = running
+            running.add_done_callback(lambda done: self._finished(host, done))
+        # Shielded: who gives up must not end the look-up of the others. There is no time-out: the C
+        # library has one, and the time until a thread is free must not count.
+        return await asyncio.shield(running)
+
+    def _finished(self, host: str, lookup: asyncio.Future[_Entry]) -> None:
+        del self._running[host]
+        if not lookup.cancelled():
+            lookup.exception()  # perhaps nobody waits for it any more
+
+    async def _lookup(self, host: str) -> _Entry:
+        loop = asyncio.get_running_loop()
+        addresses = await loop.run_in_executor(self._threads, self._answer, host)
+        self._on_answer(host)
+        ttl = POSITIVE_TTL_S if addresses else NEGATIVE_TTL_S
+        entry = _Entry(self._clock() + ttl, addresses)
         self._entries.pop(host, None)
-        entry = self._entries[host] = _Entry(lookup)
+        self._entries[host] = entry
         if len(self._entries) > MAX_NAMES:
             del self._entries[next(iter(self._entries))]
         return entry
-
-    async def _looked_up(self, host: str) -> tuple[str, ...]:
-        loop = asyncio.get_running_loop()
-        try:
-            addresses = await loop.run_in_executor(self._threads, self._answer, host)
-        except TryFailedError:
-            self._entries.pop(host, None)
-            raise
-        self._on_answer(host)
-        if host in self._entries:
-            ttl_s = POSITIVE_TTL_S if addresses else NEGATIVE_TTL_S
-            self._entries[host].expires = self._clock() + ttl_s
-        return addresses
 
     def _answer(self, host: str) -> tuple[str, ...]:
         """Return the addresses of a name; none if it does not exist. Runs in a thread."""

@@ -21,6 +21,7 @@ from mmstream.converting.media.hosts import (
     DeadHostError,
     DnsCache,
     Host,
+    Hosts,
     Outage,
     TryFailedError,
     host_rule,
@@ -152,6 +153,37 @@ async def test_a_name_that_does_not_exist_is_remembered() -> None:
     assert await cache.addresses("gone") == ("8.8.8.8",)
 
 
+@in_virtual_time
+async def test_a_failed_probe_keeps_the_answer_that_still_holds() -> None:
+    dns = FakeDns({"a": ["1.1.1.1"]})
+    cache = dns.cache()
+    assert await cache.addresses("a") == ("1.1.1.1",)
+    dns.answers["a"] = socket.EAI_AGAIN
+    probe = asyncio.ensure_future(cache.answers("a"))
+    await asyncio.sleep(0)
+    assert await cache.addresses("a") == ("1.1.1.1",)  # while the probe runs, too
+    assert not await probe
+    assert await cache.addresses("a") == ("1.1.1.1",)
+    await asyncio.sleep(POSITIVE_TTL_S + 1)
+    with pytest.raises(TryFailedError):
+        await cache.addresses("a")
+
+
+@in_virtual_time
+async def test_no_failure_of_a_look_up_is_remembered() -> None:
+    failures = [OSError(24, "too many open files")]
+
+    def look_up(host: str) -> list[str]:
+        if failures:
+            raise failures.pop()
+        return ["8.8.8.8"]
+
+    cache = DnsCache(look_up, lambda host: None)
+    with pytest.raises(OSError, match="too many open files"):
+        await cache.addresses("a")
+    assert await cache.addresses("a") == ("8.8.8.8",)
+
+
 # -- hosts ----------------------------------------------------------------------------------------
 
 SILENT = TryFailedError("timed out")
@@ -200,6 +232,22 @@ async def test_a_host_is_dead_after_half_a_minute_of_silence() -> None:
     async with host.slot():
         host.answered()
     assert host.limit == 4
+
+
+@in_virtual_time
+async def test_only_hosts_of_which_nothing_is_known_are_forgotten() -> None:
+    hosts = Hosts(4, asyncio.get_running_loop().time)
+    silent, throttled, busy = map(hosts.host, ("silent", "throttled", "busy"))
+    silent.failed(SILENT)
+    throttled.failed(BUSY)
+    idle = hosts.host("idle")
+    async with busy.slot():
+        for number in range(10_000):
+            hosts.host(f"{number}.example")
+    assert hosts.host("silent") is silent
+    assert hosts.host("throttled") is throttled
+    assert hosts.host("busy") is busy
+    assert hosts.host("idle") is not idle
 
 
 @in_virtual_time
