@@ -12,6 +12,7 @@ from __future__ import annotations
 import logging
 import os
 import pickle
+import re
 import shutil
 import time
 from collections.abc import Iterable, Sequence
@@ -40,10 +41,11 @@ from mmstream.baking.samples import (
     write_shard,
 )
 from mmstream.converting.report import remove_reports, report_name
-from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.files import json_lines, read_json, require_files, write_readme
-from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.files import README_NAME, json_lines, read_json, require_files, write_readme
+from mmstream.dataset.index import checksums_name, index_name
+from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import (
@@ -558,15 +560,24 @@ def begin(store: Store, dataset: Dataset, settings: dict[str, Any], command: str
 
 
 def _remove_temporary_files(store: Store, dataset: Dataset) -> None:
-    """Remove what killed calls left of files that they were writing. All files here are ours."""
-    names = [shard.name for shard in dataset.manifest.shards]
-    names += [report_name(name) for name in names]
+    """Remove what killed calls left of files that they were writing, and nothing of others."""
+    shards = [shard.name for shard in dataset.manifest.shards]
+    names = [
+        *(name for shard in shards for name in (shard, index_name(shard), checksums_name(shard))),
+        *map(report_name, shards),
+        *(MARKER_NAME, MANIFEST_NAME, FINGERPRINT_NAME, BAD_NAME, README_NAME),
+    ]
     folder = store.local_path("")
     if folder is not None:
-        for parent in {"", *(name.rpartition("/")[0] for name in names)}:
-            remove_temporaries(Path(folder, parent), ".+")
+        by_parent: dict[str, list[str]] = {}
+        for name in names:
+            parent, _, file = name.rpartition("/")
+            by_parent.setdefault(parent, []).append(re.escape(file))
+        by_parent[""].append(INDEX_PART_NAME.pattern)
+        for parent, files in by_parent.items():
+            remove_temporaries(Path(folder, parent), "|".join(files))
     if isinstance(store, RemoteStore):
-        store.remove_uploads(".+")
+        store.remove_uploads("|".join([*map(re.escape, names), INDEX_PART_NAME.pattern]))
 
 
 def finish(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 from collections.abc import Callable
 from itertools import product
@@ -16,13 +17,14 @@ import torch
 import webdataset
 
 import mmstream as mm
+from mmstream.baking import bake as bake_module
 from mmstream.baking import samples as samples_module
-from mmstream.baking.bake import BakeReport, baker_of, estimate
+from mmstream.baking.bake import BakeReport, baker_of, begin, estimate
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.dataset.verify import verify
 from mmstream.decoding.stored import encode_sample, tensor_bytes
-from mmstream.storage import open_store
+from mmstream.storage import RemoteStore, open_store
 from mmstream.train import TrainConfig, train
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.converting.test_kill import die_at
@@ -606,6 +608,25 @@ def test_killed_at_any_write_a_bake_is_completed_to_the_same_bytes(tmp_path: Pat
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.filterwarnings("ignore::ResourceWarning")  # webdataset leaves its file open
+def test_files_and_uploads_of_others_below_a_destination_stay(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    dataset = mm.open_dataset(corpus)
+    ours, theirs = ".shard-000000.tar.1-a.tmp", ".notes.txt.1-a.tmp"
+    for name in (ours, theirs):
+        (tmp_path / name).touch()
+    begin(open_store(str(tmp_path)), dataset, {}, "bake")
+    assert not (tmp_path / ours).exists()
+    assert (tmp_path / theirs).exists()
+    patterns: list[str] = []
+    monkeypatch.setattr(RemoteStore, "remove_uploads", lambda _, names: patterns.append(names))
+    bake_module._remove_temporary_files(open_store("s3://bucket/corpus"), dataset)
+    (pattern,) = patterns
+    assert re.fullmatch(pattern, "shard-000000.tar")
+    assert re.fullmatch(pattern, "mmstream.index.0123456789ab")
+    assert not re.fullmatch(pattern, "data/val/shard-000007.tar")
+
+
 def test_webdataset_reads_what_was_baked(corpus: str, tmp_path: Path) -> None:
     source = pipeline(corpus, captions(), shuffle=False, transforms=(add_values,))
     bake(source, tmp_path / "baked")
