@@ -30,6 +30,7 @@ from mmstream.order.permute import stream_key
 from mmstream.packing.measure_file import settings_digest
 from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import (
+    FORMAT_VERSION,
     LEFT_OUT_REASONS,
     OVER_A_LIMIT,
     PLAN_NAME,
@@ -227,10 +228,14 @@ class _PlanHead(msgspec.Struct):
 
     digest: str
     shards: list[object]
+    version: int = 1
 
 
 def plan_of_digest(dataset: Dataset, digest: str) -> PackPlan | None:
-    """Return the plan of a digest with the most shards, from beside the index."""
+    """Return the plan of a digest with the most shards, from beside the index.
+
+    One that this version cannot open is taken only where there is no other, for its message.
+    """
     root = dataset.index_store
     urls = {}
     for folder in root.folders():
@@ -239,7 +244,8 @@ def plan_of_digest(dataset: Dataset, digest: str) -> PackPlan | None:
         with suppress(FileNotFoundError, msgspec.MsgspecError):
             head = msgspec.json.decode(root.read(f"{folder}/{PLAN_NAME}"), type=_PlanHead)
             if head.digest == digest:
-                urls[len(head.shards)] = root.url_of(folder)
+                is_current = head.version == FORMAT_VERSION
+                urls[is_current, len(head.shards)] = root.url_of(folder)
     return open_plan(urls[max(urls)]) if urls else None
 
 

@@ -16,6 +16,7 @@ from tokenizers import AddedToken
 import mmstream as mm
 from mmstream.batching.batching import Pack
 from mmstream.errors import ConfigError, ManifestError
+from mmstream.measuring.find_plan import plan_of_digest
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.settings import PackLimits
 from mmstream.train.tokenizer import byte_tokenizer
@@ -240,6 +241,19 @@ def edit(plan: PackPlan, change: Callable[[dict[str, Any]], object]) -> None:
     content.pop("crc32c")
     change(content)
     path.write_text(json.dumps(content))
+
+
+def test_a_state_finds_its_plan_beside_one_of_an_older_format(corpus: str) -> None:
+    dataset = mm.open_dataset(corpus)
+    old = mm.plan(pipeline_of(corpus), name="z")
+    edit(old, lambda content: content.update(version=1, arrays=[content.pop("sha256")]))
+    with pytest.raises(ManifestError, match="run `mmstream plan` with --overwrite"):
+        plan_of_digest(dataset, old.digest)
+    plan = mm.plan(pipeline_of(corpus), name="a")
+    assert plan.digest == old.digest
+    found = plan_of_digest(dataset, old.digest)
+    assert found is not None
+    assert found.url == plan.url
 
 
 def test_documents_of_packs_are_as_long_as_their_plan_leaves_room_for(corpus: str) -> None:
