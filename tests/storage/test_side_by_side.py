@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 
 import pytest
 from fsspec.asyn import AsyncFileSystem
@@ -30,6 +31,8 @@ def test_the_first_error_is_raised_and_few_requests_follow():
         sent.append(item)
         if item in (3, 5):
             raise OSError(f"failed {item}")
+        if item > 5:
+            time.sleep(0.05)  # all of them take far longer than noticing the error
 
     with pytest.raises(OSError, match="failed 3"):
         map_requests(open_store("s3://bucket/x"), request, range(10_000))
