@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE_STATEMENTS = 37_200
-TEST_STATEMENTS = 37_350
+PACKAGE_STATEMENTS = 37_300
+TEST_STATEMENTS = 37_550
 
 OPTIONS = """
 import click
