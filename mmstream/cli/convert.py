@@ -35,6 +35,7 @@ from mmstream.cli.shared import (
 from mmstream.converting.options import FLAGS, GROUPS
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
+from mmstream.wrong_arguments import PositiveInt
 
 if TYPE_CHECKING:
     from mmstream.converting.convert import ConvertReport
@@ -188,6 +189,29 @@ HEADINGS = {
 _ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+\n(?: {8}.+\n)*)", re.MULTILINE)
 """What a docstring says of a setting."""
 
+METAVARS = {
+    "--encoding": "NAME",
+    "--format": "NAME",
+    "--dataset-info": "FILE",
+    "--split-by": "KEY",
+    "--max-image-side": "PIXELS",
+    "--allow-host": "NAME[:PORT]",
+}
+"""What the value of an option is. The others show their type."""
+
+HELP_TEXTS = {
+    "--format": "Format of all rows: captions, laion, speech, webvid, labels, text, llava, "
+    "messages, instruction, qwen-vl, texts, vqa, preference, obelics, mmc4, mmc4-after, "
+    "mmc4-files, mmc4-files-after, spans or lhotse. Or a function of yours as module:function, "
+    "from a row to a row of any of them.  [default: each row is recognised by its keys]",
+    "--split-by": "Rows with the same value of KEY, such as speaker, go to one split.",
+    "--max-image-side": "Make images smaller whose longer side is longer. Others stay byte for "
+    "byte.",
+    "--image-format": "Store all images in this format.  [default: as they are]",
+    "--allow-host": "URLs may name this host, although its address is private. May be repeated.",
+}
+"""Help of options that the docstring of their setting says in the words of Python."""
+
 BY_HAND = ("columns", "splits", "honor_robots")
 """Settings with an option that has another form than the setting."""
 
@@ -203,9 +227,16 @@ def with_settings(function: Callable[..., None]) -> Callable[..., None]:
         texts = dict(_ATTRIBUTE.findall(f"{inspect.getdoc(group)}\n"))
         for name, flag in reversed(flags.items()):
             if name not in BY_HAND:
-                text = " ".join(texts[name].split()).replace("``", "")
+                text = HELP_TEXTS.get(flag, " ".join(texts[name].split()).replace("``", ""))
+                default = getattr(group, name, None)
+                if default is not None and default is not False and default != ():
+                    text += f"  [default: {default}]"
                 option = click.option(
-                    flag, f"{argument}_{name}", help=text, **click_type(hints[name])
+                    flag,
+                    f"{argument}_{name}",
+                    help=text,
+                    metavar=METAVARS.get(flag),
+                    **click_type(hints[name]),
                 )
                 function = option(function)
     return function
@@ -216,6 +247,8 @@ def click_type(hint: Any) -> dict[str, Any]:
     kind = hint
     if get_origin(kind) in (Union, UnionType):  # with None
         kind = get_args(kind)[0]
+    if kind == PositiveInt:
+        return {"type": AT_LEAST_1}
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if get_origin(kind) is Literal:
