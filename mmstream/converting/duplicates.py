@@ -370,7 +370,8 @@ def _picked(
         column = column_of(shard)
         if column is not None:
             in_shard = shards == shard
-            picked[in_shard] = np.asarray(column)[indexes[in_shard]]
+            at = indexes[in_shard]
+            picked[in_shard] = at + column.start if isinstance(column, range) else column[at]
     return picked
 
 

@@ -12,6 +12,7 @@ import re
 import ssl
 import subprocess
 import sys
+import time
 
 import numpy as np
 import pyarrow as pa
@@ -781,6 +782,12 @@ def test_columns_are_said_in_the_log(tmp_path, caplog):
     (tmp_path / "rows.json").write_text('{"image": ["a.jpg", "b.jpg"], "text": ["x", "y"]}')
     values(tmp_path / "rows.json")
     assert "is read as columns: 2 rows of image, text" in caplog.text
+
+
+def test_a_long_line_that_is_no_transcript_takes_no_time():
+    started = time.process_time()
+    assert not tables.is_transcripts(b"a_1|x|" + b"t" * 60_000 + b"|y\n")
+    assert time.process_time() - started < 2
 
 
 def test_transcripts_of_ljspeech_name_the_sound_in_the_folder_wavs(tmp_path):

@@ -257,10 +257,10 @@ def check_rows(
     for row in rows:
         num_idle = 0 if idle_cpus is None or not takes_long else idle_cpus.count()
         if idle_cpus is None or not (num_idle or waiting):
-            yield _checked_row(_read(row), options)
+            yield _checked_row(_RowFiles(row[0], row[1], _files(row)), options)
             continue
         batch = _read_batch(chain([row], rows))
-        num_bytes = sum(row.num_bytes for row in batch)
+        num_bytes = sum(map(_num_bytes, batch))
         while waiting and (
             len(waiting) > num_idle
             or num_bytes + sum(waiting_bytes for waiting_bytes, _ in waiting) > MAX_BYTES_AT_ONCE
@@ -277,36 +277,34 @@ class _RowFiles(NamedTuple):
 
     row: Row
     draft: Draft | RowError
-    files: list[File]
-    error: RowError | None
-    """Why the next file was not read."""
-
-    @property
-    def num_bytes(self) -> int:
-        return sum(len(file.data) for file in self.files)
+    files: Iterable[File | RowError]
+    """The last one may be the reason why the next file was not read."""
 
 
 def _read_batch(rows: Iterable[ReadRow]) -> list[_RowFiles]:
     batch: list[_RowFiles] = []
     num_bytes = 0
     for row in rows:
-        batch.append(_read(row))
-        num_bytes += batch[-1].num_bytes
+        batch.append(_RowFiles(row[0], row[1], list(_files(row))))
+        num_bytes += _num_bytes(batch[-1])
         if num_bytes >= BATCH_BYTES or len(batch) == BATCH_ROWS:
             break
     return batch
 
 
-def _read(read_row: ReadRow) -> _RowFiles:
-    row, draft, media = read_row
-    files: list[File] = []
+def _num_bytes(row: _RowFiles) -> int:
+    return sum(len(file.data) for file in row.files if isinstance(file, File))
+
+
+def _files(read_row: ReadRow) -> Iterator[File | RowError]:
+    """Read the files of a row, one after the other."""
+    _, draft, media = read_row
     refs = draft.media if isinstance(draft, Draft) else ()
     try:
         for ref, data in zip(refs, media, strict=True):
-            files.append(File(ref.kind, ref.sha256, data))
+            yield File(ref.kind, ref.sha256, data)
     except RowError as error:
-        return _RowFiles(row, draft, files, error)
-    return _RowFiles(row, draft, files, None)
+        yield error
 
 
 def _checked_rows(batch: Iterable[_RowFiles], options: MediaOptions) -> list[LoadedRow]:
@@ -319,13 +317,13 @@ def _checked_row(row: _RowFiles, options: MediaOptions) -> LoadedRow:
         return row.row, row.draft, []
     media: list[Media] = []
     try:
-        for kind, sha256, data in row.files:
-            _require_sha256(sha256, data)
-            media.append(checked(kind, data, options))
+        for file in row.files:
+            if isinstance(file, RowError):
+                return row.row, file, []
+            _require_sha256(file.sha256, file.data)
+            media.append(checked(file.kind, file.data, options))
     except RowError as error:
         return row.row, _named(row.draft.media[len(media)], error), []
-    if row.error is not None:
-        return row.row, row.error, []
     try:
         require_starts_inside(row.draft.content, media)
     except RowError as error:

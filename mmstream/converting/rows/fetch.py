@@ -251,7 +251,7 @@ def plain_head(head: bytes, num_bytes: int) -> bytes:
     content = b""
     blocks = _plain_blocks(io.BytesIO(head), compression, num_bytes, "")
     with suppress(ConfigError):
-        while len(content) < num_bytes and (block := next(blocks, b"")):
+        while len(content) < num_bytes and (block := next(blocks, None)) is not None:
             content += block
     return content[:num_bytes]
 

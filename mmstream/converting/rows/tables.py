@@ -232,7 +232,7 @@ def _row(record: list[str] | RowError, names: Sequence[str]) -> dict[str, Any] |
 _TRANSCRIPTS = (
     (re.compile(r"(?P<id>\d+-\d+-\d+) (?P<text>\S.*)"), "{}.flac"),  # LibriSpeech
     (
-        re.compile(r"(?P<id>\w+[_-]\d+)\|(?P<raw_text>[^|]*)\|(?P<text>[^|]*[^|\s][^|]*)"),
+        re.compile(r"(?P<id>\w+[_-]\d+)\|(?P<raw_text>[^|]*)\|(?P<text>\s*[^|\s][^|]*)"),
         "wavs/{}.wav",  # LJSpeech
     ),
 )
