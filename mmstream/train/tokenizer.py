@@ -8,6 +8,9 @@ the folder of a tokenizer.
 
 from __future__ import annotations
 
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -137,13 +140,14 @@ def load_pretrained(kind: str, folder: str, message: str, **settings: Any) -> An
     import transformers
 
     try:
-        return getattr(transformers, kind).from_pretrained(
-            folder,
-            local_files_only=True,
-            trust_remote_code=False,
-            use_safetensors=True,  # other weights are pickles; a tokenizer has none
-            **settings,
-        )
+        with _progress_bars_on_terminals_only():
+            return getattr(transformers, kind).from_pretrained(
+                folder,
+                local_files_only=True,
+                trust_remote_code=False,
+                use_safetensors=True,  # other weights are pickles; a tokenizer has none
+                **settings,
+            )
     except Exception as error:
         raise ConfigError(f"{message}: {_reason(folder, error)}") from error
 
@@ -180,6 +184,21 @@ def image_settings(folder: Path) -> tuple[Path | None, dict[str, Any]]:
             return whole, settings
     alone = folder / "preprocessor_config.json"
     return (alone, read_json(alone)) if alone.exists() else (None, {})
+
+
+@contextmanager
+def _progress_bars_on_terminals_only() -> Iterator[None]:
+    """Keep the bars of transformers out of log files, where each rank would write one."""
+    from transformers.utils import logging
+
+    if sys.stderr.isatty() or not logging.is_progress_bar_enabled():
+        yield
+        return
+    logging.disable_progress_bar()
+    try:
+        yield
+    finally:
+        logging.enable_progress_bar()
 
 
 def _reason(folder: str, error: Exception) -> str:
