@@ -107,9 +107,9 @@ class FolderContent:
                     f"{folder}: holds no {NAMES_OF_KINDS[rows_as]}; leave out rows_as={rows_as!r}"
                 )
             return rows_as if rows_as in of_kind else tables
-        if self.tars or self.has_manifest:
-            return "tarred" if self.tarred else "tars"
-        if self.packed_tars and not (self.tables or self.transcripts or self.num_media):
+        has_tars = self.tars or self.has_manifest
+        has_others = self.tables or self.transcripts or self.num_media
+        if (has_tars and not self.tarred) or (self.packed_tars and not has_others):
             return "tars"
         if self.packed_tars:
             logger.warning(
@@ -119,6 +119,8 @@ class FolderContent:
                 len(self.packed_tars),
                 escaped(self.packed_tars[0]),
             )
+        if has_tars:
+            return "tarred"
         if self.transcripts:
             return "transcripts"
         if tables == "tables" and self.tables and self.num_media:
