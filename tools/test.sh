@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # The checks and tests of this project:
 #
-#   bash tools/test.sh                    what a change can break
+#   bash tools/test.sh                    what a change can break; 7 minutes on two slow cores
 #   bash tools/test.sh --all              everything, with branch coverage; 53 minutes on two slow cores
 #   bash tools/test.sh PYTEST ARGUMENTS   ruff, mypy, and these tests
 #
