@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import os
 import re
@@ -627,12 +628,15 @@ def test_files_and_uploads_of_others_below_a_destination_stay(
     assert not re.fullmatch(pattern, "data/val/shard-000007.tar")
 
 
+@pytest.mark.filterwarnings("ignore:unclosed file:ResourceWarning")  # webdataset leaves it open
 def test_webdataset_reads_what_was_baked(corpus: str, tmp_path: Path) -> None:
     source = pipeline(corpus, captions(), shuffle=False, transforms=(add_values,))
     bake(source, tmp_path / "baked")
     path = str(tmp_path / "baked" / "shard-000000.tar")
     files = webdataset.WebDataset(path, shardshuffle=False).map(drop_raw).decode()
     sample = next(each for each in list(files) if each["__key__"] == "000000")
+    del files
+    gc.collect()  # here, and not in another test
     expected = source.take(1)[0]
     assert [sample[name] for name in ("txt", "cls", "score.json")] == [
         expected[name] for name in ("txt", "cls", "score")
