@@ -278,3 +278,11 @@ def arguments_gone(function: str) -> dict[str, str]:
         for name, advice in INSTEAD.items()
         if name.startswith(start)
     }
+
+
+def missing_attribute(owner: str, name: str, obj: object) -> AttributeError:
+    """Return the error for an attribute that objects of a class do not have, or no longer have."""
+    if reason := instead_of(f"mm.{owner}.{name}"):
+        return AttributeError(reason)
+    message = f"{owner!r} object has no attribute {name!r}"
+    return AttributeError(message, name=name, obj=obj)  # Python suggests the nearest of its names

@@ -60,3 +60,10 @@ def test_what_the_table_names_is_not_there():
             function, _, argument = name.removesuffix("=)").partition("(")
             with pytest.raises(mm.ConfigError, match=f"{function} has no {argument}=: "):
                 getattr(train if hasattr(train, function) else mm, function)(**{argument: None})
+
+
+def test_python_suggests_names_of_objects_that_have_others_gone() -> None:
+    order = mm.Order.from_counts([4], global_batch_size=2)
+    with pytest.raises(AttributeError, match="'Order' object has no attribute 'ref'") as caught:
+        order.ref  # noqa: B018
+    assert (caught.value.name, caught.value.obj) == ("ref", order)

@@ -19,7 +19,7 @@ from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
 from mmstream.errors import StateError
-from mmstream.gone import instead_of
+from mmstream.gone import missing_attribute
 from mmstream.order import Corpus, Order
 from mmstream.storage import ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
@@ -69,8 +69,7 @@ class Dataset(Sequence[Sample]):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            reason = instead_of(f"mm.Dataset.{name}")
-            raise AttributeError(reason or f"'Dataset' object has no attribute {name!r}")
+            raise missing_attribute("Dataset", name, self)
 
     def __getstate__(self) -> dict[str, Any]:
         return self.__dict__ | {"_key_tables": []}

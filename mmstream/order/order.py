@@ -18,7 +18,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.gone import instead_of
+from mmstream.gone import missing_attribute
 from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
 from mmstream.order.cache import cached
 from mmstream.order.chunks import ChunkTable, EpochChunks, EpochLaneLists, LaneLists
@@ -308,8 +308,7 @@ class Order(SampleRows):
     if not TYPE_CHECKING:
 
         def __getattr__(self, name: str) -> Any:
-            reason = instead_of(f"mm.Order.{name}")
-            raise AttributeError(reason or f"'Order' object has no attribute {name!r}")
+            raise missing_attribute("Order", name, self)
 
     def __getstate__(self) -> dict[str, Any]:
         caches: dict[str, Any] = {"_epochs": {}, "_epoch_lists": {}, "_mixed": {}, "_windows": {}}
