@@ -37,7 +37,7 @@ if "MMSTREAM_MAIN_PROCESS" in os.environ:  # a worker that imports the main scri
 
 def __getattr__(name: str) -> Any:
     if name not in _MODULE_OF:
-        if reason := import_module("mmstream.gone").instead_of(f"mm.{name}"):
+        if reason := import_module("mmstream.settings").instead_of(f"mm.{name}"):
             raise AttributeError(reason)
         module = sys.modules[__name__]  # Python suggests the nearest of its names
         raise AttributeError(f"module 'mmstream' has no attribute {name!r}", name=name, obj=module)

@@ -21,7 +21,6 @@ from mmstream.converting.reshard import reshard as reshard
 from mmstream.dataset.dataset import Dataset as Dataset
 from mmstream.dataset.mixture import Mixture as Mixture
 from mmstream.dataset.open import open_dataset as open_dataset
-from mmstream.dataset.statistics import statistics as statistics
 from mmstream.decoding.audio.decoder import AudioDecoder as AudioDecoder
 from mmstream.decoding.bad_samples import BadSamplePolicy as BadSamplePolicy
 from mmstream.decoding.decode import Decode as Decode
@@ -33,8 +32,6 @@ from mmstream.decoding.sample_rng import one_segment as one_segment
 from mmstream.decoding.sample_rng import sample_rng as sample_rng
 from mmstream.decoding.text.decoder import TextDecoder as TextDecoder
 from mmstream.decoding.video.decoder import VideoDecoder as VideoDecoder
-from mmstream.device.normalize import Normalize as Normalize
-from mmstream.device.to_device import to_device as to_device
 from mmstream.display.notebook import show as show
 from mmstream.errors import ConfigError as ConfigError
 from mmstream.errors import MMStreamError as MMStreamError
@@ -42,7 +39,10 @@ from mmstream.errors import SampleError as SampleError
 from mmstream.errors import SkipSample as SkipSample
 from mmstream.errors import StateError as StateError
 from mmstream.loader.loader import Loader as Loader
+from mmstream.loader.normalize import Normalize as Normalize
+from mmstream.loader.to_device import to_device as to_device
 from mmstream.measuring.plan import plan as plan
+from mmstream.measuring.statistics import statistics as statistics
 from mmstream.order import Order as Order
 from mmstream.packing.cost import Cost as Cost
 from mmstream.packing.settings import PackLimits as PackLimits

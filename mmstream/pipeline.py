@@ -24,9 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mmstream._plain_tensors import plain_tensors
 from mmstream.batching.batching import Flat, Pack
-from mmstream.batching.collate import Collate, collate, make_batch
+from mmstream.batching.collate import Collate, collate, make_batch, plain_tensors
+from mmstream.batching.find_plan import find_plan, packs_of_mixture
 from mmstream.batching.flat import flatten, make_flat_batch, own_names
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
@@ -41,7 +41,6 @@ from mmstream.decoding.step import DecodedStep, DecodeStage, PlannedStep
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError
-from mmstream.measuring.find_plan import find_plan, packs_of_mixture
 from mmstream.order import AnyOrder
 from mmstream.order.settings import reshuffle_of
 from mmstream.packing.order import PackOrder
@@ -51,9 +50,9 @@ from mmstream.reading.messages import StepConnection
 from mmstream.reading.process import needs_reader_process
 from mmstream.reading.reader import Reader, StepReader
 from mmstream.reading.step import Job, RawStep
+from mmstream.settings import AnyInt, NonEmptyStr, NonNegativeInt, PositiveInt, checked
 from mmstream.types import Batch, Sample
 from mmstream.world import World, resolve_world, rows_of_rank
-from mmstream.wrong_arguments import AnyInt, NonEmptyStr, NonNegativeInt, PositiveInt, checked
 
 if TYPE_CHECKING:
     from mmstream.decoding.audio.decoder import AudioDecoder

@@ -8,8 +8,8 @@ Workers end with their main process, however that ends:
 - A worker that runs has `join_parent` behind it.
 - A worker that still imports the main script is not yet ours: the script may hang in that import.
   So the environment names the main process while workers or their fork server start, and
-  `follow_main_process` is called before the script is imported (``forkserver_preload.py``), or when
-  the script imports mmstream (spawn).
+  `follow_main_process` is called before the script is imported (`_begin_worker`), or when the
+  script imports mmstream (spawn).
 
 Python starts helper processes as ``python -c``, which would look for modules in the current folder
 first. That may be a folder of data with a module of a stranger in it. So `without_current_folder`
@@ -19,6 +19,7 @@ is around each start. Helpers look where their parent looks: ``sys.path`` goes o
 from __future__ import annotations
 
 import functools
+import gc
 import json
 import multiprocessing
 import os
@@ -45,7 +46,7 @@ MAIN_PROCESS = "MMSTREAM_MAIN_PROCESS"
 """Environment variable of processes that start: ``pid start`` of the main process."""
 
 FROM_PARENT = "MMSTREAM_FROM_PARENT"
-"""Environment variable of a fork server that starts: JSON for `take_over_from_parent`."""
+"""Environment variable of a fork server that starts: JSON for `_take_over_from_parent`."""
 
 FREED_BYTES = 31 << 20
 """The most that glibc takes into account is 32 MiB."""
@@ -73,7 +74,7 @@ def start_fork_server(modules: Iterable[str]) -> None:
         ConfigError: the path of temporary files is too long for a socket.
     """
     multiprocessing.get_context("forkserver").set_forkserver_preload(
-        ["mmstream.forkserver_preload", *(name for name in modules if name != "__main__")]
+        ["mmstream.processes", *(name for name in modules if name != "__main__")]
     )
     # Helpers start with the signal mask of this thread. So signals to the process group wait until
     # the server can ignore them, and never end the resource tracker. The latter lifts a part of the
@@ -190,7 +191,7 @@ def _for_fork_server() -> dict[str, str]:
     return changes | {FROM_PARENT: json.dumps({"sys_path": sys_path, "environment": before})}
 
 
-def take_over_from_parent() -> None:
+def _take_over_from_parent() -> None:
     """In a fork server: take over ``sys.path``, and undo what was set for its start."""
     text = os.environ.pop(FROM_PARENT, None)
     if text is not None:
@@ -560,3 +561,59 @@ def _death(workers: list[BaseProcess]) -> str:
     words = words_of_exit(by_itself[0].exitcode or 0)
     hint = ", for lack of memory?" if by_itself[0].exitcode == -signal.SIGKILL else ""
     return f"(pid {by_itself[0].pid}) {words}{hint}"
+
+
+# -- in the fork server ----------------------------------------------------------------------------
+#
+# A scheduler's SIGTERM or SIGUSR1 reaches every process of a job. If it ended the fork server,
+# torch would take all workers for dead, and a run that is about to save itself would fail.
+# `start_fork_server` starts the server with `JOB_SIGNALS` blocked. Here they begin to be ignored.
+# SIGINT stays blocked until the server itself ignores it. Workers get SIGINT and SIGTERM back and
+# decide in `start_worker`. They go on ignoring the others, unless the main script sets a handler.
+#
+# The server and its workers end with the main process. Each worker looks for itself, in a thread
+# that starts before it imports the main script: a script without a main guard may hang in that
+# import. The server has no thread, because it forks. A timer lets it look, also while it imports
+# slow modules.
+#
+# Before a fork, all objects are moved out of the garbage collector's sight. Its walks would write
+# to pages that the workers share (20-30 MB each).
+#
+# The server starts without the current folder in ``sys.path``. Here it gets that of its parent, so
+# that the modules that it imports after this one are found.
+
+
+def _begin_fork_server() -> None:
+    _take_over_from_parent()
+    for number in JOB_SIGNALS - {signal.SIGINT}:
+        signal.signal(number, signal.SIG_IGN)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, JOB_SIGNALS - {signal.SIGINT})
+    signal.signal(signal.SIGALRM, _look_after_main_process)
+    signal.setitimer(signal.ITIMER_REAL, LOOK_S, LOOK_S)
+    os.register_at_fork(before=gc.freeze, after_in_child=_begin_worker)
+
+
+def _look_after_main_process(*_: Any) -> None:
+    if not is_main_process_alive():
+        os._exit(1)
+
+
+def _begin_worker() -> None:
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)  # the timer itself is not inherited
+    follow_main_process()
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, {signal.SIGINT})
+
+
+def _is_fork_server() -> bool:
+    """Tell whether this is the server of `start_fork_server`: its command names this module.
+
+    A worker has the same command. It imports this module itself only where the server could not.
+    """
+    command = sys.orig_argv[-1]
+    is_worker = getattr(multiprocessing.current_process(), "_inheriting", False)
+    return "multiprocessing.forkserver" in command and repr(__name__) in command and not is_worker
+
+
+if _is_fork_server():
+    _begin_fork_server()

@@ -17,8 +17,8 @@ import torch
 from hypothesis import HealthCheck, settings
 
 import mmstream as mm
-from mmstream._vector_math import resolve_vector_math
 from mmstream.cli import main
+from mmstream.decoding.threaded_calls import resolve_vector_math
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.default_signals import reset_ignored_signals

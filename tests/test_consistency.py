@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 
 import mmstream as mm
-from mmstream import consistency
-from mmstream.consistency import check_consistency
+from mmstream import world as world_module
 from mmstream.dataset.bad_list import write_bad
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.image.tiles import InternVLTiles
 from mmstream.loader import settings as loader_settings
 from mmstream.loader.settings import described, rank_settings
 from mmstream.train.tokenizer import byte_tokenizer
+from mmstream.world import check_consistency
 from tests.helpers.corpora import write_corpus
 from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.states import edited
@@ -216,12 +216,12 @@ class Noted(logging.Handler):
 
 def outcome_of(loader: mm.Loader | None) -> Outcome:
     noted = Noted()
-    logging.getLogger("mmstream.consistency").addHandler(noted)
+    logging.getLogger("mmstream.world").addHandler(noted)
     try:
         text = "not begun" if loader is None else str(len(next(iter(loader))["__key__"]))
     except mm.MMStreamError as error:
         text = f"{type(error).__name__}: {error}"
-    logging.getLogger("mmstream.consistency").removeHandler(noted)
+    logging.getLogger("mmstream.world").removeHandler(noted)
     return Outcome(text, noted.messages)
 
 
@@ -247,10 +247,10 @@ def play(rank: int, folder_name: str) -> None:
         outcomes[name] = outcome_of(case(folder, rank))
         loader_settings.version = real_version
     outcomes["in a thread"] = Outcome(in_a_thread_beside_collectives(folder, rank), [])
-    store = consistency._default_store()
+    store = world_module._default_store()
     dist.barrier()
     store.set_timeout(timedelta(seconds=ABSENT_S))
-    consistency.WARNING_S = 0.5
+    world_module.WARNING_S = 0.5
     for name, absent in ABSENT.items():
         loader = without(absent)(folder, rank)
         dist.barrier()  # a busy machine takes long to make a loader: it is no part of ABSENT_S
@@ -355,7 +355,7 @@ def ranks(monkeypatch: pytest.MonkeyPatch) -> Callable[[int, Begin], Compared]:
     def run(world_size: int, begin: Begin) -> Compared:
         compared = Compared(CountedStore(), {})
         monkeypatch.setattr(dist, "get_world_size", lambda: world_size)
-        monkeypatch.setattr(consistency, "_default_store", lambda: compared.store)
+        monkeypatch.setattr(world_module, "_default_store", lambda: compared.store)
 
         def play_rank(rank: int) -> None:
             local.rank = rank
@@ -419,7 +419,7 @@ def test_a_long_run_does_not_fill_the_store_and_requests_grow_with_the_ranks_alo
 def test_rank_0_that_holds_the_store_ends_after_all_others_have_read_the_verdict(
     ranks, monkeypatch
 ):
-    read, has_read = consistency._await_verdict, []
+    read, has_read = world_module._await_verdict, []
 
     def read_late(*arguments: Any) -> str:
         time.sleep(0.5)
@@ -431,9 +431,9 @@ def test_rank_0_that_holds_the_store_ends_after_all_others_have_read_the_verdict
         finally:
             if rank == 0:
                 keys = [f"mmstream/comparison/1/{number}/read" for number in (1, 2, 3)]
-                has_read.append(consistency._default_store().check(keys))
+                has_read.append(world_module._default_store().check(keys))
 
-    monkeypatch.setattr(consistency, "_await_verdict", read_late)
+    monkeypatch.setattr(world_module, "_await_verdict", read_late)
     assert ranks(4, begin).errors.keys() == {0, 1, 2, 3}
     assert has_read == [True]
 

@@ -2,20 +2,18 @@
 
 from __future__ import annotations
 
-import importlib
-
 import pytest
 from click.testing import CliRunner
 
 import mmstream as mm
-from mmstream import gone, train
+from mmstream import settings, train
 from mmstream.cli import cli
 
 
 @pytest.fixture
 def table(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("mmstream guess", "mmstream info --guess", "mm.guess"):
-        monkeypatch.setitem(gone.INSTEAD, name, "count instead")
+        monkeypatch.setitem(settings.INSTEAD, name, "count instead")
 
 
 @pytest.mark.parametrize("words", [["guess"], ["guess", "--help"], ["info", "--guess", "3", "x/"]])
@@ -42,13 +40,8 @@ def test_a_public_name_that_is_gone_is_an_attribute_error_with_what_to_use():
     assert not hasattr(mm, "guess")
 
 
-def test_a_package_that_is_gone_says_where_its_names_are():
-    with pytest.raises(ImportError, match=r"^mm\.integrations is gone: use mm\.model_inputs, and"):
-        importlib.import_module("mmstream.integrations")
-
-
 def test_what_the_table_names_is_not_there():
-    for name in gone.INSTEAD:
+    for name in settings.INSTEAD:
         first, _, option = name.partition(" ")[-1].partition(" ")
         if name.startswith("mm."):
             assert name[3:] not in mm.__all__

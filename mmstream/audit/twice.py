@@ -22,8 +22,8 @@ from mmstream.decoding.sample_rng import is_user_function, kept_generators
 from mmstream.errors import ConfigError, escaped
 from mmstream.pipeline import Pipeline, PipelineRunner
 from mmstream.reading.step import Job
+from mmstream.settings import PositiveInt, checked
 from mmstream.tar.lazy_bytes import LazyBytes
-from mmstream.wrong_arguments import PositiveInt, checked
 
 _CURE = (
     "differs from call to call, so it draws from a generator of its own or keeps a state: begin it "

@@ -59,6 +59,7 @@ from mmstream.display.text import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline, collate_settings
 from mmstream.processes import run_in_processes
+from mmstream.settings import NonNegativeInt, PositiveInt, checked, shown
 from mmstream.storage import RemoteStore, Store, open_store
 from mmstream.storage.local import remove_temporaries
 from mmstream.storage.urls import require_no_secret
@@ -66,7 +67,6 @@ from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK, padded
 from mmstream.tar.samples import REFUSED_FIELD
 from mmstream.types import FILTERED
-from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked, shown
 
 logger = logging.getLogger(__name__)
 

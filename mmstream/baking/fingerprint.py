@@ -18,12 +18,12 @@ import msgspec
 import numpy as np
 import torch
 
+from mmstream.batching.lengths import core_without_limits
 from mmstream.converting.formats.caller import source_sha256
 from mmstream.dataset.dataset import Dataset
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import tensor_bytes
 from mmstream.decoding.text.decoder import TextDecoder
-from mmstream.measuring.lengths import core_without_limits
 from mmstream.pipeline import Pipeline
 
 FINGERPRINT_NAME = "mmstream.bake.json"

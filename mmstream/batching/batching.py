@@ -13,8 +13,8 @@ from mmstream.errors import ConfigError
 from mmstream.families.family import DocumentMedia
 from mmstream.packing.cost import Cost
 from mmstream.packing.settings import PackLimits
+from mmstream.settings import NonNegativeInt, PositiveInt, checked
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked
 
 
 @runtime_checkable

@@ -8,7 +8,8 @@ A field whose shape differs from row to row becomes a list. So one odd sample ne
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from itertools import chain
 from typing import Any
 
@@ -31,8 +32,8 @@ from mmstream.batching.valid import is_flat, mask_labels
 from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
+from mmstream.settings import checked
 from mmstream.types import IGNORED_LABEL, Batch, Sample
-from mmstream.wrong_arguments import checked
 
 Collate = Callable[[list[Sample]], Batch]
 """A function from the samples of a batch to the batch."""
@@ -290,3 +291,19 @@ def _padded(
         start = width - len(kept) if side == "left" else 0
         padded_row[start : start + len(kept)] = kept
     return torch.from_numpy(padded)
+
+
+@contextmanager
+def plain_tensors() -> Iterator[None]:
+    """Make tensors on the CPU and outside of inference mode, while this context lasts.
+
+    `torch.set_default_device` and `torch.inference_mode` are settings of a thread. They would
+    change batches of the caller's thread, and not those of helper threads and workers. A tensor
+    that is made in inference mode cannot be trained on, also where its memory is used again later.
+    """
+    with ExitStack() as settings:
+        if torch.is_inference_mode_enabled():
+            settings.enter_context(torch.inference_mode(False))
+        if torch.get_default_device().type != "cpu":
+            settings.enter_context(torch.device("cpu"))
+        yield

@@ -19,9 +19,9 @@ import torch
 from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
+from mmstream.settings import PositiveInt, checked
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IGNORED_LABEL, Batch, SampleRef
-from mmstream.wrong_arguments import PositiveInt, checked
 
 
 @checked()

@@ -32,7 +32,7 @@ import click
 
 from mmstream.cli.shared import INTERRUPTED, PROBLEM, TERMINATED, USAGE, say
 from mmstream.errors import ConfigError, MMStreamError, escaped
-from mmstream.gone import instead_of
+from mmstream.settings import instead_of
 
 __all__ = ["cli", "main"]
 

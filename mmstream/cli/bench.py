@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 import click
 
 from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, load_pipeline, say
-from mmstream.decoding.fields import image_fields, undecoded_media
 from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
+from mmstream.media.fields import image_fields, undecoded_media
 
 IMAGE_SIZE, BATCH_SIZE = 224, 64
 

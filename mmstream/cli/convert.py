@@ -35,7 +35,7 @@ from mmstream.cli.shared import (
 from mmstream.converting.options import FLAGS, GROUPS
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
-from mmstream.wrong_arguments import PositiveInt
+from mmstream.settings import PositiveInt
 
 if TYPE_CHECKING:
     from mmstream.converting.convert import ConvertReport

@@ -244,9 +244,9 @@ class _DecodeCheck:
 
     def __call__(self, sample: dict[str, Any]) -> None:
         """Decode a sample, and count each type of its fields once."""
-        from mmstream.decoding.fields import audio_fields, image_fields, video_fields, with_address
         from mmstream.decoding.sample import PLAIN, parse_fields
         from mmstream.decoding.values import ARRAY_DECODERS
+        from mmstream.media.fields import audio_fields, image_fields, video_fields, with_address
 
         parsed = parse_fields(sample, PLAIN)
         decoders: dict[str, Callable[[bytes], Any]] = {

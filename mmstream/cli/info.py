@@ -18,9 +18,9 @@ from mmstream.cli.shared import (
     say,
     text_counter,
 )
-from mmstream.decoding.fields import undecoded_media
 from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
+from mmstream.media.fields import undecoded_media
 
 MOST_INDENT = 8
 """Deeper levels of what a manifest says of its source are one line."""
@@ -174,8 +174,8 @@ def _show_statistics(
     as_json: bool,
 ) -> None:
     """Measure some samples. Print a table and bars, and write a page if one is wanted."""
-    from mmstream.dataset.statistics import statistics
     from mmstream.display.statistics import statistics_html, statistics_lines
+    from mmstream.measuring.statistics import statistics
 
     text = None if tokenizer is None else text_counter(tokenizer, 1 << 30)
     stats = statistics(data, num_samples, seed=seed, text=text, progress=True)

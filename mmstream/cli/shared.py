@@ -22,7 +22,7 @@ from typing import Any
 import click
 
 from mmstream.errors import ConfigError, MMStreamError, escaped
-from mmstream.gone import instead_of
+from mmstream.settings import instead_of
 
 PROBLEM = 1
 """Exit code: a problem with the data or the storage."""
@@ -302,6 +302,6 @@ def plan_beside(data: Any, state: Any) -> Any:
     order = state.get("order") if isinstance(state, Mapping) else None
     if not isinstance(order, Mapping) or "plan" not in order:
         return None
-    from mmstream.measuring.find_plan import plan_or_plans_of_state
+    from mmstream.batching.find_plan import plan_or_plans_of_state
 
     return plan_or_plans_of_state(data, state)

@@ -236,8 +236,8 @@ def _card(data: Any, choice: _Choice, decode: Any, text: Any) -> Any:
 
 def _decoded(sample: Any, decode: Any, text: Any) -> tuple[Any, str]:
     """Return a decoded sample with its tokens, and which media they leave out."""
-    from mmstream.decoding.fields import FIELDS_OF
     from mmstream.decoding.sample import decode_sample
+    from mmstream.media.fields import FIELDS_OF
 
     decoded = decode_sample(sample, decode)
     if text is None:

@@ -161,7 +161,7 @@ def train(
 )
 def demo(out: str, shards: str | None) -> None:
     """Convert, train, kill -9, resume, and prove the result, on an embedded corpus of 96 images."""
-    from mmstream.demo.demo import run_demo
+    from mmstream.train.demo import run_demo
 
     if not run_demo(out, shards, say=click.echo):
         sys.exit(PROBLEM)

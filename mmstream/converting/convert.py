@@ -84,10 +84,10 @@ from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
 from mmstream.dataset.open import open_dataset
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.settings import AnyInt, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 from mmstream.storage import Store, is_remote, join_url, open_store
 from mmstream.storage.store import map_requests
 from mmstream.storage.urls import local_path, require_no_secret, require_two_slashes
-from mmstream.wrong_arguments import AnyInt, NonNegativeFloat, NonNegativeInt, PositiveInt, checked
 
 logger = logging.getLogger(__name__)
 

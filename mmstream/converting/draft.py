@@ -14,8 +14,8 @@ from typing import Any
 
 import msgspec
 
-from mmstream.decoding.fields import json_object
 from mmstream.errors import MMStreamError, escaped
+from mmstream.media.fields import json_object
 from mmstream.media.types import Kind
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")

@@ -46,11 +46,11 @@ from mmstream.converting.sidecar import (
 from mmstream.dataset.bad_list import listed_as_bad, write_bad
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import read_samples
-from mmstream.decoding.fields import json_object
 from mmstream.errors import ConfigError, SampleError
+from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
+from mmstream.settings import PositiveInt, checked
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import PositiveInt, checked
 
 logger = logging.getLogger(__name__)
 

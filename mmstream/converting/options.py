@@ -19,7 +19,7 @@ from mmstream.converting.formats.caller import RowParser
 from mmstream.converting.media.hosts import host_rule
 from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import (
+from mmstream.settings import (
     Fraction,
     NonEmptyStr,
     NonNegativeFloat,

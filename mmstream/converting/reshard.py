@@ -30,7 +30,6 @@ from mmstream.dataset.index import sample_checksum
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ShardError, where
-from mmstream.gone import arguments_gone
 from mmstream.order.permute import permutation
 from mmstream.packing.measure_file import (
     Measure,
@@ -49,13 +48,13 @@ from mmstream.packing.plan import (
 )
 from mmstream.packing.planner import make_plan, plan_in_order
 from mmstream.processes import run_in_processes
+from mmstream.settings import AnyInt, NonNegativeInt, PositiveInt, arguments_gone, checked
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK
 from mmstream.tar.samples import iter_members
 from mmstream.tar.writer import TarWriter
 from mmstream.types import IntArray, Sample
-from mmstream.wrong_arguments import AnyInt, NonNegativeInt, PositiveInt, checked
 
 BATCH_BYTES = 64 << 20
 """Bytes of samples that a process reads at once, side by side, and holds."""

@@ -41,8 +41,8 @@ from xxhash import xxh3_128_digest
 from mmstream.converting.draft import Media
 from mmstream.converting.formats.fields import without_secrets
 from mmstream.converting.rows.records import Row, encodable
-from mmstream.decoding.fields import json_object
 from mmstream.errors import DecodeError
+from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
 from mmstream.storage import Store
 from mmstream.storage.store import ObjectFile
@@ -466,7 +466,7 @@ MIN_CONTRAST = 4.0
 def perceptual_hash(data: bytes) -> bytes | None:
     """Return the 32 bytes of a picture's hash.
 
-    The first frame of an animation counts. The picture is that of training: see `decoding.image`.
+    The first frame of an animation counts. The picture is that of training: see `media.image`.
 
     Args:
         data: The bytes of an image file.
@@ -489,12 +489,12 @@ def perceptual_hash(data: bytes) -> bytes | None:
 def _small_grey(data: bytes) -> npt.NDArray[np.float32]:
     """Return the picture as training sees it, made small: upright, transparency on white."""
     from mmstream.converting.media.images import unwarned  # planning does without Pillow
-    from mmstream.decoding.image import formats, pillow
-    from mmstream.decoding.image.limits import MAX_MEMORY, Limits
-    from mmstream.decoding.image.orientation import upright
+    from mmstream.media import image, pillow
+    from mmstream.media.limits import MAX_MEMORY, Limits
+    from mmstream.media.orientation import upright
 
-    is_jpeg = data.startswith(formats.JPEG_START)
-    plugin = _drafted_jpeg if is_jpeg else formats.plugin_of(data)
+    is_jpeg = data.startswith(image.JPEG_START)
+    plugin = _drafted_jpeg if is_jpeg else image.plugin_of(data)
     with unwarned:
         picture = pillow.decode_with_pillow(
             plugin, data, Limits.start(MAX_PIXELS, MAX_MEMORY, None), convert=_shrunk
@@ -513,7 +513,7 @@ def _drafted_jpeg(file: io.BytesIO) -> ImageFile.ImageFile:
 def _shrunk(image: Image.Image) -> npt.NDArray[np.uint8]:
     from PIL import Image
 
-    from mmstream.decoding.image.pillow import to_rgb
+    from mmstream.media.pillow import to_rgb
 
     grey = Image.fromarray(to_rgb(image)).convert("L")
     return np.asarray(grey.resize((SIDE, SIDE), Image.Resampling.BILINEAR))[:, :, None]

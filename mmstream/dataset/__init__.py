@@ -14,6 +14,5 @@ facts.py         NAME.tar.facts: texts and the sizes of images
 bad_list.py      mmstream.bad.json: samples that no epoch shows
 mixture.py       several datasets with weights, read as one, and the JSON file of them
 source.py        what the stages ask of a dataset or a mixture
-statistics.py    measure some samples: sizes, words, tokens, classes
 verify.py        read everything, and report what is wrong
 """

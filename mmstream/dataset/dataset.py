@@ -19,11 +19,10 @@ from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
 from mmstream.errors import StateError
-from mmstream.gone import missing_attribute
 from mmstream.order import Corpus, Order
+from mmstream.settings import AnyInt, checked, missing_attribute
 from mmstream.storage import ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
-from mmstream.wrong_arguments import AnyInt, checked
 
 
 class Dataset(Sequence[Sample]):

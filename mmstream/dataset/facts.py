@@ -28,8 +28,8 @@ from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import Checksums, encode_index
-from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.errors import DecodeError, ShardError
+from mmstream.media.fields import MAX_TEXT_BYTES
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.processes import run_in_processes
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
@@ -142,16 +142,16 @@ def header_of(picture: bytes) -> bytes:
     Examples:
         >>> import io
         >>> from PIL import Image
-        >>> from mmstream.decoding.image.formats import header_shape
-        >>> from mmstream.decoding.image.limits import Limits
+        >>> from mmstream.media.image import header_shape
+        >>> from mmstream.media.limits import Limits
         >>> file = io.BytesIO()
         >>> Image.new("RGB", (640, 480)).save(file, "PNG")
         >>> header = header_of(file.getvalue())
         >>> len(header), header_shape(header, Limits.start())
         (35, (480, 640))
     """
-    from mmstream.decoding.image.formats import header_shape  # with Pillow, where pictures are read
-    from mmstream.decoding.image.limits import MAX_SIDE, Limits
+    from mmstream.media.image import header_shape  # with Pillow, where pictures are read
+    from mmstream.media.limits import MAX_SIDE, Limits
 
     try:
         shape = header_shape(picture, Limits.start(1 << 40, 1 << 50, None))

@@ -24,9 +24,9 @@ from mmstream.dataset.source import read_sample
 from mmstream.errors import ConfigError, MMStreamError, StateError, escaped
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
 from mmstream.order.mixture.schedule import whole_shares
+from mmstream.settings import NonEmptyStr, NonNegativeFloat, PositiveInt, checked
 from mmstream.storage import NotAFileError, is_remote, join_url, open_store, split_url
 from mmstream.types import Sample, SampleRef
-from mmstream.wrong_arguments import NonEmptyStr, NonNegativeFloat, PositiveInt, checked
 
 
 @checked(

@@ -27,6 +27,7 @@ from mmstream.dataset.files import picture_hint, require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.errors import ConfigError, ManifestError, escaped
+from mmstream.settings import checked
 from mmstream.storage import (
     LocalStore,
     ObjectStat,
@@ -39,7 +40,6 @@ from mmstream.storage import (
 )
 from mmstream.storage.urls import MAX_FILE_NAME_BYTES, local_path, require_no_secret
 from mmstream.tar.header import BLOCK
-from mmstream.wrong_arguments import checked
 
 StorageKind: TypeAlias = Literal["local", "shared"]
 """How a folder is read."""

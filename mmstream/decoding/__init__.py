@@ -7,13 +7,12 @@ decode.py        `Decode`: which decoders a pipeline runs; its table: which make
 field.py         what all entries of the table share; values, pictures, masks and tiles
 media.py         videos and recordings of one field: planned, then decoded
 values.py        the built-in decoders of numbers, texts, JSON and arrays
-fields.py        which fields are images, in which order; where in a sample a decoder failed
-image/           bytes of an image -> pixels
-video/           bytes of a video -> frames and their times
-audio/           bytes of a recording -> samples or log-mel features
+image/           settings of images: sizes, crops, tiles
+video/           settings of videos: which frames, and their sizes
+audio/           settings of recordings: spans and rates; log-mel features
 media_shapes.py  what their shapes will be; spans of time
 followers.py     `Boxes`, `Points`, `Times`: they follow a picture, a video or a recording
-threaded_calls.py  one function called by several threads, which may begin early
+threaded_calls.py  one function called by several threads, which may begin early; exact torch
 stored.py        decoded samples -> files of a tar, and back
 text/            messages or a caption -> tokens and labels
 sample_rng.py    the random generators of a sample, for functions of the user; one piece of a file

@@ -31,9 +31,9 @@ from mmstream.errors import (
     escaped,
     where,
 )
+from mmstream.settings import Fraction, NonNegativeInt, checked
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import FILTERED, TOO_LONG, BadSample, IntArray
-from mmstream.wrong_arguments import Fraction, NonNegativeInt, checked
 
 logger = logging.getLogger(__name__)
 

@@ -23,14 +23,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 from mmstream.dataset.source import ShardSource
 from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, Field, PictureField, ValueField
-from mmstream.decoding.fields import (
-    MAX_TEXT_BYTES,
-    audio_fields,
-    call_user,
-    image_fields,
-    parse_json,
-    video_fields,
-)
 from mmstream.decoding.followers import Boxes, Follower, Points, Times
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media import AudioField, MediaField, VideoField, made_names
@@ -39,7 +31,15 @@ from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.values import JSON_EXTENSIONS, built_in, decode_integer, decode_string
 from mmstream.errors import ConfigError, escaped
-from mmstream.wrong_arguments import PositiveInt, checked, refuse_broken, shown
+from mmstream.media.fields import (
+    MAX_TEXT_BYTES,
+    audio_fields,
+    call_user,
+    image_fields,
+    parse_json,
+    video_fields,
+)
+from mmstream.settings import PositiveInt, checked, refuse_broken, shown
 
 if TYPE_CHECKING:  # FFmpeg is slow to import, and pictures need none
     from mmstream.decoding.audio.decoder import AudioDecoder

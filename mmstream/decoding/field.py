@@ -19,7 +19,12 @@ from typing import Any, ClassVar, NamedTuple
 import numpy as np
 import torch
 
-from mmstream.decoding.fields import (
+from mmstream.decoding.image.decoder import Decoded
+from mmstream.decoding.image.geometry import ImageShape, Plan
+from mmstream.decoding.media_shapes import Span
+from mmstream.decoding.sample_rng import is_user_function, sample_rng, seed_generators
+from mmstream.errors import ConfigError, DecodeError, escaped
+from mmstream.media.fields import (
     FIELDS_OF,
     address,
     call_user,
@@ -27,11 +32,6 @@ from mmstream.decoding.fields import (
     own_names,
     with_address,
 )
-from mmstream.decoding.image.decoder import Decoded
-from mmstream.decoding.image.geometry import ImageShape, Plan
-from mmstream.decoding.media_shapes import Span
-from mmstream.decoding.sample_rng import is_user_function, sample_rng, seed_generators
-from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 

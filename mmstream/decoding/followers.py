@@ -25,13 +25,14 @@ import torch
 from numpy.typing import NDArray
 
 from mmstream.decoding.field import FieldResult
-from mmstream.decoding.fields import address, call_user, value_at, with_address
-from mmstream.decoding.image.geometry import Plan, Shape, View
+from mmstream.decoding.image.geometry import Plan, View
 from mmstream.decoding.media_shapes import Span
 from mmstream.decoding.sample_rng import is_user_function, seed_generators
 from mmstream.errors import DecodeError, escaped
+from mmstream.media.fields import address, call_user, value_at, with_address
+from mmstream.media.types import Shape
+from mmstream.settings import NonEmptyStr, checked
 from mmstream.types import Sample
-from mmstream.wrong_arguments import NonEmptyStr, checked
 
 
 @dataclass(frozen=True)

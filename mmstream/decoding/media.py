@@ -23,9 +23,9 @@ import numpy as np
 import torch
 
 from mmstream.decoding.field import AUDIO, VIDEO, Field, FieldPlan, FieldResult
-from mmstream.decoding.fields import in_order, with_address
 from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import AudioShape, MediaShapes, Span, VideoShape
+from mmstream.media.fields import in_order, with_address
 from mmstream.types import Sample
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 from mmstream.decoding.image.geometry import ImageShape as ImageShape
 from mmstream.errors import ConfigError, DecodeError, escaped
-from mmstream.wrong_arguments import shown
+from mmstream.settings import shown
 
 
 class VideoShape(NamedTuple):

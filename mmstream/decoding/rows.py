@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, TypeAlias
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.fields import call_user
 from mmstream.decoding.sample import NO_MEMORY, RowMemory, SampleDecoding, parse_fields, tokenize
 from mmstream.decoding.sample_rng import is_user_function, seed_generators
 from mmstream.decoding.text.placeholders import LOSS_FIELD
@@ -39,6 +38,7 @@ from mmstream.errors import (
     escaped,
     where,
 )
+from mmstream.media.fields import call_user
 from mmstream.order import MAX_ATTEMPTS
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage

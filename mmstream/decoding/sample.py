@@ -34,15 +34,16 @@ from mmstream.decoding.field import (
     PictureField,
     check_own_names,
 )
-from mmstream.decoding.fields import address, addressed, decode_text, with_address
 from mmstream.decoding.followers import geometry_of
-from mmstream.decoding.image.geometry import ImageShape, Shape
+from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media import joined_recordings, media_shapes
 from mmstream.decoding.media_shapes import MediaShapes, Span
 from mmstream.decoding.sample_rng import seed_generators
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.errors import DecodeError, SampleError
+from mmstream.media.fields import address, addressed, decode_text, with_address
+from mmstream.media.types import Shape
 from mmstream.types import Sample
 
 RowMemory: TypeAlias = Mapping[str, Sequence[torch.Tensor]]

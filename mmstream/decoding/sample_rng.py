@@ -17,8 +17,8 @@ import torch
 
 from mmstream.errors import ConfigError, DecodeError, SkipSample, escaped
 from mmstream.order.permute import stream_key
+from mmstream.settings import checked
 from mmstream.types import Sample, SampleLineage
-from mmstream.wrong_arguments import checked
 
 
 @checked(

@@ -32,12 +32,10 @@ from itertools import chain
 from threading import Event
 from typing import Any, NamedTuple, TypeVar
 
-from mmstream._vector_math import resolve_vector_math
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.field import IMAGE
-from mmstream.decoding.fields import address
 from mmstream.decoding.rows import (
     OwnNames,
     PackedRow,
@@ -51,8 +49,9 @@ from mmstream.decoding.rows import (
 )
 from mmstream.decoding.sample import PLAIN, RowMemory, SampleDecoding, decode_light
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
-from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead
+from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead, resolve_vector_math
 from mmstream.errors import SampleError
+from mmstream.media.fields import address
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
 from mmstream.reading.lookup import SampleLookup

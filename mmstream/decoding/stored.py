@@ -37,7 +37,6 @@ from numpy.typing import NDArray
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.source import ShardSource, datasets_of
-from mmstream.decoding.fields import addressed, decode_text, parse_json, with_address
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.values import decode_integer, decode_npz, npy_view
 from mmstream.errors import (
@@ -46,6 +45,7 @@ from mmstream.errors import (
     ManifestError,
     escaped,
 )
+from mmstream.media.fields import addressed, decode_text, parse_json, with_address
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.tar.samples import is_reserved, split_name
 from mmstream.types import Sample

@@ -24,11 +24,11 @@ import numpy as np
 from numpy.lib import format as npy_format
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, parse_json
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.errors import ConfigError, DecodeError, escaped
+from mmstream.media.fields import MAX_TEXT_BYTES, decode_text, parse_json
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
-from mmstream.wrong_arguments import refuse_broken
+from mmstream.settings import refuse_broken
 
 JSON_EXTENSIONS = frozenset({"json", "jsn"})
 

@@ -27,7 +27,7 @@ CAPTION_NAMES = ("caption", "text")
 
 def row_json(sample: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the object in ``json``, parsed or not; empty if there is none."""
-    from mmstream.decoding.fields import json_object
+    from mmstream.media.fields import json_object
 
     return json_object(sample.get("json"))
 
@@ -115,7 +115,7 @@ def spread(num_samples: int, count: int, seed: int | None = None) -> list[int]:
 
 def images_of(sample: Mapping[str, Any]) -> dict[str, Any]:
     """Return the images of a sample by field: bytes, or tensors if they are decoded."""
-    from mmstream.decoding.fields import image_fields
+    from mmstream.media.fields import image_fields
 
     names = image_fields(dict(sample))
     by_field = {name: sample[name] for name in names if _is_image(sample[name])}
@@ -128,7 +128,7 @@ def images_of(sample: Mapping[str, Any]) -> dict[str, Any]:
 
 def batch_images(batch: Mapping[str, Any]) -> list[list[Any]]:
     """Return the images of each row of a batch."""
-    from mmstream.decoding.fields import image_fields
+    from mmstream.media.fields import image_fields
 
     images: list[list[Any]] = [[] for _ in batch["__key__"]]
     decoded = batch.get("image")

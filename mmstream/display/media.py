@@ -24,6 +24,8 @@ from mmstream.display.contents import Clip, Features, Recording, Sound, array_of
 from mmstream.display.html import element
 from mmstream.display.text import count_text, file_kind, size_text
 from mmstream.errors import DecodeError, escaped
+from mmstream.media.audio_headers import refuse_short
+from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import BY_EXTENSION, VIDEO_EXTENSIONS
 
 Pixels = npt.NDArray[np.uint8]
@@ -51,9 +53,11 @@ def pixels_of(value: Any) -> Pixels:
         DecodeError: `value` is not an image, or too large.
     """
     if isinstance(value, bytes):
-        from mmstream.decoding.image.decoder import ImageDecoder
+        from mmstream.media.image import decode_whole  # loads Pillow
 
-        return ImageDecoder(max_pixels=MAX_IMAGE_PIXELS, max_bytes=MAX_IMAGE_BYTES)(value)
+        if len(value) > MAX_IMAGE_BYTES:
+            raise DecodeError(f"image of {len(value)} bytes exceeds {MAX_IMAGE_BYTES}")
+        return decode_whole(value, Limits.start(MAX_IMAGE_PIXELS))
     if not hasattr(value, "detach"):
         raise DecodeError(f"no picture: {type(value).__name__}")
     tensor = value.detach().cpu()
@@ -113,6 +117,9 @@ def _data_url(kind: str, data: bytes) -> Markup:
 
 TIMEOUT_S = 5.0
 """Longest time to open a file, and to decode some of it."""
+
+MAX_FRAME_PIXELS = 32 * 2**20
+MAX_DECODED_FRAMES = 50_000
 
 MAX_FRAMES, FRAME_SIDE = 8, 112
 """Frames of a clip that are shown, spread over all, and the pixels of their longer side."""
@@ -179,16 +186,43 @@ def _decoded(name: str, recording: Recording, num_frames: int) -> Clip | Sound |
     if not isinstance(recording, bytes):
         return recording
     if name.rpartition(".")[2] in VIDEO_EXTENSIONS:
-        from mmstream.decoding.video.decoder import VideoDecoder
+        return _clip_of(recording, num_frames)
+    return _start_of_sound(recording)
 
-        clip = VideoDecoder(num_frames=num_frames, timeout_s=TIMEOUT_S).decode(recording)
-        return Clip(clip.pixels.transpose(0, 3, 1, 2), clip.times_s)
-    from mmstream.decoding.audio.decoder import AudioDecoder
 
-    decoder = AudioDecoder(
-        sample_rate=WAVEFORM_RATE, channels=1, duration_s=WAVEFORM_S, timeout_s=TIMEOUT_S
-    )
-    return Sound(decoder.decode(recording).samples)
+def _clip_of(data: bytes, num_frames: int) -> Clip:
+    """Return frames that are spread over the file of a video."""
+    from mmstream.media.video import pictures, read_video_file  # loads PyAV
+
+    deadline = Deadline.start(TIMEOUT_S)
+    file = read_video_file(data, deadline, MAX_FRAME_PIXELS)
+    timeline = file.timeline
+    numbers = np.linspace(0, timeline.num_frames - 1, num_frames).round().astype(np.int64)
+    numbers = np.unique(numbers)
+    packets = timeline.display_order[numbers].tolist()
+    decoded = pictures(file, data, packets, deadline, MAX_DECODED_FRAMES)
+    by_packet = {packet: pixels.copy() for packet, pixels in decoded}
+    frames = np.stack([by_packet[packet] for packet in packets])
+    return Clip(frames.transpose(0, 3, 1, 2), timeline.times_s[numbers])
+
+
+def _start_of_sound(data: bytes) -> Sound:
+    """Return the first `WAVEFORM_S` of the file of a sound, about `WAVEFORM_RATE` samples a second.
+
+    Samples are left out, not filtered: the range that a column of a waveform shows is nearly the
+    same.
+    """
+    from mmstream.media.audio import open_audio  # loads libsndfile
+
+    with open_audio(data, Deadline.start(TIMEOUT_S)) as source:
+        rate = source.sample_rate
+        stop = min(source.num_samples, round(WAVEFORM_S * rate))
+        blocks, num_read = [np.zeros(0, np.float32)], 0
+        for block in source.blocks(0, stop):
+            blocks.append(block[:: max(1, rate // WAVEFORM_RATE)].mean(axis=1))
+            num_read += len(block)
+        refuse_short(stop / rate, num_read / rate)
+    return Sound(np.nan_to_num(np.concatenate(blocks)))
 
 
 def _player(
@@ -327,7 +361,6 @@ def _file_text(data: bytes) -> str:
 
     For example: ``h264 640x360, 30 fps, 276 frames, 9.2 s; aac 44,100 Hz, 2 channels, 9.2 s``.
     """
-    from mmstream.media.deadline import Deadline
     from mmstream.media.ffmpeg import is_cover, open_media
 
     try:

@@ -15,8 +15,8 @@ from mmstream.display.packs import pack_html, pack_text
 from mmstream.display.samples import Card, batch_html, cards_html, sample_html, samples_part
 from mmstream.display.text import describe
 from mmstream.errors import ConfigError
+from mmstream.settings import PositiveInt, checked
 from mmstream.storage.urls import local_path
-from mmstream.wrong_arguments import PositiveInt, checked
 
 
 @dataclass(frozen=True)

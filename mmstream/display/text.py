@@ -79,8 +79,8 @@ def file_kind(data: bytes) -> str:
 
 def _image_size(data: bytes) -> str:
     """Return `` 640x480`` from the header of an image, or "" where it does not tell."""
-    from mmstream.decoding.image.formats import header_shape  # with Pillow, where images are shown
-    from mmstream.decoding.image.limits import Limits
+    from mmstream.media.image import header_shape  # with Pillow, where images are shown
+    from mmstream.media.limits import Limits
 
     try:
         shape = header_shape(data, Limits.start(1 << 40, 1 << 50, None))

@@ -12,7 +12,7 @@ from mmstream.decoding.text.placeholders import VideoLength
 from mmstream.errors import ConfigError
 from mmstream.families.family import Blank, Family, Inputs, Medium, Pictures, Videos, side_of
 from mmstream.families.qwen_vl import frame_times
-from mmstream.wrong_arguments import PositiveInt, checked
+from mmstream.settings import PositiveInt, checked
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -10,7 +10,7 @@ from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.image.tiles import InternVLTiles as InternVLTiles
 from mmstream.decoding.text.placeholders import ImageLength
 from mmstream.families.family import Blank, Family, Inputs, Pictures, TokenCount, side_of
-from mmstream.wrong_arguments import PositiveInt, checked
+from mmstream.settings import PositiveInt, checked
 
 
 @checked()

@@ -22,7 +22,7 @@ from mmstream.families.family import (
     Videos,
     side_of,
 )
-from mmstream.wrong_arguments import PositiveInt, checked
+from mmstream.settings import PositiveInt, checked
 
 # -- tokens of images and videos -------------------------------------------------------------------
 

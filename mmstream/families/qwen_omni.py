@@ -27,7 +27,7 @@ from mmstream.families.qwen_audio import (
     num_tokens,
 )
 from mmstream.families.qwen_vl import QwenVL, merging, num_groups, num_squares, rule_of
-from mmstream.wrong_arguments import PositiveInt, checked
+from mmstream.settings import PositiveInt, checked
 
 if TYPE_CHECKING:
     from torch import Tensor

@@ -16,7 +16,6 @@ from weakref import WeakSet
 
 import numpy as np
 
-from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.media_shapes import MediaText, VideoShape
 from mmstream.decoding.text.placeholders import ImageLength, VideoLength
@@ -30,9 +29,10 @@ from mmstream.families.family import (
     Pictures,
     TokenCount,
     Videos,
+    import_torchvision,
 )
+from mmstream.settings import NonNegativeInt, PositiveInt, checked
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import NonNegativeInt, PositiveInt, checked
 
 if TYPE_CHECKING:
     from torch import Tensor

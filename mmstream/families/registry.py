@@ -14,7 +14,6 @@ from functools import lru_cache
 from importlib.metadata import EntryPoint
 from typing import Any
 
-from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError, escaped
 from mmstream.families import (
     clip,
@@ -27,9 +26,9 @@ from mmstream.families import (
     whisper,
 )
 from mmstream.families.classifier import Classifier, is_classifier
-from mmstream.families.family import Family
+from mmstream.families.family import Family, import_torchvision
 from mmstream.processes import installed_entry_points
-from mmstream.wrong_arguments import shown
+from mmstream.settings import shown
 
 logger = logging.getLogger(__name__)
 

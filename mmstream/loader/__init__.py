@@ -1,4 +1,4 @@
-"""The fifth stage: order -> read -> decode -> batch -> LOADER -> device.
+"""The last stages: order -> read -> decode -> batch -> LOADER -> DEVICE.
 
 loader.py              `Loader`: this rank's batches in step order, and their state
 batch_makers.py        the processes that make batches: this one, workers, the reader process
@@ -9,4 +9,6 @@ settings.py            what must be the same on every rank, in words; how batche
 balance.py             rows of packs dealt to the ranks by their cost
 delivered.py           counts what delivered batches hold, beside bad samples
 advice.py              what a loader logs before its first batch
+to_device.py           batches on the device, one ahead of the user's code
+normalize.py           uint8 images -> normalised floats, on the device
 """

@@ -9,10 +9,10 @@ import torch.distributed
 
 from mmstream.dataset.source import datasets_of
 from mmstream.decoding.decode import Decode
-from mmstream.decoding.fields import audio_fields, undecoded_media, video_fields
 from mmstream.decoding.stored import baked_content
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
+from mmstream.media.fields import audio_fields, undecoded_media, video_fields
 from mmstream.order.lanes import request_factor
 from mmstream.pipeline import Pipeline
 from mmstream.reading.process import needs_reader_process

@@ -13,8 +13,7 @@ from typing import Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mmstream._plain_tensors import plain_tensors
-from mmstream.consistency import check_consistency
+from mmstream.batching.collate import plain_tensors
 from mmstream.decoding.bad_samples import Stats, count_samples
 from mmstream.errors import ConfigError
 from mmstream.loader.advice import log_advice
@@ -26,10 +25,10 @@ from mmstream.loader.watchdog import StallLimits
 from mmstream.pipeline import Pipeline
 from mmstream.processes import cpu_seconds, pss_bytes
 from mmstream.reading.step import BatchLineage, Job
+from mmstream.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from mmstream.state import OnChange, make_state, position_after, resume, stands_before
 from mmstream.types import Batch
-from mmstream.world import RowsPerRank, World, resolve_world, rows_of_rank
-from mmstream.wrong_arguments import NonNegativeInt, PositiveFloat, PositiveInt, checked
+from mmstream.world import RowsPerRank, World, check_consistency, resolve_world, rows_of_rank
 
 logger = logging.getLogger(__name__)
 

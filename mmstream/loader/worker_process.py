@@ -150,7 +150,7 @@ def preload_server(pipeline: Pipeline) -> None:
     if pipeline.decode is not None and pipeline.decode.text is not None:
         modules.append(type(pipeline.decode.text.tokenizer).__module__)
     if pipeline.decode is not None and pipeline.decode.table.decoders("video"):
-        modules.append("mmstream.decoding.video.frames")
+        modules.append("mmstream.media.video")
     if pipeline.decode is not None and pipeline.decode.table.sounds:
         modules.append("mmstream.decoding.audio.decoder")
     start_fork_server(modules)

@@ -21,6 +21,8 @@ import numpy as np
 from tqdm import tqdm
 
 from mmstream.batching.batching import Pack
+from mmstream.batching.find_plan import misfit, plan_name, seed_of_source
+from mmstream.batching.lengths import LengthCounter, count_text
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import Fact, read_facts
 from mmstream.decoding.decode import Decode
@@ -32,8 +34,6 @@ from mmstream.errors import (
     escaped,
     where,
 )
-from mmstream.measuring.find_plan import misfit, plan_name, seed_of_source
-from mmstream.measuring.lengths import LengthCounter, count_text
 from mmstream.packing.measure_file import (
     COLUMNS,
     UNUSABLE_NAME,
@@ -59,9 +59,9 @@ from mmstream.packing.settings import PackLimits
 from mmstream.pipeline import Pipeline
 from mmstream.processes import num_cores, run_in_processes
 from mmstream.reading.step import Outcome
+from mmstream.settings import NonEmptyStr, NonNegativeInt, PositiveInt, checked
 from mmstream.storage import Store, open_store
 from mmstream.types import SampleRef
-from mmstream.wrong_arguments import NonEmptyStr, NonNegativeInt, PositiveInt, checked
 
 logger = logging.getLogger(__name__)
 

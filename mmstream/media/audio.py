@@ -35,8 +35,8 @@ from mmstream.media.audio_headers import (
     num_opus_samples,
     refuse_short,
 )
-from mmstream.media.deadline import Deadline
 from mmstream.media.ffmpeg import MediaSource, NoStreamError, media_stream, open_media
+from mmstream.media.limits import Deadline
 from mmstream.media.types import EncodedMedia, container_format, read_range
 
 _VORBIS = b"\x01vorbis"

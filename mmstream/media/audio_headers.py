@@ -16,7 +16,7 @@ from itertools import islice
 from typing import NamedTuple
 
 from mmstream.errors import DecodeError
-from mmstream.media.deadline import Deadline
+from mmstream.media.limits import Deadline
 from mmstream.media.types import EncodedMedia, behind_id3, read_range
 from mmstream.tar.lazy_bytes import LazyBytes
 

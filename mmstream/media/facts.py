@@ -1,6 +1,6 @@
 """Facts about audio and video files: duration, size, rate. Nothing is decoded for them.
 
-Place in the flow: the converter notes them beside its shards, and `dataset.statistics` measures
+Place in the flow: the converter notes them beside its shards, and `measuring.statistics` measures
 them.
 
 A video has the frames and times that training plans with. WAV and FLAC state their length in their
@@ -20,7 +20,7 @@ from mmstream.media.audio_headers import (
     mp3_frames,
     refuse_short,
 )
-from mmstream.media.deadline import Deadline
+from mmstream.media.limits import Deadline
 from mmstream.media.types import container_format
 
 if TYPE_CHECKING:

@@ -22,7 +22,7 @@ from av.container import InputContainer
 from av.stream import Disposition
 
 from mmstream.errors import DecodeError
-from mmstream.media.deadline import Deadline
+from mmstream.media.limits import Deadline
 from mmstream.media.mp4 import read_mp4
 from mmstream.media.types import EncodedMedia, container_format, read_range
 from mmstream.tar.lazy_bytes import LazyBytes

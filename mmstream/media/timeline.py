@@ -25,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.errors import DecodeError
-from mmstream.media.deadline import Deadline
+from mmstream.media.limits import Deadline
 from mmstream.types import IntArray
 
 BoolArray = NDArray[np.bool_]

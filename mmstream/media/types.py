@@ -16,6 +16,9 @@ from typing import Literal, NamedTuple, Protocol, TypeAlias
 Kind: TypeAlias = Literal["image", "video", "audio"]
 """A kind of media."""
 
+Shape: TypeAlias = tuple[int, int]
+"""(height, width) in pixels."""
+
 
 class RangeReadable(Protocol):
     """A file that is read piece by piece, such as `mmstream.tar.lazy_bytes.LazyBytes`."""

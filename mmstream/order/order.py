@@ -18,7 +18,6 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.gone import missing_attribute
 from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
 from mmstream.order.cache import cached
 from mmstream.order.chunks import ChunkTable, EpochChunks, EpochLaneLists, LaneLists
@@ -35,8 +34,8 @@ from mmstream.order.settings import (
     require,
     reshuffle_of,
 )
+from mmstream.settings import checked, missing_attribute
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import checked
 
 ORDER_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
 """Part of every saved state; a change of any rule of the order must raise it. An mmstream without

@@ -36,7 +36,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeAlias, get_args
 
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import shown
+from mmstream.settings import shown
 
 # A saved state is a stranger's data too. These limits keep it from taking the machine's memory.
 MAX_ROWS = 1 << 24

@@ -21,8 +21,8 @@ import numpy.typing as npt
 
 from mmstream.errors import ConfigError
 from mmstream.packing.plan import UnitSums
+from mmstream.settings import NonNegativeFloat, checked
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import NonNegativeFloat, checked
 
 FloatArray = npt.NDArray[np.float64]
 

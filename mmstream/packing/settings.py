@@ -12,8 +12,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, escaped
+from mmstream.settings import Within, checked
 from mmstream.types import IntArray
-from mmstream.wrong_arguments import Within, checked
 
 # -- conditions over the columns of a measure ------------------------------------------------------
 #

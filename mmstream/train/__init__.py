@@ -20,6 +20,9 @@ flat_batches.py   flat batches as kernels, trainers and TRL take them
 trainer.py        `LoaderTrainer`: the Trainer of transformers, on a loader
 lightning.py      `LightningLoaderState`: the state of a loader in checkpoints of Lightning
 
+demo.py           ``mmstream demo``: from the rows in corpus/ to a trained model, with a kill and a
+                  proof
+
 These names are imported when they are first used: each needs the library that it is for.
 """
 
@@ -28,8 +31,8 @@ from __future__ import annotations
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
+from mmstream.settings import checked
 from mmstream.train.config import TrainConfig, TrainResult
-from mmstream.wrong_arguments import checked
 
 if TYPE_CHECKING:
     from mmstream.train.flat_batches import flash_attention_arguments as flash_attention_arguments

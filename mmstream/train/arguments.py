@@ -21,10 +21,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstream._torchvision import import_torchvision
 from mmstream.batching.join import mean_rate
 from mmstream.batching.valid import valid_labels
-from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.families.family import (
     KINDS,
@@ -34,10 +32,12 @@ from mmstream.families.family import (
     Pictures,
     Videos,
     check_count,
+    import_torchvision,
 )
 from mmstream.families.registry import origin_of, resolve
+from mmstream.loader.normalize import Normalize, Normalizer
+from mmstream.settings import shown
 from mmstream.types import IGNORED_LABEL, Batch
-from mmstream.wrong_arguments import shown
 
 LENGTHS = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k")
 """The boundaries of documents, as FlashAttention takes them: all four, or none."""

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from mmstream._vector_math import resolve_vector_math
+from mmstream.decoding.threaded_calls import resolve_vector_math
 from mmstream.errors import ConfigError
 from mmstream.families.qwen_vl import needs_mrope
 from mmstream.families.registry import model_and_config

@@ -28,12 +28,12 @@ import torch.distributed as dist
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import is_flat
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.errors import ConfigError
+from mmstream.families.family import import_torchvision
 from mmstream.train.tokenizer import load_pretrained
 from mmstream.types import IGNORED_LABEL, Batch
 

@@ -9,16 +9,16 @@ from dataclasses import dataclass, fields
 from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError
-from mmstream.gone import arguments_gone
-from mmstream.storage import is_remote
-from mmstream.storage.urls import local_path
-from mmstream.wrong_arguments import (
+from mmstream.settings import (
     AnyInt,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
+    arguments_gone,
     checked,
 )
+from mmstream.storage import is_remote
+from mmstream.storage.urls import local_path
 
 Precision: TypeAlias = Literal["fp32", "bf16", "fp16"]
 

@@ -22,10 +22,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from mmstream.consistency import check_consistency
 from mmstream.errors import ConfigError
 from mmstream.processes import cpu_limit, num_local_ranks
-from mmstream.world import World
+from mmstream.world import World, check_consistency
 
 logger = logging.getLogger(__name__)
 

@@ -18,8 +18,8 @@ from torch.nn.utils.rnn import pad_sequence
 
 from mmstream.batching.valid import is_flat, valid_labels
 from mmstream.errors import ConfigError
+from mmstream.settings import PositiveInt, checked
 from mmstream.types import IGNORED_LABEL, Batch
-from mmstream.wrong_arguments import PositiveInt, checked
 
 if TYPE_CHECKING:
     from torch.nn.attention.flex_attention import BlockMask

@@ -21,10 +21,10 @@ import torch
 from mmstream.batching.batching import Flat
 from mmstream.batching.flat import flatten
 from mmstream.families.registry import model_and_config
+from mmstream.settings import checked
 from mmstream.train.arguments import Request, attention_of, is_packed, model_arguments
 from mmstream.train.check_packing import check_packing, special_ids
 from mmstream.types import Batch
-from mmstream.wrong_arguments import checked
 
 logger = logging.getLogger(__name__)
 

@@ -38,15 +38,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from mmstream._vector_math import resolve_vector_math
 from mmstream.audit.training_log import SampleLog
 from mmstream.batching.split import split_rows
 from mmstream.batching.valid import is_flat
 from mmstream.dataset.mixture import open_data
 from mmstream.dataset.open import open_dataset
-from mmstream.device.to_device import DeviceLoader, to_device
+from mmstream.decoding.threaded_calls import resolve_vector_math
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
 from mmstream.loader.loader import Loader
+from mmstream.loader.to_device import DeviceLoader, to_device
 from mmstream.pipeline import Pipeline
 from mmstream.storage import Store, join_url, open_store
 from mmstream.train.checkpoint import Trained, require_writable, resume_training, save_training

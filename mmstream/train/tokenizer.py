@@ -16,8 +16,8 @@ from typing import Any
 
 import msgspec
 
-from mmstream._torchvision import import_torchvision
 from mmstream.errors import ConfigError, escaped
+from mmstream.families.family import import_torchvision
 
 IMAGE_TOKENS = ("<image>", "<|image_pad|>", "<image_soft_token>", "<IMG_CONTEXT>")
 """Image tokens of Llava and most other models, Qwen-VL, Gemma 3 and InternVL, in this order."""

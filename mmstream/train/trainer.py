@@ -18,17 +18,17 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, IterableDataset
 
-from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import summed_loss, target_weights
-from mmstream.device.normalize import Normalize
-from mmstream.device.to_device import DeviceLoader, to_device
 from mmstream.errors import ConfigError, StateError
+from mmstream.families.family import import_torchvision
 from mmstream.loader.loader import Loader
+from mmstream.loader.normalize import Normalize
+from mmstream.loader.to_device import DeviceLoader, to_device
+from mmstream.settings import checked
 from mmstream.state import state_at
 from mmstream.train.flat_batches import preference_inputs
 from mmstream.train.inputs import model_inputs
 from mmstream.types import IGNORED_LABEL, Batch
-from mmstream.wrong_arguments import checked
 
 import_torchvision()  # before transformers does, where it does not load by itself
 

@@ -20,7 +20,6 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from mmstream._torchvision import import_torchvision
 from mmstream.batching.valid import next_tokens, summed_loss, target_weights
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
@@ -28,6 +27,7 @@ from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.decoding.video.decoder import VideoDecoder
 from mmstream.errors import ConfigError
 from mmstream.families import qwen_vl
+from mmstream.families.family import import_torchvision
 from mmstream.train.inputs import model_inputs
 from mmstream.train.tokenizer import image_token_of, load_pretrained, read_json
 from mmstream.types import IGNORED_LABEL, Batch

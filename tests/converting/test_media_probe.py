@@ -15,7 +15,7 @@ import mmstream as mm
 from mmstream.converting.draft import Media, MediaRef, RowError
 from mmstream.converting.media import check as media_check
 from mmstream.converting.media import remux
-from mmstream.media.deadline import Deadline
+from mmstream.media.limits import Deadline
 from tests.helpers.convert_corpus import rejects, run, write_files, write_rows
 from tests.helpers.corpora import jpeg
 from tests.helpers.media import load_media

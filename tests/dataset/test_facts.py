@@ -10,9 +10,9 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.dataset.facts import Fact, fact_of, facts_name, header_of, read_facts, write_facts
-from mmstream.decoding.image.formats import header_shape
-from mmstream.decoding.image.limits import Limits
 from mmstream.errors import ShardError
+from mmstream.media.image import header_shape
+from mmstream.media.limits import Limits
 from tests.helpers.corpora import captioned, jpeg, write_corpus
 from tests.helpers.paths import PHOTOS
 

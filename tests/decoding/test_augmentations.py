@@ -13,8 +13,8 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
 from mmstream.audit import check_functions
+from mmstream.families.family import import_torchvision
 from tests.helpers.corpora import write_corpus
 
 Sample = dict[str, Any]

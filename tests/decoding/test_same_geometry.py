@@ -13,9 +13,9 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import View
 from mmstream.decoding.sample import decode_sample
+from mmstream.families.family import import_torchvision
 from mmstream.types import SampleLineage
 from tests.helpers.pictures import encoded
 

@@ -10,8 +10,8 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.fields import image_fields
 from mmstream.decoding.sample import decode_sample
+from mmstream.media.fields import image_fields
 from mmstream.types import SampleLineage
 from tests.helpers.chats import tokenizer
 from tests.helpers.pictures import encoded

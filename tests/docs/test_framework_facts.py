@@ -12,7 +12,7 @@ import torch
 from torch.utils.data import DataLoader
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 from tests.helpers.frameworks import NUM_STEPS, TextModel, keys_of, plan, text_pipeline
 
 pytestmark = pytest.mark.filterwarnings("ignore")  # the frameworks warn of their own affairs

@@ -12,8 +12,8 @@ from importlib.util import find_spec
 import pytest
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
-from mmstream.demo import corpus_rows
+from mmstream.families.family import import_torchvision
+from mmstream.train.demo import corpus_rows
 from tests.helpers.paths import DOCS, ROOT
 
 EXAMPLES = sorted(file.stem for file in (DOCS / "frameworks").glob("with_*.py"))

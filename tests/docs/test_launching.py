@@ -19,8 +19,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from mmstream.demo import corpus_rows
-from mmstream.demo.demo import free_port
+from mmstream.train.demo import corpus_rows, free_port
 from tests.helpers.corpora import write_corpus
 from tests.helpers.doc_pages import blocks_of
 from tests.helpers.logged_runs import metrics, require_exact

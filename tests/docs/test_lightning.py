@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 from tests.helpers.frameworks import NUM_STEPS, text_pipeline
 
 pytestmark = [

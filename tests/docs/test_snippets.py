@@ -13,8 +13,8 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
-from mmstream.demo import corpus_rows
+from mmstream.families.family import import_torchvision
+from mmstream.train.demo import corpus_rows
 from tests.helpers.doc_pages import LANGUAGES, PAGES, ROOT, blocks_of, problems_of, run_page
 
 

@@ -26,7 +26,7 @@ PAGE = (DOCS / "add-a-family.md").read_text("utf-8")
 
 MODEL = """
 import torch
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 
 import_torchvision()
 from transformers import CLIPImageProcessor, LlamaConfig, LlavaConfig

@@ -11,9 +11,9 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream import Decode, ImageDecoder, TextDecoder
-from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import ImageShape
 from mmstream.decoding.text.placeholders import ImageLength
+from mmstream.families.family import import_torchvision
 from tests.helpers.chats import LLAVA, QWEN_VL, SPECIAL, VICUNA, assistant, byte_chat, user
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded

@@ -19,7 +19,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 
-from mmstream.demo.demo import free_port
+from mmstream.train.demo import free_port
 
 END_S = 500
 """A start that takes longer hangs."""
@@ -48,7 +48,7 @@ def run_starts(command: Sequence[str], out: Path, starts: Sequence[tuple[int, in
 
 def main() -> int:
     """Import what a rank needs, and start the ranks."""
-    from mmstream._torchvision import import_torchvision
+    from mmstream.families.family import import_torchvision
     from mmstream.train import loop, vlm  # noqa: F401
 
     import_torchvision()

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
-from mmstream.demo.demo import free_port
+from mmstream.families.family import import_torchvision
+from mmstream.train.demo import free_port
 from tests.helpers.forked_ranks import fork_rank
 from tests.helpers.paths import DOCS
 

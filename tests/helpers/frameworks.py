@@ -5,7 +5,7 @@ from typing import Any
 from torch import Tensor, nn
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 from mmstream.train.tokenizer import byte_tokenizer
 
 import_torchvision()  # before the frameworks do, where it does not load by itself

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from tokenizers.processors import TemplateProcessing
 
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 from mmstream.train.tokenizer import byte_tokenizer
 
 import_torchvision()

@@ -9,8 +9,8 @@ import av
 import pytest
 
 from mmstream.errors import DecodeError, StorageError, TimeoutError
-from mmstream.media.deadline import Deadline
 from mmstream.media.ffmpeg import media_stream, open_media
+from mmstream.media.limits import Deadline
 from mmstream.media.types import container_format
 from tests.helpers.media_files import OLD_VIDEO_KINDS, VIDEO_KINDS, audio_file, video_file
 
@@ -120,7 +120,7 @@ def test_reading_ends_at_the_deadline() -> None:
 def test_a_deadline_that_passes_in_the_body_ends_it() -> None:
     """Work of this thread counts, and waiting for storage does not."""
     clock = Mock(return_value=0.0)
-    with patch("mmstream.media.deadline.time.thread_time", clock):
+    with patch("mmstream.media.limits.time.thread_time", clock):
         deadline = Deadline.start(100)
         with pytest.raises(TimeoutError), open_media(audio_file(), deadline):
             clock.return_value = 101.0

@@ -9,8 +9,8 @@ import pytest
 
 from mmstream.errors import DecodeError
 from mmstream.media import mp4 as mp4_reader
-from mmstream.media.deadline import Deadline
 from mmstream.media.ffmpeg import open_media
+from mmstream.media.limits import Deadline
 from mmstream.media.mp4 import read_mp4
 from tests.helpers.media_bombs import BOMBS, box, mp4
 from tests.helpers.media_files import video_file

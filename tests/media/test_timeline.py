@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.media.deadline import Deadline
+from mmstream.media.limits import Deadline
 from mmstream.media.timeline import Timeline, demuxed_timeline, without_undecodable_start
 from tests.helpers.media_files import video_file
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from mmstream.errors import DecodeError
-from mmstream.media.deadline import Deadline
 from mmstream.media.ffmpeg import open_media
+from mmstream.media.limits import Deadline
 from tests.helpers.media_files import VIDEO_KINDS, video_file
 
 STREAMED = b"\x01\xff\xff\xff\xff\xff\xff\xff"

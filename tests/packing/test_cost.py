@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 
 TEXT = {
     "hidden_size": 64,

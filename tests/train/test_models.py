@@ -10,9 +10,9 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.demo.demo import corpus_rows
 from mmstream.train import TrainConfig, TrainResult, train
 from mmstream.train.clip import small_clip
+from mmstream.train.demo import corpus_rows
 from mmstream.train.models import CLIP_NORMALIZE, open_model
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus

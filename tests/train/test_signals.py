@@ -14,8 +14,8 @@ import pytest
 import torch.distributed as dist
 
 from mmstream.cli import main
-from mmstream.demo.demo import free_port
 from mmstream.train import TrainResult, distributed
+from mmstream.train.demo import free_port
 from mmstream.train.distributed import (
     StopRequest,
     note_signals,

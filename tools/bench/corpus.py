@@ -89,7 +89,7 @@ def write_tokenizer(folder: Path) -> None:
 
 
 def _rows() -> list[dict[str, Any]]:
-    from mmstream.demo.demo import corpus_rows
+    from mmstream.train.demo import corpus_rows
 
     return [json.loads(line) for line in Path(corpus_rows()).read_text().splitlines()]
 
@@ -97,7 +97,7 @@ def _rows() -> list[dict[str, Any]]:
 def _demo_images() -> Iterator[tuple[Any, list[str]]]:
     from PIL import Image
 
-    from mmstream.demo.demo import corpus_rows
+    from mmstream.train.demo import corpus_rows
 
     for row in _rows():
         image = Image.open(Path(corpus_rows()).parent / row["image"]).convert("RGB")

@@ -27,7 +27,7 @@ import torch
 from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 from mmstream.processes import cpu_seconds, pss_bytes
 
 NUM_WORKERS, SHUFFLE_BUFFER = 2, 500

@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
 
-from mmstream.demo.demo import free_port
+from mmstream.train.demo import free_port
 
 MARK = "MMSTREAM_PROVE_RESUME"
 SHARED_MEMORY = Path("/dev/shm")

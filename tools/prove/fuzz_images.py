@@ -28,8 +28,8 @@ import numpy as np
 from PIL import Image
 
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.image.pillow import FORMATS
 from mmstream.errors import DecodeError, TimeoutError
+from mmstream.media.pillow import FORMATS
 from tests.helpers.image_bombs import BOMBS
 from tests.helpers.paths import DATA
 from tests.helpers.pictures import encoded, photo

@@ -27,8 +27,8 @@ from typing import Any, TypeVar
 import msgspec
 
 from mmstream.converting.draft import DIALOGUE_KEYS, KINDS, Draft, MediaRef, RowError
-from mmstream.decoding.fields import decode_json
 from mmstream.errors import escaped
+from mmstream.media.fields import decode_json
 from mmstream.media.types import BY_EXTENSION, Kind
 
 T = TypeVar("T")

@@ -22,12 +22,10 @@ from mmstream.converting.draft import Draft, Media, MediaRef, RowError
 from mmstream.converting.media.references import short_name
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
-from mmstream.decoding.image.geometry import Shape
-from mmstream.decoding.image.limits import Limits
 from mmstream.errors import DecodeError, MMStreamError, escaped
-from mmstream.media.deadline import Deadline
 from mmstream.media.facts import Facts, media_facts
-from mmstream.media.types import Kind, sniff_file
+from mmstream.media.limits import Deadline, Limits
+from mmstream.media.types import Kind, Shape, sniff_file
 
 _NOT_IN_TRAINING = ("tiff", "heic")
 """Images that no decoder of a training run reads. A sample would silently have no image."""
@@ -101,7 +99,7 @@ def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
     if options.check == "none" and not options.changes_images:
         return Media(extension, data)
     from mmstream.converting.media.images import encode, target_of  # loads Pillow
-    from mmstream.decoding.image.formats import decode_bytes
+    from mmstream.media.image import decode_bytes
 
     shape = _shape(data, extension)
     if shape is not None:
@@ -119,7 +117,7 @@ def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
 
 def _shape(data: bytes, extension: str) -> Shape | None:
     """Return (height, width) as the header says them. None: only decoding tells."""
-    from mmstream.decoding.image.formats import header_shape
+    from mmstream.media.image import header_shape
 
     if extension in _NOT_IN_TRAINING:
         return None

@@ -28,13 +28,13 @@ from numpy.typing import NDArray
 from PIL import Image, ImageFile, TiffImagePlugin
 
 from mmstream.converting.options import ImageFormat, MediaOptions
-from mmstream.decoding.image.formats import JPEG_START, decode_bytes, plugin_of
-from mmstream.decoding.image.geometry import Shape
-from mmstream.decoding.image.jpeg import read_header
-from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.orientation import upright
-from mmstream.decoding.image.pillow import decode_with_pillow, to_rgb, with_alpha
 from mmstream.errors import DecodeError
+from mmstream.media.image import JPEG_START, decode_bytes, plugin_of
+from mmstream.media.jpeg import read_header
+from mmstream.media.limits import Limits
+from mmstream.media.orientation import upright
+from mmstream.media.pillow import decode_with_pillow, to_rgb, with_alpha
+from mmstream.media.types import Shape
 
 Pixels = NDArray[np.uint8]
 

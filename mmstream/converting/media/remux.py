@@ -20,9 +20,9 @@ from crc32c import crc32c
 
 from mmstream.errors import DecodeError, TimeoutError
 from mmstream.media.audio import open_container
-from mmstream.media.deadline import Deadline
 from mmstream.media.facts import MAX_PIXELS
 from mmstream.media.ffmpeg import NoStreamError, media_stream, open_media
+from mmstream.media.limits import Deadline
 from mmstream.media.video import VideoFile, read_video_file
 
 _SAME_TIME_S = 1e-6

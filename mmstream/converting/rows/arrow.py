@@ -59,8 +59,8 @@ from mmstream.converting.rows.records import (
     ranges_of_splits,
 )
 from mmstream.converting.rows.tables import require_different
-from mmstream.decoding.fields import MAX_JSON_DEPTH
 from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.media.fields import MAX_JSON_DEPTH
 from mmstream.storage import ObjectStat, Store, open_store, split_url
 from mmstream.storage.store import ObjectFile
 from mmstream.storage.urls import local_path

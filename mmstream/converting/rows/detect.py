@@ -27,11 +27,11 @@ from mmstream.converting.rows.tables import (
     iter_values,
     parse_coco,
 )
-from mmstream.decoding.fields import is_json
 from mmstream.errors import ConfigError, escaped
+from mmstream.media.fields import is_json
 from mmstream.media.types import sniff
+from mmstream.settings import shown
 from mmstream.tar.header import BLOCK
-from mmstream.wrong_arguments import shown
 
 RowKind: TypeAlias = Literal[
     "jsonl",

@@ -41,8 +41,8 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.converting.draft import LeftOutError, RowError, unreadable
-from mmstream.decoding.fields import decode_json, is_too_deep
 from mmstream.errors import ConfigError, MMStreamError, escaped
+from mmstream.media.fields import decode_json, is_too_deep
 from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)

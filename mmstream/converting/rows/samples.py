@@ -25,8 +25,8 @@ from mmstream.converting.rows.records import Row, RowRange, encodable, hash_ids,
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.open import open_dataset
-from mmstream.decoding.fields import json_object
 from mmstream.errors import ChecksumError, SampleError
+from mmstream.media.fields import json_object
 from mmstream.tar.samples import is_reserved
 from mmstream.types import IntArray, Sample
 

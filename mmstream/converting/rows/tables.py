@@ -71,8 +71,8 @@ from mmstream.converting.formats.fields import kind_by_name, value_of_text
 from mmstream.converting.formats.formats import recognise
 from mmstream.converting.formats.spans import has_spans
 from mmstream.converting.rows.records import BOM, MAX_ROW_BYTES, NumberedRow
-from mmstream.decoding.fields import decode_json, is_json, json_object
 from mmstream.errors import ConfigError, escaped
+from mmstream.media.fields import decode_json, is_json, json_object
 from mmstream.media.types import BY_EXTENSION
 from mmstream.storage import is_remote
 from mmstream.storage.urls import local_path

@@ -33,9 +33,9 @@ from mmstream.decoding.media_shapes import AudioShape, Span, require_span, row_o
 from mmstream.errors import ConfigError, DecodeError
 from mmstream.media.audio import AudioSource, open_audio
 from mmstream.media.audio_headers import refuse_short
-from mmstream.media.deadline import Deadline
+from mmstream.media.limits import Deadline
 from mmstream.media.types import EncodedMedia
-from mmstream.wrong_arguments import (
+from mmstream.settings import (
     NonNegativeFloat,
     PositiveFloat,
     PositiveInt,

@@ -19,9 +19,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from mmstream._vector_math import resolve_vector_math
+from mmstream.decoding.threaded_calls import resolve_vector_math
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import PositiveInt, checked
+from mmstream.settings import PositiveInt, checked
 
 SAMPLE_RATE = 16_000
 HOP = 160

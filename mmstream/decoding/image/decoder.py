@@ -31,11 +31,9 @@ from typing import Any, Literal, NamedTuple
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.formats import JPEG_START, decode_bytes, decode_mask, header_shape
 from mmstream.decoding.image.geometry import (
     ImageShape,
     Plan,
-    Shape,
     View,
     budgeted_shape,
     covering_shape,
@@ -45,13 +43,6 @@ from mmstream.decoding.image.geometry import (
     shrink_factor,
     whole_view,
 )
-from mmstream.decoding.image.jpeg import (
-    JpegPlan,
-    decode_jpeg,
-    plan_jpeg,
-    readable_header,
-)
-from mmstream.decoding.image.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
 from mmstream.decoding.image.resize import has_lanczos, render, render_bytes
 from mmstream.decoding.image.tiles import (
     InternVLTiles,
@@ -61,12 +52,27 @@ from mmstream.decoding.image.tiles import (
     TileRule,
 )
 from mmstream.errors import ConfigError, DecodeError
-from mmstream.gone import arguments_gone
-from mmstream.wrong_arguments import (
+from mmstream.media.image import (
+    JPEG_START,
+    decode_bytes,
+    decode_mask,
+    header_shape,
+    out_of_memory,
+)
+from mmstream.media.jpeg import (
+    JpegPlan,
+    decode_jpeg,
+    plan_jpeg,
+    readable_header,
+)
+from mmstream.media.limits import MAX_MEMORY, MAX_PIXELS, TIMEOUT_S, Limits
+from mmstream.media.types import Shape
+from mmstream.settings import (
     Fraction,
     Level,
     PositiveFloat,
     PositiveInt,
+    arguments_gone,
     checked,
     refuse_broken,
     refuse_overridden,
@@ -335,7 +341,7 @@ class ImageDecoder:
         try:
             return self._decode(data, self._plan(data, rng, plan, limits), out, rng, limits)
         except MemoryError as error:
-            raise _out_of_memory(error) from None
+            raise out_of_memory(error) from None
 
     def plan_picture(
         self,
@@ -361,7 +367,7 @@ class ImageDecoder:
         try:
             return self._plan(data, rng, None, limits or self.start_limits())
         except MemoryError as error:
-            raise _out_of_memory(error) from None
+            raise out_of_memory(error) from None
 
     def decode_planned(
         self,
@@ -386,7 +392,7 @@ class ImageDecoder:
         try:
             return self._decode(data, plan, out, rng, limits or self.start_limits())
         except MemoryError as error:
-            raise _out_of_memory(error) from None
+            raise out_of_memory(error) from None
 
     def _plan(
         self,
@@ -563,10 +569,6 @@ class ImageDecoder:
             return whole_view(picture, fitting_shape(picture, size), size)
         resized = covering_shape(picture, size, self.resize_size)
         return whole_view(picture, resized, size, self.crop_rounding)
-
-
-def _out_of_memory(error: MemoryError) -> DecodeError:
-    return DecodeError(f"out of memory: {str(error) or 'the image needs more'}")
 
 
 def _check_same_size(picture: Shape, planned: Shape) -> None:

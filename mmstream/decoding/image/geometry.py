@@ -17,6 +17,7 @@ from typing import NamedTuple
 import numpy as np
 
 from mmstream.errors import DecodeError
+from mmstream.media.types import Shape
 
 
 class Plan(NamedTuple):
@@ -61,9 +62,6 @@ class ImageShape(NamedTuple):
                 return cls(side, side, picture, rows * columns + num_whole, (rows, columns))
         return cls(*views[0].shape, picture)
 
-
-Shape = tuple[int, int]
-"""(height, width) in pixels."""
 
 Box = tuple[int, int, int, int]
 """(top, left, height, width) in pixels of a picture."""

@@ -1,6 +1,6 @@
 """Decoded pixels -> the planned result, with one antialiased resize from uint8 to uint8.
 
-Place in the flow: `decoder.py` calls `render` with the pixels of `formats.py` and a view of
+Place in the flow: `decoder.py` calls `render` with the pixels of `media.image` and a view of
 `geometry.py`. The result is written into the row of the batch where there is one.
 
 The filter is torch's antialiased one, on a channels_last view of the decoded array. It runs in SIMD
@@ -20,7 +20,8 @@ import torch
 import torch.nn.functional as F
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.geometry import Shape, View
+from mmstream.decoding.image.geometry import View
+from mmstream.media.types import Shape
 
 Pixels = NDArray[np.uint8]
 

@@ -16,9 +16,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from functools import lru_cache
 
-from mmstream.decoding.image.geometry import Shape, View, fitting_shape, whole_view
+from mmstream.decoding.image.geometry import View, fitting_shape, whole_view
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import Level, PositiveInt, checked
+from mmstream.media.types import Shape
+from mmstream.settings import Level, PositiveInt, checked
 
 LLAVA_NEXT_SHAPES = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 """``image_grid_pinpoints`` of the published Llava-NeXT models, for tiles of 336 pixels."""

@@ -29,7 +29,6 @@ from typing import Any, NamedTuple
 
 import jinja2
 
-from mmstream.decoding.fields import parse_json
 from mmstream.decoding.text.message_starts import (
     GENERATION,
     MarkedText,
@@ -40,6 +39,7 @@ from mmstream.decoding.text.message_starts import (
 )
 from mmstream.decoding.text.turns import CALL, ROLES, join_calls, read_calls
 from mmstream.errors import DecodeError, escaped
+from mmstream.media.fields import parse_json
 
 _log = logging.getLogger(__name__)
 

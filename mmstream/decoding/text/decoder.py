@@ -24,15 +24,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import (
-    FIELDS_OF,
-    MAX_TEXT_BYTES,
-    call_user,
-    check_text,
-    decode_text,
-    field_names,
-    value_at,
-)
 from mmstream.decoding.media_shapes import MediaShapes
 from mmstream.decoding.sample_rng import is_user_function, seed_generators
 from mmstream.decoding.text.chat import (
@@ -57,8 +48,17 @@ from mmstream.decoding.text.placeholders import (
     media_parts,
 )
 from mmstream.errors import ConfigError, DecodeError, SampleError, escaped
+from mmstream.media.fields import (
+    FIELDS_OF,
+    MAX_TEXT_BYTES,
+    call_user,
+    check_text,
+    decode_text,
+    field_names,
+    value_at,
+)
+from mmstream.settings import PositiveInt, checked
 from mmstream.types import IGNORED_LABEL
-from mmstream.wrong_arguments import PositiveInt, checked
 
 Tokens: TypeAlias = dict[str, Any]
 """``input_ids``, ``attention_mask`` and ``labels`` of a sample, each int64 [T]; ``label_weights``,

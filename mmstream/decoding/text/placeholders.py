@@ -21,7 +21,6 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.fields import FIELDS_OF
 from mmstream.decoding.media_shapes import (
     AudioShape,
     ImageShape,
@@ -31,6 +30,7 @@ from mmstream.decoding.media_shapes import (
 )
 from mmstream.decoding.text.chat import Message, Span, flatten
 from mmstream.errors import ConfigError, DecodeError, escaped
+from mmstream.media.fields import FIELDS_OF
 from mmstream.media.types import kind_of
 
 Ids = NDArray[np.int64]

@@ -13,8 +13,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from mmstream.decoding.fields import parse_json
 from mmstream.errors import DecodeError, escaped
+from mmstream.media.fields import parse_json
 
 CALL = "tool_call"
 

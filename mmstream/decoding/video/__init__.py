@@ -1,7 +1,6 @@
-"""Videos: which frames, at which times, decoded and resized.
+"""Videos: which frames, at which times, and their size. `mmstream.media.video` decodes them.
 
-decoder.py          `VideoDecoder`: the settings, also of Hugging Face processors, their checks, and
-                    one video from start to end
-sampling.py         which frames are taken, also as families of models take them, and their size
-frames.py           decodes these frames, and nothing that they do not need
+decoder.py    `VideoDecoder`: the settings, also of Hugging Face processors, their checks, and one
+              video from start to end
+sampling.py   which frames are taken, also as families of models take them, and their size
 """

@@ -29,8 +29,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from mmstream.decoding.image.decoder import SETTINGS_ADVICE, ImageDecoder, Resize, interpolation_of
-from mmstream.decoding.image.geometry import Shape, View, budgeted_shape, whole_view
-from mmstream.decoding.image.limits import Limits
+from mmstream.decoding.image.geometry import View, budgeted_shape, whole_view
 from mmstream.decoding.image.resize import render, render_bytes
 from mmstream.decoding.media_shapes import Span, VideoShape, require_span, row_of_span, row_span
 from mmstream.decoding.video.sampling import (
@@ -45,21 +44,22 @@ from mmstream.decoding.video.sampling import (
     uniform_number,
 )
 from mmstream.errors import ConfigError, DecodeError
-from mmstream.gone import arguments_gone
+from mmstream.media.limits import Limits
 from mmstream.media.timeline import Timeline
-from mmstream.media.types import EncodedMedia
-from mmstream.types import IntArray
-from mmstream.wrong_arguments import (
+from mmstream.media.types import EncodedMedia, Shape
+from mmstream.settings import (
     Fraction,
     Level,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
+    arguments_gone,
     checked,
     refuse_broken,
     refuse_overridden,
     shown,
 )
+from mmstream.types import IntArray
 
 if TYPE_CHECKING:
     from mmstream.media.video import VideoFile
@@ -365,7 +365,7 @@ class VideoDecoder:
             StorageError: As in a call.
             ConfigError: As in a call.
         """
-        from mmstream.decoding.video.frames import pictures
+        from mmstream.media.video import pictures
 
         limits = limits or self.start_limits()
         plan = plan or self.plan(data, row, rng, limits)
@@ -519,7 +519,7 @@ class VideoDecoder:
         return view
 
     def _check_decoded(self, timeline: Timeline, packets: IntArray) -> None:
-        from mmstream.decoding.video.frames import num_decoded
+        from mmstream.media.video import num_decoded
 
         number = num_decoded(timeline, sorted(set(packets.tolist())))
         if number > self.max_decoded_frames:

@@ -15,8 +15,9 @@ from typing import TypeAlias
 import numpy as np
 from numpy.typing import NDArray
 
-from mmstream.decoding.image.geometry import MAX_ASPECT_RATIO, Shape
+from mmstream.decoding.image.geometry import MAX_ASPECT_RATIO
 from mmstream.errors import DecodeError
+from mmstream.media.types import Shape
 from mmstream.types import IntArray
 
 Times = NDArray[np.float64]

@@ -16,8 +16,8 @@ import soundfile
 from numpy.typing import NDArray
 
 import mmstream as mm
-from mmstream.media.deadline import Deadline
 from mmstream.media.facts import media_facts
+from mmstream.media.limits import Deadline
 from tests.helpers.media_files import audio_file, tone
 
 NATIVE = mm.AudioDecoder(sample_rate=None, channels=None)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.image import jpeg
+from mmstream.media import jpeg
 from tests.helpers.pictures import JPEG, PNG, damaged, encoded, read
 
 SAMPLES = ["hopper.jpg", "hopper.gif", "hopper.webp", "hopper.avif"]

@@ -9,9 +9,9 @@ import pytest
 import mmstream as mm
 from mmstream.converting.media.images import encode, target_of
 from mmstream.converting.options import MediaOptions
-from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.pillow import _MEMORY, FORMATS
 from mmstream.display.text import file_kind
+from mmstream.media.limits import Limits
+from mmstream.media.pillow import _MEMORY, FORMATS
 from mmstream.media.types import TYPES, MediaType, sniff
 from tests.helpers.paths import DOCS
 from tests.helpers.pictures import encoded, photo

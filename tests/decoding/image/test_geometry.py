@@ -11,7 +11,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import (
     View,
     budgeted_shape,
@@ -21,6 +20,7 @@ from mmstream.decoding.image.geometry import (
     shrink_factor,
     whole_view,
 )
+from mmstream.families.family import import_torchvision
 
 import_torchvision()
 

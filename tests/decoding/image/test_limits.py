@@ -19,11 +19,9 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.image import jpeg, orientation, pillow
-from mmstream.decoding.image.limits import MAX_MEMORY
 from mmstream.decoding.sample import SampleDecoding, decode_sample
-from mmstream.media import deadline
-from mmstream.media.deadline import Deadline
+from mmstream.media import jpeg, limits, orientation, pillow
+from mmstream.media.limits import MAX_MEMORY, Deadline
 from tests.helpers.bad_corpus import make_pipeline
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.image_bombs import (
@@ -364,7 +362,7 @@ def test_too_many_images_of_one_size_are_refused_before_the_first(
 
 def test_the_images_of_a_sample_share_the_time(monkeypatch: pytest.MonkeyPatch) -> None:
     clock = iter(range(10**6))
-    monkeypatch.setattr(deadline.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(limits.time, "thread_time", lambda: next(clock))
     decode = mm.Decode(image=mm.ImageDecoder(timeout_s=50))
     assert "image" in decode_sample({"__key__": "s", "0.png": PNG}, decode)
     images = {f"{n:02}.png": PNG for n in range(50)}
@@ -380,7 +378,7 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     decode = mm.Decode(image=mm.ImageDecoder(size=8, timeout_s=30))
     sample = {"__key__": "k", "jpg": JPEG}
     now = 0.0
-    monkeypatch.setattr(deadline.time, "thread_time", lambda: now)
+    monkeypatch.setattr(limits.time, "thread_time", lambda: now)
 
     def planned() -> SampleDecoding:
         decoding = SampleDecoding(sample, decode)
@@ -392,7 +390,7 @@ def test_the_time_of_a_picture_starts_when_its_decoding_starts(
     now = 1000.0
     good.decode_picture(*good.early_fields, out)
     clock = iter((0.0, 31.0))
-    monkeypatch.setattr(deadline.time, "thread_time", lambda: next(clock))
+    monkeypatch.setattr(limits.time, "thread_time", lambda: next(clock))
     late.decode_picture(*late.early_fields, out)
     assert good.finish()["image"].data_ptr() == out["image"][0].data_ptr()
     with pytest.raises(

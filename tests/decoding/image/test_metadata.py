@@ -18,9 +18,9 @@ from PIL import Image, ImageOps, PngImagePlugin
 import mmstream as mm
 from mmstream.converting.media.check import checked
 from mmstream.converting.sidecar import perceptual_hash
-from mmstream.decoding.image.formats import header_shape
-from mmstream.decoding.image.limits import Limits
 from mmstream.display.media import pixels_of
+from mmstream.media.image import header_shape
+from mmstream.media.limits import Limits
 from tests.helpers.image_bombs import chunk
 from tests.helpers.pictures import encoded
 

@@ -11,8 +11,8 @@ import torch
 from PIL import Image
 
 import mmstream as mm
-from mmstream._torchvision import import_torchvision
 from mmstream.decoding.image.geometry import random_box
+from mmstream.families.family import import_torchvision
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import JPEG, encoded, photo, psnr
 

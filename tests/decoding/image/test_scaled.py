@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.image.formats import header_shape
-from mmstream.decoding.image.jpeg import decode_jpeg
-from mmstream.decoding.image.limits import Limits
+from mmstream.media.image import header_shape
+from mmstream.media.jpeg import decode_jpeg
+from mmstream.media.limits import Limits
 from tests.helpers.pictures import ODD, damaged, encoded, photo, read
 
 FULL = mm.ImageDecoder()

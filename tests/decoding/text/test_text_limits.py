@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.decoding.fields import MAX_TEXT_BYTES
 from mmstream.decoding.sample import decode_sample
 from mmstream.decoding.text.chat import MAX_MESSAGES, MAX_PARTS
+from mmstream.media.fields import MAX_TEXT_BYTES
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import CHATML, UNSTABLE, assistant, tokenizer, user
 from tests.helpers.decodings import decode_texts

@@ -11,7 +11,7 @@ import pytest
 from PIL import Image
 
 import mmstream as mm
-from mmstream.decoding.video import frames
+from mmstream.media import video
 from tests.helpers.media_files import VIDEO_KINDS, frame_number, video_file
 from tests.helpers.pictures import encoded
 
@@ -260,9 +260,9 @@ def test_a_damaged_frame_is_decoded_from_the_start_within_the_limit(
 
     def decoded_frames(*arguments: Any) -> Iterator[Any]:
         jumps.append(arguments[-1])
-        raise frames.DamagedError("damaged")
+        raise video.DamagedError("damaged")
 
-    monkeypatch.setattr(frames, "decoded_frames", decoded_frames)
+    monkeypatch.setattr(video, "decoded_frames", decoded_frames)
     data = video_file("mp4", num_frames=30, gop=5)
     for limit, expected in ((27, [True]), (28, [True, False])):
         jumps.clear()

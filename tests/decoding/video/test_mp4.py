@@ -9,8 +9,8 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.media.deadline import Deadline
 from mmstream.media.facts import media_facts
+from mmstream.media.limits import Deadline
 from tests.helpers.media_files import frame_number, video_file
 
 

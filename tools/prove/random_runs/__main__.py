@@ -28,7 +28,7 @@ from pathlib import Path
 
 import torch
 
-from mmstream._torchvision import import_torchvision
+from mmstream.families.family import import_torchvision
 from tests.helpers.http_fault_proxy import Faults, fault_proxy
 from tools.s3_server import s3_server
 

@@ -19,13 +19,12 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from mmstream._plain_tensors import plain_tensors
+from mmstream.batching.collate import plain_tensors
 from mmstream.decoding.batch_memory import BatchMemory
-from mmstream.device.normalize import Normalize, Normalizer
 from mmstream.errors import ConfigError
-from mmstream.gone import arguments_gone
+from mmstream.loader.normalize import Normalize, Normalizer
+from mmstream.settings import arguments_gone, checked, shown
 from mmstream.types import Batch
-from mmstream.wrong_arguments import checked, shown
 
 MovedBatch = tuple[Batch, Batch, torch.cuda.Event | None]
 """The batch on the host, the same batch on the device, and the CUDA event after its copy."""

@@ -15,7 +15,7 @@ import mmstream as mm
 from mmstream.audit.check_log import History, Proof, prove
 from mmstream.audit.training_log import LoggedRows
 from mmstream.converting.convert import ConvertReport
-from mmstream.demo.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows, markdown_report
+from mmstream.train.demo import EPOCHS, GLOBAL_BATCH_SIZE, corpus_rows, markdown_report
 from tests.helpers.paths import ROOT
 
 

@@ -1,6 +1,6 @@
-"""Image files of any known format -> upright RGB pixels.
+"""Image files of any known format: their sizes by the headers, and upright RGB pixels.
 
-Place in the flow: `decoder.py` calls it once it has planned the result:
+Place in the flow: converter, statistics, notebooks and `ImageDecoder` read images here:
 
     first bytes say the format -> `jpeg` or `pillow` decodes -> `orientation` turns the picture
 
@@ -17,11 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image, ImageFile, PngImagePlugin
 
-from mmstream.decoding.image.geometry import Shape
-from mmstream.decoding.image.jpeg import decode_jpeg, readable_header
-from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.orientation import upright, upright_bytes
-from mmstream.decoding.image.pillow import (
+from mmstream.errors import DecodeError
+from mmstream.media.jpeg import decode_jpeg, readable_header
+from mmstream.media.limits import Limits
+from mmstream.media.orientation import upright, upright_bytes
+from mmstream.media.pillow import (
     FORMATS,
     check_png,
     decode_with_pillow,
@@ -30,7 +30,7 @@ from mmstream.decoding.image.pillow import (
     to_numbers,
     to_rgb,
 )
-from mmstream.errors import DecodeError
+from mmstream.media.types import Shape
 
 JPEG_START = b"\xff\xd8"
 """The first bytes of every JPEG: its marker "start of image"."""
@@ -60,6 +60,19 @@ def decode_bytes(
     if data[:2] == JPEG_START:
         return decode_jpeg(data, limits, factor)
     return _decode_other(bytes(data), limits, check_shape, to_rgb), 1
+
+
+def decode_whole(data: bytes, limits: Limits) -> NDArray[np.uint8]:
+    """Decode an image at its full size; as `decode_bytes`, and too little memory is its error."""
+    try:
+        return decode_bytes(data, limits)[0]
+    except MemoryError as error:
+        raise out_of_memory(error) from None
+
+
+def out_of_memory(error: MemoryError) -> DecodeError:
+    """Return the error of an image for which the machine has not enough memory."""
+    return DecodeError(f"out of memory: {str(error) or 'the image needs more'}")
 
 
 def decode_mask(

@@ -1,4 +1,4 @@
-"""What ``mmstream demo`` runs, on the embedded corpus. It uses all rooms below it.
+"""What ``mmstream demo`` runs, on the embedded corpus. It uses all folders below.
 
 1. Convert the corpus, and verify the shards.
 2. Train without disturbance, in one process.

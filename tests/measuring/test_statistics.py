@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 
 import mmstream as mm
-from mmstream.dataset.statistics import Statistics
 from mmstream.decoding.sample import WholeText
 from mmstream.display.statistics import bins, statistics_lines
+from mmstream.measuring.statistics import Statistics
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from mmstream.train.vlm import chat_decode
 from tests.display.test_display import Page, recording

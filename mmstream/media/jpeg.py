@@ -1,6 +1,6 @@
 """JPEG files -> pixels with libjpeg-turbo: strict about picture data, lenient about metadata.
 
-Place in the flow: `formats.py` calls `decode_jpeg` for files that start as a JPEG does.
+Place in the flow: `image.py` calls `decode_jpeg` for files that start as a JPEG does.
 
 simplejpeg releases the GIL and can treat every *warning* of libjpeg as an error. But libjpeg
 reports only the first warning of a file, so a harmless warning may hide a serious one. A refused
@@ -43,16 +43,16 @@ import simplejpeg
 from numpy.typing import NDArray
 from PIL import Image, JpegImagePlugin
 
-from mmstream.decoding.image.geometry import Shape
-from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.orientation import (
+from mmstream.errors import DecodeError
+from mmstream.media.limits import Limits
+from mmstream.media.orientation import (
     SIDEWAYS,
     picture_orientation,
     upright,
     upright_bytes,
 )
-from mmstream.decoding.image.pillow import decode_with_pillow, one_line, to_rgb
-from mmstream.errors import DecodeError
+from mmstream.media.pillow import decode_with_pillow, one_line, to_rgb
+from mmstream.media.types import Shape
 
 _SOI = b"\xff\xd8"
 _EOI = b"\xff\xd9"

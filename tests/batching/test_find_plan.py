@@ -15,8 +15,8 @@ from tokenizers import AddedToken
 
 import mmstream as mm
 from mmstream.batching.batching import Pack
+from mmstream.batching.find_plan import plan_of_digest
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.measuring.find_plan import plan_of_digest
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.settings import PackLimits
 from mmstream.train.tokenizer import byte_tokenizer

@@ -1,6 +1,6 @@
 """Samples -> lengths, by the code that training tokenizes with.
 
-Place in the flow: `plan.py` counts the samples of all shards, and `find_plan.py` a few anew. The
+Place in the flow: `mm.plan` counts the samples of all shards, and `find_plan.py` a few anew. The
 samples go through `RowDecoder.plan`, as those of a step do: functions before decoding, plans of
 media, one call of the tokenizer. No pixel is decoded.
 """

@@ -20,12 +20,12 @@ from typing import Any
 import msgspec
 
 from mmstream.batching.batching import Pack
+from mmstream.batching.lengths import LengthCounter, differing_settings
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.rows import Transform
 from mmstream.errors import ConfigError, ManifestError
-from mmstream.measuring.lengths import LengthCounter, differing_settings
 from mmstream.order.permute import stream_key
 from mmstream.packing.measure_file import settings_digest
 from mmstream.packing.order import MixturePackOrder

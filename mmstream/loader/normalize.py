@@ -17,7 +17,7 @@ import torch
 
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError
-from mmstream.wrong_arguments import shown
+from mmstream.settings import shown
 
 CHUNK_NUMBERS = 2**15
 """Numbers per chunk on the CPU: 128 KiB as float32.

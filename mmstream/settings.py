@@ -1,10 +1,301 @@
-"""What went away in this version, and what to use instead. The next version empties this table.
+"""Settings: arguments are compared with their annotations, and old names say what replaces them.
 
-Ground floor. Nothing but words lies here. The command line asks for commands and options, the
-package for its public names, and `mmstream.wrong_arguments.checked` for arguments.
+Ground floor. `checked` decorates public classes and functions. An annotation tells the types, and
+aliases such as `PositiveInt` the bounds too. What depends on several arguments is checked by the
+class or function itself.
+
+`INSTEAD` lists what went away in this version. The command line asks for commands and options, the
+package for its public names, and `checked` for arguments.
 """
 
 from __future__ import annotations
+
+import inspect
+import math
+import operator
+import os
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
+from functools import cache, wraps
+from reprlib import Repr
+from types import MappingProxyType, NoneType, SimpleNamespace, UnionType
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeAlias,
+    TypeVar,
+    Union,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
+
+import numpy as np
+
+from mmstream.errors import ConfigError, MMStreamError, escaped
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+MAX_NUMBER = 2**63 - 1
+"""Larger numbers do not fit into arrays."""
+
+
+class Within(NamedTuple):
+    """The bounds of a number or of the length of a text, and what a message says of them."""
+
+    least: float
+    most: float
+    words: str
+
+
+PositiveInt: TypeAlias = Annotated[int, Within(1, MAX_NUMBER, "a whole number from 1 up")]
+NonNegativeInt: TypeAlias = Annotated[int, Within(0, MAX_NUMBER, "a whole number from 0 up")]
+AnyInt: TypeAlias = Annotated[int, Within(-math.inf, math.inf, "a whole number")]
+PositiveFloat: TypeAlias = Annotated[float, Within(math.ulp(0), MAX_NUMBER, "a number above 0")]
+Seconds: TypeAlias = Annotated[float, Within(0.001, 1e9, "a number of seconds above 0")]
+NonNegativeFloat: TypeAlias = Annotated[float, Within(0, MAX_NUMBER, "a number from 0 up")]
+Fraction: TypeAlias = Annotated[float, Within(0, 1, "a number from 0 to 1")]
+NonEmptyStr: TypeAlias = Annotated[str, Within(1, MAX_NUMBER, "text that is not empty")]
+Level: TypeAlias = Annotated[int, Within(0, 255, "a whole number from 0 to 255")]
+
+_INT = Within(-MAX_NUMBER, MAX_NUMBER, "a whole number")
+_FLOAT = Within(-MAX_NUMBER, MAX_NUMBER, "a number")
+
+
+def checked(
+    advice: Mapping[str, str] = MappingProxyType({}),
+    *,
+    own: Collection[str] = (),
+    late: bool = False,
+    cure: str = "",
+) -> Callable[[F], F]:
+    """Return a decorator: an argument that does not fit its annotation is a ConfigError.
+
+    Numbers of numpy, and what stands for an int, are taken as Python's. Lists are taken as tuples.
+    True, False, NaN and infinity are no numbers. Protocols count where they are
+    `runtime_checkable`. Python's own errors stay for arguments that are missing or unknown.
+
+    Args:
+        advice: What to write, by the name of an argument. It replaces the words for wrong values.
+            For an argument that the class or function does not have, it is the message.
+        own: Names of arguments that the class or function checks itself. Their annotations need
+            not exist at run time.
+        late: Only the arguments of a call that failed are looked at: for functions that are called
+            for each sample or batch.
+        cure: What to write where arguments fit and the call fails: for functions that read an
+            object of a stranger, such as a config of transformers. They are looked at late.
+
+    Examples:
+        >>> @checked({"batch_size": "write global_batch_size="})
+        ... def run(global_batch_size: PositiveInt, mode: Literal["fast", "slow"] = "fast"): ...
+        >>> run(True)
+        Traceback (most recent call last):
+        mmstream.errors.ConfigError: global_batch_size=True: give a whole number from 1 up
+        >>> run(2, "quick")
+        Traceback (most recent call last):
+        mmstream.errors.ConfigError: mode='quick': give 'fast' or 'slow'
+        >>> run(batch_size=2)
+        Traceback (most recent call last):
+        mmstream.errors.ConfigError: run has no batch_size=: write global_batch_size=
+    """
+
+    def decorated(target: Any) -> Any:
+        is_class = isinstance(target, type)
+        function = target.__init__ if is_class else target
+        unknown = advice.keys() - inspect.signature(function).parameters.keys()
+        arguments_of = _checker(function, advice, own)
+
+        @wraps(function)
+        def call(*args: Any, **arguments: Any) -> Any:
+            for name in arguments.keys() & unknown:
+                raise ConfigError(f"{target.__name__} has no {name}=: {advice[name]}")
+            bound = arguments_of(args, arguments)
+            return function(*bound.args, **bound.kwargs) if bound else function(*args, **arguments)
+
+        @wraps(function)
+        def late_call(*args: Any, **arguments: Any) -> Any:
+            try:
+                return function(*args, **arguments)
+            except MMStreamError:
+                raise
+            except Exception as error:
+                arguments_of(args, arguments)
+                if not cure:
+                    raise
+                raise ConfigError(f"{cure} ({type(error).__name__}: {escaped(error)})") from error
+
+        if not is_class:
+            return late_call if late or cure else call
+        target.__init__ = call
+        return target
+
+    return decorated
+
+
+def _checker(
+    function: Callable[..., Any], advice: Mapping[str, str], own: Collection[str]
+) -> Callable[[tuple[Any, ...], dict[str, Any]], inspect.BoundArguments | None]:
+    """Return what compares the arguments of a call with the annotations, and returns them.
+
+    It returns None where one is missing or too many, because Python's own error names that.
+    """
+    signature = inspect.signature(function)
+
+    @cache
+    def hints() -> dict[str, Any]:  # at the first call: annotations may name later classes
+        texts = {k: v for k, v in function.__annotations__.items() if k not in (*own, "return")}
+        holder = SimpleNamespace(__annotations__=texts)
+        return get_type_hints(holder, function.__globals__, include_extras=True)
+
+    def arguments_of(
+        args: tuple[Any, ...], arguments: dict[str, Any]
+    ) -> inspect.BoundArguments | None:
+        try:
+            bound = signature.bind(*args, **arguments)
+        except TypeError:
+            return None
+        for name, value in bound.arguments.items():
+            hint = hints().get(name, Any)
+            if not _fits(value, hint):
+                bound.arguments[name] = _as_python(value)
+                if not _fits(bound.arguments[name], hint):
+                    cure = advice.get(name) or f"give {_words(hint)}"
+                    raise ConfigError(f"{name}={shown(value)}: {cure}")
+        return bound
+
+    return arguments_of
+
+
+def _as_python(value: Any) -> Any:
+    """Return numbers of other libraries as Python's, and lists as tuples."""
+    if isinstance(value, bool | str | bytes):
+        return value
+    with suppress(Exception):  # lists within lists, and tensors of floats, which have `__index__`
+        if isinstance(value, np.generic):
+            return value.item()
+        if isinstance(value, np.ndarray):
+            value = value.tolist()
+        if isinstance(value, list | tuple):
+            return tuple(map(_as_python, value))
+        if isinstance(value, dict):
+            return {key: _as_python(item) for key, item in value.items()}
+        return operator.index(value)
+    return value
+
+
+def _fits(value: Any, hint: Any) -> bool:
+    """Tell whether a value has the type and the bounds of an annotation."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType):
+        return any(_fits(value, part) for part in parts)
+    if kind is Literal:
+        return any(isinstance(value, type(part)) and value == part for part in parts)
+    if kind is Annotated:
+        return _is_within(value, *parts)
+    if kind in (int, float):
+        return _is_within(value, kind, _INT)
+    if kind in (None, NoneType):
+        return value is None
+    if kind is Callable:
+        return callable(value)
+    if kind is Any or not isinstance(kind, type):
+        return True
+    if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
+        return True
+    return isinstance(value, kind) and _items_fit(value, kind, parts)
+
+
+def _is_within(value: Any, kind: Any, bounds: Within) -> bool:
+    """Tell whether a number, or the length of a text, is within bounds. NaN never is."""
+    if isinstance(value, bool) or not isinstance(value, int | float if kind is float else kind):
+        return False
+    size = len(value) if isinstance(value, str) else value
+    return bool(bounds.least <= size <= bounds.most)
+
+
+def _items_fit(value: Any, kind: type, parts: tuple[Any, ...]) -> bool:
+    """Tell whether the items of a list, tuple or mapping fit. Text is no list of letters."""
+    if isinstance(value, str | bytes):
+        return kind in (str, bytes, object)
+    if isinstance(value, Mapping) and len(parts) == 2:
+        return all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
+    if not parts or parts[0] is Any or not isinstance(value, Collection):
+        return True
+    if kind is tuple and parts[-1] is not ...:
+        return len(value) == len(parts) and all(map(_fits, value, parts))
+    with suppress(TypeError):  # a tensor may have no items
+        return all(_fits(item, parts[0]) for item in (value[:1] if type(value) is range else value))
+    return False
+
+
+_WORDS: dict[Any, str] = {
+    int: _INT.words,
+    float: _FLOAT.words,
+    str: "text",
+    bool: "True or False",
+    NoneType: "None",
+    Callable: "a function",
+    os.PathLike: "a path",
+}
+
+
+def _words(hint: Any) -> str:
+    """Return what to give for an annotation."""
+    kind, parts = get_origin(hint) or hint, get_args(hint)
+    if kind in (Union, UnionType, Literal):
+        *others, last = dict.fromkeys(_choices(hint))
+        return f"{', '.join(others)} or {last}" if others else last
+    if kind is Annotated:
+        return str(parts[1].words)
+    if kind in _WORDS:
+        return _WORDS[kind]
+    if isinstance(kind, type) and issubclass(kind, Mapping):
+        return f"{{{_words(parts[0])}: {_words(parts[1])}}}" if parts else "a dict"
+    if isinstance(kind, type) and issubclass(kind, Collection):
+        words = list(map(_words, filter(lambda part: part is not ..., parts)))
+        return f"({', '.join(words)})" if len(words) > 1 else f"a list of {', '.join(words)}"
+    package = getattr(kind, "__module__", "").partition(".")[0]
+    return f"{'mm' if package == 'mmstream' else package}.{getattr(kind, '__name__', kind)}"
+
+
+def _choices(hint: Any) -> list[str]:
+    """Return the words of all that a union or a `Literal` allows."""
+    if get_origin(hint) in (Union, UnionType):
+        return [choice for part in get_args(hint) for choice in _choices(part)]
+    return list(map(repr, get_args(hint))) if get_origin(hint) is Literal else [_words(hint)]
+
+
+def shown(value: object) -> str:
+    """Return a value as a message shows it: short, on one line. A URL may hold a password."""
+    short = Repr()  # of lists within lists, too
+    short.maxstring = short.maxother = 80
+    text = escaped(short.repr(value))
+    return type(value).__name__ if "://" in text else text
+
+
+def refuse_broken(*rules: tuple[object, str]) -> None:
+    """Raise a ConfigError with the message of the first rule across settings that is broken.
+
+    Args:
+        rules: Whether each is broken, and what to write.
+    """
+    for is_broken, message in rules:
+        if is_broken:
+            raise ConfigError(message)
+
+
+def refuse_overridden(value: object, base: type, advice: str) -> None:
+    """Refuse an object of a subclass with a `__call__` that a pipeline does not always call."""
+    if type(value).__call__ is not base.__call__:
+        raise ConfigError(
+            f"{type(value).__name__} overrides {base.__name__}.__call__, which a pipeline does not "
+            f"always call: override `decode`, or change the {advice} in transforms=(function,)"
+        )
+
+
+# -- what went away in this version; the next one empties this table ------------------------------
 
 INSTEAD = {
     "mm.integrations": "use mm.model_inputs, and mmstream.train for trainers and flat batches",
@@ -55,7 +346,7 @@ INSTEAD = {
     "mm.ConvertReport": "mm.convert returns it; for annotations, import it from "
     "mmstream.converting.convert",
     "mm.Statistics": "mm.statistics returns it; for annotations, import it from "
-    "mmstream.dataset.statistics",
+    "mmstream.measuring.statistics",
     "mm.open_mixture": "write mm.Mixture.open(path)",
     **dict.fromkeys(
         ("mmstream show --shard", "mmstream show --index"), "write --find 'SHARD[INDEX]'"

@@ -12,7 +12,7 @@ from mmstream.decoding import step
 
 FIRST_CALLS = """
 import torch
-from mmstream._vector_math import resolve_vector_math
+from mmstream.decoding.threaded_calls import resolve_vector_math
 resolve_vector_math()
 torch.set_num_threads(2)
 values = torch.linspace(0.001, 1, 262_144)

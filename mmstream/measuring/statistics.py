@@ -19,13 +19,13 @@ import numpy.typing as npt
 from tqdm import tqdm
 
 from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs_of
-from mmstream.decoding.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
 from mmstream.display.contents import messages_of, row_json, spread, text_of
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
-from mmstream.media.deadline import Deadline
+from mmstream.media.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
+from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.settings import AnyInt, PositiveInt, checked, shown
 from mmstream.types import IGNORED_LABEL, Sample, SampleRef
-from mmstream.wrong_arguments import AnyInt, PositiveInt, checked, shown
 
 if TYPE_CHECKING:
     from mmstream.decoding.text.decoder import TextDecoder
@@ -327,12 +327,14 @@ def _image_shape(data: bytes) -> tuple[int, int]:
     Raises:
         DecodeError: It is no picture of a known format, or too large.
     """
-    from mmstream.decoding.image.decoder import ImageDecoder
-    from mmstream.decoding.image.formats import header_shape
+    from mmstream.media.image import decode_whole, header_shape
 
-    decoder = ImageDecoder()
-    shape = header_shape(data, decoder.start_limits())
-    return shape if shape is not None else decoder.decode(data).picture
+    limits = Limits.start()
+    shape = header_shape(data, limits)
+    if shape is None:
+        height, width, _ = decode_whole(data, limits).shape
+        shape = height, width
+    return shape
 
 
 def _texts(messages: Sequence[Any]) -> Iterator[str]:

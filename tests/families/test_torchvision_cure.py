@@ -33,18 +33,18 @@ def stub(folder: Path, source: str) -> Path:
 
 USE = """
 import gc, sys
-from mmstream import _torchvision
+from mmstream.families import family
 assert "torch" not in sys.modules and "torchvision" not in sys.modules
-torchvision = _torchvision.import_torchvision()
+torchvision = family.import_torchvision()
 gc.collect()
-assert _torchvision.import_torchvision() is torchvision
+assert family.import_torchvision() is torchvision
 import torch
 from torchvision.transforms import v2
 from torchvision.utils import make_grid
 images = torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
 assert make_grid(images).shape == (3, 12, 22)
 assert v2.Compose([v2.Resize(4), v2.CenterCrop(4)])(images).shape == (2, 3, 4, 4)
-print(len(_torchvision._declared))
+print(len(family._declared))
 """
 
 
@@ -61,7 +61,7 @@ def test_transforms_and_grids_work_and_the_cure_is_used_only_where_it_is_needed(
 
 def test_nothing_is_declared_where_torchvision_loads_by_itself(tmp_path: Path) -> None:
     done = python(
-        "import sys; from mmstream import _torchvision as t; m = t.import_torchvision();"
+        "import sys; from mmstream.families import family as t; m = t.import_torchvision();"
         "print(m.answer, t._declared, 'torch' in sys.modules)",
         stub(tmp_path, "answer = 42"),
     )
@@ -71,7 +71,7 @@ def test_nothing_is_declared_where_torchvision_loads_by_itself(tmp_path: Path) -
 @pytest.mark.parametrize("error", ["RuntimeError('CUDA versions differ')", "ImportError('broken')"])
 def test_other_failures_of_torchvision_are_passed_on(tmp_path: Path, error: str) -> None:
     done = python(
-        "from mmstream import _torchvision as t; t.import_torchvision()",
+        "from mmstream.families import family as t; t.import_torchvision()",
         stub(tmp_path, f"raise {error}"),
     )
     assert done.returncode == 1

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.device.normalize import Normalizer
+from mmstream.loader.normalize import Normalizer
 from tests.helpers.fake_loader import FakeLoader
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)

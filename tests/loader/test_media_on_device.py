@@ -9,8 +9,8 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.device import normalize
-from mmstream.device.normalize import Normalizer
+from mmstream.loader import normalize
+from mmstream.loader.normalize import Normalizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 

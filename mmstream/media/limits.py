@@ -7,18 +7,20 @@ costs much:
     header -> pixels, memory of the decoding -> decode -> memory of what follows -> resize
 
 A limit is a matter of the file and the settings alone: what exceeds it does so on every machine.
-Only the time is not, so it is a last resort. Work inside a C library cannot be interrupted. So what
-makes such work long is limited by the formats' own modules: scans of a JPEG, chunks of a PNG.
+Only the time is not, so it is a last resort. It is that of the processor: a busy machine and a slow
+server do not make a sample bad. Work inside a C library cannot be interrupted. So what makes such
+work long is limited by the formats' own modules: scans of a JPEG, chunks of a PNG. Calls of FFmpeg
+are kept short: `MediaSource` reads nothing after the deadline, and it is asked between two packets.
 
 docs/decoder-safety.md lists all limits.
 """
 
 from __future__ import annotations
 
+import time
 from typing import NamedTuple
 
-from mmstream.errors import DecodeError
-from mmstream.media.deadline import Deadline
+from mmstream.errors import DecodeError, TimeoutError
 
 MAX_PIXELS = 128 * 2**20
 """Default of `Limits.max_pixels`."""
@@ -33,6 +35,34 @@ MAX_SIDE = 65_535
 Pillow allocates something for each row, and converts rows whole, so long sides cost more than their
 pixels.
 """
+
+
+class Deadline(NamedTuple):
+    """When the time of a sample is over. It belongs to the thread that starts it."""
+
+    timeout_s: float | None = None
+    """Seconds of the thread's processor time that were given. None: no limit."""
+    end: float = float("inf")
+    """The end, on the clock of ``time.thread_time``."""
+
+    @classmethod
+    def start(cls, timeout_s: float | None) -> Deadline:
+        """Return a deadline whose time starts now."""
+        return cls() if timeout_s is None else cls(timeout_s, time.thread_time() + timeout_s)
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time is over."""
+        return time.thread_time() > self.end
+
+    def check(self) -> None:
+        """Refuse to go on after the deadline.
+
+        Raises:
+            TimeoutError: Names the limit.
+        """
+        if self.is_over:
+            raise TimeoutError(f"decoding takes longer than timeout_s={self.timeout_s:g}")
 
 
 class Limits(NamedTuple):

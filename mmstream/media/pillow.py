@@ -1,6 +1,6 @@
 """Every format but JPEG -> pixels with Pillow. `FORMATS` lists them.
 
-Place in the flow: `formats.py` calls it with the plugin that the first bytes of a file ask for.
+Place in the flow: `image.py` calls it with the plugin that the first bytes of a file ask for.
 `jpeg.py` calls it for the few JPEGs that libjpeg's API does not know.
 
 The plugin's class is called directly. ``Image.open`` would try every format that Pillow knows, and
@@ -27,9 +27,9 @@ from PIL import (
     WebPImagePlugin,
 )
 
-from mmstream.decoding.image.limits import Limits
-from mmstream.decoding.image.orientation import SIDEWAYS, picture_orientation
 from mmstream.errors import DecodeError
+from mmstream.media.limits import Limits
+from mmstream.media.orientation import SIDEWAYS, picture_orientation
 
 _PNG_SIGNATURE_BYTES = 8
 _RAW_EXIF, _XMP = "Raw profile type exif", "XML:com.adobe.xmp"
