@@ -74,7 +74,7 @@ class MediaServer(StubServer):
         await self._start()
         self._is_ready.set()
         await self._end.wait()
-        self._server.close()
+        await self.end(self._server)
 
     async def _start(self) -> None:
         self._server = await asyncio.start_server(self.serve, "127.0.0.1", self.port)

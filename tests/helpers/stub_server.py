@@ -54,8 +54,31 @@ class StubServer:
         self.num_connections = 0
         self.num_closed = 0
         self.endpoint = ""
+        self._writers: list[asyncio.StreamWriter] = []
+        self._tasks: list[asyncio.Task[None]] = []
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        """Begin to serve a connection: a callback of `asyncio.start_server`."""
+        self._writers.append(writer)
+        self._tasks.append(asyncio.get_running_loop().create_task(self._serve(reader, writer)))
+
+    async def end(self, server: asyncio.Server) -> None:
+        """Close the server and its connections, also those that have just come."""
+        loop = asyncio.get_running_loop()
+        for listener in server.sockets:
+            loop.remove_reader(listener.fileno())
+        # asyncio accepts a connection in three turns of its loop. After `close` it would leave it
+        # open, and the garbage collector would warn in any later test.
+        for _ in range(3):
+            await asyncio.sleep(0)
+        server.close()
+        for writer in self._writers:
+            writer.transport.abort()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         number, self.num_connections = self.num_connections, self.num_connections + 1
         try:
             while True:
@@ -103,7 +126,7 @@ async def stub_server(answer: Callable[[StubRequest], StubAnswer]) -> AsyncItera
     try:
         yield stub
     finally:
-        server.close()
+        await stub.end(server)
 
 
 def reply(
