@@ -38,9 +38,9 @@ from mmstream.errors import MMStreamError as MMStreamError
 from mmstream.errors import SampleError as SampleError
 from mmstream.errors import SkipSample as SkipSample
 from mmstream.errors import StateError as StateError
+from mmstream.loader.device import Normalize as Normalize
+from mmstream.loader.device import to_device as to_device
 from mmstream.loader.loader import Loader as Loader
-from mmstream.loader.normalize import Normalize as Normalize
-from mmstream.loader.to_device import to_device as to_device
 from mmstream.measuring.plan import plan as plan
 from mmstream.measuring.statistics import statistics as statistics
 from mmstream.order import Order as Order

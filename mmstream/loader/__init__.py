@@ -9,6 +9,5 @@ settings.py            what must be the same on every rank, in words; how batche
 balance.py             rows of packs dealt to the ranks by their cost
 delivered.py           counts what delivered batches hold, beside bad samples
 advice.py              what a loader logs before its first batch
-to_device.py           batches on the device, one ahead of the user's code
-normalize.py           uint8 images -> normalised floats, on the device
+device.py              batches on the device, one ahead of the user's code, and normalised there
 """

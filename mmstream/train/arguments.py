@@ -35,7 +35,7 @@ from mmstream.families.family import (
     import_torchvision,
 )
 from mmstream.families.registry import origin_of, resolve
-from mmstream.loader.normalize import Normalize, Normalizer
+from mmstream.loader.device import Normalize, Normalizer
 from mmstream.settings import shown
 from mmstream.types import IGNORED_LABEL, Batch
 

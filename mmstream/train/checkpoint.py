@@ -24,7 +24,7 @@ from typing import Any, BinaryIO
 import torch
 
 from mmstream.errors import StateError, escaped
-from mmstream.loader.to_device import DeviceLoader
+from mmstream.loader.device import DeviceLoader
 from mmstream.state import parse_state
 from mmstream.storage import RemoteStore, Store
 from mmstream.storage.local import remove_temporaries

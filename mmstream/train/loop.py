@@ -45,8 +45,8 @@ from mmstream.dataset.mixture import open_data
 from mmstream.dataset.open import open_dataset
 from mmstream.decoding.threaded_calls import resolve_vector_math
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
+from mmstream.loader.device import DeviceLoader, to_device
 from mmstream.loader.loader import Loader
-from mmstream.loader.to_device import DeviceLoader, to_device
 from mmstream.pipeline import Pipeline
 from mmstream.storage import Store, join_url, open_store
 from mmstream.train.checkpoint import Trained, require_writable, resume_training, save_training

@@ -26,7 +26,7 @@ from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import baked_content
 from mmstream.errors import ConfigError, escaped
-from mmstream.loader.normalize import Normalize
+from mmstream.loader.device import Normalize
 from mmstream.pipeline import Pipeline
 from mmstream.train import clip, speech, vlm
 from mmstream.train.config import SMALL_MODELS, TrainConfig

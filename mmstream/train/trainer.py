@@ -21,9 +21,8 @@ from torch.utils.data import DataLoader, IterableDataset
 from mmstream.batching.valid import summed_loss, target_weights
 from mmstream.errors import ConfigError, StateError
 from mmstream.families.family import import_torchvision
+from mmstream.loader.device import DeviceLoader, Normalize, to_device
 from mmstream.loader.loader import Loader
-from mmstream.loader.normalize import Normalize
-from mmstream.loader.to_device import DeviceLoader, to_device
 from mmstream.settings import checked
 from mmstream.state import state_at
 from mmstream.train.flat_batches import preference_inputs

@@ -16,7 +16,7 @@ from mmstream.audit.check_log import Check, check_logs, orders_logged, steps_log
 from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.dataset.bad_list import write_bad
 from mmstream.errors import ConfigError, SkipSample
-from mmstream.loader.to_device import to_device
+from mmstream.loader.device import to_device
 from mmstream.train import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit

@@ -15,7 +15,7 @@ import torch
 import mmstream as mm
 from mmstream.dataset.source import read_sample
 from mmstream.decoding.sample import decode_sample
-from mmstream.loader.normalize import Normalizer
+from mmstream.loader.device import Normalizer
 from mmstream.train import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import micro_batches_of, prepare, seed_step, train_step

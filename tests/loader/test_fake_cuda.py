@@ -42,7 +42,7 @@ def test_batches_are_copied_from_pinned_memory_and_the_host_waits_for_none(
 @pytest.mark.parametrize(
     ("owner", "name", "message"),
     [
-        ("mmstream.loader.to_device", "_hand_over", "reads before it is written"),
+        ("mmstream.loader.device", "_hand_over", "reads before it is written"),
         ("torch.Tensor", "record_stream", "memory may be given away"),
     ],
 )

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
 import mmstream as mm
-from mmstream.loader.normalize import Normalizer
+from mmstream.loader import device as device_module
+from mmstream.loader.device import Normalizer
+from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_loader import FakeLoader
+from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 
 MEAN, STD = (0.5, 0.4, 0.3), (0.2, 0.25, 0.3)
+NORMALIZE = mm.Normalize(MEAN, STD)
 
 needs_cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -23,8 +28,7 @@ devices = pytest.mark.parametrize(
 
 
 def reference(image: torch.Tensor) -> torch.Tensor:
-    mean = torch.tensor(MEAN).view(1, 3, 1, 1)
-    std = torch.tensor(STD).view(1, 3, 1, 1)
+    mean, std = (torch.tensor(values).view(3, 1, 1) for values in (MEAN, STD))
     return (image.float() / 255 - mean) / std
 
 
@@ -120,26 +124,27 @@ def test_every_size_and_layout_is_normalised_to_the_formulas_bits(
     image = torch.randint(0, 256, shape, dtype=torch.uint8)
     if not is_planar:
         image = image.movedim(-3, -1).contiguous().movedim(-1, -3)
-    scale = Normalizer(mm.Normalize(MEAN, STD), dtype, torch.device(device))
+    scale = Normalizer(NORMALIZE, dtype, torch.device(device))
     normalised = scale(image.to(device))
     assert normalised.dtype == dtype
     assert 1 in shape or normalised.stride() == image.stride()
-    assert torch.equal(normalised.cpu(), reference(image[None])[0].to(dtype))
+    assert torch.equal(normalised.cpu(), reference(image).to(dtype))
 
 
 @devices
 @pytest.mark.parametrize(
     ("settings", "expected"),
     [
-        ({"normalize": mm.Normalize(MEAN, STD)}, reference),
+        ({"normalize": NORMALIZE}, reference),
         (
-            {"normalize": mm.Normalize(MEAN, STD), "dtype": torch.bfloat16},
+            {"normalize": NORMALIZE, "dtype": torch.bfloat16},
             lambda image: reference(image).to(torch.bfloat16),  # rounded once
         ),
+        ({"normalize": mm.Normalize(0.5, 0.2)}, lambda image: (image.float() / 255 - 0.5) / 0.2),
         ({"dtype": torch.float32}, lambda image: image.float() / 255),
         ({}, lambda image: image),
     ],
-    ids=["mean and std", "bfloat16", "dtype alone", "nothing"],
+    ids=["mean and std", "bfloat16", "one number for all channels", "dtype alone", "nothing"],
 )
 def test_pictures_are_normalised_as_the_settings_say(
     device: str, settings: dict[str, Any], expected: Any
@@ -193,9 +198,9 @@ def test_nested_tensors_and_validity_move_and_names_stay(device: str) -> None:
 
     loader = Ragged()
     host = loader.batch(0, 0)
-    moved = next(iter(mm.to_device(loader, device, normalize=mm.Normalize(MEAN, STD))))
+    moved = next(iter(mm.to_device(loader, device, normalize=NORMALIZE)))
     assert [tuple(image.shape) for image in moved["image"]] == [(3, 32, 32), (3, 8, 32)]
-    assert torch.equal(moved["image"][1].cpu(), reference(loader.image(2)[None, :, :8])[0])
+    assert torch.equal(moved["image"][1].cpu(), reference(loader.image(2)[:, :8]))
     extra = moved["extra"]
     there = (extra["a"][0], extra["b"][0], moved["__valid__"])
     assert {tensor.device.type for tensor in there} == {device}
@@ -212,7 +217,7 @@ def test_images_that_are_floating_already_are_not_normalised_twice() -> None:
             return {**batch, "image": batch["image"].double()}
 
     with pytest.raises(mm.ConfigError, match=r"these are torch\.float64"):
-        next(iter(mm.to_device(Floating(), "cpu", normalize=mm.Normalize(MEAN, STD))))
+        next(iter(mm.to_device(Floating(), "cpu", normalize=NORMALIZE)))
     moved = next(iter(mm.to_device(Floating(), "cpu", dtype=torch.float32)))
     assert torch.equal(moved["image"], FakeLoader().batch(0, 0)["image"].float())
 
@@ -243,22 +248,83 @@ def test_a_mean_and_a_std_that_cannot_be_meant_are_refused(
         mm.Normalize(mean, std)
 
 
-def test_a_single_number_normalises_all_channels() -> None:
-    moved = next(iter(mm.to_device(FakeLoader(), "cpu", normalize=mm.Normalize(0.5, 0.5))))
-    same = next(
-        iter(mm.to_device(FakeLoader(), "cpu", normalize=mm.Normalize((0.5,) * 3, (0.5,) * 3)))
-    )
-    assert torch.equal(moved["image"], same["image"])
-
-
 @pytest.mark.cuda
 @needs_cuda
 def test_memory_of_a_batch_is_not_reused_while_it_is_still_read() -> None:
     loader = FakeLoader(num_steps=20, num_rows=64, size=224)
     sums = []
-    for batch in mm.to_device(loader, "cuda", normalize=mm.Normalize(MEAN, STD)):
+    for batch in mm.to_device(loader, "cuda", normalize=NORMALIZE):
         torch.cuda._sleep(20_000_000)  # the consumer's stream lags; the batch is dropped at once
         sums.append(batch["image"].sum(dtype=torch.float64))
     images = [FakeLoader(num_rows=64, size=224).batch(0, step)["image"] for step in range(20)]
     expected = [reference(image).sum(dtype=torch.float64).item() for image in images]
     assert [value.item() for value in sums] == pytest.approx(expected, rel=1e-9)
+
+
+# -- videos and recordings: frames as pictures, the rest as it is ---------------------------------
+
+
+def files(number: int) -> dict[str, bytes]:
+    return {
+        f"{i}.mp4": fake_file(number + i, 1 + (number + i) % 3, has_track=i == 0)
+        for i in range(number % 3)
+    } | {"wav": fake_file(number, 5 + number)}
+
+
+def batches(folder: Path, video: FakeVideoDecoder, **settings: Any) -> tuple[Any, Any]:
+    """The batches of a loader, on the host and on a device."""
+    dataset = mm.open_dataset(write_corpus(folder, [8], files))
+    decode = mm.Decode({"wav": FakeAudioDecoder()}, video=video)
+    pipeline = mm.Pipeline(dataset, global_batch_size=4, decode=decode)
+    return list(mm.Loader(pipeline)), list(mm.to_device(mm.Loader(pipeline), "cpu", **settings))
+
+
+@pytest.mark.parametrize("size", [(4, 6), None])
+@pytest.mark.parametrize(
+    ("settings", "expected"),
+    [
+        ({}, lambda frames: frames),
+        ({"normalize": NORMALIZE}, reference),
+        ({"normalize": NORMALIZE, "dtype": torch.bfloat16}, lambda f: reference(f).bfloat16()),
+    ],
+    ids=["bytes", "float32", "bfloat16"],
+)
+def test_frames_are_normalised_and_sounds_and_times_are_not(
+    size: tuple[int, int] | None, settings: dict[str, Any], expected: Any, tmp_path: Path
+) -> None:
+    on_host, on_device = batches(tmp_path, FakeVideoDecoder(size=size), **settings)
+    for host, device in zip(on_host, on_device, strict=True):
+        assert host.keys() == device.keys()
+        assert isinstance(device["video"], torch.Tensor) is (size is not None)
+        for before, after in zip(host["video"], device["video"], strict=True):
+            assert after.dtype == expected(before).dtype
+            assert torch.equal(after, expected(before))
+        for name in ("video_pts_s", "video_frames", "video_row", "wav", "wav_length"):
+            assert torch.equal(host[name], device[name])
+            assert host[name].dtype == device[name].dtype
+        if size is not None:
+            assert device["video"].is_contiguous(memory_format=torch.channels_last)
+
+
+def test_a_batch_without_videos_moves_too(tmp_path: Path) -> None:
+    dataset = mm.open_dataset(write_corpus(tmp_path, [4], lambda number: {"txt": b"a text"}))
+    decode = mm.Decode(video=FakeVideoDecoder(size=(4, 6)), audio=FakeAudioDecoder())
+    pipeline = mm.Pipeline(dataset, global_batch_size=4, decode=decode)
+    (batch,) = mm.to_device(mm.Loader(pipeline), "cpu", normalize=NORMALIZE)
+    assert batch["video"].shape == (0, 3, 4, 6)
+    assert batch["video"].dtype == torch.float32
+    assert [len(batch[name]) for name in ("video_row", "audio", "audio_length")] == [0, 0, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("num_frames", [0, 1, 5, 7])
+def test_many_frames_are_normalised_in_groups_to_the_same_bits(
+    num_frames: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # Not channels_last, so the CPU runs what a GPU runs.
+    frames = torch.randint(0, 256, (num_frames, 3, 4, 6), dtype=torch.uint8)
+    normalizer = Normalizer(NORMALIZE, dtype, torch.device("cpu"))
+    expected = normalizer(frames)
+    monkeypatch.setattr(device_module, "GROUP_NUMBERS", 2 * 3 * 4 * 6)
+    assert torch.equal(normalizer(frames), expected)
+    assert normalizer(frames).dtype == dtype

@@ -20,7 +20,7 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
-from mmstream.loader.to_device import DeviceLoader
+from mmstream.loader.device import DeviceLoader
 from mmstream.storage import open_store
 from mmstream.train.checkpoint import Checkpoint, Trained, resume_training, save_checkpoint
 from mmstream.train.distributed import TrainProcess, process_group
