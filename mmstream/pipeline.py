@@ -50,7 +50,14 @@ from mmstream.reading.messages import StepConnection
 from mmstream.reading.process import needs_reader_process
 from mmstream.reading.reader import Reader, StepReader
 from mmstream.reading.step import Job, RawStep
-from mmstream.settings import AnyInt, NonEmptyStr, NonNegativeInt, PositiveInt, checked
+from mmstream.settings import (
+    AnyInt,
+    NonEmptyStr,
+    NonNegativeInt,
+    PositiveInt,
+    checked,
+    refuse_broken,
+)
 from mmstream.types import Batch, Sample
 from mmstream.world import World, resolve_world, rows_of_rank
 
@@ -162,9 +169,16 @@ class Pipeline:
             views = self.collate is collate and not self.transforms
             decode = self.decode.of_source(self.dataset, views=views)
             object.__setattr__(self, "decode", decode)
-        if self.zero_copy and self.decode is not None:
-            raise ConfigError("zero_copy=True: decoders take bytes; leave out one of the two")
-        _check_cache(self)
+        refuse_broken(
+            (
+                self.zero_copy and self.decode is not None,
+                "zero_copy=True: decoders take bytes; leave out one of the two",
+            ),
+            (
+                self.max_cache_bytes is not None and self.cache_dir is None,
+                "max_cache_bytes without cache_dir: say where to keep them",
+            ),
+        )
         _check_batching(self)
         if not isinstance(self.batching, Pack):  # whose plan may be made by `mm.plan(self)`
             _ = self.order  # refuses impossible settings here, not in a worker
@@ -581,66 +595,65 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
     return name, torch.empty((0, *channels, 0), dtype=dtype)
 
 
-def _check_cache(pipeline: Pipeline) -> None:
-    """Refuse settings of the node cache that say nothing."""
-    folder, most = pipeline.cache_dir, pipeline.max_cache_bytes
-    if most is not None and folder is None:
-        raise ConfigError("max_cache_bytes without cache_dir: say where to keep them")
-
-
 def _check_batching(pipeline: Pipeline) -> None:
-    """Refuse settings that do not go with batches without padding."""
-    batching = pipeline.batching
+    """Refuse settings that do not go with how batches are made."""
+    batching, is_own = pipeline.batching, pipeline.collate is not collate
     text = None if pipeline.decode is None else pipeline.decode.text
-    if batching is None:
-        if text is not None and text.texts == "all" and pipeline.collate is collate:
-            raise ConfigError(
-                'TextDecoder(texts="all") makes several documents of a sample, and padded batches '
-                "have one text a row: pass batching=mm.Flat()"
-            )
-        return
-    if pipeline.collate is not collate:
-        raise ConfigError(
+    has_tokens = pipeline.decode is not None or pipeline.transforms
+    refuse_broken(
+        (
+            batching is None and text is not None and text.texts == "all" and not is_own,
+            'TextDecoder(texts="all") makes several documents of a sample, and padded batches '
+            "have one text a row: pass batching=mm.Flat()",
+        ),
+        (
+            batching is not None and is_own,
             "batching= makes the batches, so collate= would do nothing: leave out one of the two, "
-            "and add fields to samples with transforms="
-        )
-    if pipeline.decode is None and not pipeline.transforms:
-        raise ConfigError(
+            "and add fields to samples with transforms=",
+        ),
+        (
+            batching is not None and not has_tokens,
             "batching= joins the tokens of texts, and nothing makes any: "
-            "pass decode=mm.Decode(text=mm.TextDecoder(tokenizer))"
-        )
-    if isinstance(batching, Pack) and pipeline.decode is not None and pipeline.decode.is_baked:
-        raise ConfigError(
-            "batching=mm.Pack(...): packs are planned from texts, and a baked dataset has tokens: "
-            "use mm.Flat(), or packs of the dataset that was baked"
-        )
-    if isinstance(batching, Pack) and text is not None and text.max_length < batching.max_tokens:
-        raise ConfigError(
-            f"TextDecoder(max_length={text.max_length}) would cut texts that a row of "
-            f"{batching.max_tokens} tokens has room for: give max_length={batching.max_tokens}"
-        )
+            "pass decode=mm.Decode(text=mm.TextDecoder(tokenizer))",
+        ),
+    )
     if isinstance(batching, Pack):
-        _check_mixture_of_packs(pipeline, batching)
+        _check_packs(pipeline, batching)
 
 
-def _check_mixture_of_packs(pipeline: Pipeline, batching: Pack) -> None:
-    """Refuse settings of the sources' packs where there are none, or none where there are."""
+def _check_packs(pipeline: Pipeline, pack: Pack) -> None:
+    """Refuse settings that do not go with packs, or with those of a mixture."""
+    text = None if pipeline.decode is None else pipeline.decode.text
+    max_length = pack.max_tokens if text is None else text.max_length
     is_mixture = isinstance(pipeline.dataset, Mixture)
-    if is_mixture and batching.weights_of is None:
-        raise ConfigError(
+    refuse_broken(
+        (
+            pipeline.decode is not None and pipeline.decode.is_baked,
+            "batching=mm.Pack(...): packs are planned from texts, and a baked dataset has tokens: "
+            "use mm.Flat(), or packs of the dataset that was baked",
+        ),
+        (
+            max_length < pack.max_tokens,
+            f"TextDecoder(max_length={max_length}) would cut texts that a row of "
+            f"{pack.max_tokens} tokens has room for: give max_length={pack.max_tokens}",
+        ),
+        (
+            is_mixture and pack.weights_of is None,
             "batching=mm.Pack(...) of a mixture: packs hold different numbers of samples, so say "
             'what its weights are proportions of: mm.Pack(weights_of="samples"), or '
-            'mm.Pack(weights_of="tokens")'
-        )
-    if not is_mixture and batching.weights_of is not None:
-        raise ConfigError(
-            f"mm.Pack(weights_of={batching.weights_of!r}): is for a mixture, and this is one "
-            "dataset: leave it out"
-        )
-    if not is_mixture and isinstance(batching.plan, Mapping):
-        raise ConfigError(
-            "mm.Pack(plan={source: plan}): is for a mixture, and this is one dataset: give its plan"
-        )
+            'mm.Pack(weights_of="tokens")',
+        ),
+        (
+            not is_mixture and pack.weights_of is not None,
+            f"mm.Pack(weights_of={pack.weights_of!r}): is for a mixture, and this is one "
+            "dataset: leave it out",
+        ),
+        (
+            not is_mixture and isinstance(pack.plan, Mapping),
+            "mm.Pack(plan={source: plan}): is for a mixture, and this is one dataset: give its "
+            "plan",
+        ),
+    )
 
 
 def _check_decode(decode: object) -> None:

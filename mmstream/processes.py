@@ -120,7 +120,7 @@ def end_fork_server() -> None:
         with suppress(ProcessLookupError):
             os.kill(pid, signal.SIGKILL)
         deadline = time.monotonic() + END_S
-        while process_state(pid)[0] not in ("", "Z", "?") and time.monotonic() < deadline:
+        while process_state(pid)[0] not in ("", "Z") and time.monotonic() < deadline:
             time.sleep(0.01)
 
 
@@ -319,14 +319,8 @@ def process_state(pid: int) -> tuple[str, str]:
     """Return the state of a process, and a text that says when it started.
 
     The state is the letter of ``/proc/PID/stat``: R runs, S sleeps, D waits for a disk, T is
-    stopped, Z has ended. It is "" where there is no such process, and "?" without ``/proc``.
+    stopped, Z has ended. It is "" where there is no such process.
     """
-    if not sys.platform.startswith("linux"):
-        try:
-            os.kill(pid, 0)
-        except OSError:
-            return "", ""
-        return "?", ""
     try:
         fields = Path(f"/proc/{pid}/stat").read_text(errors="replace").rpartition(")")[2].split()
     except OSError:
@@ -355,7 +349,7 @@ def words_of_exit(exit_code: int) -> str:
 def cpu_seconds(pids: Iterable[int]) -> float:
     """Return the CPU seconds that processes have used since they started, all together.
 
-    Processes that ended count as 0, and so do all processes on a system without ``/proc``.
+    Processes that ended count as 0.
     """
     ticks = 0
     for pid in pids:
@@ -369,7 +363,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
     """Return the memory that processes take together, in bytes.
 
     A page that several processes share counts as one page (proportional set size, PSS). Processes
-    that ended count as 0, and so do all processes on a system without ``/proc``.
+    that ended count as 0.
     """
     total_kb = 0
     for pid in pids:
@@ -386,7 +380,7 @@ def pss_bytes(pids: Iterable[int]) -> int:
 
 def num_cores() -> int:
     """Return the number of cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return len(os.sched_getaffinity(0))
 
 
 def default_threads() -> int:
