@@ -3,9 +3,9 @@
 from mmstream import errors as errors
 from mmstream import families as families
 from mmstream.baking.bake import bake as bake
-from mmstream.batching.batching import Flat as Flat
-from mmstream.batching.batching import Pack as Pack
 from mmstream.batching.collate import collate as collate
+from mmstream.batching.flat import Flat as Flat
+from mmstream.batching.flat import Pack as Pack
 from mmstream.batching.split import split_rows as split_rows
 from mmstream.converting.convert import convert as convert
 from mmstream.converting.convert import finalize as finalize

@@ -24,10 +24,9 @@ from typing import TYPE_CHECKING, Any, Literal, NoReturn
 import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
-from mmstream.batching.batching import Flat, Pack
 from mmstream.batching.collate import Collate, collate, make_batch, plain_tensors
-from mmstream.batching.find_plan import find_plan, packs_of_mixture
-from mmstream.batching.flat import flatten, make_flat_batch, own_names
+from mmstream.batching.flat import Flat, Pack, flatten, make_flat_batch, own_names
+from mmstream.batching.lengths import find_plan, packs_of_mixture
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource

@@ -98,7 +98,7 @@ def _split(fields: dict[str, Any], cuts: list[int]) -> list[dict[str, Any]]:
     for number, (micro_batch, other) in enumerate(zip(micro_batches, others, strict=True)):
         for name in other:
             if name.endswith("_document") and f"{name.removesuffix('_document')}_row" in other:
-                other[name] = flat.documents_from_zero(other[name], number)
+                other[name] = other[name] - flat.documents[number]
         micro_batch |= other
     return micro_batches
 
@@ -258,6 +258,7 @@ class FlatCuts:
 
     Attributes:
         entries: Where fields are cut that have one entry per document without padding.
+        documents: The first document of each micro-batch, and behind the last.
     """
 
     def __init__(self, batch: Batch, cuts: Sequence[int]) -> None:
@@ -268,7 +269,7 @@ class FlatCuts:
         is_sample = self._samples >= 0
         # Example: documents of the rows [0, 0, 2], cut at the rows [0, 1, 3], are cut at [0, 2, 3].
         documents = np.searchsorted(batch["document_row"].numpy(force=True), cuts)
-        self._documents: list[int] = documents.tolist()
+        self.documents: list[int] = documents.tolist()
         self._tokens: list[int] = starts[documents].tolist()
         self.entries: list[int] = _sums_before(is_sample)[documents].tolist()
         sums = _sums_before(np.diff(starts) * is_sample)
@@ -285,13 +286,9 @@ class FlatCuts:
             for number, (start, stop) in enumerate(pairwise(self._tokens))
         ]
 
-    def documents_from_zero(self, documents: torch.Tensor, number: int) -> torch.Tensor:
-        """Count the documents of media from the first one of a micro-batch."""
-        return documents - self._documents[number]
-
     def _micro_batch(self, number: int) -> Batch:
         batch = self._batch
-        first, stop = self._documents[number : number + 2]
+        first, stop = self.documents[number : number + 2]
         fields = {
             name: self._tokens_of(batch[name], number) for name in _TOKEN_FIELDS if name in batch
         }

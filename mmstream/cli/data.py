@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from collections import Counter
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import click
@@ -260,7 +259,7 @@ class _DecodeCheck:
             },
         }
         for name, decode in decoders.items():  # what several of them mean is not judged here
-            with_address(sample, name, partial(decode, sample[name]))
+            with_address(sample, name, decode, sample[name])
         types: dict[bool, set[str]] = {False: set(), True: set()}
         for name in sample:
             if not name.startswith("__"):

@@ -302,6 +302,6 @@ def plan_beside(data: Any, state: Any) -> Any:
     order = state.get("order") if isinstance(state, Mapping) else None
     if not isinstance(order, Mapping) or "plan" not in order:
         return None
-    from mmstream.batching.find_plan import plan_or_plans_of_state
+    from mmstream.batching.lengths import plan_or_plans_of_state
 
     return plan_or_plans_of_state(data, state)

@@ -4,8 +4,7 @@ step.py          read this first: raw samples -> decoded samples, a step in thre
 rows.py          one row: its planned samples, or substitutes for bad ones; packs
 sample.py        one sample on its way through the passes
 decode.py        `Decode`: which decoders a pipeline runs; its table: which makes which field
-field.py         what all entries of the table share; values, pictures, masks and tiles
-media.py         videos and recordings of one field: planned, then decoded
+field.py         what decodes one field: values, pictures, masks, tiles, videos and recordings
 values.py        the built-in decoders of numbers, texts, JSON and arrays
 image/           settings of images: sizes, crops, tiles
 video/           settings of videos: which frames, and their sizes

@@ -19,13 +19,24 @@ from copy import copy
 from dataclasses import KW_ONLY, dataclass, field, replace
 from functools import cached_property, partial
 from types import EllipsisType
-from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 
 from mmstream.dataset.source import ShardSource
-from mmstream.decoding.field import AUDIO, IMAGE, VIDEO, Field, PictureField, ValueField
+from mmstream.decoding.field import (
+    AUDIO,
+    IMAGE,
+    VIDEO,
+    AudioField,
+    Field,
+    JsonField,
+    MediaField,
+    PictureField,
+    ValueField,
+    VideoField,
+    made_names,
+)
 from mmstream.decoding.followers import Boxes, Follower, Points, Times
 from mmstream.decoding.image.decoder import ImageDecoder
-from mmstream.decoding.media import AudioField, MediaField, VideoField, made_names
 from mmstream.decoding.sample_rng import is_user_function
 from mmstream.decoding.stored import StoredFields
 from mmstream.decoding.text.decoder import TextDecoder
@@ -217,7 +228,8 @@ class Decode:
         decode = copy(self)
         stored = StoredFields.of_source(source, views=views)
         object.__setattr__(decode, "stored", stored)
-        object.__setattr__(decode, "table", FieldTable(stored.parsers))
+        parsers = {name: JsonField(name, parse) for name, parse in stored.parsers.items()}
+        object.__setattr__(decode, "table", FieldTable(parsers))
         return decode
 
     @cached_property
@@ -226,7 +238,7 @@ class Decode:
         names = [
             *(TEXT_FIELDS if self.text is not None else ()),
             *(IMAGE_FIELDS if self.image is not None else ()),
-            *self.table.media_names,
+            *made_names(self.table.media, self.table.sounds),
         ]
         return dict.fromkeys(names)
 
@@ -482,10 +494,8 @@ def _shown(value: object) -> str:
 class FieldTable:
     """The decoders of a `Decode` in the order in which they run. Names are those in the batch."""
 
-    parsers: Mapping[str, Callable[[bytes], Any]]
+    parsers: Mapping[str, JsonField]
     """Of ``json``, and of other fields of JSON. They run first."""
-    user_parsers: frozenset[str] = frozenset()
-    """Those that are functions of the user."""
     values: tuple[ValueField, ...] = ()
     pictures: tuple[PictureField, ...] = ()
     """``image`` comes first, and the first of a group before the others."""
@@ -521,15 +531,11 @@ class FieldTable:
         return self.files([*self.media, *self.values])
 
     @cached_property
-    def media_names(self) -> list[str]:
-        """The fields that decoders of videos and recordings make, also in a batch."""
-        return made_names(self.media, self.sounds)
-
-    @cached_property
     def has_user_media(self) -> bool:
         """Whether functions or classes of the user run while media are planned or decoded."""
-        fields = (*self.pictures, *self.media, *self.coordinates, *self.times)
-        return bool(self.user_parsers) or any(each.is_user for each in fields)
+        followers = (*self.coordinates, *self.times)
+        fields = (*self.parsers.values(), *self.pictures, *self.media, *followers)
+        return any(each.is_user for each in fields)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
@@ -574,8 +580,8 @@ def make_table(
     def of_type(kind: type[F]) -> list[F]:
         return [each for each in made.values() if isinstance(each, kind)]
 
-    parsers = {"json": _Parser(partial(parse_json, max_bytes=max_json_bytes))}
-    parsers |= {name: each for name, each in made.items() if isinstance(each, _Parser)}
+    parsers = {"json": JsonField("json", partial(parse_json, max_bytes=max_json_bytes))}
+    parsers |= {each.name: each for each in of_type(JsonField)}
     pictures = {each.name: each.decoder for each in of_type(PictureField)}
     pictures |= {} if free[IMAGE] is None else {IMAGE: free[IMAGE]}
     followers = of_type(Follower)
@@ -591,8 +597,7 @@ def make_table(
         recordings.append(AudioField(AUDIO, free[AUDIO], taken=named))
     tracks = {each.sound: each.decoder.audio for each in videos if each.decoder.audio is not None}
     return FieldTable(
-        {name: each.parse for name, each in parsers.items()},
-        frozenset(name for name, each in parsers.items() if each.is_user),
+        parsers,
         tuple(values),
         _picture_fields(pictures, leaders, sources),
         tuple(replace(each, leader=leaders[name]) for name, each in coordinates.items()),
@@ -602,14 +607,7 @@ def make_table(
     )
 
 
-class _Parser(NamedTuple):
-    """What parses a field of JSON before anything else."""
-
-    parse: Callable[[bytes], Any]
-    is_user: bool = False
-
-
-def _made(key: str, names: tuple[str, ...], decoder: Any) -> Field | Follower | _Parser:
+def _made(key: str, names: tuple[str, ...], decoder: Any) -> Field | Follower:
     """Return what a decoder by field becomes. The leader of boxes and points is not known yet."""
     name = names[0]
     if isinstance(decoder, ImageDecoder):
@@ -630,9 +628,9 @@ def _made(key: str, names: tuple[str, ...], decoder: Any) -> Field | Follower | 
             "bytes to a value, or ... for the built-in decoder of the extension"
         )
     if _is_built_in_json(name, decoder) and len(names) == 1:
-        return _Parser(decoder)
+        return JsonField(name, decoder)
     if name == "json":
-        return _Parser(partial(call_user, decoder), is_user_function(decoder))
+        return JsonField(name, partial(call_user, decoder))
     known = decode_integer if decoder is int else decode_string if decoder is str else None
     return ValueField(name, known or decoder, names)
 

@@ -17,7 +17,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property, partial
+from functools import cached_property
 from typing import Any, Literal
 
 import numpy as np
@@ -63,8 +63,8 @@ class Follower:
         Raises:
             DecodeError: There are none, or there is not one such picture.
         """
-        leader = partial(geometry_of, self.leader, results)
-        return self._placed(sample, decoded, with_address(sample, self.name, leader))
+        leader = with_address(sample, self.name, geometry_of, self.leader, results)
+        return self._placed(sample, decoded, leader)
 
     def in_span(
         self, sample: Sample, decoded: Sample, spans: Mapping[str, Sequence[Span]]
@@ -81,7 +81,7 @@ class Follower:
     def _placed(self, sample: Sample, decoded: Sample, place: Any) -> dict[str, torch.Tensor]:
         if self.is_user:
             seed_generators(sample, f"field {self.name}")
-        arrays = with_address(sample, self.name, partial(self.decoder.place, decoded, *place))
+        arrays = with_address(sample, self.name, self.decoder.place, decoded, *place)
         names = (self.name, f"{self.name}_visible")
         return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
 

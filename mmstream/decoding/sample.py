@@ -5,7 +5,7 @@ after another; `decode_sample` takes one through all of them. They run the table
 
     jpg, 0.jpg, 1.png      -> "image"                                  image=ImageDecoder
                               with tiles also "image_tiles", "image_size"
-    mp4, 0.webm, 0.wav     -> "video", "audio" and more, see `media`   video=, audio=
+    mp4, 0.webm, 0.wav     -> "video", "audio" and more: `field.py`   video=, audio=
     json messages, or txt  -> "input_ids", "attention_mask", "labels"  text=TextDecoder
     mask.png, cls, npy     -> a field of the same name                 {"mask.png": ..., "cls": int}
 
@@ -19,7 +19,6 @@ any picture is decoded.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 
 import torch
@@ -33,12 +32,12 @@ from mmstream.decoding.field import (
     FieldResult,
     PictureField,
     check_own_names,
+    joined_recordings,
+    media_shapes,
 )
 from mmstream.decoding.followers import geometry_of
 from mmstream.decoding.image.geometry import ImageShape
-from mmstream.decoding.media import joined_recordings, media_shapes
 from mmstream.decoding.media_shapes import MediaShapes, Span
-from mmstream.decoding.sample_rng import seed_generators
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.errors import DecodeError, SampleError
@@ -249,8 +248,7 @@ class SampleDecoding:
                 plan, memory = self.plans.get(field.name), out.get(field.name, ())
                 geometry = None
                 if field.leader and field.files(sample):
-                    leader = partial(geometry_of, field.leader, done)
-                    geometry = with_address(sample, field.name, leader)
+                    geometry = with_address(sample, field.name, geometry_of, field.leader, done)
                 result = field.decode(sample, plan, memory, geometry)
             done[field.name] = result
             _put(decoded, result)
@@ -370,31 +368,12 @@ def parse_fields(sample: Sample, decode: Decode) -> Sample:
     Raises:
         DecodeError: The JSON is damaged or too long.
     """
-    for name, parse in decode.table.parsers.items():
+    for name, field in decode.table.parsers.items():
         data = sample.get(name)
         if isinstance(data, bytes):
-            if name in decode.table.user_parsers:
-                seed_generators(sample, f"field {name}")
-            sample = {**sample, name: with_address(sample, name, partial(parse, data))}
+            field.seed(sample, "field")
+            sample = {**sample, name: with_address(sample, name, field.decoder, data)}
     return sample
-
-
-def decode_light(
-    samples: Sequence[Sample], decode: Decode, memory: Mapping[str, torch.Tensor]
-) -> list[Sample]:
-    """Return plain or baked samples, decoded. They are too little work for a task each.
-
-    Args:
-        samples: As read from shards. There are B.
-        decode: What only parses ``json``, or reads baked fields.
-        memory: Of the batch by field, uint8 [B, num_bytes] of ``decode.shapes``.
-
-    Raises:
-        DecodeError: A field is damaged.
-    """
-    if decode.stored is not None:
-        return decode.stored.decode_all(samples, memory)
-    return [parse_fields(sample, decode) for sample in samples]
 
 
 def _put(decoded: Sample, result: FieldResult) -> None:
@@ -424,8 +403,7 @@ def _text_fields(sample: Sample, decoder: TextDecoder, text: DecodedText) -> dic
     for field in ("txt",) if name == "txt" else ("txt", name):
         value = sample.get(field)
         if isinstance(value, bytes):
-            read_text = partial(decode_text, value, decoder.max_bytes)
-            fields[field] = with_address(sample, field, read_text)
+            fields[field] = with_address(sample, field, decode_text, value, decoder.max_bytes)
     return fields
 
 

@@ -47,7 +47,7 @@ from mmstream.decoding.rows import (
     packed_rows,
     require_good_row,
 )
-from mmstream.decoding.sample import PLAIN, RowMemory, SampleDecoding, decode_light
+from mmstream.decoding.sample import PLAIN, RowMemory, SampleDecoding, parse_fields
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.decoding.threaded_calls import ThreadedCalls, calls_ahead, resolve_vector_math
 from mmstream.errors import SampleError
@@ -262,14 +262,18 @@ class DecodeStage:
         if len(samples) < len(step.outcomes):
             return None
         lineage, own_names = step.lineage, self._decode_row.own_names
-        if self._decoders.stored is not None:
+        stored = self._decoders.stored
+        if stored is not None:
             key = str(samples[0]["__key__"])
             place = (lineage.epoch, lineage.step, *lineage.planned[0])
             self._progress.begin_sample(Stage.DECODE, *place, key)
         groups = self._memory.take_groups(self._fixed_shapes(len(samples)))
         memory = {name: block for name, (block,) in zip(self._shapes, groups, strict=True)}
         try:
-            decoded = decode_light(samples, self._decoders, memory)
+            if stored is None:
+                decoded = [parse_fields(sample, self._decoders) for sample in samples]
+            else:
+                decoded = stored.decode_all(samples, memory)
         except SampleError:
             return None
         if not own_names.reserved.isdisjoint(chain.from_iterable(decoded)):
@@ -281,7 +285,7 @@ class DecodeStage:
             shard, index = sample["__lineage__"][:2]
             # _make takes half the time of a call.
             sample["__lineage__"] = SampleLineage._make((shard, index, epoch, lineage.step, seed))
-        if self._decoders.stored is None:
+        if stored is None:
             return DecodedStep(lineage, decoded)
         rows = zip(decoded, lineage.planned, strict=True)
         return assembled(step, [Row(sample, ref, None) for sample, ref in rows])

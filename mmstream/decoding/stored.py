@@ -376,7 +376,7 @@ def _array(field: str, value: Any, item: int | None = None) -> _Encoded:
         dtype = str(value.dtype)
     if value.dtype.kind not in _NUMBERS or not value.dtype.itemsize:
         raise _cannot_store(field, value)
-    data = _npy(value)
+    data = _npy_header(value.dtype.str, value.shape) + value.tobytes()
     return _file(
         _named(name, "npy"), data, field, kind, item=item, dtype=dtype, shape=tuple(value.shape)
     )
@@ -399,10 +399,6 @@ def _of_tensor(field: str, tensor: torch.Tensor, name: str) -> tuple[NDArray[Any
         bits = getattr(torch, f"int{8 * tensor.element_size()}")
         return tensor.contiguous().view(bits).numpy().view(_BITS[tensor.dtype]), name, kind, dtype
     return tensor.numpy(), name, kind, dtype
-
-
-def _npy(array: NDArray[Any]) -> bytes:
-    return _npy_header(array.dtype.str, array.shape) + array.tobytes()
 
 
 @lru_cache(512)
@@ -574,7 +570,7 @@ class StoredFields:
             if result is None:
                 result = bytes(value) if isinstance(value, LazyBytes) else value
                 if isinstance(result, bytes | memoryview):  # else of a function before decoding
-                    result = with_address(sample, name, partial(self._decoders[name], result))
+                    result = with_address(sample, name, self._decoders[name], result)
             if file.item is None:
                 decoded[file.field] = result
             elif file.item == len(lists.setdefault(file.field, [])):

@@ -15,7 +15,7 @@ from functools import partial
 
 import numpy as np
 
-from mmstream.batching.batching import Pack
+from mmstream.batching.flat import Pack
 from mmstream.order.lanes import request_factor
 from mmstream.packing.cost import Cost, deal, imbalance, micro_imbalance
 from mmstream.packing.order import PackOrder

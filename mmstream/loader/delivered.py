@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import logging
 
-from mmstream.batching.batching import Flat, Pack
+from mmstream.batching.flat import Flat, Pack
 from mmstream.decoding.bad_samples import Stats
 from mmstream.pipeline import Pipeline
 from mmstream.reading.step import BatchLineage

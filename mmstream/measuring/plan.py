@@ -20,9 +20,8 @@ import msgspec
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.batching.batching import Pack
-from mmstream.batching.find_plan import misfit, plan_name, seed_of_source
-from mmstream.batching.lengths import LengthCounter, count_text
+from mmstream.batching.flat import Pack
+from mmstream.batching.lengths import LengthCounter, count_text, misfit, plan_name, seed_of_source
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import Fact, read_facts
 from mmstream.decoding.decode import Decode

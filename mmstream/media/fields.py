@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any, ParamSpec, TypeVar
 
 import msgspec
 
@@ -26,6 +26,7 @@ from mmstream.errors import (
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import Sample
 
+P = ParamSpec("P")
 T = TypeVar("T")
 
 MAX_TEXT_BYTES = 1 << 20
@@ -354,13 +355,15 @@ def _rank(name: str) -> tuple[int, int, str]:
 _KINDS = (TimeoutError, DecodeError, SkipSample, SampleError)
 
 
-def with_address(sample: Sample, name: str, decode: Callable[[], T]) -> T:
-    """Run one decoder. If it fails, put the field's address before the reason.
+def with_address(
+    sample: Sample, name: str, decode: Callable[P, T], /, *args: P.args, **kwargs: P.kwargs
+) -> T:
+    """Call one decoder. If it fails, put the field's address before the reason.
 
     Errors that stop a run stay as they are. A note below their traceback has the address.
     """
     try:
-        return decode()
+        return decode(*args, **kwargs)
     except SampleError as error:
         raise addressed(sample, name, error) from error.__cause__  # a user's function has one
     except BUGS as error:

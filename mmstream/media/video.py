@@ -13,7 +13,7 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, TypeAlias
 
 import av
 import numpy as np
@@ -154,20 +154,12 @@ class UnseekableError(Exception):
     """FFmpeg does not find a packet of this file: read the file from its start instead."""
 
 
-class PacketReader(Protocol):
-    """Where packets come from."""
-
-    def expect(self, runs: Sequence[tuple[int, int]]) -> None:
-        """Announce which packets will be read, from each first one to before each end."""
-        ...
-
-    def packets(self, start: int, end: int) -> Iterator[tuple[int, Any]]:
-        """Yield (number, packet) from `start` to before `end`. `start` rises from call to call."""
-        ...
-
-
 class DamagedError(DecodeError):
     """A frame is damaged or does not come out."""
+
+
+PacketReader: TypeAlias = "TablePackets | DemuxedPackets"
+"""Where packets come from."""
 
 
 def pictures(

@@ -21,7 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from mmstream.batching.join import mean_rate
+from mmstream.batching.collate import mean_rate
 from mmstream.batching.valid import valid_labels
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.families.family import (

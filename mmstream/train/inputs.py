@@ -18,8 +18,7 @@ from weakref import WeakKeyDictionary
 import numpy as np
 import torch
 
-from mmstream.batching.batching import Flat
-from mmstream.batching.flat import flatten
+from mmstream.batching.flat import Flat, flatten
 from mmstream.families.registry import model_and_config
 from mmstream.settings import checked
 from mmstream.train.arguments import Request, attention_of, is_packed, model_arguments

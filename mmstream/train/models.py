@@ -18,7 +18,7 @@ from typing import Any, Protocol
 
 from torch import Tensor, nn
 
-from mmstream.batching.batching import Flat, Pack
+from mmstream.batching.flat import Flat, Pack
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import datasets_of

@@ -1,6 +1,6 @@
 """`AudioDecoder`: the bytes of an audio file become samples, or log-mel features.
 
-Place in the flow: `decoding.media` calls it for every audio field of a sample. One file takes
+Place in the flow: `decoding.field` calls it for every audio field of a sample. One file takes
 these steps:
 
     header -> `plan` chooses the span of the result

@@ -223,8 +223,6 @@ class TextDecoder:
     _core: Any = dataclasses.field(init=False, repr=False)
     _placeholders: Placeholders | None = dataclasses.field(init=False, repr=False)
     _media: MediaParts = dataclasses.field(init=False, repr=False)
-    _num_added: int = dataclasses.field(init=False, repr=False)
-    """Special tokens that the tokenizer adds to plain text."""
 
     def __post_init__(self) -> None:
         _check_use(self)
@@ -251,7 +249,6 @@ class TextDecoder:
         object.__setattr__(self, "_core", core)
         object.__setattr__(self, "_placeholders", placeholders)
         object.__setattr__(self, "_media", media)
-        object.__setattr__(self, "_num_added", core.num_special_tokens_to_add(False))
 
     def __reduce__(self) -> tuple[Any, ...]:
         return type(self), tuple(getattr(self, f.name) for f in dataclasses.fields(self) if f.init)
@@ -501,7 +498,7 @@ class TextDecoder:
         """
         if spans is None:
             # Not the special tokens that the tokenizer adds to any text, even to an empty one.
-            num_added = self._num_added + num_appended
+            num_added = self._core.num_special_tokens_to_add(False) + num_appended
             num_labels = len(labels)  # of plain text, every token but those of media
             if self._placeholders is not None:
                 num_labels = int(np.count_nonzero(labels != IGNORED_LABEL))

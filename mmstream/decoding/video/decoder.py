@@ -1,6 +1,6 @@
 """`VideoDecoder`: the bytes of a video become uint8 RGB frames of the size that a model wants.
 
-Place in the flow: `decoding.media` plans all videos of a step, so that texts know their tokens,
+Place in the flow: `decoding.field` plans all videos of a step, so that texts know their tokens,
 and then decodes them:
 
     header, packets -> `media.timeline` knows the time of each frame -> `sampling` chooses frames
