@@ -11,7 +11,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.errors import BadSampleLimitError, DecodeError, SampleError, ShardError
+from mmstream.errors import BadSampleLimitError, DecodeError, ShardError
 from mmstream.train.models import validation_pipeline
 from tests.helpers.bad_corpus import (
     FAULTS,
@@ -171,17 +171,6 @@ def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_worke
     other.load_state_dict(state)
     calm = run(replace(pipeline, bad_samples=policy())).steps
     assert [described(batch) for batch in other] == calm[2:]
-
-
-def test_a_bad_sample_of_a_transform_keeps_its_address(tmp_path):
-    def refuses(sample):
-        raise ValueError("too dark")
-
-    pipeline = make_pipeline(
-        write_tiny(tmp_path, [12]), transforms=(refuses,), bad_samples=policy(action="raise")
-    )
-    with pytest.raises(SampleError, match=r"^shard-000000\.tar\[\d+\] \d+: refuses: ValueError: "):
-        list(mm.Loader(pipeline))
 
 
 @pytest.mark.parametrize("shards", [True, False])

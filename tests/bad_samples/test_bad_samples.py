@@ -17,7 +17,6 @@ from mmstream import Decode, ImageDecoder, TextDecoder
 from mmstream.errors import (
     BadSampleLimitError,
     ConfigError,
-    DecodeError,
     SampleError,
     ShardError,
     SkipSample,
@@ -36,7 +35,6 @@ from tests.helpers.bad_corpus import (
 )
 from tests.helpers.chats import tokenizer
 from tests.helpers.corpora import captioned, write_corpus
-from tests.helpers.pictures import ODD
 from tests.helpers.stores import watched_pipeline
 from tests.helpers.topology import Step, assert_resumes_exactly, run
 
@@ -126,30 +124,6 @@ def test_a_damaged_tar_header_is_the_fault_of_one_sample(tmp_path):
     steps = run(pipeline).steps
     assert_epoch_is_whole(pipeline, steps, {(0, 7), (1, 3)})
     assert all("tar header" in record.reason for step in steps for record in step.bad)
-
-
-def test_every_odd_picture_is_shown_or_substituted(tmp_path):
-    files = sorted(path for path in ODD.iterdir() if path.suffix[1:] in ("jpg", "webp", "gif"))
-    decoder = ImageDecoder(size=16)
-    refused = set()
-    for number, path in enumerate(files):
-        try:
-            decoder(path.read_bytes())
-        except DecodeError:
-            refused.add(number)
-    assert 3 < len(refused) < len(files) / 2
-    counts = [len(files), 40]
-    corpus = write_corpus(
-        tmp_path,
-        counts,
-        lambda n: {files[n].suffix[1:]: files[n].read_bytes()} if n < len(files) else captioned(n),
-    )
-    pipeline = make_pipeline(
-        corpus, global_batch_size=8, decode=Decode(image=decoder), drop_last=False
-    )
-    assert_epoch_is_whole(pipeline, run(pipeline).steps, refs_of(counts, refused))
-    for batch in mm.Loader(pipeline):
-        assert batch["image"].shape == (8, 3, 16, 16)
 
 
 @given(data=st.data())

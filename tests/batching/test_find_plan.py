@@ -14,8 +14,8 @@ import pytest
 from tokenizers import AddedToken
 
 import mmstream as mm
-from mmstream.batching.batching import Pack
-from mmstream.batching.find_plan import plan_of_digest
+from mmstream.batching.flat import Pack
+from mmstream.batching.lengths import plan_of_digest
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.settings import PackLimits

@@ -3,15 +3,22 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 import mmstream as mm
 from mmstream.decoding.sample import SampleDecoding, decode_sample
+from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import SampleLineage
+from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeFeatures, FakeVideoDecoder, fake_file
+from tests.helpers.media_files import AUDIO_KINDS, VIDEO_KINDS, audio_file, video_file
 
 VIDEO, AUDIO = FakeVideoDecoder(), FakeAudioDecoder()
 
@@ -203,3 +210,229 @@ def test_media_that_a_decoder_takes_are_read_by_ranges() -> None:
     decode = mm.Decode({"a.mp4": AUDIO, "b.mp4": len}, video=VIDEO)
     names = ("a.mp4", "b.mp4", "c.mp4", "wav")
     assert [decode.reads_by_ranges(name) for name in names] == [True, False, True, False]
+
+
+# -- spans of rows and settings --------------------------------------------------------------------
+
+FILES = {mm.AudioDecoder: lambda: audio_file("wav"), mm.VideoDecoder: lambda: video_file("mp4")}
+
+HUGE = 10**400
+"""JSON may state it, and no float holds it."""
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize(
+    "row",
+    [
+        {"start_s": HUGE},
+        {"start_s": 0, "end_s": HUGE},
+        {"start_s": "0", "end_s": 1},
+        {"start_s": False, "end_s": 1},
+        {"start_s": 0.5, "end_s": 0.5},
+        {"start_s": -1, "end_s": 1},
+        {"start_s": [0], "end_s": "x" * 10_000},
+        {"start_s": float("nan")},
+    ],
+    ids=["huge start", "huge end", "string", "bool", "empty", "negative", "long", "NaN"],
+)
+def test_a_row_that_states_no_span_is_a_bad_sample(kind: Any, row: dict[str, Any]) -> None:
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"start_s=.*, end_s=.*: not a span in seconds"
+    ) as error:
+        kind().plan(FILES[kind](), row)
+    assert len(str(error.value)) < 200
+
+
+@pytest.mark.parametrize("kind", FILES)
+@pytest.mark.parametrize("span", [(0, HUGE), (1, 1), (2, 1), [0, 1], "rows"])
+def test_a_setting_that_is_no_span_is_refused(kind: Any, span: Any) -> None:
+    with pytest.raises(mm.ConfigError, match=r'give "row", \(start_s, end_s\) or None'):
+        kind(span=span)
+
+
+@pytest.mark.parametrize("kind", FILES)
+def test_a_call_takes_a_span_where_the_decoder_goes_by_the_row(kind: Any) -> None:
+    data = FILES[kind]()
+    expected = kind(span=(0.2, 0.6))(data)
+    assert kind()(data, span=(0.2, 0.6)).tolist() == expected.tolist()
+    assert len(expected) < len(kind()(data))
+    for setting in (None, (0, 0.5)):
+        with pytest.raises(mm.ConfigError, match='it needs a decoder with span="row"'):
+            kind(span=setting)(data, span=(0.2, 0.6))
+
+
+@pytest.mark.parametrize(
+    ("kind", "advice"),
+    [
+        *((kind, r"__call__, which a pipeline does") for kind in FILES),
+        (mm.ImageDecoder, "override `decode`"),
+        (partial(mm.TextDecoder, byte_tokenizer()), r"field=function\)"),
+    ],
+)
+def test_a_subclass_whose_call_would_be_passed_over_is_refused(kind: Any, advice: str) -> None:
+    class Changed(getattr(kind, "func", kind)):  # type: ignore[misc]
+        def __call__(self, data: Any, **options: Any) -> Any:
+            return super().__call__(data)
+
+    with pytest.raises(mm.ConfigError, match=rf"Changed overrides .*{advice}"):
+        Changed(*getattr(kind, "args", ()))
+
+
+# -- one segment of a row --------------------------------------------------------------------------
+
+SEGMENTS = [{"start_s": i, "end_s": i + 1, "text": f"part {i}"} for i in range(5)]
+
+
+def with_row(row: Any, epoch: int = 0, index: int = 0) -> dict[str, Any]:
+    return {"__key__": "k", "__lineage__": SampleLineage(0, index, epoch), "json": row}
+
+
+def test_a_segment_gives_the_row_its_times_and_its_text() -> None:
+    before = with_row({"id": 7, "segments": SEGMENTS, "text": "the whole"})
+    after = mm.one_segment(before)
+    number = after["json"]["start_s"]
+    assert after == {**before, "json": {"id": 7, **SEGMENTS[number]}, "txt": f"part {number}"}
+    assert before["json"]["segments"] is SEGMENTS
+    turns = [{"role": "user", "content": "what is it?"}]
+    segment = {"start_s": 1, "end_s": 2, "messages": turns}
+    assert mm.one_segment(with_row({"segments": [segment]})) == with_row(segment)
+
+
+def test_each_epoch_draws_anew_and_all_segments_come() -> None:
+    row = {"segments": SEGMENTS}
+    drawn = [mm.one_segment(with_row(row, epoch))["json"]["start_s"] for epoch in range(40)]
+    assert set(drawn) == set(range(5))
+    assert drawn == [mm.one_segment(with_row(row, epoch))["json"]["start_s"] for epoch in range(40)]
+
+
+@pytest.mark.parametrize("row", [{"id": 1}, [1, 2], None])
+def test_a_row_without_segments_stays_as_it_is(row: Any) -> None:
+    before = with_row(row)
+    assert mm.one_segment(before) is before
+
+
+@pytest.mark.parametrize(
+    ("segments", "error", "message"),
+    [
+        ([], mm.SkipSample, r"json\.segments is empty"),
+        ("all", mm.errors.DecodeError, r"json\.segments is 'all', not a list"),
+        ([3], mm.errors.DecodeError, r"json\.segments\[0\] is 3, not an object"),
+    ],
+)
+def test_an_empty_list_leaves_the_sample_out_and_nonsense_makes_it_bad(
+    segments: Any, error: type[Exception], message: str
+) -> None:
+    with pytest.raises(error, match=message):
+        mm.one_segment(with_row({"segments": segments}))
+
+
+def test_decoders_take_the_span_of_the_segment(tmp_path: Path) -> None:
+    row = json.dumps({"segments": SEGMENTS}).encode()
+    folder = write_corpus(tmp_path, [8], lambda n: {"wav": fake_file(0, 1), "json": row})
+    pipeline = mm.Pipeline(
+        mm.open_dataset(folder),
+        global_batch_size=8,
+        before=(mm.one_segment,),
+        decode=mm.Decode(audio=FakeAudioDecoder()),
+    )
+    for num_threads in (1, 3):
+        (batch,) = mm.Loader(pipeline, num_threads=num_threads)
+        starts = [row["start_s"] for row in batch["json"]]
+        assert batch["audio"][:, 0].tolist() == starts
+        assert batch["txt"] == [f"part {start}" for start in starts]
+        assert len(set(starts)) > 1
+
+
+def test_a_row_with_one_segment_is_about_that_segment(tmp_path: Path) -> None:
+    rows = [{"segments": SEGMENTS[2:3]}, {"segments": SEGMENTS}, {"start_s": 4, "end_s": 5}]
+
+    def fields(number: int) -> dict[str, bytes]:
+        return {"wav": fake_file(0, 1), "json": json.dumps(rows[number]).encode()}
+
+    pipeline = mm.Pipeline(
+        mm.open_dataset(write_corpus(tmp_path, [3], fields)),
+        global_batch_size=3,
+        shuffle=False,
+        decode=mm.Decode(audio=FakeAudioDecoder()),
+    )
+    (batch,) = mm.Loader(pipeline)
+    assert batch["audio"][:, 0].tolist() == [2, 0, 4]
+
+
+# -- files that are read by ranges -----------------------------------------------------------------
+
+
+def lazy(content: bytes) -> mm.LazyBytes:
+    """Return a file as it lies in a tar: other files are before and behind it."""
+    sample = b"before" * 100 + content + b"behind" * 100
+
+    def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [sample[start:stop] for start, stop in ranges]
+
+    return mm.LazyBytes(len(sample), read_ranges, sample[:1000]).within(600, 600 + len(content))
+
+
+@pytest.mark.parametrize("kind", VIDEO_KINDS)
+def test_videos_read_by_ranges_are_those_of_whole_files(kind: str) -> None:
+    content = video_file(kind, num_frames=30, audio_codec="libopus" if kind == "webm" else None)
+    for decoder in (
+        mm.VideoDecoder(),
+        mm.VideoDecoder(indices=(3, 20)),
+        mm.VideoDecoder(fps=2, span=(0.5, 2.1)),
+    ):
+        whole, ranged = decoder.decode(content), decoder.decode(lazy(content))
+        np.testing.assert_array_equal(ranged.pixels, whole.pixels)
+        np.testing.assert_array_equal(ranged.times_s, whole.times_s)
+
+
+@pytest.mark.parametrize("kind", AUDIO_KINDS)
+def test_sounds_read_by_ranges_are_those_of_whole_files(kind: str) -> None:
+    content = audio_file(kind)
+    for decoder in (mm.AudioDecoder(), mm.AudioDecoder(span=(0.2, 0.7))):
+        np.testing.assert_array_equal(decoder(lazy(content)), decoder(content))
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mkv"])
+def test_storage_that_fails_is_no_fault_of_a_video(kind: str) -> None:
+    content = video_file(kind, num_frames=30)
+
+    def read_ranges(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        raise mm.errors.StorageError("the server is away")
+
+    # The first bytes are there, the others are not.
+    for num_first in (0, 1000, len(content) // 2, len(content) - 1):
+        with pytest.raises(mm.errors.StorageError, match="away"):
+            mm.VideoDecoder()(mm.LazyBytes(len(content), read_ranges, content[:num_first]))
+
+
+class CountedBytes:
+    """A file that counts the bytes that are read of it."""
+
+    def __init__(self, content: bytes):
+        self.content, self.num_bytes = content, 0
+
+    def __len__(self) -> int:
+        return len(self.content)
+
+    def read(self, start: int, stop: int) -> bytes:
+        self.num_bytes += stop - start
+        return self.content[start:stop]
+
+    def expect(self, ranges: Sequence[tuple[int, int]]) -> None:
+        pass
+
+
+@pytest.mark.parametrize("kind", ["mkv", "ts"])
+def test_a_late_frame_is_decoded_without_what_is_before_its_key(kind: str) -> None:
+    content = video_file(kind, num_frames=60, width=512, height=384, b_frames=2)
+    if kind == "ts":  # FFmpeg opens it by its first and last 250 KB: put empty packets between
+        middle = len(content) // 2 // 188 * 188
+        empty = b"\x47\x1f\xff\x10" + b"\xff" * 184
+        content = content[:middle] + empty * 5000 + content[middle:]
+    file = CountedBytes(content)
+    decoder = mm.VideoDecoder(indices=(56,))
+    plan = decoder.plan(file)
+    file.num_bytes = 0
+    frames = decoder.decode(file, plan).pixels
+    assert file.num_bytes < len(content) / 2
+    np.testing.assert_array_equal(frames[0], mm.VideoDecoder()(content)[56])

@@ -115,26 +115,6 @@ def test_what_is_no_number_of_tokens_is_told_in_one_line(length: Any, reason: st
     assert "\n" not in str(error.value)
 
 
-@pytest.mark.parametrize("length", [0, -1, True, 1.5, "256"])
-def test_a_length_that_is_no_number_is_refused(length: Any) -> None:
-    with pytest.raises(mm.ConfigError, match=f"image_length={length!r}: give a whole number"):
-        native(length=length)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        mm.families.qwen_vl.image_length,
-        mm.families.llava.next_image_length,
-        mm.families.qwen_vl.video_length,
-    ],
-)
-@pytest.mark.parametrize("side", [None, 0, "14", 1.5])
-def test_a_patch_size_that_is_no_number_is_refused(make: Any, side: Any) -> None:
-    with pytest.raises(mm.ConfigError, match=f"patch_size={side!r}: give a whole number from 1 up"):
-        make(patch_size=side)
-
-
 def test_a_length_that_depends_on_the_picture_needs_the_picture() -> None:
     with pytest.raises(mm.ConfigError, match=r"is a function of the image: give Decode\(image=\)"):
         mm.Decode(text=native().text)

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import io
+import random
 import struct
+from fractions import Fraction
 
+import av
 import numpy as np
 import pytest
 import soundfile
@@ -12,6 +15,8 @@ import soxr
 from numpy.typing import NDArray
 
 import mmstream as mm
+from mmstream.decoding.audio.decoder import AudioLimits, check_result
+from tests.decoding.test_media import CountedBytes
 from tests.helpers.media_files import AUDIO_KINDS, audio_file, tone, video_file
 from tests.helpers.paths import DATA
 
@@ -205,3 +210,227 @@ def test_a_plan_tells_the_length_before_decoding() -> None:
 def test_wrong_settings_are_refused(settings: dict[str, object], message: str) -> None:
     with pytest.raises(mm.ConfigError, match=message):
         mm.AudioDecoder(**settings)  # type: ignore[arg-type]
+
+
+# -- damage and limits -----------------------------------------------------------------------------
+
+
+def recording(kind: str) -> bytes:
+    return audio_file(kind, seconds=2.0, channels=2 if kind == "vorbis" else 1)
+
+
+@pytest.mark.parametrize("kind", [kind for kind in AUDIO_KINDS if kind != "aac"])
+@pytest.mark.parametrize("share", [0.02, 0.5, 0.8])
+def test_a_recording_that_is_cut_is_refused(kind: str, share: float) -> None:
+    data = recording(kind)
+    with pytest.raises(mm.errors.DecodeError, match=r"truncated|damaged|not those of a known"):
+        NATIVE(data[: int(share * len(data))])
+
+
+@pytest.mark.parametrize("kind", AUDIO_KINDS)
+def test_damage_gives_samples_or_a_reason_and_never_another_error(kind: str) -> None:
+    data = recording(kind)
+    draws = random.Random(0)
+    for _ in range(15):
+        damaged = bytearray(data)
+        for _ in range(draws.choice([1, 5, 30])):
+            damaged[draws.randrange(len(data))] = draws.randrange(256)
+        span = draws.choice([None, (0.5, 1.0)])
+        try:
+            samples = NATIVE(bytes(damaged), span=span)
+        except mm.errors.DecodeError:
+            continue
+        assert np.isfinite(samples).all()
+
+
+@pytest.mark.parametrize(
+    ("data", "reason"),
+    [
+        (b"", "the file is empty"),
+        (b"no recording at all", "not those of a known audio or video format"),
+        (wav(np.zeros((0, 1), np.int16)), "no audio in the span: the file has 0 s"),
+        (wav(np.zeros((9, 1), np.int16), data_bytes=4000), "truncated wav: 3,982 bytes"),
+        (wav(np.zeros((9, 1), np.int16), rate=7), "a sample rate of 7 Hz"),
+        (wav(np.zeros((9, 1), np.int16), rate=2**30), "a sample rate of 1073741824 Hz"),
+        (wav(np.full((9, 1), np.nan, np.float32), code=3), "NaN or infinite"),
+        (wav(np.full((9, 1), np.inf, np.float32), code=3), "NaN or infinite"),
+        (wav(np.array([[0.5], [-np.inf]], np.float32), code=3), "NaN or infinite"),
+    ],
+    ids=["empty", "text", "no samples", "cut", "slow", "fast", "nan", "infinite", "below all"],
+)
+def test_odd_files_are_refused_with_their_reason(data: bytes, reason: str) -> None:
+    with pytest.raises(mm.errors.DecodeError, match=reason):
+        NATIVE(data)
+
+
+def test_a_flac_that_claims_to_last_for_weeks_is_refused() -> None:
+    """To decode as much as it claims would take longer than the limit of this test."""
+    data = bytearray(audio_file("flac"))
+    data[21:26] = bytes([data[21] | 0x0F, 255, 255, 255, 255])
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"audio of 4294967.3 s exceeds max_duration_s=3600"
+    ):
+        NATIVE(bytes(data))
+    with pytest.raises(mm.errors.DecodeError, match="damaged or truncated: its header promises"):
+        NATIVE(bytes(data), span=(0.0, 5.0))
+
+
+def test_a_recording_with_a_gap_in_its_times_is_refused() -> None:
+    """Its samples in a row would be heard too early, and a lost page of a file looks the same."""
+    file = io.BytesIO()
+    with av.open(file, "w", format="matroska") as out:
+        stream = out.add_stream("pcm_s16le", rate=16_000, layout="mono")
+        for start_s in (0, 1, 3):
+            frame = av.AudioFrame.from_ndarray(np.zeros((1, 16_000), np.int16), "s16", "mono")
+            frame.sample_rate, frame.pts = 16_000, start_s * 16_000
+            frame.time_base = Fraction(1, 16_000)
+            out.mux(stream.encode(frame))
+        out.mux(stream.encode(None))
+    with pytest.raises(mm.errors.DecodeError, match=r"its audio has a gap of 1.00 s at 2.00 s"):
+        NATIVE(file.getvalue())
+
+
+def test_limits_of_bytes_and_seconds_hold() -> None:
+    data = audio_file("wav", seconds=2.0)
+    with pytest.raises(mm.errors.DecodeError, match=r"audio of \d+ bytes exceeds max_bytes=1000"):
+        mm.AudioDecoder(max_bytes=1000)(data)
+    short = mm.AudioDecoder(max_duration_s=1.5)
+    with pytest.raises(mm.errors.DecodeError, match=r"audio of 2.0 s exceeds max_duration_s=1.5"):
+        short(data)
+    assert len(short(data, span=(0.5, 2.0))) == 24_000
+
+
+def test_the_recordings_of_a_sample_share_its_limits() -> None:
+    decoder = mm.AudioDecoder(max_duration_s=3.0)
+    data = audio_file("wav", seconds=2.0)
+    limits = decoder.start_limits()
+    first = decoder.decode(data, limits=limits)
+    limits = limits.holding(first.num_samples / 16_000)
+    with pytest.raises(
+        mm.errors.DecodeError, match=r"audio of 2.0 s after 2.0 s of the sample's other"
+    ):
+        decoder.plan(data, limits=limits)
+
+
+def test_a_result_with_too_many_channels_is_refused() -> None:
+    with pytest.raises(mm.errors.DecodeError, match=r"and 200 channels needs 131,835 MiB"):
+        check_result(48_000 * 3600, 200)
+
+
+@pytest.mark.parametrize("kind", ["mp3", "flac", "opus", "m4a"])
+def test_the_end_of_the_time_ends_the_work(kind: str) -> None:
+    limits = AudioLimits.start(3600.0, 1e-9)
+    assert NATIVE.plan(audio_file("wav"), limits=limits)  # reading numbers takes no time
+    with pytest.raises(mm.errors.TimeoutError, match="decoding takes longer than timeout_s=1e-09"):
+        NATIVE.decode(audio_file(kind), limits=limits)
+
+
+# -- spans and crops -------------------------------------------------------------------------------
+
+SPEECH = mm.AudioDecoder()
+ROUNDING = 1e-6
+"""Of float32 in the resampler, whose blocks begin elsewhere in a span."""
+
+
+def long_recording(kind: str, seconds: float = 3.0, rate: int | None = None) -> bytes:
+    return audio_file(
+        kind, seconds=seconds, sample_rate=rate, channels=2 if kind == "vorbis" else 1
+    )
+
+
+@pytest.mark.parametrize("kind", AUDIO_KINDS)
+def test_a_span_has_the_samples_of_the_whole_recording_bit_by_bit(kind: str) -> None:
+    data = long_recording(kind)
+    whole = NATIVE(data)
+    rate = NATIVE.plan(data).shape.sample_rate
+    for start_s, end_s in ((0.0, 0.5), (0.9871, 1.5), (2.0, 2.9), (0.00001, 3.0)):
+        span = NATIVE(data, span=(start_s, end_s))
+        expected = whole[:, round(start_s * rate) : round(end_s * rate)]
+        np.testing.assert_array_equal(span, expected)
+
+
+@pytest.mark.parametrize("rate", [8000, 11_025, 44_100, 48_000])
+def test_a_resampled_span_has_the_samples_of_the_whole_result(rate: int) -> None:
+    data = long_recording("wav", rate=rate)
+    whole = SPEECH(data)
+    assert len(whole) == 48_000
+    for start_s, end_s in ((0.0, 0.1), (1.23457, 1.3), (2.5, 3.0)):
+        span = SPEECH(data, span=(start_s, end_s))
+        expected = whole[round(start_s * 16_000) : round(end_s * 16_000)]
+        np.testing.assert_allclose(span, expected, atol=ROUNDING)
+
+
+def test_the_row_names_the_span() -> None:
+    data = long_recording("flac")
+    whole = NATIVE(data)[0]
+    for row, span in (
+        ({"start_s": 1.0, "end_s": 2.0}, slice(16_000, 32_000)),
+        ({"start_s": 1}, slice(16_000, None)),
+        ({"end_s": 0.5, "start_s": None}, slice(None, 8000)),
+        ({"text": "hello"}, slice(None)),
+        ({"start_s": 2.0, "end_s": 99.0}, slice(32_000, None)),
+        (None, slice(None)),
+    ):
+        result = SPEECH.decode(data, row=row)
+        np.testing.assert_array_equal(result.samples, whole[span])
+        assert result.plan.start_s == (span.start or 0) / 16_000
+
+
+def test_the_span_of_the_settings_is_the_same_for_every_row() -> None:
+    data = long_recording("flac")
+    row = {"start_s": 2.0, "end_s": 3.0}
+    half = mm.AudioDecoder(span=(0.5, 1.0)).decode(data, row=row)
+    np.testing.assert_array_equal(half.samples, SPEECH(data)[8000:16_000])
+    whole = mm.AudioDecoder(span=None).decode(data, row=row)
+    assert whole.num_samples == 48_000
+
+
+def test_a_span_behind_the_end_of_the_recording_is_a_bad_sample() -> None:
+    with pytest.raises(mm.errors.DecodeError, match="no audio in the span: the file has 3 s"):
+        SPEECH.plan(long_recording("wav"), {"start_s": 3.0})
+
+
+def test_offset_and_duration_count_within_the_span() -> None:
+    data = long_recording("flac")
+    decoder = mm.AudioDecoder(offset_s=0.25, duration_s=0.5)
+    result = decoder.decode(data, row={"start_s": 1.0, "end_s": 3.0})
+    np.testing.assert_array_equal(result.samples, SPEECH(data)[20_000:28_000])
+
+
+def test_a_random_crop_is_the_same_for_the_same_draw_and_lies_in_the_span() -> None:
+    data = long_recording("flac")
+    decoder = mm.AudioDecoder(crop="random", duration_s=0.5)
+    assert decoder.is_random
+    row = {"start_s": 1.0, "end_s": 2.0}
+    starts = set()
+    for seed in range(20):
+        result = decoder.decode(data, row=row, rng=np.random.default_rng(seed))
+        again = decoder.plan(data, row, np.random.default_rng(seed))
+        assert again == result.plan
+        assert result.num_samples == 8000
+        assert 16_000 <= result.plan.start <= 24_000
+        starts.add(result.plan.start)
+        np.testing.assert_array_equal(
+            result.samples, SPEECH(data)[result.plan.start : result.plan.stop]
+        )
+    assert len(starts) > 10
+    short = decoder.decode(data, row={"end_s": 0.25}, rng=np.random.default_rng(0))
+    assert short.num_samples == 4000
+    with pytest.raises(mm.ConfigError, match="rng: a random crop needs"):
+        decoder(data)
+
+
+def test_a_span_of_a_wav_reads_its_own_bytes_only() -> None:
+    file = CountedBytes(long_recording("wav", seconds=60.0))
+    SPEECH(file, span=(30.0, 31.0))
+    assert file.num_bytes < 32_000 + 1000
+
+
+@pytest.mark.parametrize("kind", ["mp4", "mkv"])
+def test_times_in_a_video_count_from_its_first_frame(kind: str) -> None:
+    data = video_file(kind, audio_codec="aac", num_frames=20)
+    plan = SPEECH.plan(data, {"start_s": 1.0, "end_s": 1.5})
+    whole = SPEECH.plan(data)
+    assert abs(plan.start_s - 1.0) < 1 / 16_000
+    assert plan.start == round((1.0 - whole.start_s) * 16_000)
+    assert plan.shape.num_samples == 8000

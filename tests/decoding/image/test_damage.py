@@ -13,6 +13,8 @@ from PIL import Image
 import mmstream as mm
 from mmstream.media import jpeg
 from tests.helpers.pictures import JPEG, PNG, damaged, encoded, read
+from tools.prove import fuzz_images
+from tools.prove.fuzz_images import DECODERS, Failure, check, fuzz
 
 SAMPLES = ["hopper.jpg", "hopper.gif", "hopper.webp", "hopper.avif"]
 
@@ -152,3 +154,26 @@ def test_a_very_long_picture_cannot_blow_up_when_it_is_resized() -> None:
     line = encoded(Image.new("RGB", (5000, 1)), "png")
     with pytest.raises(mm.errors.DecodeError, match="1120000x224 exceeds max_pixels=1000000"):
         mm.ImageDecoder(size=224, max_pixels=10**6)(line)
+
+
+# -- mutated files, as tools/prove/fuzz_images.py makes them ---------------------------------------
+
+
+@pytest.mark.slow
+def test_mutated_files_decode_or_are_refused_in_one_line() -> None:
+    outcomes = fuzz(500, max_inputs=250)
+    assert outcomes.total() == 250
+    assert outcomes["decoded"] > 20
+    assert outcomes["refused"] > 20
+
+
+@pytest.mark.parametrize("error", [ValueError("x"), mm.errors.DecodeError(""), MemoryError("x")])
+def test_a_planted_bug_is_noticed(error: Exception, monkeypatch: pytest.MonkeyPatch) -> None:
+    def decode(*_args: object) -> None:
+        raise error
+
+    monkeypatch.setattr(mm.ImageDecoder, "__call__", decode)
+    if isinstance(error, mm.errors.DecodeError):
+        monkeypatch.setattr(fuzz_images, "MAX_SECONDS", -1.0)
+    with pytest.raises(Failure, match=r"Error: x|processor time"):
+        check(PNG, DECODERS[0])

@@ -78,27 +78,6 @@ def test_a_bomb_is_refused_or_decodes_within_the_limits(
     assert total_bytes <= 1.2e9
 
 
-@pytest.mark.slow
-def test_an_epoch_names_each_bomb_once(tmp_path: Path) -> None:
-    files = [
-        bomb.make() for name, bomb in BOMBS.items() if not re.search("[0-9]M|mega|MB|filled", name)
-    ]
-    files = [data for data in files if len(data) < MIB]
-    reasons = [i for i, data in enumerate(files) if _is_refused(data)]
-    assert len(reasons) > 20
-    corpus = write_corpus(
-        tmp_path,
-        [2 * len(files)],
-        lambda n: {"jpg": captioned(0)["jpg"] if n % 2 else files[n // 2]},
-    )
-    decode = mm.Decode(image=UNTIMED)
-    pipeline = make_pipeline(corpus, shuffle=False, decode=decode, global_batch_size=2)
-    bad = [record for step in run(pipeline).steps for record in step.bad]
-    assert [record.index // 2 for record in bad] == reasons
-    assert all(record.kind == "DecodeError" for record in bad)
-    assert all(f"[{record.index}]" in record.reason and ".jpg: " in record.reason for record in bad)
-
-
 def _is_refused(data: bytes) -> bool:
     try:
         UNTIMED(data)

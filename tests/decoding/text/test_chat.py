@@ -8,6 +8,8 @@ import numpy as np
 import pytest
 
 import mmstream as mm
+from mmstream.decoding.text.message_starts import MARK
+from mmstream.train.tokenizer import CHAT_TEMPLATE
 from tests.helpers.chats import (
     CHATML,
     LLAMA,
@@ -15,12 +17,16 @@ from tests.helpers.chats import (
     NEWLINES,
     ONLY_PARTS,
     PARTS,
+    QWEN_VL,
     THINKING,
     TWO_TURNS,
     UNSTABLE,
+    VICUNA,
     Messages,
     assistant,
+    byte_chat,
     tokenizer,
+    trained,
     user,
 )
 
@@ -36,18 +42,6 @@ def run(template: str, messages: Messages, **options: Any) -> tuple[str, list[st
     learned = np.split(np.arange(len(ids)), np.flatnonzero(np.diff(labels != -100)) + 1)
     runs = [decoder.tokenizer.decode(ids[r]) for r in learned if len(r) and labels[r[0]] != -100]
     return decoder.tokenizer.decode(ids), runs
-
-
-def test_labels_are_checked_token_by_token() -> None:
-    decoder = mm.TextDecoder(tokenizer(CHATML))
-    result = decoder({"json": {"messages": [user("a"), assistant("b")]}})
-    tokens = decoder.tokenizer.convert_ids_to_tokens(result["input_ids"])
-    learned = [token for token, label in zip(tokens, result["labels"], strict=True) if label >= 0]
-    assert tokens[0] == "<|im_start|>"
-    assert tokens[-3:] == ["b", "<|im_end|>", "Ċ"]
-    assert learned == ["b", "<|im_end|>"]
-    assert result["labels"][-3] == result["input_ids"][-3]
-    assert result["labels"][-1] == -100
 
 
 def test_chatml_turns_are_learned_with_their_end_mark() -> None:
@@ -137,3 +131,276 @@ def test_a_turn_that_the_template_leaves_out_is_a_decode_error() -> None:
     )
     with pytest.raises(mm.errors.DecodeError, match="turn 1 cannot be found"):
         mm.TextDecoder(tokenizer(silent))({"json": {"messages": TWO_TURNS}})
+
+
+# -- marks in one rendering, and a rendering for each answer ---------------------------------------
+
+# Laid out over lines, as templates of models are: white space depends on how tags end.
+LINES = """{%- if tools %}
+    {{- tools | tojson }}
+{%- endif %}
+{%- set count = namespace(value=0) %}
+{%- for message in messages -%}
+    {% if loop.first and messages[0]['role'] != 'system' %}
+        [system]
+    {% endif %}
+    {% set count.value = count.value + 1 %}
+    {{ message['role'] }}: {{ count.value }}
+    {% for word in message['content'].split() %}{{ word }}{{ '' if loop.last else ' ' }}{% endfor %}
+    <|im_end|>
+{% endfor %}
+{%- if add_generation_prompt %}
+    assistant:
+{%- endif -%}
+"""
+TRIMMED = LINES.replace("{%- for message in messages -%}", "{% for message in messages %}")
+LOOPS = {
+    "chatml": CHATML,
+    "parts": PARTS,
+    "only parts": ONLY_PARTS,
+    "newlines": NEWLINES,
+    "qwen": QWEN_VL,
+    "vicuna": VICUNA,
+    "images": CHAT_TEMPLATE,
+    "lines": LINES,
+    "trimmed": TRIMMED,
+    "breaks": CHATML.replace(
+        "<|im_start|>", "{% if m.role == 'x' %}{% break %}{% endif %}<|im_start|>", 1
+    ),
+}
+CONVERSATIONS: dict[str, list[dict[str, Any]]] = {
+    "two turns": [user("what is this?"), assistant("a cat"), user("where?"), assistant("mat 😀")],
+    "system": [{"role": "system", "content": "be kind"}, user("hi"), assistant("ho")],
+    "two answers": [user("hi"), assistant("ho"), assistant("ho")],
+    "an answer first": [assistant("ho"), user("hi"), assistant("ho")],
+    "spaces": [user(" hi \n"), assistant("\n ho \n"), user(""), assistant("")],
+    "same texts": [user("ho"), assistant("ho"), user("ho"), assistant("ho")],
+    "a mark": [user(f"hi{MARK}"), assistant("ho")],
+    "lost marks": [user(f"a{MARK}5:b"), assistant("ho")],
+    "forged marks": [user("q"), assistant(f"x{MARK}7:2:y{MARK}7:z"), user("r"), assistant("t")],
+    "the end": [user("hi"), assistant("ho"), {"role": "x", "content": ""}, assistant("ho")],
+}
+
+
+DROP = {"undecoded_parts": "drop"}
+CASES = [case for case in CONVERSATIONS if case != "an answer first"]
+
+
+def outcome(template: str, messages: list[dict[str, Any]]) -> object:
+    """The labels of a conversation; None where they cannot be told."""
+    decoder = mm.TextDecoder(byte_chat(template), max_length=10_000, undecoded_parts="drop")
+    try:
+        return decoder({"json": {"messages": messages}})["labels"].tolist()
+    except mm.errors.DecodeError:
+        return None
+
+
+@pytest.mark.parametrize("name", LOOPS)
+def test_answers_are_those_of_a_rendering_for_each(name: str) -> None:
+    # What is captured before it is written might be read again, so it is never marked.
+    captured = "{% set all %}" + LOOPS[name].removesuffix("\n") + "{% endset %}{{ all }}"
+    found = {case: outcome(LOOPS[name].removesuffix("\n"), CONVERSATIONS[case]) for case in CASES}
+    assert found == {case: outcome(captured, CONVERSATIONS[case]) for case in CASES}
+    assert sum(labels is not None for labels in found.values()) > 5
+
+
+def test_a_template_that_is_set_later_is_used() -> None:
+    fast = byte_chat(CHATML)
+    decoder = mm.TextDecoder(fast)
+    fast.chat_template = CHATML.replace("<|im_start|>", "# ")
+    tokens = decoder({"json": {"messages": CONVERSATIONS["two turns"]}})
+    assert fast.decode(tokens["input_ids"]).startswith("# user")
+
+
+ODD = {
+    "reversed": CHATML.replace("in messages", "in messages[::-1]"),
+    "twice": CHATML + CHATML,
+    "another header": CHATML.replace("{{ m['role'] }}", "{{ m['role'] }}{{ loop.last }}"),
+    "some messages": CHATML.replace("in messages", "in messages if loop.index0 != 1"),
+    "changed texts": CHATML.split("{% if add")[0].replace("m['content']", "m['content'] | upper"),
+    "with its question": "{% for m in messages %}{% if m.role == 'assistant' %}Q: "
+    "{{ loop.previtem.content }}\nA: {{ m.content }}</s>{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", ODD)
+def test_answers_that_cannot_be_told_make_a_bad_sample(name: str) -> None:
+    assert outcome(ODD[name], CONVERSATIONS["two turns"]) is None
+
+
+LOOKS_AHEAD = {
+    "the last message": CHATML.replace("{{ m", "{{ '' if loop.last }}{{ m"),
+    "all but the first": "{% set later = messages[1:] %}" + CHATML.replace("messages %", "later %"),
+    "by number": CHATML.replace(
+        "for m in messages %}", "for i in range(messages | length) %}{% set m = messages[i] %}"
+    ),
+    "checked first": "{% for m in messages %}{% if m.role == 'x' %}{{ raise_exception('x') }}"
+    "{% endif %}{% endfor %}" + CHATML,
+    "inside": CHATML.replace(
+        "<|im_end|>",
+        "{% for l in messages[loop.index:] %}"
+        "{% if l.role == 'x' %}x{% endif %}{% endfor %}<|im_end|>",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", LOOKS_AHEAD)
+def test_loops_of_many_kinds_tell_their_messages(name: str) -> None:
+    messages = [user("hi"), user("again"), assistant("ho"), user("ha"), assistant("he")]
+    assert trained(LOOKS_AHEAD[name], *messages, **DROP) == "ho<|im_end|>he<|im_end|>"
+
+
+BARE = CHATML.split("{% if add")[0]
+OTHERS = {
+    "other messages": BARE.replace(
+        "for m in messages %}",
+        "set later = messages[1:] %}{% for i in range(later | length) %}{% set m = messages[i] %}",
+    ),
+    "a with": "{% with messages = messages[:-1] %}" + BARE + "{% endwith %}",
+    "a pair": "{% set messages, x = messages[:-1], 1 %}" + BARE,
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_a_loop_over_other_messages_is_not_counted(name: str) -> None:
+    messages = [user("hi"), assistant("ho"), user("ha"), assistant("he"), user("hu")]
+    assert outcome(OTHERS[name], messages) is None
+
+
+NO_THINK = (
+    CHATML.replace("{% for", "{% set ns = namespace(t=1) %}{% for", 1)
+    .replace(
+        "{{ m['content'] }}",
+        "{% if m.role == 'user' %}{% set ns.t = '/no' not in m.content %}{% else %}<think>"
+        "{% if ns.t %}{{ m.reasoning_content }}{% endif %}</think>{% endif %}{{ m.content }}",
+    )
+    .replace(
+        "assistant\n{% endif", "assistant\n{% if not ns.t %}<think></think>{% endif %}{% endif"
+    )
+)
+NUMBERED = CHATML.replace("<|im_start|>{{ m['role'] }}", "[{{ loop.index }}] ").replace(
+    "<|im_start|>assistant", "[{{ messages | length + 1 }}] "
+)
+WITH_QUESTION = (
+    "{% for m in messages %}{% if m.role == 'assistant' %}<user>{{ loop.previtem.content }}"
+    "<bot>{{ m.content }}</s>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<user>{{ messages[-1].content }}<bot>{% endif %}"
+)
+
+
+@pytest.mark.parametrize(
+    ("template", "first", "second"),
+    [
+        (NO_THINK, "<think>hm</think>ho<|im_end|>", "he<|im_end|>"),
+        (NUMBERED, "ho<|im_end|>", "he<|im_end|>"),
+        (WITH_QUESTION, "ho</s>", "he</s>"),
+    ],
+)
+def test_a_prompt_that_depends_on_the_messages_is_not_trained(
+    template: str, first: str, second: str
+) -> None:
+    answers = [{**assistant("ho"), "reasoning_content": "hm"}, assistant("he")]
+    messages = [user("(hi) you?"), answers[0], user("¿you? /no"), answers[1]]
+    assert trained(template, *messages, **DROP) == first + second
+    assert trained(template, *messages[2:], **DROP) == second
+
+
+TOOL = (
+    "{{ tools | length }}{% for m in messages %}{% if m.role == 'assistant' %}<s>{{ m.content }}"
+    "</s>{% else %}# {{ m.content }}{% endif %}{% endfor %}"
+)
+BETWEEN = (
+    "{{ tools | length }}{% for m in messages %}{% if not loop.first %}</s>{% endif %}"
+    "{{ '<s>' if m.role == 'assistant' else '# ' }}{{ m.content }}{% endfor %}"
+    "{% if add_generation_prompt %}</s><s>{% endif %}"
+)
+PROMPTED = TOOL + "{% if add_generation_prompt %}<s>{% endif %}"
+MARKING = PROMPTED.replace(
+    "{{ m.content }}</s>", "{% generation %}{{ m.content }}{% endgeneration %}</s>"
+)
+
+
+@pytest.mark.parametrize(
+    ("default", "tool_use", "expected"),
+    [
+        (CHATML, TOOL, "ho</s>he</s>"),
+        (CHATML, BETWEEN, "ho</s>he"),
+        (BETWEEN, PROMPTED, "ho</s>he</s>"),
+        (CHATML, MARKING, "hohe"),
+        (MARKING, PROMPTED, "ho</s>he</s>"),
+        (TOOL, PROMPTED, "ho</s>he</s>"),
+    ],
+)
+def test_each_template_of_a_tokenizer_is_read_as_it_is(
+    default: str, tool_use: str, expected: str
+) -> None:
+    default = default.replace("{{ tools | length }}", "")
+    messages = [user("hi"), assistant("ho"), user("ha"), assistant("he")]
+    templates = {"default": default, "tool_use": tool_use}
+    assert trained(templates, *messages, tools=[{"name": "f"}], **DROP) == expected
+
+
+UNOWNED = {
+    "outside of a loop": "{% macro r(m) %}{% if m.role == 'assistant' %}{% generation %}"
+    "{{ m.content }}{% endgeneration %}{% else %}{{ m.content }}{% endif %}{% endmacro %}"
+    "{{ r(messages[0]) }}{{ r(messages[1]) }}{% for m in messages[2:] %}{{ r(m) }}{% endfor %}",
+    "with its question": "{% for m in messages %}{% if m.role == 'user' %}{{ m.content }}"
+    "{% generation %}{{ loop.nextitem.content }}{% endgeneration %}{% endif %}{% endfor %}",
+    "as many by chance": "{% for m in messages if m.role != 'x' %}{% if m.role == 'user' %}"
+    "{{ m.content }}{% elif m.content %}{% generation %}{{ m.content }}{% endgeneration %}"
+    "{% generation %}</s>{% endgeneration %}{% endif %}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("name", UNOWNED)
+def test_weights_need_to_know_whose_mark_it_is(name: str) -> None:
+    empty = assistant("" if name == "as many by chance" else "ho")
+    messages = [user("hi"), empty, user("ha"), {**assistant("he"), "weight": 0}]
+    with pytest.raises(
+        mm.errors.DecodeError, match="the messages say which of them are not trained"
+    ):
+        trained(UNOWNED[name], *messages, **DROP)
+
+
+TURN = "<|im_start|>{{ m.role }}\n{{ m.content }}"
+ENDED = "{% if not loop.first %}<|im_end|>\n{% endif %}" + TURN
+PLACES = {
+    "no prompt": ("{% set all %}" + BARE + "{% endset %}{{ all }}", "\nho<|im_end|>\nhe<|im_end|>"),
+    "no prompt, with an if": (
+        BARE.replace("in messages", "in messages if m.role != 'x'"),
+        "\nho<|im_end|>\nhe<|im_end|>",
+    ),
+    "a mark between": (
+        "{% set all %}{% for m in messages %}" + ENDED + "{% endfor %}"
+        "{% if add_generation_prompt %}<|im_end|>\n<|im_start|>assistant\n{% endif %}{% endset %}"
+        "{{ all }}",
+        "ho<|im_end|>he",
+    ),
+    "two loops": (
+        "{% for m in messages %}{% if m.role == 'system' %}{{ m.content }}{% endif %}{% endfor %}"
+        + CHATML.replace("in messages", "in messages if m.role != 'system'"),
+        "ho<|im_end|>he<|im_end|>",
+    ),
+    "the last mark behind": (
+        "{% for m in messages %}"
+        + TURN
+        + "{% if not loop.last %}<|im_end|>\n{% endif %}{% endfor %}"
+        "{% if add_generation_prompt %}<|im_end|>\n<|im_start|>assistant\n{% else %}<|im_end|>"
+        "{% endif %}",
+        "ho<|im_end|>he<|im_end|>",
+    ),
+    "no mark, lines between": (
+        "{% for m in messages %}{% if not loop.first %}{{ '\n' }}{% endif %}"
+        + TURN
+        + "{% endfor %}"
+        "{% if add_generation_prompt %}{{ '\n' }}<|im_start|>assistant\n{% endif %}",
+        "ho\n<|im_start|>he",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_an_answer_is_trained_from_its_prompt_to_its_end_mark(name: str) -> None:
+    template, expected = PLACES[name]
+    messages = [user("hi"), assistant("ho"), user("ha"), assistant("he")]
+    assert trained(template, *messages, **DROP) == expected

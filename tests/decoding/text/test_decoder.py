@@ -8,10 +8,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from tokenizers import processors
+from tokenizers import Tokenizer, models, pre_tokenizers, processors
 from transformers import PreTrainedTokenizerFast
 
 import mmstream as mm
+from mmstream.decoding.sample import decode_sample
+from mmstream.decoding.threaded_calls import ThreadedCalls
+from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.chats import (
     CHATML,
     LLAMA,
@@ -22,6 +25,7 @@ from tests.helpers.chats import (
     tokenizer,
     user,
 )
+from tests.helpers.decodings import decode_texts
 
 
 def test_plain_text_learns_everything_and_keeps_its_special_tokens() -> None:
@@ -115,14 +119,6 @@ def test_impossible_arguments_are_config_errors(options: dict[str, Any]) -> None
         mm.TextDecoder(tokenizer(), **options)
 
 
-@pytest.mark.parametrize("name", ["image_token", "video_token", "audio_token"])
-@pytest.mark.parametrize("token", [["<image>"], None, 5])
-def test_a_token_that_is_no_text_is_named(name: str, token: object) -> None:
-    with pytest.raises(mm.ConfigError) as error:
-        mm.TextDecoder(tokenizer(), **{name: token})
-    assert str(error.value) == f"{name}={token!r}: give text"
-
-
 def test_a_slow_tokenizer_is_a_config_error_that_says_why() -> None:
     class SlowTokenizer:
         is_fast = False
@@ -147,3 +143,132 @@ def test_threads_share_a_decoder_and_do_not_mix_turns(template: str) -> None:
     with ThreadPoolExecutor(4) as pool:
         together = list(pool.map(decoder, samples))
     assert [result["labels"].tolist() for result in together] == alone * 200
+
+
+PLAIN = byte_tokenizer()
+CHAT = byte_tokenizer(chat=True)
+
+
+@pytest.mark.parametrize("tokenizer", [PLAIN, CHAT])
+@pytest.mark.parametrize(
+    ("sample", "words"),
+    [
+        (
+            {"jpg": b"", "json": {"id": 7, "caption": "a cat", "captions": ["a cat", "a pet"]}},
+            "the sample has jpg, json, and its json has id, caption, captions: "
+            'TextDecoder(field="json.caption")',
+        ),
+        ({"json": {"captions": ["a cat"]}}, 'TextDecoder(field="json.captions.0")'),
+        ({"json": {"captions": [], "text": "a cat"}}, 'TextDecoder(field="json.text")'),
+        ({"caption.txt": b"a cat"}, 'the sample has caption.txt: TextDecoder(field="caption.txt")'),
+        (
+            {"json": {"alt": "a cat"}},
+            "and its json has alt: name the field that has it with TextDecoder(field=...)",
+        ),
+        (
+            {"json": ["a cat"]},
+            "the sample has json: name the field that has it with TextDecoder(field=...)",
+        ),
+        (
+            {"jpg": b""},
+            "the sample has jpg: name the field that has it with TextDecoder(field=...)",
+        ),
+        ({"mp4": b"", "json": {"segments": [{"text": "a"}]}}, "Pipeline(before=(mm.one_segment,))"),
+    ],
+)
+def test_a_sample_without_txt_names_its_fields_and_the_setting(
+    sample: dict[str, Any], words: str, tokenizer: Any
+) -> None:
+    with pytest.raises(mm.errors.DecodeError) as error:
+        mm.TextDecoder(tokenizer)(sample)
+    assert words in str(error.value)
+    assert str(error.value).startswith("no text: neither messages nor txt; ")
+
+
+def test_messages_without_a_chat_template_are_said() -> None:
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]
+    with pytest.raises(
+        mm.errors.DecodeError, match="messages in json, and the tokenizer has no chat templ"
+    ):
+        mm.TextDecoder(PLAIN)({"jpg": b"", "json": {"messages": messages}})
+
+
+# -- many texts in one call ------------------------------------------------------------------------
+
+ROW_OF_CHAT = (
+    b'{"messages": [{"role": "user", "content": "why?"}, {"role": "assistant", "content": "so"}]}'
+)
+SAMPLES = [
+    {"__key__": "a", "txt": b"a plain text"},
+    {"__key__": "b", "json": ROW_OF_CHAT},
+    {"__key__": "c", "json": ROW_OF_CHAT, "txt": b"and a caption"},
+    {"__key__": "d", "txt": b"\xff no text"},
+    {"__key__": "e", "json": b'{"broken'},
+    {"__key__": "f", "json": b'{"messages": [{"role": "user"}]}'},
+    {"__key__": "g", "json": b'{"id": 3}', "txt": "schön lang ".encode() * 20},
+    {"__key__": "h"},
+    {"__key__": "i", "json": b'{"messages": []}', "txt": b"x"},
+]
+
+
+def outcome(function):
+    try:
+        return function()
+    except mm.errors.DecodeError as error:
+        return str(error)
+
+
+@pytest.mark.parametrize("chat", [False, True])
+@pytest.mark.parametrize("field", [None, "txt"])
+def test_a_step_is_tokenized_as_its_samples_are_one_by_one(chat, field):
+    text = mm.TextDecoder(byte_tokenizer(chat=chat), max_length=40, field=field)
+    decode = mm.Decode(text=text)
+    alone = [outcome(lambda s=s: decode_sample(s, decode)) for s in SAMPLES]
+    together = [
+        outcome(lambda s=s, t=t: decode_sample(s, decode, tokens=t))
+        for s, t in decode_texts(SAMPLES, decode)
+    ]
+    assert sum(isinstance(one, str) for one in alone) >= 3
+    np.testing.assert_equal(together, alone)
+
+
+def word_tokenizer():
+    core = Tokenizer(models.WordLevel({"known": 0, "word": 1}, unk_token="[UNK]"))
+    core.pre_tokenizer = pre_tokenizers.Whitespace()
+    return PreTrainedTokenizerFast(tokenizer_object=core)
+
+
+@pytest.mark.parametrize(
+    ("tokenizer", "bad"),
+    [(word_tokenizer(), "other"), (byte_tokenizer(), "\ud800")],
+    ids=["an unknown word", "half a character"],
+)
+def test_a_text_that_the_tokenizer_refuses_is_one_bad_sample(tokenizer, bad):
+    text = mm.TextDecoder(tokenizer)
+    good = ("known word", "word")
+    first, refused, last = text.decode_all([{"txt": words} for words in (good[0], bad, good[1])])
+    for words, decoded in zip(good, (first, last), strict=True):
+        assert decoded.tokens["input_ids"].tolist() == tokenizer(words).input_ids
+    assert isinstance(refused, mm.errors.DecodeError)
+    assert "tokenizer: " in str(refused)
+    with pytest.raises(mm.errors.DecodeError, match="tokenizer"):
+        text({"txt": bad})
+
+
+@pytest.mark.parametrize("helpers", [1, 3])
+def test_of_several_errors_in_a_step_the_first_rows_is_raised(helpers):
+    def fill(place):
+        if place in (5, 6, 40):
+            raise ValueError(place)
+        return place
+
+    def called(function):
+        calls = ThreadedCalls(function, range(64))  # row 40 comes before row 5
+        calls.begin(pool, helpers)
+        return calls.finish()
+
+    with ThreadPoolExecutor(helpers) as pool:
+        for _ in range(200):
+            with pytest.raises(ValueError, match=r"^5$"):
+                called(fill)
+        assert called(str) == [str(n) for n in range(64)]

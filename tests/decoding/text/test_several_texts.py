@@ -11,7 +11,7 @@ from tokenizers.processors import TemplateProcessing
 
 import mmstream as mm
 from mmstream.train.tokenizer import byte_tokenizer
-from tests.helpers.chats import CHATML, assistant, byte_chat, user
+from tests.helpers.chats import CHATML, assistant, byte_chat, tokenizer, user
 from tests.helpers.corpora import write_corpus
 
 
@@ -152,3 +152,25 @@ def test_plain_text_ends_with_the_token_of_its_end() -> None:
     fast.eos_token = None
     with pytest.raises(mm.ConfigError, match="the tokenizer has no eos_token"):
         mm.TextDecoder(fast, append_eos=True)
+
+
+EARLIER = [user("a"), assistant("b"), user("c")]
+PAIR = {"messages": EARLIER, "chosen": [assistant("yes")], "rejected": [assistant("no")]}
+VERDICT = {"messages": EARLIER, "completion": [assistant("yes")], "label": False}
+
+
+@pytest.mark.parametrize(("row", "key"), [(PAIR, "chosen"), (VERDICT, "completion")])
+def test_a_preference_is_no_conversation_even_with_earlier_answers(row, key):
+    decoder = mm.TextDecoder(tokenizer(CHATML), max_length=64)
+    with pytest.raises(
+        mm.errors.DecodeError, match=rf"its answer is in json.{key}; to train on it, join"
+    ):
+        decoder({"json": row})
+    joined = mm.TextDecoder(
+        tokenizer(CHATML),
+        max_length=64,
+        field=lambda sample: sample["json"]["messages"] + sample["json"][key],
+    )
+    assert (joined({"json": row})["labels"] >= 0).any()
+    whole = {**row, "messages": [*EARLIER, assistant("yes")]}
+    assert (decoder({"json": whole})["labels"] >= 0).any()

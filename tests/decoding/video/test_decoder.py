@@ -2,17 +2,26 @@
 
 from __future__ import annotations
 
+import io
+import json
 import pickle
-from collections.abc import Iterator
+import struct
+import zlib
+from collections.abc import Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
+import av
 import numpy as np
 import pytest
 from PIL import Image
 
 import mmstream as mm
 from mmstream.media import video
+from mmstream.media.facts import media_facts
+from mmstream.media.limits import Deadline
 from tests.helpers.media_files import VIDEO_KINDS, frame_number, video_file
+from tests.helpers.paths import DATA, ROOT
 from tests.helpers.pictures import encoded
 
 VARIABLE = (0.0, 0.1, 0.15, 0.9, 1.0, 1.05, 3.0, 3.5, 3.6, 5.0)
@@ -269,3 +278,146 @@ def test_a_damaged_frame_is_decoded_from_the_start_within_the_limit(
         with pytest.raises(mm.errors.DecodeError, match="damaged"):
             mm.VideoDecoder(indices=(27,), max_decoded_frames=limit)(data)
         assert jumps == expected
+
+
+# -- real files ------------------------------------------------------------------------------------
+
+VIDEOS = DATA / "videos"
+STORED = json.loads((VIDEOS / "frames.json").read_text())
+MORE_VIDEOS = ROOT.parent / "shared" / "data"
+"""Files that may not be stored here."""
+
+
+def file(name: str) -> Path:
+    path = next((path for folder in (VIDEOS, MORE_VIDEOS) for path in folder.rglob(name)), None)
+    if path is None:
+        pytest.skip(f"{name} is not on this machine")
+    return path
+
+
+@pytest.mark.parametrize("name", STORED)
+def test_frames_and_times_are_those_of_an_exact_decoder(name: str) -> None:
+    data, stored = file(name).read_bytes(), STORED[name]
+    decoder = mm.VideoDecoder(indices=tuple(stored["numbers"][1::4]), span=None)
+    plan = decoder.plan(data)
+    assert plan.file.timeline.num_frames == stored["num_frames"]
+    decoded = decoder.decode(data, plan)
+    np.testing.assert_allclose(decoded.times_s, stored["times_s"][1::4], atol=1e-6)
+    assert [zlib.crc32(frame) for frame in decoded.pixels] == stored["crc32"][1::4]
+
+
+def test_ten_bits_become_eight_as_pyav_makes_them() -> None:
+    data = file("h264_10bits.mp4").read_bytes()
+    with av.open(io.BytesIO(data)) as container:
+        wanted = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
+    np.testing.assert_array_equal(mm.VideoDecoder(span=None)(data), wanted)
+
+
+# -- headers of MP4 --------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("moov_first", [True, False])
+def test_few_frames_take_the_bytes_of_their_groups(moov_first: bool) -> None:
+    content = video_file(
+        "mp4",
+        num_frames=240,
+        fps=2,
+        gop=8,
+        b_frames=2,
+        width=128,
+        height=128,
+        pixel_format="yuv444p",
+        moov_first=moov_first,
+        audio_codec="aac",
+    )
+    sizes: list[int] = []
+
+    def read(ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        sizes.extend(stop - start for start, stop in ranges)
+        return [content[start:stop] for start, stop in ranges]
+
+    file = mm.LazyBytes(len(content), read)
+    decoder = mm.VideoDecoder(num_frames=4, span=(40.0, 100.0))
+    plan = decoder.plan(file)
+    assert sum(sizes) < len(content) // 5
+
+    sizes.clear()
+    decoded = decoder.decode(file, plan)
+    whole = decoder.decode(content)
+    np.testing.assert_array_equal(decoded.pixels, whole.pixels)
+    np.testing.assert_array_equal(decoded.times_s, whole.times_s)
+    assert sum(sizes) < len(content) // 10  # at most 4 of 30 groups
+
+
+def edited(*edit: int) -> bytes:
+    """Return a video of 12 frames with another edit list: its length, its start and its rate."""
+    data = bytearray(video_file("mp4"))
+    struct.pack_into(">Iihh", data, data.index(b"elst") + 12, *edit, 0)
+    return bytes(data)
+
+
+@pytest.mark.parametrize(
+    ("edit", "num_frames"),
+    [((500, 0, 1), 5), ((1000, 2048, 1), 10), ((1000, 0, 2), 10)],
+    ids=["cut end", "cut start", "half speed"],
+)
+def test_frames_that_an_edit_list_leaves_out_are_those_that_ffmpeg_leaves_out(
+    edit: tuple[int, int, int], num_frames: int
+) -> None:
+    assert len(mm.VideoDecoder()(edited(*edit))) == num_frames
+    with pytest.raises(mm.errors.DecodeError, match="has no frame in it"):
+        mm.VideoDecoder()(edited(0, -1, 1))
+
+
+@pytest.mark.parametrize("decode", [False, True])
+@pytest.mark.parametrize(
+    "edit",
+    [(500, 0, 1), (300, 2560, 1), (1000, 2048, 1), (700, 5120, 1), (1000, 0, 2)],
+    ids=["cut end", "both", "cut start", "longer cut start", "half speed"],
+)
+def test_facts_count_the_frames_that_an_edit_list_leaves(
+    edit: tuple[int, int, int], decode: bool
+) -> None:
+    data = edited(*edit)
+    facts = media_facts(data, "video", Deadline.start(60), decode=decode)
+    assert facts["num_frames"] == len(mm.VideoDecoder()(data)) < 12
+
+
+def test_a_cut_file_is_a_bad_one() -> None:
+    for moov_first in (True, False):
+        data = video_file("mp4", moov_first=moov_first)
+        with pytest.raises(
+            mm.errors.DecodeError, match="truncated: 100 bytes are missing at least"
+        ):
+            mm.VideoDecoder().plan(data[:-100])
+
+
+@pytest.mark.parametrize("name", [b"stsz", b"stts", b"stsc", b"stco", b"stss", b"stsd", b"mdhd"])
+def test_damaged_tables_give_no_wrong_frames(name: bytes) -> None:
+    whole = video_file("mp4", b_frames=2)
+    for position in range(4, 24):
+        data = bytearray(whole)
+        data[data.index(name) + position] ^= 0xFF
+        try:
+            pixels = mm.VideoDecoder(max_decoded_frames=100)(bytes(data))
+        except mm.errors.DecodeError:
+            continue
+        numbers = [frame_number(frame) for frame in pixels]
+        assert numbers == sorted(numbers) or name in (b"stts", b"stss")
+
+
+def test_a_track_header_that_is_cut_states_no_rotation() -> None:
+    data = bytearray(video_file("mp4"))
+    start = data.index(b"tkhd") - 4
+    (size,) = struct.unpack_from(">I", data, start)
+    struct.pack_into(">I", data, start, 40)
+    struct.pack_into(">I4s", data, start + 40, size - 40, b"free")
+    assert mm.VideoDecoder()(bytes(data)).shape == (12, 48, 64, 3)
+
+
+def test_tables_of_too_many_frames_take_no_memory() -> None:
+    data = bytearray(video_file("mp4"))
+    struct.pack_into(">II", data, data.index(b"stsz") + 8, 1, 2**32 - 1)
+    with pytest.raises(mm.errors.DecodeError, match="its tables state"):
+        mm.VideoDecoder().plan(bytes(data))

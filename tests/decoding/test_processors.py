@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -13,9 +14,12 @@ import torch
 from PIL import Image
 
 import mmstream as mm
+from mmstream.decoding.video.sampling import FAMILY_SAMPLING, FrameRequest
+from mmstream.errors import DecodeError
 from mmstream.types import Sample
 from tests.helpers.corpora import captioned, write_corpus
 from tests.helpers.families import transformers
+from tests.helpers.media_files import video_file
 from tests.helpers.paths import PHOTOS
 from tests.helpers.pictures import encoded, psnr
 
@@ -177,3 +181,174 @@ def test_any_processor_runs_as_a_transform(tmp_path: Any) -> None:
     with Image.open(io.BytesIO(captioned(0)["jpg"])) as image:
         expected = PROCESSOR(image, return_tensors="pt")["pixel_values"][0]
     torch.testing.assert_close(batch["image"][0], expected)
+
+
+# -- video processors ------------------------------------------------------------------------------
+
+RULES: dict[str, tuple[Any, dict[str, Any]]] = {
+    "qwen2": (
+        transformers.Qwen2VLVideoProcessor(),
+        {
+            "sampling": "qwen2_vl",
+            "fps": 2,
+            "min_frames": 4,
+            "max_frames": 768,
+            "resize": "max_pixels",
+            "multiple_of": 28,
+            "interpolation": "bicubic",
+            "pixel_budget": (128 * 28 * 28, 768 * 28 * 28),
+            "video_pixel_budget": None,
+        },
+    ),
+    "qwen3": (
+        transformers.Qwen3VLVideoProcessor(),
+        {
+            "sampling": "qwen3_vl",
+            "multiple_of": 32,
+            "frame_multiple_of": 2,
+            "video_pixel_budget": (128 * 32 * 32, 768 * 32 * 32),
+        },
+    ),
+    "llava": (
+        transformers.LlavaOnevisionVideoProcessor(num_frames=16),
+        {
+            "sampling": "llava_onevision",
+            "num_frames": 16,
+            "size": (384, 384),
+            "resize": "exact",
+        },
+    ),
+}
+
+
+@pytest.mark.parametrize("name", RULES)
+def test_each_family_has_its_own_rules_of_frames_and_pixels(name: str) -> None:
+    processor, rules = RULES[name]
+    decoder = mm.VideoDecoder.from_processor(processor)
+    assert {setting: getattr(decoder, setting) for setting in rules} == rules
+
+
+def test_what_the_user_says_of_frames_takes_the_place_of_the_processors_word() -> None:
+    processor = transformers.Qwen3VLVideoProcessor()
+    eight = mm.VideoDecoder.from_processor(processor, num_frames=8, max_pixels=1 << 20)
+    assert (eight.num_frames, eight.fps, eight.max_pixels) == (8, None, 1 << 20)
+    one_a_second = mm.VideoDecoder.from_processor(processor, fps=1)
+    assert (one_a_second.fps, one_a_second.min_frames) == (1, processor.min_frames)
+    two = mm.VideoDecoder.from_processor(processor, num_frames=2)  # fewer than its min_frames
+    assert (two.num_frames, two.min_frames) == (2, 1)
+
+
+@pytest.mark.parametrize("max_video_tokens", [1, 6, 40, 10_000])
+@pytest.mark.parametrize("name", ["Qwen2VLVideoProcessor", "Qwen3VLVideoProcessor"])
+def test_capped_frames_have_the_size_of_the_processor(name: str, max_video_tokens: int) -> None:
+    processor = getattr(transformers, name)(
+        cap_pixels_per_frame=True,
+        max_video_tokens=max_video_tokens,
+        size={"shortest_edge": 3000, "longest_edge": 200_000},
+        patch_size=8,
+    )
+    data = video_file("mp4", width=160, height=96, num_frames=24)
+    for num_frames in (2, 4, 24):
+        decoder = mm.VideoDecoder.from_processor(processor, num_frames=num_frames)
+        shape = decoder.plan(data).shape
+        frames = torch.zeros(1, num_frames, 3, 96, 160, dtype=torch.uint8)
+        resized = processor.resize(frames, processor.size, None, 16, 2, cap_pixels_per_frame=True)
+        assert (shape.height, shape.width) == resized.shape[-2:], num_frames
+
+
+@pytest.mark.parametrize(
+    ("processor", "message"),
+    [
+        (transformers.InternVLVideoProcessor(), "InternVLVideoProcessor: not one of Qwen2VL"),
+        (transformers.Qwen2VLVideoProcessor(do_resize=False), "do_resize=False: not resized"),
+        (transformers.Qwen2VLVideoProcessor(resample=0), "resample=0: only 1"),
+        (
+            transformers.LlavaOnevisionVideoProcessor(do_center_crop=True, crop_size=384),
+            "do_center_crop: no rule",
+        ),
+        (
+            transformers.LlavaOnevisionVideoProcessor(),
+            r"does not say which frames it takes: .*num_frames=8\)",
+        ),
+        (
+            transformers.LlavaOnevisionVideoProcessor(num_frames=8, size={"shortest_edge": 384}),
+            r"size=\{'shortest_edge': 384\}: no rule",
+        ),
+        (
+            transformers.SmolVLMVideoProcessor(fps=1),
+            r"does not say which frames it takes: .*fps=1, max_frames=64\)",
+        ),
+        (
+            SimpleNamespace(video_processor=transformers.CLIPImageProcessor()),
+            "CLIPImageProcessor: not one of",
+        ),
+    ],
+    ids=lambda value: value[:20] if isinstance(value, str) else type(value).__name__,
+)
+def test_what_the_video_decoder_cannot_do_is_refused_by_name(processor: Any, message: str) -> None:
+    with pytest.raises(mm.ConfigError, match=message):
+        mm.VideoDecoder.from_processor(processor)
+
+
+# -- which frames are taken ------------------------------------------------------------------------
+
+PROCESSORS = {
+    "qwen2_vl": transformers.Qwen2VLVideoProcessor,
+    "qwen3_vl": transformers.Qwen3VLVideoProcessor,
+    "llava_onevision": transformers.LlavaOnevisionVideoProcessor,
+    "smolvlm": partial(transformers.SmolVLMVideoProcessor, num_frames=64),
+}
+RATES = [25.0, 30000 / 1001, 23.976, 0.7]
+LENGTHS = [*range(1, 40), *range(40, 2400, 97), 107_892]
+
+
+@pytest.mark.parametrize("rate", RATES)
+@pytest.mark.parametrize("name", FAMILY_SAMPLING)
+def test_frames_per_second_give_the_frames_of_the_processor(name: str, rate: float) -> None:
+    for fps in (2, 1, 0.5):
+        processor = PROCESSORS[name](fps=fps)
+        request = FrameRequest(
+            fps=fps,
+            min_frames=getattr(processor, "min_frames", 1),
+            max_frames=64 if name == "smolvlm" else getattr(processor, "max_frames", 768),
+            multiple_of=2,
+        )
+        for count in LENGTHS:
+            try:
+                taken = FAMILY_SAMPLING[name](count, rate, request).tolist()
+            except DecodeError:
+                taken = None
+            try:
+                metadata = transformers.video_utils.VideoMetadata(
+                    count, rate, duration=count / rate
+                )
+                indices = processor.sample_frames(metadata, fps=fps)
+                wanted = [int(index) for index in indices]
+            except ValueError:
+                wanted = None
+            except ZeroDivisionError:
+                wanted = [0]  # too few for the processor of Qwen2-VL
+            assert taken == wanted, (count, rate, fps)
+
+
+@pytest.mark.parametrize("name", ["llava_onevision", "qwen2_vl", "qwen3_vl"])
+@pytest.mark.parametrize("num_frames", [1, 2, 7, 8, 32])
+def test_a_number_of_frames_gives_the_frames_of_the_processor(name: str, num_frames: int) -> None:
+    processor = PROCESSORS[name](fps=None)
+    rule = FAMILY_SAMPLING[name]
+    request = FrameRequest(num_frames=num_frames, min_frames=4, max_frames=768, multiple_of=2)
+    for count in range(num_frames, 400, 7):
+        metadata = transformers.video_utils.VideoMetadata(count, 25.0)
+        try:
+            wanted = np.asarray(processor.sample_frames(metadata, num_frames=num_frames))
+        except (ValueError, ZeroDivisionError):
+            continue
+        taken = rule(count, 25.0, request)
+        assert taken.tolist() == wanted.tolist(), count
+
+
+def test_a_video_with_too_few_frames_is_bad() -> None:
+    request = FrameRequest(num_frames=32, min_frames=1, max_frames=768, multiple_of=2)
+    for name in ("llava_onevision", "qwen2_vl"):
+        with pytest.raises(DecodeError, match="32 frames are wanted, and the video has 31"):
+            FAMILY_SAMPLING[name](31, 25.0, request)
