@@ -28,7 +28,7 @@ ROOT_PAGES = {
     "README.md": "index.md",
     "SECURITY.md": "security.md",
 }
-COMMAND_LINE_PAGE = "api/command-line.md"
+COMMAND_LINE_PAGE = "command-line.md"
 LINK = re.compile(r"(?<=\]\()(?![a-z]+:|#)([^)#\s]+)")  # the path in a relative link
 LANGUAGES = {".py": "python", ".sh": "bash", ".yml": "yaml", ".toml": "toml", ".c": "c", ".h": "c"}
 
@@ -95,7 +95,7 @@ def _help_of_commands() -> Iterator[str]:
         context = click.Context(command, info_name=f"mmstream {name}")
         example, _, text = (command.help or "").removeprefix("\b\n").partition("\n\n")
         usage = " ".join(command.collect_usage_pieces(context))
-        yield f"\n## mmstream {name}\n\n{text}\n"
+        yield f"\n### mmstream {name}\n\n{text}\n"
         yield f"```bash\n{example}\n```\n"
         yield f"Usage: `mmstream {name} {usage}`\n"
         yield "| option | |\n|---|---|"

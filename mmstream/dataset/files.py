@@ -122,8 +122,8 @@ def picture_hint(folder: str | Path | None) -> str:
     if suffixes.isdisjoint(IMAGE_EXTENSIONS):
         return ""
     return (
-        "; it holds pictures: docs/classification.md writes tars of a folder for each class, and "
-        "docs/your-own-data.md of pictures with captions"
+        "; it holds pictures: docs/your-own-data.md makes a dataset of a folder for each class, "
+        "or of pictures with captions"
     )
 
 

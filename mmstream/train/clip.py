@@ -54,7 +54,7 @@ class ContrastiveClip(nn.Module):
 
     separable = False
     takes = (
-        'one image and one text a sample; model="vlm" takes chats, and docs/classification.md has '
+        'one image and one text a sample; model="vlm" takes chats, and docs/your-own-data.md has '
         "classes"
     )
 

@@ -59,7 +59,7 @@ def store(tmp_path):
 
 
 def test_the_bytes_of_a_part_are_the_format(store):
-    # A change here is a change of the format. The example is in docs/large-conversions.md.
+    # A change here is a change of the format, which the docstring of index_part.py describes.
     part = written(store, (4096, [0, 1024, 3072], [0x11223344, 5]), (1 << 26, LONG, None))
     data = store.read(part.name)
     assert data.hex(" ", -8) == GOLDEN

@@ -388,7 +388,7 @@ def test_a_list_with_a_folder_says_how_to_read_several(tmp_path, how):
 # -- folders of pictures ------------------------------------------------------------------------
 
 
-HINT = r"; it holds pictures: docs/classification\.md .*, and docs/your-own-data\.md"
+HINT = r"; it holds pictures: docs/your-own-data\.md .* captions"
 
 
 @pytest.mark.parametrize("picture", ["bear/1.JPEG", "1.png"])
