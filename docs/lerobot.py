@@ -69,7 +69,8 @@ def cut(path: str, start_s: float, end_s: float, fps: float) -> bytes:
         source.seek(start, stream=video)
         for packet in source.demux(video):
             if packet.size and first <= packet.pts < last:
-                packet.pts, packet.dts, packet.stream = packet.pts - start, packet.dts - start, stream
+                packet.stream = stream
+                packet.pts, packet.dts = packet.pts - start, packet.dts - start
                 target.mux(packet)
             elif packet.size and packet.dts >= last:
                 break

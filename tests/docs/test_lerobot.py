@@ -22,10 +22,11 @@ FILE = "chunk-000/file-000"
 
 @pytest.fixture
 def folder(tmp_path):
+    features = {"action": {"dtype": "float32"}, **{key: {"dtype": "video"} for key in CAMERAS}}
     info = {
         "codebase_version": "v3.0",
         "fps": 10,
-        "features": {"action": {"dtype": "float32"}, **dict.fromkeys(CAMERAS, {"dtype": "video"})},
+        "features": features,
         "data_path": "data/chunk-{chunk_index:03d}/file-{file_index:03d}.parquet",
         "video_path": "videos/{video_key}/chunk-{chunk_index:03d}/file-{file_index:03d}.mp4",
     }
