@@ -204,10 +204,7 @@ class Dataset(Sequence[Sample]):
         """
         if "sources" in identity:
             raise StateError("this state is of a mixture: give its JSON file")
-        corpus = self.corpus
-        return Order.from_identity(
-            identity, corpus.counts, corpus.names, corpus.bad, corpus.sizes, corpus.checksums
-        )
+        return Order.from_saved(identity, self.corpus)
 
     def read(self, shard: int, index: int) -> Sample:
         """Return one raw sample; raises what `dataset[i]` raises."""

@@ -24,7 +24,13 @@ from mmstream.dataset.source import read_sample
 from mmstream.errors import ConfigError, MMStreamError, StateError, escaped
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
 from mmstream.order.mixture.schedule import whole_shares
-from mmstream.settings import NonEmptyStr, NonNegativeFloat, PositiveInt, checked
+from mmstream.settings import (
+    NonEmptyStr,
+    NonNegativeFloat,
+    PositiveInt,
+    checked,
+    refuse_broken,
+)
 from mmstream.storage import NotAFileError, is_remote, join_url, open_store, split_url
 from mmstream.types import Sample, SampleRef
 
@@ -64,14 +70,17 @@ class Mixture:
         epoch_steps: PositiveInt | None = None,
         changes: Mapping[PositiveInt, Mapping[str, NonNegativeFloat]] | None = None,
     ) -> None:
-        if not sources:
-            raise ConfigError("Mixture: name at least one source, {name: (dataset, weight)}")
-        if (stop is None) == (epoch_steps is None):
-            raise ConfigError(
-                'Mixture: say when an epoch ends: stop="first", stop="all" or epoch_steps=n'
-            )
-        if changes and epoch_steps is None:
-            raise ConfigError("Mixture: weights that change need epoch_steps=n")
+        refuse_broken(
+            (not sources, "Mixture: name at least one source, {name: (dataset, weight)}"),
+            (
+                (stop is None) == (epoch_steps is None),
+                'Mixture: say when an epoch ends: stop="first", stop="all" or epoch_steps=n',
+            ),
+            (
+                changes and epoch_steps is None,
+                "Mixture: weights that change need epoch_steps=n",
+            ),
+        )
         self.datasets = {name: dataset for name, (dataset, _) in sources.items()}
         self.epoch_steps: int | Stop = stop or epoch_steps or 0
         self.weights = {0: {name: weight for name, (_, weight) in sources.items()}}
@@ -98,8 +107,8 @@ class Mixture:
             path: Of the file: a local path, or a URL such as ``s3://bucket/mixture.json``. Relative
                 URLs in the file are relative to its folder.
             allow_foreign_urls: Sources may lie anywhere, and so may their tars (see
-                `open_dataset`). By default, the sources of a remote file lie in its bucket. Those
-                of a local file lie in local folders or in object stores, but not behind
+                `open_dataset`). By default, the sources of a remote file must be in its bucket.
+                Those of a local file may be local folders or in object stores, but not behind
                 ``http://``.
 
         Raises:
@@ -203,14 +212,7 @@ class Mixture:
         """
         if "sources" not in identity:
             raise StateError("this state is of one dataset: give that")
-        order = MixtureOrder(Recipe.from_identity(identity, self.corpora))
-        saved_names, names = list(order.recipe.corpora), list(self.datasets)
-        if saved_names != names[: len(saved_names)]:  # shards are numbered in this order
-            raise StateError(
-                f"the state's sources are {saved_names}, and here {names}: put them in the state's "
-                "order, new ones at the end"
-            )
-        return order
+        return MixtureOrder(Recipe.from_identity(identity, self.corpora))
 
 
 # -- the JSON file of a mixture --------------------------------------------------------------------

@@ -12,8 +12,7 @@ topology, and after every resume.
     chunks.py    slot of the epoch -> (shard, index), by permuted chunks; lanes that keep samples
     permute.py   the permutations of both
     settings.py  checks and defaults of grid, window, chunk size and the like
-    any_order.py what the later stages ask of every order
-    cache.py     small caches
+    any_order.py what the later stages ask of every order, and small caches
 
 A rank that owns whole lanes reads each of them from front to back. With ``shuffle=False`` there
 is one lane and no permutation: slot = step * G + row.

@@ -1,4 +1,4 @@
-"""The interface of every order, which the later stages call.
+"""The interface of all orders, which the later stages call, its results, and small caches.
 
 `Order` and `MixtureOrder` run over samples: a row is a sample. `packing.order.PackOrder` runs over
 packs: a row is a *unit* of several samples, which stay side by side in all results.
@@ -6,13 +6,16 @@ packs: a row is a *unit* of several samples, which stay side by side in all resu
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import Any, NamedTuple, Protocol
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
 from mmstream.types import IntArray, SampleRef
+
+K = TypeVar("K")
+V = TypeVar("V")
 
 # -- the results of an order -----------------------------------------------------------------------
 #
@@ -153,3 +156,24 @@ class SampleRows:
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
         """Return the sample that takes the row of a bad one. See `Order.substitute`."""
         return Unit([self.substitute(epoch, step, row, attempt)])
+
+
+# -- caches of a few entries -----------------------------------------------------------------------
+
+
+def cached(cache: dict[K, V], key: K, max_entries: int, make: Callable[[], V]) -> V:
+    """Return a value of a cache, which is made where the cache lacks it.
+
+    A full cache drops its oldest entries, an eighth of `max_entries`. Decode threads share the
+    caches of an order. ``list(cache)`` runs as one step under the GIL, so another thread cannot
+    change the cache in the middle of it.
+    """
+    value = cache.get(key)
+    if value is None:
+        value = make()
+        excess = len(cache) - max_entries + 1
+        if excess > 0:  # several at once: the list of all keys costs as much as a window
+            for oldest in list(cache)[: max(excess, max_entries // 8)]:
+                cache.pop(oldest, None)
+        cache[key] = value
+    return value

@@ -31,8 +31,8 @@ An epoch that permutes the chunks to 4 0 8 1 ... and rotates by 3 is laid out li
 >>> chunk_ends = np.cumsum(table.chunk_sizes()[chunks])
 >>> chunk_ends.tolist()
 [2, 4, 5, 7, 8, 10, 11, 13, 15]
->>> epoch = EpochChunks(table, chunks, chunk_ends, rotation=3)
->>> shards, indexes = epoch.locate(np.array([0, 1, 2, 3, 12]))
+>>> epoch = EpochChunks.in_one_list(table, chunks, chunk_ends, rotation=3)
+>>> shards, indexes = epoch.locate(0, np.array([0, 1, 2, 3, 12]))
 >>> list(zip(shards.tolist(), indexes.tolist()))
 [(0, 1), (2, 4), (0, 2), (0, 3), (1, 2)]
 """
@@ -108,38 +108,61 @@ class ChunkTable:
         """Lay out one epoch. Without shuffle, every epoch is the corpus in its own order."""
         sizes = self.chunk_sizes()
         if not shuffle:
-            return EpochChunks(self, np.arange(sizes.size), np.cumsum(sizes), rotation=0)
+            return EpochChunks.in_one_list(self, np.arange(sizes.size), np.cumsum(sizes), 0)
         chunks = permutation(sizes.size, seed, epoch, "chunks")
         chunk_ends = np.cumsum(sizes[chunks])
         rotation = int(random_words(1, seed, epoch, "rotation")[0]) % int(chunk_ends[-1])
-        return EpochChunks(self, chunks, chunk_ends, rotation)
+        return EpochChunks.in_one_list(self, chunks, chunk_ends, rotation)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class EpochChunks:
-    """The chunks of one epoch, laid end to end."""
+    """The chunks of one epoch, laid end to end. Each list of them is rotated by itself.
+
+    There is one list, of whole chunks. Lanes that keep their samples have a list for each row of
+    lanes, and a chunk at the border of two lists is cut in two pieces.
+    """
 
     table: ChunkTable
     chunks: IntArray
-    """[num_chunks] chunk numbers in the order of this epoch."""
-    chunk_ends: IntArray
-    """[num_chunks] position at which each of these chunks ends."""
-    rotation: int
-    """Position of slot 0."""
+    """[num_pieces] chunk of each piece, in the order of this epoch."""
+    piece_ends: IntArray
+    """[num_pieces] position at which each piece ends, counted over all lists."""
+    first_offsets: IntArray
+    """[num_pieces] at which sample of its chunk each piece begins."""
+    list_starts: IntArray
+    """[num_lists] position at which each list starts."""
+    list_sizes: IntArray
+    """[num_lists] samples of each list."""
+    rotations: IntArray
+    """[num_lists] which sample of each list comes first."""
 
-    def locate(self, slots: IntArray) -> tuple[IntArray, IntArray]:
-        """Return (shards, indexes) of slots.
+    @classmethod
+    def in_one_list(
+        cls, table: ChunkTable, chunks: IntArray, chunk_ends: IntArray, rotation: int
+    ) -> EpochChunks:
+        """Return whole chunks as one list. Its first sample is that at position `rotation`."""
+        no_offsets = np.broadcast_to(np.int64(0), chunks.size)  # takes no memory
+        start, rotations = np.zeros(1, dtype=np.int64), np.array([rotation], dtype=np.int64)
+        return cls(table, chunks, chunk_ends, no_offsets, start, chunk_ends[-1:], rotations)
+
+    def locate(self, lists: IntArray | int, offsets: IntArray) -> tuple[IntArray, IntArray]:
+        """Return (shards, indexes) of samples of lists.
 
         Args:
-            slots: int64, any shape, each from 0 to N-1.
+            lists: int64, the list of each sample, or the one list of all of them.
+            offsets: int64, any shape, each from 0 to the size of its list, without it. In the one
+                list of an epoch these are the slots.
 
         Returns:
-            Two int64 arrays of the shape of `slots`.
+            Two int64 arrays of the shape of `offsets`.
         """
-        positions = (slots + self.rotation) % int(self.chunk_ends[-1])
-        chunk_ranks = np.searchsorted(self.chunk_ends, positions, side="right")
-        starts = np.where(chunk_ranks > 0, self.chunk_ends[chunk_ranks - 1], 0)
-        return self.table.samples(self.chunks[chunk_ranks], positions - starts)
+        rotated = (offsets + self.rotations[lists]) % self.list_sizes[lists]
+        positions = self.list_starts[lists] + rotated
+        pieces = np.searchsorted(self.piece_ends, positions, side="right")
+        starts = np.where(pieces > 0, self.piece_ends[pieces - 1], 0)
+        offsets_in_chunks = positions - starts + self.first_offsets[pieces]
+        return self.table.samples(self.chunks[pieces], offsets_in_chunks)
 
 
 @dataclass(frozen=True)
@@ -277,7 +300,7 @@ class LaneLists:
             np.searchsorted(section_ends, piece_starts[is_piece], side="right"),
         )
 
-    def epoch(self, epoch: int, list_of_section: IntArray | None = None) -> EpochLaneLists:
+    def epoch(self, epoch: int, list_of_section: IntArray | None = None) -> EpochChunks:
         """Permute the pieces of each list, and rotate the lists.
 
         Args:
@@ -295,46 +318,12 @@ class LaneLists:
         list_sizes = np.diff(list_ends, prepend=0)
         words = random_words(num_lists, self.seed, epoch, "lanes", "rotations")
         rotations = words % np.maximum(list_sizes, 1).astype(np.uint64)
-        return EpochLaneLists(
+        return EpochChunks(
             self.table,
             self.chunks[pieces],
             piece_ends,
-            self.first_offsets[pieces] - (piece_ends - self.sizes[pieces]),
+            self.first_offsets[pieces],
             list_ends - list_sizes,
             list_sizes,
             rotations.astype(np.int64),
         )
-
-
-@dataclass(frozen=True, eq=False)
-class EpochLaneLists:
-    """The samples of each list in the order of one epoch, list after list."""
-
-    table: ChunkTable
-    chunks: IntArray
-    """[num_pieces] chunk of each piece."""
-    piece_ends: IntArray
-    """[num_pieces] where each piece ends, counted over all lists."""
-    offsets_of_0: IntArray
-    """[num_pieces] what to add to a position of each piece, for its offset in the chunk."""
-    list_starts: IntArray
-    """[num_lists] where each list starts."""
-    list_sizes: IntArray
-    """[num_lists] samples of each list."""
-    rotations: IntArray
-    """[num_lists] which sample of each list comes first."""
-
-    def locate(self, lists: IntArray, offsets: IntArray) -> tuple[IntArray, IntArray]:
-        """Return (shards, indexes) of samples of lists.
-
-        Args:
-            lists: int64, any shape.
-            offsets: int64 of that shape, each from 0 to the size of its list, without it.
-
-        Returns:
-            Two int64 arrays of that shape.
-        """
-        rotated = (offsets + self.rotations[lists]) % self.list_sizes[lists]
-        positions = self.list_starts[lists] + rotated
-        pieces = np.searchsorted(self.piece_ends, positions, side="right")
-        return self.table.samples(self.chunks[pieces], positions + self.offsets_of_0[pieces])

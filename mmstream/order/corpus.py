@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from mmstream.errors import escaped
+from mmstream.errors import StateError, escaped
 from mmstream.order.settings import require
 from mmstream.types import IntArray
 
@@ -98,6 +98,20 @@ class Corpus:
         )
         object.__setattr__(self, "counts", counts)
         object.__setattr__(self, "bad", bad)
+
+    @classmethod
+    def of_lists(
+        cls,
+        counts: Sequence[int] | IntArray,
+        names: Sequence[str] | None,
+        num_bytes: int | None,
+        bad: Sequence[tuple[int, int]] | IntArray,
+        sizes: Sequence[int] | IntArray | None,
+        checksums: Sequence[str | None] | None,
+    ) -> Corpus:
+        """Return the corpus of the fields of the class, as lists or arrays."""
+        size_array = None if sizes is None else np.asarray(sizes)
+        return cls(np.asarray(counts), names, num_bytes, np.asarray(bad), size_array, checksums)
 
     @cached_property
     def good_counts(self) -> IntArray:
@@ -201,6 +215,32 @@ def differing_keys(saved: Mapping[str, Any], present: Mapping[str, Any]) -> list
             and (saved.get(key) is None or present.get(key) is None)
         )
     ]
+
+
+def require_same_shards(saved: Mapping[str, Any], present: Mapping[str, Any]) -> None:
+    """Refuse the first shards of a corpus that are not those of a saved state.
+
+    Args:
+        saved: what the state says of them, with ``num_shards``.
+        present: what they are now.
+
+    Raises:
+        StateError: names, counts, sizes, checksums or the bad list differ.
+    """
+    differing = differing_keys(saved, present)
+    shards = f"first {saved['num_shards']} shards"
+    for key, subject, advice in (
+        ("corpus", f"the corpus' {shards}", "resume on the old ones"),
+        ("num_shards", f"the corpus' {shards}", "resume on the old ones"),
+        ("sizes", f"the sizes of the {shards}", "resume on the old ones"),
+        ("sha256", f"the bytes (sha256) of the {shards}", "resume on the old ones"),
+        ("bad", "the known bad samples", "put back mmstream.bad.previous.json"),
+    ):
+        if key in differing:
+            raise StateError(
+                f"{subject} are not those of the state ({key} was {saved.get(key)!r} and is "
+                f"{present[key]!r}): {advice}, or start anew"
+            )
 
 
 def same_order(identity: Mapping[str, Any], other: Mapping[str, Any]) -> bool:

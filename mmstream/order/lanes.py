@@ -54,7 +54,6 @@ from functools import cached_property
 from typing import TypeVar
 
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.order.permute import permutation
 from mmstream.types import IntArray
@@ -241,17 +240,10 @@ def request_factor(range_samples: float, num_lanes: int, row_bounds: Sequence[in
         >>> request_factor(4, num_lanes=1, row_bounds=[0, 128, 256])  # samples of 1 MB
         2.5
     """
-    fractions = _fractions(num_lanes, row_bounds)
+    rows_per_lane = row_bounds[-1] // num_lanes
+    lane_bounds = np.arange(num_lanes + 1) * rows_per_lane
+    # What fraction of a lane's rows each part of a lane is that one rank has.
+    fractions = np.diff(np.union1d(lane_bounds, row_bounds)) / rows_per_lane
     least_gap = 2 if range_samples >= READ_ALONG_SAMPLES else 1
     pieces = fractions + (range_samples - 1) * fractions * (1 - fractions) ** least_gap
     return float(pieces.sum() / num_lanes)
-
-
-def _fractions(num_lanes: int, row_bounds: Sequence[int]) -> npt.NDArray[np.float64]:
-    """Return what fraction of a lane's rows each part of a lane is that one rank or node has."""
-    rows_per_lane = row_bounds[-1] // num_lanes
-    lane_bounds = np.arange(num_lanes + 1) * rows_per_lane
-    fractions: npt.NDArray[np.float64] = (
-        np.diff(np.union1d(lane_bounds, row_bounds)) / rows_per_lane
-    )
-    return fractions

@@ -18,10 +18,15 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.errors import ConfigError, StateError
-from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
-from mmstream.order.cache import cached
-from mmstream.order.chunks import ChunkTable, EpochChunks, EpochLaneLists, LaneLists
-from mmstream.order.corpus import Corpus, content_of, dataset_identity, differing_keys
+from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window, cached
+from mmstream.order.chunks import ChunkTable, EpochChunks, LaneLists
+from mmstream.order.corpus import (
+    Corpus,
+    content_of,
+    dataset_identity,
+    differing_keys,
+    require_same_shards,
+)
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
 from mmstream.order.settings import (
@@ -71,6 +76,9 @@ class Order(SampleRows):
         num_samples: samples of the corpus without those on its bad list.
         global_batch_size: G, rows of a step over all ranks.
         seed: the seed of all permutations.
+        grid: (P, Q), groups of lanes and lanes of a group. A worker reads whole lanes if the world
+            size divides Q and `num_workers` divides P.
+        stride: P * Q. Windows of the same lane have numbers that differ by multiples of this.
         drop_last: whether the samples that do not fill a step are left out.
         reshuffle: "global", or "lanes": each row of a step has samples of the same part of the
             corpus in every epoch.
@@ -91,6 +99,7 @@ class Order(SampleRows):
         self.drop_last = drop_last
         self.reshuffle = reshuffle
         self.global_batch_size = lanes.global_batch_size
+        self.grid, self.stride = lanes.grid, lanes.num_lanes
         self.num_samples = corpus.num_samples
         self._tail_size = self.num_samples - lanes.num_steps * self.global_batch_size
         self.steps_per_epoch = lanes.num_steps + (self._tail_size > 0 and not drop_last)
@@ -99,7 +108,6 @@ class Order(SampleRows):
         self._lanes = lanes
         self._unset = tuple(unset)
         self._epochs: dict[int, EpochChunks] = {}
-        self._epoch_lists: dict[int, EpochLaneLists] = {}
         self._mixed: dict[tuple[int, int], IntArray] = {}
         self._windows: dict[tuple[int, int], Window] = {}
 
@@ -167,15 +175,10 @@ class Order(SampleRows):
             >>> list(zip(refs.shard.tolist(), refs.index.tolist()))
             [(0, 4), (1, 0), (1, 1), (1, 2)]
         """
-        corpus = Corpus(
-            np.asarray(counts),
-            names,
-            num_bytes,
-            np.asarray(bad),
-            None if sizes is None else np.asarray(sizes),
-            checksums,
-        )
-        chosen = ChosenSettings.check(
+        return cls.from_corpus(
+            Corpus.of_lists(counts, names, num_bytes, bad, sizes, checksums),
+            row_shape=row_shape,
+            drop_last=drop_last,
             global_batch_size=global_batch_size,
             seed=seed,
             grid=grid,
@@ -187,6 +190,18 @@ class Order(SampleRows):
             reshuffle=reshuffle,
             has_cache=has_cache,
         )
+
+    @classmethod
+    def from_corpus(
+        cls,
+        corpus: Corpus,
+        *,
+        row_shape: RowShape = SINGLE_SAMPLE,
+        drop_last: bool = True,
+        **settings: Any,
+    ) -> Order:
+        """Build the order of a corpus. Settings and errors are those of `from_counts`."""
+        chosen = ChosenSettings.check(**settings)
         num_samples, rows = corpus.num_samples, chosen.global_batch_size
         only_bad = " that are not on its bad list" if corpus.bad.size else ""
         require(num_samples > 0, f"the dataset has no samples{only_bad}")
@@ -195,7 +210,7 @@ class Order(SampleRows):
             f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
             "lower it, or in Python pass drop_last=False",
         )
-        settings = default_settings(
+        planned = default_settings(
             num_samples,
             corpus.num_bytes,
             rows,
@@ -207,13 +222,13 @@ class Order(SampleRows):
         lanes = Lanes(
             num_steps=num_samples // rows,
             global_batch_size=rows,
-            grid=settings.grid if chosen.shuffle else (1, 1),
-            window=settings.window,
-            interleave=(chosen.interleave or settings.interleave) if chosen.shuffle else 1,
+            grid=planned.grid if chosen.shuffle else (1, 1),
+            window=planned.window,
+            interleave=(chosen.interleave or planned.interleave) if chosen.shuffle else 1,
             shuffle=chosen.shuffle,
         )
-        is_lanes = chosen.reshuffle == "lanes"
-        table = ChunkTable.cut(corpus, chosen.chunk or settings.chunk, count_bad=is_lanes)
+        keeps_lanes = chosen.reshuffle == "lanes"
+        table = ChunkTable.cut(corpus, chosen.chunk or planned.chunk, count_bad=keeps_lanes)
         return cls(
             corpus,
             table,
@@ -222,19 +237,6 @@ class Order(SampleRows):
             drop_last=bool(drop_last),
             reshuffle=chosen.reshuffle,
             unset=chosen.unset,
-        )
-
-    @classmethod
-    def from_corpus(cls, corpus: Corpus, **settings: Any) -> Order:
-        """Build the order of a corpus. Settings and errors are those of `from_counts`."""
-        return cls.from_counts(
-            corpus.counts,
-            names=corpus.names,
-            num_bytes=corpus.num_bytes,
-            bad=corpus.bad,
-            sizes=corpus.sizes,
-            checksums=corpus.checksums,
-            **settings,
         )
 
     @classmethod
@@ -263,10 +265,16 @@ class Order(SampleRows):
                 corpus are not those of the state, or the bad list is another one. Sizes and
                 checksums are compared where both the state and the corpus have them.
         """
+        corpus = Corpus.of_lists(counts, names, None, bad, sizes, checksums)
+        return cls.from_saved(identity, corpus)
+
+    @classmethod
+    def from_saved(cls, identity: Mapping[str, Any], corpus: Corpus) -> Order:
+        """Rebuild the order of a saved state from the corpus as it is now. See `from_identity`."""
         try:
             saved = {key: identity[key] for key in ("version", "corpus", "bad")}
             saved |= content_of(identity)
-            num_shards = integer("num_shards", identity["num_shards"])
+            saved["num_shards"] = integer("num_shards", identity["num_shards"])
             settings = {key: identity[key] for key in _SETTINGS}
             settings["reshuffle"] = reshuffle_of(identity)
         except (KeyError, TypeError, ValueError) as error:
@@ -274,31 +282,8 @@ class Order(SampleRows):
         version = ORDER_VERSIONS[settings["reshuffle"]]
         if saved["version"] != version:
             raise StateError(f"order version {saved['version']}, this mmstream has {version}")
-        corpus = Corpus(
-            np.asarray(counts),
-            names,
-            None,
-            np.asarray(bad),
-            None if sizes is None else np.asarray(sizes),
-            checksums,
-        ).first_shards(num_shards, keep_bad=saved["bad"] is not None)
-        current = corpus.identity()
-        differing = differing_keys(saved, current)
-        for key, subject, advice in (
-            ("corpus", f"the corpus' first {num_shards} shards", "resume on the old ones"),
-            ("sizes", f"the sizes of the first {num_shards} shards", "resume on the old ones"),
-            (
-                "sha256",
-                f"the bytes (sha256) of the first {num_shards} shards",
-                "resume on the old ones",
-            ),
-            ("bad", "the known bad samples", "put back mmstream.bad.previous.json"),
-        ):
-            if key in differing:
-                raise StateError(
-                    f"{subject} are not those of the state ({key} was {saved[key]!r} and is "
-                    f"{current[key]!r}): {advice}, or start anew"
-                )
+        corpus = corpus.first_shards(saved["num_shards"], keep_bad=saved["bad"] is not None)
+        require_same_shards(saved, corpus.identity())
         try:
             return cls.from_corpus(corpus, **settings)
         except (ConfigError, TypeError, ValueError, IndexError) as error:
@@ -310,7 +295,7 @@ class Order(SampleRows):
             raise missing_attribute("Order", name, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        caches: dict[str, Any] = {"_epochs": {}, "_epoch_lists": {}, "_mixed": {}, "_windows": {}}
+        caches: dict[str, Any] = {"_epochs": {}, "_mixed": {}, "_windows": {}}
         return {k: v for k, v in (self.__dict__ | caches).items() if k != "_lane_lists"}
 
     def with_unset_from(self, identity: Mapping[str, Any], _epoch: int, step: int) -> Order:
@@ -352,19 +337,6 @@ class Order(SampleRows):
             return dict(identity)
         of_dataset.pop("bad", None)
         return of_dataset | {k: v for k, v in identity.items() if k == "seed"}
-
-    @property
-    def stride(self) -> int:
-        """P * Q. Windows of the same lane have numbers that differ by multiples of this."""
-        return self._lanes.num_lanes
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(P, Q), groups of lanes and lanes of a group.
-
-        A worker reads whole lanes if the world size divides Q and `num_workers` divides P.
-        """
-        return self._lanes.grid
 
     @property
     def range_samples(self) -> int:
@@ -516,8 +488,8 @@ class Order(SampleRows):
     def _locate(self, epoch: int, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Return (shards, indexes) of slots of an epoch."""
         if self.reshuffle == "global":
-            return self._chunks(epoch).locate(slots)
-        return self._lists(epoch).locate(*self._lists_of_slots(slots))
+            return self._epoch(epoch).locate(0, slots)
+        return self._epoch(epoch).locate(*self._lists_of_slots(slots))
 
     def _lists_of_slots(self, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Return the list of each slot, and the offset of the slot in it.
@@ -547,12 +519,13 @@ class Order(SampleRows):
         num_lists = self.grid[1]
         return np.diff(np.arange(num_lists + 1) * self._tail_size // num_lists)
 
-    def _chunks(self, epoch: int) -> EpochChunks:
-        shuffle = self._lanes.shuffle
-        return cached(self._epochs, epoch, 2, lambda: self._table.epoch(epoch, self.seed, shuffle))
+    def _epoch(self, epoch: int) -> EpochChunks:
+        return cached(self._epochs, epoch, 2, lambda: self._lay_out(epoch))
 
-    def _lists(self, epoch: int) -> EpochLaneLists:
-        return cached(self._epoch_lists, epoch, 2, lambda: self._lane_lists.epoch(epoch))
+    def _lay_out(self, epoch: int) -> EpochChunks:
+        if self.reshuffle == "lanes":
+            return self._lane_lists.epoch(epoch)
+        return self._table.epoch(epoch, self.seed, self._lanes.shuffle)
 
     @cached_property
     def _lane_lists(self) -> LaneLists:

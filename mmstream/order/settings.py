@@ -78,21 +78,25 @@ def integer(name: str, value: Any, most: int | None = None) -> int:
     return number
 
 
-def checked_size(name: str, value: Any) -> int | None:
-    """Return a setting that counts samples or bytes as a plain int; None stays None.
+def positive(name: str, value: Any, most: int = MAX_SETTING) -> int:
+    """Return a setting that counts samples, bytes or steps as a plain int.
 
     Args:
         name: of the setting, for messages.
         value: any value.
+        most: the largest value that is allowed.
 
     Raises:
-        ConfigError: it is not an integer from 1 to `MAX_SETTING`.
+        ConfigError: it is not an integer from 1 to `most`.
     """
-    if value is None:
-        return None
-    size = integer(name, value, MAX_SETTING)
-    require(size >= 1, f"{name} {size}: needs at least 1")
-    return size
+    number = integer(name, value, most)
+    require(number >= 1, f"{name} {number}: needs at least 1")
+    return number
+
+
+def positive_or_none(name: str, value: Any) -> int | None:
+    """Return the same of a setting that may be None: nobody gave it."""
+    return None if value is None else positive(name, value)
 
 
 def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_GRID_LANES) -> tuple[int, int]:
@@ -173,15 +177,15 @@ class ChosenSettings:
         cls,
         *,
         global_batch_size: Any,
-        seed: Any,
-        grid: Any,
-        window: Any,
-        window_bytes: Any,
-        interleave: Any,
-        chunk: Any,
-        shuffle: Any,
-        reshuffle: Any,
-        has_cache: bool,
+        seed: Any = 0,
+        grid: Any = None,
+        window: Any = None,
+        window_bytes: Any = None,
+        interleave: Any = None,
+        chunk: Any = None,
+        shuffle: Any = True,
+        reshuffle: Any = None,
+        has_cache: bool = False,
         max_lanes: int = MAX_GRID_LANES,
     ) -> ChosenSettings:
         """Check settings. They are those of `Order.from_counts`.
@@ -189,8 +193,7 @@ class ChosenSettings:
         Raises:
             ConfigError: a setting is impossible, or both `window` and `window_bytes` are given.
         """
-        rows = integer("global_batch_size", global_batch_size, MAX_ROWS)
-        require(rows >= 1, f"global_batch_size {rows}: needs at least 1")
+        rows = positive("global_batch_size", global_batch_size, MAX_ROWS)
         require(
             window is None or window_bytes is None,
             f"window {shown(window)} and window_bytes {shown(window_bytes)}: give one of the two",
@@ -201,10 +204,10 @@ class ChosenSettings:
             rows,
             integer("seed", seed),
             None if grid is None else checked_grid(grid, rows, max_lanes),
-            checked_size("window", window),
-            checked_size("window_bytes", window_bytes),
-            checked_size("interleave", interleave),
-            checked_size("chunk", chunk),
+            positive_or_none("window", window),
+            positive_or_none("window_bytes", window_bytes),
+            positive_or_none("interleave", interleave),
+            positive_or_none("chunk", chunk),
             bool(shuffle),
             checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache),
             tuple(unset + ["reshuffle"] * (reshuffle is None)),

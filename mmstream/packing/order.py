@@ -27,8 +27,14 @@ import numpy.typing as npt
 
 from mmstream.errors import StateError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe, Refs, Stop, Unit, Window
-from mmstream.order.cache import cached
-from mmstream.order.corpus import DATASET, content_of, dataset_identity, differing_keys
+from mmstream.order.any_order import cached
+from mmstream.order.corpus import (
+    DATASET,
+    content_of,
+    dataset_identity,
+    differing_keys,
+    require_same_shards,
+)
 from mmstream.order.mixture.recipe import binding
 from mmstream.order.settings import RowShape, integer, require
 from mmstream.packing.plan import MixturePlan, PackPlan, Units, UnitSums
@@ -57,9 +63,10 @@ class PackOrder:
     """The order over the packs of a plan. Build it with `from_plan`.
 
     Attributes:
-        inner: the order over groups and units.
+        inner: the order over groups and units. Steps, seed, grid and stride are its own.
         plan: what the packs are.
         num_units: packs of the plan without those that only have samples of the bad list.
+        range_samples: neighbouring packs that one read of a window fetches, at most.
     """
 
     is_packed = True
@@ -80,7 +87,8 @@ class PackOrder:
         self.inner = inner
         self.steps_per_epoch = inner.steps_per_epoch
         self.global_batch_size = inner.global_batch_size
-        self.seed = inner.seed
+        self.seed, self.grid, self.stride = inner.seed, inner.grid, inner.stride
+        self.range_samples: float = inner.range_samples
         self.num_units = inner.num_samples
         self._forget()
 
@@ -107,18 +115,16 @@ class PackOrder:
             ConfigError: impossible settings, or fewer packs than one step needs.
         """
         corpus = corpus.first_shards(len(plan.shards))
-        bad = bad_units(plan, corpus.bad)
-        _require_a_step(plan.num_units - len(bad), plan.settings.max_tokens, settings)
-        inner = Order.from_counts(
-            plan.counts,
-            names=plan.group_names,
-            sizes=plan.group_bytes,
-            checksums=plan.group_digests,
-            bad=bad,
-            row_shape=RowShape(plan.mean_samples, plan.spread),
-            **settings,
+        units = corpus_of_units(plan, corpus.bad)
+        rows = integer("global_batch_size", settings["global_batch_size"])
+        require(
+            units.num_samples >= rows or not settings.get("drop_last", True),
+            f"{units.num_samples:,} packs of {plan.settings.max_tokens:,} tokens do not fill one "
+            f"step of global_batch_size {rows}, which counts packs: lower it, plan shorter packs, "
+            "or in Python pass drop_last=False",
         )
-        return cls(inner, plan, corpus)
+        row_shape = RowShape(plan.mean_samples, plan.spread)
+        return cls(Order.from_corpus(units, row_shape=row_shape, **settings), plan, corpus)
 
     @classmethod
     def from_identity(
@@ -147,25 +153,9 @@ class PackOrder:
                 "give the plan of the state, mm.Pack(plan=...)"
             )
         corpus = corpus.first_shards(num_shards, keep_bad=saved.get("bad") is not None)
-        present = corpus.identity()
-        differing = differing_keys(saved, present)
-        if differing:
-            key = differing[0]
-            raise StateError(
-                f"the first {num_shards} shards are not those of the state: {key} was "
-                f"{saved.get(key)!r} and is {present[key]!r}: resume on the old ones, or start anew"
-            )
-        counts = plan.counts[:num_groups]
-        bad = bad_units(plan, corpus.bad)
+        require_same_shards(saved, corpus.identity())
         try:
-            inner = Order.from_identity(
-                identity,
-                counts,
-                plan.group_names[:num_groups],
-                bad[bad[:, 0] < num_groups],
-                plan.group_bytes[:num_groups],
-                plan.group_digests[:num_groups],
-            )
+            inner = Order.from_saved(identity, corpus_of_units(plan, corpus.bad))
         except StateError as error:
             raise StateError(
                 f"the first {num_groups} groups of the plan hold other packs than those of the "
@@ -174,26 +164,6 @@ class PackOrder:
         return cls(inner, plan, corpus)
 
     # -- what the order is ---------------------------------------------------------------------
-
-    @property
-    def grid(self) -> tuple[int, int]:
-        """(P, Q), groups of lanes and lanes of a group."""
-        return self.inner.grid
-
-    @property
-    def stride(self) -> int:
-        """Windows of one lane have numbers that differ by multiples of this."""
-        return self.inner.stride
-
-    @property
-    def range_samples(self) -> float:
-        """Neighbouring packs that one read of a window fetches, at most."""
-        return self.inner.range_samples
-
-    @property
-    def shuffle(self) -> bool:
-        """Whether epochs are permutations."""
-        return bool(self.inner.identity()["shuffle"])
 
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it.
@@ -243,7 +213,7 @@ class PackOrder:
         order._deal = (deal, num_ranks, cost)
         return order
 
-    # -- the answers ---------------------------------------------------------------------------
+    # -- samples of steps and windows ----------------------------------------------------------
 
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step, row by row. Padding rows have none. See `Order.refs`.
@@ -396,9 +366,7 @@ class PackOrder:
         positions = np.empty_like(rows)
         for step in np.unique(steps).tolist():
             of_step = steps == step
-            row_of_position = self._row_of_position(epoch, step)
-            position_of_row = np.empty_like(row_of_position)
-            position_of_row[row_of_position] = np.arange(row_of_position.size)
+            position_of_row = np.argsort(self._row_of_position(epoch, step))
             positions[of_step] = position_of_row[rows[of_step]]
         return positions
 
@@ -419,20 +387,25 @@ def _first_of(units: Units, counts: IntArray) -> Units:
     return Units(counts, *(column[is_kept] for column in units[1:]))
 
 
-def _require_a_step(num_packs: int, max_tokens: int, settings: Mapping[str, Any]) -> None:
-    """Raise a ConfigError where there are fewer packs than a step has rows."""
-    rows = integer("global_batch_size", settings["global_batch_size"])
-    require(
-        num_packs >= rows or not settings.get("drop_last", True),
-        f"{num_packs:,} packs of {max_tokens:,} tokens do not fill one step of global_batch_size "
-        f"{rows}, which counts packs: lower it, plan shorter packs, or in Python pass "
-        "drop_last=False",
-    )
-
-
 def _codes(shards: IntArray, indexes: IntArray) -> IntArray:
     """Return one integer for each (shard, index)."""
     return shards << 32 | indexes
+
+
+def corpus_of_units(plan: PackPlan, bad: IntArray) -> Corpus:
+    """Return the groups and units of a plan, as shards and samples.
+
+    Args:
+        plan: the packs.
+        bad: (shard, index) of the bad samples of the dataset.
+    """
+    return Corpus(
+        plan.counts,
+        plan.group_names,
+        bad=bad_units(plan, bad),
+        sizes=plan.group_bytes,
+        checksums=plan.group_digests,
+    )
 
 
 def bad_units(plan: PackPlan, bad: IntArray) -> IntArray:
@@ -456,10 +429,10 @@ def bad_units(plan: PackPlan, bad: IntArray) -> IntArray:
 # -- the order over the packs of a mixture ---------------------------------------------------------
 #
 # It is `PackOrder` over a `MixtureOrder`. To that, a *group* of shards is a shard and a *unit* (a
-# pack) is a sample, and each source has groups and units of its own. A pack holds samples of one
+# pack) is a sample, and each source has its own groups and units. A pack holds samples of one
 # source::
 #
-# A source comes round in epochs of its own, each of its packs once in each. Weights say how many
+# Each source has separate epochs, with each of its packs once. Weights say how many
 # samples or tokens a source gives, so they become shares of packs: those weights over what a pack
 # of the source holds in the mean. They are kept in the mean of many packs, since packs differ.
 
@@ -533,7 +506,6 @@ class MixturePackOrder(PackOrder):
         Raises:
             StateError: `identity` is malformed, or of other sources or plans.
         """
-        names = list(corpora)
         corpora = _planned(corpora, plan)
         inner = MixtureOrder(Recipe.from_identity(identity, _units(corpora, plan)))
         for source in identity["sources"]:
@@ -550,12 +522,6 @@ class MixturePackOrder(PackOrder):
                     f"the shards of source {name!r} are not those of the state, in "
                     f"{', '.join(differing)}: resume on the old ones, or start anew"
                 )
-        saved_names = list(inner.recipe.corpora)
-        if saved_names != names[: len(saved_names)]:  # groups are numbered in this order
-            raise StateError(
-                f"the state's sources are {saved_names}, and here {names}: put them in the state's "
-                "order, new ones at the end"
-            )
         return cls(inner, plan, corpora)
 
     def identity(self) -> dict[str, Any]:
@@ -593,13 +559,7 @@ def _planned(corpora: Mapping[str, Corpus], plan: MixturePlan) -> dict[str, Corp
 def _units(corpora: Mapping[str, Corpus], plan: MixturePlan) -> dict[str, Corpus]:
     """Return the groups and units of each source, as shards and samples."""
     return {
-        name: Corpus(
-            of_source.counts,
-            of_source.group_names,
-            bad=bad_units(of_source, corpora[name].bad),
-            sizes=of_source.group_bytes,
-            checksums=of_source.group_digests,
-        )
+        name: corpus_of_units(of_source, corpora[name].bad)
         for name, of_source in plan.plans.items()
     }
 

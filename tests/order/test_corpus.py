@@ -1,10 +1,12 @@
-"""What an order knows about a dataset."""
+"""What an order knows about a dataset, and what a saved state stores about it."""
+
+import json
 
 import numpy as np
 import pytest
 
-from mmstream.errors import ConfigError
-from mmstream.order import Corpus
+from mmstream.errors import ConfigError, StateError
+from mmstream.order import Corpus, Order
 from mmstream.order.corpus import content_of
 
 
@@ -49,17 +51,6 @@ def test_sizes_are_positive_and_their_sum_is_the_size_of_the_corpus():
     assert [each.num_bytes for each in (known, given, corpus())] == [7, 9, None]
 
 
-def test_sizes_and_checksums_are_in_the_identity_apart_from_counts_and_names():
-    plain = corpus().identity()
-    sized = corpus(sizes=[7, 1, 9])
-    assert sized.identity() == plain | {"sizes": sized.identity()["sizes"]}
-    assert sized.identity() == corpus(sizes=np.array([7, 1, 9], dtype=np.int32)).identity()
-    assert sized.identity()["sizes"] != corpus(sizes=[7, 9, 1]).identity()["sizes"]
-    hashed = corpus(checksums=["aa", "bb", "cc"]).identity()
-    assert hashed == plain | {"sha256": hashed["sha256"]}
-    assert hashed["sha256"] != corpus(checksums=["aa", "cc", "bb"]).identity()["sha256"]
-
-
 def test_a_checksum_of_the_corpus_needs_one_of_every_shard():
     some = corpus(checksums=["aa", "bb", None])
     assert some.identity()["sha256"] is None
@@ -77,19 +68,6 @@ def test_what_is_no_hash_is_refused(key, value):
         content_of({key: value})
 
 
-def test_counts_names_and_bad_list_are_the_identity_and_the_size_is_not():
-    plain = corpus().identity()
-    assert plain["num_shards"] == 3
-    assert plain["bad"] is None
-    assert corpus(num_bytes=10**6).identity() == plain
-    for other in (corpus(counts=(5, 1, 3)), corpus(names=["a", "b", "c"])):
-        assert other.identity()["corpus"] != plain["corpus"]
-        assert other.identity()["bad"] is None
-    listed = corpus(bad=[(0, 1)]).identity()
-    assert listed["corpus"] == plain["corpus"]
-    assert listed["bad"] != corpus(bad=[(0, 2)]).identity()["bad"]
-
-
 def test_names_are_kept_apart_in_the_identity():
     identities = [
         corpus(names=names).identity()["corpus"]
@@ -100,6 +78,7 @@ def test_names_are_kept_apart_in_the_identity():
 
 def test_golden_identities():
     # These hashes are in saved states.
+    assert corpus(num_bytes=10**6).identity() == corpus().identity()
     assert corpus().identity() == {
         "corpus": "08fd140c89ed3d2a8b97b7821e951b94",
         "num_shards": 3,
@@ -132,3 +111,161 @@ def test_the_first_shards_are_the_corpus_before_others_were_appended():
     assert whole.first_shards(3).bad.tolist() == [[0, 1], [2, 0]]
     assert whole.first_shards(2, keep_bad=False).bad.tolist() == []
     assert corpus().first_shards(1).names is None
+
+
+# -- how an order comes back from a saved state ----------------------------------------------------
+
+
+COUNTS = [30, 0, 41]
+NAMES = ["a.tar", "b.tar", "c.tar"]
+BAD = [(0, 3), (2, 40)]
+
+
+SIZES = [300, 10, 410]
+CHECKSUMS = ["aa", "bb", "cc"]
+
+
+def order(**settings):
+    defaults = {
+        "global_batch_size": 6,
+        "names": NAMES,
+        "bad": BAD,
+        "window": 7,
+        "grid": (2, 3),
+        "sizes": SIZES,
+        "checksums": CHECKSUMS,
+    }
+    return Order.from_counts(COUNTS, **{**defaults, **settings})
+
+
+def saved(**settings):
+    return json.loads(json.dumps(order(**settings).identity()))
+
+
+def test_an_identity_names_every_setting():
+    identity = saved(seed=9, interleave=5, chunk=4, shuffle=True, drop_last=False)
+    hashes = [identity.pop(key) for key in ("corpus", "bad", "sizes", "sha256")]
+    assert [len(value) for value in hashes] == [32] * 4
+    assert len(set(hashes)) == 4
+    assert identity == {
+        "version": 1,
+        "num_shards": 3,
+        "seed": 9,
+        "global_batch_size": 6,
+        "grid": [2, 3],
+        "window": 7,
+        "interleave": 5,
+        "chunk": 4,
+        "shuffle": True,
+        "drop_last": False,
+    }
+
+
+def test_an_order_comes_back_after_shards_were_appended():
+    for checksum in ("dd", None):
+        again = Order.from_identity(
+            saved(),
+            [*COUNTS, 9],
+            [*NAMES, "d.tar"],
+            [*BAD, (3, 0)],
+            [*SIZES, 90],
+            [*CHECKSUMS, checksum],
+        )
+        assert again.identity() == saved()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "checksums", "message"),
+    [
+        ([300, 11, 410], CHECKSUMS, r"the sizes of the first 3 shards are not .* \(sizes was '"),
+        ([300, 11, 410], None, "the sizes of the first 3 shards are not those of the state"),
+        (SIZES, ["aa", "bb", "cd"], r"the bytes \(sha256\) of the first 3 shards are not those"),
+        (None, ["aa", "bb", "cd"], r"the bytes \(sha256\) of the first 3 shards are not those"),
+        ([*SIZES, 5], ["aa", "bb", "cd", "dd"], r"the bytes \(sha256\) of the first 3 shards"),
+    ],
+)
+def test_shards_of_the_same_names_and_counts_with_other_bytes_are_refused(
+    sizes, checksums, message
+):
+    more = len(sizes or SIZES) - 3
+    with pytest.raises(StateError, match=message):
+        Order.from_identity(
+            saved(), [*COUNTS, 9][: 3 + more], [*NAMES, "d"][: 3 + more], BAD, sizes, checksums
+        )
+
+
+@pytest.mark.parametrize(
+    ("saved_content", "sizes", "checksums"),
+    [
+        ({}, None, None),
+        ({}, SIZES, ["aa", None, "cc"]),
+        ({"checksums": None}, SIZES, CHECKSUMS),
+        ({"sizes": None, "checksums": None}, SIZES, CHECKSUMS),
+    ],
+)
+def test_what_only_one_side_knows_of_the_shards_is_not_compared(saved_content, sizes, checksums):
+    again = Order.from_identity(saved(**saved_content), COUNTS, NAMES, BAD, sizes, checksums)
+    assert again.identity() == saved(sizes=sizes, checksums=checksums)
+
+
+def test_a_state_without_a_bad_list_ignores_a_later_one():
+    again = Order.from_identity(saved(bad=[]), COUNTS, NAMES, BAD, SIZES, CHECKSUMS)
+    assert again.identity() == saved(bad=[])
+    assert again.num_samples == 71
+
+
+@pytest.mark.parametrize(
+    ("counts", "names", "bad", "message"),
+    [
+        ([30, 1, 41], NAMES, BAD, "the corpus' first 3 shards are not those .*old ones, or start"),
+        ([30, 0], NAMES[:2], BAD[:1], "the corpus' first 3 shards are not those of the state"),
+        (COUNTS, ["a.tar", "b.tar", "x.tar"], BAD, "the corpus' first 3 shards are not those"),
+        (COUNTS, None, BAD, "the corpus' first 3 shards are not those of the state"),
+        (COUNTS, NAMES, BAD[:1], "the known bad samples are not .*put back mmstream.bad.previous"),
+        (
+            COUNTS,
+            NAMES,
+            [],
+            "the known bad samples are not those of the state .bad was '.* is None",
+        ),
+    ],
+)
+def test_another_corpus_or_bad_list_is_refused(counts, names, bad, message):
+    with pytest.raises(StateError, match=message):
+        Order.from_identity(saved(), counts, names, bad)
+
+
+@pytest.mark.parametrize("missing", sorted(order().identity().keys() - {"sizes", "sha256"}))
+def test_an_identity_without_one_of_its_keys_is_refused(missing):
+    identity = saved()
+    del identity[missing]
+    with pytest.raises(StateError, match=f"not an order's identity: KeyError: '{missing}'"):
+        Order.from_identity(identity, COUNTS, NAMES, BAD)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"version": 2}, "order version 2, this mmstream has 1"),
+        (
+            {"num_shards": 3.5},
+            r"not an order's identity: ConfigError: num_shards 3\.5: needs an integer",
+        ),
+        ({"window": 0}, "not an order's identity: window 0"),
+        ({"grid": [2, 4]}, r"not an order's identity: grid \(2, 4\)"),
+        ({"grid": [2]}, "not an order's identity"),
+        ({"grid": "x"}, "not an order's identity"),
+        ({"seed": None}, "not an order's identity: seed None"),
+        ({"global_batch_size": 600}, "not an order's identity: 69 samples do not fill"),
+        ({"sizes": 5}, "not an order's identity: ValueError: sizes 5 is not a hash"),
+        ({"sha256": "abc"}, "not an order's identity: ValueError: sha256 'abc' is not a hash"),
+    ],
+)
+def test_a_damaged_identity_is_refused(change, message):
+    with pytest.raises(StateError, match=message):
+        Order.from_identity(saved() | change, COUNTS, NAMES, BAD)
+
+
+def test_something_else_is_not_an_identity():
+    with pytest.raises(StateError, match="not an order's identity: TypeError"):
+        Order.from_identity(None, COUNTS)

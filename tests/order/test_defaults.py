@@ -2,7 +2,7 @@
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
@@ -15,7 +15,6 @@ from mmstream.order.settings import (
     default_settings,
     mixture_settings,
 )
-from tests.helpers.orders import pairs, steps_of_epoch
 
 MIB = 1 << 20
 GIB = 1 << 30
@@ -218,38 +217,6 @@ def test_the_window_of_a_mixture_is_that_of_its_mean_sample():
     assert mixture_settings([1, 0], [sizes[0], (None, 9)], 256) == mixture_settings(
         [1], sizes[:1], 256
     )
-
-
-@settings(max_examples=40)
-@given(
-    st.lists(st.integers(0, 90), min_size=1, max_size=6).filter(any),
-    st.one_of(st.integers(1, 10**5), st.integers(10**5, 10**10)),
-    st.integers(1, 40),
-    st.integers(0, 3),
-)
-def test_every_default_order_has_each_sample_once_and_equal_steps(counts, mean_bytes, rows, epoch):
-    order = Order.from_counts(
-        counts, global_batch_size=rows, num_bytes=sum(counts) * mean_bytes, drop_last=False
-    )
-    steps = steps_of_epoch(order, epoch)
-    assert len(steps) == -(-sum(counts) // rows)
-    seen = sorted(pair for refs in steps for pair, ok in zip(pairs(refs), refs.valid) if ok)
-    assert seen == [(shard, i) for shard, count in enumerate(counts) for i in range(count)]
-
-
-def test_a_default_order_of_large_samples_is_a_true_permutation():
-    order = Order.from_counts([4096, 4096], global_batch_size=64, num_bytes=8192 * 3 * MIB)
-    assert [order.identity()[name] for name in ("grid", "window", "interleave", "chunk")] == [
-        [1, 8],
-        1,
-        1,
-        1,
-    ]
-    ids = np.concatenate([refs.shard * 4096 + refs.index for refs in steps_of_epoch(order, 0)])
-    assert np.array_equal(np.sort(ids), np.arange(8192))
-    # Neighbours of the stream are no closer than by chance, and no sample stays near its position.
-    assert np.mean(np.abs(np.diff(ids)) < 82) == pytest.approx(0.02, abs=0.007)
-    assert abs(np.corrcoef(np.arange(8192), ids)[0, 1]) < 0.05
 
 
 def test_window_bytes_take_the_place_of_a_window():

@@ -1,87 +1,14 @@
-"""Rows of steps to slots, against lanes that are filled step by step; and slots to samples."""
+"""Rows of steps to slots, and slots to samples; and what lanes cost that ranks share."""
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from mmstream.order import Corpus
+from mmstream.order import Corpus, Order
 from mmstream.order.chunks import ChunkTable
-from mmstream.order.lanes import Lanes, interleaved
+from mmstream.order.lanes import Lanes, interleaved, request_factor
 from mmstream.order.permute import permutation
-
-
-@st.composite
-def any_lanes(draw):
-    lanes_per_group = draw(st.integers(1, 4))
-    return Lanes(
-        num_steps=draw(st.integers(0, 25)),
-        global_batch_size=lanes_per_group * draw(st.integers(1, 4)),
-        grid=(draw(st.integers(1, 5)), lanes_per_group),
-        window=draw(st.integers(1, 30)),
-        interleave=draw(st.integers(1, 9)),
-        shuffle=True,
-    )
-
-
-def rows_of_lanes(lanes):
-    """(step, row) of each position of each lane."""
-    groups, lanes_per_group = lanes.grid
-    rows_per_lane = lanes.global_batch_size // lanes_per_group
-    rows = [[] for _ in range(groups * lanes_per_group)]
-    for step in range(lanes.num_steps):
-        for row in range(lanes.global_batch_size):
-            lane = row // rows_per_lane * groups + step % groups
-            rows[lane].append((step, row))
-    return rows
-
-
-def windows_of_lanes(lanes):
-    """The positions of each window, by number."""
-    windows = {}
-    for lane, rows in enumerate(rows_of_lanes(lanes)):
-        positions = list(range(len(rows)))
-        size = 1 + lane * lanes.window // lanes.num_lanes
-        number = lane
-        while positions:
-            windows[number] = positions[:size]
-            positions = positions[size:]
-            size = lanes.window
-            number += lanes.num_lanes
-    return windows
-
-
-@pytest.mark.slow
-@settings(max_examples=200)
-@given(any_lanes(), st.integers(0, 4), st.sampled_from([slice(None), slice(1), slice(-2, None)]))
-def test_lanes_deliver_their_positions_step_by_step_and_window_by_window(lanes, epoch, rows_asked):
-    rows = rows_of_lanes(lanes)
-    sizes = list(map(len, rows))
-    assert lanes.sizes.tolist() == sizes
-    assert lanes.starts.tolist() == [sum(sizes[:lane]) for lane in range(len(sizes))]
-    number_of_row = {}
-    slot_of_row = {}
-    for number, positions in windows_of_lanes(lanes).items():
-        lane = number % lanes.num_lanes
-        named = [rows[lane][position] for position in positions]
-        steps_and_rows = (column.tolist() for column in lanes.steps_and_rows(number))
-        assert list(zip(*steps_and_rows, strict=True)) == named
-        number_of_row |= dict.fromkeys(named, number)
-        drawn = positions[0] + permutation(len(positions), 3, epoch, "window", number)
-        offsets = interleaved(drawn, sizes[lane], lanes.interleave)
-        slots = lanes.slots(number, lanes.mixed_positions(number, 3, epoch)).tolist()
-        assert slots == (sum(sizes[:lane]) + offsets).tolist()
-        slot_of_row |= dict(zip(named, slots, strict=True))
-
-    def mixed_positions(number):
-        return lanes.mixed_positions(number, 3, epoch)
-
-    for step in range(lanes.num_steps):
-        rows = range(lanes.global_batch_size)[rows_asked]
-        expected = [number_of_row[step, row] for row in rows]
-        assert lanes.windows_of_step(step, np.array(rows)).tolist() == expected
-        expected = [slot_of_row[step, row] for row in rows]
-        assert lanes.slots_of_step(step, np.array(rows), mixed_positions).tolist() == expected
 
 
 def test_without_shuffle_one_lane_is_cut_into_equal_windows():
@@ -140,7 +67,7 @@ def chunks_of(corpus, chunk_size):
 
 
 def located(epoch, slots):
-    shards, indexes = epoch.locate(slots)
+    shards, indexes = epoch.locate(0, slots)
     assert shards.dtype == indexes.dtype == np.int64
     return list(zip(shards.tolist(), indexes.tolist(), strict=True))
 
@@ -158,11 +85,41 @@ def test_an_epoch_is_its_chunks_permuted_end_to_end_and_rotated(corpus, chunk_si
     shuffled = table.epoch(epoch, seed, shuffle=True)
     order = permutation(len(chunks), seed, epoch, "chunks").tolist()
     flat = [sample for number in order for sample in chunks[number]]
-    assert 0 <= shuffled.rotation < len(flat)
-    assert located(shuffled, slots) == flat[shuffled.rotation :] + flat[: shuffled.rotation]
+    (rotation,) = shuffled.rotations.tolist()
+    assert 0 <= rotation < len(flat)
+    assert located(shuffled, slots) == flat[rotation:] + flat[:rotation]
 
 
 def test_epochs_are_rotated_by_any_number_of_samples():
     table = ChunkTable.cut(Corpus(np.array([3, 2])), 2)
-    rotations = {table.epoch(epoch, 0, shuffle=True).rotation for epoch in range(100)}
+    rotations = {int(table.epoch(epoch, 0, shuffle=True).rotations[0]) for epoch in range(100)}
     assert rotations == {0, 1, 2, 3, 4}
+
+
+# -- the estimate of what shared lanes cost, beside counted reads ----------------------------------
+
+
+def num_reads(order, row_bounds, max_gap):
+    """Ranges that ranks read out of windows, over an epoch, with gaps of so many samples."""
+    reads = 0
+    numbers = np.concatenate([order.windows(0, s) for s in range(order.steps_per_epoch)])
+    for number in np.unique(numbers):
+        window = order.window(0, int(number))
+        rank = np.searchsorted(row_bounds, window.row, side="right")
+        by_rank = np.lexsort((window.index, window.shard, rank))
+        columns = [column[by_rank] for column in (rank, window.shard, window.index)]
+        steps = [np.diff(column) for column in columns]
+        reads += int(((steps[0] != 0) | (steps[1] != 0) | (steps[2] > 1 + max_gap)).sum()) + 1
+    return reads
+
+
+@pytest.mark.parametrize(("range_samples", "max_gap"), [(16, 1), (8, 0)])
+@pytest.mark.parametrize("ranks", [2, 3, 4, 6, 8, 16, 32])
+def test_the_estimate_is_near_the_counted_reads(ranks, range_samples, max_gap):
+    settings = {"grid": (1, 8), "window": 64, "interleave": 64 // range_samples, "chunk": 64}
+    order = Order.from_counts([1000] * 40, global_batch_size=96, **settings)
+    bounds = [96 * rank // ranks for rank in range(ranks + 1)]
+    counted = num_reads(order, bounds, max_gap) / num_reads(order, [0, 96], max_gap)
+    estimated = request_factor(order.range_samples, 8, bounds)
+    assert order.range_samples == range_samples
+    assert estimated == pytest.approx(counted, rel=0.25)

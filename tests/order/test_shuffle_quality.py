@@ -47,20 +47,6 @@ def test_with_the_same_memory_it_mixes_more_than_a_sample_buffer_does(default):
     assert default["together"] < other["together"] / 3
 
 
-@pytest.mark.slow
-def test_wider_windows_read_more_at_once_and_bring_fewer_pairs_together_again():
-    orders = [
-        SORTED.order(grid=(8, 8), interleave=32, chunk=64, window=window)
-        for window in (32, 128, 1024)
-    ]
-    figures = [measure(partial(mmstream, SORTED, order))["together"] for order in orders]
-    small = replace(SORTED, sample_bytes=1000)
-    requests = [mixing.requests(small, order, 1) for order in orders]
-    assert figures == sorted(figures, reverse=True)
-    assert requests == sorted(requests, reverse=True)
-    assert requests[0] > 4 * requests[-1]
-
-
 def test_the_default_settings_are_those_of_the_published_figures():
     assert f"| mmstream, {settings_of(MANY_SHARDS.order())} |" in PAGE.read_text(), (
         "the defaults changed: put the tables of `python -m tools.bench mixing` into the page"

@@ -144,18 +144,6 @@ def test_sources_with_other_limits_do_not_go_together() -> None:
 # -- packs ------------------------------------------------------------------------------------
 
 
-def test_rows_are_packs_of_their_source() -> None:
-    order = order_of()
-    planned = set()
-    for number in range(order.plan.first_units[-1]):
-        units = order.plan.units(np.array([number]))
-        planned.add(tuple(zip(units.shard.tolist(), units.index.tolist(), strict=True)))
-    for step in range(20):
-        for pack in packs_of_step(order, 1, step):
-            assert tuple(pack) in planned
-            source_of(pack)
-
-
 @pytest.mark.parametrize("is_dealt", [False, True])
 def test_windows_hold_the_samples_of_their_rows(is_dealt: bool) -> None:
     order = order_of(rows=8, window=5, grid=(1, 2))
@@ -267,12 +255,6 @@ def test_a_plan_of_the_first_shards_goes_on_after_shards_were_appended() -> None
     for before, after in zip(packs_of_step(order, 1, 7), packs_of_step(resumed, 1, 7), strict=True):
         moved = [(shard + (shard >= 4), index) for shard, index in before]
         assert moved == after
-
-
-def test_settings_that_nobody_gave_are_those_of_the_state() -> None:
-    order = order_of()
-    state = saved(order_of(window=7), 1, 2)
-    assert order.with_unset_from(state["order"], 1, 2).identity() == state["order"]
 
 
 def test_a_source_may_be_added_before_it_is_drawn_from() -> None:

@@ -156,12 +156,6 @@ def test_samples_of_the_bad_list_are_left_out_of_their_packs() -> None:
     assert all(left)
 
 
-def test_a_small_corpus_has_chunks_of_about_64_samples() -> None:
-    order = order_of([500, 500])
-    mean = 1000 / order.num_units
-    assert order.identity()["chunk"] == round(64 / mean)
-
-
 def test_fewer_packs_than_rows_are_refused() -> None:
     words = r"packs of 16 tokens do not fill one step of global_batch_size 64, which counts packs"
     with pytest.raises(ConfigError, match=words):

@@ -18,8 +18,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window
-from mmstream.order.cache import cached
+from mmstream.order.any_order import NEAR_ATTEMPTS, Refs, SampleRows, Window, cached
 from mmstream.order.mixture.recipe import Recipe, binding
 from mmstream.order.mixture.schedule import Schedule, lane_phases
 from mmstream.order.mixture.source import Source

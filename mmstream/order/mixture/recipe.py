@@ -16,15 +16,15 @@ from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
 from mmstream.order.mixture.source import SourceSettings
 from mmstream.order.settings import (
     MAX_ROWS,
-    MAX_SETTING,
     SINGLE_SAMPLE,
     ChosenSettings,
     Reshuffle,
     RowShape,
     checked_grid,
-    checked_size,
     integer,
     mixture_settings,
+    positive,
+    positive_or_none,
     require,
     reshuffle_of,
 )
@@ -117,7 +117,6 @@ class Recipe:
             window=window,
             window_bytes=window_bytes,
             interleave=interleave,
-            chunk=None,
             shuffle=shuffle,
             reshuffle=reshuffle,
             has_cache=has_cache,
@@ -125,8 +124,7 @@ class Recipe:
         )
         rows = chosen.global_batch_size
         if not isinstance(epoch_steps, str):
-            epoch_steps = integer("epoch_steps", epoch_steps, MAX_SETTING)
-            require(epoch_steps >= 1, f"epoch_steps {epoch_steps}: needs at least 1")
+            epoch_steps = positive("epoch_steps", epoch_steps)
         shares = _shares_by_step(corpora, weights)
         sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
         of_windows: dict[str, Any] = {
@@ -194,8 +192,8 @@ class Recipe:
             if "chunk" not in self.unset:
                 chunk = self.settings[name].chunk
             settings[name] = SourceSettings(
-                checked_size("window", window) or source.window,
-                checked_size("chunk", chunk) or source.chunk,
+                positive_or_none("window", window) or source.window,
+                positive_or_none("chunk", chunk) or source.chunk,
             )
         return replace(recipe, settings=settings)
 
@@ -205,11 +203,12 @@ class Recipe:
 
         Args:
             identity: ``state["order"]``.
-            corpora: the datasets, by name. Those that the state does not name are left out.
+            corpora: the datasets, by name. Those that the state does not name come last, and are
+                left out.
 
         Raises:
             StateError: `identity` is malformed or of another version, or a source of the state is
-                missing or has changed.
+                missing, has changed, or is in another place.
         """
         try:
             version = identity["version"]
@@ -217,8 +216,7 @@ class Recipe:
             names = [source["name"] for source in sources]
             settings = {
                 source["name"]: SourceSettings(
-                    integer("window", source["window"], MAX_SETTING),
-                    integer("chunk", source["chunk"], MAX_SETTING),
+                    positive("window", source["window"]), positive("chunk", source["chunk"])
                 )
                 for source in sources
             }
@@ -227,18 +225,13 @@ class Recipe:
                 integer("step", change["step"]): _checked_shares(change["shares"], names)
                 for change in identity["weights"]
             }
-            epoch_steps = integer("epoch_steps", identity["epoch_steps"], MAX_SETTING)
-            rows = integer("global_batch_size", identity["global_batch_size"], MAX_ROWS)
+            epoch_steps = positive("epoch_steps", identity["epoch_steps"])
+            rows = positive("global_batch_size", identity["global_batch_size"], MAX_ROWS)
             grid = checked_grid(identity["grid"], rows, MAX_LANES_OF_MIXTURE)
             seed = integer("seed", identity["seed"])
-            interleave = integer("interleave", identity["interleave"], MAX_SETTING)
+            interleave = positive("interleave", identity["interleave"])
             shuffle = bool(identity["shuffle"])
             reshuffle = reshuffle_of(identity)
-            numbers = [rows, epoch_steps, interleave, *grid]
-            numbers += [
-                size for source in settings.values() for size in (source.window, source.chunk)
-            ]
-            require(min(numbers) >= 1, "each setting needs at least 1")
             require(min(shares) == 0, "no weights at step 0")
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             reason = (
@@ -251,6 +244,11 @@ class Recipe:
             )
         for source in sources:
             _require_same_source(source, contents[source["name"]], corpora)
+        if names != list(corpora)[: len(names)]:  # shards are numbered in this order
+            raise StateError(
+                f"the state's sources are {names}, and here {list(corpora)}: put them in the "
+                "state's order, new ones at the end"
+            )
         return cls(
             {name: corpora[name] for name in names},
             settings,

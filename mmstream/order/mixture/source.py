@@ -43,8 +43,8 @@ from typing import Any
 
 import numpy as np
 
-from mmstream.order.cache import cached
-from mmstream.order.chunks import ChunkTable, EpochChunks, EpochLaneLists, LaneLists
+from mmstream.order.any_order import cached
+from mmstream.order.chunks import ChunkTable, EpochChunks, LaneLists
 from mmstream.order.corpus import Corpus
 from mmstream.order.lanes import interleaved
 from mmstream.order.permute import permutation, stream_key
@@ -118,7 +118,6 @@ class Source:
     num_groups: int = 1
     """P, groups of lanes. Lanes q*P to q*P + P-1 give to the same rows."""
     epochs: dict[int, EpochChunks] = field(default_factory=dict)
-    epoch_lists: dict[int, EpochLaneLists] = field(default_factory=dict)
     mixed_depths: dict[int, IntArray] = field(default_factory=dict)
 
     @classmethod
@@ -140,7 +139,7 @@ class Source:
         return cls(name, corpus, settings, seed=source_seed, table=table, **fields)
 
     def __getstate__(self) -> dict[str, Any]:
-        caches: dict[str, Any] = {"epochs": {}, "epoch_lists": {}, "mixed_depths": {}}
+        caches: dict[str, Any] = {"epochs": {}, "mixed_depths": {}}
         return {k: v for k, v in (self.__dict__ | caches).items() if k != "_lane_lists"}
 
     @property
@@ -174,12 +173,10 @@ class Source:
 
     def window(self, number: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return the source draws of a window, and the shard and index of each."""
-        epoch, _, column, start = self._begin(number)
-        mixed_depths = self._mixed_depths(number)
-        depths = start + np.arange(mixed_depths.size)
-        draws = epoch * self.size + depths * self.num_lanes + column
-        shards, indexes = self._locate(epoch, self._slots(column, mixed_depths))
-        return draws, shards, indexes
+        epoch, _, column, depths = self._span(number)
+        draws = epoch * self.size + np.arange(*depths) * self.num_lanes + column
+        slots = self._slots(column, self._mixed_depths(number))
+        return draws, *self._locate(epoch, slots)
 
     def locate(self, draws: IntArray, numbers: IntArray | None = None) -> tuple[IntArray, IntArray]:
         """Return the shard and index of each source draw.
@@ -226,13 +223,16 @@ class Source:
         """Segments of a column that a window is drawn from."""
         return max(1, min(self.interleave, self.settings.window // MIN_RUN))
 
-    def _begin(self, number: int) -> tuple[int, int, int, int]:
-        """Return the epoch of a window, its number in its column, the column, and its depth."""
+    def _span(self, number: int) -> tuple[int, int, int, tuple[int, int]]:
+        """Return the epoch of a window, its number in its column, the column, and its depths."""
         window_of_lane, ordinal = divmod(number, self.num_lanes)
         epoch, window = divmod(window_of_lane, self._max_windows)
         column = (ordinal - epoch * self.size) % self.num_lanes
         stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
-        return epoch, window, column, max(0, stop - self.settings.window)
+        column_size = self.size // self.num_lanes + (column < self.size % self.num_lanes)
+        start = max(0, stop - self.settings.window)
+        # A number after that of a column's last window has no depths.
+        return epoch, window, column, (start, max(start, min(column_size, stop)))
 
     def _mixed_depths(self, number: int) -> IntArray:
         """Return the depths of a column that a window covers, as it permutes them."""
@@ -240,13 +240,10 @@ class Source:
         return cached(self.mixed_depths, number, max_entries, lambda: self._mix_depths(number))
 
     def _mix_depths(self, number: int) -> IntArray:
-        epoch, window, column, start = self._begin(number)
-        stop = int(self._first_window(np.asarray(column))) + window * self.settings.window
-        column_size = self.size // self.num_lanes + (column < self.size % self.num_lanes)
-        depths = np.arange(start, min(column_size, stop))
-        if self.shuffle:
-            depths = start + permutation(depths.size, self.seed, epoch, "window", window, column)
-        return depths
+        epoch, window, column, (start, stop) = self._span(number)
+        if not self.shuffle:
+            return np.arange(start, stop)
+        return start + permutation(stop - start, self.seed, epoch, "window", window, column)
 
     def _mixed(self, numbers: IntArray, offsets: IntArray) -> IntArray:
         """Return the depths that windows have at offsets from their beginnings."""
@@ -283,24 +280,25 @@ class Source:
 
     def _locate(self, epoch: int, slots: IntArray) -> tuple[IntArray, IntArray]:
         """Return (shards, indexes) of slots of an epoch."""
-        if self.reshuffle == "global" or self.small:
-            return self._chunks(epoch).locate(slots)
+        if not self._keeps_lanes:
+            return self._epoch(epoch).locate(0, slots)
         short_size, num_longer = divmod(self.size, self.num_lanes)
         columns = np.maximum(slots // (short_size + 1), (slots - num_longer) // short_size)
         offsets = slots - columns * short_size - np.minimum(columns, num_longer)
         ordinals = self._ordinals(epoch, columns)
         lists, first_offsets = self._lists_of_lanes(epoch)
-        return self._lists(epoch).locate(lists[ordinals], first_offsets[ordinals] + offsets)
+        return self._epoch(epoch).locate(lists[ordinals], first_offsets[ordinals] + offsets)
 
-    def _chunks(self, epoch: int) -> EpochChunks:
-        return cached(
-            self.epochs, epoch, 2, lambda: self.table.epoch(epoch, self.seed, self.shuffle)
-        )
+    @property
+    def _keeps_lanes(self) -> bool:
+        return self.reshuffle == "lanes" and not self.small
 
-    def _lists(self, epoch: int) -> EpochLaneLists:
-        return cached(self.epoch_lists, epoch, 2, lambda: self._lay_out_lists(epoch))
+    def _epoch(self, epoch: int) -> EpochChunks:
+        return cached(self.epochs, epoch, 2, lambda: self._lay_out_epoch(epoch))
 
-    def _lay_out_lists(self, epoch: int) -> EpochLaneLists:
+    def _lay_out_epoch(self, epoch: int) -> EpochChunks:
+        if not self._keeps_lanes:
+            return self.table.epoch(epoch, self.seed, self.shuffle)
         num_longer = self.size % self.num_lanes
         of_singles = self._lane_rows[self._ordinals(epoch, np.arange(num_longer))]
         of_sections = np.concatenate([np.arange(self.num_lanes // self.num_groups), of_singles])

@@ -1,4 +1,4 @@
-"""Weights to shares, shares to a schedule, and the phases of the lanes in it."""
+"""Weights to shares, shares to a schedule, phases of lanes in it; and rows of steps to draws."""
 
 import hashlib
 from decimal import Decimal
@@ -10,6 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.errors import ConfigError
+from mmstream.order.mixture.order import NEVER, Draws
 from mmstream.order.mixture.schedule import Schedule, lane_phases, whole_shares
 
 
@@ -113,41 +114,9 @@ def phases(shares, grid, rows_per_lane, seed=0):
     return lane_phases(Schedule.from_shares(shares), grid, rows_per_lane, seed)
 
 
-def rows_per_step(shares, grid, rows_per_lane, begins):
-    """[steps, S] rows of each source in each step of 20 periods."""
-    groups, lanes = grid
-    schedule = Schedule.from_shares(shares)
-    steps = []
-    for step in range(20 * sum(shares)):
-        group_begins = np.repeat(begins.reshape(lanes, groups)[:, step % groups], rows_per_lane)
-        offsets = np.tile(np.arange(rows_per_lane), lanes)
-        positions = group_begins + step // groups * rows_per_lane + offsets
-        steps.append(np.bincount(schedule.source_at(positions), minlength=len(shares)))
-    return np.array(steps)
-
-
 def test_phases_are_spread_evenly_if_that_is_good():
     assert phases([1, 15], (2, 2), 1).tolist() == [0, 4, 8, 12]
     assert phases([1], (2, 2), 3).tolist() == [0, 0, 0, 0]
-
-
-@pytest.mark.parametrize(
-    ("shares", "grid", "rows_per_lane"),
-    [([8, 143], (2, 8), 4), ([16, 8, 197], (1, 8), 4), ([4, 61], (1, 4), 1), ([3, 2], (4, 4), 2)],
-)
-def test_phases_make_steps_vary_less_than_evenly_spread_ones_or_chance(shares, grid, rows_per_lane):
-    num_lanes = grid[0] * grid[1]
-    chosen = phases(shares, grid, rows_per_lane)
-    assert ((chosen >= 0) & (chosen < sum(shares))).all()
-    even = np.arange(num_lanes) * sum(shares) // num_lanes
-    share = np.array(shares) / sum(shares)
-    chance = grid[1] * rows_per_lane * share * (1 - share)
-
-    def worst(begins):
-        return (rows_per_step(shares, grid, rows_per_lane, begins).var(axis=0) / chance).max()
-
-    assert worst(chosen) < 0.85
-    assert worst(chosen) <= worst(even)
 
 
 def test_phases_depend_on_the_key_and_stay_small_for_many_lanes():
@@ -183,3 +152,99 @@ GOLDEN_PHASES = [
     [94, 2, 46, 50, 11, 29, 65, 94, 41, 81, 56, 33],
     [0, 0, 1, 1],
 ]
+
+
+# -- rows of steps to draws of sources, and back ---------------------------------------------------
+
+
+@st.composite
+def any_draws(draw):
+    num_sources = draw(st.integers(1, 3))
+    shares = st.lists(st.integers(0, 6), min_size=num_sources, max_size=num_sources).filter(any)
+    changes = draw(st.dictionaries(st.integers(1, 30), shares, max_size=2))
+    lanes = draw(st.integers(1, 3))
+    return Draws(
+        {**changes, 0: draw(shares)},  # not in the order of steps
+        lanes * draw(st.integers(1, 3)),
+        (draw(st.integers(1, 4)), lanes),
+        draw(st.integers(0, 3)),
+        rotate=draw(st.booleans()),
+    )
+
+
+def walked(draws, num_steps):
+    """(source, lane, lane draw) to (step, row), found by walking; and the counts before each step.
+
+    A lane makes its draws in the order of its positions, which rows follow but for the rotation.
+    """
+    num_sources = draws.before(0).shape[1]
+    counts = np.zeros((draws.grid[0] * draws.grid[1], num_sources), dtype=int)
+    steps_of_sources, before = {}, []
+    for step in range(num_steps):
+        before.append(counts.copy())
+        for row, key in enumerate(zip(*map(np.ndarray.tolist, draws.of_step(step)), strict=True)):
+            assert key not in steps_of_sources
+            steps_of_sources[key] = (step, row)
+            counts[key[1], key[0]] += 1
+    return steps_of_sources, before
+
+
+@pytest.mark.slow
+@settings(max_examples=100)
+@given(any_draws())
+def test_each_lane_counts_its_draws_without_gaps_and_the_way_back_is_exact(draws):
+    steps_of_sources, before = walked(draws, 70)
+    for step, counts in enumerate(before):
+        assert draws.before(step).tolist() == counts.tolist()
+    for source in range(before[0].shape[1]):
+        for lane in range(before[0].shape[0]):
+            numbers = sorted(key[2] for key in steps_of_sources if key[:2] == (source, lane))
+            assert numbers == list(range(len(numbers)))
+            steps, rows = draws.locate(source, lane, np.array(numbers, dtype=np.int64))
+            expected = [steps_of_sources[source, lane, draw] for draw in numbers]
+            assert list(zip(steps.tolist(), rows.tolist(), strict=True)) == expected
+            group = lane % draws.grid[0]
+            assert {step % draws.grid[0] for step in steps.tolist()} <= {group}
+
+
+def test_a_draw_that_no_step_makes_is_never():
+    draws = Draws({0: [1, 1], 10: [1, 0]}, 2, (1, 1), 0, rotate=False)
+    assert draws.before(100).tolist() == [[10 + 180, 10]]
+    steps, _ = draws.locate(1, 0, np.array([0, 9, 10, 11]))
+    assert steps.tolist() == [0, 9, NEVER, NEVER]
+    assert NEVER == 2**62
+
+
+def test_a_source_that_pauses_goes_on_with_its_next_draw():
+    draws = Draws({0: [1, 1], 4: [1, 0], 8: [0, 1]}, 2, (1, 1), 0, rotate=False)
+    steps, rows = draws.locate(1, 0, np.array([2, 3, 4, 5]))
+    assert steps.tolist() == [2, 3, 8, 8]
+    assert rows.tolist() == [1, 1, 0, 1]
+
+
+def test_a_lane_is_never_two_samples_off_its_due():
+    shares = np.array([45, 3, 17, 35])
+    draws = Draws({0: shares.tolist()}, 16, (2, 4), 1, rotate=True)
+    for step in range(150):
+        positions = -(-(step - np.arange(8) % 2) // 2) * 4  # of lane q*2 + p
+        assert (np.abs(draws.before(step) - positions[:, None] * shares / 100) < 2).all()
+
+
+def test_weights_that_change_too_often_are_refused():
+    changes = {3 + 3 * n: [1, 3 * (n % 2), 3 * ((n + 1) % 2)] for n in range(400)}
+    with pytest.raises(ConfigError, match=r"changes: at step \d+ some lanes are .* that 4 divides"):
+        Draws({0: [4, 1, 14], **changes}, 12, (4, 1), 5, rotate=True)
+
+
+@pytest.mark.parametrize(("num_turns", "refused"), [(66, False), (67, True)])
+def test_lanes_may_drift_apart_by_64_draws_and_two_steps(num_turns, refused):
+    # Lane 0 makes the even steps, which draw from source 0 alone: one draw per turn.
+    shares = {}
+    for turn in range(num_turns):
+        shares[2 * turn] = [1, 0]
+        shares[2 * turn + 1] = [0, 1]
+    if refused:
+        with pytest.raises(ConfigError, match="at step 133 some lanes are 67 draws ahead"):
+            Draws(shares, 1, (2, 1), 0, rotate=False)
+    else:
+        Draws(shares, 1, (2, 1), 0, rotate=False)
