@@ -62,6 +62,9 @@ logger = logging.getLogger(__name__)
 WAIT_S = 2.0
 """Seconds to wait for another process that fetches a part."""
 
+POLL_S = 0.05
+"""Between two looks at a part that another process fetches."""
+
 
 class PartReader:
     """Reads one part, in any thread. Forked and unpickled copies work too.
@@ -74,11 +77,13 @@ class PartReader:
 
     Attributes:
         num_requests: Requests that were sent so far.
+        is_usable: False once it came damaged again and again, or was lost.
     """
 
     def __init__(self, store: Store, part: IndexPart, counts: IntArray, sizes: IntArray) -> None:
         self.part = part
         self.num_requests = 0
+        self.is_usable = True
         self._store, self._counts, self._sizes = store, counts, sizes
         self._map: mmap | None = None
         self._table: Table | None = None
@@ -98,7 +103,7 @@ class PartReader:
         """Return the columns of each shard, or in its place the error that it met.
 
         Args:
-            shards: Positions in the part.
+            shards: Positions in the manifest.
 
         Raises:
             FileNotFoundError: There is no such part.
@@ -108,21 +113,20 @@ class PartReader:
         with self._lock:
             table = self._open()
             part_map = self._map
-        spans = [(int(table[i]["offset"]), columns_size(table[i])) for i in shards]
+        rows = [table[shard - self.part.first_shard] for shard in shards]
+        spans = [(int(row["offset"]), columns_size(row)) for row in rows]
         responses: Sequence[bytes | memoryview | OSError]
         if part_map is not None:
             responses = [memoryview(part_map)[start : start + size] for start, size in spans]
         else:
             responses = self._read_ranges([(start, start + size) for start, size in spans])
-        return [
-            self._decode(response, table[shard], shard)
-            for shard, response in zip(shards, responses, strict=True)
-        ]
+        read = zip(responses, rows, shards, strict=True)
+        return [self._decode(response, row, shard) for response, row, shard in read]
 
     def tar_checksum(self, shard: int) -> int | None:
-        """Return the CRC-32C of a whole tar, if the part knows it; errors as `read`."""
+        """Return the CRC-32C of a whole tar, if the part knows it. Errors are those of `read`."""
         with self._lock:
-            row = self._open()[shard]
+            row = self._open()[shard - self.part.first_shard]
         return int(row["tar_crc32c"]) if row["flags"] & HAS_TAR_CRC32C else None
 
     @property
@@ -143,7 +147,9 @@ class PartReader:
         if isinstance(response, OSError):
             return response
         try:
-            return decode_columns(response, row, f"{self.url}: shard {shard}")
+            return decode_columns(
+                response, row, f"{self.url}: shard {shard - self.part.first_shard}"
+            )
         except ShardError as error:
             return error
 
@@ -176,26 +182,18 @@ class PartReader:
                 return map_file(path, self.part.name, stats)
             except StorageError as error:  # another size, or no file
                 raise ShardError(str(error)) from None
-        if not self._is_cached or cache_folder("index") is None:
+        if not self._is_cached or cache_folder() is None:
             return None
-        end = time.monotonic() + WAIT_S
-        while (part_map := map_cached(self.part)) is None:
-            try:
-                is_fetched = fetch_part(self._store, self.part)
-            except (MMStreamError, FileNotFoundError) as error:
-                raise self._explain(error) from None
-            except OSError as error:  # of the disk
-                logger.warning("%s: cannot be kept on this machine: %s", escaped(self.url), error)
-                self._is_cached = False
-                return None
-            if is_fetched:
-                self.num_requests += len(part_ranges(self.part))
-                part_map = map_cached(self.part)
-                self._is_cached = part_map is not None  # mmap failed, or a cleaner took the file
-                return part_map
-            if time.monotonic() >= end:
-                return None
-            time.sleep(0.02)  # another process fetches it
+        try:
+            part_map, num_requests = map_fetched(self._store, self.part, WAIT_S)
+        except (MMStreamError, FileNotFoundError) as error:
+            raise self._explain(error) from None
+        except OSError as error:  # of the disk
+            logger.warning("%s: cannot be kept on this machine: %s", escaped(self.url), error)
+            self._is_cached = False
+            return None
+        self.num_requests += num_requests
+        self._is_cached = part_map is not None or not num_requests
         return part_map
 
     def _decode_table(self, data: bytes | memoryview) -> Table:
@@ -253,7 +251,6 @@ class ShardIndexes:
         self._readers = [self._reader(part) for part in manifest.index_parts]
         first_shards = [part.first_shard for part in manifest.index_parts]
         self._first_shards = np.array(first_shards, dtype=np.int64)
-        self._unusable = set[str]()
         self._kept: dict[int, ShardColumns] = {}
         self._num_kept_bytes = 0
         self._lock_of: dict[int, threading.Lock] = {}
@@ -293,17 +290,15 @@ class ShardIndexes:
         Nothing is raised: `columns` raises the error of a shard. Returns the number of requests.
         """
         wanted = [shard for shard in dict.fromkeys(shards) if shard not in self._kept]
-        by_reader: dict[int | None, list[int]] = {}
+        by_reader: dict[PartReader | None, list[int]] = {}
         for shard in wanted:
-            by_reader.setdefault(self._reader_number(shard), []).append(shard)
+            by_reader.setdefault(self._reader_of(shard), []).append(shard)
         num_requests = self._load_files(by_reader.pop(None, []))
-        for number, numbers in by_reader.items():
-            assert number is not None
-            reader = self._readers[number]
+        for reader, numbers in by_reader.items():
+            assert reader is not None
             num_before = reader.num_requests
             with suppress(ShardError, OSError):
-                responses = reader.read([shard - reader.part.first_shard for shard in numbers])
-                for shard, response in zip(numbers, responses, strict=True):
+                for shard, response in zip(numbers, reader.read(numbers), strict=True):
                     if isinstance(response, ShardColumns):
                         with suppress(ShardError):
                             self._keep(shard, self._with_checksums(shard, response))
@@ -324,22 +319,18 @@ class ShardIndexes:
             ShardError: It is damaged, or of other shards.
             StorageError: The storage failed after retries.
         """
-        number = self._reader_number(shard)
-        if number is None:
+        reader = self._reader_of(shard)
+        if reader is None:
             return None
-        reader = self._readers[number]
-        (response,) = reader.read([shard - reader.part.first_shard])
+        (response,) = reader.read([shard])
         if isinstance(response, ShardColumns):
             return response
         raise response
 
     def tar_checksum(self, shard: int) -> int | None:
         """Return the CRC-32C of a whole tar, if its part knows it; errors as `part_columns`."""
-        number = self._reader_number(shard)
-        if number is None:
-            return None
-        reader = self._readers[number]
-        return reader.tar_checksum(shard - reader.part.first_shard)
+        reader = self._reader_of(shard)
+        return None if reader is None else reader.tar_checksum(shard)
 
     def file_columns(
         self,
@@ -378,20 +369,20 @@ class ShardIndexes:
         sizes = np.array([shard.num_bytes for shard in shards], dtype=np.int64)
         return PartReader(self.store, part, counts, sizes)
 
-    def _reader_number(self, shard: int) -> int | None:
-        """Return which part describes a shard. None: none does, or it cannot be used."""
+    def _reader_of(self, shard: int) -> PartReader | None:
+        """Return the reader of the part that describes a shard. None: none that can be used."""
         number = int(np.searchsorted(self._first_shards, shard, side="right")) - 1
         if number < 0 or shard > self._readers[number].part.last_shard:
             return None
-        return None if self._readers[number].part.name in self._unusable else number
+        return self._readers[number] if self._readers[number].is_usable else None
 
     def _read_part(self, shard: int, count_wrong: Callable[[int], None]) -> ShardColumns | None:
         """Return the columns of a shard from its part. None: its files must be read.
 
         Bytes that are wrong are read again: storage may be at fault.
         """
-        number = self._reader_number(shard)
-        if number is None:
+        reader = self._reader_of(shard)
+        if reader is None:
             return None
         error: Exception
         for _ in range(MAX_INDEX_READS):
@@ -404,8 +395,8 @@ class ShardIndexes:
             except ShardError as damaged:
                 error = damaged
                 count_wrong(1)
-                self._readers[number].drop()
-        self._unusable.add(self._readers[number].part.name)
+                reader.drop()
+        reader.is_usable = False
         logger.warning(
             "%s; the .idx files beside the tars are read instead; run `mmstream index`",
             escaped(error),
@@ -608,7 +599,7 @@ MAX_UNUSED_S = 30 * 24 * 3600.0
 
 def map_cached(part: IndexPart) -> mmap | None:
     """Return the bytes of a part as a map of its file, if this machine has it."""
-    folder = cache_folder("index")
+    folder = cache_folder()
     if folder is None:
         return None
     try:
@@ -624,9 +615,37 @@ def map_cached(part: IndexPart) -> mmap | None:
     return None
 
 
+def map_fetched(store: Store, part: IndexPart, wait_s: float) -> tuple[mmap | None, int]:
+    """Return the bytes of a part as a map of its file, which is fetched if this machine lacks it.
+
+    Args:
+        store: Where the part lies.
+        part: What the manifest says of it.
+        wait_s: How long to wait for another process that fetches it.
+
+    Returns:
+        The map, and the number of requests that this took. The map is None where another process
+        takes longer, or where the file was fetched and cannot be mapped: then the requests are not
+        0, and fetching it again would not help.
+
+    Raises:
+        FileNotFoundError, ShardError, StorageError, OSError: As `fetch_part`.
+    """
+    end = time.monotonic() + wait_s
+    while True:
+        part_map = map_cached(part)
+        if part_map is not None:
+            return part_map, 0
+        if fetch_part(store, part):
+            return map_cached(part), len(part_ranges(part))
+        if time.monotonic() >= end:
+            return None, 0
+        time.sleep(POLL_S)
+
+
 def remove_cached(part: IndexPart) -> None:
     """Remove the file of a part: its bytes are damaged. Processes that have mapped it keep it."""
-    folder = cache_folder("index")
+    folder = cache_folder()
     if folder is not None:
         with suppress(OSError):
             (folder / part.sha256).unlink()
@@ -649,7 +668,7 @@ def fetch_part(store: Store, part: IndexPart) -> bool:
         StorageError: The storage failed after retries.
         OSError: The disk failed, or is full.
     """
-    folder = cache_folder("index")
+    folder = cache_folder()
     if folder is None:
         raise OSError("no folder for parts of an index")
     disk = os.statvfs(folder)
@@ -687,18 +706,15 @@ def _fetch(store: Store, part: IndexPart, path: Path) -> None:
             raise ShardError(f"{store.url_of(part.name)}: its bytes are not those of its sha256")
 
 
-def cache_folder(*names: str) -> Path | None:
-    """Return a folder below ``~/.cache/mmstream``, or below $XDG_CACHE_HOME; make it if need be.
+def cache_folder() -> Path | None:
+    """Return ``~/.cache/mmstream/index``, or that below $XDG_CACHE_HOME; make it if need be.
 
     None: there is none that only this user may change.
-
-    Args:
-        *names: Of the folders on the way: ``"plans", "3f"`` is ``~/.cache/mmstream/plans/3f``.
     """
     root = Path(os.environ.get("XDG_CACHE_HOME", ""))
     try:
         folder = root if root.is_absolute() else Path("~/.cache").expanduser()
-        for name in ("mmstream", *names):
+        for name in ("mmstream", "index"):
             folder /= name
             folder.mkdir(mode=0o700, parents=True, exist_ok=True)
             link, status = folder.lstat(), folder.stat()  # a link, such as to a scratch disk

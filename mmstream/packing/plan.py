@@ -10,7 +10,6 @@ import hashlib
 import logging
 import math
 import re
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from fractions import Fraction
@@ -24,7 +23,7 @@ import numpy.typing as npt
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import IndexPart, ShardInfo, decode_sealed, read_sealed, seal
-from mmstream.dataset.shard_indexes import fetch_part, map_cached
+from mmstream.dataset.shard_indexes import map_fetched
 from mmstream.errors import ConfigError, ManifestError, StateError, escaped
 from mmstream.order.mixture.schedule import whole_shares
 from mmstream.order.settings import RowShape
@@ -59,7 +58,7 @@ class Units(NamedTuple):
 
 
 class UnitSums(NamedTuple):
-    """What units hold, int64 [n] each.
+    """The sums of units, int64 [n] each.
 
     Attributes:
         num_tokens: Tokens of all documents, without padding.
@@ -225,7 +224,7 @@ class PackPlan:
 
 # -- a plan in a folder, local or remote -----------------------------------------------------------
 #
-#     mmstream.plan.NAME/        beside the manifest, or in a folder of its own
+#     mmstream.plan.NAME/        beside the manifest, or in another folder
 #         plan.json              settings, shards, groups, and the SHA-256 of the arrays
 #         arrays.<12 digits>     8 bytes that say what it is; then units int64 [num_units, 8],
 #                                members int64 [num_members], left_out int64 [n, 3], and the tokens
@@ -256,9 +255,6 @@ that would take seconds in each process."""
 BLOCK_ROWS = 1 << 20
 """Rows that are compared at a time."""
 
-POLL_S = 0.2
-"""Between two looks at a file that another process fetches."""
-
 _CURE = "run `mmstream plan` with --overwrite"
 
 _ARRAYS = re.compile(r"(?:arrays\.[0-9a-f]{12}|\w+\.[0-9a-f]{12}\.npy)")
@@ -278,7 +274,7 @@ class _File:
     settings: dict[str, Any]
     digest: str
     sha256: Annotated[str, msgspec.Meta(pattern="^[0-9a-f]{64}$")]
-    """Of the arrays."""
+    """SHA-256 of the arrays."""
     num_members: Count
     group_stops: list[Count]
     counts: list[Count]
@@ -353,31 +349,20 @@ def _bytes_of(array: npt.NDArray[Any], dtype: str) -> memoryview:
     return np.ascontiguousarray(array, dtype).reshape(-1).view(np.uint8).data
 
 
-def open_plan(folder: str) -> PackPlan:
+def open_plan(folder: str, expected_digest: str | None = None) -> PackPlan:
     """Open a plan. Its arrays are mapped, and are read when they are used.
 
     Args:
         folder: Path or URL. A remote plan is copied into the cache of this machine, once.
+        expected_digest: SHA-256 of plan.json where another process has opened and checked this
+            plan. Its arrays are not checked again.
 
     Raises:
         FileNotFoundError: There is no plan.
         ManifestError: It is damaged, or of an earlier version.
+        StateError: There is another plan in the folder than the expected one.
         StorageError: The storage failed after retries.
     """
-    return _open(folder)
-
-
-def reopen_plan(folder: str, file_digest: str) -> PackPlan:
-    """Open a plan that another process has opened, and checked.
-
-    Raises:
-        StateError: There is another plan in the folder now.
-        FileNotFoundError, ManifestError, StorageError: As `open_plan`.
-    """
-    return _open(folder, file_digest)
-
-
-def _open(folder: str, expected_digest: str | None = None) -> PackPlan:
     store = open_store(folder)
     name = store.url_of(PLAN_NAME)
     file, file_digest = read_sealed(
@@ -411,7 +396,7 @@ def _open(folder: str, expected_digest: str | None = None) -> PackPlan:
         left_out=left_out,
         lengths=file.lengths,
         url=store.url,
-        reopen=partial(reopen_plan, store.url, file_digest),
+        reopen=partial(open_plan, store.url, file_digest),
     )
     if expected_digest is None:
         _require_whole(plan, name)
@@ -466,22 +451,22 @@ def _arrays(store: Store, file: _File, num_bytes: int, *, check: bool) -> mmap |
 
 def _cached(store: Store, part: IndexPart) -> mmap | bytes:
     """Return the bytes of a remote file, from the cache of this machine where it has one."""
+    name, reason = store.url_of(part.name), "it cannot be mapped"
     try:
-        while (data := map_cached(part)) is None:
-            if not fetch_part(store, part):  # another process fetches it
-                time.sleep(POLL_S)
+        data, _ = map_fetched(store, part, math.inf)
+        if data is not None:
+            return data
     except FileNotFoundError:
         raise
     except OSError as error:
-        name = store.url_of(part.name)
-        logger.warning(
-            "%s: is in the memory of this process, because the cache took no copy: %s", name, error
-        )
-        whole = store.read(part.name, part.num_bytes)
-        if hashlib.sha256(whole).hexdigest() != part.sha256:
-            raise ManifestError(f"{name}: its bytes are not those of its sha256; {_CURE}") from None
-        return whole
-    return data
+        reason = str(error)
+    logger.warning(
+        "%s: is in the memory of this process, because the cache took no copy: %s", name, reason
+    )
+    whole = store.read(part.name, part.num_bytes)
+    if hashlib.sha256(whole).hexdigest() != part.sha256:
+        raise ManifestError(f"{name}: its bytes are not those of its sha256; {_CURE}")
+    return whole
 
 
 def _require_whole(plan: PackPlan, name: str) -> None:
@@ -511,7 +496,7 @@ def _unfit(name: str) -> ManifestError:
 
 
 def _holds_each_once(num_samples: int, *positions: IntArray) -> bool:
-    """Tell whether so many positions are all samples: then none of them comes twice."""
+    """Tell whether positions are those of all samples, each of them once."""
     seen = np.zeros(num_samples, dtype=np.bool_)
     for each in positions:
         if each.size and not 0 <= int(each.min()) <= int(each.max()) < num_samples:
@@ -547,9 +532,7 @@ def require_plan_of(dataset: Dataset, plan: PackPlan) -> None:
 # Example: "web" has 5 units and "books" 3, so unit 6 is the second unit of "books".
 
 WeightsOf: TypeAlias = Literal["samples", "tokens"]
-"""What the weights of a mixture are proportions of."""
-
-BY_SOURCE = "of each source"
+"""The amounts that the weights of a mixture are proportions of."""
 
 MAX_SHARE_ERROR = Fraction(1, 200)
 """Shares of packs are rounded so far, relative to each. A longer period would be rounded less."""
@@ -581,6 +564,9 @@ class MixturePlan:
     num_shards: Sequence[int]
     """Shards of each source. A plan may lack the last ones."""
 
+    digest = "of each source"
+    """In the place of a plan's digest: the identity of each source has its own."""
+
     def __post_init__(self) -> None:
         limits = {name: _common(plan.settings) for name, plan in self.plans.items()}
         first_name, first = next(iter(limits.items()))
@@ -597,13 +583,8 @@ class MixturePlan:
         )
 
     @property
-    def digest(self) -> str:
-        """In the place of a plan's digest: the identity of each source has its own."""
-        return BY_SOURCE
-
-    @property
     def settings(self) -> PackLimits:
-        """What each unit may hold. Sources may choose their samples by other conditions."""
+        """The limits of all units. Sources may choose their samples by other conditions."""
         return _common(next(iter(self.plans.values())).settings)
 
     @cached_property
@@ -615,32 +596,27 @@ class MixturePlan:
     def units(self, numbers: IntArray) -> Units:
         """Return the samples of units, in the order of `numbers`. See `PackPlan.units`."""
         numbers = np.asarray(numbers, dtype=np.int64)
-        asked = self._by_source(numbers)
-        answers = []
-        for number, (plan, _, local) in enumerate(asked):
-            units = plan.units(local)
-            answers.append(units._replace(shard=units.shard + self._first_shards[number]))
-        rows = np.concatenate([rows for _, rows, _ in asked])
+        sources = self._by_source(numbers)
+        units_of_sources = []
+        for number, (plan, _, local_numbers) in enumerate(sources):
+            units = plan.units(local_numbers)
+            units = units._replace(shard=units.shard + self._first_shards[number])
+            units_of_sources.append(units)
+        rows = np.concatenate([rows for _, rows, _ in sources])
         counts = np.empty_like(numbers)
-        counts[rows] = np.concatenate([units.counts for units in answers])
+        counts[rows] = np.concatenate([units.counts for units in units_of_sources])
         # Samples are source by source: bring them to the order of the rows.
         row_of_sample = np.repeat(rows, counts[rows])
         by_row = np.argsort(row_of_sample, kind="stable")
-        columns = (
-            np.concatenate(column)[by_row] for column in list(zip(*answers, strict=True))[1:]
-        )
-        return Units(counts, *columns)
+        columns = list(zip(*units_of_sources, strict=True))[1:]
+        return Units(counts, *(np.concatenate(column)[by_row] for column in columns))
 
     def sums(self, numbers: IntArray) -> UnitSums:
         """Return what units hold, in the order of `numbers`. See `PackPlan.sums`."""
-        asked = self._by_source(np.asarray(numbers, dtype=np.int64))
-        by_row = np.argsort(np.concatenate([rows for _, rows, _ in asked]))
-        answers = [plan.sums(local) for plan, _, local in asked]
-        return UnitSums(*(np.concatenate(c)[by_row] for c in zip(*answers, strict=True)))
-
-    @cached_property
-    def _first_unit_of_source(self) -> IntArray:
-        return np.cumsum([0, *(plan.num_units for plan in self.plans.values())])
+        sources = self._by_source(np.asarray(numbers, dtype=np.int64))
+        by_row = np.argsort(np.concatenate([rows for _, rows, _ in sources]))
+        sums = [plan.sums(local_numbers) for plan, _, local_numbers in sources]
+        return UnitSums(*(np.concatenate(c)[by_row] for c in zip(*sums, strict=True)))
 
     @cached_property
     def _first_shards(self) -> IntArray:
@@ -648,12 +624,13 @@ class MixturePlan:
 
     def _by_source(self, numbers: IntArray) -> list[tuple[PackPlan, IntArray, IntArray]]:
         """Return for each source its plan, where `numbers` are of it, and these in its plan."""
-        sources = np.searchsorted(self._first_unit_of_source, numbers, side="right") - 1
-        asked = []
-        for source, plan in enumerate(self.plans.values()):
-            rows = np.flatnonzero(sources == source)
-            asked.append((plan, rows, numbers[rows] - self._first_unit_of_source[source]))
-        return asked
+        ends = np.cumsum([0, *(plan.num_units for plan in self.plans.values())])
+        source_of = np.searchsorted(ends, numbers, side="right") - 1
+        sources = []
+        for number, plan in enumerate(self.plans.values()):
+            rows = np.flatnonzero(source_of == number)
+            sources.append((plan, rows, numbers[rows] - ends[number]))
+        return sources
 
     def shares(self, weights: Sequence[float], weights_of: WeightsOf) -> list[int]:
         """Return shares of packs, so that the weights of what they hold are kept in the mean.

@@ -329,14 +329,6 @@ def test_the_part_of_the_manifest_before_stays_and_older_ones_go(folder):
     assert {path.name for path in Path(folder).glob("mmstream.index.*")} == set(names[-2:])
 
 
-def test_a_reader_keeps_its_part_when_the_index_is_made_anew(folder):
-    dataset = mm.open_dataset(folder)
-    append(folder, "shard-000000-more.tar")
-    index_tars(folder, progress=False)
-    without_files(folder)
-    assert dataset.shards.bounds(3, np.array([0])).start.tolist() == [0]
-
-
 @pytest.mark.parametrize(
     "change",
     [
@@ -449,20 +441,6 @@ def test_quick_compares_the_checksum_of_a_tar_that_the_server_keeps(s3, tmp_path
 @pytest.fixture(params=[True, False], ids=["checksums", "no checksums"])
 def dataset(request, tmp_path):
     return watched(mm.open_dataset(write_corpus(tmp_path, COUNTS, checksums=request.param)))
-
-
-def test_bounds_are_those_of_the_index_in_the_order_that_was_asked_for(dataset):
-    index = np.array([3, 0, 39, 3])
-    bounds = dataset.shards.bounds(3, index)
-    columns = dataset.shards.indexes.columns(3)
-    offsets, checksums = columns.offsets(), columns.checksums
-    assert np.array_equal(bounds.start, offsets[index])
-    assert np.array_equal(bounds.stop, offsets[index + 1])
-    assert {column.dtype for column in bounds if column is not None} == {np.dtype(np.int64)}
-    if checksums is None:
-        assert bounds.checksum is None
-    else:
-        assert np.array_equal(bounds.checksum, checksums[index])
 
 
 def test_the_indexes_of_many_shards_come_in_one_round_of_requests_and_no_size_is_asked_for(dataset):

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import errno
 import json
+import operator
 import os
 import pickle
 from dataclasses import replace
+from functools import reduce
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from mmstream.dataset import shard_indexes
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ManifestError, StateError
 from mmstream.packing import plan as plan_module
@@ -27,6 +32,9 @@ from mmstream.packing.settings import PackLimits
 from mmstream.storage import open_store
 
 COUNTS = [40, 0, 25, 60]
+NUMBERS = ["group_stops 0", "counts 0", "shards 0 num_samples", "shards 0 num_bytes"]
+"""Where plan.json has numbers."""
+
 LENGTHS = [(7 * number) % 41 + 1 for number in range(125)]
 
 
@@ -85,6 +93,17 @@ def test_a_remote_plan_is_read_from_the_cache_of_the_machine(plan: PackPlan, cac
     require_same(plan, open_plan("memory://plans/remote"))
 
 
+def test_a_remote_plan_that_cannot_be_mapped_is_held_in_memory(
+    plan: PackPlan, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENODEV, "No such device")
+
+    monkeypatch.setattr(shard_indexes, "mmap", refuse)
+    require_same(plan, write_plan(plan, "memory://plans/unmapped"))
+    assert "because the cache took no copy: it cannot be mapped" in caplog.text
+
+
 def test_a_damaged_array_is_refused_and_one_of_another_size_is_not_read(
     plan: PackPlan, tmp_path: Path
 ) -> None:
@@ -132,43 +151,28 @@ def test_impossible_numbers_are_refused(
             write_plan(replace(plan, **arrays), str(tmp_path / str(number)))
 
 
-@pytest.mark.parametrize("number", [1 << 63, -1])
-def test_numbers_that_no_array_holds_are_refused(
-    plan: PackPlan, tmp_path: Path, number: int
+@pytest.mark.parametrize(
+    ("path", "wrong"),
+    [
+        *((path, number) for path in NUMBERS for number in (1 << 63, -1)),
+        ("settings document_multiple_of", 0),
+        ("settings max_tokens", -1),
+        ("settings max_images", "4"),
+        ("settings overlong", "cut"),
+        ("settings speed", 1),
+    ],
+)
+def test_numbers_that_no_array_holds_and_settings_that_no_plan_has_are_refused(
+    plan: PackPlan, tmp_path: Path, path: str, wrong: Any
 ) -> None:
     write_plan(plan, str(tmp_path))
-    path = tmp_path / "plan.json"
-    file = json.loads(path.read_bytes())
+    file = json.loads((tmp_path / "plan.json").read_bytes())
     del file["crc32c"]  # as a person does who edits it
-    for part, name in (
-        (file["group_stops"], 0),
-        (file["counts"], 0),
-        (file["shards"][0], "num_samples"),
-        (file["shards"][0], "num_bytes"),
-    ):
-        before, part[name] = part[name], number
-        path.write_text(json.dumps(file))
-        with pytest.raises(ManifestError):
-            open_plan(str(tmp_path))
-        part[name] = before
-
-
-def test_settings_that_no_plan_has_are_refused(plan: PackPlan, tmp_path: Path) -> None:
-    write_plan(plan, str(tmp_path))
-    path = tmp_path / "plan.json"
-    file = json.loads(path.read_bytes())
-    del file["crc32c"]
-    right = file["settings"]
-    for wrong in (
-        {"document_multiple_of": 0},
-        {"max_tokens": -1},
-        {"max_images": "4"},
-        {"overlong": "cut"},
-        {"speed": 1},
-    ):
-        path.write_text(json.dumps(file | {"settings": right | wrong}))
-        with pytest.raises(ManifestError, match=next(iter(wrong))):
-            open_plan(str(tmp_path))
+    *outer, name = (int(word) if word.isdigit() else word for word in path.split())
+    reduce(operator.getitem, outer, file)[name] = wrong
+    (tmp_path / "plan.json").write_text(json.dumps(file))
+    with pytest.raises(ManifestError, match=str(name) if "settings" in path else r"plan\.json"):
+        open_plan(str(tmp_path))
 
 
 def test_lengths_are_read_as_they_were_written(tmp_path: Path) -> None:
