@@ -84,7 +84,7 @@ _ADVICE = {
     "collate": "pass a function, or leave it out",
     "bad_samples": "pass mm.BadSamplePolicy(action=...)",
 }
-"""What to write in place of wrong arguments, and of those of other libraries."""
+"""Advice for wrong arguments, and for those of other libraries."""
 
 
 @checked(_ADVICE, own=("decode",))
@@ -95,7 +95,7 @@ class Pipeline:
     Attributes:
         dataset: What `mm.open_dataset` returns, or an `mm.Mixture`.
         global_batch_size: G, samples of a step over all ranks.
-        seed: Any integer. Every epoch of a seed has a permutation of its own.
+        seed: Any integer. Each epoch of a seed has another permutation.
         grid: Lane grid (P, Q). Default: derived from the size of the dataset, the mean size of a
             sample and `global_batch_size`, as the windows are (docs: order).
         window: M, the shuffle buffer of a lane in samples. Default: from `window_bytes`.
@@ -659,21 +659,20 @@ def _check_decode(decode: object) -> None:
     """Refuse what is no `Decode`, and say what to write."""
     if decode is None or isinstance(decode, Decode):
         return
-    advice = "pass mm.Decode(image=..., text=...)"
-    if isinstance(decode, ImageDecoder):
-        advice = "pass mm.Decode(image=decoder)"
-    elif isinstance(decode, TextDecoder):
-        advice = "pass mm.Decode(text=decoder)"
-    elif isinstance(decode, Mapping):
-        advice = "pass mm.Decode({...}) with this mapping"
-    elif decode is Decode:
-        advice = "pass mm.Decode(...), not the class"
-    elif callable(decode):
-        advice = (
-            "a function of whole samples goes to transforms=(function,), or to before=(function,) "
-            'if it takes the raw ones; one of bytes to decode=mm.Decode({"jpg": function})'
-        )
-    raise ConfigError(f"decode: got {type(decode).__name__}: {advice}")
+    got = f"decode: got {type(decode).__name__}"
+    refuse_broken(
+        (isinstance(decode, ImageDecoder), f"{got}: pass mm.Decode(image=decoder)"),
+        (isinstance(decode, TextDecoder), f"{got}: pass mm.Decode(text=decoder)"),
+        (isinstance(decode, Mapping), f"{got}: pass mm.Decode({{...}}) with this mapping"),
+        (decode is Decode, f"{got}: pass mm.Decode(...), not the class"),
+        (
+            callable(decode),
+            f"{got}: a function of whole samples goes to transforms=(function,), or to "
+            "before=(function,) if it takes the raw ones; one of bytes to "
+            'decode=mm.Decode({"jpg": function})',
+        ),
+        (True, f"{got}: pass mm.Decode(image=..., text=...)"),
+    )
 
 
 # -- the same stream of raw samples, for stages written for webdataset -----------------------------

@@ -39,7 +39,7 @@ _IF_ABSENT = {"reshuffle": "global"}
 """Values of keys that an identity has only where they are others."""
 
 OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
-"""What to do with a state of mid-epoch that does not fit the present order."""
+"""How a state of mid-epoch is treated that does not fit the present order."""
 
 
 def stands_before(step: int) -> str:

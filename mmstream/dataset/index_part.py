@@ -350,7 +350,7 @@ def _decode_anchors(anchors: npt.NDArray[np.uint8]) -> IntArray:
 UintArray: TypeAlias = npt.NDArray[np.uint32]
 
 POLYNOMIAL = 0x82F63B78
-"""Of CRC-32C, the lowest bit first."""
+"""The polynomial of CRC-32C, lowest bit first."""
 
 
 def combine(checksums: IntArray, lengths: IntArray) -> int:

@@ -65,7 +65,7 @@ MAX_PARTS = 64
 
 @dataclass(frozen=True)
 class IndexReport:
-    """What `index_tars` did."""
+    """The counts that `index_tars` returns."""
 
     num_shards: int
     num_samples: int
@@ -126,7 +126,8 @@ def index_tars(
         ]
         indexer = _Indexer(store, target, old, overwrite, checksums)
         new_sizes = list(sizes.items())[num_kept:]
-        with ThreadPoolExecutor(num_threads or _num_threads(store)) as pool:
+        default_threads = 32 if store.access.concurrent else 8  # of a remote store they mostly wait
+        with ThreadPoolExecutor(num_threads or default_threads) as pool:
             indexed = pool.map(lambda item: indexer(*item), new_sizes)
             is_hidden = None if progress else True
             tars += tqdm(indexed, total=len(new_sizes), unit="tar", disable=is_hidden)
@@ -215,11 +216,6 @@ def _tar_sizes(store: Store) -> dict[str, int]:
             num_gzipped,
         )
     return tars
-
-
-def _num_threads(store: Store) -> int:
-    """Return how many tars are indexed at the same time. Threads of a remote store mostly wait."""
-    return 32 if store.access.concurrent else 8
 
 
 def _kept_parts(old: _OldIndex, names: Sequence[str]) -> list[IndexPart]:

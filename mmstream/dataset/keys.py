@@ -36,7 +36,7 @@ REFS_AT_ONCE = 1 << 14
 """Headers that are read together."""
 
 MANY_SAMPLES = 100_000
-"""So many headers take long enough to say so."""
+"""From this number of headers on, a warning says that reading them takes long."""
 
 MAX_NAMED = 3
 """Samples of the same key that a message names."""

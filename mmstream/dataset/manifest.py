@@ -26,7 +26,7 @@ INDEX_PART_NAME = re.compile(r"mmstream\.index\.[0-9a-f]{12}")
 """Names of the parts of an index."""
 
 MARKER_NAME = "mmstream.unfinished.json"
-"""Lies in the folder of a conversion that has not finished."""
+"""Marks the folder of a conversion that has not finished."""
 
 FORMAT_VERSION = 1
 

@@ -69,7 +69,7 @@ def open_dataset(
     Args:
         source: A folder or prefix with a manifest or with plain tars, one tar, a list of tars, or
             a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``.
-        bad_list: Leave the samples of the bad list out of all epochs. The list lies in the
+        bad_list: Leave the samples of the bad list out of all epochs. The list is in the
             dataset's root, where ``mmstream verify --write-bad`` has put it.
         checksums: Compare the bytes of every sample that is read with its checksum, where the
             manifest says that there are checksums. Bytes that differ are read again.

@@ -11,7 +11,6 @@ import logging
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
-from itertools import repeat
 from mmap import mmap
 from typing import Any, cast
 
@@ -85,11 +84,8 @@ class ShardReader:
     def _expect_sizes(self) -> None:
         """Expect remote shards with the sizes of the manifest. Their first responses say more."""
         if self.store.access.concurrent:
-            names = [info.name for info in self.manifest.shards]
-            sizes = [info.num_bytes for info in self.manifest.shards]
-            self.known = dict(zip(names, map(ObjectStat, sizes, repeat(None)), strict=True)) | (
-                self.known
-            )
+            sizes = {info.name: ObjectStat(info.num_bytes, None) for info in self.manifest.shards}
+            self.known = sizes | self.known
 
     @cached_property
     def counts(self) -> IntArray:

@@ -1,4 +1,4 @@
-"""What a unit costs a model, as a weighted sum of what its plan says.
+"""The cost of a unit for a model, as a weighted sum of the numbers in its plan.
 
     plan.sums(units) -> `Cost.modelled` -> `deal`: which rank takes which row of a step
 
@@ -36,7 +36,7 @@ _GATED_TOWERS = ("qwen2_5_vl", "qwen2_5_omni_vision_encoder", "glm4v", "pixtral"
 @checked()
 @dataclass(frozen=True)
 class Cost:
-    """What a row costs: ``tokens * sum L + squared_tokens * sum L^2 + patches * sum p + ...``.
+    """The cost of a row: ``tokens * sum L + squared_tokens * sum L^2 + patches * sum p + ...``.
 
     Only ratios count, because a loader compares rows with each other.
 

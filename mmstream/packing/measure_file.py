@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, NamedTuple
 
 import msgspec
@@ -90,6 +91,11 @@ class Measure:
     def counts(self) -> IntArray:
         """Samples of each shard, int64 [num_shards]."""
         return np.array([shard.num_samples for shard in self.shards], dtype=np.int64)
+
+    @cached_property
+    def ends(self) -> IntArray:
+        """int64 [num_shards + 1], samples before each shard, and of all shards."""
+        return np.concatenate([[0], np.cumsum(self.counts)]).astype(np.int64)
 
     @property
     def digest(self) -> str:

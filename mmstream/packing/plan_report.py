@@ -10,7 +10,6 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from dataclasses import dataclass
 from math import gcd
-from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -22,7 +21,7 @@ from mmstream.packing.planner import GROUP_PACKS, LIMIT_COLUMNS, choose_in_parts
 from mmstream.types import IntArray
 
 STEP_TOKENS = 128
-"""Other lengths are multiples of so many tokens."""
+"""Other lengths are multiples of this number of tokens."""
 
 
 @dataclass(frozen=True)
@@ -42,7 +41,7 @@ class LeftOut:
 
 @dataclass(frozen=True)
 class PlanReport:
-    """What `plan_report` tells of a plan.
+    """The figures of a plan.
 
     Attributes:
         num_samples: Samples in packs.
@@ -108,9 +107,8 @@ def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -
     """
     max_tokens = plan.settings.max_tokens
     lengths = _other_lengths(max_tokens, plan.settings.document_multiple_of)
-    counts = _count(plan, measure, bad, max([max_tokens, *lengths]))
-    shares = counts.shares  # packs that each limit needs, if nothing is lost
-    least = [_num_packs(counts.kept, max_tokens), *np.ceil(shares[1:]).tolist()]
+    shares, kept, usable, tokens = _count(plan, measure, bad, max([max_tokens, *lengths]))
+    least = [_num_packs(kept, max_tokens), *np.ceil(shares[1:]).tolist()]
     limits = ["max_tokens", *(name for name in LIMIT_COLUMNS if getattr(plan.settings, name))]
     room = min(int(max(least)), plan.num_units) * max_tokens
     return PlanReport(
@@ -120,7 +118,7 @@ def plan_report(plan: PackPlan, measure: Measure, bad: IntArray | None = None) -
         bound=int(plan.member_tokens.sum(dtype=np.int64)) / room if room else 0.0,
         binding_limit=limits[int(np.argmax(shares))],
         left_out=left_out_of(plan),
-        other_fills=_other_fills(counts, lengths),
+        other_fills=_other_fills(usable, tokens, lengths),
         spread=plan.spread,
         num_short_groups=int((plan.counts[:-1] < GROUP_PACKS).sum()),
     )
@@ -185,34 +183,26 @@ def _other_lengths(max_tokens: int, multiple: int) -> list[int]:
     return sorted(length for length in {*near, *far} - {max_tokens} if length > 0)
 
 
-def _other_fills(counts: _Counts, lengths: list[int]) -> dict[int, float]:
+def _other_fills(usable: IntArray, tokens: IntArray, lengths: list[int]) -> dict[int, float]:
     """Return {T: fill of best-fit decreasing} for other lengths of packs."""
     fills = {}
     for length in lengths:
-        num_packs = _num_packs(counts.usable[: length + 1], length)
+        num_packs = _num_packs(usable[: length + 1], length)
         if num_packs:
-            fills[length] = int(counts.tokens[: length + 1].sum()) / (num_packs * length)
+            fills[length] = int(tokens[: length + 1].sum()) / (num_packs * length)
     return fills
 
 
-class _Counts(NamedTuple):
-    """What the report needs to know of the samples. n is the longest pack that is tried, and 1.
+def _count(
+    plan: PackPlan, measure: Measure, bad: IntArray | None, most_tokens: int
+) -> tuple[npt.NDArray[np.float64], IntArray, IntArray, IntArray]:
+    """Count the samples of a dataset by their lengths. Those above `most_tokens` do not count.
 
-    Attributes:
-        shares: float64 [k], the packs that each limit needs if nothing is lost, tokens first.
-        kept: int64 [n], how many packed samples take 0, 1, 2 tokens of a pack, and so on.
-        usable: int64 [n], the same with those that are only too long for the plan.
-        tokens: int64 [n], their tokens.
+    Returns:
+        float64 [k], the packs that each limit needs if nothing is lost, tokens first. Then int64
+        [most_tokens + 1] each: how many packed samples take 0, 1, 2 tokens of a pack, and so on;
+        the same with those that are only too long for the plan; and the tokens of these.
     """
-
-    shares: npt.NDArray[np.float64]
-    kept: IntArray
-    usable: IntArray
-    tokens: IntArray
-
-
-def _count(plan: PackPlan, measure: Measure, bad: IntArray | None, most_tokens: int) -> _Counts:
-    """Count the samples of a dataset by their lengths. Those above `most_tokens` do not count."""
     kept, usable, tokens = np.zeros((3, most_tokens + 1), dtype=np.int64)
     shares = np.zeros(1)
     for _, chosen in choose_in_parts(measure, plan.settings, bad):
@@ -224,4 +214,4 @@ def _count(plan: PackPlan, measure: Measure, bad: IntArray | None, most_tokens: 
         lengths = chosen.costs[is_usable, 0]
         usable += np.bincount(lengths, minlength=usable.size)
         np.add.at(tokens, lengths, chosen.tokens[is_usable])
-    return _Counts(shares, kept, usable, tokens)
+    return shares, kept, usable, tokens

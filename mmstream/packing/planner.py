@@ -43,7 +43,7 @@ from mmstream.types import IntArray
 # Everything is an integer, and ties go to the lower number: each machine makes the same packs.
 
 GROUP_PACKS = 256
-"""A group holds the tokens of so many full packs, or more: what is left at its end is little."""
+"""A group holds the tokens of this many full packs, or more, so little is left at its end."""
 
 NUM_OPEN = 16
 """Packs that are open at a time."""
@@ -58,10 +58,10 @@ BLOCK_PACKS = 24
 """Packs that are packed anew together. More fill better, and their samples lie farther apart."""
 
 PACK_BITS = 40
-"""Of a number that holds the room of a pack above the number of the pack."""
+"""Low bits of an integer, for the number of a pack. Its room in tokens is in the bits above."""
 
 LIMIT_BITS = 48
-"""Of a number that holds the room for several things. The highest bit of each is for borrowing."""
+"""Bits of each limit in an integer that holds several. The highest bit of each is for borrowing."""
 
 
 def group_stops(shard_tokens: IntArray, max_tokens: int, finished: Sequence[int] = ()) -> list[int]:
@@ -291,14 +291,13 @@ def make_plan(
     if previous is not None:
         require_first_shards(measure.shards, plan_digest(limits, measure.digest), previous)
         _require_same_lengths(measure, previous)
-    ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
     finished = [] if previous is None else previous.group_stops.tolist()
-    stops = group_stops(_shard_tokens(measure, ends, limits, bad), limits.max_tokens, finished)
-    bounds = ends[[0, *stops]].tolist()
+    stops = group_stops(_shard_tokens(measure, limits, bad), limits.max_tokens, finished)
+    bounds = measure.ends[[0, *stops]].tolist()
     groups = [] if previous is None else _groups_of(previous, bounds)
     digests = [] if previous is None else list(previous.group_digests)
     for first, stop in list(pairwise([0, *stops]))[len(finished) :]:
-        part = _part(measure, ends, first, stop)
+        part = _part(measure, first, stop)
         chosen = choose(part, limits, _bad_of(bad, first, stop))
         packs = pack_samples(chosen.costs[chosen.is_kept], chosen.limits, block_packs)
         groups.append(_units(part, chosen, packs))
@@ -309,7 +308,7 @@ def make_plan(
 def plan_in_order(
     measure: Measure, limits: PackLimits, unit_counts: IntArray, stops: list[int]
 ) -> PackPlan:
-    """Return the plan of a dataset whose samples lie in the order of their packs.
+    """Return the plan of a dataset whose samples are in the order of their packs.
 
     Args:
         measure: The lengths of all samples. All of them are packed.
@@ -317,12 +316,12 @@ def plan_in_order(
         unit_counts: int64 [num_units], samples of each pack.
         stops: The stop of each group, in shards. A group ends with a pack.
     """
-    ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
+    ends = measure.ends
     bounds = ends[[0, *stops]].tolist()
     packs = np.repeat(np.arange(unit_counts.size), unit_counts)
     groups = []
     for first, last in pairwise([0, *stops]):
-        part, numbers = _part(measure, ends, first, last), packs[ends[first] : ends[last]]
+        part, numbers = _part(measure, first, last), packs[ends[first] : ends[last]]
         groups.append(_units(part, choose(part, limits), numbers - numbers[0]))
     digests = [_group_digest(group) for group in groups]
     return _joined(measure, limits, stops, bounds, groups, digests)
@@ -382,24 +381,23 @@ def choose_in_parts(
 
     All samples together would take 100 bytes each.
     """
-    ends = np.concatenate([[0], np.cumsum(measure.counts)]).astype(np.int64)
-    first = 0
+    ends, first = measure.ends, 0
     while first < len(measure.shards):
         stop = int(np.searchsorted(ends, ends[first] + SAMPLES_AT_ONCE, side="right")) - 1
         stop = max(stop, first + 1)
-        yield stop, choose(_part(measure, ends, first, stop), limits, _bad_of(bad, first, stop))
+        yield stop, choose(_part(measure, first, stop), limits, _bad_of(bad, first, stop))
         first = stop
 
 
-def _part(measure: Measure, ends: IntArray, first: int, stop: int) -> Measure:
+def _part(measure: Measure, first: int, stop: int) -> Measure:
     """Return the measure of the shards [first, stop), whose columns are views."""
-    samples = slice(int(ends[first]), int(ends[stop]))
+    samples = slice(int(measure.ends[first]), int(measure.ends[stop]))
     columns = {name: column[samples] for name, column in measure.columns.items()}
     return Measure(measure.shards[first:stop], columns)
 
 
 def _bad_of(bad: IntArray | None, first: int, stop: int) -> IntArray | None:
-    """Return the samples of a bad list that lie in the shards [first, stop), counted from there."""
+    """Return the samples of a bad list in the shards [first, stop), counted from `first`."""
     if bad is None:
         return None
     is_there = (bad[:, 0] >= first) & (bad[:, 0] < stop)
@@ -407,12 +405,10 @@ def _bad_of(bad: IntArray | None, first: int, stop: int) -> IntArray | None:
     return counted
 
 
-def _shard_tokens(
-    measure: Measure, ends: IntArray, limits: PackLimits, bad: IntArray | None
-) -> IntArray:
+def _shard_tokens(measure: Measure, limits: PackLimits, bad: IntArray | None) -> IntArray:
     """Return int64 [num_shards], the tokens that the packed samples of each shard take."""
-    tokens = np.zeros(ends.size - 1, dtype=np.int64)
-    first = 0
+    ends, first = measure.ends, 0
+    tokens = np.zeros(len(measure.shards), dtype=np.int64)
     for stop, chosen in choose_in_parts(measure, limits, bad):
         totals = np.cumsum(np.where(chosen.is_kept, chosen.costs[:, 0], 0))
         totals = np.concatenate([[0], totals])[ends[first : stop + 1] - ends[first]]
@@ -423,12 +419,10 @@ def _shard_tokens(
 
 def _is_plain_text(measure: Measure) -> Mask:
     """Tell which samples are one document of text, of which each token has a label."""
-    num_labels = measure.column("num_tokens") - 1
-    columns = [measure.column(name) for name in ("num_images", "patches", "num_seconds")]
     is_text: Mask = measure.column("num_documents") == 1
-    is_text &= measure.column("num_label_tokens") == num_labels
-    for column in columns:
-        is_text &= column == 0
+    is_text &= measure.column("num_label_tokens") == measure.column("num_tokens") - 1
+    for name in ("num_images", "patches", "num_seconds"):
+        is_text &= measure.column(name) == 0
     return is_text
 
 

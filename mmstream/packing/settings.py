@@ -1,4 +1,4 @@
-"""What a pack may hold."""
+"""The limits of packs, and conditions on their samples."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def _not_understood(node: ast.expr) -> ConfigError:
 # -- limits ----------------------------------------------------------------------------------------
 
 Overlong = Literal["reject", "truncate"]
-"""What becomes of a sample that is longer than a pack."""
+"""How a sample that is longer than a pack is treated."""
 
 MAX_PACK_TOKENS = 1 << 30
 """Longest pack."""
@@ -160,7 +160,7 @@ class PackLimits:
         max_images: Images of a pack. None: no limit.
         max_patches: Patches of all pictures and frames of a pack. None: no limit.
         max_seconds: Seconds of sound of a pack. None: no limit.
-        document_multiple_of: Each document takes a multiple of so many tokens of its pack.
+        document_multiple_of: Each document takes a multiple of this number of tokens.
         where: Condition over the columns of the measure, such as
             ``"width >= 200 and num_label_tokens > 8"``. Other samples are left out. "": all.
         overlong: "reject" leaves out samples with more than T tokens. "truncate" keeps those of
