@@ -10,7 +10,7 @@ from tests.helpers.bad_corpus import policy, write_tiny
 from tests.helpers.mixtures import make_pipeline, mixed
 from tests.helpers.orders import rows_of_run
 from tests.helpers.states import edited
-from tests.helpers.topology import assert_resumes_exactly, described, run
+from tests.helpers.topology import assert_resumes_exactly, run
 
 
 @pytest.mark.parametrize(("size", "num_workers"), [(1, 2), (2, 1), (3, 3), (4, 2), (12, 1)])
@@ -50,22 +50,6 @@ def test_weights_that_lie_ahead_may_be_declared_anew(datasets):
         mm.Loader(
             make_pipeline(mixed(datasets, epoch_steps=20, changes={10: change}))
         ).load_state_dict(state)
-
-
-def test_a_source_that_was_never_drawn_from_may_be_added(datasets):
-    two = {name: (datasets[name], 1) for name in ("a", "c")}
-    before = make_pipeline(mm.Mixture(two, epoch_steps=20))
-    loader = mm.Loader(before)
-    list(loader)
-    state = loader.state_dict()
-    later = {25: {"a": 1, "b": 2, "c": 1}}
-    more = two | {"b": (datasets["b"], 0)}
-    now = make_pipeline(mm.Mixture(more, epoch_steps=20, changes=later))
-    other = mm.Loader(now)
-    other.load_state_dict(state)
-    steps = [described(batch) for batch in other]
-    assert steps[:5] == run(before, epoch=1).steps[:5]
-    assert any("/b/" in batch for batch in (r for b in [next(iter(other))] for r in b["__url__"]))
 
 
 @pytest.mark.parametrize(

@@ -5,16 +5,11 @@ from __future__ import annotations
 import html
 import json
 import os
-import re
-import subprocess
-import sys
-from collections import Counter
 
 import pytest
 import torch
 
 import mmstream as mm
-from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.storage import open_store
 from mmstream.train.distributed import TrainProcess
@@ -192,62 +187,6 @@ def test_info_tells_weights_epoch_and_sources(folder, mmstream):
     assert about["sources"]["b"]["keys"][0] == "000000"
 
 
-def train(folder, out, *options, ranks=1):
-    command = [sys.executable, "-m"]
-    if ranks > 1:
-        command += ["torch.distributed.run", "--standalone", f"--nproc-per-node={ranks}", "-m"]
-    command += ["mmstream", "train", str(folder / "mix.json"), "--out", str(out), "--log-keys"]
-    command += ["--image-size", "32", "--max-length", "32", "--global-batch-size", "12"]
-    done = subprocess.run(
-        [*command, "--epochs", "2", "--checkpoint-every", "10", *options],
-        check=False,
-        capture_output=True,
-        text=True,
-        timeout=500,
-    )
-    assert done.returncode == 0, done.stderr
-
-
-@pytest.mark.slow
-def test_a_training_run_on_a_mixture_moves_and_its_logs_are_the_plan(
-    folder, tmp_path, mmstream, monkeypatch
-):
-    for name in COUNTS:
-        (tmp_path / name).symlink_to(folder / name)
-    (tmp_path / "mix.json").write_text(text_of())
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    monkeypatch.setenv("GLOO_SOCKET_IFNAME", "lo")
-    out = tmp_path / "run"
-    train(tmp_path, out, "--max-steps", "14", "--num-workers", "1", "--log-every", "2", ranks=2)
-    sources = {n: {"url": n, "weight": w} for n, w in WEIGHTS.items()}
-    sources["late"] = {"url": "a", "weight": 0}
-    changes = {"18": {"a": 1, "b": 0, "c": 0, "late": 1}}
-    (tmp_path / "mix.json").write_text(text_of(sources, epoch_steps=20, changes=changes))
-    train(tmp_path, out, "--max-steps", "24", "--num-workers", "2")
-
-    lines = [json.loads(line) for line in (out / "metrics-rank0.jsonl").read_text().splitlines()]
-    assert [line["world_size"] for line in lines] == [2] * 7 + [1] * 10
-    assert [sum(line["sources"].values()) for line in lines] == [24] * 7 + [12] * 10
-    counted = sum((Counter(line["sources"]) for line in lines[:11]), Counter())  # 18 steps
-    assert all(abs(counted[name] - WEIGHTS[name] * 216) <= 3 for name in WEIGHTS)
-    assert all(abs(line["sources"]["late"] - 6) <= 3 for line in lines[11:])
-    assert all(set(line["sources"]) == {"a", "late"} for line in lines[11:])
-
-    logged = read_lineage(log_files([out]))
-    mixture = mm.Mixture.open(tmp_path / "mix.json")
-    named = Counter(
-        mixture.locate(shard)[0] for row in logged.values() for shard in row.planned[:, 0]
-    )
-    assert named == sum((Counter(line["sources"]) for line in lines), Counter())
-
-    command = ("replay", tmp_path / "mix.json", "--state", out)
-    code, output, _ = mmstream(*command, "--check", out)
-    assert code == 0
-    assert re.match(
-        r"ok: epoch 0 step 0 to epoch 1 step 3, 24 steps, 288 samples: 0 lost, 0 ", output
-    )
-
-
 # -- metrics and bad samples ----------------------------------------------------------------------
 
 
@@ -308,21 +247,6 @@ def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream
     assert (code, out[:32]) == (0, "49 of 49 samples are left out of")
     assert len(mm.open_dataset(tmp_path / "bad").bad) == 49
     assert json.loads(file.read_text().splitlines()[0])["reason"].startswith("web/bad/shard-")
-
-
-def test_a_bad_list_that_came_later_is_refused_with_what_to_do(tmp_path, mmstream):
-    _, pipeline = broken(tmp_path, quarantine=str(tmp_path))
-    loader = mm.Loader(pipeline)
-    for _ in zip(range(5), loader):
-        pass
-    state = loader.state_dict()
-    loader.close()
-    words = ("--quarantine", tmp_path / "quarantine-rank0.jsonl", "--source", "web/bad")
-    assert mmstream("verify", tmp_path / "bad", *words)[0] == 0
-    with pytest.raises(mm.StateError, match=r"or move mmstream\.bad\.json away"):
-        mm.Loader(broken(tmp_path)[1]).load_state_dict(state)
-    (tmp_path / "bad" / "mmstream.bad.json").unlink()
-    mm.Loader(broken(tmp_path)[1]).load_state_dict(state)
 
 
 # -- notebooks ------------------------------------------------------------------------------------

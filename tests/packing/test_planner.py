@@ -1,6 +1,7 @@
 """What holds for every plan: each sample in one unit or listed, limits kept, groups that stay.
 
-And reports of how full packs are, against the plain rule and on datasets of known faults.
+And reports of how full packs are, against the plain rule and on datasets of known faults, and the
+conditions that choose samples.
 """
 
 from __future__ import annotations
@@ -16,17 +17,10 @@ from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError
 from mmstream.packing import planner
 from mmstream.packing.measure_file import Measure
-from mmstream.packing.plan import (
-    CONDITION,
-    ON_BAD_LIST,
-    OVER_A_LIMIT,
-    TOO_LONG,
-    UNUSABLE,
-    PackPlan,
-)
+from mmstream.packing.plan import CONDITION, ON_BAD_LIST, OVER_A_LIMIT, TOO_LONG, UNUSABLE, PackPlan
 from mmstream.packing.plan_report import PlanReport, _num_packs, plan_report
 from mmstream.packing.planner import GROUP_PACKS, best_fit, make_plan, pack_samples, plan_of_lengths
-from mmstream.packing.settings import PackLimits
+from mmstream.packing.settings import PackLimits, columns_in, evaluate
 
 NO_SAMPLES = np.zeros((0, 2), dtype=np.int64)
 
@@ -145,19 +139,21 @@ def test_a_pack_lies_in_one_group_and_groups_hold_256_packs(
         assert (tokens[:-1] >= full).all()
 
 
-def test_the_plan_is_the_same_for_any_number_of_samples_at_once(
+def test_plan_and_report_are_the_same_for_any_number_of_samples_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     rng = np.random.default_rng(4)
     counts = [0, 400, 10, 0, 900, 300, 0]
     measure = measure_of(counts, num_tokens=rng.integers(-1, 18, sum(counts)).tolist())
     bad = np.array([[1, 7], [4, 0], [4, 899], [5, 1]])
-    plans = []
+    plans, reports = [], []
     for number in (1, 411, 10_000):
         monkeypatch.setattr(planner, "SAMPLES_AT_ONCE", number)
-        plans.append(make_plan(measure, PackLimits(16), bad=bad))
+        plans.append(make_plan(measure, PackLimits(16, max_documents=9), bad=bad))
+        reports.append(plan_report(plans[-1], measure, bad))
     assert plans[0].num_groups > 1
-    for plan in plans:
+    for plan, report in zip(plans, reports, strict=True):
+        assert report == reports[0]
         assert plan.group_digests == plans[0].group_digests
         assert plan.left_out.tolist() == plans[0].left_out.tolist()
         on_list = plan.left_out[plan.left_out[:, 1] == ON_BAD_LIST, 0].tolist()
@@ -328,11 +324,52 @@ def test_a_plan_without_packs_has_a_report() -> None:
     assert (report.num_packs, report.fill, report.bound) == (0, 0.0, 0.0)
 
 
-def test_a_report_of_parts_is_that_of_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
-    lengths = RNG.integers(-1, 700, 1000).tolist()
-    measure = measure_of([100] * 10, num_tokens=lengths, num_images=[1] * 1000)
-    limits = PackLimits(512, max_images=3, document_multiple_of=4)
-    whole = report_of(measure, limits)
-    monkeypatch.setattr(planner, "SAMPLES_AT_ONCE", 150)
-    assert report_of(measure, limits) == whole
-    assert whole.num_samples > 600
+# -- conditions over columns: what they select, and what is refused --------------------------------
+
+
+COLUMNS = {"width": np.array([0, 100, 300, 640]), "height": np.array([0, 400, 300, 0])}
+
+
+@pytest.mark.parametrize(
+    ("condition", "expected"),
+    [
+        ("width >= 300", [0, 0, 1, 1]),
+        ("100 <= width < 640", [0, 1, 1, 0]),
+        ("width == 0 or height == 0", [1, 0, 0, 1]),
+        ("not width == 0 and height > 0", [0, 1, 1, 0]),
+        ("width * height > 2 * (10_000 + 1)", [0, 1, 1, 0]),
+        ("width / height < 3", [0, 1, 1, 0]),
+        ("width / height >= 0", [0, 1, 1, 0]),
+        ("width != -height", [0, 1, 1, 1]),
+        ("width - height > -300.5", [1, 1, 1, 1]),
+    ],
+)
+def test_a_condition_selects_samples(condition: str, expected: list[int]) -> None:
+    assert evaluate(condition, COLUMNS.__getitem__).astype(int).tolist() == expected
+
+
+@pytest.mark.parametrize(
+    "condition",
+    [
+        "width",
+        "width > ",
+        "1 < 2",
+        "width > 'a'",
+        "width > True",
+        "width.real > 1",
+        "print(width) > 1",
+        "__import__('os').system('true') > 1",
+        "[width > 1 for width in (1, 2)]",
+        "width ** 999999 > 1",
+        "width in (1, 2)",
+        "width > 1 and height",
+        "width > 9" + "9" * 400,
+        "(" * 500,
+        "-" * 1900 + "width > 1",
+        "width > 1" + " " * 3000,
+        "",
+    ],
+)
+def test_everything_else_is_refused(condition: str) -> None:
+    with pytest.raises(ConfigError, match='write it as "width >= 200'):
+        columns_in(condition)
