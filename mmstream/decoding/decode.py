@@ -167,10 +167,6 @@ class Decode:
     min_lazy_bytes: PositiveInt | None = 8 << 20
     table: FieldTable = field(init=False, repr=False, compare=False)
     """The decoders in the order in which they run. For the decode stage."""
-    has_user_functions: bool = field(init=False, repr=False, compare=False)
-    """Whether functions or classes of the user take part."""
-    needed_shapes: frozenset[str] = field(init=False, repr=False, compare=False)
-    """The kinds of media on whose shapes the tokens of a text depend."""
     is_baked: bool = field(default=False, init=False)
     """Whether samples were decoded by ``mmstream bake``; see `baked`."""
     stored: StoredFields | None = field(default=None, init=False, repr=False, compare=False)
@@ -187,11 +183,6 @@ class Decode:
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "table", table)
-        has_functions = table.has_user_media or any(each.is_user for each in table.values)
-        has_functions |= text is not None and text.has_user_functions
-        object.__setattr__(self, "has_user_functions", has_functions)
-        needed = frozenset() if text is None else text.needs_shapes
-        object.__setattr__(self, "needed_shapes", needed)
         groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
         object.__setattr__(self, "same_geometry", tuple(groups))
         _check_times(table)
@@ -231,6 +222,18 @@ class Decode:
         parsers = {name: JsonField(name, parse) for name, parse in stored.parsers.items()}
         object.__setattr__(decode, "table", FieldTable(parsers))
         return decode
+
+    @cached_property
+    def has_user_functions(self) -> bool:
+        """Whether functions or classes of the user take part."""
+        fields = any(each.is_user for each in self.table.values)
+        text = self.text is not None and self.text.has_user_functions
+        return fields or text or self.table.has_user_media
+
+    @cached_property
+    def needed_shapes(self) -> frozenset[str]:
+        """The kinds of media on whose shapes the tokens of a text depend."""
+        return frozenset() if self.text is None else self.text.needs_shapes
 
     @cached_property
     def made_names(self) -> dict[str, None]:
