@@ -1,4 +1,4 @@
-"""A loader with the real one's protocol and made-up pixels, for the stages behind it."""
+"""Loaders with the real one's protocol and made-up pixels, for the stages behind them."""
 
 from __future__ import annotations
 
@@ -91,3 +91,18 @@ class FakeLoader:
         generator = torch.Generator().manual_seed(number)
         shape = (3, self.size, self.size)
         return torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+
+
+class RaggedLoader(FakeLoader):
+    """Its rows all differ: 0 to 2 images, 0 to 3 tokens, some of them invalid."""
+
+    def batch(self, epoch: int, step: int) -> dict[str, Any]:
+        batch = super().batch(epoch, step)
+        numbers = [step * self.num_rows + row for row in self.rows]
+        counts = torch.tensor([number % 3 for number in numbers])
+        lengths = torch.tensor([(number + 2) % 4 for number in numbers])
+        batch["image"] = batch["image"].repeat_interleave(counts, dim=0)
+        batch["image_row"] = torch.repeat_interleave(counts)
+        batch["attention_mask"] = (torch.arange(4) < lengths[:, None]).long()
+        batch["__valid__"] = torch.tensor([number % 5 != 3 for number in numbers])
+        return batch

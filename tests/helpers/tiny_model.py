@@ -1,14 +1,23 @@
-"""A token model of a few hundred weights whose loss is a mean over tokens, for the loop's tests."""
+"""A token model of a few hundred weights, whose loss is a mean over tokens, and runs of it."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+import mmstream as mm
+from mmstream.train import TrainConfig, TrainResult
+from mmstream.train.distributed import TrainProcess
+from mmstream.train.loop import fit
+from tests.helpers.fake_loader import FakeLoader, RaggedLoader
+
 VOCAB, WIDTH = 48, 8
+HALF = mm.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
+PROCESS = TrainProcess(torch.device("cpu"))
 
 
 class TinyModel(nn.Module):
@@ -53,3 +62,21 @@ class TinyModel(nn.Module):
         if rows is None:
             return means
         return torch.zeros(num_rows, 3).index_add(0, rows, means)
+
+
+def config_of(out: Path | str = "run", **settings: Any) -> TrainConfig:
+    """Settings of two epochs, with a checkpoint after every third step."""
+    usual = {"epochs": 2, "checkpoint_every": 3, "lr": 1e-2, "precision": "fp32", "log_keys": True}
+    return TrainConfig(url="made-up", out=str(out), **{**usual, **settings})
+
+
+def train_tiny(
+    out: Path | str,
+    loader: FakeLoader | None = None,
+    model: nn.Module | None = None,
+    validation: Any = None,
+    **settings: Any,
+) -> TrainResult:
+    """Train a model on made-up rows: a `TinyModel` and 4 steps an epoch, if nothing is given."""
+    batches = mm.to_device(loader or RaggedLoader(num_rows=6), "cpu", normalize=HALF)
+    return fit(config_of(out, **settings), model or TinyModel(), batches, PROCESS, validation)

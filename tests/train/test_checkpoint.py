@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -66,15 +67,6 @@ DAMAGES: dict[str, Callable[[Path], object]] = {
     "text": lambda path: path.write_text("<html>503 Slow Down</html>"),
     "another zip": lambda path: path.write_bytes(other_zip()),
 }
-
-
-def test_what_was_saved_comes_back(tmp_path: Path) -> None:
-    save(tmp_path, 10, 20, 30)
-    newest = load_newest(open_store(tmp_path))
-    assert newest is not None
-    assert newest.num_steps == 30
-    assert torch.equal(newest.content["model"]["w"], torch.full((50, 50), 30.0))
-    assert newest.content["loader"] == '{"epoch": 0}'
 
 
 def test_what_a_killed_writer_left_is_removed_by_the_next_checkpoint(tmp_path: Path) -> None:
@@ -149,9 +141,14 @@ def test_a_store_that_may_be_written_is_left_as_it_was(s3: str) -> None:
     assert not open_store(f"{s3}/checkpoints").exists(".write-test")
 
 
-def test_only_the_newest_are_kept(tmp_path: Path) -> None:
+def test_only_the_newest_are_kept_and_come_back(tmp_path: Path) -> None:
     save(tmp_path, 10, 20, 30, 40, keep=2)
     assert list_checkpoints(open_store(tmp_path)) == [30, 40]
+    newest = load_newest(open_store(tmp_path))
+    assert newest is not None
+    assert newest.num_steps == 40
+    assert torch.equal(newest.content["model"]["w"], torch.full((50, 50), 40.0))
+    assert newest.content["loader"] == '{"epoch": 0}'
     save(tmp_path, 50, keep=1)
     assert list_checkpoints(open_store(tmp_path)) == [50]
 
@@ -181,11 +178,19 @@ def test_no_flipped_bit_of_the_zips_directory_goes_into_the_weights(tmp_path: Pa
             assert torch.equal(weights, torch.full((50, 50), float(newest.num_steps)))
 
 
-def resumed(folder: Path, content: Any) -> None:
+def resumed(folder: Path, content: Any, load: Any = lambda content: None) -> None:
     save_checkpoint(open_store(folder), Checkpoint(3, content), keep=1)
-    trained = SimpleNamespace(load_state_dict=lambda content: None)
-    process = TrainProcess(torch.device("cpu"))
-    resume_training(open_store(folder), trained, FakeLoader(), process)  # type: ignore[arg-type]
+    trained: Any = SimpleNamespace(load_state_dict=load)
+    batches: Any = FakeLoader()
+    resume_training(open_store(folder), trained, batches, TrainProcess(torch.device("cpu")))
+
+
+@pytest.mark.parametrize("error", [TypeError, AttributeError, KeyError, IndexError])
+def test_weights_that_the_model_cannot_take_are_those_of_another_model(
+    tmp_path: Path, error: type[Exception]
+) -> None:
+    with pytest.raises(StateError, match=r"step 3 is of another model: .*no place"):
+        resumed(tmp_path, {"loader": "{}"}, Mock(side_effect=error("no place")))
 
 
 @pytest.mark.parametrize(

@@ -11,39 +11,21 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.train import TrainConfig, TrainResult, loop
+from mmstream.train import loop
 from mmstream.train.clip import ContrastiveClip, small_clip
-from mmstream.train.distributed import TrainProcess
-from mmstream.train.loop import fit, learning_rate, make_optimizer, prepare, train_step
-from tests.helpers.fake_loader import FakeLoader
+from mmstream.train.loop import learning_rate, make_optimizer, prepare, train_step
+from tests.helpers.fake_loader import FakeLoader, RaggedLoader
 from tests.helpers.logged_runs import metrics
-from tests.helpers.ragged_loader import RaggedLoader
-from tests.helpers.tiny_model import TinyModel
-
-HALF = mm.Normalize((0.5, 0.5, 0.5), (0.5, 0.5, 0.5))
-PROCESS = TrainProcess(torch.device("cpu"))
-
-
-def config(out: Path | str = "run", **changes: Any) -> TrainConfig:
-    settings = {"epochs": 2, "checkpoint_every": 3, "lr": 1e-2, "precision": "fp32"}
-    return TrainConfig(url="made-up", out=str(out), **{**settings, **changes})
-
-
-def fit_here(
-    config: TrainConfig, loader: FakeLoader | None = None, model: Any = None
-) -> tuple[TrainResult, Any]:
-    model = model or TinyModel()
-    batches = mm.to_device(loader or RaggedLoader(num_rows=6), "cpu", normalize=HALF)
-    return fit(config, model, batches, PROCESS), model
+from tests.helpers.tiny_model import HALF, PROCESS, TinyModel, config_of, train_tiny
 
 
 def gradients(loader: FakeLoader, **settings: Any) -> dict[str, torch.Tensor]:
     """The gradient of one step over a loader's first epoch, accumulated into one group."""
-    run_config = config(**settings)
-    trained = prepare(run_config, TinyModel(), PROCESS)
+    config = config_of(**settings)
+    trained = prepare(config, TinyModel(), PROCESS)
     group = list(mm.to_device(loader, "cpu", normalize=HALF))
     total = sum(trained.model.weight_of(batch) for batch in group)
-    loss, norm = train_step(trained, group, total, 1e-3, run_config, PROCESS)
+    loss, norm = train_step(trained, group, total, 1e-3, config, PROCESS)
     measured = {name: p.grad.clone() for name, p in trained.model.named_parameters()}
     return {**measured, "loss": loss, "norm": norm}
 
@@ -66,10 +48,19 @@ def test_accumulated_micro_batches_give_the_gradient_of_one_large_batch(
     torch.testing.assert_close(parts, whole, rtol=1e-5, atol=1e-7)
 
 
+def test_accumulation_is_a_larger_batch_to_the_end_of_training(tmp_path: Path) -> None:
+    train_tiny(tmp_path / "whole", RaggedLoader(num_steps=2, num_rows=12))
+    model = TinyModel()
+    parts = RaggedLoader(num_steps=6, num_rows=4)
+    result = train_tiny(tmp_path / "parts", parts, model, accumulate=3, micro_batches=2)
+    assert result.num_steps == 4
+    assert losses(tmp_path / "parts") == pytest.approx(losses(tmp_path / "whole"), rel=1e-5)
+    assert set(model.asked_rows) == {2}
+
+
 def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> None:
-    run_config = config(tmp_path / "groups", accumulate=3, epochs=2)
-    result, _ = fit_here(run_config, RaggedLoader(num_steps=5, num_rows=4))
-    assert [(x["epoch"], x["step"]) for x in metrics(tmp_path / "groups")] == [
+    result = train_tiny(tmp_path, RaggedLoader(num_steps=5, num_rows=4), accumulate=3)
+    assert [(line["epoch"], line["step"]) for line in metrics(tmp_path)] == [
         (0, 2), (0, 4), (1, 2), (1, 4),
     ]  # fmt: skip
     assert result.state == {"epoch": 2, "step": 0}
@@ -77,42 +68,29 @@ def test_the_last_group_of_an_epoch_counts_for_what_it_has(tmp_path: Path) -> No
 
 @pytest.mark.parametrize("stop", [1, 2, 3])
 def test_an_accumulating_run_resumes_at_the_last_optimizer_step(tmp_path: Path, stop: int) -> None:
-    run_config = {"accumulate": 2, "log_keys": True, "warmup_steps": 3}
-    loader = RaggedLoader(num_steps=5, num_rows=4)
-    fit_here(config(tmp_path / "whole", **run_config), loader)
-    first, _ = fit_here(
-        config(tmp_path / "parts", max_steps=stop, **run_config),
-        RaggedLoader(num_steps=5, num_rows=4),
-    )
-    assert first.state == {"epoch": stop // 3, "step": 2 * (stop % 3)}
-    fit_here(config(tmp_path / "parts", **run_config), RaggedLoader(num_steps=5, num_rows=4))
+    def run(name: str, **settings: Any) -> Any:
+        loader = RaggedLoader(num_steps=5, num_rows=4)
+        return train_tiny(tmp_path / name, loader, accumulate=2, warmup_steps=3, **settings)
+
+    run("whole")
+    assert run("parts", max_steps=stop).state == {"epoch": stop // 3, "step": 2 * (stop % 3)}
+    run("parts")
     for name in ("keys", "loss", "lr", "grad_norm"):
         measured = [line[name] for line in metrics(tmp_path / "parts")]
         assert measured == [line[name] for line in metrics(tmp_path / "whole")]
-
-
-def test_dropout_draws_the_same_after_a_resume(tmp_path: Path) -> None:
-    fit_here(config(tmp_path / "whole"), model=TinyModel(dropout=0.5))
-    fit_here(config(tmp_path / "parts", max_steps=5), model=TinyModel(dropout=0.5))
-    torch.manual_seed(12345)
-    fit_here(config(tmp_path / "parts"), model=TinyModel(dropout=0.5))
-    assert losses(tmp_path / "parts") == losses(tmp_path / "whole")
-    fit_here(config(tmp_path / "other", seed=1), model=TinyModel(dropout=0.5))
-    assert losses(tmp_path / "other") != losses(tmp_path / "whole")
 
 
 def test_a_contrastive_loss_is_neither_accumulated_nor_cut() -> None:
     clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
     for name in ("accumulate", "micro_batches"):
         with pytest.raises(mm.ConfigError, match="over the whole global batch"):
-            prepare(config(**{name: 2}), clip, PROCESS)
+            prepare(config_of(**{name: 2}), clip, PROCESS)
 
 
 @pytest.mark.parametrize("precision", ["bf16", "fp16"])
 def test_mixed_precision_follows_float32(tmp_path: Path, precision: str) -> None:
-    fit_here(config(tmp_path / "fp32", epochs=5))
-    run_config = config(tmp_path / precision, precision=precision, epochs=5)
-    fit_here(run_config)
+    for name in ("fp32", precision):
+        train_tiny(tmp_path / name, epochs=5, precision=name)
     assert losses(tmp_path / precision) == pytest.approx(losses(tmp_path / "fp32"), rel=0.02)
     assert losses(tmp_path / precision) != losses(tmp_path / "fp32")
     newest = torch.load(sorted((tmp_path / precision / "checkpoints").iterdir())[-1])
@@ -121,28 +99,32 @@ def test_mixed_precision_follows_float32(tmp_path: Path, precision: str) -> None
 
 
 class Exploding(TinyModel):
-    """At its second step the loss is infinite."""
+    """At some steps the loss is infinite."""
+
+    def __init__(self, steps: range = range(2, 3)) -> None:
+        super().__init__()
+        self.steps = steps
 
     def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
         loss, weight = super().forward(batch)
-        return loss * (math.inf if len(self.asked_rows) == 2 else 1.0), weight
+        return loss * (math.inf if len(self.asked_rows) in self.steps else 1.0), weight
 
 
 def test_fp16_leaves_out_a_step_that_overflows_and_keeps_its_scale(tmp_path: Path) -> None:
-    result, _ = fit_here(config(tmp_path, precision="fp16", max_steps=4), model=Exploding())
+    result = train_tiny(tmp_path, model=Exploding(), precision="fp16", max_steps=4)
     assert result.num_steps == 4
     assert math.isfinite(result.final_loss or math.inf)
     assert metrics(tmp_path)[1]["grad_norm"] is None  # JSON has no infinity
     saved = torch.load(tmp_path / "checkpoints" / "step-00000004.pt")
     assert saved["scaler"]["scale"] == 65536.0 / 2
-    trained = prepare(config(precision="fp16"), TinyModel(), PROCESS)
+    trained = prepare(config_of(precision="fp16"), TinyModel(), PROCESS)
     trained.load_state_dict(saved)
     assert trained.scaler.get_scale() == 65536.0 / 2
 
 
 def test_a_loss_that_is_not_finite_stops_the_run_and_is_not_saved(tmp_path: Path) -> None:
     with pytest.raises(mm.MMStreamError, match="loss of step 2 is"):
-        fit_here(config(tmp_path, checkpoint_every=1), model=Exploding())
+        train_tiny(tmp_path, model=Exploding(), checkpoint_every=1)
     names = [path.name for path in (tmp_path / "checkpoints").iterdir()]
     assert names == ["step-00000001.pt"]
 
@@ -161,10 +143,8 @@ class Unlabeled(FakeLoader):
 def test_a_step_without_a_label_stops_the_run_before_it_is_saved(
     tmp_path: Path, log_every: int
 ) -> None:
-    settings = config(tmp_path, checkpoint_every=2, log_every=log_every)
-    loader = mm.to_device(Unlabeled(num_steps=8), "cpu", normalize=HALF)
     with pytest.raises(mm.MMStreamError, match=r"^step 3 has nothing to train: no row of any rank"):
-        fit(settings, TinyModel(), loader, PROCESS)
+        train_tiny(tmp_path, Unlabeled(num_steps=8), checkpoint_every=2, log_every=log_every)
     assert [path.name for path in (tmp_path / "checkpoints").iterdir()] == ["step-00000002.pt"]
 
 
@@ -173,21 +153,14 @@ def test_validation_without_a_label_is_an_error_not_a_loss_of_zero(tmp_path: Pat
         steps = range(99)
 
     validation = mm.to_device(NoLabels(), "cpu", normalize=HALF)
-    loader = mm.to_device(FakeLoader(), "cpu", normalize=HALF)
     with pytest.raises(mm.MMStreamError, match=r"^validation: no row is valid and has a label"):
-        fit(config(tmp_path, checkpoint_every=2), TinyModel(), loader, PROCESS, validation)
+        train_tiny(tmp_path, validation=validation, checkpoint_every=2)
 
 
 def test_fp16_ends_a_run_whose_loss_overflows_for_good(tmp_path: Path) -> None:
-    class Overflowing(TinyModel):
-        def forward(self, batch: dict[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-            loss, weight = super().forward(batch)
-            return loss * math.inf, weight
-
+    overflowing = Exploding(range(1, 99))
     with pytest.raises(mm.MMStreamError, match="the loss of step 17 is inf; resume from the last"):
-        fit_here(
-            config(tmp_path, precision="fp16", epochs=9, checkpoint_every=99), model=Overflowing()
-        )
+        train_tiny(tmp_path, model=overflowing, precision="fp16", epochs=9, checkpoint_every=99)
 
 
 @pytest.mark.parametrize("precision", ["fp32", "fp16"])
@@ -202,10 +175,10 @@ def test_clipping_is_of_the_true_gradient(precision: str, monkeypatch: pytest.Mo
 
 
 def test_the_learning_rate_warms_up_and_stays() -> None:
-    run_config = config(lr=2.0, warmup_steps=4)
-    rates = [learning_rate(run_config, step) for step in range(6)]
+    config = config_of(lr=2.0, warmup_steps=4)
+    rates = [learning_rate(config, step) for step in range(6)]
     assert rates == [0.5, 1.0, 1.5, 2.0, 2.0, 2.0]
-    assert learning_rate(config(lr=1.0), 0) == 1.0
+    assert learning_rate(config_of(lr=1.0), 0) == 1.0
 
 
 def test_only_matrices_decay() -> None:
@@ -226,7 +199,7 @@ def test_what_needs_no_gradient_stays_as_it_was(tmp_path: Path) -> None:
     model = TinyModel()
     before = {name: value.clone() for name, value in model.state_dict().items()}
     model.vision.requires_grad_(False)
-    fit_here(config(tmp_path), model=model)
+    train_tiny(tmp_path, model=model)
     moved = {name for name, value in model.state_dict().items() if not value.equal(before[name])}
     assert moved == before.keys() - {"vision.weight", "vision.bias"}
 
@@ -240,14 +213,14 @@ def test_activation_checkpointing_changes_no_gradient() -> None:
     measured = []
     for checkpointing in (False, True):
         clip = ContrastiveClip(small_clip(image_size=32, vocab_size=64, max_length=8, seed=0), 4)
-        run_config = config(activation_checkpointing=checkpointing)
-        trained = prepare(run_config, clip, PROCESS)
+        config = config_of(activation_checkpointing=checkpointing)
+        trained = prepare(config, clip, PROCESS)
         passes: list[Any] = []
         layer = clip.clip.text_model.encoder.layers[0].mlp
         layer.register_forward_pre_hook(partial(_note, passes))
-        train_step(trained, [batch], torch.tensor(4), 1e-3, run_config, PROCESS)
+        train_step(trained, [batch], torch.tensor(4), 1e-3, config, PROCESS)
         assert len(passes) == (2 if checkpointing else 1)
         measured.append({name: p.grad for name, p in clip.named_parameters()})
     torch.testing.assert_close(measured[1], measured[0])
     with pytest.raises(mm.ConfigError, match="no transformers model"):
-        prepare(config(activation_checkpointing=True), TinyModel(), PROCESS)
+        prepare(config_of(activation_checkpointing=True), TinyModel(), PROCESS)

@@ -8,23 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.train import TrainConfig, train
-from mmstream.train.distributed import StopRequest, TrainProcess
+from mmstream.train.distributed import StopRequest
 from mmstream.train.loop import prepare, validate
 from mmstream.train.models import open_model, pipeline_of_model, validation_pipeline
 from tests.helpers.bad_corpus import make_pipeline, policy, truncated_jpeg, write_faulty, write_tiny
 from tests.helpers.chats import tokenizer
 from tests.helpers.corpora import write_corpus
-from tests.helpers.tiny_model import TinyModel
+from tests.helpers.fake_loader import RaggedLoader
+from tests.helpers.logged_runs import metrics
+from tests.helpers.tiny_model import PROCESS, TinyModel, train_tiny
 from tests.helpers.topology import run
 
 NORMALIZE = mm.Normalize((0.5,) * 3, (0.5,) * 3)
-PROCESS = TrainProcess(torch.device("cpu"))
 
 
 @pytest.mark.slow
@@ -100,6 +100,18 @@ def test_a_masked_pass_is_the_mean_over_the_good_samples(tmp_path):
             total, weight = total + loss.item(), weight + counted.item()
     assert result["weight"] == weight
     assert result["loss"] == pytest.approx(total / weight, rel=1e-5)
+
+
+def test_validation_in_between_costs_the_training_stream_nothing(corpus, tmp_path):
+    runs = []
+    for validation in (None, validation_of(corpus)):
+        loader = RaggedLoader(num_rows=6)
+        out = tmp_path / f"{len(runs)}"
+        result = train_tiny(out, loader, TinyModel(dropout=0.5), validation, checkpoint_every=2)
+        names = ("keys", "loss", "grad_norm")
+        runs.append([[line[name] for name in names] for line in metrics(out)])
+    assert result.validation_loss is not None
+    assert runs[0] == runs[1]
 
 
 @pytest.mark.slow
