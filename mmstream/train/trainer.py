@@ -85,7 +85,11 @@ class LoaderState(TrainerCallback, ExportableState):  # type: ignore[misc]  # An
         batches.skip(state.global_step, args.gradient_accumulation_steps, args.ignore_data_skip)
 
 
-class LoaderTrainerMixin:
+_Trainer: Any = object
+"""The base of the mixin for type checkers: any Trainer, with all its methods."""
+
+
+class LoaderTrainerMixin(_Trainer):  # type: ignore[misc]  # Any, for mypy
     """Lets a Trainer of `transformers`, or one derived from it, train on an `mm.Loader`.
 
     ``class MyTrainer(LoaderTrainerMixin, SFTTrainer): pass`` is all that is needed. `LoaderTrainer`
@@ -118,6 +122,9 @@ class LoaderTrainerMixin:
             has settings for preparing data, such as ``packing``.
     """
 
+    compute_loss_func: Any
+    model_accepts_loss_kwargs: bool
+
     @checked()
     def __init__(
         self,
@@ -125,7 +132,6 @@ class LoaderTrainerMixin:
         data_collator: Callable[[Batch], dict[str, Any]] | None = None,
         **kwargs: Any,
     ) -> None:
-        trainer: Any = self
         train_dataset = kwargs.get("train_dataset")
         if train_dataset is not None and not _is_loader(train_dataset):
             raise ConfigError(
@@ -142,59 +148,50 @@ class LoaderTrainerMixin:
             kwargs |= dict.fromkeys(loaders, self._stand_in)
         super().__init__(*args, **kwargs)
         for name, loader in loaders.items():
-            setattr(trainer, name, loader)
-        trainer.data_collator = data_collator or self._model_inputs
-        loader = trainer.train_dataset
+            setattr(self, name, loader)
+        self.data_collator = data_collator or self._model_inputs
+        loader = self.train_dataset
         is_flat = _is_loader(loader) and _pipeline_of(loader).batching is not None
-        has_own_loss = (
-            trainer.compute_loss_func or getattr(trainer.args, "loss_type", "nll") != "nll"
-        )
+        has_own_loss = self.compute_loss_func or getattr(self.args, "loss_type", "nll") != "nll"
         self._takes_weights = is_flat and data_collator is None and not has_own_loss
-        if self._takes_weights and not trainer.model_accepts_loss_kwargs:
+        if self._takes_weights and not self.model_accepts_loss_kwargs:
             if is_of_trl:  # SFTTrainer divides by the number of labels itself, if it is counted
-                trainer.model_accepts_loss_kwargs = True
+                self.model_accepts_loss_kwargs = True
             else:
-                trainer.compute_loss_func = token_loss
-        trainer.add_callback(LoaderState())
+                self.compute_loss_func = token_loss
+        self.add_callback(LoaderState())
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Train as the Trainer does. "auto" resumes from the newest complete checkpoint, if any."""
-        parent: Any = super()
         if resume_from_checkpoint == "auto":
-            resume_from_checkpoint = _newest_checkpoint(self.args.output_dir)  # type: ignore[attr-defined]
-        return parent.train(resume_from_checkpoint, *args, **kwargs)
+            resume_from_checkpoint = _newest_checkpoint(self.args.output_dir)
+        return super().train(resume_from_checkpoint, *args, **kwargs)
 
     def get_train_dataloader(self) -> Any:
         """Return the loader in the form that the Trainer iterates over."""
-        return self._as_dataloader(self.train_dataset, restarts=False)  # type: ignore[attr-defined]
+        return self._as_dataloader(self.train_dataset, restarts=False)
 
     def get_eval_dataloader(self, eval_dataset: Any = None) -> Any:
         """Return a loader in that form, or what the Trainer makes of another data set."""
-        trainer: Any = self
-        parent: Any = super()
-        dataset = trainer.eval_dataset if eval_dataset is None else eval_dataset
-        loader = trainer.eval_dataset[dataset] if isinstance(dataset, str) else dataset
+        dataset = self.eval_dataset if eval_dataset is None else eval_dataset
+        loader = self.eval_dataset[dataset] if isinstance(dataset, str) else dataset
         if not _is_loader(loader):
-            return parent.get_eval_dataloader(eval_dataset)
+            return super().get_eval_dataloader(eval_dataset)
         return self._as_dataloader(loader, restarts=True)
 
     def get_total_train_batch_size(self, args: Any) -> int:
         """Return the samples of an optimizer step, over all ranks."""
-        pipeline = _pipeline_of(self.train_dataset)  # type: ignore[attr-defined]
+        pipeline = _pipeline_of(self.train_dataset)
         return int(pipeline.global_batch_size * args.gradient_accumulation_steps)
 
     def get_batch_samples(self, *args: Any, **kwargs: Any) -> Any:
         """Return the batches of a step, and its labels or their weights over all ranks."""
-        trainer: Any = self
-        parent: Any = super()
-        batches, count = parent.get_batch_samples(*args, **kwargs)
+        batches, count = super().get_batch_samples(*args, **kwargs)
         if not self._takes_weights or count is None:
             return batches, count
-        total = (
-            torch.stack([_weight_of(inputs) for inputs in batches]).sum().to(trainer.args.device)
-        )
-        if trainer.args.average_tokens_across_devices and trainer.args.world_size > 1:
-            total = trainer.accelerator.gather(total).sum()
+        total = torch.stack([_weight_of(inputs) for inputs in batches]).sum().to(self.args.device)
+        if self.args.average_tokens_across_devices and self.args.world_size > 1:
+            total = self.accelerator.gather(total).sum()
         return batches, total
 
     def compute_loss(
@@ -206,25 +203,22 @@ class LoaderTrainerMixin:
     ) -> Any:
         """Return the loss as the Trainer does; where labels have weights, the mean over these."""
         if LABEL_WEIGHTS not in inputs:
-            parent: Any = super()
-            return parent.compute_loss(model, inputs, return_outputs, num_items_in_batch)
-        trainer: Any = self
+            return super().compute_loss(model, inputs, return_outputs, num_items_in_batch)
         inputs = dict(inputs)
         weights, labels = inputs.pop(LABEL_WEIGHTS), inputs.pop("labels")
         if not model.training:  # the Trainer counts the labels of evaluations, not their weights
             num_items_in_batch = None
         outputs = model(**inputs)
         loss = token_loss(outputs, labels, num_items_in_batch, weights)
-        if trainer.args.average_tokens_across_devices and num_items_in_batch is not None:
-            loss = loss * trainer.accelerator.num_processes  # gradients are averaged over ranks
+        if self.args.average_tokens_across_devices and num_items_in_batch is not None:
+            loss = loss * self.accelerator.num_processes  # gradients are averaged over ranks
         return (loss, outputs) if return_outputs else loss
 
     def _prepare_dataset(self, dataset: Any, *args: Any, **kwargs: Any) -> Any:
         """Leave a loader as it is, where TRL would tokenize a data set."""
         if dataset is self._stand_in or _has_loader(dataset):
             return dataset
-        parent: Any = super()
-        return parent._prepare_dataset(dataset, *args, **kwargs)
+        return super()._prepare_dataset(dataset, *args, **kwargs)
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
         """Load the weights, also where transformers saved them under names of older versions.
@@ -232,11 +226,10 @@ class LoaderTrainerMixin:
         It does so for Qwen2-VL and others. Its own resume then leaves them out, with a warning
         (huggingface/transformers, issue 43701).
         """
-        parent: Any = super()
         self._misses_weights = False
-        parent._load_from_checkpoint(resume_from_checkpoint, model)
+        super()._load_from_checkpoint(resume_from_checkpoint, model)
         if self._misses_weights:
-            trained: Any = self.model  # type: ignore[attr-defined]
+            trained = self.model
             loaded, report = type(trained).from_pretrained(
                 resume_from_checkpoint, dtype=trained.dtype, output_loading_info=True
             )
@@ -249,12 +242,10 @@ class LoaderTrainerMixin:
 
     def _issue_warnings_after_load(self, load_result: Any) -> None:
         """Warn as the Trainer does, unless the weights are loaded by their other names."""
-        is_pretrained = hasattr(self.model, "from_pretrained")  # type: ignore[attr-defined]
-        self._misses_weights = bool(load_result.missing_keys and load_result.unexpected_keys)
-        self._misses_weights &= is_pretrained
+        has_others = bool(load_result.missing_keys and load_result.unexpected_keys)
+        self._misses_weights = has_others and hasattr(self.model, "from_pretrained")
         if not self._misses_weights:
-            parent: Any = super()
-            parent._issue_warnings_after_load(load_result)
+            super()._issue_warnings_after_load(load_result)
 
     def _check_settings_of_trl(self, data_collator: Any, *values: Any) -> None:
         """Refuse what a trainer of TRL would do with its own data, or cannot do with a batch."""
@@ -276,26 +267,24 @@ class LoaderTrainerMixin:
         return any(base.__name__ in names for base in type(self).__mro__)
 
     def _as_dataloader(self, loader: Any, *, restarts: bool) -> Any:
-        trainer: Any = self
         if isinstance(loader, Loader):
-            processor = getattr(trainer.processing_class, "image_processor", None)
-            processor = processor or trainer.processing_class
+            processor = getattr(self.processing_class, "image_processor", None)
+            processor = processor or self.processing_class
             normalize = None
             if hasattr(processor, "image_mean") and hasattr(processor, "image_std"):
                 normalize = Normalize(processor.image_mean, processor.image_std)
-            loader = to_device(loader, trainer.args.device, normalize=normalize)
-        batches = _Batches(loader, trainer.data_collator, restarts=restarts)
+            loader = to_device(loader, self.args.device, normalize=normalize)
+        batches = _Batches(loader, self.data_collator, restarts=restarts)
         return _Steps(batches, batch_size=None, num_workers=0, collate_fn=lambda inputs: inputs)
 
     def _model_inputs(self, batch: Batch) -> dict[str, Any]:
         if self._is_a("DPOTrainer", "RewardTrainer"):
-            tokenizer = self.processing_class  # type: ignore[attr-defined]
-            tokenizer = getattr(tokenizer, "tokenizer", tokenizer)
+            tokenizer: Any = getattr(self.processing_class, "tokenizer", self.processing_class)
             pairs = preference_inputs(batch, tokenizer.pad_token_id)
             if self._is_a("RewardTrainer"):
                 del pairs["completion_mask"]
             return pairs
-        inputs = model_inputs(batch, self.model)  # type: ignore[attr-defined]
+        inputs = model_inputs(batch, self.model)
         if LABEL_WEIGHTS not in batch:
             return inputs
         if not self._takes_weights:
