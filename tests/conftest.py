@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import faulthandler
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +22,6 @@ from mmstream.cli import main
 from mmstream.decoding.threaded_calls import resolve_vector_math
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
-from tests.helpers.default_signals import reset_ignored_signals
 from tests.helpers.orders import COUNTS
 from tools import s3_server
 
@@ -52,6 +52,22 @@ COVERING = (
 )
 """The tests whose branch coverage counts: those of the parts that `tools/test.sh` looks at, and of
 what uses them most."""
+
+
+def reset_ignored_signals() -> None:
+    """Handle what the parent ignored: a child inherits a signal that is ignored, but no handler.
+
+    ``nohup`` leaves SIGHUP ignored, and ``&`` in a script leaves SIGINT and SIGQUIT ignored. The
+    handlers of SIGHUP and SIGQUIT do nothing, so this process still survives the end of a terminal.
+    """
+    handlers = {
+        signal.SIGINT: signal.default_int_handler,
+        signal.SIGHUP: lambda *_: None,
+        signal.SIGQUIT: lambda *_: None,
+    }
+    for number, handler in handlers.items():
+        if signal.getsignal(number) is signal.SIG_IGN:
+            signal.signal(number, handler)
 
 
 def pytest_configure(config: pytest.Config) -> None:

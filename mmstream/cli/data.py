@@ -17,8 +17,18 @@ from mmstream.cli.shared import (
     say,
     shows_infos_of,
 )
+from mmstream.dataset import bad_list
+from mmstream.dataset.facts import write_facts
+from mmstream.dataset.index_tars import index_tars
+from mmstream.dataset.open import open_dataset
+from mmstream.dataset.verify import bad_samples
+from mmstream.dataset.verify import verify as find_problems
+from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
+from mmstream.media.fields import audio_fields, image_fields, video_fields, with_address
+from mmstream.processes import num_cores
+from mmstream.storage.write_lock import write_lock
 
 
 @command("mmstream index s3://bucket/tars --output indexes/")
@@ -55,8 +65,6 @@ def index(url: str, facts: bool, **options: Any) -> None:
     Only the tar headers are read: 2 % of the bytes of a local tar with images of 1 MB. With
     --checksums, all bytes are read. Training then notices bytes that have changed since.
     """
-    from mmstream.dataset.index_tars import index_tars
-
     with shows_infos_of("mmstream.dataset.index_tars"):  # how much is read
         report = index_tars(url, **options)
     say(
@@ -77,10 +85,6 @@ def index(url: str, facts: bool, **options: Any) -> None:
 
 def _write_facts(url: str, overwrite: bool) -> None:
     """Write the facts of the shards that have none."""
-    from mmstream.dataset.facts import write_facts
-    from mmstream.dataset.open import open_dataset
-    from mmstream.processes import num_cores
-
     dataset = open_dataset(url, allow_foreign_urls=True)  # they were indexed just now
     num_workers = num_cores() if len(dataset) > MIN_SAMPLES_OF_PROCESSES else 1
     num_written = write_facts(dataset, overwrite=overwrite, num_workers=num_workers)
@@ -136,14 +140,6 @@ def verify(
     `mmstream duplicates --drop` has listed stay on it. --quarantine
     without --write-bad adds to the existing list and reads no data.
     """
-    from mmstream.dataset.bad_list import read_duplicates
-    from mmstream.dataset.bad_list import write_bad as write
-    from mmstream.dataset.open import open_dataset
-    from mmstream.dataset.verify import bad_samples
-    from mmstream.dataset.verify import verify as run
-    from mmstream.decoding.bad_samples import quarantined_refs
-    from mmstream.storage.write_lock import write_lock
-
     _check_verify_options(decode, write_bad, bool(quarantine), source, quick)
     if quarantine and not write_bad:
         _add_to_bad_list(url, quarantine, source, allow_foreign_urls)
@@ -157,12 +153,13 @@ def verify(
     problems = []
     if not len(dataset):
         say("bad: the dataset has no samples")
-    for problem in run(dataset, decode=decoder, quick=quick):
+    for problem in find_problems(dataset, decode=decoder, quick=quick):
         problems.append(problem)
         say(f"bad: {problem.reason}")
     if write_bad:
-        listed = write(dataset, [*bad_samples(dataset, problems).tolist(), *quarantined.tolist()])
-        num_duplicates = len(read_duplicates(dataset))
+        bad = bad_samples(dataset, problems).tolist()
+        listed = bad_list.write_bad(dataset, [*bad, *quarantined.tolist()])
+        num_duplicates = len(bad_list.read_duplicates(dataset))
         kept = f", {num_duplicates:,} of them as duplicates, as before" if num_duplicates else ""
         say(f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch{kept}")
     if decoder is not None:
@@ -192,16 +189,12 @@ def _add_to_bad_list(
     url: str, quarantine: tuple[str, ...], source: str | None, allow_foreign_urls: bool
 ) -> None:
     """Add the samples of quarantine files to the bad list of a dataset."""
-    from mmstream.dataset.bad_list import listed_as_bad, write_bad
-    from mmstream.dataset.open import open_dataset
-    from mmstream.decoding.bad_samples import quarantined_refs
-    from mmstream.storage.write_lock import write_lock
-
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     with write_lock(dataset.index_store, "verify"):
         dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)  # as it is now
         quarantined = quarantined_refs(quarantine, dataset, source)
-        listed = write_bad(dataset, [*listed_as_bad(dataset).tolist(), *quarantined.tolist()])
+        bad = bad_list.listed_as_bad(dataset).tolist()
+        listed = bad_list.write_bad(dataset, [*bad, *quarantined.tolist()])
     say(
         f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
         f"{len(listed) - len(dataset.bad):,} of them from now on"
@@ -245,7 +238,6 @@ class _DecodeCheck:
         """Decode a sample, and count each type of its fields once."""
         from mmstream.decoding.sample import PLAIN, parse_fields
         from mmstream.decoding.values import ARRAY_DECODERS
-        from mmstream.media.fields import audio_fields, image_fields, video_fields, with_address
 
         parsed = parse_fields(sample, PLAIN)
         decoders: dict[str, Callable[[bytes], Any]] = {

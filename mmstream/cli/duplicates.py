@@ -6,17 +6,28 @@ import os
 import sys
 from collections.abc import Iterator
 from itertools import islice
-from typing import TYPE_CHECKING
 
 import click
+import msgspec
 
 from mmstream.cli.shared import AT_LEAST_1, PROBLEM, allow_foreign_urls, command, save_page, say
+from mmstream.converting.duplicates import (
+    LEAK_KINDS,
+    Duplicates,
+    SampleName,
+    drop_duplicates,
+    find_duplicates,
+    find_leaks,
+    pair_of,
+)
+from mmstream.dataset.bad_list import listed_as_bad, read_duplicates, write_bad
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.open import open_dataset
+from mmstream.display.samples import Card, pairs_html
 from mmstream.errors import SampleError, ShardError, escaped, where
-
-if TYPE_CHECKING:
-    from mmstream.converting.duplicates import Duplicates, SampleName
-    from mmstream.dataset.dataset import Dataset
-    from mmstream.display.samples import Card
+from mmstream.storage import open_store
+from mmstream.storage.urls import split_url
+from mmstream.storage.write_lock import write_lock
 
 _num_threads = click.option(
     "--num-threads",
@@ -91,11 +102,6 @@ def duplicates(
 
     --drop changes no shard. `mmstream verify --write-bad` keeps what it lists.
     """
-    from mmstream.converting.duplicates import drop_duplicates, find_duplicates
-    from mmstream.dataset.bad_list import listed_as_bad, read_duplicates, write_bad
-    from mmstream.dataset.open import open_dataset
-    from mmstream.storage.write_lock import write_lock
-
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     if undo:
         with write_lock(dataset.index_store, "duplicates"):
@@ -152,9 +158,6 @@ def leakcheck(
 
     The exit code is 1 if they share anything of these kinds.
     """
-    from mmstream.converting.duplicates import LEAK_KINDS, find_leaks
-    from mmstream.dataset.open import open_dataset
-
     datasets = [open_dataset(url, allow_foreign_urls=allow_foreign_urls) for url in (a, b)]
     asked = _words_of(kinds, LEAK_KINDS, "--kind")
     report = find_leaks(*datasets, kinds=asked, num_threads=num_threads)
@@ -179,13 +182,6 @@ def _write(
     report: Duplicates, head: str, pairs_file: str | None, html: str | None, max_pairs: int
 ) -> None:
     """Write all pairs as JSONL, and the first of each kind as a page, where they are asked for."""
-    import msgspec
-
-    from mmstream.converting.duplicates import pair_of
-    from mmstream.display.samples import pairs_html
-    from mmstream.storage import open_store
-    from mmstream.storage.urls import split_url
-
     if pairs_file is not None:
         folder, name = split_url(pairs_file)
         with open_store(folder).create(name) as file:
@@ -206,8 +202,6 @@ def _shown_pairs(report: Duplicates, max_pairs: int) -> Iterator[tuple[str, Card
 
 
 def _card(dataset: Dataset, name: SampleName) -> Card:
-    from mmstream.display.samples import Card
-
     address = where(name.shard, name.index)
     try:
         return Card(address, dataset.find(address), name.dataset)

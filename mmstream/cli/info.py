@@ -18,9 +18,16 @@ from mmstream.cli.shared import (
     say,
     text_counter,
 )
+from mmstream.dataset.mixture import Mixture, open_data
+from mmstream.display.contents import spread
+from mmstream.display.statistics import statistics_html, statistics_lines
 from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
+from mmstream.measuring.statistics import statistics
 from mmstream.media.fields import undecoded_media
+from mmstream.reading.plan import epoch_reads, window_bytes
+from mmstream.storage.transfers import MAX_PREFIX_RATE
+from mmstream.world import World, rows_of_rank
 
 MOST_INDENT = 8
 """Deeper levels of what a manifest says of its source are one line."""
@@ -92,8 +99,6 @@ def info(
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
     source.
     """
-    from mmstream.dataset.mixture import open_data
-
     if plan is not None:
         refuse_given(["num_keys", "as_json", "stats"], "without --plan")
         refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
@@ -111,8 +116,6 @@ def info(
 
 def _show(data: Any, num_keys: int, as_json: bool) -> None:
     """Print what a dataset or a mixture holds."""
-    from mmstream.dataset.mixture import Mixture
-
     if not isinstance(data, Mixture):
         about = _about(data, num_keys)
         if as_json:
@@ -138,11 +141,6 @@ def _show(data: Any, num_keys: int, as_json: bool) -> None:
 
 def _show_reads(data: Any, num_rows: int, num_ranks: int) -> None:
     """Print about what an epoch over a dataset asks of object storage."""
-    from mmstream.dataset.mixture import Mixture
-    from mmstream.reading.plan import epoch_reads, window_bytes
-    from mmstream.storage.transfers import MAX_PREFIX_RATE
-    from mmstream.world import World, rows_of_rank
-
     if isinstance(data, Mixture):
         raise click.UsageError("--plan is for one dataset: ask it for each source of a mixture")
     order = data.plan_order(global_batch_size=num_rows)
@@ -174,9 +172,6 @@ def _show_statistics(
     as_json: bool,
 ) -> None:
     """Measure some samples. Print a table and bars, and write a page if one is wanted."""
-    from mmstream.display.statistics import statistics_html, statistics_lines
-    from mmstream.measuring.statistics import statistics
-
     text = None if tokenizer is None else text_counter(tokenizer, 1 << 30)
     stats = statistics(data, num_samples, seed=seed, text=text, progress=True)
     if as_json:
@@ -246,8 +241,6 @@ def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
 
 def _some_samples(dataset: Any, count: int) -> list[dict[str, Any]]:
     """Return samples that are spread over a dataset. Print those that are bad."""
-    from mmstream.display.contents import spread
-
     samples = []
     for index in spread(len(dataset), count) if count else []:
         try:

@@ -24,9 +24,14 @@ from mmstream.cli.shared import (
     say,
     text_counter,
 )
-from mmstream.display.contents import uncounted
+from mmstream.dataset.keys import find_key
+from mmstream.dataset.mixture import open_data
+from mmstream.dataset.source import numbered_datasets, read_sample, refs_of
+from mmstream.display.contents import spread, uncounted
+from mmstream.display.samples import Card, card_lines, cards_html
 from mmstream.display.text import count_text
 from mmstream.errors import SampleError, ShardError, escaped, where
+from mmstream.media.fields import FIELDS_OF
 from mmstream.types import SampleRef
 
 NUM_SAMPLES = 12
@@ -103,9 +108,6 @@ def show(
     --html writes one file that needs no other and runs no script, so it is safe to open, whoever
     made the data. Recordings up to 8 MB are embedded and can be played.
     """
-    from mmstream.dataset.mixture import open_data
-    from mmstream.display.samples import Card, card_lines, cards_html
-
     text = None if tokenizer is None else text_counter(tokenizer, max_length)
     text_tokenizer = None if text is None else text.decoder.tokenizer
     decode = _decode_of(image_size, selection["bad"])
@@ -155,9 +157,6 @@ def _choose(data: Any, **selection: Any) -> tuple[str, Sequence[_Choice]]:
 
 def _refs_of_key(data: Any, key: str) -> list[SampleRef]:
     """Return the sample with a key: one, or of a mixture one from each source that has it."""
-    from mmstream.dataset.keys import find_key
-    from mmstream.dataset.source import numbered_datasets
-
     refs = []
     errors = []
     for first_shard, dataset in numbered_datasets(data):
@@ -174,8 +173,6 @@ def _refs_of_key(data: Any, key: str) -> list[SampleRef]:
 
 
 def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
-    from mmstream.dataset.source import numbered_datasets
-
     choices = [
         _Choice((first_shard + shard, index), note="on the bad list")
         for first_shard, dataset in numbered_datasets(data)
@@ -187,9 +184,6 @@ def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
 
 def _spread_choices(data: Any, count: int | None, seed: int) -> tuple[str, list[_Choice]]:
     """Return samples that are spread over all, in its order."""
-    from mmstream.dataset.source import refs_of
-    from mmstream.display.contents import spread
-
     positions = spread(len(data), count or NUM_SAMPLES, seed if count else None)
     refs = refs_of(data, np.array(positions, dtype=np.int64))
     how = f"random, seed {seed}" if count else "spread over all"
@@ -215,11 +209,8 @@ def _decode_of(image_size: int | None, bad: bool) -> Any:
     return Decode(image=ImageDecoder(size=image_size))
 
 
-def _card(data: Any, choice: _Choice, decode: Any, text: Any) -> Any:
+def _card(data: Any, choice: _Choice, decode: Any, text: Any) -> Card:
     """Return a sample as it is shown: decoded where that succeeds, with the tokens of `text`."""
-    from mmstream.dataset.source import read_sample
-    from mmstream.display.samples import Card
-
     shard, index = choice.ref
     address = where(data.name_of(shard), index)
     sample = None
@@ -237,7 +228,6 @@ def _card(data: Any, choice: _Choice, decode: Any, text: Any) -> Any:
 def _decoded(sample: Any, decode: Any, text: Any) -> tuple[Any, str]:
     """Return a decoded sample with its tokens, and which media they leave out."""
     from mmstream.decoding.sample import decode_sample
-    from mmstream.media.fields import FIELDS_OF
 
     decoded = decode_sample(sample, decode)
     if text is None:

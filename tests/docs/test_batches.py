@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import json
 import re
-import tarfile
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,8 +15,10 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.train.tokenizer import byte_tokenizer
+from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.paths import DOCS
+from tests.helpers.pictures import encoded
 
 PAGE = (DOCS / "batches.md").read_text()
 NUM_ROWS = 4
@@ -52,34 +53,17 @@ FLAT = rows_of("Batches without padding", 0, 1, 2)
 
 
 def png(height, width, mode="RGB"):
-    file = io.BytesIO()
-    Image.new(mode, (width, height), 1).save(file, "PNG")
-    return file.getvalue()
-
-
-def npy(array):
-    file = io.BytesIO()
-    np.save(file, array)
-    return file.getvalue()
-
-
-def write_tar(path, samples):
-    with tarfile.open(path, "w") as tar:
-        for number, fields in enumerate(samples):
-            for name, data in fields.items():
-                info = tarfile.TarInfo(f"{number}.{name}")
-                info.size = len(data)
-                tar.addfile(info, io.BytesIO(data))
-    return path
+    return encoded(Image.new(mode, (width, height), 1), "png")
 
 
 @pytest.fixture(scope="module")
 def datasets(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("batches")
+    folder, array = tmp_path_factory.mktemp("batches"), io.BytesIO()
+    np.save(array, np.zeros((2, 5), np.float32))
     single = [
         {
             "jpg": png(40, 50), "mask.png": png(40, 50, "L"), "txt": b"hello", "cls": b"3",
-            "score": b"0.5", "npy": npy(np.zeros((2, 5), np.float32)),
+            "score": b"0.5", "npy": array.getvalue(),
             "json": json.dumps({"boxes": [[1, 2, 3, 4]] * (1 + i % 2)}).encode(),
         }
         for i in range(NUM_ROWS)
@@ -92,15 +76,10 @@ def datasets(tmp_path_factory):
     ]
     sounds = [{"wav": sample["wav"]} for sample in media]
     plain = [{"jpg": sample["jpg"], "txt": b"hello"} for sample in single]
+    corpora = {"single": single, "several": several, "plain": plain, "media": media}
     return {
-        name: mm.open_dataset(write_tar(folder / f"{name}.tar", samples))
-        for name, samples in {
-            "single": single,
-            "several": several,
-            "plain": plain,
-            "media": media,
-            "sounds": sounds,
-        }.items()
+        name: mm.open_dataset(write_corpus(folder / name, [NUM_ROWS], samples.__getitem__))
+        for name, samples in {**corpora, "sounds": sounds}.items()
     }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
@@ -11,6 +11,8 @@ import pytest
 import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
+
+from mmstream.train.distributed import leave_group
 
 RANKS_END_S = 500
 """Ranks that take longer hang."""
@@ -45,3 +47,22 @@ def join_group(rank: int, file: Path, num_ranks: int, timeout_s: float = 600) ->
         world_size=num_ranks,
         timeout=timedelta(seconds=timeout_s),
     )
+
+
+def play_parts(rank: int, folder: Path, parts: Sequence[tuple[int, Callable[[], object]]]) -> None:
+    """Play the parts of one process, one after another: each is of some ranks, in a new group.
+
+    Args:
+        rank: of this process. It has no part that is of fewer ranks.
+        folder: in which the ranks meet.
+        parts: (number of ranks, what each of them does).
+    """
+    for number, (num_ranks, part) in enumerate(parts):
+        if rank >= num_ranks:
+            continue
+        if num_ranks > 1:
+            join_group(rank, folder / f"meet-{number}", num_ranks)
+        part()
+        if num_ranks > 1:
+            dist.barrier()
+            leave_group()

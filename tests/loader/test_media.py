@@ -10,13 +10,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-import torch
 
 import mmstream as mm
-from mmstream.decoding.media_shapes import VideoShape
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
-from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.world import World, rows_of_rank
 from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
@@ -79,21 +76,16 @@ def steps_of(
     return steps
 
 
-@pytest.mark.parametrize("size", [None, (4, 6)])
+@pytest.mark.parametrize(("size", "is_mixture"), [(None, False), ((4, 6), False), (None, True)])
 def test_batches_are_the_same_on_every_topology(
-    dataset: mm.Dataset, size: tuple[int, int] | None
+    dataset: mm.Dataset, size: tuple[int, int] | None, is_mixture: bool
 ) -> None:
-    pipeline = make_pipeline(dataset, size)
+    mixture = mm.Mixture({"a": (dataset, 2), "b": (dataset, 1)}, epoch_steps=5)
+    pipeline = make_pipeline(mixture if is_mixture else dataset, size)
     expected = steps_of(pipeline)
     assert sum(len(row) > 2 for step in expected for row in step) > NUM_SAMPLES // 2
     for topology in ((2, 1, 1), (3, 2, 1), (1, 3, 4), (2, 1, 3)):
         assert steps_of(pipeline, *topology) == expected
-
-
-def test_batches_of_a_mixture_are_the_same_on_every_topology(dataset: mm.Dataset) -> None:
-    pipeline = make_pipeline(mm.Mixture({"a": (dataset, 2), "b": (dataset, 1)}, epoch_steps=5))
-    expected = steps_of(pipeline)
-    assert steps_of(pipeline, 2, 2, 2) == expected
 
 
 @pytest.mark.parametrize("num_workers", [0, 2])
@@ -129,24 +121,6 @@ def test_bad_videos_are_substituted_with_their_reason(dataset: mm.Dataset) -> No
     ]
     assert "000005.0.mp4: " in reasons[0]
     assert {bad.kind for bad in records} == {"DecodeError"}
-
-
-def test_a_bad_video_stops_or_masks_as_the_policy_says(dataset: mm.Dataset) -> None:
-    def loader(action: Any) -> mm.Loader:
-        policy = mm.BadSamplePolicy(action=action, max_fraction=1.0, quarantine=None)
-        return mm.Loader(
-            mm.Pipeline(dataset, global_batch_size=13, decode=decode(), bad_samples=policy)
-        )
-
-    with pytest.raises(mm.errors.DecodeError, match=r"\.0\.mp4: (plan|decode) refuses it"):
-        list(loader("raise"))
-    batches = list(loader("mask"))
-    assert sum((~batch["__valid__"]).sum().item() for batch in batches) == len(BAD)
-
-
-def test_webdataset_gets_the_files(dataset: mm.Dataset) -> None:
-    sample = next(iter(make_pipeline(dataset).as_webdataset()))
-    assert all(isinstance(value, bytes) for name, value in sample.items() if name[:2] != "__")
 
 
 def test_a_transform_may_change_frames_and_sounds(dataset: mm.Dataset) -> None:
@@ -196,30 +170,3 @@ def test_rows_that_wait_for_storage_wait_side_by_side(tmp_path: Path) -> None:
     )
     (batch,) = mm.Loader(pipeline, num_threads=1)
     assert len(batch["video"]) == 4
-
-
-def test_tokens_of_a_video_are_those_of_its_frames(dataset: mm.Dataset) -> None:
-    def length(shape: VideoShape) -> int:
-        return 2 * shape.num_frames
-
-    def with_text(sample: dict[str, Any]) -> dict[str, Any]:
-        return {**sample, "txt": f"a text of {sample['__key__']}"}
-
-    tokenizer = byte_tokenizer()
-    tokenizer.add_special_tokens({"additional_special_tokens": ["<video>"]})
-    number = tokenizer.convert_tokens_to_ids("<video>")
-    pipeline = mm.Pipeline(
-        dataset,
-        global_batch_size=6,
-        before=(with_text,),
-        decode=mm.Decode(
-            video=FakeVideoDecoder(), text=mm.TextDecoder(tokenizer, video_length=length)
-        ),
-        bad_samples=mm.BadSamplePolicy(max_fraction=1.0, quarantine=None),
-    )
-    expected = steps_of(pipeline)
-    assert steps_of(pipeline, 2, 2, 2) == expected
-    for batch in mm.Loader(pipeline):
-        frames = torch.zeros(6, dtype=torch.int64)
-        frames.index_add_(0, batch["video_row"], batch["video_frames"])
-        assert torch.equal((batch["input_ids"] == number).sum(1), 2 * frames)

@@ -185,10 +185,3 @@ def test_another_plan_of_a_source_is_refused_and_the_message_says_so(
     )
     with pytest.raises(mm.StateError, match="give the plans that this run began with"):
         mm.Loader(other).load_state_dict(loader.state_dict())
-
-
-def test_the_metrics_count_the_samples_of_each_source(folders: dict[str, str]) -> None:
-    loader = mm.Loader(pipeline(folders))
-    list(loader)
-    assert loader.stats.num_documents == loader.stats.num_samples > 0
-    assert 0.5 < loader.stats.fill == loader.stats.planned_fill

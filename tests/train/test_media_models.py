@@ -8,20 +8,19 @@ from __future__ import annotations
 import json
 import shutil
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
-import torch.distributed as dist
 
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult, train
-from mmstream.train.distributed import leave_group
 from mmstream.train.models import open_model, pipeline_of_model
 from mmstream.train.tokenizer import open_tokenizer
 from mmstream.train.vlm import load_chat
 from tests.helpers.corpora import jpeg, write_corpus
-from tests.helpers.gloo_ranks import join_group, run_ranks
+from tests.helpers.gloo_ranks import play_parts, run_ranks
 from tests.helpers.logged_runs import metrics
 from tests.helpers.media_files import audio_file, video_file
 from tests.helpers.tiny_media_models import save_tiny_qwen, save_tiny_whisper
@@ -87,18 +86,16 @@ def run(folder: Path, name: str, out: str, *, is_flat: bool = False, **changes: 
 def play(rank: int, folder_name: str) -> None:
     """What each process does."""
     folder = Path(folder_name)
-    for part, world_size, max_steps in ((0, 2, 3), (1, 1, 5), (2, 2, None)):
-        if rank >= world_size:
-            continue
-        if world_size > 1:
-            join_group(rank, folder / f"meet-{part}", world_size, timeout_s=500)
+
+    def move(max_steps: int | None) -> None:
         for name in ("qwen", "whisper"):
             run(folder, name, f"{name}-moved", max_steps=max_steps)
-        if part == 0:
+        if max_steps == 3:
             run(folder, "qwen", "qwen-flat", max_steps=3, is_flat=True)
-        if world_size > 1:
-            dist.barrier()
-            leave_group()
+
+    play_parts(
+        rank, folder, [(2, partial(move, 3)), (1, partial(move, 5)), (2, partial(move, None))]
+    )
 
 
 @pytest.fixture(scope="module")

@@ -11,6 +11,7 @@ import os
 import signal
 import time
 from contextlib import closing
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -21,13 +22,13 @@ import torch.distributed as dist
 import mmstream as mm
 from mmstream.train import TrainConfig, TrainResult
 from mmstream.train.clip import ContrastiveClip
-from mmstream.train.distributed import TrainProcess, leave_group
+from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
 from mmstream.train.metrics import StepLog
 from mmstream.train.models import CLIP_NORMALIZE
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.bad_corpus import truncated_jpeg, write_faulty
-from tests.helpers.gloo_ranks import join_group, run_ranks
+from tests.helpers.gloo_ranks import play_parts, run_ranks
 from tests.helpers.tiny_model import TinyModel
 from tests.train import test_clip, test_vlm
 
@@ -114,9 +115,10 @@ def train_with_a_slow_log(corpus: str, out: Path) -> bool:
     return was_there
 
 
-def as_two(corpus: str, folder: Path) -> dict[str, Any]:
-    test_clip.save_on_two_ranks(dist.get_rank(), folder)
-    test_vlm.save_on_two_ranks(dist.get_rank(), folder)
+def as_two(corpus: str, folder: Path) -> None:
+    rank = dist.get_rank()
+    test_clip.save_on_two_ranks(rank, folder)
+    test_vlm.save_on_two_ranks(rank, folder)
     train(corpus, folder / "moved", max_steps=6)
     train(corpus, folder / "even", checkpoint_every=5)
     train(corpus, folder / "uneven", rows_per_rank=(9, 3), micro_batches=3)
@@ -124,35 +126,22 @@ def as_two(corpus: str, folder: Path) -> dict[str, Any]:
     stopped = train(corpus, folder / "stopped", model=Interrupted(), checkpoint_every=100)
     with pytest.raises(mm.MMStreamError) as refused:
         train(corpus, folder / "unlabeled", model=Unlabeled())
-    return {
+    summary = {
         "num_steps": stopped.num_steps,
         "stopped_by": stopped.stopped_by,
         "all_received_signal": stopped.all_received_signal,
         "saved_too_early": train_with_a_slow_log(corpus, folder / "slow-log"),
         "refused": str(refused.value),
     }
+    (folder / f"stopped-{rank}.json").write_text(json.dumps(summary))
 
 
-def as_one(corpus: str, folder: Path) -> None:
-    train(corpus, folder / "moved", max_steps=11, micro_batches=4)
-
-
-def as_four(corpus: str, folder: Path) -> None:
-    train(corpus, folder / "moved")
-
-
-def play(rank: int, corpus: str, folder: str) -> None:
+def play(rank: int, corpus: str, folder_name: str) -> None:
     """What each of the four processes does."""
-    for world_size, part in ((2, as_two), (1, as_one), (4, as_four)):
-        if rank >= world_size:
-            continue
-        if world_size > 1:
-            join_group(rank, Path(folder, str(world_size)), world_size)
-        result = part(corpus, Path(folder))
-        if result is not None:
-            Path(folder, f"stopped-{rank}.json").write_text(json.dumps(result))
-        if world_size > 1:
-            leave_group()
+    folder = Path(folder_name)
+    as_one = partial(train, corpus, folder / "moved", max_steps=11, micro_batches=4)
+    as_four = partial(train, corpus, folder / "moved")
+    play_parts(rank, folder, [(2, partial(as_two, corpus, folder)), (1, as_one), (4, as_four)])
 
 
 @pytest.fixture(scope="module")
