@@ -32,12 +32,6 @@ LEAST_GAIN = 0.02
 MODELLED_STEPS = 16
 """Steps of an epoch that are modelled."""
 
-GOOD_BALANCE = 1.1
-"""What the log names a number of packs for, where ranks have too few."""
-
-MAX_PACKS = 32
-"""Most packs a rank that the log thinks about."""
-
 
 @dataclass(frozen=True)
 class Balance:
@@ -151,7 +145,7 @@ def _mean(
 
 
 def _log(before: Sequence[IntArray], after: Sequence[IntArray], num_ranks: int, among: int) -> None:
-    """Say once what dealing does, and what more packs a rank would do."""
+    """Say once what dealing does."""
     done = "packs are not dealt, which would gain less than 2 %"
     if among:
         done = "packs are dealt by cost, each rank's own"
@@ -159,31 +153,14 @@ def _log(before: Sequence[IntArray], after: Sequence[IntArray], num_ranks: int, 
         done = f"packs are dealt by cost among {'all' if among == num_ranks else among} ranks"
     logger.info(
         "%s: over %d ranks the most costly one has %.2f times the mean of a step (%.2f undealt), "
-        "and %.2f times where ranks wait after every pack (%.2f undealt)%s",
+        "and %.2f times where ranks wait after every pack (%.2f undealt)",
         done,
         num_ranks,
         _mean(imbalance, after, num_ranks),
         _mean(imbalance, before, num_ranks),
         _mean(micro_imbalance, after, num_ranks),
         _mean(micro_imbalance, before, num_ranks),
-        _words_of_more_packs(before, num_ranks),
     )
-
-
-def _words_of_more_packs(steps: Sequence[IntArray], num_ranks: int) -> str:
-    """Return how many packs a rank would be in balance, where these are too few."""
-    factor, packs = 1, steps[0].size // num_ranks
-    value = _mean(imbalance, [costs[deal(costs, num_ranks)] for costs in steps], num_ranks)
-    while value > GOOD_BALANCE and packs * factor < MAX_PACKS and 2 * factor <= len(steps):
-        factor *= 2
-        joined = [
-            np.concatenate(steps[first : first + factor])
-            for first in range(0, len(steps) - factor + 1, factor)
-        ]
-        value = _mean(imbalance, [costs[deal(costs, num_ranks)] for costs in joined], num_ranks)
-    if factor == 1:
-        return ""
-    return f"; dealt among all, {packs * factor} packs a rank in place of {packs} have {value:.2f}"
 
 
 def _warn_of_requests(pipeline: Pipeline, order: PackOrder, world_size: int, among: int) -> None:

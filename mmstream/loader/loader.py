@@ -32,9 +32,6 @@ from mmstream.world import RowsPerRank, World, check_consistency, resolve_world,
 
 logger = logging.getLogger(__name__)
 
-"""Batches that each worker makes ahead."""
-
-
 _ADVICE = {
     "batch_size": "write mm.Pipeline(dataset, global_batch_size=...)",
     "global_batch_size": "write mm.Pipeline(dataset, global_batch_size=...)",
