@@ -1,4 +1,4 @@
-"""Videos and recordings through the whole pipeline: same batches everywhere, and after a resume."""
+"""Videos and recordings through the whole pipeline: the same batches everywhere."""
 
 from __future__ import annotations
 
@@ -86,27 +86,6 @@ def test_batches_are_the_same_on_every_topology(
     assert sum(len(row) > 2 for step in expected for row in step) > NUM_SAMPLES // 2
     for topology in ((2, 1, 1), (3, 2, 1), (1, 3, 4), (2, 1, 3)):
         assert steps_of(pipeline, *topology) == expected
-
-
-@pytest.mark.parametrize("num_workers", [0, 2])
-def test_a_run_resumes_exactly_at_every_step(dataset: mm.Dataset, num_workers: int) -> None:
-    pipeline = make_pipeline(dataset)
-
-    def loader() -> Any:
-        return mm.to_device(mm.Loader(pipeline, num_workers=num_workers), "cpu")
-
-    walker = loader()
-    states, rows = [walker.state_dict()], []
-    for batch in walker:
-        rows.append(media_rows(batch))
-        states.append(walker.state_dict())
-    assert rows == steps_of(pipeline)
-    tried = list(enumerate(states[:-1]))
-    for step, state in tried[1::3] if num_workers else tried:  # workers take a second to start
-        other = walker if num_workers else loader()
-        other.load_state_dict(state)
-        assert [media_rows(batch) for batch in other] == rows[step:]
-    walker.loader.close()
 
 
 def test_bad_videos_are_substituted_with_their_reason(dataset: mm.Dataset) -> None:

@@ -30,15 +30,11 @@ def pipeline(folder: str, rows: int = 8, **settings: Any) -> mm.Pipeline:
     return replace(plain, batching=replace(plain.batching, **settings))
 
 
-def batches(
-    source: mm.Pipeline, world_size: int, state: dict[str, Any] | None = None, **settings: Any
-) -> list[list[Batch]]:
-    """Return the batches of an epoch, or of the rest of it, by step and rank."""
+def batches(source: mm.Pipeline, world_size: int) -> list[list[Batch]]:
+    """Return the batches of an epoch by step and rank."""
     of_ranks = []
     for rank in range(world_size):
-        loader = mm.Loader(source, world=mm.World(rank, world_size), **settings)
-        if state is not None:
-            loader.load_state_dict(state)
+        loader = mm.Loader(source, world=mm.World(rank, world_size))
         of_ranks.append(list(loader))
         loader.close()
     return [list(of_step) for of_step in zip(*of_ranks, strict=True)]
@@ -67,21 +63,6 @@ def test_ranks_get_packs_of_about_the_same_cost_and_the_step_stays_the_same(fold
     spread = [abs(squares(first) - squares(second)) for first, second in dealt]
     spread_undealt = [abs(squares(first) - squares(second)) for first, second in undealt]
     assert sum(spread) < sum(spread_undealt) / 2
-
-
-@pytest.mark.slow
-def test_workers_and_a_resume_on_other_ranks_see_the_same_rows(folder: str) -> None:
-    source = pipeline(folder, cost=ATTENTION)
-    expected = [rows_of(step) for step in batches(source, 2)]
-    assert [rows_of(step) for step in batches(source, 2, num_workers=2)] == expected
-    loader = mm.Loader(source, world=mm.World(0, 2))
-    for _, _ in zip(range(2), loader, strict=False):
-        pass
-    state = loader.state_dict()
-    loader.close()
-    assert state == {**state, "step": 2}
-    for world_size, other in ((4, source), (1, source), (2, pipeline(folder))):
-        assert [rows_of(s) for s in batches(other, world_size, state)] == expected[2:]
 
 
 @pytest.mark.parametrize("settings", [{"cost": ATTENTION}, {"cost": ATTENTION, "deal": "off"}])
