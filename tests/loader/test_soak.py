@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from contextlib import ExitStack, closing
 from dataclasses import fields
-from itertools import islice
 from multiprocessing import current_process
 from pathlib import Path
 
@@ -45,43 +44,6 @@ def make_pipeline(photos: str, **settings) -> mm.Pipeline:
 
 
 # -- real loaders -------------------------------------------------------------------------------
-
-
-def test_loaders_that_are_opened_and_closed_leave_nothing_behind(photos):
-    described = make_pipeline(photos)
-
-    def cycle():
-        loader = mm.Loader(described, num_workers=2)
-        for _ in range(2):
-            assert sum(1 for _ in mm.to_device(loader, "cpu")) == 5
-        loader.close()
-
-    assert_no_growth(cycle, warm_up=1, cycles=4)
-
-
-def test_loaders_that_are_dropped_in_mid_epoch_leave_nothing_behind(photos):
-    described = make_pipeline(photos)
-
-    def cycle():
-        loader = mm.Loader(described, num_workers=1)
-        assert sum(1 for _ in loader) == 5
-        assert sum(1 for _ in islice(loader, 2)) == 2
-
-    assert_no_growth(cycle, warm_up=1, cycles=4)
-
-
-def test_loaders_that_a_transform_stopped_leave_nothing_behind(photos):
-    described = make_pipeline(photos, transforms=(broken,))
-
-    def cycle():
-        with pytest.raises(NameError):
-            next(iter(mm.Loader(described, num_workers=1)))
-
-    assert_no_growth(cycle, warm_up=1, cycles=4)
-
-
-def broken(sample):
-    return undefined_name  # noqa: F821
 
 
 def test_workers_that_go_through_many_epochs_hold_no_more_than_after_the_first(photos):

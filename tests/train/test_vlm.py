@@ -1,7 +1,8 @@
-"""The small vision-language model: its loss, and its gradients over ranks."""
+"""The small vision-language model: its loss, its gradients over ranks, and that it learns."""
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +12,11 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 import mmstream as mm
+from mmstream.train import TrainConfig, train
+from mmstream.train.demo import corpus_rows
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.train.vlm import OneSizeModel, load_vlm, small_vlm
+from tests.helpers.logged_runs import metrics
 
 SIZE, LENGTH = 32, 4
 COUNTS = [2, 1, 3, 0, 0, 0]
@@ -116,6 +120,26 @@ def save_on_two_ranks(rank: int, folder: Path) -> None:
         model.zero_grad()
         (model(part)[0] * 2 / weight).backward()  # DDP takes the mean over the ranks
     torch.save(gradients(model), folder / f"vlm-{rank}.pt")
+
+
+@pytest.mark.slow
+def test_it_learns_the_embedded_corpus(tmp_path: Path) -> None:
+    rows = []
+    for row in map(json.loads, Path(corpus_rows()).read_text().splitlines()):
+        turns = [("user", "<image>Describe the image."), ("assistant", row["captions"][0])]
+        messages = [{"role": role, "content": content} for role, content in turns]
+        rows.append({"id": row["id"], "images": [row["image"]], "messages": messages})
+    shards, media = str(tmp_path / "shards"), str(Path(corpus_rows()).parent)
+    mm.convert(rows, shards, media_root=media, num_workers=1, progress=False)
+    config = TrainConfig(
+        url=shards, out=str(tmp_path), model="vlm", max_length=256, epochs=10, lr=3e-3,
+        num_workers=0, device="cpu",
+    )  # fmt: skip
+    train(config)
+    losses = [line["loss"] for line in metrics(tmp_path)]
+    assert len(losses) == 60
+    assert 5.3 < losses[0] < 5.9  # ln(262): all tokens alike
+    assert sum(losses[-6:]) / 6 < 0.5 * losses[0]
 
 
 def test_a_pretrained_folder_is_the_same_model(tmp_path: Path) -> None:
