@@ -76,20 +76,12 @@ def changed_values(value: Any, draw: random.Random) -> Iterator[Any]:
     for key, part in pairs:
         if key == "crc32c":  # whoever leaves it out says that the state is as it should be
             continue
-        yield from (with_part(value, key, other) for other in changed_values(part, draw))
-        yield without_part(value, key)
-
-
-def with_part(value: Any, key: Any, part: Any) -> Any:
-    changed = value.copy()
-    changed[key] = part
-    return changed
-
-
-def without_part(value: Any, key: Any) -> Any:
-    changed = value.copy()
-    del changed[key]
-    return changed
+        changed = value.copy()
+        for other in changed_values(part, draw):
+            changed[key] = other
+            yield changed
+        del changed[key]
+        yield changed
 
 
 def outcome(pipeline: mm.Pipeline, state: Any, on_change: Any) -> tuple[Any, ...] | None:
