@@ -299,7 +299,8 @@ def equal_to_first(chunks: Sequence[Hashes]) -> tuple[IntArray, IntArray]:
 
 
 def _equal(hashes: Hashes, numbers: IntArray) -> tuple[IntArray, IntArray]:
-    order = np.lexsort((hashes[:, 1], hashes[:, 0]))  # stable: the earliest comes first
+    """Return (first, again) of hashes, uint64 [n, words], that are called by ascending numbers."""
+    order = np.lexsort(hashes.T)  # stable: the earliest comes first
     hashes, numbers = hashes[order], numbers[order]
     is_first = np.ones(len(numbers), dtype=np.bool_)
     is_first[1:] = (hashes[1:] != hashes[:-1]).any(axis=1)
@@ -336,15 +337,8 @@ class Entries:
         """Where the hashes of each shard end."""
         return np.cumsum([len(chunk) for chunk in self.hashes])
 
-    def sample_of(self, numbers: IntArray) -> IntArray:
-        """Return the samples of hashes that are numbered through over all shards."""
-        return self._pick(self.samples, numbers)
-
-    def medium_of(self, numbers: IntArray) -> IntArray:
-        """Return the positions of hashes among the media of their shards."""
-        return self._pick(self.media, numbers)
-
-    def _pick(self, columns: Sequence[IntArray | range], numbers: IntArray) -> IntArray:
+    def pick(self, columns: Sequence[IntArray | range], numbers: IntArray) -> IntArray:
+        """Return values of `samples` or `media`, by the numbers of hashes over all shards."""
         shards = np.searchsorted(self.ends, numbers, side="right")
         sizes = np.array([len(chunk) for chunk in self.hashes], dtype=np.int64)
         indexes = numbers - (self.ends - sizes)[shards]
@@ -755,12 +749,11 @@ def numbers_of(
     entries: Entries, first: IntArray, again: IntArray, distance: IntArray | None = None
 ) -> PairNumbers:
     """Return pairs of hashes as pairs of samples and media."""
-    has_media = bool(entries.media)
     return PairNumbers(
-        entries.sample_of(first),
-        entries.sample_of(again),
-        entries.medium_of(first) if has_media else None,
-        entries.medium_of(again) if has_media else None,
+        entries.pick(entries.samples, first),
+        entries.pick(entries.samples, again),
+        entries.pick(entries.media, first) if entries.media else None,
+        entries.pick(entries.media, again) if entries.media else None,
         distance,
     )
 
@@ -939,7 +932,9 @@ def near_pairs(hashes: npt.NDArray[np.uint8]) -> NearPairs:
         hashes: uint8 [n, 32]
     """
     words = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 4)
-    representative = _representatives(words)
+    representative = np.arange(len(words))
+    equal, again = _equal(words, representative)
+    representative[again] = equal
     different = np.flatnonzero(representative == np.arange(len(words)))
     pairs = [np.zeros((0, 2), dtype=np.int64)]
     for earlier, later in _near_different(words[different]):
@@ -969,8 +964,7 @@ def match_with_first(near: NearPairs, num_first: int) -> Matches:
     count = len(near.representative)
     leader = np.where(near.representative < num_first, near.representative, -1)
     distance = np.zeros(count, dtype=np.int64)
-    is_across = near.first < num_first
-    is_across &= near.second >= num_first
+    is_across = (near.first < num_first) & (near.second >= num_first)
     across = np.lexsort((near.first, near.distance))
     for number in across[is_across[across]].tolist():
         second = near.second[number]
@@ -987,17 +981,6 @@ def _matches(near: NearPairs, leader: IntArray, distance: IntArray, hashes: IntA
     first = leader[representative]
     is_other = first != hashes
     return Matches(first[is_other], hashes[is_other], distance[representative][is_other])
-
-
-def _representatives(words: Words) -> IntArray:
-    """Return for each hash the first that equals it."""
-    order = np.lexsort(words.T)  # stable: the earliest comes first
-    ordered = words[order]
-    is_new = np.ones(len(words), dtype=np.bool_)
-    is_new[1:] = (ordered[1:] != ordered[:-1]).any(axis=1)
-    representative = np.empty(len(words), dtype=np.int64)
-    representative[order] = order[is_new][np.cumsum(is_new) - 1]
-    return representative
 
 
 def _near_different(words: Words) -> Iterator[tuple[IntArray, IntArray]]:

@@ -40,7 +40,7 @@ from typing import Any, ClassVar, Literal, TypeAlias
 import numpy as np
 from tqdm import tqdm
 
-from mmstream.converting.media.check import LoadedRow
+from mmstream.converting.media.load import LoadedRow
 from mmstream.converting.media.references import MediaAccess, folder_stamp
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.report import LiveCounts

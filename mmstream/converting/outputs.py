@@ -251,14 +251,11 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
     return "clear" if tars else "fresh"
 
 
-def begin(
-    store: Store, state: State, plan: dict[str, Any], media_root: str | None, command: str
-) -> None:
+def begin(store: Store, state: State, marker: dict[str, Any]) -> None:
     """Write the marker. Before that, remove what is to be replaced, and what killed runs left."""
     remove_temporary_files(store)
     if state == "finished":
         return
-    marker: dict[str, Any] = {"command": command, "media_root": media_root, "plan": plan}
     if state == "clear":
         # Until all is removed, the marker says "clearing". If this call is killed before that, the
         # next one must not take the old shards for its own.
@@ -275,9 +272,7 @@ def _write_marker(store: Store, marker: dict[str, Any]) -> None:
     store.write(MARKER_NAME, json_lines(marker))
 
 
-def begin_range(
-    store: Store, plan: dict[str, Any], media_root: str | None, command: str, shards: range
-) -> None:
+def begin_range(store: Store, shards: range, marker: dict[str, Any]) -> None:
     """Write the marker, unless another range has. Before, remove what killed runs of it left.
 
     Raises:
@@ -290,10 +285,10 @@ def begin_range(
         )
     if not store.exists(MARKER_NAME):
         with marker_lock(store):
-            if inspect(store, plan, media_root, overwrite=False) == "fresh":
-                _write_marker(store, {"command": command, "media_root": media_root, "plan": plan})
+            if inspect(store, marker["plan"], marker["media_root"], overwrite=False) == "fresh":
+                _write_marker(store, marker)
                 return
-    inspect(store, plan, media_root, overwrite=False)
+    inspect(store, marker["plan"], marker["media_root"], overwrite=False)
 
 
 def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -> None:
@@ -789,11 +784,11 @@ def begin_output(output: Output, root: str | None, command: str) -> None:
         root: Folder of the media.
         command: What continues the conversion.
     """
-    store, plan = output.store, output.plan
+    marker = {"command": command, "media_root": root, "plan": output.plan}
     if output.work.shard_range is not None and output.state != "finished":
-        begin_range(store, plan, root, command, output.shards)
+        begin_range(output.store, output.shards, marker)
     elif output.lock is not None:
-        begin(store, output.state, plan, root, command)
+        begin(output.store, output.state, marker)
 
 
 def finish_output(output: Output, reports: Sequence[ShardReport]) -> None:

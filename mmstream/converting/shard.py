@@ -35,8 +35,7 @@ from mmstream.converting.draft import (
     StoredSample,
     samples_of,
 )
-from mmstream.converting.media.check import IdleCpus
-from mmstream.converting.media.load import load_rows
+from mmstream.converting.media.load import IdleCpus, load_rows
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import MediaOptions, Options
 from mmstream.converting.report import (

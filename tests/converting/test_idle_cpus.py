@@ -13,7 +13,7 @@ import pytest
 
 from mmstream.converting import engines
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.media import check
+from mmstream.converting.media import load as load_module
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import MediaOptions
@@ -34,7 +34,7 @@ def test_a_shard_that_two_cpus_check_has_the_same_bytes(corpus, tmp_path, monkey
 
 def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(corpus, tmp_path, monkeypatch):
     run(corpus, tmp_path / "one", media=SMALL)
-    checked, names, shares = check.checked, set(), []
+    checked, names, shares = load_module.checked, set(), []
 
     def noted(*args):
         names.add(threading.current_thread().name)
@@ -50,7 +50,7 @@ def test_idle_workers_are_shared_out_when_no_shard_is_left_to_begin(corpus, tmp_
                 running.append(job)
             yield running[0], function(running.pop(0))
 
-    monkeypatch.setattr(check, "checked", noted)
+    monkeypatch.setattr(load_module, "checked", noted)
     monkeypatch.setattr(engines, "run_in_processes", in_turns)
     monkeypatch.setattr(engines, "num_cores", lambda: 2)
     run(corpus, tmp_path / "two", media=SMALL, num_workers=2)
@@ -115,7 +115,7 @@ def load(idle_cpus=None, options=SMALL, rows=None):
 def test_rows_are_those_of_one_cpu(monkeypatch, rows_per_batch):
     alone = load()
     assert sum(isinstance(draft, str) for _, draft, _ in alone) == 5
-    monkeypatch.setattr(check, "BATCH_ROWS", rows_per_batch)
+    monkeypatch.setattr(load_module, "BATCH_ROWS", rows_per_batch)
     idle_cpus = IdleCpus(2)
     assert load(idle_cpus) == alone
     assert idle_cpus.num_batches >= 12 // rows_per_batch
@@ -123,11 +123,11 @@ def test_rows_are_those_of_one_cpu(monkeypatch, rows_per_batch):
 
 
 def test_each_cpu_has_one_batch_and_together_they_have_few_bytes(monkeypatch):
-    monkeypatch.setattr(check, "BATCH_ROWS", 1)
+    monkeypatch.setattr(load_module, "BATCH_ROWS", 1)
     idle_cpus = IdleCpus(2)
     load(idle_cpus)
     assert idle_cpus.most_under_way == 3
-    monkeypatch.setattr(check, "MAX_BYTES_AT_ONCE", 1)
+    monkeypatch.setattr(load_module, "MAX_BYTES_AT_ONCE", 1)
     idle_cpus = IdleCpus(2)
     load(idle_cpus)
     assert idle_cpus.most_under_way == 1

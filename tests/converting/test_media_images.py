@@ -50,6 +50,7 @@ def test_headers_tell_the_size_and_bytes_stay_as_they_are(format):
     for check in ("header", "full"):
         medium = store(data, check=check)
         assert (medium.data, medium.facts) == (data, facts)
+        assert medium.extension == {"JPEG": "jpg"}.get(format, format.lower())
     assert store(data, check="none").facts == {}
 
 

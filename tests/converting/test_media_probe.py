@@ -13,8 +13,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting.draft import Media, MediaRef, RowError
-from mmstream.converting.media import check as media_check
-from mmstream.converting.media import remux
+from mmstream.converting.media import load, remux
 from mmstream.media.limits import Deadline
 from tests.helpers.convert_corpus import rejects, run, write_files, write_rows
 from tests.helpers.corpora import jpeg
@@ -91,7 +90,7 @@ def test_truncated_and_wrong_files_are_rejects(kind, data, reason):
 
 
 def test_decoding_a_whole_file_has_a_limit_of_time(monkeypatch):
-    monkeypatch.setattr(media_check, "TIMEOUT_S", -1.0)
+    monkeypatch.setattr(load, "TIMEOUT_S", -1.0)
     with pytest.raises(RowError, match="takes longer than timeout_s=-1"):
         store("video", video_file(), check="full")
 

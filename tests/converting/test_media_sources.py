@@ -12,6 +12,7 @@ import tempfile
 import zipfile
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import nullcontext
+from types import SimpleNamespace
 
 import fsspec
 import pytest
@@ -19,11 +20,11 @@ from PIL import Image
 
 import mmstream as mm
 from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.media import archives, references
+from mmstream.converting.media import download as download_module
 from mmstream.converting.media import load as load_module
-from mmstream.converting.media.archives import Archive, Archives
+from mmstream.converting.media import references
 from mmstream.converting.media.load import load_rows
-from mmstream.converting.media.references import MediaAccess, require_prefixes
+from mmstream.converting.media.references import Archive, Archives, MediaAccess, require_prefixes
 from mmstream.converting.rows.records import Row
 from mmstream.media.types import sniff
 from mmstream.storage import open_store
@@ -117,23 +118,6 @@ def test_paths_of_windows_lie_under_the_root(tmp_path):
     ):
         assert load(path, tmp_path) == png()
     assert load("b\\c.png", tmp_path) == png(3, 3)
-
-
-@pytest.mark.parametrize(
-    ("path", "reason"),
-    [
-        ("C:\\photos\\my a.png", "no such file; tried 'photos/my a.png' in the media root"),
-        ("photos\\my a.png", "no such file; tried 'photos/my a.png' in the media root"),
-        ("..\\a.png", "outside the media root|no such file"),
-        ("C:\\..\\a.png", "outside the media root|no such file"),
-        ("\\\\server\\a.png", "outside the media root|no such file"),
-        ("C:\\\\..\\a", "outside the media root|no such file"),
-    ],
-)
-def test_paths_of_windows_do_not_leave_the_root_either(tmp_path, path, reason):
-    write_files(tmp_path, {"a.png": png(), "root/b.png": png()})
-    with pytest.raises(RowError, match=reason):
-        load(path, tmp_path / "root")
 
 
 def test_a_root_may_be_a_prefix_of_an_object_store(bucket):
@@ -330,52 +314,18 @@ def test_a_zip_takes_no_more_memory_than_its_limits(tmp_path, monkeypatch):
     (tmp_path / "b.zip").write_bytes(bomb[:start] + (100).to_bytes(4, "little") + bomb[start + 4 :])
     with pytest.raises(RowError, match="another checksum"):
         load("zip://a.png::b.zip", tmp_path)
-    monkeypatch.setattr(archives, "MAX_DIRECTORY_BYTES", 10)
+    monkeypatch.setattr(references, "MAX_DIRECTORY_BYTES", 10)
     with pytest.raises(RowError, match="directory has more than"):
         load("zip://a.png::a.zip", tmp_path)
 
 
-@pytest.mark.parametrize(
-    "path",
-    [
-        "x" * 5000,
-        "\ud800.png",
-        "s3://b/\ud800",
-        "a/" * 10_000_000,
-        "a/" * 3000 + "a.png",
-        "\0",
-        "a\nb.png",
-        "~/a.png",
-    ],
-)
-def test_odd_paths_are_rejects(tmp_path, path):
-    with pytest.raises(RowError) as caught:
-        load(path, tmp_path)
-    assert len(str(caught.value)) < 300
-
-
-class SlowDownloader:
-    """Downloads that arrive when the test says so."""
-
-    def __init__(self) -> None:
-        self.futures: dict[str, Future[bytes]] = {}
-
-    def __enter__(self):
-        return self
-
-    def __exit__(self, *_):
-        pass
-
-    def start(self, url, max_bytes=None):
-        return self.futures.setdefault(url, Future())
-
-
 @pytest.fixture
-def downloads(monkeypatch) -> dict[str, Future[bytes]]:
-    """The downloads that were started, by their URLs."""
-    downloader = SlowDownloader()
-    monkeypatch.setattr(load_module, "shared_downloader", lambda *_: downloader)
-    return downloader.futures
+def downloads(monkeypatch):
+    """The downloads that were started, by their URLs. They arrive when the test says so."""
+    futures = {}
+    downloader = SimpleNamespace(start=lambda url, _: futures.setdefault(url, Future()))
+    monkeypatch.setattr(download_module, "shared_downloader", lambda *_: downloader)
+    return futures
 
 
 def loaded(rows, root=None):
@@ -491,16 +441,6 @@ def load_file(root, path, kind="image"):
 
 
 @pytest.mark.parametrize(
-    ("format", "extension"),
-    [("JPEG", "jpg"), ("PNG", "png"), ("WEBP", "webp"), ("GIF", "gif"), ("BMP", "bmp")],
-)
-def test_an_image_gets_the_extension_of_its_bytes_and_keeps_them(tmp_path, format, extension):
-    data = picture(format)
-    (tmp_path / "a.jpg").write_bytes(data)
-    assert load_file(tmp_path, "a.jpg") == (extension, data)
-
-
-@pytest.mark.parametrize(
     ("head", "expected"),
     [
         (b"RIFF\0\0\0\0WAVEfmt ", ("audio", "wav")),
@@ -561,17 +501,33 @@ def test_a_file_that_is_not_what_the_row_says_is_named(tmp_path, content, kind, 
         ("sub", "not a file"),
         ("pipe", "not a file"),
         ("nul\0.jpg", "not a path"),
+        # of Windows
+        ("C:\\photos\\my a.png", "no such file; tried 'photos/my a.png' in the media root"),
+        ("photos\\my a.png", "no such file; tried 'photos/my a.png' in the media root"),
+        ("..\\outside.jpg", "lies outside the media root"),
+        ("C:\\..\\outside.jpg", "lies outside the media root"),
+        ("\\\\server\\outside.jpg", "lies outside the media root"),
+        ("C:\\\\..\\a", "lies outside the media root"),
+        # odd
+        ("x" * 5000, "no such file"),
+        ("\ud800.png", "not a path or URL"),
+        ("s3://b/\ud800", "not a path or URL"),
+        ("a/" * 10_000_000, "no path or URL is that long"),
+        ("a/" * 3000 + "a.png", "no such file"),
+        ("a\nb.png", "no such file"),
+        ("~/a.png", "no such file"),
     ],
 )
-def test_a_path_that_leads_to_no_file_of_the_root_is_a_reject(tmp_path, path, reason):
+def test_a_path_that_leads_to_no_file_of_the_root_is_a_short_reject(tmp_path, path, reason):
     root = tmp_path / "root"
     write_files(tmp_path, {"root/a.jpg": picture("JPEG"), "outside.jpg": picture("JPEG")})
     (root / "sub").mkdir()
     (root / "link.jpg").symlink_to(tmp_path / "outside.jpg")
     (root / "linked").symlink_to(tmp_path)
     os.mkfifo(root / "pipe")
-    with pytest.raises(RowError, match=reason):
+    with pytest.raises(RowError, match=reason) as caught:
         load_file(root, path)
+    assert len(str(caught.value)) < 300
 
 
 def test_paths_may_be_absolute_file_urls_or_links_inside_the_root(tmp_path):
@@ -654,7 +610,7 @@ def test_a_fault_of_the_disk_is_no_reject_and_names_the_file(tmp_path, monkeypat
 )
 def test_the_directories_of_the_archives_named_last_are_kept(monkeypatch, max_members, asked, read):
     """Here an archive is the number of its members. One without members is damaged."""
-    monkeypatch.setattr(archives, "MAX_KEPT_MEMBERS", max_members)
+    monkeypatch.setattr(references, "MAX_KEPT_MEMBERS", max_members)
     directories_read = []
 
     def read_directory(archive):
@@ -663,7 +619,7 @@ def test_the_directories_of_the_archives_named_last_are_kept(monkeypatch, max_me
             raise RowError("damaged")
         return {str(number): (0, 1) for number in range(archive.num_bytes)}
 
-    monkeypatch.setattr(archives, "_tar_members", read_directory)
+    monkeypatch.setattr(references, "_tar_members", read_directory)
     kept = Archives()
     for num_members in asked:
         archive = Archive(False, ("a", num_members), lambda start, stop: bytes(stop - start))

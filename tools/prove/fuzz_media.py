@@ -201,7 +201,7 @@ def file_of(container: str, number: int, seed: int) -> Mutated:
 def readers(container: str, number: int) -> dict[str, Callable[[bytes], object]]:
     """Return what reads a file: the decoders with some settings, and the converter's check."""
     import mmstream as mm
-    from mmstream.converting.media.check import checked
+    from mmstream.converting.media.load import checked
     from mmstream.converting.options import MediaOptions
 
     level = ("header", "full")[number % 2]

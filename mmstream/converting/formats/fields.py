@@ -168,17 +168,20 @@ def is_base64_media(text: str) -> bool:
 
 
 class ParsedRow(dict[str, Any]):
-    """A parsed row, which remembers the keys that its format has read.
+    """A parsed row, which remembers its format and the keys that this has read.
 
     A key that was taken is not repeated in the ``json``. The other keys are kept there, and those
     that are no known facts are counted as unread.
     """
 
-    __slots__ = ("facts", "taken")
+    __slots__ = ("facts", "format", "taken")
 
-    def __init__(self, row: Mapping[str, Any], facts: frozenset[str] = frozenset()) -> None:
+    def __init__(
+        self, row: Mapping[str, Any], facts: frozenset[str] = frozenset(), format: str = ""
+    ) -> None:
         super().__init__(row)
         self.taken: set[str] = set()
+        self.format = format
         self.facts = facts
         """Keys that say something about the medium or the row, and that are kept."""
 
@@ -320,7 +323,7 @@ def make_draft(
     for key, value in others.items():
         content[f"row_{key}" if key in CANONICAL_KEYS else key] = _without_bytes(value)
     unread = tuple(key for key, value in others.items() if key not in facts and is_set(value))
-    return Draft(content, tuple(refs), texts, fields or {}, unread)
+    return Draft(content, tuple(refs), texts, fields or {}, unread, row.format)
 
 
 def captioned(row: ParsedRow, refs: Sequence[MediaRef], texts: tuple[str, ...]) -> Draft:

@@ -22,8 +22,6 @@ from functools import partial
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import msgspec
-
 from mmstream.converting.draft import Draft, RowError
 from mmstream.converting.formats import captions, dialogue, questions, spans
 from mmstream.converting.formats.fields import (
@@ -157,12 +155,14 @@ def draft_of(row: Any, format: str | None = None) -> Draft:
     if not row:
         raise RowError("empty row")
     name = format or recognise(row)
-    draft = FORMATS[name].read(ParsedRow(row, FORMATS[name].facts))
+    read, facts = FORMATS[name]
+    draft = read(ParsedRow(row, facts, name))
     if format is None:
-        _refuse_unread_media(row, draft, name)
+        if not draft.media and draft.unread:
+            _refuse_unread_media(row, draft)
         if name == "vqa":
             questions.require_picture(row)
-    return msgspec.structs.replace(draft, format=name)
+    return draft
 
 
 def recognise(row: dict[str, Any]) -> str:
@@ -171,9 +171,15 @@ def recognise(row: dict[str, Any]) -> str:
     Raises:
         RowError: No format has these keys, or two formats have.
     """
-    name = next((name for recognises, name in _RECOGNISED if recognises(row)), None)
-    if name is None:
-        raise _unknown(row)
+    for recognises, name in _RECOGNISED:
+        if recognises(row):
+            _require_clear(row, name)
+            return name
+    raise _unknown(row)
+
+
+def _require_clear(row: dict[str, Any], name: str) -> None:
+    """Refuse a row that two formats of turns have, or whose text lies under an unknown name."""
     if name in ("messages", "llava", "preference"):
         turns = [key for key in questions.TURN_KEYS if _has_turns(row, key)]
         if len(turns) > 1:
@@ -183,7 +189,6 @@ def recognise(row: dict[str, Any]) -> str:
             )
     if name == "labels":
         _refuse_lost_text(row)
-    return name
 
 
 def _unknown(row: dict[str, Any]) -> RowError:
@@ -217,12 +222,12 @@ def _refuse_lost_text(row: dict[str, Any]) -> None:
             )
 
 
-def _refuse_unread_media(row: dict[str, Any], draft: Draft, name: str) -> None:
+def _refuse_unread_media(row: dict[str, Any], draft: Draft) -> None:
     """Refuse a row without media whose media lie under a key that no format reads.
 
     It would silently become a sample with its text only.
     """
-    for key in draft.unread if not draft.media else ():
+    for key in draft.unread:
         values = row[key] if isinstance(row[key], list) else [row[key]]
         value = next(filter(_looks_like_media, values), None)
         if value is not None:
@@ -231,7 +236,7 @@ def _refuse_unread_media(row: dict[str, Any], draft: Draft, name: str) -> None:
             raise RowError(
                 f"{key}: {medium} looks like a media file, but no format reads this key; rename it "
                 f"to image, video or audio, such as with --map image={key}, or keep it as it is "
-                f"with --format {name}"
+                f"with --format {draft.format}"
             )
 
 

@@ -33,6 +33,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address
 from typing import NamedTuple
 from urllib.parse import parse_qsl, quote, urljoin, urlsplit
@@ -282,37 +283,24 @@ FIRST_REST_S = 60.0
 MAX_REST_S = 600.0
 
 
+@dataclass(eq=False)
 class TryFailedError(Exception):
-    """One try of a download failed, in a way that may pass.
+    """One try of a download failed, in a way that may pass."""
 
-    Attributes:
-        reason: For the message, if no try succeeds.
-        is_answered: Whether the server answered at all.
-        is_dns: Whether it was the DNS server that did not answer.
-        is_throttled: The server said that it gets too many requests.
-        wait_s: What the server asked for by ``Retry-After``, or None.
-        origin: Host and port of the request.
-        started: When the request was sent, by `time.monotonic`.
-    """
-
-    origin = ""
-    started = 0.0
-
-    def __init__(
-        self,
-        reason: str,
-        *,
-        is_answered: bool = False,
-        is_dns: bool = False,
-        is_throttled: bool = False,
-        wait_s: float | None = None,
-    ) -> None:
-        super().__init__(reason)
-        self.reason = reason
-        self.is_answered = is_answered
-        self.is_dns = is_dns
-        self.is_throttled = is_throttled
-        self.wait_s = wait_s
+    reason: str
+    """For the message, if no try succeeds."""
+    is_answered: bool = False
+    """Whether the server answered at all."""
+    is_dns: bool = False
+    """Whether it was the DNS server that did not answer."""
+    is_throttled: bool = False
+    """The server said that it gets too many requests."""
+    wait_s: float | None = None
+    """What the server asked for by ``Retry-After``, or None."""
+    origin: str = ""
+    """Host and port of the request."""
+    started: float = 0.0
+    """When the request was sent, by `time.monotonic`."""
 
 
 class DeadHostError(Exception):
@@ -560,9 +548,7 @@ class DnsCache:
         except socket.gaierror as error:
             if error.errno in _NO_SUCH_NAME:
                 return ()
-            failure = TryFailedError("DNS did not answer", is_dns=True)
-            failure.started = started
-            raise failure from None
+            raise TryFailedError("DNS did not answer", is_dns=True, started=started) from None
 
 
 def look_up(host: str) -> list[str]:

@@ -1,6 +1,6 @@
 """Images that are made smaller, or encoded in another format.
 
-    check -> IMAGES -> the bytes that are stored
+    load -> IMAGES -> the bytes that are stored
 
 An image that needs no change keeps its bytes. Others are decoded by the strict decoder of training,
 turned upright, resized with training's filter, and encoded. JPEGs are decoded at a half, a quarter

@@ -1,31 +1,38 @@
-"""Step 4 of a conversion: rows with drafts -> rows with the bytes of their media.
+"""Step 4 of a conversion: rows with drafts -> rows with the bytes of their media, read and checked.
 
-    rows -> formats -> LOAD -> shard
+    rows -> formats -> LOAD -> CHECK (type, checks, facts; made smaller where asked for) -> shard
 
 Rows keep their order. One slow server must not hold up the downloads of the rows behind it. So many
 rows are in flight, and what has arrived waits for its turn: in memory, and beyond a limit on disk.
+
+To decode and encode takes most of the time of a conversion, and needs nothing but the bytes of the
+media. So CPUs that have no shard of their own do it for a shard of others, such as the last one.
+All else stays with the process of the shard: it reads and downloads media, and writes the samples.
+Rows stay in order, so the shard has the same bytes.
 """
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, BinaryIO, NamedTuple, TypeAlias, TypeVar
+from itertools import chain
+from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
 import msgspec
 
-from mmstream.converting.draft import Draft, MediaRef, RowError
-from mmstream.converting.media.archives import Archive, Archives
-from mmstream.converting.media.check import IdleCpus, LoadedRow, ReadRow, check_rows
+from mmstream.converting.draft import Draft, Media, MediaRef, RowError
 from mmstream.converting.media.references import (
+    Archive,
+    Archives,
     LocalFolder,
     MediaAccess,
     Objects,
@@ -34,12 +41,12 @@ from mmstream.converting.media.references import (
     parse_reference,
     short_name,
 )
-from mmstream.converting.options import DownloadOptions, MediaOptions
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
-from mmstream.errors import StorageError, escaped
-
-if TYPE_CHECKING:
-    from mmstream.converting.media.download import Downloader
+from mmstream.errors import DecodeError, MMStreamError, StorageError, escaped
+from mmstream.media.facts import Facts, media_facts
+from mmstream.media.limits import Deadline, Limits
+from mmstream.media.types import Kind, Shape, sniff_file
 
 T = TypeVar("T")
 
@@ -85,7 +92,7 @@ def load_rows(
 
 def _read_rows(
     drafts: Iterable[tuple[Row, Draft | RowError]], loader: _Loader
-) -> Iterator[ReadRow]:
+) -> Iterator[_ReadRow]:
     """Yield each row when its turn has come, before its media are read."""
     waiting: deque[_WaitingRow] = deque()
     for row, draft in drafts:
@@ -157,16 +164,17 @@ class _Loader:
             or self._inline_bytes > MAX_INLINE_BYTES_AHEAD
         )
 
-    def finish(self, waiting: _WaitingRow) -> ReadRow:
+    def finish(self, waiting: _WaitingRow) -> _ReadRow:
         """Return a row whose turn it is. Its media are waited for, or read, one after the other."""
         self._inline_bytes -= waiting.inline_bytes
         self._num_arriving -= len(waiting.arriving)
         refs = waiting.draft.media if isinstance(waiting.draft, Draft) else ()
-        return waiting.row, waiting.draft, self._media(refs, waiting.arriving)
+        return _ReadRow(waiting.row, waiting.draft, self._files(refs, waiting.arriving))
 
-    def _media(
+    def _files(
         self, refs: tuple[MediaRef, ...], arriving: dict[int, Future[Kept]]
-    ) -> Iterator[bytes]:
+    ) -> Iterator[bytes | RowError]:
+        """Yield the media files of a row, or in the end why the next one cannot be read."""
         bytes_left = MAX_ROW_BYTES
         try:
             for number, ref in enumerate(refs):
@@ -176,11 +184,14 @@ class _Loader:
                     data = self._read(ref, bytes_left)
                 bytes_left -= len(data)
                 if bytes_left < 0:
-                    raise RowError(
+                    yield RowError(
                         f"{short_name(ref.path)}: the row's media are over the limit of "
                         f"{MAX_ROW_BYTES} bytes"
                     )
+                    return
                 yield data
+        except RowError as error:
+            yield error
         finally:  # the row may have failed before it took all of them
             for future in arriving.values():
                 future.add_done_callback(self._arrived.drop)
@@ -197,6 +208,8 @@ class _Loader:
             return self._threads.submit(self._read, ref, MAX_ROW_BYTES)
         if reference.source == "file":
             return None
+        from mmstream.converting.media.download import shared_downloader  # loads aiohttp
+
         downloader = shared_downloader(self._access.downloads, self._access.num_processes)
         download = downloader.start(reference.location, MAX_ROW_BYTES)
         self._downloads.add(download)
@@ -227,13 +240,6 @@ class _Loader:
         if stop - start > max_bytes:
             raise RowError(f"more than {max_bytes:,} bytes")
         return source.read_range(path, start, stop)
-
-
-def shared_downloader(options: DownloadOptions, num_processes: int) -> Downloader:
-    """Return the downloader of this process. Its client is imported when a row needs it first."""
-    from mmstream.converting.media import download
-
-    return download.shared_downloader(options, num_processes)
 
 
 def _then(future: Future[bytes], function: Callable[[bytes], T]) -> Future[T]:
@@ -320,3 +326,295 @@ class ArrivedBytes:
             ) from error
         self._file_size += len(data)
         return _Spilled(self._file_size - len(data), len(data))
+
+
+# -- what a media file really is: its type, the checks that are asked of it, its facts
+
+
+_NOT_IN_TRAINING = ("tiff", "heic")
+"""Images that no decoder of a training run reads. A sample would silently have no image."""
+
+TIMEOUT_S = 300.0
+"""Seconds that reading or decoding a file may take. A busy machine must not reject a file."""
+
+_SOUND_ALONE = {"mp4": "m4a", "mov": "m4a", "mkv": "mka", "webm": "mka", "wmv": "wma"}
+"""What files are called that hold sound alone. Their first bytes do not tell that."""
+
+
+def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
+    """Return a medium as it is stored, with its facts, after all checks.
+
+    Args:
+        kind: What the row says that it is.
+        data: The file.
+        options: What is asked of it, and how images and videos are changed.
+
+    Raises:
+        RowError: It is something else, fails a check, or a library fails with it in any other way.
+            The message does not name the file.
+    """
+    try:
+        return _checked(kind, data, options)
+    except DecodeError as error:
+        raise RowError(str(error)) from None
+    except MMStreamError:
+        raise
+    except Exception as error:  # libraries raise what they like about a stranger's file
+        raise RowError(
+            f"cannot be read or stored: {escaped(error) or type(error).__name__}"
+        ) from None
+
+
+def _checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
+    extension = _extension(kind, data, options)
+    if kind == "image":
+        return _image(data, extension, options)
+    if options.check == "none":
+        return Media(extension, data)
+    facts = media_facts(data, kind, Deadline.start(TIMEOUT_S), decode=options.check == "full")
+    _check_duration(facts, options)
+    if kind == "video" and options.video_format == "mp4":
+        from mmstream.converting.media.remux import remuxed  # loads FFmpeg
+
+        copy = remuxed(data, Deadline.start(TIMEOUT_S))
+        if copy is not None:
+            return Media("mp4", copy, facts)
+    return Media(extension, data, facts)
+
+
+def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:
+    """Return the type by the first bytes."""
+    media_type = sniff_file(data)
+    article = "a" if kind == "video" else "an"
+    if media_type is None:
+        raise RowError(f"not {article} {kind} (starts with {data[:12]!r})")
+    if kind == "audio" and media_type.extension in _SOUND_ALONE and options.check != "none":
+        return _SOUND_ALONE[media_type.extension]  # `media_facts` refuses it if it has pictures
+    if media_type.kind != kind:
+        raise RowError(f"not {article} {kind} but {media_type.extension}")
+    return media_type.extension
+
+
+def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
+    if extension in _NOT_IN_TRAINING and options.image_format is None:
+        raise RowError(
+            f"{extension} is not supported; make it png or jpg, for example with --image-format jpg"
+        )
+    if options.check == "none" and not options.changes_images:
+        return Media(extension, data)
+    from mmstream.converting.media.images import encode, target_of  # loads Pillow
+    from mmstream.media.image import decode_bytes
+
+    shape = _shape(data, extension)
+    if shape is not None:
+        _check_size(shape, options)
+    target = target_of(extension, shape, options)
+    if target is not None:
+        encoded = encode(data, extension, shape, target, options, _limits())
+        _check_size(encoded.original, options)
+        return Media(encoded.extension, encoded.data, _size_facts(encoded.shape, encoded.original))
+    if options.check == "full" or (shape is None and options.check == "header"):
+        shape = decode_bytes(data, _limits())[0].shape[:2]
+        _check_size(shape, options)
+    return Media(extension, data, _size_facts(shape, shape) if shape is not None else {})
+
+
+def _shape(data: bytes, extension: str) -> Shape | None:
+    """Return (height, width) as the header says them. None: only decoding tells."""
+    from mmstream.media.image import header_shape
+
+    if extension in _NOT_IN_TRAINING:
+        return None
+    shape = header_shape(data, _limits())
+    if shape is not None:
+        _limits().check_picture(*shape)
+    return shape
+
+
+def _limits() -> Limits:
+    """Return the limits that training has by default, with more time."""
+    return Limits.start(timeout_s=TIMEOUT_S)
+
+
+def _size_facts(shape: Shape, original: Shape) -> Facts:
+    return {
+        "width": shape[1],
+        "height": shape[0],
+        "original_width": original[1],
+        "original_height": original[0],
+    }
+
+
+def _check_size(shape: Shape, options: MediaOptions) -> None:
+    shorter, longer = sorted(shape)
+    if options.min_image_side is not None and shorter < options.min_image_side:
+        raise RowError(f"{shape[1]}x{shape[0]} pixels; min_image_side is {options.min_image_side}")
+    if options.max_aspect is not None and longer > options.max_aspect * shorter:
+        raise RowError(f"{shape[1]}x{shape[0]} pixels; max_aspect is {options.max_aspect:g}")
+
+
+def _check_duration(facts: Facts, options: MediaOptions) -> None:
+    shortest, longest = options.min_duration_s, options.max_duration_s
+    if shortest is None and longest is None:
+        return
+    duration = facts.get("duration_s")
+    if not isinstance(duration, int | float):
+        raise RowError("its duration is not known, and min_duration_s or max_duration_s is set")
+    if shortest is not None and duration < shortest:
+        raise RowError(f"{duration:g} s; min_duration_s is {shortest:g}")
+    if longest is not None and duration > longest:
+        raise RowError(f"{duration:g} s; max_duration_s is {longest:g}")
+
+
+def require_starts_inside(content: Mapping[str, Any], media: Sequence[Media]) -> None:
+    """Refuse a span that starts at the end of a file or later: training would find nothing there.
+
+    An end behind that of the file is no fault: decoders cut it, and many corpora round up.
+
+    Args:
+        content: The ``json`` of the sample, with its ``segments``, or ``start_s``.
+        media: Its files. Those whose duration is not known are not compared.
+
+    Raises:
+        RowError: A span starts too late. The message says where, and how long the file is.
+    """
+    durations = [medium.facts.get("duration_s") for medium in media]
+    lengths = [value for value in durations if isinstance(value, int | float)]
+    if not lengths:
+        return
+    for name, start_s in _starts(content):
+        if start_s >= min(lengths):
+            raise RowError(
+                f"{name}: starts at {start_s:g} s, and the file lasts {min(lengths):g} s; it is "
+                "another file, or was cut off"
+            )
+
+
+def _starts(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield (name, seconds) of each span that states its start as a number."""
+    segments = content.get("segments")
+    spans = segments if isinstance(segments, list) else []
+    named = [("start_s", content), *((f"segments[{i}]", span) for i, span in enumerate(spans))]
+    for name, span in named:
+        start = span.get("start_s") if isinstance(span, Mapping) else None
+        if isinstance(start, int | float) and not isinstance(start, bool):
+            yield name, start
+
+
+BATCH_BYTES = 4 << 20
+"""Media that a CPU gets at a time: 25 photographs, or one video."""
+BATCH_ROWS = 64
+MAX_BYTES_AT_ONCE = 128 << 20
+"""Bytes of all batches of a shard that are under way. The batch that was read last waits until the
+others leave room for it, so its bytes come on top. One batch alone may have more."""
+
+LoadedRow: TypeAlias = tuple[Row, Draft | RowError, list[Media]]
+"""A row that failed has its RowError, and no media."""
+
+
+class _ReadRow(NamedTuple):
+    """A row whose turn it is."""
+
+    row: Row
+    draft: Draft | RowError
+    files: Iterable[bytes | RowError]
+    """Of its media, read one after the other when they are asked for. The last one may be the
+    reason why the next file was not read."""
+
+
+class IdleCpus(Protocol):
+    """CPUs that have no shard of their own. An engine knows them.
+
+    At most one batch for each of them is under way, and one for the shard's own CPU.
+    """
+
+    def count(self) -> int:
+        """Return how many may check media for this shard now, beside its own.
+
+        A CPU that is counted may be busy by the time it is asked. Its batch waits then.
+        """
+
+    def submit(self, check: Callable[[], list[LoadedRow]]) -> Future[list[LoadedRow]]:
+        """Let one of them check a batch of rows."""
+
+
+def check_rows(
+    rows: Iterator[_ReadRow], options: MediaOptions, idle_cpus: IdleCpus | None = None
+) -> Iterator[LoadedRow]:
+    """Yield each row with its draft and its checked media, in order.
+
+    Args:
+        rows: They are read in this thread.
+        options: What is asked of media, and how they are changed.
+        idle_cpus: What helps, where checks take long. While none is idle, one row at a time is in
+            memory. Otherwise it is a batch for each of them, and one for this shard's own CPU.
+    """
+    takes_long = options.changes_images or options.check == "full" or options.video_format
+    waiting: deque[tuple[int, Future[list[LoadedRow]]]] = deque()
+    for row in rows:
+        num_idle = 0 if idle_cpus is None or not takes_long else idle_cpus.count()
+        if idle_cpus is None or not (num_idle or waiting):
+            yield _checked_row(row, options)
+            continue
+        batch = _read_batch(chain([row], rows))
+        num_bytes = sum(map(_num_bytes, batch))
+        while waiting and (
+            len(waiting) > num_idle
+            or num_bytes + sum(waiting_bytes for waiting_bytes, _ in waiting) > MAX_BYTES_AT_ONCE
+        ):
+            yield from waiting.popleft()[1].result()
+        check = partial(_checked_rows, batch, options)
+        waiting.append((num_bytes, idle_cpus.submit(check)))
+    for _, checked_rows in waiting:
+        yield from checked_rows.result()
+
+
+def _read_batch(rows: Iterable[_ReadRow]) -> list[_ReadRow]:
+    batch: list[_ReadRow] = []
+    num_bytes = 0
+    for row in rows:
+        batch.append(row._replace(files=list(row.files)))
+        num_bytes += _num_bytes(batch[-1])
+        if num_bytes >= BATCH_BYTES or len(batch) == BATCH_ROWS:
+            break
+    return batch
+
+
+def _num_bytes(row: _ReadRow) -> int:
+    return sum(len(file) for file in row.files if isinstance(file, bytes))
+
+
+def _checked_rows(batch: Iterable[_ReadRow], options: MediaOptions) -> list[LoadedRow]:
+    return [_checked_row(row, options) for row in batch]
+
+
+def _checked_row(row: _ReadRow, options: MediaOptions) -> LoadedRow:
+    """Return a row with its media, or with the error of the first one that failed."""
+    if isinstance(row.draft, RowError):
+        return row.row, row.draft, []
+    media: list[Media] = []
+    try:
+        for ref, file in zip(row.draft.media, row.files, strict=False):
+            if isinstance(file, RowError):
+                return row.row, file, []
+            _require_sha256(ref.sha256, file)
+            media.append(checked(ref.kind, file, options))
+    except RowError as error:
+        return row.row, _named(row.draft.media[len(media)], error), []
+    try:
+        require_starts_inside(row.draft.content, media)
+    except RowError as error:
+        return row.row, _named(row.draft.media[0], error), []
+    return row.row, row.draft, media
+
+
+def _named(ref: MediaRef, error: RowError) -> RowError:
+    return RowError(f"{short_name(ref.path)}: {error}")
+
+
+def _require_sha256(expected: str | None, data: bytes) -> None:
+    if expected is None:
+        return
+    sha256 = hashlib.sha256(data).hexdigest()
+    if sha256 != expected.strip().lower():
+        raise RowError(f"another file than the row says: its sha256 is {sha256}")

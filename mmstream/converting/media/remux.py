@@ -1,6 +1,6 @@
 """Videos of other containers as MP4: the same packets, and a table of them.
 
-    check -> REMUX -> the bytes that are stored
+    load -> REMUX -> the bytes that are stored
 
 The header of an MP4 says where each frame lies and when it is shown. So training reads a few frames
 of a large file without the rest. Of an MKV or an MPEG-TS it must read everything. Nothing is

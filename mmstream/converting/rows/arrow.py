@@ -40,7 +40,6 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
 
@@ -53,7 +52,7 @@ from mmstream.converting.rows.records import (
     NumberedRow,
     Row,
     RowRange,
-    hash_ids,
+    RowSource,
     identity_of,
     joint_sha256,
     ranges_of_splits,
@@ -525,8 +524,8 @@ def rows_of_batch(batch: Any) -> list[Any]:
 
 
 @dataclass(frozen=True)
-class ParquetSource:
-    """Parquet files: a `RowSource`."""
+class ParquetSource(RowSource):
+    """Parquet files."""
 
     name: str
     files: tuple[ParquetFile, ...]
@@ -575,14 +574,11 @@ class ParquetSource:
                     yield file, group, file_start + first, first
             file_start += file.num_rows
 
-    def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
-        """Return uint64 [num_rows]: the hash of every row's identity (see `RowSource`).
+    def identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
+        """Yield the identity of every row (see `RowSource`).
 
         Only the columns of ids are read, where every row has one.
         """
-        return hash_ids(self._identities(field), self.num_rows, field)
-
-    def _identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
         keys = ID_KEYS if field is None else (field, *ID_KEYS)
         groups = ((file, group) for file in self.files for group in range(len(file.group_sizes)))
         rows = (row for file, group in groups for row in _identified(file, group, keys))

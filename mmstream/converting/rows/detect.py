@@ -133,14 +133,17 @@ def refuse_wrong_kind(head: bytes, rows: str) -> None:
         )
 
 
-def text_kind(path: Path, rows: str) -> tuple[RowKind, str]:
+def text_kind(path: Path, head: bytes, rows: str) -> tuple[RowKind, str]:
     """Return the kind of a plain text file, and the delimiter of a table.
+
+    Args:
+        path: Of the file.
+        head: Its first `HEAD_BYTES`.
+        rows: How messages name it.
 
     Raises:
         ConfigError: Its text is of no kind, or of several.
     """
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
     text = head.removeprefix(BOM).lstrip()
     if text.startswith(b"["):
         line = _first_line(path)  # a list of its own, where others follow; a dense array has one
@@ -154,15 +157,13 @@ def text_kind(path: Path, rows: str) -> tuple[RowKind, str]:
     return _table_kind(path, rows)
 
 
-def require_text_kind(rows_as: RowKind, path: Path, rows: str) -> None:
-    """Refuse a kind of rows that a plain text file clearly is not.
+def require_text_kind(rows_as: RowKind, head: bytes, rows: str) -> None:
+    """Refuse a kind of rows that a text clearly is not, by its beginning.
 
     Raises:
         ConfigError: The file is a table and not JSON, the other way round, or no such transcripts;
             or the kind is none of text.
     """
-    with path.open("rb") as file:
-        head = file.read(HEAD_BYTES)
     text = head.removeprefix(BOM).lstrip()
     if not text:
         return

@@ -491,8 +491,8 @@ class PlainFiles:
         refuse_wrong_kind(head, file.url)
         warn_of_encoding(head, file.url, encoding)
         if rows_as is None:
-            return path, *text_kind(path, file.url)
-        require_text_kind(rows_as, path, file.url)
+            return path, *text_kind(path, head, file.url)
+        require_text_kind(rows_as, head, file.url)
         return path, rows_as, {"csv": ",", "tsv": "\t"}.get(rows_as, "")
 
     def _with_lines(self, path: Path, url: str) -> Path:
@@ -522,14 +522,12 @@ class PlainFiles:
             "csv": lambda: iter_table(path, delimiter, file.url),
             "tsv": lambda: iter_table(path, delimiter, file.url),
             "coco": lambda: iter_coco(path, file.url),
-            "lines": lambda: filter(_is_not_blank, iter_lines(path, text_row)),
+            "lines": lambda: (
+                row for row in iter_lines(path, text_row) if not isinstance(row[1], LeftOutError)
+            ),
             "jsonl": lambda: iter_lines(path),
         }
         return readers[kind]()
-
-
-def _is_not_blank(numbered: NumberedRow) -> bool:
-    return not isinstance(numbered[1], LeftOutError)
 
 
 def _is_parquet(file: InputFile) -> bool:

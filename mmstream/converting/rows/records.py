@@ -34,7 +34,7 @@ from contextlib import ExitStack
 from dataclasses import dataclass, field
 from itertools import islice
 from pathlib import Path
-from typing import Any, BinaryIO, Protocol
+from typing import Any, BinaryIO
 
 import msgspec
 import numpy as np
@@ -103,35 +103,32 @@ class HeldRows(RowRange):
         return iter(self.rows)
 
 
-class RowSource(Protocol):
+class RowSource(ABC):
     """All rows of a conversion."""
 
-    @property
-    def name(self) -> str:
-        """What the caller named: a file's base name, such as ``rows.jsonl``."""
-        ...
+    name: str
+    """What the caller named: a file's base name, such as ``rows.jsonl``."""
+    splits: Mapping[str, range]
+    """{split: its rows} where the source has splits, such as the folders train and val. They cover
+    all rows. Empty: it has none."""
 
     @property
+    @abstractmethod
     def sha256(self) -> str:
         """Checksum of the content of all rows. It goes into the plan."""
-        ...
 
     @property
+    @abstractmethod
     def num_rows(self) -> int:
         """Number of rows, those that will be rejected included."""
-        ...
 
-    @property
-    def splits(self) -> Mapping[str, range]:
-        """{split: its rows} where the source has splits, such as the folders train and val.
-
-        They cover all rows. Empty: it has none.
-        """
-        ...
-
+    @abstractmethod
     def select(self, rows: IntArray | range) -> RowRange:
         """Return rows by their 0-based indexes, in the given order."""
-        ...
+
+    @abstractmethod
+    def identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
+        """Yield the identity of every row, and whether it is the value of `field`."""
 
     def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
         """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of every row's identity.
@@ -145,7 +142,21 @@ class RowSource(Protocol):
         Raises:
             ConfigError: No row has the field.
         """
-        ...
+        hashes = np.empty(self.num_rows, dtype="<u8")
+        num_grouped = 0
+        for number, (identity, is_grouped) in enumerate(self.identities(field)):
+            hashes[number] = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
+            num_grouped += is_grouped
+        if field is not None and not num_grouped:
+            raise ConfigError(f"split_by={escaped(field)!r}: no row has this key")
+        if field is not None and num_grouped < self.num_rows:
+            logger.warning(
+                "split_by=%r: %d of %d rows lack this key; each of them is split by its own id",
+                escaped(field),
+                self.num_rows - num_grouped,
+                self.num_rows,
+            )
+        return hashes
 
 
 def encodable(name: str) -> str:
@@ -176,31 +187,6 @@ def identity_of(value: Any, field: str | None = None) -> tuple[bytes, bool]:
                 is_text = isinstance(row_id, str)
                 return row_id.encode() if is_text else msgspec.json.encode(row_id), key == field
     return msgspec.json.encode(value), False
-
-
-def hash_ids(
-    identities: Iterable[tuple[bytes, bool]], num_rows: int, field: str | None
-) -> npt.NDArray[np.uint64]:
-    """Return uint64 [num_rows]: the first 64 bits of the SHA-256 of each identity.
-
-    Raises:
-        ConfigError: No row has the field.
-    """
-    hashes = np.empty(num_rows, dtype="<u8")
-    num_grouped = 0
-    for number, (identity, is_grouped) in enumerate(identities):
-        hashes[number] = int.from_bytes(hashlib.sha256(identity).digest()[:8], "little")
-        num_grouped += is_grouped
-    if field is not None and not num_grouped:
-        raise ConfigError(f"split_by={escaped(field)!r}: no row has this key")
-    if field is not None and num_grouped < num_rows:
-        logger.warning(
-            "split_by=%r: %d of %d rows lack this key; each of them is split by its own id",
-            escaped(field),
-            num_rows - num_grouped,
-            num_rows,
-        )
-    return hashes
 
 
 NumberedRow = tuple[int, Any]
@@ -351,8 +337,8 @@ def row_of(file: RecordFile, index: int, record: bytes | None) -> Row:
 
 
 @dataclass(frozen=True)
-class RecordSource:
-    """Scanned files of rows: a `RowSource`."""
+class RecordSource(RowSource):
+    """Scanned files of rows."""
 
     name: str
     files: tuple[RecordFile, ...]
@@ -382,16 +368,12 @@ class RecordSource:
         files = tuple(self.files[number] for number in used.tolist())
         return RecordRange(files, position.astype(np.int32), index, starts, stops)
 
-    def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
-        """Return uint64 [num_rows]: the hash of every row's identity (see `RowSource`)."""
-        identities = (
-            _identity(file, index, record, field)
-            for start in range(0, self.num_rows, _BATCH)
-            for file, index, record in self.select(
-                range(start, min(self.num_rows, start + _BATCH))
-            ).records()
-        )
-        return hash_ids(identities, self.num_rows, field)
+    def identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
+        """Yield the identity of every row (see `RowSource`). A batch of offsets is in memory."""
+        for start in range(0, self.num_rows, _BATCH):
+            rows = self.select(range(start, min(self.num_rows, start + _BATCH)))
+            for file, index, record in rows.records():
+                yield _identity(file, index, record, field)
 
 
 def joint_sha256(files: Iterator[tuple[str, int, str]]) -> str:

@@ -18,10 +18,9 @@ from functools import cached_property
 
 import msgspec
 import numpy as np
-import numpy.typing as npt
 
 from mmstream.converting.draft import RowError, StoredSample
-from mmstream.converting.rows.records import Row, RowRange, encodable, hash_ids, identity_of
+from mmstream.converting.rows.records import Row, RowRange, RowSource, encodable, identity_of
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.open import open_dataset
@@ -95,8 +94,8 @@ def _stored(sample: Sample) -> StoredSample:
 
 
 @dataclass(frozen=True)
-class SampleSource:
-    """A data set of tars: a `RowSource`."""
+class SampleSource(RowSource):
+    """A data set of tars."""
 
     name: str
     dataset: Dataset
@@ -163,15 +162,12 @@ class SampleSource:
         positions = number - self._starts[shards]
         return SampleRange(self.dataset, index, shards, positions, self.is_temporary)
 
-    def id_hashes(self, field: str | None = None) -> npt.NDArray[np.uint64]:
-        """Return uint64 [num_rows]: the hash of every sample's identity, which is its key.
+    def identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
+        """Yield the identity of every sample, which is its key.
 
         With `field`, it is the value of this key in the sample's ``json``, and all samples are
         read; otherwise one header of each.
         """
-        return hash_ids(self._identities(field), self.num_rows, field)
-
-    def _identities(self, field: str | None) -> Iterator[tuple[bytes, bool]]:
         for start in range(0, self.num_rows, KEYS_AT_ONCE):
             rows = self.select(range(start, min(self.num_rows, start + KEYS_AT_ONCE)))
             if field is None:

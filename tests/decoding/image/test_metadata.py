@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from PIL import Image, ImageOps, PngImagePlugin
 
 import mmstream as mm
-from mmstream.converting.media.check import checked
+from mmstream.converting.media.load import checked
 from mmstream.converting.sidecar import perceptual_hash
 from mmstream.display.media import pixels_of
 from mmstream.media.image import header_shape
