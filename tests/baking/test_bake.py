@@ -689,16 +689,6 @@ def test_a_tensor_of_another_shape_than_the_manifest_says_is_kept_out_of_the_bat
     assert memory["image"].sum(1).tolist() == [7 * 192, 0, 0]
 
 
-@pytest.mark.parametrize("content", [{"version": 2}, {"files": 3}, []])
-def test_a_manifest_that_says_nonsense_is_refused(baked_captions: Path, content: Any) -> None:
-    path = baked_captions / MANIFEST_NAME
-    manifest = Manifest.from_bytes(path.read_bytes())
-    manifest.source["bake"] = content
-    path.write_bytes(manifest.to_bytes())
-    with pytest.raises(mm.errors.ManifestError, match="baked"):
-        pipeline(baked_captions, mm.Decode.baked())
-
-
 def test_a_manifest_of_a_stranger_gets_no_memory_for_what_it_says(
     corpus: str, tmp_path: Path
 ) -> None:
@@ -709,6 +699,7 @@ def test_a_manifest_of_a_stranger_gets_no_memory_for_what_it_says(
     content = manifest.source["bake"]
     image = content["files"]["image.hwc.npy"]
     settings: list[tuple[dict[str, Any], str, Any]] = [
+        *((manifest.source, "bake", nonsense) for nonsense in ({"version": 2}, {"files": 3}, [])),
         (image, "shape", [-1, -192]),
         (content["collate"], "pad_to", 2_000_000_000),
         (content["collate"], "pad_to", -5),
@@ -720,7 +711,7 @@ def test_a_manifest_of_a_stranger_gets_no_memory_for_what_it_says(
         before = dict(part)
         part[name] = value
         path.write_bytes(manifest.to_bytes())
-        with pytest.raises(mm.errors.ManifestError, match="no files of a bake: "):
+        with pytest.raises(mm.errors.ManifestError, match=r"no files of a bake: |baked in version"):
             pipeline(tmp_path / "baked", mm.Decode.baked())
         part.clear()
         part.update(before)

@@ -1,18 +1,24 @@
-"""A whole conversion: counts, bytes, order, splits, and readers of the result."""
+"""A whole conversion: counts, bytes, order, splits, its progress, and readers of the result."""
 
 from __future__ import annotations
 
 import hashlib
+import io
 import json
+import re
 
 import pytest
-from webdataset.tariterators import group_by_keys, tar_file_expander
+from tqdm import tqdm
 
 import mmstream as mm
+from mmstream.converting import engines
+from mmstream.dataset.files import README_NAME
 from mmstream.dataset.manifest import MARKER_NAME
 from mmstream.tar.samples import iter_members
+from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.convert_corpus import (
     after_files,
+    interrupted,
     keys,
     rejects,
     run,
@@ -37,19 +43,6 @@ def test_every_row_is_a_sample_or_a_reject(corpus, tmp_path):
     sample = mm.open_dataset(tmp_path / "out")[0]
     assert (sample["jpg"], sample["txt"]) == (jpeg(0), b"row 0")
     assert json.loads(sample["json"])["id"] == "r0"
-
-
-def test_the_manifest_accounts_for_every_byte(corpus, tmp_path):
-    report = run(corpus, tmp_path / "out")
-    manifest = mm.open_dataset(tmp_path / "out").manifest
-    for info in manifest.shards:
-        data = (tmp_path / "out" / info.name).read_bytes()
-        assert len(data) == info.num_bytes
-        assert hashlib.sha256(data).hexdigest() == info.sha256
-    assert report.num_bytes == report.num_new_bytes == manifest.num_bytes
-    assert manifest.fields == {"jpg": 38, "txt": 38, "json": 38}
-    assert manifest.source["rows"] == "rows.jsonl"
-    assert manifest.source["num_rejects"] == 2
 
 
 @pytest.mark.slow
@@ -181,14 +174,65 @@ def test_a_callers_mistake_is_a_config_error_before_the_destination_exists(
     assert not (tmp_path / "out").exists()
 
 
-def test_webdataset_reads_the_same_samples(out):
-    theirs = []
-    for path in sorted(out.glob("*.tar")):
-        with path.open("rb") as stream:  # its own opener leaves files open
-            members = tar_file_expander([{"url": path.name, "stream": stream}])
-            theirs += list(group_by_keys(members))
-    ours = mm.open_dataset(out)
-    assert len(theirs) == len(ours) == 38
-    for sample, other in zip(theirs, ours, strict=True):
-        names = {name for name in sample | other if name[:2] != "__"} | {"__key__"}
-        assert {name: sample[name] for name in names} == {name: other[name] for name in names}
+# -- readers of Hugging Face take the tars of a folder for its data, and nothing else
+
+
+@pytest.fixture
+def texts(tmp_path):
+    rows = [{"text": f"text {n}"} for n in range(5)]
+    mm.convert(rows, tmp_path / "corpus", samples_per_shard=2, progress=False)
+    return tmp_path / "corpus"
+
+
+@pytest.mark.parametrize("kind", ["converted", "baked"])
+def test_load_dataset_reads_the_samples_of_a_folder(texts, tmp_path, monkeypatch, kind):
+    folder, datasets = texts, pytest.importorskip("datasets")
+    monkeypatch.setattr(datasets.config, "HF_HUB_OFFLINE", True)
+    if kind == "baked":
+        decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=8))
+        pipeline = mm.Pipeline(mm.open_dataset(folder), global_batch_size=2, decode=decode)
+        mm.bake(pipeline, tmp_path / "baked", progress=False)
+        folder = tmp_path / "baked"
+    loaded = datasets.load_dataset(str(folder), split="train", streaming=True)
+    assert [row["__key__"] for row in loaded] == [s["__key__"] for s in mm.open_dataset(folder)]
+
+
+def test_a_readme_that_is_there_stays(texts, tmp_path):
+    written = (texts / README_NAME).read_text()
+    (texts / README_NAME).write_text("mine")
+    rows = [{"text": "a"}]
+    mm.convert(rows, texts, rerun=mm.Rerun(overwrite=True), progress=False)
+    assert (texts / README_NAME).read_text() == "mine"
+    mm.convert(rows, tmp_path / "new", progress=False)
+    assert (tmp_path / "new" / README_NAME).read_text() == written
+    assert mm.convert(tmp_path / "new", tmp_path / "again", progress=False).num_samples == 1
+
+
+# -- the progress bar
+
+
+@pytest.fixture
+def terminal(monkeypatch):
+    file = io.StringIO()
+    monkeypatch.setattr(
+        engines,
+        "tqdm",
+        lambda **k: tqdm(**k | {"disable": k["disable"] or False, "file": file}),
+    )
+    return file
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_workers", [1, 2])
+def test_a_conversion_counts_every_row_and_reject(terminal, corpus, tmp_path, num_workers, whole):
+    run(corpus, tmp_path / "out", progress=True, num_workers=num_workers)
+    assert re.search("40/40.*2 rejected", terminal.getvalue().rpartition("\r")[2])
+    assert tree(tmp_path / "out") == whole
+
+
+def test_an_interrupted_conversion_goes_on_where_the_bar_was(
+    terminal, corpus, tmp_path, monkeypatch
+):
+    interrupted(monkeypatch, corpus, tmp_path / "out", after=2)
+    run(corpus, tmp_path / "out", progress=True)
+    assert "40/40" in terminal.getvalue().rpartition("\r")[2]

@@ -5,19 +5,23 @@ They check media for a shard: the same rows in the same order, and bounded memor
 
 from __future__ import annotations
 
+import io
 import threading
-from concurrent.futures import Future
+import warnings
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from types import SimpleNamespace
 
 import pytest
 
-from mmstream.converting import engines
+from mmstream.converting import engines, shard
 from mmstream.converting.draft import Draft, MediaRef, RowError
 from mmstream.converting.media import load as load_module
+from mmstream.converting.media.images import unwarned
 from mmstream.converting.media.load import load_rows
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
+from mmstream.converting.shard import HashedFile
 from tests.helpers.convert_corpus import run, tree
 from tests.helpers.corpora import jpeg
 
@@ -153,3 +157,44 @@ def test_what_is_no_fault_of_a_row_ends_the_conversion():
 
     with pytest.raises(MemoryError, match="no memory"):
         load(Broken(1))
+
+
+# -- threads of a conversion: one writes the bytes of a tar, several use Pillow
+
+
+def test_a_slow_file_bounds_what_is_in_memory(monkeypatch):
+    monkeypatch.setattr(shard, "BLOCK_BYTES", 10)
+    may_write, written = threading.Event(), []
+
+    class SlowFile(io.RawIOBase):
+        def write(self, data):
+            assert may_write.wait(timeout=500)
+            return len(data)
+
+    def produce():
+        for block in range(100):
+            hashed.write(bytes(20))
+            written.append(block)
+
+    with HashedFile(SlowFile()) as hashed, ThreadPoolExecutor() as pool:
+        producer = pool.submit(produce)
+        wait([producer], timeout=0.2)
+        assert len(written) <= shard.MAX_WAITING
+        may_write.set()
+        producer.result(500)
+        hashed.close()
+    assert len(written) == 100
+
+
+# -- Pillow's warnings are off while any thread works with a picture, and on again afterwards
+
+
+def test_the_filters_are_back_when_the_last_of_several_threads_is_done():
+    before = list(warnings.filters)
+    with unwarned, ThreadPoolExecutor() as pool:
+        pool.submit(unwarned.__enter__).result()
+        pool.submit(unwarned.__exit__, None, None, None).result()
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.warn("odd metadata", stacklevel=1)
+    assert seen == []
+    assert list(warnings.filters) == before

@@ -409,15 +409,6 @@ def test_rows_that_wait_count_with_their_own_size(monkeypatch, downloads):
     assert len(pulled) == 9
 
 
-def test_a_failed_network_stops_the_conversion_and_is_no_reject(downloads):
-    def rows():
-        yield from web_rows(1)
-        downloads[url(0)].set_exception(mm.errors.StorageError("no network"))
-
-    with pytest.raises(mm.errors.StorageError, match="no network"):
-        list(loaded(rows()))
-
-
 def test_a_full_temporary_folder_stops_the_conversion(monkeypatch, downloads):
     def full(*_):
         raise OSError(28, "No space left on device")

@@ -142,20 +142,20 @@ def test_killed_anywhere_a_retry_is_repeated_to_the_same_bytes(corpus, tmp_path)
     assert moment == 2 * (2 * 5 + 1 + 1 + 1 + 1 + 1) + 1  # and the removal of the lock
 
 
-def test_each_split_has_its_own_retry(corpus, tmp_path):
-    options = {"splits": {"train": 0.5, "val": 0.5}}
+@pytest.mark.parametrize(
+    "options", [{"splits": {"train": 0.5, "val": 0.5}}, {"shuffle_seed": 1}], ids=["splits", "seed"]
+)
+def test_each_split_has_its_own_retry_and_shuffled_rows_are_the_right_ones(
+    corpus, tmp_path, options
+):
     convert(corpus, tmp_path / "out", **options)
     arrive(corpus, *ABSENT)
     report = convert(corpus, tmp_path / "out", retry_rejects=True, **options)
     assert (report.num_samples, report.num_rejects) == (19, 1)
+    folders = [tmp_path / "out" / split for split in report.splits] or [tmp_path / "out"]
+    found = sorted(key for folder in folders for key in keys(folder))
+    assert found == [f"{i + 1:09d}" for i in range(20) if i != 9]
     assert convert(corpus, tmp_path / "out", **options).was_finished
-
-
-def test_a_retry_of_shuffled_rows_has_the_right_ones(corpus, tmp_path):
-    convert(corpus, tmp_path / "out", shuffle_seed=1)
-    arrive(corpus, *ABSENT)
-    convert(corpus, tmp_path / "out", shuffle_seed=1, retry_rejects=True)
-    assert sorted(keys(tmp_path / "out")) == [f"{i + 1:09d}" for i in range(20) if i != 9]
 
 
 def test_overwrite_removes_extra_shards(corpus, tmp_path, retried):

@@ -129,17 +129,6 @@ def test_a_range_of_rejects_only_is_for_finalize_to_judge(tmp_path):
         mm.finalize(tmp_path / "out")
 
 
-@pytest.mark.slow
-def test_the_command_line_writes_ranges_and_finalizes(corpus, tmp_path, mmstream):
-    dest = tmp_path / "out"
-    for text in ("0:3", "3:9"):
-        words = ["convert", corpus, dest, "--samples-per-shard", 8, "--shard-range", text]
-        _, out, _ = mmstream(*words)
-    assert f"when all shards are written, run: mmstream finalize {dest}" in out
-    _, out, _ = mmstream("finalize", dest, "--max-rejects", 2)
-    assert "40 rows -> 38 samples in 5 shards, 2 rejected" in out
-
-
 @pytest.mark.parametrize("duplicates", ["report", "drop"])
 def test_finalize_finds_the_duplicates_that_the_plan_asks_for(corpus, tmp_path, duplicates):
     options = {"duplicates": duplicates}

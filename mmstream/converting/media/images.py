@@ -50,17 +50,6 @@ _SRGB = (b"sRGB IEC61966", "sRGB IEC61966".encode("utf-16-be"))
 """Descriptions of profiles that say what an image without a profile is anyway."""
 
 
-class Encoded(NamedTuple):
-    """An image as it is stored."""
-
-    extension: ImageFormat
-    data: bytes
-    shape: Shape
-    """(height, width)."""
-    original: Shape
-    """(height, width) of the upright original."""
-
-
 class _Decoded(NamedTuple):
     pixels: Pixels
     """uint8 [H, W, C], upright: grey (1), RGB (3) or RGBA (4). It may be smaller than the file."""
@@ -92,7 +81,7 @@ def encode(
     target: ImageFormat,
     options: MediaOptions,
     limits: Limits,
-) -> Encoded:
+) -> tuple[bytes, Shape, Shape]:
     """Decode an image, make it small enough, and encode it. The same bytes every time.
 
     Args:
@@ -102,6 +91,9 @@ def encode(
         target: The format to encode it in.
         options: Largest side, and quality.
         limits: Of decoding it.
+
+    Returns:
+        The bytes that are stored, their (height, width), and that of the upright original.
 
     Raises:
         DecodeError: It is damaged, exceeds a limit, or cannot be kept as it is shown.
@@ -116,8 +108,7 @@ def encode(
     size = _fitting(original, options.max_image_side)
     if pixels.shape[:2] != size:
         pixels = _resized(pixels, size)
-    stored = _ENCODERS[target](pixels, decoded, options)
-    return Encoded(target, stored, size, original)
+    return _ENCODERS[target](pixels, decoded, options), size, original
 
 
 def _fitting(shape: Shape, side: int | None) -> Shape:

@@ -328,178 +328,7 @@ class ArrivedBytes:
         return _Spilled(self._file_size - len(data), len(data))
 
 
-# -- what a media file really is: its type, the checks that are asked of it, its facts
-
-
-_NOT_IN_TRAINING = ("tiff", "heic")
-"""Images that no decoder of a training run reads. A sample would silently have no image."""
-
-TIMEOUT_S = 300.0
-"""Seconds that reading or decoding a file may take. A busy machine must not reject a file."""
-
-_SOUND_ALONE = {"mp4": "m4a", "mov": "m4a", "mkv": "mka", "webm": "mka", "wmv": "wma"}
-"""What files are called that hold sound alone. Their first bytes do not tell that."""
-
-
-def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
-    """Return a medium as it is stored, with its facts, after all checks.
-
-    Args:
-        kind: What the row says that it is.
-        data: The file.
-        options: What is asked of it, and how images and videos are changed.
-
-    Raises:
-        RowError: It is something else, fails a check, or a library fails with it in any other way.
-            The message does not name the file.
-    """
-    try:
-        return _checked(kind, data, options)
-    except DecodeError as error:
-        raise RowError(str(error)) from None
-    except MMStreamError:
-        raise
-    except Exception as error:  # libraries raise what they like about a stranger's file
-        raise RowError(
-            f"cannot be read or stored: {escaped(error) or type(error).__name__}"
-        ) from None
-
-
-def _checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
-    extension = _extension(kind, data, options)
-    if kind == "image":
-        return _image(data, extension, options)
-    if options.check == "none":
-        return Media(extension, data)
-    facts = media_facts(data, kind, Deadline.start(TIMEOUT_S), decode=options.check == "full")
-    _check_duration(facts, options)
-    if kind == "video" and options.video_format == "mp4":
-        from mmstream.converting.media.remux import remuxed  # loads FFmpeg
-
-        copy = remuxed(data, Deadline.start(TIMEOUT_S))
-        if copy is not None:
-            return Media("mp4", copy, facts)
-    return Media(extension, data, facts)
-
-
-def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:
-    """Return the type by the first bytes."""
-    media_type = sniff_file(data)
-    article = "a" if kind == "video" else "an"
-    if media_type is None:
-        raise RowError(f"not {article} {kind} (starts with {data[:12]!r})")
-    if kind == "audio" and media_type.extension in _SOUND_ALONE and options.check != "none":
-        return _SOUND_ALONE[media_type.extension]  # `media_facts` refuses it if it has pictures
-    if media_type.kind != kind:
-        raise RowError(f"not {article} {kind} but {media_type.extension}")
-    return media_type.extension
-
-
-def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
-    if extension in _NOT_IN_TRAINING and options.image_format is None:
-        raise RowError(
-            f"{extension} is not supported; make it png or jpg, for example with --image-format jpg"
-        )
-    if options.check == "none" and not options.changes_images:
-        return Media(extension, data)
-    from mmstream.converting.media.images import encode, target_of  # loads Pillow
-    from mmstream.media.image import decode_bytes
-
-    shape = _shape(data, extension)
-    if shape is not None:
-        _check_size(shape, options)
-    target = target_of(extension, shape, options)
-    if target is not None:
-        encoded = encode(data, extension, shape, target, options, _limits())
-        _check_size(encoded.original, options)
-        return Media(encoded.extension, encoded.data, _size_facts(encoded.shape, encoded.original))
-    if options.check == "full" or (shape is None and options.check == "header"):
-        shape = decode_bytes(data, _limits())[0].shape[:2]
-        _check_size(shape, options)
-    return Media(extension, data, _size_facts(shape, shape) if shape is not None else {})
-
-
-def _shape(data: bytes, extension: str) -> Shape | None:
-    """Return (height, width) as the header says them. None: only decoding tells."""
-    from mmstream.media.image import header_shape
-
-    if extension in _NOT_IN_TRAINING:
-        return None
-    shape = header_shape(data, _limits())
-    if shape is not None:
-        _limits().check_picture(*shape)
-    return shape
-
-
-def _limits() -> Limits:
-    """Return the limits that training has by default, with more time."""
-    return Limits.start(timeout_s=TIMEOUT_S)
-
-
-def _size_facts(shape: Shape, original: Shape) -> Facts:
-    return {
-        "width": shape[1],
-        "height": shape[0],
-        "original_width": original[1],
-        "original_height": original[0],
-    }
-
-
-def _check_size(shape: Shape, options: MediaOptions) -> None:
-    shorter, longer = sorted(shape)
-    if options.min_image_side is not None and shorter < options.min_image_side:
-        raise RowError(f"{shape[1]}x{shape[0]} pixels; min_image_side is {options.min_image_side}")
-    if options.max_aspect is not None and longer > options.max_aspect * shorter:
-        raise RowError(f"{shape[1]}x{shape[0]} pixels; max_aspect is {options.max_aspect:g}")
-
-
-def _check_duration(facts: Facts, options: MediaOptions) -> None:
-    shortest, longest = options.min_duration_s, options.max_duration_s
-    if shortest is None and longest is None:
-        return
-    duration = facts.get("duration_s")
-    if not isinstance(duration, int | float):
-        raise RowError("its duration is not known, and min_duration_s or max_duration_s is set")
-    if shortest is not None and duration < shortest:
-        raise RowError(f"{duration:g} s; min_duration_s is {shortest:g}")
-    if longest is not None and duration > longest:
-        raise RowError(f"{duration:g} s; max_duration_s is {longest:g}")
-
-
-def require_starts_inside(content: Mapping[str, Any], media: Sequence[Media]) -> None:
-    """Refuse a span that starts at the end of a file or later: training would find nothing there.
-
-    An end behind that of the file is no fault: decoders cut it, and many corpora round up.
-
-    Args:
-        content: The ``json`` of the sample, with its ``segments``, or ``start_s``.
-        media: Its files. Those whose duration is not known are not compared.
-
-    Raises:
-        RowError: A span starts too late. The message says where, and how long the file is.
-    """
-    durations = [medium.facts.get("duration_s") for medium in media]
-    lengths = [value for value in durations if isinstance(value, int | float)]
-    if not lengths:
-        return
-    for name, start_s in _starts(content):
-        if start_s >= min(lengths):
-            raise RowError(
-                f"{name}: starts at {start_s:g} s, and the file lasts {min(lengths):g} s; it is "
-                "another file, or was cut off"
-            )
-
-
-def _starts(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
-    """Yield (name, seconds) of each span that states its start as a number."""
-    segments = content.get("segments")
-    spans = segments if isinstance(segments, list) else []
-    named = [("start_s", content), *((f"segments[{i}]", span) for i, span in enumerate(spans))]
-    for name, span in named:
-        start = span.get("start_s") if isinstance(span, Mapping) else None
-        if isinstance(start, int | float) and not isinstance(start, bool):
-            yield name, start
-
+# -- rows whose turn it is are checked: by this CPU, and by idle ones
 
 BATCH_BYTES = 4 << 20
 """Media that a CPU gets at a time: 25 photographs, or one video."""
@@ -618,3 +447,176 @@ def _require_sha256(expected: str | None, data: bytes) -> None:
     sha256 = hashlib.sha256(data).hexdigest()
     if sha256 != expected.strip().lower():
         raise RowError(f"another file than the row says: its sha256 is {sha256}")
+
+
+# -- what a media file really is: its type, the checks that are asked of it, its facts
+
+
+_NOT_IN_TRAINING = ("tiff", "heic")
+"""Images that no decoder of a training run reads. A sample would silently have no image."""
+
+TIMEOUT_S = 300.0
+"""Seconds that reading or decoding a file may take. A busy machine must not reject a file."""
+
+_SOUND_ALONE = {"mp4": "m4a", "mov": "m4a", "mkv": "mka", "webm": "mka", "wmv": "wma"}
+"""What files are called that hold sound alone. Their first bytes do not tell that."""
+
+
+def checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
+    """Return a medium as it is stored, with its facts, after all checks.
+
+    Args:
+        kind: What the row says that it is.
+        data: The file.
+        options: What is asked of it, and how images and videos are changed.
+
+    Raises:
+        RowError: It is something else, fails a check, or a library fails with it in any other way.
+            The message does not name the file.
+    """
+    try:
+        return _checked(kind, data, options)
+    except DecodeError as error:
+        raise RowError(str(error)) from None
+    except MMStreamError:
+        raise
+    except Exception as error:  # libraries raise what they like about a stranger's file
+        raise RowError(
+            f"cannot be read or stored: {escaped(error) or type(error).__name__}"
+        ) from None
+
+
+def _checked(kind: Kind, data: bytes, options: MediaOptions) -> Media:
+    extension = _extension(kind, data, options)
+    if kind == "image":
+        return _image(data, extension, options)
+    if options.check == "none":
+        return Media(extension, data)
+    facts = media_facts(data, kind, Deadline.start(TIMEOUT_S), decode=options.check == "full")
+    _check_duration(facts, options)
+    if kind == "video" and options.video_format == "mp4":
+        from mmstream.converting.media.remux import remuxed  # loads FFmpeg
+
+        copy = remuxed(data, Deadline.start(TIMEOUT_S))
+        if copy is not None:
+            return Media("mp4", copy, facts)
+    return Media(extension, data, facts)
+
+
+def _extension(kind: Kind, data: bytes, options: MediaOptions) -> str:
+    """Return the type by the first bytes."""
+    media_type = sniff_file(data)
+    article = "a" if kind == "video" else "an"
+    if media_type is None:
+        raise RowError(f"not {article} {kind} (starts with {data[:12]!r})")
+    if kind == "audio" and media_type.extension in _SOUND_ALONE and options.check != "none":
+        return _SOUND_ALONE[media_type.extension]  # `media_facts` refuses it if it has pictures
+    if media_type.kind != kind:
+        raise RowError(f"not {article} {kind} but {media_type.extension}")
+    return media_type.extension
+
+
+def _image(data: bytes, extension: str, options: MediaOptions) -> Media:
+    if extension in _NOT_IN_TRAINING and options.image_format is None:
+        raise RowError(
+            f"{extension} is not supported; make it png or jpg, for example with --image-format jpg"
+        )
+    if options.check == "none" and not options.changes_images:
+        return Media(extension, data)
+    from mmstream.converting.media.images import encode, target_of  # loads Pillow
+    from mmstream.media.image import decode_bytes
+
+    shape = _shape(data, extension)
+    if shape is not None:
+        _check_size(shape, options)
+    target = target_of(extension, shape, options)
+    if target is not None:
+        encoded, size, original = encode(data, extension, shape, target, options, _limits())
+        _check_size(original, options)
+        return Media(target, encoded, _size_facts(size, original))
+    if options.check == "full" or (shape is None and options.check == "header"):
+        shape = decode_bytes(data, _limits())[0].shape[:2]
+        _check_size(shape, options)
+    return Media(extension, data, _size_facts(shape, shape) if shape is not None else {})
+
+
+def _shape(data: bytes, extension: str) -> Shape | None:
+    """Return (height, width) as the header says them. None: only decoding tells."""
+    from mmstream.media.image import header_shape
+
+    if extension in _NOT_IN_TRAINING:
+        return None
+    shape = header_shape(data, _limits())
+    if shape is not None:
+        _limits().check_picture(*shape)
+    return shape
+
+
+def _limits() -> Limits:
+    """Return the limits that training has by default, with more time."""
+    return Limits.start(timeout_s=TIMEOUT_S)
+
+
+def _size_facts(shape: Shape, original: Shape) -> Facts:
+    return {
+        "width": shape[1],
+        "height": shape[0],
+        "original_width": original[1],
+        "original_height": original[0],
+    }
+
+
+def _check_size(shape: Shape, options: MediaOptions) -> None:
+    shorter, longer = sorted(shape)
+    if options.min_image_side is not None and shorter < options.min_image_side:
+        raise RowError(f"{shape[1]}x{shape[0]} pixels; min_image_side is {options.min_image_side}")
+    if options.max_aspect is not None and longer > options.max_aspect * shorter:
+        raise RowError(f"{shape[1]}x{shape[0]} pixels; max_aspect is {options.max_aspect:g}")
+
+
+def _check_duration(facts: Facts, options: MediaOptions) -> None:
+    shortest, longest = options.min_duration_s, options.max_duration_s
+    if shortest is None and longest is None:
+        return
+    duration = facts.get("duration_s")
+    if not isinstance(duration, int | float):
+        raise RowError("its duration is not known, and min_duration_s or max_duration_s is set")
+    if shortest is not None and duration < shortest:
+        raise RowError(f"{duration:g} s; min_duration_s is {shortest:g}")
+    if longest is not None and duration > longest:
+        raise RowError(f"{duration:g} s; max_duration_s is {longest:g}")
+
+
+def require_starts_inside(content: Mapping[str, Any], media: Sequence[Media]) -> None:
+    """Refuse a span that starts at the end of a file or later: training would find nothing there.
+
+    An end behind that of the file is no fault: decoders cut it, and many corpora round up.
+
+    Args:
+        content: The ``json`` of the sample, with its ``segments``, or ``start_s``.
+        media: Its files. Those whose duration is not known are not compared.
+
+    Raises:
+        RowError: A span starts too late. The message says where, and how long the file is.
+    """
+    durations = [medium.facts.get("duration_s") for medium in media]
+    lengths = [value for value in durations if isinstance(value, int | float)]
+    if not lengths:
+        return
+    for name, start_s in _starts(content):
+        if start_s >= min(lengths):
+            raise RowError(
+                f"{name}: starts at {start_s:g} s, and the file lasts {min(lengths):g} s; it is "
+                "another file, or was cut off"
+            )
+
+
+def _starts(content: Mapping[str, Any]) -> Iterator[tuple[str, float]]:
+    """Yield (name, seconds) of each span that states its start as a number."""
+    segments = content.get("segments")
+    spans = segments if isinstance(segments, list) else []
+    named = [("start_s", content), *((f"segments[{i}]", span) for i, span in enumerate(spans))]
+    for name, span in named:
+        start = span.get("start_s") if isinstance(span, Mapping) else None
+        if isinstance(start, int | float) and not isinstance(start, bool):
+            yield name, start
