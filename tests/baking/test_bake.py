@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import gc
 import json
-import os
 import re
-import signal
 from collections.abc import Callable
+from functools import partial
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -28,7 +27,7 @@ from mmstream.decoding.stored import encode_sample, tensor_bytes
 from mmstream.storage import RemoteStore, open_store
 from mmstream.train import TrainConfig, train
 from mmstream.train.tokenizer import byte_tokenizer
-from tests.converting.test_kill import die_at
+from tests.converting.test_kill import dies_at
 from tests.helpers.convert_corpus import tree
 from tests.helpers.corpora import captioned, jpeg, write_corpus
 from tests.helpers.families import PICTURES, conversation, qwen
@@ -88,25 +87,16 @@ def captions() -> mm.Decode:
     return mm.Decode(image=mm.ImageDecoder(size=32), text=text)
 
 
-def assert_same(value: Any, other: Any, name: str) -> None:
-    """Compare two values of batches: types, shapes, strides and bits."""
-    assert type(value) is type(other), name
+def exactly(value: Any) -> Any:
+    """Return what says all of a value of a batch: types, shapes, strides and bits."""
     if isinstance(value, torch.Tensor):
-        assert (value.dtype, value.shape) == (other.dtype, other.shape), name
-        assert not value.numel() or value.stride() == other.stride(), name
-        assert tensor_bytes(value) == tensor_bytes(other), name
-    elif isinstance(value, np.ndarray):
-        np.testing.assert_array_equal(value, other, name, strict=True)
-    elif isinstance(value, dict):
-        assert value.keys() == other.keys(), name
-        for key in value:
-            assert_same(value[key], other[key], f"{name}.{key}")
-    elif isinstance(value, list):
-        assert len(value) == len(other), name
-        for each, other_each in zip(value, other, strict=True):
-            assert_same(each, other_each, name)
-    else:
-        assert value == other, name
+        strides = value.stride() if value.numel() else None
+        return torch.Tensor, value.dtype, value.shape, strides, tensor_bytes(value)
+    if isinstance(value, np.ndarray):
+        return np.ndarray, value.dtype, value.shape, value.tobytes()
+    if isinstance(value, dict):
+        return {name: exactly(each) for name, each in value.items()}
+    return [exactly(each) for each in value] if isinstance(value, list) else (type(value), value)
 
 
 def assert_same_batches(
@@ -139,7 +129,7 @@ def assert_same_batches(
             )
             assert records == others
             for name in batch.keys() - {"__url__"}:
-                assert_same(batch[name], baked[name], name)
+                assert exactly(batch[name]) == exactly(baked[name]), name
     assert num_batches > 0
 
 
@@ -587,18 +577,10 @@ def test_killed_at_any_write_a_bake_is_completed_to_the_same_bytes(tmp_path: Pat
     source = pipeline(folder, mm.Decode(image=mm.ImageDecoder(size=8)))
     mm.bake(source, tmp_path / "whole", progress=False)
     expected = tree(tmp_path / "whole")
-    moment, killed = 0, True
-    while killed:
-        dest = tmp_path / f"killed-{moment}"
-        child = os.fork()
-        if child == 0:
-            try:
-                die_at(moment)
-                mm.bake(source, dest, progress=False)
-            finally:
-                os._exit(0)
-        killed = os.waitpid(child, 0)[1] == signal.SIGKILL
-        if killed and not (dest / MANIFEST_NAME).exists():
+    moment = 0
+    while dies_at(moment, partial(mm.bake, source, tmp_path / f"{moment}", progress=False)):
+        dest = tmp_path / f"{moment}"
+        if not (dest / MANIFEST_NAME).exists():
             with pytest.raises(mm.errors.ManifestError):
                 mm.open_dataset(dest)
         mm.bake(source, dest, progress=False)

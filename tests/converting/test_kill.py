@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -34,11 +35,16 @@ def make_corpus(folder, num_rows):
 
 def convert_and_die(rows, dest, moment, **options):
     """Convert in a forked process that kills itself at a moment. Return whether it came to that."""
+    return dies_at(moment, partial(mm.convert, rows, dest, progress=False, **grouped(**options)))
+
+
+def dies_at(moment, call):
+    """Call in a forked process that kills itself at a moment. Return whether it came to that."""
     child = os.fork()
     if child == 0:
         try:
             die_at(moment)
-            mm.convert(rows, dest, progress=False, **grouped(**options))
+            call()
         finally:
             os._exit(0)
     return os.waitpid(child, 0)[1] == signal.SIGKILL

@@ -11,7 +11,7 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting import sidecar as module
-from mmstream.converting.sidecar import SidecarWriter, content_hash, open_sidecar, text_of
+from mmstream.converting.sidecar import content_hash, open_sidecar, text_of
 from mmstream.dataset.facts import write_facts
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import keys, pictures, run, tree, write_rows
@@ -168,16 +168,6 @@ def test_a_large_sidecar_is_read_in_ranges(monkeypatch, out):
     whole = open_sidecar(store, "shard-000000.tar").read()
     monkeypatch.setattr(module, "MAX_BUFFERED_BYTES", 0)
     assert open_sidecar(store, "shard-000000.tar").read() == whole
-
-
-def test_a_failed_shard_leaves_no_sidecar(tmp_path):
-    store = open_store(str(tmp_path))
-    with pytest.raises(KeyboardInterrupt), SidecarWriter(store, "shard-000000.tar"):
-        raise KeyboardInterrupt
-    assert list(tmp_path.iterdir()) == []
-
-
-# -- columns: compared with those that pyarrow makes of the same values
 
 
 # -- convert(facts=True): the same facts as of an index, also of shards that were there before
