@@ -67,6 +67,7 @@ def test_data_urls_and_base64_hold_the_media_themselves(padding):
     url_safe = text.replace("+", "-").replace("/", "_")
     assert load(f"data:image/png;base64,{url_safe}") == data
     assert load(text) == data
+    assert load("\n".join(text[start : start + 40] for start in range(0, len(text), 40))) == data
     assert load("data:image/png," + "".join(f"%{byte:02x}" for byte in data)) == data
 
 

@@ -315,15 +315,20 @@ def make_draft(
     if len(refs) > MAX_MEDIA:
         raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
     row_id = row.get("image_id") if row.get("id") is None else row["id"]
-    paths = {"media_paths": [short_path(ref.path) for ref in refs]} if refs else {}
-    content: dict[str, Any] = {"id": row_id, **main, **paths}
-    has_time = any(ref.kind in ("video", "audio") for ref in refs)
-    facts = row.facts | SPAN_KEYS if has_time else row.facts
-    others = {key: value for key, value in row.items() if key not in row.taken and key != "id"}
-    for key, value in others.items():
+    content: dict[str, Any] = {"id": row_id, **main}
+    facts = row.facts
+    if refs:
+        content["media_paths"] = [short_path(ref.path) for ref in refs]
+        if any(ref.kind in ("video", "audio") for ref in refs):
+            facts |= SPAN_KEYS
+    unread: list[str] = []
+    for key, value in row.items():
+        if key in row.taken or key == "id":
+            continue
         content[f"row_{key}" if key in CANONICAL_KEYS else key] = _without_bytes(value)
-    unread = tuple(key for key, value in others.items() if key not in facts and is_set(value))
-    return Draft(content, tuple(refs), texts, fields or {}, unread, row.format)
+        if key not in facts and is_set(value):
+            unread.append(key)
+    return Draft(content, tuple(refs), texts, fields or {}, tuple(unread), row.format)
 
 
 def captioned(row: ParsedRow, refs: Sequence[MediaRef], texts: tuple[str, ...]) -> Draft:
