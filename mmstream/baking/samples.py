@@ -38,8 +38,7 @@ from mmstream.errors import (
 )
 from mmstream.pipeline import Pipeline
 from mmstream.progress import Progress
-from mmstream.reading.fetcher import Fetcher
-from mmstream.reading.lookup import FixedDraws, SampleLookup
+from mmstream.reading.fetcher import Fetcher, FixedDraws, SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.storage import Store
 from mmstream.storage.write_lock import WriteLock

@@ -64,7 +64,7 @@ from mmstream.packing.plan import (
 from mmstream.packing.plan_report import left_out_of
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress
-from mmstream.reading.lookup import FixedDraws
+from mmstream.reading.fetcher import FixedDraws
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
 from mmstream.world import resolve_world

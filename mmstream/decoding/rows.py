@@ -42,7 +42,7 @@ from mmstream.media.fields import call_user
 from mmstream.order import MAX_ATTEMPTS
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
-from mmstream.reading.lookup import SampleLookup
+from mmstream.reading.fetcher import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import TOO_LONG, BadSample, Sample, SampleLineage, SampleRef

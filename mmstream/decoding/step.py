@@ -54,7 +54,7 @@ from mmstream.errors import SampleError
 from mmstream.media.fields import address
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress, Stage
-from mmstream.reading.lookup import SampleLookup
+from mmstream.reading.fetcher import SampleLookup
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample, SampleLineage

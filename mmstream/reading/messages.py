@@ -4,7 +4,7 @@ There are two kinds of connections. Through the *control* connection, the main p
 read. It is a pickled value a message. Through a *step* connection, a worker (or the main process,
 where there are no workers) asks for a step and gets it. Its messages are short. They say where in
 the memory of the reader process (`SampleMemory`) a pickled header lies, and that says where the
-samples do. The first answer brings this memory with it. A worker is done with a step before it asks
+samples do. The first response brings this memory with it. A worker is done with a step before it asks
 for another one, so the samples stay until then. The main process asks *ahead*: for the next steps
 as soon as it has one. So the reader process takes their samples meanwhile.
 """
@@ -20,7 +20,6 @@ from collections import deque
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -37,28 +36,17 @@ from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.types import IntArray
 
 MEMORY_FD = 1
-"""Descriptors that come with the first answer."""
+"""Descriptors that come with the first response."""
 
 MAX_AHEAD = 4
 """Steps that a connection may ask for ahead, at most."""
 
 MAX_MESSAGE_BYTES = 4096
-"""Of a pickled `StepRequest` or `Answer`, which are some numbers."""
+"""Of a pickled `StepRequest` or `StepResponse`, which are some numbers."""
 
 
 class ReaderEnded(MMStreamError):  # noqa: N818 - seen by the loader only, which knows why
     """The reader process is gone. The loader says how it ended."""
-
-
-class Verdict(IntEnum):
-    """What an answer says."""
-
-    STEP = 0
-    """There is a `StepHeader`."""
-    ERROR = 1
-    """There is an exception."""
-    DROPPED = 2
-    """The step belongs to an iteration that is over."""
 
 
 class ReaderSetup(NamedTuple):
@@ -83,13 +71,13 @@ class StepRequest(NamedTuple):
     """How many of the steps before may be in use until this one is."""
 
 
-class Answer(NamedTuple):
-    """Says where a header or an exception lies, pickled."""
+class StepResponse(NamedTuple):
+    """Says where a `StepHeader` or an exception lies, pickled."""
 
-    verdict: Verdict
     start: int = 0
     """Its first byte in the memory of the reader process."""
     num_bytes: int = 0
+    """0: the step belongs to an iteration that is over."""
     memory_bytes: int = 0
     """Size of this memory, if it comes with this message; else 0."""
 
@@ -148,7 +136,7 @@ class StepConnection:
         value = self._receive_step(request)
         if isinstance(value, Exception):
             raise value
-        assert self._memory is not None, "it came with the first answer"
+        assert self._memory is not None, "it came with the first response"
         return value, self._memory
 
     def ask_ahead(self, request: StepRequest) -> None:
@@ -184,18 +172,18 @@ class StepConnection:
             message, files, _, _ = socket.recv_fds(self._socket, MAX_MESSAGE_BYTES, MEMORY_FD)
             if not message:
                 raise ConnectionResetError
-        answer: Answer = pickle.loads(message)
+        response: StepResponse = pickle.loads(message)
         if files:
-            self._attach(files[0], answer.memory_bytes)
-        if answer.verdict is Verdict.DROPPED:
+            self._attach(files[0], response.memory_bytes)
+        if not response.num_bytes:
             return MMStreamError("this step belongs to an iteration that is over")
-        if self._memory is None:  # its descriptor came with the first answer, and was dropped
+        if self._memory is None:  # its descriptor came with the first response, and was dropped
             return MMStreamError(
                 "this process has no file descriptor left for the memory of the reader process; "
                 "raise the limit of the shell (ulimit -n), or open fewer files"
             )
         value: StepHeader | Exception = pickle.loads(
-            self._memory[answer.start :][: answer.num_bytes]
+            self._memory[response.start :][: response.num_bytes]
         )
         return value
 

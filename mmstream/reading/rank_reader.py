@@ -36,7 +36,7 @@ from mmstream.reading.plan import NO_RANGE, PlannedRange, RankPlan, StepPlan, me
 from mmstream.reading.range_cache import RangeCache
 from mmstream.reading.step import PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
-from mmstream.storage.node_cache import CacheLocation
+from mmstream.storage.node_cache_file import CacheLocation
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest, Transfers, own_memory
 from mmstream.types import IntArray

@@ -15,10 +15,9 @@ import numpy as np
 
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.order import AnyOrder
-from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.fetcher import Fetcher, SampleLookup
 from mmstream.reading.held import HeldSamples, SampleTable
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeFiles
-from mmstream.reading.lookup import SampleLookup
 from mmstream.reading.messages import MAX_AHEAD, StepConnection, StepHeader, StepRequest
 from mmstream.reading.step import (
     BatchLineage,

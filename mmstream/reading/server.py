@@ -31,11 +31,10 @@ from mmstream.errors import MMStreamError
 from mmstream.reading.messages import (
     MAX_AHEAD,
     MAX_MESSAGE_BYTES,
-    Answer,
     ReaderSetup,
     StepHeader,
     StepRequest,
-    Verdict,
+    StepResponse,
 )
 from mmstream.reading.range_cache import RangeCache, needs_of
 from mmstream.reading.rank_reader import RankReader, StepSamples
@@ -95,7 +94,7 @@ class Server:
         }
         self._iteration = 0
         self._early: list[tuple[socket.socket, StepRequest]] = []
-        self._answers: dict[socket.socket, asyncio.Task[None]] = {}
+        self._responding: dict[socket.socket, asyncio.Task[None]] = {}
         self._ended = asyncio.Event()
 
     async def run(self) -> None:
@@ -133,19 +132,19 @@ class Server:
     ) -> None:
         """Begin an iteration. Steps of earlier ones are dropped."""
         self._iteration = iteration
-        for connection, answer in list(self._answers.items()):
-            answer.cancel()
+        for connection, task in list(self._responding.items()):
+            task.cancel()
             requests = self._clients[connection].requests
             for _ in requests:
-                self._send(connection, Answer(Verdict.DROPPED))
+                self._send(connection, StepResponse())
             requests.clear()
-        self._answers.clear()
+        self._responding.clear()
         for client in self._clients.values():
-            client.num_told = 0  # answers that are dropped have told of shards, too
+            client.num_told = 0  # responses that are dropped have told of shards, too
         self._reader.begin(epoch, step, rows, single_samples=single_samples)
         early, self._early = self._early, []
         for connection, request in early:
-            self._begin_answer(connection, request)
+            self._take(connection, request)
 
     def _accept(self, connection: socket.socket) -> None:
         """Take a request."""
@@ -157,36 +156,39 @@ class Server:
             self._clients[connection] = _Client(self._clients[connection].rooms)
             asyncio.get_running_loop().remove_reader(connection.fileno())
             return
-        self._begin_answer(connection, pickle.loads(message))
+        self._take(connection, pickle.loads(message))
 
-    def _begin_answer(self, connection: socket.socket, request: StepRequest) -> None:
+    def _take(self, connection: socket.socket, request: StepRequest) -> None:
         if request.iteration > self._iteration:  # it has come before the word of the main process
             self._early.append((connection, request))
         elif request.iteration < self._iteration:
-            self._send(connection, Answer(Verdict.DROPPED))
+            self._send(connection, StepResponse())
         else:
             client = self._clients[connection]
             client.requests.append(request)
-            if connection not in self._answers:
-                task = asyncio.get_running_loop().create_task(self._answer_all(connection, client))
-                self._answers[connection] = task
+            if connection not in self._responding:
+                task = asyncio.get_running_loop().create_task(self._respond_all(connection, client))
+                self._responding[connection] = task
 
-    async def _answer_all(self, connection: socket.socket, client: _Client) -> None:
-        """Answer the requests of a connection, one after the other."""
+    async def _respond_all(self, connection: socket.socket, client: _Client) -> None:
+        """Respond to the requests of a connection, one after the other."""
         while client.requests:
-            answer = await self._answer(client, client.requests[0])
+            response = await self._respond(client, client.requests[0])
             client.requests.popleft()
-            self._send(connection, answer)
-        del self._answers[connection]
+            self._send(connection, response)
+        del self._responding[connection]
 
-    async def _answer(self, client: _Client, request: StepRequest) -> Answer:
+    async def _respond(self, client: _Client, request: StepRequest) -> StepResponse:
         try:
             step_data = client.begin_step(request)
             samples = await self._reader.step(request.epoch, request.step)
             step_data += samples.data
-            return self._put(client, Verdict.STEP, self._header(client, samples))
+            return self._put(client, self._header(client, samples))
         except Exception as error:
-            return self._put_error(client, error)
+            try:
+                return self._put(client, error)
+            except Exception:  # some errors cannot be pickled: they cross as their words
+                return self._put(client, MMStreamError(f"{type(error).__name__}: {error}"))
 
     def _header(self, client: _Client, samples: StepSamples) -> StepHeader:
         """Say where the samples of a step are."""
@@ -209,7 +211,7 @@ class Server:
             read_shards,
         )
 
-    def _put(self, client: _Client, verdict: Verdict, value: StepHeader | Exception) -> Answer:
+    def _put(self, client: _Client, value: StepHeader | Exception) -> StepResponse:
         """Put a value where whoever asked finds it."""
         message = pickle.dumps(value)
         memory = next(client.room)
@@ -218,21 +220,13 @@ class Server:
             client.steps[-1].append(memory)
         memory[: len(message)] = message
         memory_bytes = 0 if client.has_memory else self._memory.num_bytes
-        return Answer(verdict, self._memory.position(memory), len(message), memory_bytes)
+        return StepResponse(self._memory.position(memory), len(message), memory_bytes)
 
-    def _put_error(self, client: _Client, error: Exception) -> Answer:
-        """Put an error where whoever asked finds it, or its words: some cannot be pickled."""
+    def _send(self, connection: socket.socket, response: StepResponse) -> None:
+        """Send a response. Whoever asked waits for it, so there is room for it."""
+        files = [self._memory.file] if response.memory_bytes else []
         try:
-            return self._put(client, Verdict.ERROR, error)
-        except Exception:
-            words = MMStreamError(f"{type(error).__name__}: {error}")
-            return self._put(client, Verdict.ERROR, words)
-
-    def _send(self, connection: socket.socket, answer: Answer) -> None:
-        """Send an answer. Whoever asked waits for it, so there is room for it."""
-        files = [self._memory.file] if answer.memory_bytes else []
-        try:
-            socket.send_fds(connection, [pickle.dumps(answer)], files)
+            socket.send_fds(connection, [pickle.dumps(response)], files)
         except OSError:
             asyncio.get_running_loop().remove_reader(connection.fileno())
         else:

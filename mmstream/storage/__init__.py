@@ -4,19 +4,18 @@
     local.py     a folder of this machine, or of NFS, Lustre and the like; new files
     remote.py    a prefix of an object store, through fsspec: clients, requests, errors
     upload.py    a new object in S3: its parts are sent while it is written
-    web.py       requests to plain web servers (``http://``, ``https://``)
-    http_headers.py  what headers of responses say: ranges, dates
+    web.py       headers of HTTP responses; requests to web servers (``http://``, ``https://``)
     s3_errors.py     what the refusals of S3 mean
     retry.py     how long failing requests are sent again
-    range_client.py  clients that open ranges of objects, for the hot read path: through threads
-    s3_client.py     the one for ``s3://``: what becomes of each response
+    range_client.py  clients that open ranges of objects, for the hot read path
     s3_session.py    what s3fs sends everything else with: answers that no S3 sends are refused
     s3_endpoint.py   where a bucket is, which credentials open it, and signatures
     http_client.py   HTTP requests whose responses are read in pieces
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
     transfer_counts.py  what it counts
     memory.py    objects in this process (``memory://``), for tests and small corpora
-    node_cache/      samples of remote shards on a disk of this machine
+    node_cache.py    samples of remote shards on a disk of this machine
+    node_cache_file.py  one file of it
     write_lock.py    one writer at a time in a folder or prefix
     urls.py      names of objects
 

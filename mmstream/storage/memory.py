@@ -93,10 +93,6 @@ class MemoryStore(CommonCalls):
         """Return the size and the version of an object; errors as `read`."""
         return _object_stat(self._file(name))
 
-    def exists(self, name: str) -> bool:
-        """Tell whether an object of this name exists."""
-        return bool(_file_system().isfile(self._path(name)))
-
     def list(self) -> dict[str, ObjectStat]:
         """Return the objects directly under the root by their names, sorted by name.
 

@@ -29,13 +29,6 @@ from typing import Any, BinaryIO, ClassVar, NoReturn, TypeVar, cast
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError
 from mmstream.storage import web
-from mmstream.storage.http_headers import (
-    number_of_bytes,
-    range_stat,
-    require_object,
-    seconds_until,
-    version_of,
-)
 from mmstream.storage.retry import THROTTLED_STATUS, health_of, retry
 from mmstream.storage.s3_endpoint import is_anonymous, require_certificates
 from mmstream.storage.s3_errors import plain_s3_error, refusal_of
@@ -49,9 +42,16 @@ from mmstream.storage.store import (
     require_known,
     require_size,
 )
-from mmstream.storage.upload import PART_BYTES, put_object, remove_uploads, send_with, upload
+from mmstream.storage.upload import remove_uploads, send_with, upload
 from mmstream.storage.urls import Range
-from mmstream.storage.web import RangeResponse
+from mmstream.storage.web import (
+    RangeResponse,
+    number_of_bytes,
+    range_stat,
+    require_object,
+    seconds_until,
+    version_of,
+)
 
 T = TypeVar("T")
 
@@ -319,14 +319,6 @@ class RemoteStore(CommonCalls):
         response = retry(url, lambda: send_with(send, "head_object", optional))
         return ObjectStat(int(response["ContentLength"]), version_of(_headers(response))), response
 
-    def exists(self, name: str) -> bool:
-        """Tell whether an object of this name exists."""
-        try:
-            self.stat(name)
-        except FileNotFoundError:
-            return False
-        return True
-
     def list(self) -> dict[str, ObjectStat]:
         """Return the objects directly under the root by their names, sorted by name.
 
@@ -419,8 +411,6 @@ class RemoteStore(CommonCalls):
                 # the end of a line, and the object loses its last byte. In chunks it is right.
                 options["chunksize"] = len(data)
             self._retry(url, lambda client: client.pipe_file(url, data, **options))
-        elif len(data) <= PART_BYTES:
-            put_object(url, partial(self._send, url), data)
         else:
             with self.create(name) as file:
                 file.write(data)

@@ -1,7 +1,7 @@
 """Storage: what the refusals of S3 mean, whichever client sent the request.
 
-`s3_client` reads them from HTTP. Everything else goes through s3fs, whose errors are botocore's, or
-Python's with one of those behind it. Both become the same errors here: passing ones
+`range_client` reads them from HTTP. Everything else goes through s3fs, whose errors are botocore's,
+or Python's with one of those behind it. Both become the same errors here: passing ones
 (`RequestError`), and final ones that say what to do.
 """
 
@@ -16,9 +16,9 @@ from http import HTTPStatus
 from typing import Any, NamedTuple
 
 from mmstream.errors import ConfigError, MMStreamError, StorageError, escaped
-from mmstream.storage.http_headers import seconds_until, timestamp
 from mmstream.storage.retry import CREDENTIALS_HINT, THROTTLED_STATUS, StoreHealth
 from mmstream.storage.store import RequestError
+from mmstream.storage.web import seconds_until, timestamp
 
 MAX_SKEW_S = 900.0
 """Seconds that a clock may be wrong. S3 refuses signatures that are older."""

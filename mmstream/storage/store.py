@@ -266,6 +266,14 @@ class CommonCalls:
         """Return the size of an object in bytes; errors as `read`."""
         return self.stat(name).size
 
+    def exists(self: Store, name: str) -> bool:
+        """Tell whether an object of this name exists. A folder is no object."""
+        try:
+            self.stat(name)
+        except FileNotFoundError:
+            return False
+        return True
+
     def read_range(self: Store, name: str, start: int, stop: int) -> bytes:
         """Return exactly bytes [start, stop) of an object.
 

@@ -18,6 +18,7 @@ from __future__ import annotations
 
 import os
 import stat
+import struct
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
@@ -107,18 +108,9 @@ class CacheLocation(NamedTuple):
     """CRC-32C of its bytes, as the index of the shard says."""
 
 
-class FileContent(NamedTuple):
-    """Which samples a file has."""
-
-    is_there: Flags
-    """Of each sample that was asked for. Their bytes were not compared."""
-    is_damaged: bool = False
-    """The file must be removed."""
-
-
 def find_samples(
     path: str, file: CacheFile, samples: CachedSamples, began_at: float
-) -> FileContent:
+) -> Flags | None:
     """Find the samples that a file has, and let the disk read them ahead. None is compared yet.
 
     Args:
@@ -127,25 +119,30 @@ def find_samples(
         samples: Which samples are wanted.
         began_at: A file that was not used since then is marked as used now.
 
+    Returns:
+        Which of the samples are there. None: the file is damaged.
+
     Raises:
         OSError: The disk failed.
     """
     with _opened(path, os.O_RDONLY) as descriptor:
         if descriptor is None:
-            return FileContent(np.zeros(samples.number.size, dtype=np.bool_))
-        found = _find(descriptor, file, samples, began_at)
-        for begin, end in _adjacent(samples, found.is_there):
+            return np.zeros(samples.number.size, dtype=np.bool_)
+        is_there = _find(descriptor, file, samples, began_at)
+        if is_there is None:
+            return None
+        for begin, end in _adjacent(samples, is_there):
             start, stop = (
                 file.data_start + samples.start[begin],
                 file.data_start + samples.stop[end - 1],
             )
             for piece in range(int(start), int(stop), READ_AHEAD_BYTES):
                 os.posix_fadvise(descriptor, piece, READ_AHEAD_BYTES, os.POSIX_FADV_WILLNEED)
-    return found
+    return is_there
 
 
-def read_sample(root: str, location: CacheLocation, view: memoryview) -> bool:
-    """Read a sample that `find_samples` has found; return whether its bytes are right.
+def read_sample(root: str, location: CacheLocation, view: memoryview) -> bool | None:
+    """Read a sample that `find_samples` has found.
 
     The file may have been cut or written anew since: nothing but the checksum decides.
 
@@ -154,38 +151,25 @@ def read_sample(root: str, location: CacheLocation, view: memoryview) -> bool:
         location: Of the sample.
         view: Memory for the sample, which has any content if the bytes are not right.
 
+    Returns:
+        Whether its bytes are right. None: the file does not have the sample any more. False: it
+        says that it has it, so it is damaged.
+
     Raises:
         OSError: The file was removed, or the disk failed.
     """
     descriptor = os.open(location.file.path(root), os.O_RDONLY | _SAFE_FLAGS)
     try:
-        return _read(descriptor, location, view)
+        left, position = view, location.start
+        while left and (num_bytes := os.preadv(descriptor, [left], position)):
+            left, position = left[num_bytes:], position + num_bytes
+        if not left and crc32c(view, 0, 0) == location.checksum:
+            return True
+        entry = os.pread(descriptor, 8, TABLE_START + 8 * location.number)
+        is_there = entry == struct.pack("<II", len(view), location.checksum)
+        return False if is_there else None
     finally:
         os.close(descriptor)
-
-
-def is_damaged(root: str, location: CacheLocation, num_bytes: int) -> bool:
-    """Tell whether a file is not what it says: its head is wrong, or a sample in its table is.
-
-    A file that was written anew may lack the sample, and one that was removed is not there.
-
-    Args:
-        root: The folder of the cache.
-        location: Of the sample.
-        num_bytes: Its length.
-
-    Raises:
-        OSError: The disk failed.
-    """
-    file, number, _, checksum = location
-    with _opened(file.path(root), os.O_RDONLY) as descriptor:
-        if descriptor is None:
-            return False
-        table = _table(descriptor, file, os.fstat(descriptor))
-        if table is None:
-            return True
-        is_there = table[number].tolist() == [num_bytes, checksum]
-        return is_there and not _read(descriptor, location, memoryview(bytearray(num_bytes)))
 
 
 def write_samples(
@@ -274,20 +258,22 @@ def _write_groups(
         _write_all(descriptor, memoryview(rows), TABLE_START + 8 * int(samples.number[begin]))
 
 
-def _find(descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float) -> FileContent:
-    """Return which samples an open file has, and mark it as used."""
+def _find(
+    descriptor: int, file: CacheFile, samples: CachedSamples, began_at: float
+) -> Flags | None:
+    """Return which samples an open file has, and mark it as used. None: it is damaged."""
     status = os.fstat(descriptor)
     table = _table(descriptor, file, status)
     if table is None:
-        return FileContent(np.zeros(samples.number.size, dtype=np.bool_), is_damaged=True)
+        return None
     table = table[samples.number]
-    is_there = table[:, 0] == samples.stop - samples.start
+    is_there: Flags = table[:, 0] == samples.stop - samples.start
     # The file may hold an older shard of this name and size. Its bytes are not wanted then.
     is_there &= table[:, 1] == samples.checksum
     if is_there.any() and status.st_mtime < began_at:
         with suppress(OSError):
             os.utime(descriptor)
-    return FileContent(is_there)
+    return is_there
 
 
 def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray | None:
@@ -300,17 +286,6 @@ def _table(descriptor: int, file: CacheFile, status: os.stat_result) -> IntArray
     if head[:TABLE_START] != file.head or status.st_size != file.num_bytes or len(head) < size:
         return None
     return np.frombuffer(head, "<u4", offset=TABLE_START).reshape(-1, 2).astype(np.int64)
-
-
-def _read(descriptor: int, location: CacheLocation, view: memoryview) -> bool:
-    """Read a sample of an open file; return whether its bytes are right."""
-    left, position = view, location.start
-    while left:
-        num_bytes = os.preadv(descriptor, [left], position)
-        if not num_bytes:
-            return False
-        left, position = left[num_bytes:], position + num_bytes
-    return bool(crc32c(view, 0, 0) == location.checksum)
 
 
 def _adjacent(samples: CachedSamples, is_wanted: Flags) -> list[tuple[int, int]]:

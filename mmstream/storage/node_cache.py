@@ -1,11 +1,16 @@
-"""The node cache of one process: finds and reads at once, and writes in a thread.
+"""Samples of remote shards on a disk of this machine, so that the next epoch need not fetch them.
+
+All processes of a machine share the folder. There is no server and no process that must end well:
+a file is usable as soon as its first sample is in it, and whatever a crash left is noticed when it
+is read. A sample that was written once stays while a run plans it: each epoch needs each sample
+once, so nothing could take its place that is needed sooner.
 
     find  -> a thread of the caller -> where the samples are that are there
     read  -> a thread of the caller -> the bytes of one of them, if they are right
     write -> a queue of at most `MAX_QUEUED_BYTES` -> one thread -> files
 
 Nobody waits for a write. Where the disk is slower than the storage, the queue is full, and what
-comes then is not written: the next epoch brings it again.
+comes then is not written: the next epoch brings it again. `node_cache_file` has one file.
 """
 
 from __future__ import annotations
@@ -20,7 +25,7 @@ import stat
 import threading
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import partial
 from pathlib import Path
@@ -29,13 +34,12 @@ from typing import NamedTuple
 import numpy as np
 
 from mmstream.errors import ConfigError, escaped
-from mmstream.storage.local import file_system_of, is_shared
-from mmstream.storage.node_cache.cache_file import (
+from mmstream.storage.local import file_system_of, is_shared, mounts
+from mmstream.storage.node_cache_file import (
     CachedSamples,
     CacheFile,
     CacheLocation,
     find_samples,
-    is_damaged,
     read_sample,
     write_samples,
 )
@@ -61,13 +65,6 @@ class _Write(NamedTuple):
     first: int
 
 
-class _Suspect(NamedTuple):
-    """A sample that was not right, so that its file may be damaged."""
-
-    location: CacheLocation
-    num_bytes: int
-
-
 class NodeCache:
     """Reads and writes cached files. `find` and `read` may be called in any thread, `write` in one.
 
@@ -84,7 +81,7 @@ class NodeCache:
         self._is_writing = True
         self._is_closed = False
         self._queue: deque[_Write] = deque()
-        self._suspects: list[_Suspect] = []
+        self._damaged: set[CacheFile] = set()
         self._has_warned = False
         self._num_queued_bytes = 0
         self._changed = threading.Condition()
@@ -108,34 +105,33 @@ class NodeCache:
             Where they lie, by their number among `samples`.
         """
         path = file.path(self._root)
+        try:
+            is_there = find_samples(path, file, samples, self._epochs_began_at[-1])
+        except OSError as error:
+            self._note_error(error, file)
+            return {}
+        if is_there is None:
+            self._put_damaged(file)
+            return {}
         starts = (file.data_start + samples.start).tolist()
         columns = samples.number.tolist(), starts, samples.checksum.tolist()
         locations = list(map(partial(CacheLocation, file), *columns))
-        first = _Suspect(locations[0], int(samples.stop[0] - samples.start[0]))
-        try:
-            content = find_samples(path, file, samples, self._epochs_began_at[-1])
-        except OSError as error:
-            self._note_error(error, first)
-            return {}
-        if content.is_damaged:
-            self._put_suspect(first)
-        return {number: locations[number] for number in np.flatnonzero(content.is_there).tolist()}
+        return {number: locations[number] for number in np.flatnonzero(is_there).tolist()}
 
     def read(self, location: CacheLocation, view: memoryview) -> bool:
         """Read a sample that was found. Return whether its bytes are there and right."""
-        suspect = _Suspect(location, len(view))
         try:
             is_right = read_sample(self._root, location, view)
         except FileNotFoundError:  # it was removed since
             return False
         except OSError as error:
-            self._note_error(error, suspect)
+            self._note_error(error, location.file)
             return False
         if is_right:
             self._count(num_cache_hit_bytes=len(view))
-        else:
-            self._put_suspect(suspect)
-        return is_right
+        elif is_right is False:
+            self._put_damaged(location.file)
+        return bool(is_right)
 
     def write(self, file: CacheFile, samples: CachedSamples, data: memoryview, first: int) -> None:
         """Write samples soon, if there is room. Nobody waits, and nothing is raised.
@@ -180,19 +176,18 @@ class NodeCache:
             self._changed.notify_all()
         self._thread.join(CLOSE_S)
 
-    def _note_error(self, error: OSError, suspect: _Suspect) -> None:
+    def _note_error(self, error: OSError, file: CacheFile) -> None:
         """Note that a file could not be read."""
         if error.errno in OF_THE_FILE:
-            self._put_suspect(suspect)
+            self._put_damaged(file)
         else:
             self._stop_writing(error)
 
-    def _put_suspect(self, suspect: _Suspect) -> None:
-        """Let the thread that writes look at a file, and remove it if it is damaged."""
+    def _put_damaged(self, file: CacheFile) -> None:
+        """Let the thread that writes remove a file. Another process may have written it anew."""
         with self._changed:
-            if all(suspect.location.file != other.location.file for other in self._suspects):
-                self._suspects.append(suspect)
-                self._changed.notify_all()
+            self._damaged.add(file)
+            self._changed.notify_all()
 
     def _count(self, **counts: int) -> None:
         with self._changed:
@@ -207,35 +202,20 @@ class NodeCache:
             return
         while (task := self._next()) is not None:
             try:
-                if isinstance(task, _Suspect):
+                if isinstance(task, CacheFile):
                     self._remove_damaged(task, quota)
-                else:
-                    self._write(task, quota)
+                    continue
+                reserve = partial(quota.reserve, task.file.folder)
+                num_bytes = write_samples(task.file.path(self._root), *task, reserve)
+                self._count(num_cached_bytes=num_bytes)
             except OSError as error:
                 if error.errno not in OF_THE_FILE:
                     self._stop_writing(error)
         quota.close()
 
-    def _write(self, task: _Write, quota: CacheQuota) -> None:
-        folder = task.file.folder
-        reserve = partial(quota.reserve, folder)
-        num_bytes = write_samples(task.file.path(self._root), *task, reserve)
-        self._count(num_cached_bytes=num_bytes)
-
-    def _remove_damaged(self, suspect: _Suspect, quota: CacheQuota) -> None:
-        """Remove a file if it is damaged. Another process may have written it anew since."""
-        file = suspect.location.file
+    def _remove_damaged(self, file: CacheFile, quota: CacheQuota) -> None:
         path = file.path(self._root)
-
-        def is_still_damaged() -> bool:
-            try:
-                return is_damaged(self._root, *suspect)
-            except OSError as error:
-                if error.errno in OF_THE_FILE:
-                    return True
-                raise
-
-        is_removed = quota.remove(file.folder, path, is_still_damaged)
+        is_removed = quota.remove(file.folder, path)
         self._count(num_cache_damaged=is_removed)
         if is_removed and not self._has_warned:
             self._has_warned = True
@@ -245,12 +225,12 @@ class NodeCache:
                 escaped(path),
             )
 
-    def _next(self) -> _Write | _Suspect | None:
-        """Wait for what is to be written, or for a suspect; None: the cache is closed."""
+    def _next(self) -> _Write | CacheFile | None:
+        """Wait for what is to be written, or for a damaged file; None: the cache is closed."""
         with self._changed:
-            self._changed.wait_for(lambda: self._queue or self._suspects or self._is_closed)
-            if self._suspects:
-                return self._suspects.pop()
+            self._changed.wait_for(lambda: self._queue or self._damaged or self._is_closed)
+            if self._damaged:
+                return self._damaged.pop()
             if not self._queue:
                 return None
             write = self._queue.popleft()
@@ -342,7 +322,7 @@ def open_cache_dir(cache_dir: str, max_bytes: int | None) -> str:
             f"cache_dir: all users may rename what is in {escaped(str(parent))}: run chmod +t on "
             "it, or give another folder"
         )
-    kind = file_system_of(str(path), Path("/proc/self/mountinfo").read_text("utf-8", "replace"))
+    kind = file_system_of(str(path), mounts())
     if is_shared(str(path)):
         raise ConfigError(
             f"cache_dir: {shown} is on {escaped(kind)}, which is reached over a network: give a "
@@ -446,25 +426,15 @@ class CacheQuota:
             self._listed_at = -RETRY_S
             self._full_until.clear()
 
-    def remove(self, folder: str, path: str, is_damaged: Callable[[], bool]) -> bool:
-        """Remove a file if it is damaged. No other process removes a file meanwhile.
-
-        Args:
-            folder: Of the dataset.
-            path: Of the file.
-            is_damaged: Looks at the file.
-
-        Returns:
-            Whether it was removed.
+    def remove(self, folder: str, path: str) -> bool:
+        """Remove a file of a dataset. Return whether it was there.
 
         Raises:
             OSError: The disk failed.
         """
-        with self._counts() as counts:
-            if is_damaged():
-                with suppress(OSError):
-                    _remove(path, folder, counts)
-                    return True
+        with self._counts() as counts, suppress(OSError):
+            _remove(path, folder, counts)
+            return True
         return False
 
     def close(self) -> None:
