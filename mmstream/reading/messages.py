@@ -4,9 +4,9 @@ There are two kinds of connections. Through the *control* connection, the main p
 read. It is a pickled value a message. Through a *step* connection, a worker (or the main process,
 where there are no workers) asks for a step and gets it. Its messages are short. They say where in
 the memory of the reader process (`SampleMemory`) a pickled header lies, and that says where the
-samples do. The first response brings this memory with it. A worker is done with a step before it asks
-for another one, so the samples stay until then. The main process asks *ahead*: for the next steps
-as soon as it has one. So the reader process takes their samples meanwhile.
+samples do. The first response brings this memory with it. A worker is done with a step before it
+asks for another one, so the samples stay until then. The main process asks *ahead*: for the next
+steps as soon as it has one. So the reader process takes their samples meanwhile.
 """
 
 from __future__ import annotations
