@@ -398,8 +398,9 @@ class PipelineRunner:
 
     def _decoded(self, step: tuple[RawStep, PlannedStep | None]) -> DecodedStep:
         decoded = self._decode(*step)
-        num_wrong_reads = self._reader.pop_wrong_reads()  # of the reads that decoding asked for too
-        num_bytes, num_requests = self._reader.pop_counts()
+        fetcher = self._reader.lookup.fetcher
+        num_wrong_reads = fetcher.pop_wrong_reads()  # of the reads that decoding asked for too
+        num_bytes, num_requests = fetcher.pop_counts()
         if not (num_wrong_reads or num_requests):
             return decoded
         lineage = replace(

@@ -118,7 +118,7 @@ class Fetcher:
         for numbers in self._read_together(ranges):
             self._read(samples, ranges, numbers, held)
         self._count_reads(num_bytes, num_requests)
-        self._count_wrong_reads(held.num_wrong)
+        self.count_wrong_reads(held.num_wrong)
         return held
 
     def new_held(self, num_samples: int, *, past_caches: bool = False) -> HeldSamples:
@@ -134,7 +134,7 @@ class Fetcher:
                 self._source,
                 self._large_files,
                 self._count_reads,
-                self._count_wrong_reads,
+                self.count_wrong_reads,
                 past_caches=past_caches,
             )
         return HeldSamples(
@@ -159,7 +159,8 @@ class Fetcher:
             self._num_bytes += num_bytes
             self._num_requests += num_requests
 
-    def _count_wrong_reads(self, count: int) -> None:
+    def count_wrong_reads(self, count: int) -> None:
+        """Count samples and indexes that came with wrong bytes."""
         with self._lock:
             self._num_wrong_reads += count
 
@@ -175,7 +176,7 @@ class Fetcher:
             of_shard = slice(first, end)
             try:
                 bounds = location.dataset.shards.bounds(
-                    location.shard, indexes[of_shard], self._count_wrong_reads
+                    location.shard, indexes[of_shard], self.count_wrong_reads
                 )
             except ShardError as error:
                 held.put_error(position[of_shard], error)

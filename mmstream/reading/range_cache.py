@@ -61,10 +61,13 @@ class RangeCache:
     Args:
         source: what is read.
         cache: where the files are.
+
+    Attributes:
+        node_cache: the same.
     """
 
     def __init__(self, source: ShardSource, cache: NodeCache) -> None:
-        self._source, self._cache = source, cache
+        self._source, self.node_cache = source, cache
         self._samples_of_file = {
             id(dataset): _samples_of_file(dataset)
             for dataset in datasets_of(source)
@@ -85,7 +88,7 @@ class RangeCache:
         """Read samples that `find` has found, each to its place. Return which of them are right."""
 
         def read() -> list[bool]:
-            return [self._cache.read(location, view) for location, view in places]
+            return [self.node_cache.read(location, view) for location, view in places]
 
         return await asyncio.get_running_loop().run_in_executor(self._threads, read)
 
@@ -94,20 +97,12 @@ class RangeCache:
         first, view = int(samples.start[0]), memoryview(data)
         for file, cached, _ in self._files(samples):
             start, stop = int(cached.start[0]), int(cached.stop[-1])
-            self._cache.write(file, cached, view[start - first : stop - first], start)
-
-    def begin_epoch(self) -> None:
-        """Note that an epoch begins."""
-        self._cache.begin_epoch()
-
-    def pop_counts(self) -> dict[str, int]:
-        """Return what was counted since the previous call: fields of `TransferCounts`."""
-        return self._cache.pop_counts()
+            self.node_cache.write(file, cached, view[start - first : stop - first], start)
 
     def close(self) -> None:
         """Stop reading, and write for a moment what waits to be written."""
         self._threads.shutdown(wait=False, cancel_futures=True)
-        self._cache.close()
+        self.node_cache.close()
 
     def _find(
         self, samples: SampleRange, files: Sequence[tuple[CacheFile, CachedSamples, IntArray]]
@@ -115,7 +110,7 @@ class RangeCache:
         locations: dict[int, CacheLocation] = {}
         for file, cached, numbers in files:
             positions = samples.position[numbers].tolist()
-            for number, location in self._cache.find(file, cached).items():
+            for number, location in self.node_cache.find(file, cached).items():
                 locations[positions[number]] = location
         return locations
 

@@ -37,6 +37,7 @@ from mmstream.reading.range_cache import RangeCache
 from mmstream.reading.step import PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
 from mmstream.storage.node_cache_file import CacheLocation
+from mmstream.storage.range_client import retrieve_error
 from mmstream.storage.transfer_counts import TransferCounts
 from mmstream.storage.transfers import RangeRequest, Transfers, own_memory
 from mmstream.types import IntArray
@@ -77,11 +78,6 @@ class Arrived:
             self.ready.result()
         else:
             await asyncio.shield(self.ready)
-
-    def bounds_of(self, position: int) -> tuple[int, int, int]:
-        """Return the shard and the bytes [start, stop) of one of its samples."""
-        samples = self.planned.samples
-        return samples.select(samples.position == position).bounds
 
     def put(self, samples: SampleRange, data: memoryview, first: int) -> None:
         """Copy samples into its bytes, and nothing of what lies between them.
@@ -291,7 +287,7 @@ class RankReader:
         counts, self._counts = self._counts, TransferCounts()
         num_wrong, self._num_wrong = self._num_wrong, 0
         if self._cache is not None:
-            counts += TransferCounts(**self._cache.pop_counts())
+            counts += TransferCounts(**self._cache.node_cache.pop_counts())
         return counts + self._transfers.pop_counts(), num_wrong
 
     def describe(self) -> str:
@@ -587,7 +583,8 @@ class RankReader:
                 samples.errors[seat] = arrived.errors[position]
                 samples.data[seat], samples.sizes[seat] = memoryview(b""), 0
             else:
-                _, start, stop = arrived.bounds_of(position)
+                of_range = arrived.planned.samples
+                _, start, stop = of_range.select(of_range.position == position).bounds
                 samples.data[seat] = arrived.data[start - arrived.first : stop - arrived.first]
 
     # -- delivering ----------------------------------------------------------------------------
@@ -651,7 +648,7 @@ class RankReader:
             self._taken.remove(self._clock)
             self._clock += 1
             if self._cache is not None and self._clock % self._order.steps_per_epoch == 0:
-                self._cache.begin_epoch()
+                self._cache.node_cache.begin_epoch()
             self._total_ahead -= self._bytes_ahead.pop(self._clock, 0)
         self._admit()
         self._notify()
@@ -665,9 +662,3 @@ class RankReader:
         if arrived.ready is not None and not arrived.ready.done():
             arrived.ready.cancel()
         self._transfers.cancel(arrived.transfers)
-
-
-def retrieve_error(task: asyncio.Task[None]) -> None:
-    """Look at the error of a task, or asyncio complains where nobody waited for it to the end."""
-    if not task.cancelled():
-        task.exception()

@@ -283,7 +283,7 @@ class Reader:
         takes_epoch: steps of one epoch are asked for one after the other, to its end.
 
     Attributes:
-        lookup: reads single samples, with the same connections.
+        lookup: reads single samples, with the same connections. Its fetcher counts all reads.
     """
 
     def __init__(
@@ -326,14 +326,6 @@ class Reader:
         packed = PackedRows.of_step(self._order, job.epoch, job.step, rows)
         return raw_step(job, planned, samples, valid, packed, self._fetcher)
 
-    def pop_counts(self) -> tuple[int, int]:
-        """Return how many bytes and ranges were read since the previous call."""
-        return self._fetcher.pop_counts()
-
-    def pop_wrong_reads(self) -> int:
-        """Return how many samples and indexes came with wrong bytes since the previous call."""
-        return self._fetcher.pop_wrong_reads()
-
     def close(self) -> None:
         """Stop reading ahead."""
         self._reads.close()
@@ -366,7 +358,7 @@ class StepReader:
             process takes their samples meanwhile. They are in memory, too, then.
 
     Attributes:
-        lookup: reads single samples.
+        lookup: reads single samples. Its fetcher counts what this process has read.
     """
 
     def __init__(
@@ -387,7 +379,6 @@ class StepReader:
         self.lookup = SampleLookup(source, order, self._fetcher)
         self._connection = connection
         self._asks_ahead = asks_ahead
-        self._num_wrong_reads = 0
 
     def step(self, job: Job) -> RawStep:
         """Return the raw samples of a job, in the order of rows.
@@ -405,7 +396,7 @@ class StepReader:
             location = self._source.locate(shard)
             location.dataset.shards.expect(location.shard, stat)
         samples = self._samples(header, data)
-        self._num_wrong_reads += header.num_wrong_reads
+        self._fetcher.count_wrong_reads(header.num_wrong_reads)
         return raw_step(
             job,
             list(zip(header.shard.tolist(), header.index.tolist(), strict=True)),
@@ -415,15 +406,6 @@ class StepReader:
             self._fetcher,
             header.counts,
         )
-
-    def pop_counts(self) -> tuple[int, int]:
-        """Return how many bytes and ranges this process has read since the previous call."""
-        return self._fetcher.pop_counts()
-
-    def pop_wrong_reads(self) -> int:
-        """Return how many samples and indexes came with wrong bytes since the previous call."""
-        count, self._num_wrong_reads = self._num_wrong_reads, 0
-        return count + self._fetcher.pop_wrong_reads()
 
     def close(self) -> None:
         """Do nothing: the connection is used again, and its owner closes it."""

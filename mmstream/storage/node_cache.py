@@ -409,7 +409,7 @@ class CacheQuota:
         if self.is_full(folder):
             return 0
         with self._counts() as counts:
-            if not self._fits(counts, folder, int(num_bytes[-1])):
+            if self._num_free(counts, folder) < num_bytes[-1]:
                 self._remove_leftovers(counts, folder, int(num_bytes[-1]))
             num_fitting = int(num_bytes.searchsorted(self._num_free(counts, folder), "right"))
             if num_fitting < num_bytes.size:
@@ -478,9 +478,6 @@ class CacheQuota:
             finally:
                 fcntl.flock(self._file, fcntl.LOCK_UN)
 
-    def _fits(self, counts: Mapping[str, int], folder: str, num_bytes: int) -> bool:
-        return num_bytes <= self._num_free(counts, folder)
-
     def _num_free(self, counts: Mapping[str, int], folder: str) -> int:
         """Return how many more bytes a dataset may take; below 0 where others need its room."""
         owed = 0
@@ -502,7 +499,7 @@ class CacheQuota:
             self._listed_at = time.monotonic()
         leftovers, unused = self._leftovers, dict[str, int]()
         try:
-            while leftovers and not self._fits(counts, folder, num_bytes):
+            while leftovers and self._num_free(counts, folder) < num_bytes:
                 leftover = leftovers.popleft()
                 if leftover.folder not in self._in_use and leftover.folder not in unused:
                     lock = _locked_alone(f"{self._root}/{leftover.folder}/in-use")

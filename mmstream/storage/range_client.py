@@ -329,7 +329,7 @@ class S3Client:
         if link is None or time.monotonic() >= link.checked_until:
             if self._renewal is None or self._renewal.done():
                 self._renewal = asyncio.get_running_loop().create_task(self._renew(url, link))
-                self._renewal.add_done_callback(_retrieve)
+                self._renewal.add_done_callback(retrieve_error)
             if link is None:
                 await asyncio.shield(self._renewal)
                 link = self._link
@@ -446,7 +446,7 @@ class _Link(NamedTuple):
     checked_until: float
 
 
-def _retrieve(task: asyncio.Task[None]) -> None:
+def retrieve_error(task: asyncio.Task[None]) -> None:
     """Look at the error of a task, or asyncio complains where nobody waited for it to the end."""
     if not task.cancelled():
         task.exception()
