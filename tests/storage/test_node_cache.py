@@ -12,6 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 from crc32c import crc32c
+from mmstream.storage.node_cache.cache_file import PAGE_BYTES
+from mmstream.storage.node_cache.node_cache import CacheQuota
 
 from mmstream.errors import ConfigError
 from mmstream.storage.node_cache import (
@@ -22,8 +24,6 @@ from mmstream.storage.node_cache import (
 )
 from mmstream.storage.node_cache import cache_file as cache_file_module
 from mmstream.storage.node_cache import node_cache as quota_module
-from mmstream.storage.node_cache.cache_file import PAGE_BYTES
-from mmstream.storage.node_cache.node_cache import CacheQuota
 from tests.helpers.wait import wait_until
 
 SHARD = np.random.default_rng(0).bytes(40_000)

@@ -40,7 +40,6 @@ def settings(aws):
     for module, name, value in [
         (retry, "FIRST_PAUSE_S", 0.01), (retry, "MAX_PAUSE_S", 0.01),
         (remote, "OBJECT_RANGE_BYTES", 700), (upload, "PART_BYTES", 4096),
-        (remote, "PART_BYTES", 4096),
     ]:  # fmt: skip
         aws.setattr(module, name, value)
     return aws
@@ -94,7 +93,6 @@ def expected(objects):
         patch.setenv("AWS_ACCESS_KEY_ID", "k")
         patch.setenv("AWS_SECRET_ACCESS_KEY", "k")
         patch.setattr(upload, "PART_BYTES", 4096)
-        patch.setattr(remote, "PART_BYTES", 4096)
         return outcomes(objects, odd=(ODD["nothing"],), num_odd=0)
 
 

@@ -103,6 +103,13 @@ def test_an_absent_object_is_an_answer(pauses):
     assert health_of(URL).has_answered
 
 
+@pytest.mark.parametrize("error", [TypeError, ImportError, AttributeError, MemoryError])
+def test_a_bug_is_not_tried_again(pauses, error):
+    with pytest.raises(error):
+        retry(URL, Server(pauses, error=error("a bug")))
+    assert pauses == []
+
+
 def test_a_copy_of_a_store_has_the_health_of_the_first(pauses):
     store = open_store(URL)
     health_of(URL).answered()

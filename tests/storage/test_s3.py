@@ -174,6 +174,16 @@ def test_convert_writes_the_same_objects_as_to_a_folder(rows, prefix, tmp_path, 
     same_objects(prefix, tmp_path / "local")
 
 
+@pytest.mark.slow
+def test_a_bucket_that_is_not_there_is_named():
+    store = open_store("s3://no-such-bucket/x")
+    with pytest.raises(FileNotFoundError, match="s3://no-such-bucket/x/a: no such bucket"):
+        store.write("a", b"")
+    for call in (mm.open_dataset, index_tars):
+        with pytest.raises(FileNotFoundError, match="no-such-bucket/x: no such bucket"):
+            call(store.url)
+
+
 def test_checkpoints_come_back_and_the_oldest_go(prefix):
     store = open_store(f"{prefix}/checkpoints")
     assert load_newest(store) is None

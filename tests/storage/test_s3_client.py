@@ -17,9 +17,9 @@ from botocore.awsrequest import AWSRequest
 from botocore.credentials import Credentials
 
 from mmstream.errors import ConfigError, StorageError
-from mmstream.storage import open_store, remote, s3_client
-from mmstream.storage.range_client import range_client
-from mmstream.storage.s3_client import S3Client
+from mmstream.storage import open_store, remote
+from mmstream.storage import range_client as clients
+from mmstream.storage.range_client import S3Client, range_client
 from mmstream.storage.s3_endpoint import S3Signer, s3_endpoint
 from mmstream.storage.store import ObjectStat, RequestError
 from tests.helpers.aws import SECRET, TOKEN, write_credential_process
@@ -232,7 +232,7 @@ def test_credentials_are_renewed_before_they_expire(keyless, tmp_path):
     _, _, stub = ask(with_object(), num_reads=2)
     first, second = (request.access_key for request in stub.requests)
     assert first == second
-    keyless.setattr(s3_client, "SIGNER_S", 0.0)
+    keyless.setattr(clients, "SIGNER_S", 0.0)
 
     async def read_until_renewed():
         async with talking(with_object()) as (client, stub):
@@ -352,21 +352,6 @@ def test_bytes_come_into_the_given_memory_whatever_their_framing(framing):
 
 
 # -- processes and secrets -----------------------------------------------------------------------
-
-
-def test_a_client_of_another_process_is_refused():
-    client = S3Client(URL)
-    reading, writing = os.pipe()
-    if not os.fork():
-        try:
-            asyncio.run(client.open("a", 0, 1))
-        except BaseException as error:
-            os.write(writing, f"{type(error).__name__}: {error}".encode())
-        finally:
-            os._exit(0)
-    os.wait()
-    told = os.read(reading, 10_000).decode()
-    assert told.startswith(f"ConfigError: {URL}: this client belongs to process {os.getpid()} and ")
 
 
 def test_secrets_are_neither_shown_nor_pickled(aws):

@@ -1,6 +1,7 @@
 """What S3 refuses is said in the same words by everything that asks it, and at once if it is final.
 
-What only the client of the reader process has is in test_s3_client.py.
+It also says how often a request is sent again. What only the client of the reader process has is in
+test_s3_client.py.
 """
 
 from __future__ import annotations
@@ -236,10 +237,66 @@ def test_an_endpoint_without_a_scheme_is_a_setting(settings, call, pauses):
 
 @every_call
 @pytest.mark.parametrize("host", ["127.0.0.1:1", "host.invalid"])
-def test_an_address_where_nothing_answers_is_named(settings, call, pauses, host):
+def test_an_address_where_nothing_answers_is_named_after_growing_pauses(
+    settings, call, pauses, host
+):
     settings.setenv("AWS_ENDPOINT_URL", f"http://{host}")
     with pytest.raises(StorageError, match=r"failed 5 times.*; check AWS_ENDPOINT_URL$"):
         retry(URL, lambda: call(open_store(URL)))
+    assert len(pauses) == 4
+    assert all(0.25 * 2**i <= pause <= 0.5 * 2**i for i, pause in enumerate(pauses))
+
+
+@pytest.mark.slow
+@every_call
+def test_passing_faults_are_tried_again(server, call, pauses):
+    store = open_store(URL)
+    expected = call(store)
+    for num_failures in (1, 4):
+        server.requests.clear()
+        pauses.clear()
+        server.statuses_to_come[:] = [500] * num_failures
+        assert retry(URL, lambda: call(store)) == expected
+        assert len(server.requests) == num_failures + 1 == len(pauses) + 1
+
+
+def test_a_server_in_trouble_is_asked_five_times_and_not_more(server, pauses):
+    def cut_off(request):
+        request.close_connection = True
+        return reply("206 Partial", bytes(1000))[:-100]
+
+    server.refuse = cut_off
+    with pytest.raises(StorageError, match="failed 5 times"):
+        open_store(URL).read_range("a", 0, 1000)
+    assert server.requests == ["GET /bucket/corpus/a"] * 5
+
+
+@pytest.mark.slow
+def test_s3_that_is_too_busy_for_a_start_is_waited_for(server, pauses):
+    refuse(server, refused("503 Slow Down", "SlowDown"))
+    with pytest.raises(StorageError, match=r"failed \d+ times in 300\.\d s .* 503 SlowDown"):
+        open_store(URL).read_range("a", 0, 1000)
+    assert len(server.requests) == len(pauses) + 1 > 30  # each has 10 seconds at most
+
+
+def test_only_the_ranges_that_failed_or_came_short_are_asked_for_again(server, settings, pauses):
+    read_ranges, asked = remote._read_ranges, []
+
+    def read_badly(client, urls, bounds):
+        responses = read_ranges(client, urls, bounds)
+        asked.append([start for start, _ in bounds])
+        if len(asked) == 1:
+            responses[1] = ConnectionResetError("reset")
+            responses[2] = responses[2]._replace(data=responses[2].data[:3])
+        if len(asked) == 2:
+            responses[0] = TimeoutError("slow")
+        return responses
+
+    settings.setattr(remote, "_read_ranges", read_badly)
+    wanted = [("a", start, start + 9) for start in (0, 10, 20, 30)]
+    assert open_store(URL).read_ranges(wanted) == [DATA[start:stop] for _, start, stop in wanted]
+    assert asked == [[0, 10, 20, 30], [10, 20], [10]]
+    assert len(pauses) == 2
 
 
 @pytest.mark.parametrize("path", ["", "/", "/sub/path", "/sub/path/"])

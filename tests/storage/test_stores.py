@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import pickle
+import threading
+import time
 
 import fsspec
 import pytest
@@ -18,6 +20,7 @@ from mmstream.storage import (
     open_store,
     split_url,
 )
+from mmstream.storage.store import MAX_REQUESTS_SIDE_BY_SIDE, map_requests
 
 DATA = bytes(range(256)) * 4
 
@@ -209,6 +212,23 @@ def test_open_store_refuses_a_name_without_a_place(url):
 def test_a_scheme_that_nobody_knows_is_the_callers_mistake():
     with pytest.raises(ConfigError, match="nonsense"):
         open_store("nonsense://bucket/x").read("a")
+
+
+def test_requests_to_an_object_store_wait_side_by_side_until_one_fails():
+    sent, all_sent = [], threading.Barrier(MAX_REQUESTS_SIDE_BY_SIDE, timeout=500)
+
+    def request(item):
+        sent.append(item)
+        if item < MAX_REQUESTS_SIDE_BY_SIDE:
+            all_sent.wait()
+        else:
+            time.sleep(0.05)  # all of them take far longer than noticing the error
+        if item in (3, 5):
+            raise OSError(f"failed {item}")
+
+    with pytest.raises(OSError, match="failed 3"):
+        map_requests(open_store("s3://bucket/x"), request, range(10_000))
+    assert MAX_REQUESTS_SIDE_BY_SIDE <= len(sent) < 10_000
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/deep/x.tar", "/folder/deep/x.tar", "/x.tar"])
