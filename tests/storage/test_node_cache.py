@@ -7,23 +7,15 @@ import json
 import os
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 from crc32c import crc32c
-from mmstream.storage.node_cache.cache_file import PAGE_BYTES
-from mmstream.storage.node_cache.node_cache import CacheQuota
 
 from mmstream.errors import ConfigError
-from mmstream.storage.node_cache import (
-    CachedSamples,
-    CacheFile,
-    NodeCache,
-    open_cache_dir,
-)
-from mmstream.storage.node_cache import cache_file as cache_file_module
-from mmstream.storage.node_cache import node_cache as quota_module
+from mmstream.storage import node_cache, node_cache_file
+from mmstream.storage.node_cache import CacheQuota, NodeCache, open_cache_dir
+from mmstream.storage.node_cache_file import PAGE_BYTES, CachedSamples, CacheFile
 from tests.helpers.wait import wait_until
 
 SHARD = np.random.default_rng(0).bytes(40_000)
@@ -78,10 +70,10 @@ def fill(cache: NodeCache, *pieces: tuple[CacheFile, int, int]) -> NodeCache:
     return cache
 
 
-def assert_usable(cache: NodeCache, later: Callable[[], NodeCache]) -> None:
+def assert_usable(new_cache: Callable[[], NodeCache]) -> None:
     """A file that was not used is written anew."""
-    fill(cache, (file_of(), 0, 10))
-    assert read(later(), file_of(), 0, 10) == expected(0, 10)
+    fill(new_cache(), (file_of(), 0, 10))
+    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
 
 
 def bytes_on_disk(root: str) -> int:
@@ -108,7 +100,9 @@ def new_cache(root: str) -> Iterator[Callable[..., NodeCache]]:
 
 
 def test_what_was_written_in_pieces_is_read_in_other_pieces(new_cache, root):
-    fill(new_cache(), *((file_of(), *ends) for ends in [(10, 20), (0, 5), (5, 10), (25, 30)]))
+    pieces = [(10, 20), (0, 5), (5, 10), (7, 15), (25, 30)]  # what is there is not written again
+    cache = fill(new_cache(), *((file_of(), *ends) for ends in pieces))
+    assert cache.pop_counts()["num_cached_bytes"] == 25_000
     cache = new_cache()
     assert read(cache, file_of(), 0, 40) == expected(0, 20) | expected(25, 30)
     assert read(cache, file_of(), 7, 13) == expected(7, 13)
@@ -126,72 +120,51 @@ def test_room_is_counted_as_the_disk_counts_it(new_cache, root, num_samples):
     assert on_disk <= counted <= on_disk + starts.size * PAGE_BYTES
 
 
-def test_a_folder_on_a_network_is_refused(tmp_path, monkeypatch):
-    monkeypatch.setattr(quota_module, "is_shared", lambda folder: True)
-    with pytest.raises(ConfigError, match="reached over a network"):
-        open_cache_dir(str(tmp_path / "cache"), None)
-
-
-def test_a_sample_that_is_there_is_not_written_again(new_cache):
-    cache = fill(new_cache(), (file_of(), 0, 10), (file_of(), 5, 15))
-    assert cache.pop_counts()["num_cached_bytes"] == 15_000
-
-
 @pytest.mark.parametrize(
-    ("place", "damage", "is_served"),
+    ("place", "damage", "served", "is_removed"),
     [
-        pytest.param(0, b"other", False, id="its first bytes"),
-        pytest.param(20, b"\xff", False, id="its name"),
-        pytest.param(4096 + 300, b"damaged", True, id="the bytes of a sample"),
+        pytest.param(0, b"other", (0, 0), True, id="its first bytes"),
+        pytest.param(20, b"\xff", (0, 0), True, id="its name"),
+        pytest.param(4096 + 300, b"damaged", (1, 10), True, id="the bytes of a sample"),
+        pytest.param(44, bytes(4), (1, 10), False, id="the checksum of a sample"),
+        *(pytest.param(cut, None, (0, 0), cut > 0, id=f"cut at {cut}") for cut in (0, 30, 8_000)),
     ],
 )
 def test_a_damaged_file_is_removed_and_read_from_storage(
-    new_cache, root, place, damage, is_served, caplog
+    new_cache, root, place, damage, served, is_removed, caplog
 ):
     fill(new_cache(), (file_of(), 0, 10))
-    with Path(file_of().path(root)).open("r+b") as file:
-        file.seek(place)
-        file.write(damage)
+    path = Path(file_of().path(root))
+    if damage is None:
+        os.truncate(path, place)
+    else:
+        with path.open("r+b") as file:
+            file.seek(place)
+            file.write(damage)
     cache = new_cache()
-    assert read(cache, file_of(), 9, 10) == (expected(9, 10) if is_served else {})
-    assert 0 not in read(cache, file_of(), 0, 10)
-    wait_until(lambda: not Path(file_of().path(root)).exists())
-    wait_until(lambda: cache._counts["num_cache_damaged"] == 1)
-    wait_until(lambda: "damaged file" in caplog.text)
-    wait_until(lambda: cache._quota.num_bytes == 0)
-    assert_usable(cache, new_cache)
-
-
-def test_a_sample_whose_entry_is_damaged_is_not_there(new_cache, root):
-    fill(new_cache(), (file_of(), 0, 10))
-    with Path(file_of().path(root)).open("r+b") as file:
-        file.seek(44)  # the checksum of sample 0
-        file.write(bytes(4))
-    assert read(new_cache(), file_of(), 0, 10) == expected(1, 10)
-
-
-@pytest.mark.parametrize("size", [0, 30, 4096, 8_000], ids=str)
-def test_a_file_that_was_cut_is_not_used(new_cache, root, size):
-    fill(new_cache(), (file_of(), 0, 10))
-    os.truncate(file_of().path(root), size)
-    cache = new_cache()
-    assert read(cache, file_of(), 0, 10) == {}
-    assert_usable(cache, new_cache)
+    assert read(cache, file_of(), 9, 10) == (expected(9, 10) if served[1] else {})
+    if path.exists():  # else it was removed meanwhile
+        assert read(cache, file_of(), 0, 10) in (expected(*served), {})
+    if is_removed:
+        wait_until(lambda: "damaged file" in caplog.text and cache._quota.num_bytes == 0)
+        assert not path.exists()
+        assert cache.pop_counts()["num_cache_damaged"] == 1
+    assert_usable(new_cache)
 
 
 def test_a_process_killed_between_bytes_and_checksum_leaves_no_sample(
     new_cache, monkeypatch: pytest.MonkeyPatch
 ):
-    cache, write_all = new_cache(), cache_file_module._write_all
+    cache, write_all = new_cache(), node_cache_file._write_all
 
     def killed(descriptor: int, view: memoryview, start: int) -> None:
         if 40 <= start < 4096:
             raise OSError(errno.EIO, "killed")
         write_all(descriptor, view, start)
 
-    monkeypatch.setattr(cache_file_module, "_write_all", killed)
+    monkeypatch.setattr(node_cache_file, "_write_all", killed)
     fill(cache, (file_of(), 0, 10))
-    monkeypatch.setattr(cache_file_module, "_write_all", write_all)
+    monkeypatch.setattr(node_cache_file, "_write_all", write_all)
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
     fill(cache, (file_of(), 5, 10))
@@ -208,7 +181,7 @@ def test_a_link_in_the_place_of_a_file_is_not_followed(new_cache, root, tmp_path
     assert precious.read_bytes() == b"mine"
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
-    assert_usable(cache, new_cache)
+    assert_usable(new_cache)
     assert precious.read_bytes() == b"mine"
 
 
@@ -242,39 +215,25 @@ def test_a_sample_that_was_found_is_compared_when_it_is_read(new_cache, root, ch
     assert not is_right or bytes(view) == expected(3, 4)[3]
 
 
-def test_a_file_that_another_process_writes_anew_is_not_removed_as_damaged(
-    new_cache, root, monkeypatch
+@pytest.mark.parametrize(("call", "code"), [("preadv", errno.EIO), ("pwrite", errno.ENOSPC)])
+def test_a_disk_that_fails_or_is_full_ends_writing_with_one_warning(
+    new_cache, root, monkeypatch, caplog, call, code
 ):
-    fill(new_cache(), (file_of(), 0, 10))
-    path, cache = Path(file_of().path(root)), new_cache()
-    good = path.read_bytes()
-    [location] = cache.find(file_of(), samples_of(3, 4)).values()
-    path.write_bytes(good[:4096] + bytes(len(SHARD)))
-    remove = CacheQuota.remove
-
-    def remove_late(*arguments: Any) -> bool:
-        path.write_bytes(good)
-        return remove(*arguments)
-
-    monkeypatch.setattr(CacheQuota, "remove", remove_late)
-    assert not cache.read(location, memoryview(bytearray(SAMPLE_BYTES)))
-    written(cache)
-    assert not cache.pop_counts()["num_cache_damaged"]
-    assert read(new_cache(), file_of(), 0, 10) == expected(0, 10)
-
-
-def test_a_disk_that_cannot_be_read_ends_writing_with_one_warning(
-    new_cache, root, monkeypatch, caplog
-):
-    def broken(*_: object) -> int:
-        raise OSError(errno.EIO, "Input/output error")
+    def fail(*_: object) -> int:
+        raise OSError(code, os.strerror(code))
 
     fill(new_cache(), (file_of(), 0, 10))
     cache = new_cache()
-    monkeypatch.setattr(os, "preadv", broken)
-    for _ in range(3):
-        assert read(cache, file_of(), 0, 10) == {}
-    assert caplog.text.count("takes nothing more: Input/output error") == 1
+    wait_until(lambda: cache._quota is not None)
+    monkeypatch.setattr(os, call, fail)
+    for number in range(3):
+        if call == "preadv":
+            assert read(cache, file_of(), 0, 10) == {}
+        write(cache, file_of(1 + number), 0, 10)
+    wait_until(lambda: not cache._is_writing)
+    write(cache, file_of(), 0, 10)
+    assert not cache._queue
+    assert caplog.text.count(f"takes nothing more: {os.strerror(code)}") == 1
     assert Path(file_of().path(root)).exists()
 
 
@@ -287,7 +246,7 @@ def test_samples_of_another_shard_of_the_same_name_are_replaced(new_cache):
     cache = new_cache()
     assert read(cache, file_of(), 0, 10) == {}
     assert "num_cache_damaged" not in cache.pop_counts()
-    assert_usable(cache, new_cache)
+    assert_usable(new_cache)
 
 
 def test_the_limit_is_kept_and_what_is_there_stays(new_cache, root):
@@ -315,7 +274,7 @@ def test_room_that_is_made_for_a_file_is_never_made_of_that_file(new_cache, root
         return num_bytes.size
 
     samples, data = samples_of(4, 8), memoryview(SHARD)[4 * SAMPLE_BYTES : 8 * SAMPLE_BYTES]
-    cache_file_module.write_samples(str(path), file, samples, data, 4 * SAMPLE_BYTES, reserve)
+    node_cache_file.write_samples(str(path), file, samples, data, 4 * SAMPLE_BYTES, reserve)
     assert path.exists() != is_removed  # a new file takes more than was reserved
     assert read(new_cache(), file, 0, 8) == ({} if is_removed else expected(0, 8))
 
@@ -369,22 +328,8 @@ def test_the_dataset_that_comes_again_soonest_gets_the_room(new_cache, root):
     assert [len(samples) for samples in rare] == [40, 0, 0]
 
 
-def test_a_full_disk_ends_writing_with_one_warning(new_cache, monkeypatch, caplog):
-    def full(descriptor: int, view: memoryview, start: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    cache = new_cache()
-    monkeypatch.setattr(cache_file_module, "_write_all", full)
-    for number in range(5):
-        write(cache, file_of(number), 0, 10)
-    wait_until(lambda: not cache._is_writing)
-    write(cache, file_of(), 0, 10)
-    assert not cache._queue
-    assert caplog.text.count("takes nothing more: No space left on device") == 1
-
-
 def test_a_part_of_the_disk_stays_free(new_cache, root, monkeypatch):
-    monkeypatch.setattr(quota_module, "LEAST_FREE_SHARE", 1.0)  # others write to this disk, too
+    monkeypatch.setattr(node_cache, "LEAST_FREE_SHARE", 1.0)  # others write to this disk, too
     fill(new_cache(), (file_of(), 0, 10))
     assert bytes_on_disk(root) == 0
 
@@ -404,69 +349,64 @@ def test_without_a_limit_the_cache_takes_the_same_at_each_start(new_cache, root,
     assert "GB of the disk are free" in caplog.text
 
 
-@pytest.mark.parametrize("content", [b"", b"no JSON", b"[1]", b'{"a": -1}'], ids=str)
-def test_room_is_counted_anew_where_the_count_is_damaged(new_cache, root, content):
+@pytest.mark.parametrize("content", [None, b"", b"no JSON", b"[1]", b'{"a": -1}'], ids=str)
+def test_room_is_counted_anew_where_the_count_is_damaged_or_nobody_uses_a_dataset(
+    new_cache, root, content
+):
     fill(new_cache(), (file_of(), 0, 40))
-    Path(root, "room").write_bytes(content)
-    quota = CacheQuota(root, {OTHER_FOLDER: 0}, 1 << 30)
-    assert quota.num_bytes == bytes_on_disk(root) > 40_000
-    quota.close()
-
-
-def test_a_process_alone_with_a_dataset_counts_its_files_anew(new_cache, root):
-    fill(new_cache(), (file_of(), 0, 40))
-    Path(file_of().path(root)).unlink()  # by hand
-    assert json.loads(Path(root, "room").read_text())[FOLDER] > 40_000
-    quota = CacheQuota(root, {FOLDER: 0}, 1 << 30)
-    assert quota.num_bytes == 0
+    room = Path(root, "room")
+    assert json.loads(room.read_text())[FOLDER] > 40_000
+    if content is None:
+        Path(file_of().path(root)).unlink()  # by hand
+    else:
+        room.write_bytes(content)
+    quota = CacheQuota(root, {FOLDER if content is None else OTHER_FOLDER: 0}, 1 << 30)
+    assert quota.num_bytes == bytes_on_disk(root)
     quota.close()
 
 
 def test_a_new_folder_is_private(tmp_path):
-    path = Path(open_cache_dir(str(tmp_path / "new" / "cache"), None))
+    parent = tmp_path / "new" / "cache"
+    path = Path(open_cache_dir(str(parent), None))
     assert path.name == f"mmstream-{os.geteuid()}"
     assert path.stat().st_mode & 0o777 == 0o700
-    assert open_cache_dir(str(tmp_path / "new" / "cache"), None) == str(path)
-
-
-def test_a_folder_that_others_may_rename_or_no_folder_is_refused(tmp_path):
-    parent = tmp_path / "cache"
-    folder = Path(open_cache_dir(str(parent), None))
     parent.chmod(0o1777)  # as /tmp
-    open_cache_dir(str(parent), None)
-    parent.chmod(0o777)
-    with pytest.raises(ConfigError, match="all users may rename"):
-        open_cache_dir(str(parent), None)
-    folder.rmdir()
-    folder.write_bytes(b"")
-    with pytest.raises(ConfigError, match="give another folder"):
-        open_cache_dir(str(folder / "below"), None)
+    assert open_cache_dir(str(parent), None) == str(path)
+
+
+OTHERS = "is no folder of this user alone"
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "message"),
     [
-        pytest.param(lambda folder: folder.chmod(0o777), id="of all users"),
-        pytest.param(lambda folder: folder.chmod(0o750), id="of a group"),
-        pytest.param(lambda folder: (folder.rmdir(), folder.symlink_to("/")), id="a link"),
-        pytest.param(lambda folder: (folder.rmdir(), folder.write_bytes(b"")), id="a file"),
+        (lambda folder, _: folder.chmod(0o777), OTHERS),
+        (lambda folder, _: folder.chmod(0o750), OTHERS),
+        (lambda folder, _: (folder.rmdir(), folder.symlink_to("/")), OTHERS),
+        (lambda folder, _: (folder.rmdir(), folder.write_bytes(b"")), OTHERS),
+        (lambda folder, _: folder.parent.chmod(0o777), "all users may rename"),
+        (lambda folder, patch: patch.setattr(os, "geteuid", lambda: 12345), OTHERS),
+        (lambda _, patch: patch.setattr(node_cache, "is_shared", lambda _: True), "a network"),
+        (
+            lambda _, patch: patch.setattr(node_cache, "file_system_of", lambda *_: "tmpfs"),
+            "give max_cache_bytes, too",
+        ),
     ],
 )
-def test_a_folder_that_is_not_of_this_user_alone_is_refused(tmp_path, change):
-    change(Path(open_cache_dir(str(tmp_path), None)))
-    with pytest.raises(ConfigError, match="is no folder of this user alone"):
+def test_a_folder_that_others_may_change_or_that_is_no_disk_is_refused(
+    tmp_path, monkeypatch, change, message
+):
+    (tmp_path / "mmstream-12345").mkdir(mode=0o700)  # of another user
+    change(Path(open_cache_dir(str(tmp_path), None)), monkeypatch)
+    with pytest.raises(ConfigError, match=message):
         open_cache_dir(str(tmp_path), None)
+    if "max_cache_bytes" in message:
+        open_cache_dir(str(tmp_path), 1 << 20)
+    (tmp_path / "file").write_bytes(b"")
+    with pytest.raises(ConfigError, match="give another folder"):
+        open_cache_dir(str(tmp_path / "file" / "below"), None)
 
 
-def test_a_folder_of_another_user_is_refused(tmp_path, monkeypatch):
-    (tmp_path / "mmstream-12345").mkdir(mode=0o700)
-    monkeypatch.setattr(os, "geteuid", lambda: 12345)
-    with pytest.raises(ConfigError, match="is no folder of this user alone"):
-        open_cache_dir(str(tmp_path), None)
-
-
-def test_a_folder_in_memory_needs_a_limit(tmp_path, monkeypatch):
-    monkeypatch.setattr(quota_module, "file_system_of", lambda path, mounts: "tmpfs")
-    with pytest.raises(ConfigError, match="give max_cache_bytes, too"):
-        open_cache_dir(str(tmp_path), None)
-    assert open_cache_dir(str(tmp_path), 1 << 20)
+def test_a_folder_may_be_used_where_the_system_hides_its_mounts(tmp_path, monkeypatch):
+    monkeypatch.setattr(node_cache, "mounts", lambda: "")
+    assert open_cache_dir(str(tmp_path), None)
