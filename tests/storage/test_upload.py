@@ -230,26 +230,30 @@ def test_the_answer_to_the_last_request_may_be_lost(server, pauses):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("has_checksums", [True, False])
-def test_an_upload_that_another_process_removed_is_an_error(has_checksums):
+@pytest.mark.parametrize(
+    ("has_checksums", "faults", "change"),
+    [
+        (True, [FileNotFoundError("NoSuchUpload")], None),
+        (False, [FileNotFoundError("NoSuchUpload")], None),
+        (True, [], lambda content: content[:-1]),
+        (True, [], lambda content: b"\1" + content[1:]),
+    ],
+)
+def test_an_upload_that_another_process_removed_or_changed_is_an_error(
+    has_checksums, faults, change
+):
     server = FakeS3(has_checksums)
-    server.content = data_of(3 * PART)  # of the same size
-    server.faults["complete_multipart_upload", None] = [FileNotFoundError("NoSuchUpload")]
-    with pytest.raises(StorageError, match=r"another process|which other program"):
-        write(server, bytes(3 * PART))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("change", [lambda d: d[:-1], lambda d: b"\1" + d[1:]])
-def test_an_object_that_differs_is_an_error(server, change):
-    complete = server.complete_multipart_upload
+    server.content, complete = data_of(3 * PART), server.complete_multipart_upload  # of this size
+    server.faults["complete_multipart_upload", None] = faults
 
     def damage(**parameters):
         complete(**parameters)
         server.content = change(server.content)
 
-    server.complete_multipart_upload = damage
-    with pytest.raises(StorageError, match="were written, but the object has"):
+    if change is not None:
+        server.complete_multipart_upload = damage
+    message = r"another process|which other program|were written, but the object has"
+    with pytest.raises(StorageError, match=message):
         write(server, bytes(3 * PART))
 
 
@@ -267,17 +271,20 @@ def test_leftovers_of_the_same_object_are_removed_and_no_others(server, faults, 
 
 
 class PagedS3:
-    """Many uploads that did not end, three in an answer."""
+    """Uploads under a prefix that did not end, three in an answer."""
 
-    def __init__(self):
-        self.left = [(f"corpus/{i}.tar", f"id{i}") for i in range(8)]
+    def __init__(self, prefix, refusal=None):
+        self.prefix, self.refusal = prefix, refusal
+        self.left = [(f"{prefix}{i}.tar", f"id{i}") for i in range(8)]
 
     def __call__(self, url, method, Prefix=None, KeyMarker="", UploadIdMarker="", UploadId=None):
+        if self.refusal is not None:
+            raise self.refusal
         if method == "abort_multipart_upload":
             self.left.remove((url.removeprefix("s3://bucket/"), UploadId))
             return {}
         page = [left for left in self.left if left > (KeyMarker, UploadIdMarker)][:3]
-        assert (url, Prefix) == ("s3://bucket/corpus", "corpus/")
+        assert Prefix == self.prefix
         return {
             "Uploads": [{"Key": key, "UploadId": id} for key, id in page],
             "IsTruncated": page[-1] != self.left[-1],
@@ -286,36 +293,22 @@ class PagedS3:
         }
 
 
-def test_all_pages_of_a_list_of_uploads_are_read():
-    server = PagedS3()
-    upload.remove_uploads("s3://bucket/corpus", server, r"[1-7]\.tar")
-    assert server.left == [("corpus/0.tar", "id0")]
-
-
 @pytest.mark.parametrize(
-    ("url", "prefix"), [("s3://bucket", ""), ("s3://bucket//p", "/p/"), ("s3://bucket/p/", "p/")]
+    ("url", "prefix"),
+    [
+        *(("s3://bucket", ""), ("s3://bucket//p", "/p/")),
+        *(("s3://bucket/p/", "p/"), ("s3://bucket/corpus", "corpus/")),
+    ],
 )
-def test_uploads_are_listed_under_the_prefix_of_their_keys(url, prefix):
-    requests = []
-
-    def answer(url, method, Prefix=None, UploadId=None):
-        requests.append((url, method, Prefix))
-        return {"Uploads": [{"Key": f"{prefix}a", "UploadId": "1"}]} if Prefix is not None else {}
-
-    upload.remove_uploads(url, answer, "a")
-    root = url.removesuffix("/")
-    assert requests == [
-        (url, "list_multipart_uploads", prefix),
-        (f"{root}/a", "abort_multipart_upload", None),
-    ]
+def test_all_pages_of_a_list_of_uploads_under_a_prefix_are_read(url, prefix):
+    server = PagedS3(prefix)
+    upload.remove_uploads(url, server, r"[1-7]\.tar")
+    assert server.left == [(f"{prefix}0.tar", "id0")]
 
 
 def test_without_the_right_to_list_uploads_they_stay_and_nothing_is_raised(caplog):
-    def refuse(*_, **__):
-        raise PermissionError("denied")
-
     with caplog.at_level("INFO"):
-        upload.remove_uploads("s3://bucket/corpus", refuse, ".*")
+        upload.remove_uploads("s3://bucket/corpus", PagedS3("", PermissionError("denied")), ".*")
     assert "s3://bucket/corpus: uploads that did not end may stay: denied" in caplog.text
 
 
