@@ -73,19 +73,22 @@ def assert_flips_change_nothing(
     assert least <= loader.stats.num_wrong_reads <= num_samples + num_indexes
 
 
-@pytest.mark.parametrize("num_workers", [0, 2])
-@pytest.mark.parametrize("settings", [{}, DECODED], ids=["bytes", "pixels"])
+VIEWS = {"zero_copy": True}
+
+
+@pytest.mark.parametrize(
+    ("settings", "num_workers", "access"),
+    [
+        *((settings, workers, {}) for settings in ({}, DECODED) for workers in (0, 2)),
+        pytest.param(VIEWS, 0, {"maps_files": False}, id="views of ranges"),
+        pytest.param(VIEWS, 0, {"maps_files": False, "concurrent": True}, id="of remote ones"),
+    ],
+)
 def test_one_flipped_bit_in_a_fifth_of_reads_changes_no_batch_and_is_counted(
-    folder, tmp_path, settings, num_workers
+    folder, tmp_path, settings, num_workers, access
 ):
     pipeline = make_pipeline(folder, **settings)
-    assert_flips_change_nothing(pipeline, tmp_path / "flips", num_workers)
-
-
-@pytest.mark.parametrize("access", [{}, {"concurrent": True}], ids=["local", "remote"])
-def test_views_of_what_was_read_are_checked_too(folder, tmp_path, access):
-    pipeline = make_pipeline(folder, zero_copy=True)
-    assert_flips_change_nothing(pipeline, tmp_path / "flips", maps_files=False, **access)
+    assert_flips_change_nothing(pipeline, tmp_path / "flips", num_workers, **access)
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import random
+from contextlib import closing
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,6 +15,8 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.reading import fetcher as fetching
 from mmstream.reading.fetcher import Fetcher
+from mmstream.reading.reader import Reader
+from mmstream.reading.step import Job
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.stores import WatchedStore, watched
@@ -110,3 +114,16 @@ def test_an_absent_shard_is_asked_for_once_and_not_sample_by_sample(tmp_path):
     assert all(isinstance(held.take(position), mm.errors.ShardError) for position in range(100))
     (request,) = requests_of_tars(dataset.store)
     assert len(request) == 1
+
+
+@pytest.mark.parametrize("zero_copy", [False, True])
+def test_a_step_can_be_taken_again_after_a_jump_back(tmp_path: Path, zero_copy: bool) -> None:
+    dataset = mm.open_dataset(write_corpus(tmp_path, [20, 20]))
+    order = dataset.plan_order(global_batch_size=4)
+    with closing(Reader(dataset, order, zero_copy=zero_copy)) as reader:
+        jobs = [Job(0, step, 0, 4) for step in (0, 1, 2, 3, 2, 3, 4, 1)]
+        outcomes = [reader.step(job).outcomes for job in jobs]
+    assert all(isinstance(sample, dict) for step in outcomes for sample in step)
+    keys = [[sample["__key__"] for sample in step] for step in outcomes]
+    assert keys[2] == keys[4] != keys[3] == keys[5]
+    assert keys[1] == keys[7]

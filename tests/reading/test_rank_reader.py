@@ -112,10 +112,9 @@ async def reading(
         await reader.close()
 
 
+@pytest.mark.parametrize("horizon", [1, 300_000])  # a larger step comes, too
 @in_virtual_time
-async def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
-    horizon = 300_000
-
+async def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset, horizon: int) -> None:
     async with reading(dataset, horizon) as (reader, transfers):
         num_taken = 0
         for step in range(15):
@@ -126,13 +125,6 @@ async def test_the_bytes_ahead_keep_to_the_horizon(dataset: mm.Dataset) -> None:
             num_held_bytes = sum(planned.samples.num_bytes for planned in reader._arrived)
             assert num_held_bytes <= windows + horizon + samples.num_bytes
             assert transfers.num_bytes <= num_taken + windows + horizon + samples.num_bytes
-
-
-@in_virtual_time
-async def test_a_step_larger_than_the_horizon_comes_too(dataset: mm.Dataset) -> None:
-    async with reading(dataset, 1) as (reader, _):
-        for step in range(15):
-            assert (await reader.step(0, step)).num_bytes > 0
 
 
 @in_virtual_time
@@ -242,6 +234,12 @@ async def test_bytes_that_stay_wrong_are_an_error_in_the_place_of_the_sample(
 
 
 @in_virtual_time
+async def test_a_storage_error_ends_the_step_that_needs_the_range(dataset: mm.Dataset) -> None:
+    with pytest.raises(StorageError, match="away"):
+        await errors_of_epoch(dataset, lambda *_: StorageError("away"), horizon_bytes=1)
+
+
+@in_virtual_time
 async def test_a_replaced_shard_is_an_error_unless_checksums_decide(dataset: mm.Dataset) -> None:
     replaced: list[str] = []
 
@@ -285,12 +283,6 @@ async def test_a_shard_without_an_index_is_an_error_in_its_rows(tmp_path: Path) 
     errors, num_wrong = await errors_of_epoch(dataset, FakeTransfers.read)
     assert len(errors) == COUNTS[1]
     assert num_wrong > 0
-
-
-@in_virtual_time
-async def test_a_storage_error_ends_the_step_that_needs_the_range(dataset: mm.Dataset) -> None:
-    with pytest.raises(StorageError, match="away"):
-        await errors_of_epoch(dataset, lambda *_: StorageError("away"))
 
 
 def test_windows_that_do_not_fit_are_single_samples_or_an_error(

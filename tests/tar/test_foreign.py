@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 import re
 import tarfile
-import warnings
 
 import pytest
 import webdataset as wds
@@ -77,6 +76,12 @@ def with_pax_headers(name: str, **headers: str) -> tarfile.TarInfo:
     return info
 
 
+def test_a_zero_byte_in_a_name_is_an_error_of_its_sample():
+    odd = with_pax_headers("a.txt", path="a\0b.txt")
+    with pytest.raises(SampleError, match=r"a\\x00b: a zero byte in the name a\\x00b.txt; rename"):
+        read_by_mmstream(make_tar([(odd, b"1"), C], tarfile.PAX_FORMAT))
+
+
 A, C = ("a.txt", b"1"), ("c.txt", b"4")
 OTHER_RECORDS = {"mtime": "1.5", "SCHILY.xattr.user.x": "path=b\n20 path=c", "comment": "=="}
 IN_SLASHES = [A, ("b.txt/", b"2"), (LONG + ".txt/", b"3"), C]
@@ -94,6 +99,7 @@ IN_SLASHES = [A, ("b.txt/", b"2"), (LONG + ".txt/", b"3"), C]
         # An old tar marks a folder by a slash.
         ([A, (special("a.d/", tarfile.AREGTYPE), b""), ("a.jpg", b"2")], tarfile.USTAR_FORMAT, 1),
         *((IN_SLASHES, format, None) for format in FORMATS[1:]),
+        ([A, C, ("a.txt", b"3")], tarfile.PAX_FORMAT, 3),  # a key that comes back is another sample
     ],
 )
 def test_odd_members_are_read_as_webdataset_reads_them(members, format, num_samples):
@@ -150,18 +156,6 @@ def test_an_index_from_before_says_what_to_do_about_the_files_of_a_mac():
     with pytest.raises(SampleError, match=r"made it, with files named \._x, run `mmstream index"):
         parse_sample(data[offsets[0] : offsets[1]], "x.tar")
     assert parse_sample(data[offsets[1] :], "x.tar")["jpg"] == b"a picture"
-
-
-def test_pax_headers_of_the_whole_tar_belong_to_no_sample():
-    data = make_tar([("a.txt", b"1"), ("b.txt", b"2")], pax_headers={"comment": "x" * 600})
-    assert data[156:157] == b"g"
-    assert_same(data, 2)
-
-
-def test_a_zero_byte_in_a_name_is_an_error_of_its_sample():
-    odd = with_pax_headers("a.txt", path="a\0b.txt")
-    with pytest.raises(SampleError, match=r"a\\x00b: a zero byte in the name a\\x00b.txt; rename"):
-        read_by_mmstream(make_tar([(odd, b"1"), C], tarfile.PAX_FORMAT))
 
 
 def test_of_two_long_names_the_first_one_holds():
@@ -231,7 +225,7 @@ def tree(tmp_path_factory):
 
 @pytest.mark.parametrize("format", ["v7", "oldgnu", "gnu", "ustar", "pax"])
 @pytest.mark.parametrize("what", [".", "*"])
-def test_gnu_tar_on_the_command_line(tree, format, what):
+def test_gnu_tar_on_the_command_line(tree, tmp_path, format, what):
     names = ["."] if what == "." else sorted(path.name for path in tree.iterdir())
     data = gnu_tar(tree, *names, options=(f"--format={format}",))
     files = gnu_tar(tree, *names, options=("--dereference", "--hard-dereference"))
@@ -239,15 +233,12 @@ def test_gnu_tar_on_the_command_line(tree, format, what):
     keys = dict(sample[0][::-1] for sample in read_by_mmstream(data))
     prefix = "./" if what == "." else ""
     assert {f"{prefix}0001", f"{prefix}a.b/c.d/0003", f"{prefix}grün"} <= set(keys)
-
-
-@pytest.mark.parametrize("format", ["oldgnu", "gnu", "pax"])
-def test_gnu_tar_with_long_names(tmp_path, format):
-    deep = tmp_path / LONGER / LONGER
-    deep.mkdir(parents=True)
-    for name in f"{LONG}.txt", f"{LONG}.jpg", "ü" * 100 + ".txt":
-        (deep / name).write_bytes(name.encode())
-    assert_same(gnu_tar(tmp_path, ".", options=(f"--format={format}",)), 2)
+    if format in ("oldgnu", "gnu", "pax"):
+        deep = tmp_path / LONGER / LONGER
+        deep.mkdir(parents=True)
+        for name in f"{LONG}.txt", f"{LONG}.jpg", "ü" * 100 + ".txt":
+            (deep / name).write_bytes(name.encode())
+        assert_same(gnu_tar(tmp_path, ".", options=(f"--format={format}",)), 2)
 
 
 @pytest.mark.parametrize(
@@ -269,34 +260,15 @@ def test_samples_in_pieces_are_refused_with_the_cure(tmp_path, names):
     assert_same(gnu_tar(files, ".", options=("--sort=name",)), 2)
 
 
-def test_a_key_that_comes_back_with_the_same_fields_is_another_sample(tmp_path):
-    a, b = ("a.txt", b"1"), ("b.txt", b"2")
-    assert_same(make_tar([a, b, ("a.txt", b"3")]), 3)
-
-
-def test_tars_written_by_webdataset(tmp_path):
-    warnings.simplefilter("ignore")
-    with wds.ShardWriter(f"{tmp_path}/%06d.tar", maxcount=7, verbose=0) as sink:
+def test_tars_written_by_webdataset():
+    file = io.BytesIO()
+    with wds.TarWriter(file, keep_meta=True) as sink:
         for i in range(20):
             sink.write(
                 {"__key__": f"x/{i:04d}", "json": {"i": i}, "txt": "é", "cls": i, "0.bin": b"1"}
             )
-    paths = sorted(tmp_path.iterdir())
-    assert len(paths) == 3
-    for path, count in zip(paths, [7, 7, 6], strict=True):
-        assert_same(path.read_bytes(), count)
-
-
-def test_metadata_written_by_webdataset_is_skipped():
-    file = io.BytesIO()
-    with wds.TarWriter(file, keep_meta=True) as sink:
-        sink.write({"__key__": "a", "txt": "1"})
-        sink.write({"__key__": "__meta__", "txt": "2"})
-    assert_same(file.getvalue())
-
-
-def test_metadata_in_a_sample_is_refused_because_its_name_is_reserved():
-    file = io.BytesIO()
+        sink.write({"__key__": "__meta__", "txt": "left out"})
+    assert_same(file.getvalue(), 20)
     with wds.TarWriter(file, keep_meta=True) as sink:
         sink.write({"__key__": "a", "txt": "1", "__local_path__": "kept"})
     with pytest.raises(SampleError, match=r"a\.__local_path__: .*rename this file in the tar"):
