@@ -27,7 +27,7 @@ from tests.helpers.bad_corpus import make_pipeline, offsets, patch, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.states import edited
 from tests.helpers.stores import WatchedStore, watched
-from tests.helpers.topology import Step, described, joined
+from tests.helpers.topology import described
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
 COUNTS = [30, 1, 0, 40, 26]
@@ -48,11 +48,6 @@ def faulty(tmp_path_factory):
 def loaders(pipeline: mm.Pipeline, rows: list[int]) -> list[mm.Loader]:
     worlds = [World(rank, len(rows)) for rank in range(len(rows))]
     return [mm.Loader(pipeline, world=world, rows_per_rank=rows, num_threads=1) for world in worlds]
-
-
-def epoch_of(ranks: list[mm.Loader]) -> list[Step]:
-    """The rest of the epoch, as all ranks together were given it."""
-    return [joined([described(part) for part in parts]) for parts in zip(*ranks, strict=True)]
 
 
 def names_of(dataset: mm.Dataset, refs: list[tuple[int, int]]) -> list[tuple[str, int]]:
@@ -101,7 +96,7 @@ def test_the_samples_of_packs_are_replayed_row_by_row(tmp_path, mmstream):
 def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows):
     pipeline = make_pipeline(faulty, **settings)
     dataset, ranks = pipeline.dataset, loaders(pipeline, rows)
-    delivered = {}
+    before, delivered = ranks[0].state_dict(), {}
     for _ in range(2):
         for parts in zip(*ranks, strict=True):
             for rank, part in enumerate(parts):
@@ -110,6 +105,7 @@ def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows
     state = json.loads(json.dumps(ranks[0].state_dict()))
     order, *position = order_of_state(state, mm.open_dataset(faulty))
     assert position == [2, 0]
+    assert order_of_state(before, dataset)[0].identity() == order.identity()  # all is future there
     assert len(delivered) == 2 * order.steps_per_epoch * len(rows)
     num_substituted = 0
     for (epoch, step, rank), given in delivered.items():
@@ -125,27 +121,6 @@ def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows
             assert row.valid or not valid
             num_substituted += row.valid and planned != shown
     assert num_substituted == sum(len(given.bad) for given in delivered.values()) > len(BAD)
-
-
-def test_past_and_future_steps_are_the_same_from_any_state_of_any_topology(faulty):
-    pipeline = make_pipeline(faulty)
-    alone = loaders(pipeline, [12])
-    delivered = [step for _ in range(3) for step in epoch_of(alone)]
-    states = [mm.Loader(pipeline).state_dict()]
-    for rows in ([12], [4, 8], [3, 3, 3, 3], [6, 6]):  # on and on, elsewhere
-        ranks = loaders(pipeline, rows)
-        for rank in ranks:
-            rank.load_state_dict(states[-1])
-        steps = zip(*ranks, strict=True)
-        delivered += [joined([described(part) for part in next(steps)]) for _ in range(2)]
-        states.append(ranks[0].state_dict())
-    assert [state["step"] for state in states] == [0, 2, 4, 6, 0]
-    for state in states:
-        order = order_of_state(state, pipeline.dataset)[0]
-        for given in delivered:
-            replayed = list(replay(pipeline.dataset, order, given.epoch, [given.step]))
-            refs = [(row.shard, row.index) for row in replayed]
-            assert refs == names_of(pipeline.dataset, given.planned)
 
 
 # -- without reading data ------------------------------------------------------------------------
@@ -219,14 +194,9 @@ def test_a_key_that_cannot_be_read_is_a_warning(tmp_path, caplog):
     assert any(
         text.startswith("shard-000000.tar[1]: no key: not a tar header") for text in messages
     )
-
-
-def test_storage_that_fails_is_an_error_and_no_missing_key(corpus):
-    def failing(_name, bounds, answer):
-        return answer if bounds is None else StorageError("a.tar: failed 5 times")
-
+    away = watched(dataset, lambda name, bounds, answer: StorageError("a.tar: failed 5 times"))
     with pytest.raises(StorageError, match="failed 5 times"):
-        read_keys(watched(mm.open_dataset(corpus), failing), [(0, 0)])
+        read_keys(away, [(0, 0)])
 
 
 # -- the command line ----------------------------------------------------------------------------
@@ -253,6 +223,15 @@ def test_a_step_is_printed_a_line_a_row(mmstream, corpus, tmp_path, monkeypatch)
         for row, (shard, index, valid) in enumerate(zip(*map(np.ndarray.tolist, refs)))
     ]
     assert out.count("padding") == 11  # 97 samples, 12 a step
+    words = (corpus, "--state", state, "--step", 8, "--epoch", 3, "--json")
+    rows = [json.loads(line) for line in mmstream(*words, "--keys")[1].splitlines()]
+    assert rows[3].keys() == {"epoch", "step", "row", "shard", "index", "valid", "key"}
+    names = [shard.name for shard in pipeline.dataset.manifest.shards]
+    for row in rows:
+        sample = pipeline.dataset.read(names.index(row["shard"]), row["index"])
+        assert row["key"] == sample["__key__"]
+    without = [json.loads(line) for line in mmstream(*words)[1].splitlines()]
+    assert without == [{**row, "key": None} for row in rows]
 
     following = mmstream(corpus, "--state", state)[1]  # where the run stands
     assert following == mmstream(corpus, "--state", state, "--step", 2, "--epoch", 0)[1]
@@ -263,16 +242,13 @@ def test_a_step_is_printed_a_line_a_row(mmstream, corpus, tmp_path, monkeypatch)
     monkeypatch.setattr(sys, "stdin", io.StringIO(state.read_text()))
     assert mmstream(corpus, "--state", "-")[1] == following
 
-
-def test_an_epoch_that_has_not_begun_is_told(mmstream, corpus, tmp_path):
-    words = (corpus, "--state", saved(make_pipeline(corpus), tmp_path, num_steps=8))
-    for more in ((), ("--step", 3)):
-        code, out, err = mmstream(*words, *more)
-        assert (code, out[:2]) == (0, "1 ")
-        assert err == (
-            "the state is at the start of epoch 1; for the epoch that was finished, use --epoch 0\n"
-        )
-    assert mmstream(*words, "--epoch", 1)[2] == ""
+    saved(pipeline, tmp_path, num_steps=9)
+    code, out, err = mmstream(corpus, "--state", state)  # the next epoch has not begun
+    assert (code, out[:2]) == (0, "1 ")
+    assert err == (
+        "the state is at the start of epoch 1; for the epoch that was finished, use --epoch 0\n"
+    )
+    assert mmstream(corpus, "--state", state, "--epoch", 1)[2] == ""
 
 
 def test_a_rank_is_told_its_own_rows(mmstream, corpus, tmp_path):
@@ -288,18 +264,6 @@ def test_a_rank_is_told_its_own_rows(mmstream, corpus, tmp_path):
         assert max(map(len, ranks)) - min(map(len, ranks)) <= 1
     uneven = ("--rank", 1, "--world-size", 2, "--rows-per-rank", "9,3")
     assert mmstream(corpus, *step, *uneven)[1].splitlines() == whole[9:]
-
-
-def test_as_json(mmstream, corpus, tmp_path):
-    words = (corpus, "--state", saved(make_pipeline(corpus), tmp_path), "--step", 1, "--json")
-    rows = [json.loads(line) for line in mmstream(*words, "--keys")[1].splitlines()]
-    assert rows[3].keys() == {"epoch", "step", "row", "shard", "index", "valid", "key"}
-    dataset = mm.open_dataset(corpus)
-    names = [shard.name for shard in dataset.manifest.shards]
-    for row in rows:
-        assert row["key"] == dataset.read(names.index(row["shard"]), row["index"])["__key__"]
-    without = [json.loads(line) for line in mmstream(*words)[1].splitlines()]
-    assert without == [{**row, "key": None} for row in rows]
 
 
 @pytest.mark.parametrize(
@@ -355,12 +319,6 @@ def test_a_state_that_does_not_fit_is_refused(mmstream, corpus, tmp_path, text_o
     assert reason in err
 
 
-def test_a_folder_without_a_state_is_refused(mmstream, corpus, tmp_path):
-    code, _, err = mmstream(corpus, "--state", tmp_path)
-    assert (code, err.count("\n")) == (1, 1)
-    assert "neither a state's JSON nor a folder with checkpoints" in err
-
-
 def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
     pipeline = make_pipeline(corpus)
     state = mm.Loader(pipeline).state_dict()
@@ -371,6 +329,9 @@ def test_checkpoints_of_training_hold_a_state(mmstream, corpus, tmp_path):
     assert mmstream(corpus, "--state", tmp_path / "run")[1].startswith("0 4 0 shard-")
     store.write("step-00000004.pt", b"damaged")
     assert mmstream(corpus, "--state", tmp_path / "run")[1].startswith("0 3 0 shard-")
+    code, _, err = mmstream(corpus, "--state", tmp_path)
+    assert (code, err.count("\n")) == (1, 1)
+    assert "neither a state's JSON nor a folder with checkpoints" in err
     older = tmp_path / "run/checkpoints/step-00000003.pt"
     assert mmstream(corpus, "--state", older)[1].startswith("0 3 0 shard-")
     with pytest.raises(StateError, match="not a checkpoint of"):
