@@ -26,9 +26,9 @@ from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.step import Job
 from mmstream.tar.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
 from tests.helpers.corpora import write_corpus
-from tests.helpers.media_files import frame_number, video_file
+from tests.helpers.media_files import video_file
 from tests.helpers.reader_thread import reader_thread
-from tests.helpers.stores import watched, watched_pipeline
+from tests.helpers.stores import watched_pipeline
 
 COUNTS = [7, 0, 9]
 MIN_LAZY_BYTES = 1 << 18
@@ -129,9 +129,6 @@ def test_little_more_is_read_than_is_needed(folder: str) -> None:
     assert num_bytes <= NUM_BATCH_ROWS * (FIRST_BYTES + 9 * LEAST_FETCH_BYTES + 150_000)
     # All of it is counted with the step that needed it.
     assert (lineage.num_bytes, lineage.num_requests) == (num_bytes, len(requests))
-
-
-def test_windows_hold_first_bytes_only(folder: str) -> None:
     with served(pipeline_of(folder, shuffle=False)) as first_batch:
         counts = first_batch()["__lineage__"].transfers
     # It has read this step and some of what fits into the horizon, which may end in a later epoch.
@@ -151,13 +148,18 @@ def test_windows_of_large_samples_need_little_memory(folder: str) -> None:
     assert not needs_single_samples(*setup, least_large_bytes=MIN_LAZY_BYTES)
 
 
-def test_take_and_random_access_give_the_same_files(folder: str) -> None:
+def test_take_and_random_access_give_the_same_files_and_what_nobody_takes_becomes_bytes(
+    folder: str,
+) -> None:
+    def rename(raw: dict[str, Any]) -> dict[str, Any]:
+        return raw | {"original": raw["mp4"]}
+
     dataset = mm.open_dataset(folder)
-    for taken in pipeline_of(folder).take(8):
+    for taken in pipeline_of(folder, before=(rename,)).take(8):
         lineage = taken["__lineage__"]
         raw = dataset.read(lineage.shard, lineage.index)
         assert taken["mp4"] == EightFrames()(raw["mp4"])
-        assert taken["json"] == json.loads(raw["json"])
+        assert (taken["original"], taken["json"]) == (raw["mp4"], json.loads(raw["json"]))
 
 
 def test_functions_before_decoding_see_what_the_decoder_takes(folder: str) -> None:
@@ -174,15 +176,6 @@ def test_functions_before_decoding_see_what_the_decoder_takes(folder: str) -> No
     kinds.clear()
     pipeline_of(folder, lambda data: data[:10], before=(look,)).take(12)
     assert kinds == {(bytes, bytes)}
-
-
-def test_a_file_that_no_decoder_has_taken_becomes_bytes(folder: str) -> None:
-    def rename(raw: dict[str, Any]) -> dict[str, Any]:
-        return raw | {"original": raw["mp4"]}
-
-    for taken in pipeline_of(folder, before=(rename,)).take(4):
-        assert taken["mp4"] == EightFrames()(taken["original"])
-        assert isinstance(taken["original"], bytes)
 
 
 def test_a_sample_without_such_a_file_is_read_whole_and_compared(
@@ -237,10 +230,14 @@ def test_a_fault_that_storage_makes_once_is_no_fault_of_the_sample(
 ) -> None:
     num_faults = 0
 
-    def change(name: str, bounds: tuple[int, int] | None, answer: Any) -> Any:
+    def is_later(name: str, bounds: tuple[int, int] | None, answer: Any) -> bool:
+        return name.endswith(".tar") and bounds is not None and bounds[0] >= first_byte
+
+    def change(*read: Any) -> Any:
         """Answer zeros once, for a frame or for the header behind the video."""
         nonlocal num_faults
-        if name.endswith(".tar") and bounds is not None and bounds[0] >= first_byte:
+        answer = read[2]
+        if is_later(*read):
             num_faults += 1
             return bytes(len(answer)) if num_faults == 1 else answer
         return answer
@@ -258,6 +255,13 @@ def test_a_fault_that_storage_makes_once_is_no_fault_of_the_sample(
     )
     assert pipeline.take(1)[0] == expected
     assert num_faults >= 2
+    pipeline, _ = watched_pipeline(
+        pipeline_of(folder, shuffle=False),
+        lambda *read: mm.errors.StorageError("away") if is_later(*read) else read[2],
+        maps_files=False,
+    )
+    with pytest.raises(mm.errors.StorageError, match="away"):  # that stays
+        pipeline.take(4)
 
 
 def cut(folder: Path) -> None:
@@ -298,16 +302,6 @@ def test_a_shard_that_changes_while_it_is_read_is_an_error(
         folder, ChangesShard(), shuffle=False, bad_samples=mm.BadSamplePolicy(shards=True)
     )
     assert {bad.kind for bad in bad_samples(tolerant)} == {"ShardError"}
-
-
-def test_storage_that_fails_stops_the_run(folder: str) -> None:
-    def change(name: str, bounds: tuple[int, int] | None, answer: Any) -> Any:
-        is_frame = bounds is not None and bounds[0] > VIDEO_BYTES // 2
-        return mm.errors.StorageError("away") if name.endswith(".tar") and is_frame else answer
-
-    pipeline, _ = watched_pipeline(pipeline_of(folder, shuffle=False), change, maps_files=False)
-    with pytest.raises(mm.errors.StorageError, match="away"):
-        pipeline.take(4)
 
 
 @pytest.fixture(scope="module")
@@ -355,32 +349,6 @@ def numbered_video() -> bytes:
     return video_file(
         "mp4", num_frames=240, fps=2, gop=8, b_frames=2, width=128, height=128, audio_codec="aac"
     )
-
-
-@pytest.mark.slow
-def test_segments_of_one_video_are_read_on_their_own(tmp_path: Path) -> None:
-    content = numbered_video()
-    segments = [{"start_s": start, "end_s": start + 4.0} for start in (8.0, 60.0, 100.0)]
-    row = json.dumps({"segments": segments}).encode()
-    folder = write_corpus(tmp_path, [1], lambda _: {"mp4": content, "json": row})
-    pipeline = mm.Pipeline(
-        watched(mm.open_dataset(folder), maps_files=False),
-        global_batch_size=1,
-        before=(mm.one_segment,),
-        decode=mm.Decode(video=mm.VideoDecoder(), min_lazy_bytes=MIN_LAZY_BYTES),
-    )
-    shown = set[tuple[int, ...]]()
-    with closing(PipelineRunner(pipeline)) as runner:
-        for epoch in range(4):
-            (decoded,) = runner.decoded(Job(epoch, 0, 0, 1)).samples
-            row_start = decoded["json"]["start_s"]
-            numbers = [frame_number(frame) for frame in decoded["video"].permute(0, 2, 3, 1)]
-            assert numbers == list(range(int(2 * row_start), int(2 * row_start) + 8))
-            shown.add(tuple(numbers))
-    assert len(shown) > 1
-    assert len(content) > 2 * MIN_LAZY_BYTES
-    num_bytes = pipeline.dataset.store.num_range_bytes
-    assert num_bytes < 4 * (FIRST_BYTES + 3 * LEAST_FETCH_BYTES)
 
 
 @pytest.mark.slow
