@@ -20,7 +20,7 @@ from mmstream.batching.valid import is_flat
 from mmstream.errors import ConfigError
 from mmstream.reading.step import BatchLineage
 from mmstream.settings import PositiveInt, checked
-from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.storage.transfers import TransferCounts
 from mmstream.types import IGNORED_LABEL, Batch, SampleRef
 
 

@@ -32,7 +32,7 @@ from mmstream.errors import (
     where,
 )
 from mmstream.settings import Fraction, NonNegativeInt, checked
-from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.storage.transfers import TransferCounts
 from mmstream.types import FILTERED, TOO_LONG, BadSample, IntArray
 
 logger = logging.getLogger(__name__)

@@ -32,7 +32,7 @@ from mmstream.reading.large_samples import LargeSample
 from mmstream.reading.range_cache import NodeCacheSettings
 from mmstream.reading.step import PackedRows
 from mmstream.storage import ObjectStat
-from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.storage.transfers import TransferCounts
 from mmstream.types import IntArray
 
 MEMORY_FD = 1

@@ -38,8 +38,7 @@ from mmstream.reading.step import PackedRows, seats_of
 from mmstream.storage import Access, ObjectStat, ReplacedError
 from mmstream.storage.node_cache_file import CacheLocation
 from mmstream.storage.range_client import retrieve_error
-from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.storage.transfers import RangeRequest, Transfers, own_memory
+from mmstream.storage.transfers import RangeRequest, TransferCounts, Transfers, own_memory
 from mmstream.types import IntArray
 
 # -- what came of ranges and steps -----------------------------------------------------------------

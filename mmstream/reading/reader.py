@@ -27,7 +27,7 @@ from mmstream.reading.step import (
     RawStep,
     later_job,
 )
-from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.storage.transfers import TransferCounts
 from mmstream.types import IntArray, SampleRef
 
 # -- a few steps at once, as late as possible ------------------------------------------------------

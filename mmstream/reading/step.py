@@ -9,7 +9,7 @@ import numpy as np
 
 from mmstream.errors import SampleError, ShardError
 from mmstream.order import AnyOrder
-from mmstream.storage.transfer_counts import TransferCounts
+from mmstream.storage.transfers import TransferCounts
 from mmstream.types import BadSample, IntArray, Sample, SampleRef
 
 Outcome: TypeAlias = Sample | SampleError | ShardError

@@ -12,7 +12,6 @@
     s3_endpoint.py   where a bucket is, which credentials open it, and signatures
     http_client.py   HTTP requests whose responses are read in pieces
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
-    transfer_counts.py  what it counts
     memory.py    objects in this process (``memory://``), for tests and small corpora
     node_cache.py    samples of remote shards on a disk of this machine
     node_cache_file.py  one file of it

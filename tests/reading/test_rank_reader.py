@@ -15,8 +15,7 @@ from mmstream.errors import ChecksumError, ConfigError, ShardError, StorageError
 from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.rank_reader import RankReader
 from mmstream.storage.store import ObjectStat, ReplacedError
-from mmstream.storage.transfer_counts import TransferCounts
-from mmstream.storage.transfers import RangeRequest
+from mmstream.storage.transfers import RangeRequest, TransferCounts
 from tests.helpers.corpora import write_corpus
 from tests.helpers.virtual_time import in_virtual_time
 
