@@ -122,28 +122,15 @@ def test_runs_are_long_and_nothing_is_read_twice() -> None:
     assert set(wanted.values()) == {1}
 
 
-def test_first_steps_are_read_in_small_ranges() -> None:
-    plan = Corpus([2_000] * 20, SAMPLE_BYTES).plan(large_order(), (0, 256), 50)
+def test_first_steps_are_read_in_small_ranges_and_single_samples_alone() -> None:
+    corpus = Corpus([2_000] * 20, SAMPLE_BYTES)
     end = 50 + num_head_steps(256, 256)
-    heads = [one for one in planned(plan, 1) if one.first_use < end]
+    ranges = planned(corpus.plan(large_order(), (0, 256), 50), 1)
+    heads = [one for one in ranges if one.first_use < end]
     assert max(one_range.samples.num_bytes for one_range in heads) <= MAX_HEAD_BYTES
     assert sum(one_range.first_use == 50 for one_range in heads) > 150
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("world_size", [1, 8])
-def test_few_requests_are_made_from_the_start_on(world_size: int) -> None:
-    counts, rows = [5_000] * 200, 64 // world_size
-    order = Order.from_counts(counts, global_batch_size=64, num_bytes=sum(counts) * SAMPLE_BYTES)
-    plan = Corpus(counts, SAMPLE_BYTES).plan(order, (0, rows), 0)
-    ranges = planned(plan, 2_400)  # 17 GB over all ranks
-    num_bytes = sum(one_range.samples.num_bytes for one_range in ranges)
-    assert len(ranges) < 360 * num_bytes / 1e9
-
-
-def test_single_samples_are_read_alone() -> None:
-    plan = Corpus([2_000] * 20, SAMPLE_BYTES).plan(large_order(), (0, 256), 0, single_samples=True)
-    assert {one_range.samples.position.size for one_range in planned(plan, 3)} == {1}
+    singles = planned(corpus.plan(large_order(), (0, 256), 0, single_samples=True), 3)
+    assert {one_range.samples.position.size for one_range in singles} == {1}
 
 
 @pytest.mark.parametrize(

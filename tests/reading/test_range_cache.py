@@ -181,15 +181,6 @@ def test_a_cache_of_half_the_corpus_gives_half_of_it_in_every_epoch(dataset, roo
         assert later.num_bytes < 0.75 * CORPUS_BYTES
 
 
-def test_two_ranks_of_a_node_share_what_they_have_read(dataset, root):
-    halves = [run(dataset, root, 0, rows=rows) for rows in ((0, 4), (4, 8))]
-    assert sum(half.num_bytes for half in halves) <= CORPUS_BYTES
-    later = [run(dataset, root, 1, rows=rows) for rows in ((0, 4), (4, 8))]
-    assert [half.num_bytes for half in later] == [0, 0]
-    apart = [run(dataset, None, 1, rows=rows).samples for rows in ((0, 4), (4, 8))]
-    assert [half.samples for half in later] == apart
-
-
 @pytest.mark.parametrize("num_refused", [2, 100])
 def test_memory_for_samples_that_were_cached_is_waited_for(dataset, root, num_refused):
     run(dataset, root, 0)

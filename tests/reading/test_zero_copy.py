@@ -48,17 +48,8 @@ def maps_of(folder) -> int:
     return sum(str(folder) in line for line in Path("/proc/self/maps").read_text().splitlines())
 
 
-def test_views_are_the_same_samples(corpus):
-    dataset = mm.open_dataset(corpus)
-    as_bytes, as_views = (list(steps_of(dataset, views)) for views in (False, True))
-    assert as_bytes == as_views
-    assert {type(value) for step in as_bytes for value in payloads(step)} == {bytes}
-    assert {type(value) for step in as_views for value in payloads(step)} == {memoryview}
-    assert all(value.readonly for step in as_views for value in payloads(step))
-
-
-@pytest.mark.parametrize("instead", ["far away", "too many shards", "no maps"])
-def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
+@pytest.mark.parametrize("instead", ["maps", "far away", "too many shards", "no maps"])
+def test_views_are_the_same_samples_mapped_or_read(corpus, monkeypatch, instead):
     def refuse(*_, **__):
         raise OSError("too many open files")
 
@@ -68,11 +59,13 @@ def test_what_cannot_be_mapped_is_read_and_viewed(corpus, monkeypatch, instead):
         dataset = watched(dataset, maps_files=False)
     elif instead == "too many shards":
         monkeypatch.setattr(fetching, "MAX_MAPS", 1)
-    else:
+    elif instead == "no maps":
         monkeypatch.setattr(local, "mmap", refuse)
     viewed = list(steps_of(dataset, True))
     assert viewed == expected
+    assert {type(value) for step in expected for value in payloads(step)} == {bytes}
     assert {type(value) for step in viewed for value in payloads(step)} == {memoryview}
+    assert all(value.readonly for step in viewed for value in payloads(step))
 
 
 def test_a_view_stays_valid_after_all_else_is_gone_and_a_map_ends_with_its_last_view(tmp_path):

@@ -57,10 +57,3 @@ def test_tars_in_memory_are_indexed_verified_and_given_a_bad_list(memory_corpus)
     assert list(verify(mm.open_dataset(memory_corpus), progress=False)) == []
     write_bad(mm.open_dataset(memory_corpus), [(0, 3)])
     assert mm.open_dataset(memory_corpus).bad.tolist() == [[0, 3]]
-
-
-def test_rows_are_converted_into_memory(tmp_path, memory_url):
-    rows = tmp_path / "rows.jsonl"
-    rows.write_text('{"text": "a cat"}\n{"text": "a dog"}\n')
-    mm.convert(rows, memory_url, progress=False)
-    assert [sample["txt"] for sample in mm.open_dataset(memory_url)] == [b"a cat", b"a dog"]

@@ -237,18 +237,6 @@ def test_a_disk_that_fails_or_is_full_ends_writing_with_one_warning(
     assert Path(file_of().path(root)).exists()
 
 
-def test_samples_of_another_shard_of_the_same_name_are_replaced(new_cache):
-    cache = new_cache()
-    old = bytes(len(SHARD))
-    samples = samples_of(0, 10)._replace(checksum=np.full(10, crc32c(bytes(SAMPLE_BYTES))))
-    cache.write(file_of(), samples, memoryview(old)[: 10 * SAMPLE_BYTES], 0)
-    written(cache)
-    cache = new_cache()
-    assert read(cache, file_of(), 0, 10) == {}
-    assert "num_cache_damaged" not in cache.pop_counts()
-    assert_usable(new_cache)
-
-
 def test_the_limit_is_kept_and_what_is_there_stays(new_cache, root):
     limit = 100_000
     fill(new_cache(limit), *((file_of(number), 0, 40) for number in range(10)))

@@ -41,9 +41,21 @@ def run(store: Store, calls):
     return asyncio.run(with_client())
 
 
-def test_a_range_has_exactly_its_bytes(store):
-    store.write("sub/a b.bin", DATA)
-    assert run(store, lambda client: read(client, "sub/a b.bin", 3, 5000)) == DATA[3:5000]
+def test_ranges_are_read_side_by_side_and_have_exactly_their_bytes(store):
+    name = "sub/a b.bin"
+    store.write(name, DATA)
+    bounds = [(start, start + 100) for start in range(3, len(DATA) - 300, 100)]
+
+    async def read_all(client):
+        stream = await client.open(name, 10, 20)
+        await stream.close()
+        await stream.close()
+        assert stream.stat == store.stat(name)
+        with pytest.raises(FileNotFoundError, match="nothing"):
+            await read(client, "nothing", 0, 10)
+        return await asyncio.gather(*(read(client, name, *bound) for bound in bounds))
+
+    assert run(store, read_all) == [DATA[start:stop] for start, stop in bounds]
 
 
 def test_a_range_goes_into_the_memory_that_is_given(store):
@@ -62,34 +74,6 @@ def test_a_range_goes_into_the_memory_that_is_given(store):
 
     assert run(store, read_into) == len(data) - 17
     assert bytes(buffer) == bytes(3) + data[10:-7] + bytes(14)
-
-
-def test_an_answer_says_which_object_it_is_of(store):
-    store.write("a.bin", DATA)
-
-    async def stat_of(client):
-        stream = await client.open("a.bin", 10, 20)
-        await stream.close()
-        await stream.close()
-        return stream.stat
-
-    assert run(store, stat_of) == store.stat("a.bin")
-
-
-def test_ranges_are_read_side_by_side(store):
-    store.write("a.bin", DATA)
-    bounds = [(start, start + 100) for start in range(0, len(DATA), 100)][:-3]
-
-    async def read_all(client):
-        return await asyncio.gather(*(read(client, "a.bin", *bound) for bound in bounds))
-
-    assert run(store, read_all) == [DATA[start:stop] for start, stop in bounds]
-
-
-def test_an_absent_object_is_named(store):
-    store.write("a.bin", DATA)
-    with pytest.raises(FileNotFoundError, match="nothing"):
-        run(store, lambda client: read(client, "nothing", 0, 10))
 
 
 @pytest.mark.parametrize("start", [len(DATA) - 5, len(DATA) + 1])

@@ -191,13 +191,15 @@ def test_a_pickled_memory_store_brings_its_objects_and_replaces_none(memory_url)
     store.write("kept", b"old")
     store.write("deep/gone", DATA)
     open_store(f"{memory_url}-beside").write("other", DATA)
-    pickled = pickle.dumps(store)
+    deep = open_store(f"{memory_url}/deep")
+    pickled, listed = pickle.dumps(store), deep.list()
     store.write("kept", b"new")
     store.remove("deep/gone")
     open_store(f"{memory_url}-beside").remove("other")
     assert pickle.loads(pickled) == store
     assert store.read("kept") == b"new"
     assert store.read("deep/gone") == DATA
+    assert deep.list() == listed  # of the same version
     assert not open_store(f"{memory_url}-beside").exists("other")
 
 

@@ -457,19 +457,6 @@ async def test_no_step_waits_long_for_requests_that_bring_nothing(
         assert await longest_wait(store, 150, num_bytes, num_ahead) < most_s
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize(("num_bytes", "num_steps"), [(100, 3000), (3500, 400)])
-@in_virtual_time
-async def test_a_link_that_becomes_slow_is_not_asked_for_more(num_bytes, num_steps):
-    """Its bytes arrive once, but for a few requests that seemed to be late."""
-    async with Store(link_rate=1e6) as store:
-        asyncio.get_running_loop().call_at(1005.0, setattr, store.client, "link_rate", 10e3)
-        await longest_wait(store, num_steps, num_bytes, 24)
-        counts = store.pop_counts()
-        assert counts.num_stalls < 0.06 * counts.num_requests + 8
-        assert counts.num_bytes < 1.1 * num_steps * 8 * num_bytes
-
-
 class Pieces:
     """Memory for a few ranges. Whoever gives one back adds to `num_left`."""
 

@@ -17,8 +17,6 @@ from crc32c import crc32c
 
 from mmstream.errors import StorageError
 from mmstream.storage import open_store, upload
-from tests.helpers.http_fault_proxy import Faults, fault_proxy
-from tests.helpers.wait import wait_until
 
 URL = "s3://bucket/corpus/a.tar"
 PART = 1000
@@ -340,24 +338,3 @@ def test_what_a_killed_writer_left_is_removed_by_the_next(s3, tmp_path):
     assert [left["UploadId"] for left in uploads_of(store)] == [killed]
     store.write("a.tar", bytes(upload.PART_BYTES + 1))
     assert not uploads_of(store)
-
-
-@pytest.mark.s3
-@pytest.mark.slow
-def test_parts_that_break_and_a_server_that_goes_away_change_no_byte(s3, tmp_path, monkeypatch):
-    data = data_of(4 * upload.PART_BYTES)
-    broken_parts = Faults(reset=1, methods=("PUT",))
-    with fault_proxy(os.environ["AWS_ENDPOINT_URL"], broken_parts) as proxy:
-        monkeypatch.setenv("AWS_ENDPOINT_URL", proxy.endpoint)
-        store = open_store(f"{s3}/{tmp_path.name}")
-        with store.create("a.tar") as file:
-            file.write(data[: 2 * upload.PART_BYTES + 1])
-            wait_until(lambda: proxy.counts().faults["reset"])
-            proxy.set(Faults())
-            proxy.go_away()
-            back = threading.Timer(0.5, proxy.come_back)
-            back.start()
-            file.write(data[2 * upload.PART_BYTES + 1 :])
-        back.join()
-        assert store.read("a.tar") == data
-        assert not uploads_of(store)

@@ -125,22 +125,6 @@ def numbered(rows: range) -> bytes:
     return make_tar([(f"{row:04d}.txt", b"%d" % row) for row in rows])
 
 
-def test_a_joined_tar_is_trained_exactly_once_and_resumes(tmp_path: Path) -> None:
-    (tmp_path / "x.tar").write_bytes(numbered(range(24)) + numbered(range(24, 48)))
-    index_tars(tmp_path, checksums=True, progress=False)
-    pipeline = mm.Pipeline(mm.open_dataset(tmp_path), global_batch_size=8, seed=3)
-    batches = list(mm.Loader(pipeline))
-    assert sorted(text for batch in batches for text in batch["txt"]) == sorted(
-        b"%d" % row for row in range(48)
-    )
-    loader = mm.Loader(pipeline)
-    iterator = iter(loader)
-    next(iterator), next(iterator)
-    again = mm.Loader(pipeline)
-    again.load_state_dict(loader.state_dict())
-    assert [batch["txt"] for batch in again] == [batch["txt"] for batch in batches[2:]]
-
-
 @pytest.mark.parametrize("junk", [JUNK, b"x", bytes(512) + b"\0" * 99 + b"x", bytes(65 << 20)])
 def test_what_is_no_tar_behind_the_end_is_left_out_with_a_warning(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, junk: bytes
