@@ -14,8 +14,6 @@ import resource
 import secrets
 import stat
 import sys
-import threading
-from collections import OrderedDict
 from collections.abc import Callable, Iterator, MutableMapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -40,6 +38,8 @@ from mmstream.storage.store import (
 from mmstream.storage.urls import Range, join_url
 
 if TYPE_CHECKING:
+    from functools import _lru_cache_wrapper
+
     from _typeshed import ReadableBuffer
 
 
@@ -527,23 +527,22 @@ class SharedStore(LocalStore):
             return list(pool.map(read, ranges))
 
     def drop_cache(self, name: str, start: int, stop: int) -> None:
-        """Have the file opened again, and its bytes [start, stop) read again."""
-        _open_files().forget(self.url_of(name))
+        """Have files opened again, and bytes [start, stop) read again."""
+        _open_files().cache_clear()
         super().drop_cache(name, start, stop)
 
     def _read_once(
         self, name: str, start: int, stop: int, known: MutableMapping[str, ObjectStat] | None
     ) -> bytes:
         path = self.url_of(name)
-        files = _open_files()
+        file = _open_files()(path)
         try:
-            file = files.open(path)
             # It may be written over while it is open. The system mostly keeps its status.
             current = object_stat(os.fstat(file.descriptor))
             require_known(path, name, current, known)
             return read_exactly(file.descriptor, path, start, stop, current.size, MAX_READ_BYTES)
-        except BaseException:
-            files.forget(path)
+        except BaseException:  # it may be stale, and so may others
+            _open_files().cache_clear()
             raise
 
     def _retry(self, name: str, call: Callable[[], T]) -> T:
@@ -573,44 +572,17 @@ class _OpenFile:
             os.close(self.descriptor)
 
 
-class _OpenFiles:
-    """The files that a process keeps open: those that were read last."""
-
-    def __init__(self) -> None:
-        limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-        self._most = min(MAX_OPEN_FILES, limit // 2) if limit > 0 else MAX_OPEN_FILES
-        self._files: OrderedDict[str, _OpenFile] = OrderedDict()
-        self._lock = threading.Lock()
-
-    def open(self, path: str) -> _OpenFile:
-        """Return a file, open for reading; errors as `open_file`."""
-        with self._lock:
-            file = self._files.get(path)
-            if file is not None:
-                self._files.move_to_end(path)
-                return file
-        file = _OpenFile(path)
-        with self._lock:
-            self._files[path] = file
-            dropped = self._files.popitem(last=False) if len(self._files) > self._most else None
-        del dropped  # closed outside of the lock, unless another thread still reads it
-        return file
-
-    def forget(self, path: str) -> None:
-        """Open a file anew at its next use."""
-        with self._lock:
-            file = self._files.pop(path, None)
-        del file
-
-
-def _open_files() -> _OpenFiles:
+def _open_files() -> _lru_cache_wrapper[_OpenFile]:
+    """Return what opens files, and keeps those open that were read last."""
     return _open_files_of(os.getpid())
 
 
 @lru_cache(maxsize=1)
-def _open_files_of(_pid: int) -> _OpenFiles:
-    """A child process opens files of its own: a lock that is held at a fork stays locked."""
-    return _OpenFiles()
+def _open_files_of(_pid: int) -> _lru_cache_wrapper[_OpenFile]:
+    """A child process opens files of its own."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
+    num_open = min(MAX_OPEN_FILES, limit // 2) if limit > 0 else MAX_OPEN_FILES
+    return lru_cache(num_open)(_OpenFile)
 
 
 def is_shared(path: str) -> bool:
