@@ -170,7 +170,7 @@ def test_convert_writes_the_same_objects_as_to_a_folder(rows, prefix, tmp_path, 
 
 
 @pytest.mark.slow
-def test_a_bucket_that_is_not_there_is_named():
+def test_a_bucket_that_is_not_there_is_named(s3):
     store = open_store("s3://no-such-bucket/x")
     with pytest.raises(FileNotFoundError, match="s3://no-such-bucket/x/a: no such bucket"):
         store.write("a", b"")
