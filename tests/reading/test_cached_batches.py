@@ -23,10 +23,8 @@ from mmstream.reading.step import Job
 from mmstream.storage.node_cache import open_cache_dir
 from tests.helpers.bad_corpus import make_pipeline, policy
 from tests.helpers.corpora import write_corpus
-from tests.helpers.packed_texts import pack_pipeline, write_texts
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.stores import far
-from tests.helpers.topology import described
 from tests.reading.test_range_cache import cached_files
 
 Damage = Callable[[list[Path], random.Random], object]
@@ -120,24 +118,3 @@ def test_whatever_is_in_the_cache_batches_are_the_same(data: st.DataObject) -> N
                     draw.choice(DAMAGES)(files, draw)
 
         event("hits" if read([1, 0], damage) else "no hits")
-
-
-def test_packs_come_from_the_cache_row_by_row(tmp_path: Path) -> None:
-    folder = write_texts(tmp_path / "texts", [40, 25], checksums=True)
-    local = pack_pipeline(folder, rows=6, window=5)
-    remote = replace(local, dataset=far(local.dataset))
-    node_cache = NodeCacheSettings(open_cache_dir(str(tmp_path / "cache"), 1 << 30), 1 << 30, 1.0)
-    num_hit_bytes = [0, 0]
-    with closing(PipelineRunner(local)) as own:
-        for epoch in (0, 1):
-            with reader_thread(remote, 1, node_cache) as reader:
-                iteration = reader.begin(epoch, 0, (0, 6))
-                runner = PipelineRunner(remote, connection=reader.connections[0])
-                for step in range(local.order.steps_per_epoch):
-                    job = Job(epoch, step, 0, 6, 1, iteration)
-                    batch = runner.batch(job)
-                    assert described(batch) == described(own.batch(job))
-                    num_hit_bytes[epoch] += batch["__lineage__"].transfers.num_cache_hit_bytes
-                runner.close()
-            wait_for_writes()
-    assert num_hit_bytes[1] >= 60 * 1024

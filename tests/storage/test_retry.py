@@ -161,16 +161,12 @@ def test_a_long_request_that_breaks_once_is_sent_again(pauses):
     assert retry(f"{URL}/a", upload) == "answer"
 
 
-def test_a_health_of_any_length_is_taken(pauses, monkeypatch, caplog):
+def test_a_patience_of_any_length_is_taken_and_none_is_one_attempt(pauses, monkeypatch, caplog):
     monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "1e300")
     health_of(URL).answered()
     assert retry(URL, Server(pauses, back=1000)) == "answer"
     assert "it is tried again until " in caplog.text
-
-
-def test_no_patience_is_one_attempt(pauses, monkeypatch):
-    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "0")
-    health_of(URL).answered()
+    monkeypatch.setenv("MMSTREAM_STORAGE_PATIENCE_S", "0")  # one attempt
     with pytest.raises(StorageError, match=r"failed once in 0\.0 s"):
         retry(URL, Server(pauses))
 
