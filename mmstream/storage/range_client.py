@@ -81,9 +81,9 @@ class RangeClient(Protocol):
             name: Of the object.
             start: First byte.
             stop: First byte after the range.
-            into: Where the bytes go: ``stop - start`` bytes. The pieces are slices of it then, in
-                order and without gaps. Nothing writes there after the stream is closed. None: into
-                new memory, which costs twice the CPU time.
+            into: Where the bytes go, ``stop - start`` of them, if the client can receive them
+                there: the pieces are slices of it then, in order and without gaps. Nothing writes
+                there after the stream is closed. Into new memory costs twice the CPU time.
 
         Raises:
             RequestError: The request failed for a passing reason.
@@ -130,7 +130,11 @@ class StoreClient:
         return self._store.url_of(name)
 
     async def open(
-        self, name: str, start: int, stop: int, into: memoryview | None = None
+        self,
+        name: str,
+        start: int,
+        stop: int,
+        into: memoryview | None = None,  # noqa: ARG002 - a thread reads into memory of its own
     ) -> ReadRange:
         """Read a range, whole. A cancelled read goes on in its thread, and nobody gets it.
 
@@ -141,12 +145,7 @@ class StoreClient:
         """
         loop = asyncio.get_running_loop()
         async with self._reads:
-            response = await loop.run_in_executor(self._threads, self._read, name, start, stop)
-        if into is None:
-            return response
-        length = len(response.data)
-        into[:length] = response.data
-        return ReadRange(into[:length], response.stat)
+            return await loop.run_in_executor(self._threads, self._read, name, start, stop)
 
     def _read(self, name: str, start: int, stop: int) -> ReadRange:
         known: dict[str, ObjectStat] = {}
@@ -168,10 +167,10 @@ class StoreClient:
 class ReadRange:
     """A range that has arrived whole."""
 
-    data: bytes | memoryview
+    data: bytes
     stat: ObjectStat | None
 
-    async def __aiter__(self) -> AsyncIterator[bytes | memoryview]:
+    async def __aiter__(self) -> AsyncIterator[bytes]:
         yield self.data
 
     async def close(self) -> None:
@@ -233,7 +232,7 @@ class S3Client:
             byte_range = f"bytes={start}-{stop - 1}"
             response = await self._request(link, "GET", url, name, byte_range, into)
             if response.status in (200, 206):
-                return await self._stream(url, response, start, stop, into)
+                return await self._stream(url, response, start, stop)
             try:
                 refusal = await _refusal(response)
             except OSError as error:
@@ -258,9 +257,7 @@ class S3Client:
         if self._link is not None:
             await self._link.http.close()
 
-    async def _stream(
-        self, url: str, response: Response, start: int, stop: int, into: memoryview | None
-    ) -> S3Stream:
+    async def _stream(self, url: str, response: Response, start: int, stop: int) -> S3Stream:
         """Return the stream of a response, if it is of the range."""
         health = health_of(self.url)
         try:
@@ -269,7 +266,7 @@ class S3Client:
             await response.close()
             raise
         health.answered()
-        return S3Stream(response, stat, stop - start, into)
+        return S3Stream(response, stat, stop - start)
 
     async def _past_the_end(self, link: _Link, url: str, name: str, response: Response) -> S3Stream:
         """Return the response to a range past the end: the object as it is, no bytes."""
@@ -283,7 +280,7 @@ class S3Client:
         if num_bytes is None:
             raise RequestError(f"{url}: {head.status} to the question for its size")
         health_of(self.url).answered()
-        return S3Stream(head, ObjectStat(num_bytes, version_of(headers)), 0, None)
+        return S3Stream(head, ObjectStat(num_bytes, version_of(headers)), 0)
 
     async def _request(
         self,
@@ -409,23 +406,14 @@ class S3Client:
 class S3Stream:
     """A `RangeStream` of an object in S3."""
 
-    def __init__(
-        self, response: Response, stat: ObjectStat | None, length: int, into: memoryview | None
-    ) -> None:
-        self.stat, self._answer = stat, response
-        self._length, self._into = length, into
+    def __init__(self, response: Response, stat: ObjectStat | None, length: int) -> None:
+        self.stat, self._response, self._length = stat, response, length
 
     async def __aiter__(self) -> AsyncIterator[memoryview]:
         left = self._length
         try:
-            async for piece in self._answer:
+            async for piece in self._response:
                 data = piece[:left]  # a server may send more than it was asked for
-                if self._into is not None:
-                    position = self._length - left
-                    target = self._into[position : position + len(data)]
-                    if data.obj is not target.obj:  # it came without a length
-                        target[:] = data
-                    data = target
                 left -= len(data)
                 if data:
                     yield data
@@ -434,7 +422,7 @@ class S3Stream:
 
     async def close(self) -> None:
         """Drop what has not arrived yet, with its connection."""
-        await self._answer.close()
+        await self._response.close()
 
 
 class _Link(NamedTuple):
