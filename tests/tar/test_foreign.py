@@ -267,8 +267,9 @@ def test_tars_written_by_webdataset():
             sink.write(
                 {"__key__": f"x/{i:04d}", "json": {"i": i}, "txt": "é", "cls": i, "0.bin": b"1"}
             )
-        sink.write({"__key__": "__meta__", "txt": "left out"})
-    assert_same(file.getvalue(), 20)
+        sink.write({"__key__": "__meta__", "txt": "a sample"})
+        sink.write({"__key__": "__meta__/x", "txt": "left out"})
+    assert_same(file.getvalue(), 21)
     with wds.TarWriter(file, keep_meta=True) as sink:
         sink.write({"__key__": "a", "txt": "1", "__local_path__": "kept"})
     with pytest.raises(SampleError, match=r"a\.__local_path__: .*rename this file in the tar"):

@@ -129,7 +129,7 @@ def test_samples_found_together_are_those_found_one_by_one(
 
 
 def test_plain_samples_are_found_together_and_odd_ones_among_them_seen():
-    names = [f"{n:05d}.{field}" for n in range(40) for field in ("jpg", "txt", "json")[: 1 + n % 3]]
+    names = [f"{n:05d}.{field}" for n in range(40) for field in ("jpg", "txt", "json")[n % 2 * 2 :]]
     data = make_tar([(name, bytes(len(name) * number)) for number, name in enumerate(names)])
     offsets = build_index(CountingStore(data), "x.tar")
     assert assert_same(data, offsets[:-1], offsets[1:]) == 40
