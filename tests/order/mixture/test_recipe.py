@@ -177,6 +177,8 @@ def test_a_source_that_is_missing_or_has_changed_is_refused_by_name():
     del without["b"]
     with pytest.raises(StateError, match="source 'b' of the state is missing: add it"):
         Recipe.from_identity(saved(), without)
+    with pytest.raises(StateError, match="put them in the state's order, new ones at the end"):
+        Recipe.from_identity(saved(), dict(reversed(corpora(new=[9]).items())))
     with pytest.raises(StateError, match=r"source 'c' of the state has changed: it was .* and is "):
         Recipe.from_identity(saved(), corpora(c=[1250]))
     listed = corpora()
