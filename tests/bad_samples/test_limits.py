@@ -303,7 +303,7 @@ def test_cut_texts_are_counted_and_warned_of_once(
     running.close()
     assert running.stats.num_cut_texts == 2 * NUM_SAMPLES // 3
     assert running.stats.num_bad == 0
-    messages = [record.getMessage() for record in caplog.records]
+    messages = [line for line in caplog.messages if "text" in line]  # not those of a busy machine
     assert len(messages) == 3
     assert messages[0].startswith("shard-000000.tar[")
     assert ".txt: text of 62 tokens cut to max_length=16; others are only counted" in messages[0]
