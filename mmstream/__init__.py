@@ -32,7 +32,7 @@ _MODULE_OF = {
 __all__ = sorted(_MODULE_OF)
 
 if "MMSTREAM_MAIN_PROCESS" in os.environ:  # a worker that imports the main script, which may hang
-    import_module("mmstream.processes").follow_while_starting()
+    import_module("mmstream.processes.workers").follow_while_starting()
 
 
 def __getattr__(name: str) -> Any:

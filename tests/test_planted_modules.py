@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from mmstream import processes
+import mmstream
 from tests.helpers.corpora import write_corpus
 
 SECONDS = 120
@@ -64,7 +64,7 @@ def planted(tmp_path):
 
 
 def run(folder: Path, *command: str, **environment: str) -> str:
-    root = str(Path(processes.__file__).parents[1])
+    root = str(Path(mmstream.__file__).parents[1])
     given = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
     done = subprocess.run(
         [sys.executable, *command],
@@ -98,7 +98,7 @@ def test_workers_of_a_script_run_no_module_of_the_current_folder(tmp_path, plant
 @pytest.mark.slow
 def test_the_server_preloads_where_mmstream_is_found_through_the_current_folder(tmp_path):
     """As a program that is run as a module in the root of a clone."""
-    root = Path(processes.__file__).parents[1]
+    root = Path(mmstream.__file__).parents[1]
     (tmp_path / "program.py").write_text(SCRIPT)
     (tmp_path / "mmstream").symlink_to(root / "mmstream")
     write_corpus(tmp_path / "data", [8])

@@ -10,14 +10,20 @@ from pathlib import Path
 
 import pytest
 
-from mmstream import processes
-from mmstream.processes import cpu_limit, cpu_seconds, memory_bytes, num_cores, num_local_ranks
+from mmstream.processes.machine import (
+    cpu_limit,
+    cpu_seconds,
+    memory_bytes,
+    num_cores,
+    num_local_ranks,
+)
+from mmstream.processes.workers import installed_entry_points
 
 
 def test_a_folder_of_temporary_files_that_is_too_long_for_sockets_is_named(tmp_path: Path) -> None:
     folder = tmp_path / ("x" * 120)
     folder.mkdir()
-    code = "from mmstream.processes import start_fork_server; start_fork_server([])"
+    code = "from mmstream.processes.workers import start_fork_server; start_fork_server([])"
     ended = subprocess.run(
         [sys.executable, "-c", code],
         env=os.environ | {"TMPDIR": str(folder)},
@@ -34,7 +40,7 @@ def test_a_folder_of_temporary_files_that_is_too_long_for_sockets_is_named(tmp_p
 def test_memory_of_dropped_bytes_is_used_again_without_new_pages() -> None:
     program = """
 import resource, sys
-from mmstream.processes import keep_freed_memory
+from mmstream.processes.workers import keep_freed_memory
 for number in range(12):
     if number < 4:
         keep_freed_memory()  # each epoch of a loader calls it
@@ -138,5 +144,5 @@ def test_the_first_of_two_copies_of_a_package_has_its_entry_points(
         lines = [f"{name} = plug:V{version}" for name in names]
         (info / "entry_points.txt").write_text("\n".join(["[a.group]", *lines]))
         monkeypatch.syspath_prepend(info.parent)
-    found = processes.installed_entry_points("a.group")
+    found = installed_entry_points("a.group")
     assert [(entry.name, entry.value) for entry in found] == [("both", "plug:V2")]

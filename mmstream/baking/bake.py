@@ -58,7 +58,7 @@ from mmstream.decoding.stored import (
 from mmstream.display.text import count_text, time_text
 from mmstream.errors import BadSampleLimitError, ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.pipeline import Pipeline, collate_settings
-from mmstream.processes import run_in_processes
+from mmstream.processes.run import run_in_processes
 from mmstream.settings import NonNegativeInt, PositiveInt, checked, shown
 from mmstream.storage import RemoteStore, Store, open_store
 from mmstream.storage.local import remove_temporaries

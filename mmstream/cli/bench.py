@@ -183,7 +183,7 @@ def _without_traces(pipeline: Any) -> Any:
 def _settings(pipeline: Any) -> list[tuple[int, int]]:
     """Return the (num_workers, num_threads) to try on the cores of this process."""
     from mmstream.pipeline import needs_no_worker, needs_one_thread
-    from mmstream.processes import cpu_limit
+    from mmstream.processes.machine import cpu_limit
 
     if pipeline.zero_copy or needs_no_worker(pipeline):
         return [(0, 1)]
@@ -250,7 +250,7 @@ def _recommended(speeds: list[_Speed]) -> _Speed:
 
 def _limit(best: _Speed, reading: _Speed) -> str:
     """Say in words what a loader waits for."""
-    from mmstream.processes import cpu_limit
+    from mmstream.processes.machine import cpu_limit
 
     if best.samples_per_s >= ABOUT_EQUAL * reading.samples_per_s:
         return "reading: batches come about as fast without decoding"

@@ -27,7 +27,7 @@ from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
 from mmstream.media.fields import audio_fields, image_fields, video_fields, with_address
-from mmstream.processes import num_cores
+from mmstream.processes.machine import num_cores
 from mmstream.storage.write_lock import write_lock
 
 

@@ -46,7 +46,8 @@ from mmstream.converting.options import MediaOptions
 from mmstream.converting.report import LiveCounts
 from mmstream.converting.shard import ShardJob, ShardReport, missing_file, write_shard
 from mmstream.errors import ConfigError, MMStreamError, StorageError
-from mmstream.processes import num_cores, run_in_processes
+from mmstream.processes.machine import num_cores
+from mmstream.processes.run import run_in_processes
 from mmstream.storage import is_remote, open_store
 
 EngineName: TypeAlias = Literal["processes", "ray"]

@@ -47,7 +47,7 @@ from mmstream.packing.plan import (
     write_plan,
 )
 from mmstream.packing.planner import make_plan, plan_in_order
-from mmstream.processes import run_in_processes
+from mmstream.processes.run import run_in_processes
 from mmstream.settings import AnyInt, NonNegativeInt, PositiveInt, arguments_gone, checked
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import WriteLock, write_lock

@@ -31,7 +31,7 @@ from mmstream.dataset.index import Checksums, encode_index
 from mmstream.errors import DecodeError, ShardError
 from mmstream.media.fields import MAX_TEXT_BYTES
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
-from mmstream.processes import run_in_processes
+from mmstream.processes.run import run_in_processes
 from mmstream.types import IntArray, Sample, SampleLineage, SampleRef
 
 COMPRESSION = 1

@@ -27,7 +27,7 @@ from mmstream.families import (
 )
 from mmstream.families.classifier import Classifier, is_classifier
 from mmstream.families.family import Family, import_torchvision
-from mmstream.processes import installed_entry_points
+from mmstream.processes.workers import installed_entry_points
 from mmstream.settings import shown
 
 logger = logging.getLogger(__name__)

@@ -37,7 +37,7 @@ from mmstream.loader.worker_process import (
     start_worker,
 )
 from mmstream.pipeline import Pipeline, PipelineRunner, large_files_of
-from mmstream.processes import (
+from mmstream.processes.workers import (
     end_fork_server,
     keep_freed_memory,
     marked_as_main_process,

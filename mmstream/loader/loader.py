@@ -23,7 +23,7 @@ from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.settings import MultiprocessingContext, maker_settings, rank_settings
 from mmstream.loader.watchdog import StallLimits
 from mmstream.pipeline import Pipeline
-from mmstream.processes import cpu_seconds, pss_bytes
+from mmstream.processes.machine import cpu_seconds, pss_bytes
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from mmstream.state import OnChange, make_state, position_after, resume, stands_before

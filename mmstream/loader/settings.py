@@ -33,7 +33,7 @@ from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.loader.watchdog import StallLimits
 from mmstream.order.settings import reshuffle_of
 from mmstream.pipeline import Pipeline, needs_no_worker, needs_one_thread
-from mmstream.processes import default_threads, num_cores
+from mmstream.processes.machine import default_threads, num_cores
 
 logger = logging.getLogger(__name__)
 

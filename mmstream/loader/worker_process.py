@@ -28,15 +28,14 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.errors import ConfigError, MMStreamError, escaped
 from mmstream.loader.batch_transport import SentBatch
 from mmstream.pipeline import Pipeline, PipelineRunner
-from mmstream.processes import (
+from mmstream.processes.machine import process_state, words_of_exit
+from mmstream.processes.workers import (
     END_S,
     end_fork_server,
     is_running,
     join_parent,
     keep_freed_memory,
-    process_state,
     start_fork_server,
-    words_of_exit,
 )
 from mmstream.progress import Progress, Stage, Work
 from mmstream.reading.messages import StepConnection

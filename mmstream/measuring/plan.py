@@ -56,7 +56,8 @@ from mmstream.packing.plan_report import left_out_of
 from mmstream.packing.planner import make_plan, plan_digest, require_first_shards
 from mmstream.packing.settings import PackLimits
 from mmstream.pipeline import Pipeline
-from mmstream.processes import num_cores, run_in_processes
+from mmstream.processes.machine import num_cores
+from mmstream.processes.run import run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.settings import NonEmptyStr, NonNegativeInt, PositiveInt, checked
 from mmstream.storage import Store, open_store

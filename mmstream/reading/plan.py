@@ -31,7 +31,7 @@ from mmstream.order import AnyOrder, Order
 from mmstream.order.lanes import request_factor
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import MixturePlan
-from mmstream.processes import memory_bytes, num_local_ranks
+from mmstream.processes.machine import memory_bytes, num_local_ranks
 from mmstream.reading.fetcher import starts_of_ranges
 from mmstream.reading.held import SampleRange
 from mmstream.reading.large_samples import NO_CHECKSUM, LargeSample, first_bytes

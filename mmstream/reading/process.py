@@ -16,7 +16,8 @@ from typing import Any, cast
 
 from mmstream.dataset.source import ShardSource, datasets_of, is_behind_network
 from mmstream.order import AnyOrder
-from mmstream.processes import job_signals_blocked, num_local_ranks, safe_environment, words_of_exit
+from mmstream.processes.machine import num_local_ranks, words_of_exit
+from mmstream.processes.workers import job_signals_blocked, safe_environment
 from mmstream.reading.messages import ReaderSetup, StepConnection
 from mmstream.reading.plan import needs_single_samples
 from mmstream.reading.range_cache import NodeCacheSettings, is_cached, log_what_is_cached

@@ -20,7 +20,7 @@ from ctypes import addressof, c_char
 
 import numpy as np
 
-from mmstream.processes import memory_bytes
+from mmstream.processes.machine import memory_bytes
 from mmstream.tar.header import BLOCK
 
 SPARE_BYTES = 256 << 20

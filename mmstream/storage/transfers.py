@@ -27,7 +27,7 @@ from statistics import median
 from typing import NamedTuple
 
 from mmstream.errors import StorageError
-from mmstream.processes import num_local_ranks
+from mmstream.processes.machine import num_local_ranks
 from mmstream.storage.range_client import RangeClient
 from mmstream.storage.retry import Failures, health_of
 from mmstream.storage.store import ObjectStat, ReplacedError, RequestError, require_known

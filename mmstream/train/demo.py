@@ -31,7 +31,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.dataset.verify import verify
 from mmstream.errors import MMStreamError
 from mmstream.order import Order
-from mmstream.processes import safe_environment
+from mmstream.processes.workers import safe_environment
 from mmstream.storage import join_url, open_store
 
 if TYPE_CHECKING:

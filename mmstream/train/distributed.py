@@ -23,7 +23,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from mmstream.errors import ConfigError
-from mmstream.processes import cpu_limit, num_local_ranks
+from mmstream.processes.machine import cpu_limit, num_local_ranks
 from mmstream.world import World, check_consistency
 
 logger = logging.getLogger(__name__)

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from mmstream.processes import process_state
+from mmstream.processes.machine import process_state
 
 LIMIT_S = 500
 """Against a hang; a slow machine does not take that long."""

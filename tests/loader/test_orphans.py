@@ -12,7 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from mmstream import processes
+from mmstream.processes.machine import process_state
+from mmstream.processes.workers import is_main_process_alive
 from tests.helpers.wait import has_ended, wait_until
 
 pytestmark = pytest.mark.skipif(
@@ -148,6 +149,6 @@ def parent_of(pid: int) -> int:
 
 
 def test_a_main_process_is_told_from_a_later_one_with_its_number():
-    _, began = processes.process_state(os.getpid())
-    assert processes.is_main_process_alive(f"{os.getpid()} {began}")
-    assert not processes.is_main_process_alive(f"{os.getpid()} {int(began) - 1}")
+    _, began = process_state(os.getpid())
+    assert is_main_process_alive(f"{os.getpid()} {began}")
+    assert not is_main_process_alive(f"{os.getpid()} {int(began) - 1}")

@@ -18,9 +18,9 @@ from pathlib import Path
 import pytest
 
 import mmstream as mm
-from mmstream import processes
 from mmstream.loader.watchdog import StallLimits, Watchdog
 from mmstream.loader.worker_process import WorkerGroup
+from mmstream.processes.workers import end_fork_server, start_fork_server
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
 from mmstream.state import stands_before
@@ -201,7 +201,7 @@ def test_a_fork_server_that_was_killed_is_no_endless_wait(tiny):
 def test_a_fork_server_that_hangs_is_ended_at_the_time_limit(tiny):
     from multiprocessing import forkserver
 
-    processes.start_fork_server(["torch"])
+    start_fork_server(["torch"])
     os.kill(forkserver._forkserver._forkserver_pid, signal.SIGSTOP)
     message = (
         r"the workers have not started: their fork server imports modules \(stall_timeout_s=1\)"
@@ -240,7 +240,7 @@ def test_close_ends_a_stopped_worker_whose_fork_server_has_ended(tiny):
         next(iter(loader))
         (pid,) = loader._makers.workers.pids
         os.kill(pid, signal.SIGSTOP)
-        processes.end_fork_server()
+        end_fork_server()
     try:
         wait_until(lambda: has_ended(pid))
     finally:

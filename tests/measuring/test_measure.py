@@ -26,7 +26,7 @@ from mmstream.measuring import plan as module
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import open_plan
 from mmstream.pipeline import PipelineRunner
-from mmstream.processes import safe_environment
+from mmstream.processes.workers import safe_environment
 from mmstream.reading.step import Job
 from mmstream.storage import open_store
 from mmstream.train.tokenizer import byte_tokenizer

@@ -28,7 +28,7 @@ from PIL import Image
 from transformers import PreTrainedTokenizerFast
 
 from mmstream.families.family import import_torchvision
-from mmstream.processes import cpu_seconds, pss_bytes
+from mmstream.processes.machine import cpu_seconds, pss_bytes
 
 NUM_WORKERS, SHUFFLE_BUFFER = 2, 500
 SIZE, RESIZE_SIZE, MAX_LENGTH = 224, 256, 128

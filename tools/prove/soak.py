@@ -34,7 +34,7 @@ import psutil
 from PIL import Image
 
 import mmstream as mm
-from mmstream.processes import pss_bytes
+from mmstream.processes.machine import pss_bytes
 from mmstream.state import state_at
 from mmstream.types import Sample
 from tests.helpers.soak import SETTLE_S, growth, num_entries, num_shared_maps

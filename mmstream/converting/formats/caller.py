@@ -43,7 +43,7 @@ from mmstream.converting.formats.fields import MEDIA_KEYS, expect
 from mmstream.converting.formats.formats import FORMATS, draft_of
 from mmstream.converting.formats.spans import with_tar
 from mmstream.errors import BUGS, ConfigError, MMStreamError, escaped
-from mmstream.processes import installed_entry_points
+from mmstream.processes.workers import installed_entry_points
 
 GROUP = "mmstream.row_formats"
 """The entry points of formats of other packages."""

@@ -1,0 +1,308 @@
+"""How worker processes start, follow their main process, and end.
+
+Workers end with their main process, however that ends:
+
+- A worker that runs has `join_parent` behind it.
+- A worker that still imports the main script is not yet ours: the script may hang in that import.
+  So the environment names the main process while workers or their fork server start, and
+  `follow_main_process` is called before the script is imported (``forkserver_preload.py``), or when
+  the script imports mmstream (spawn).
+
+Python starts helper processes as ``python -c``, which would look for modules in the current folder
+first. That may be a folder of data with a module of a stranger in it. So `without_current_folder`
+is around each start. Helpers look where their parent looks: ``sys.path`` goes over to them.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import multiprocessing
+import os
+import re
+import signal
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.metadata import Distribution, EntryPoint, distributions
+from multiprocessing import forkserver, resource_tracker
+from pathlib import Path
+from typing import Any
+
+from mmstream.errors import ConfigError
+from mmstream.processes.machine import process_state
+
+MAIN_PROCESS = "MMSTREAM_MAIN_PROCESS"
+"""Environment variable of processes that start: ``pid start`` of the main process."""
+
+FROM_PARENT = "MMSTREAM_FROM_PARENT"
+"""Environment variable of a fork server that starts: JSON for `take_over_from_parent`."""
+
+FREED_BYTES = 31 << 20
+"""The most that glibc takes into account is 32 MiB."""
+
+END_S = 5.0
+"""Seconds in which processes end after SIGKILL."""
+
+LOOK_S = 1.0
+"""Seconds between two looks at whether the main process still runs."""
+
+JOB_SIGNALS = frozenset(
+    {signal.SIGHUP, signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGUSR2}
+)
+"""Signals that a terminal or a scheduler sends to all processes of a job. The main process decides
+what they mean, and the others follow it."""
+
+
+def start_fork_server(modules: Iterable[str]) -> None:
+    """Start the process that workers are forked from, if it does not run; does not wait for it.
+
+    Args:
+        modules: what it imports once for all workers.
+
+    Raises:
+        ConfigError: the path of temporary files is too long for a socket.
+    """
+    multiprocessing.get_context("forkserver").set_forkserver_preload(
+        ["mmstream.processes.forkserver_preload", *(name for name in modules if name != "__main__")]
+    )
+    # Helpers start with the signal mask of this thread. So signals to the process group wait until
+    # the server can ignore them, and never end the resource tracker. The latter lifts a part of the
+    # mask here, so it is started before.
+    try:
+        with job_signals_blocked(), without_current_folder():
+            resource_tracker.ensure_running()
+        with job_signals_blocked(), marked_as_main_process(), _environment(_for_fork_server()):
+            forkserver.ensure_running()
+    except OSError as error:
+        if "too long" not in str(error):
+            raise
+        raise ConfigError(
+            f"TMPDIR: {tempfile.gettempdir()} is too long for the sockets of worker processes; "
+            "set it to a shorter path, such as /tmp"
+        ) from None
+
+
+def _forget_fork_server() -> None:
+    """Forget the fork server of the parent, in a forked child.
+
+    Python would wait for it as for a child of its own, which is an error.
+    """
+    server: Any = forkserver._forkserver
+    if server._forkserver_pid is not None:
+        os.close(server._forkserver_alive_fd)
+        modules = server._preload_modules
+        server.__init__()
+        server.set_forkserver_preload(modules)
+
+
+os.register_at_fork(after_in_child=_forget_fork_server)
+
+
+def end_fork_server() -> None:
+    """End the process that workers are forked from, if it runs; another one starts when needed.
+
+    A thread that waits for a worker from it gets an EOFError. Returns when the process has ended,
+    or after `END_S`: as long as it is there, Python starts no other one.
+    """
+    pid = forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is not None:
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGKILL)
+        deadline = time.monotonic() + END_S
+        while process_state(pid)[0] not in ("", "Z") and time.monotonic() < deadline:
+            time.sleep(0.01)
+
+
+@contextmanager
+def job_signals_blocked() -> Iterator[None]:
+    """Let the processes that start meanwhile begin with `JOB_SIGNALS` blocked."""
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, JOB_SIGNALS)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+@contextmanager
+def marked_as_main_process() -> Iterator[None]:
+    """Tell the processes that start meanwhile that they end with this one."""
+    if MAIN_PROCESS in os.environ:  # this is a worker itself
+        yield
+        return
+    _, start = process_state(os.getpid())
+    with _environment({MAIN_PROCESS: f"{os.getpid()} {start}"}):
+        yield
+
+
+@contextmanager
+def without_current_folder() -> Iterator[None]:
+    """Let the Python processes that start meanwhile import nothing from the current folder.
+
+    The variable has no effect under ``python -E``; ``python -P`` does the same there.
+    """
+    with _environment({"PYTHONSAFEPATH": "1"}):
+        yield
+
+
+def installed_entry_points(group: str) -> list[EntryPoint]:
+    """Return the entry points of installed packages, without those in the current folder.
+
+    That may be a downloaded dataset or model, or hold a package that is installed elsewhere, too.
+    Of a package that is installed twice, the first in ``sys.path`` counts: it is the one imported.
+    """
+    packages: dict[str, Distribution] = {}
+    for package in distributions():
+        if Path(str(package.locate_file(""))).resolve() != Path.cwd():
+            packages.setdefault(re.sub(r"[-_.]+", "-", package.name).lower(), package)
+    return [
+        entry for package in packages.values() for entry in package.entry_points.select(group=group)
+    ]
+
+
+def safe_environment() -> dict[str, str]:
+    """Return variables with which a Python process finds mmstream, and not the current folder.
+
+    It finds this mmstream also where it is not installed.
+    """
+    changes = {"PYTHONSAFEPATH": "1"}
+    root = Path(__file__).resolve().parents[2]
+    if root.name not in ("site-packages", "dist-packages"):  # else it would hide Python's modules
+        paths = [os.environ.get("PYTHONPATH"), str(root)]
+        changes["PYTHONPATH"] = os.pathsep.join(path for path in paths if path)
+    return changes
+
+
+def _for_fork_server() -> dict[str, str]:
+    """Return the environment in which a fork server starts."""
+    changes = safe_environment()
+    before = {name: os.environ.get(name) for name in changes}
+    sys_path = [os.fspath(path) for path in sys.path]
+    return changes | {FROM_PARENT: json.dumps({"sys_path": sys_path, "environment": before})}
+
+
+def take_over_from_parent() -> None:
+    """In a fork server: take over ``sys.path``, and undo what was set for its start."""
+    text = os.environ.pop(FROM_PARENT, None)
+    if text is not None:
+        values = json.loads(text)
+        sys.path[:] = values["sys_path"]
+        _set_environment(values["environment"])
+
+
+@contextmanager
+def _environment(changes: Mapping[str, str]) -> Iterator[None]:
+    """Change environment variables for a while."""
+    before = {name: os.environ.get(name) for name in changes}
+    os.environ.update(changes)
+    try:
+        yield
+    finally:
+        _set_environment(before)
+
+
+def _set_environment(values: Mapping[str, str | None]) -> None:
+    """Set environment variables; None removes one."""
+    for name, value in values.items():
+        if value is None:
+            os.environ.pop(name, None)
+        else:
+            os.environ[name] = value
+
+
+def follow_while_starting() -> None:
+    """End with the main process, in a worker that imports the main script now; else do nothing."""
+    if getattr(multiprocessing.current_process(), "_inheriting", False):
+        follow_main_process()
+
+
+def follow_main_process() -> None:
+    """Start a thread that ends this process soon after its main process has ended.
+
+    Signals are not for this thread: it starts before a worker has decided about them.
+    """
+    if MAIN_PROCESS not in os.environ or any(
+        thread.name == "mmstream-follow-main" for thread in threading.enumerate()
+    ):
+        return
+    main_process = os.environ[MAIN_PROCESS]
+    mask = signal.pthread_sigmask(signal.SIG_BLOCK, signal.valid_signals())
+    try:
+        threading.Thread(
+            target=_exit_with, args=(main_process,), name="mmstream-follow-main", daemon=True
+        ).start()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, mask)
+
+
+def is_main_process_alive(main_process: str | None = None) -> bool:
+    """Tell whether the main process that the environment names still runs.
+
+    A process that ended and whose parent has not noticed it yet counts as ended.
+    """
+    main_process = main_process or os.environ.get(MAIN_PROCESS)
+    if main_process is None:
+        return True
+    pid, start = main_process.split(" ", 1)
+    return is_running(int(pid), start)
+
+
+def is_running(pid: int, start: str) -> bool:
+    """Tell whether the process that began at a start still runs, maybe stopped.
+
+    Args:
+        pid: its process id, which another process may have by now.
+        start: when it began, as `process_state` says it.
+    """
+    state, present_start = process_state(pid)
+    return state not in ("", "Z", "X") and present_start == start
+
+
+def _exit_with(main_process: str) -> None:
+    while is_main_process_alive(main_process):
+        time.sleep(LOOK_S)
+    os._exit(1)
+
+
+@functools.cache  # one call is enough, and the third one would get memory that must be cleared
+def keep_freed_memory() -> None:
+    """Have glibc use freed memory of batches again, instead of new pages from the system.
+
+    By default it gives long bytes back as they are freed, and new pages cost more than all copies:
+    0.6 CPU s/GB. When a block that has pages of its own is freed, glibc gives back only longer ones
+    from then on, and only what exceeds twice its length at the end of the heap. This block is never
+    touched, so it takes no memory. Other systems are not changed.
+    """
+    bytes(FREED_BYTES)
+
+
+def join_parent(environment: dict[str, str]) -> None:
+    """Set up a worker process that a fork server started.
+
+    The worker takes over the main process' environment, leaves `JOB_SIGNALS` except SIGTERM to it,
+    and ends with it:
+
+    - A fork server keeps the environment of its own start. Credentials set since would be missing.
+    - A fork server waits for its workers. After a ``kill -9`` of the main process, both would stay
+      for ever.
+
+    Args:
+        environment: ``dict(os.environ)`` of the main process.
+    """
+    os.environ.clear()
+    os.environ.update(environment)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    for number in JOB_SIGNALS - {signal.SIGINT, signal.SIGTERM}:
+        if signal.getsignal(number) is signal.SIG_DFL:  # else the script has a handler of its own
+            signal.signal(number, signal.SIG_IGN)
+    threading.Thread(target=_exit_with_parent, name="mmstream-follow", daemon=True).start()
+
+
+def _exit_with_parent() -> None:
+    parent = multiprocessing.parent_process()
+    if parent is not None:
+        parent.join()
+        os._exit(1)
