@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import tarfile
 from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
@@ -11,8 +12,10 @@ from unittest.mock import Mock
 import pytest
 
 import mmstream as mm
+from mmstream.converting.draft import MediaRef, RowError
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import Store, open_store, remote
+from tests.helpers.media import load_media
 from tests.helpers.web_stubs import AzureStub, GoogleStub, HubStub, Stub, WebStub, running
 
 AZURE_KEY = "c2VjcmV0LWtleS1vZi1henVyZQ=="
@@ -242,3 +245,26 @@ def test_a_url_that_lost_a_slash_is_no_folder(url, tmp_path, monkeypatch):
     with pytest.raises(ConfigError, match=r"with two slashes"):
         mm.convert([{"text": "a"}], url, progress=False)
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["google", "azure", "hub"])
+def test_rows_name_media_there(kind, serve, corpus):
+    root = serve(kind).corpus
+    shard = Path(corpus, "shard-000000.tar")
+    with tarfile.open(shard) as tar:
+        member = next(member for member in tar if member.name.endswith(".jpg"))
+        photo = tar.extractfile(member).read()
+    span = f"shard-000000.tar:{member.offset_data}:{member.size}"
+    for path in (f"tar://{member.name}::shard-000000.tar", span):
+        [medium] = load_media([MediaRef("image", path)], root)
+        assert medium.data == photo
+        [medium] = load_media([MediaRef("image", f"{root}/{span}")], None, allow_urls=(root,))
+        assert medium.data == photo
+    with pytest.raises(RowError, match="not an image"):
+        load_media([MediaRef("image", "shard-000000.tar")], root)
+    with pytest.raises(RowError, match="no such object"):
+        load_media([MediaRef("image", "absent.jpg")], root)
+    bucket = "/".join(root.split("/")[:3])
+    with pytest.raises(RowError, match=f"Allow them with --allow-url {bucket}/"):
+        load_media([MediaRef("image", f"{root}/a.jpg")], None)
