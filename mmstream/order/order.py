@@ -192,6 +192,7 @@ class Order(SampleRows):
         )
 
     @classmethod
+    @checked(late=True)
     def from_corpus(
         cls,
         corpus: Corpus,

@@ -175,6 +175,8 @@ class ChosenSettings:
     @classmethod
     def check(
         cls,
+        max_lanes: int = MAX_GRID_LANES,
+        /,
         *,
         global_batch_size: Any,
         seed: Any = 0,
@@ -186,7 +188,6 @@ class ChosenSettings:
         shuffle: Any = True,
         reshuffle: Any = None,
         has_cache: bool = False,
-        max_lanes: int = MAX_GRID_LANES,
     ) -> ChosenSettings:
         """Check settings. They are those of `Order.from_counts`.
 

@@ -184,7 +184,7 @@ class NodeCache:
             self._stop_writing(error)
 
     def _put_damaged(self, file: CacheFile) -> None:
-        """Let the thread that writes remove a file. Another process may have written it anew."""
+        """Let the thread that writes remove a file, also if another process writes it anew."""
         with self._changed:
             self._damaged.add(file)
             self._changed.notify_all()

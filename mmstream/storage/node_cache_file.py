@@ -160,14 +160,16 @@ def read_sample(root: str, location: CacheLocation, view: memoryview) -> bool | 
     """
     descriptor = os.open(location.file.path(root), os.O_RDONLY | _SAFE_FLAGS)
     try:
-        left, position = view, location.start
-        while left and (num_bytes := os.preadv(descriptor, [left], position)):
-            left, position = left[num_bytes:], position + num_bytes
-        if not left and crc32c(view, 0, 0) == location.checksum:
-            return True
-        entry = os.pread(descriptor, 8, TABLE_START + 8 * location.number)
-        is_there = entry == struct.pack("<II", len(view), location.checksum)
-        return False if is_there else None
+        entry = struct.pack("<II", len(view), location.checksum)
+        for _ in range(2):  # it may have been written between its bytes and its entry
+            left, position = view, location.start
+            while left and (num_bytes := os.preadv(descriptor, [left], position)):
+                left, position = left[num_bytes:], position + num_bytes
+            if not left and crc32c(view, 0, 0) == location.checksum:
+                return True
+            if os.pread(descriptor, 8, TABLE_START + 8 * location.number) != entry:
+                return None
+        return False
     finally:
         os.close(descriptor)
 

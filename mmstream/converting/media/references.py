@@ -120,7 +120,7 @@ MAX_ESCAPES = 1 << 18
 
 def is_inline(text: str) -> bool:
     """Tell whether a text in place of a path is a ``data:`` URL or a media file in base64."""
-    return text[:5].lower() == "data:" or is_base64_media("".join(text[:128].split()))
+    return text[:5].lower() == "data:" or is_base64_media("".join(text[:1024].split()))
 
 
 def inline_bytes(text: str) -> bytes | None:

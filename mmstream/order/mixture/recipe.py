@@ -111,6 +111,7 @@ class Recipe:
             ConfigError: impossible settings, or a source without samples or weight.
         """
         chosen = ChosenSettings.check(
+            MAX_LANES_OF_MIXTURE,
             global_batch_size=global_batch_size,
             seed=seed,
             grid=grid,
@@ -120,7 +121,6 @@ class Recipe:
             shuffle=shuffle,
             reshuffle=reshuffle,
             has_cache=has_cache,
-            max_lanes=MAX_LANES_OF_MIXTURE,
         )
         rows = chosen.global_batch_size
         if not isinstance(epoch_steps, str):
