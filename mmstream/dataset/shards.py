@@ -74,8 +74,8 @@ class ShardReader:
         self._links: dict[int, dict[int, tuple[int, int]]] = {}
 
     def __getstate__(self) -> dict[str, Any]:
-        known = {name: stat for name, stat in self.known.items() if stat.version is not None}
-        return self.__dict__ | {"_urls": {}, "_links": {}, "known": known}
+        versioned = {name: stat for name, stat in self.known.items() if stat.version is not None}
+        return self.__dict__ | {"_urls": {}, "_links": {}, "known": versioned}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__dict__ |= state
@@ -479,6 +479,6 @@ class ShardReader:
 
 def _replaced(error: ReplacedError) -> str:
     """Return since when a shard is another one. Of the manifest, only its size is known."""
-    if error.known.version is None:
+    if error.expected.version is None:
         return "is not the shard that was indexed"
     return "was replaced while this run read it"

@@ -95,9 +95,9 @@ def open_store(url: str | os.PathLike[str]) -> Store:
         raise ConfigError("storage: the folder's name is empty")
     if not is_remote(name):
         return LocalStore(str(Path(local_path(name)).absolute()))
-    scheme, _, rest = name.partition("://")
+    scheme, _, location = name.partition("://")
     require_no_secret(name)
-    if not rest.strip("/") or (scheme in BUCKET_SCHEMES and rest.startswith("/")):
+    if not location.strip("/") or (scheme in BUCKET_SCHEMES and location.startswith("/")):
         raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")
     if scheme == "memory":
         return MemoryStore(name.rstrip("/"))

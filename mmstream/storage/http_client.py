@@ -95,19 +95,19 @@ class HttpClient:
             ProtocolError: What came is no HTTP/1.1.
             ProxyError: The proxy does not connect to the server.
         """
-        parts = urlsplit(url)
-        target = f"{parts.path or '/'}{'?' if parts.query else ''}{parts.query}"
-        if self._proxy is not None and parts.scheme == "http":
-            target = f"http://{parts.netloc}{target}"
+        parsed_url = urlsplit(url)
+        target = f"{parsed_url.path or '/'}{'?' if parsed_url.query else ''}{parsed_url.query}"
+        if self._proxy is not None and parsed_url.scheme == "http":
+            target = f"http://{parsed_url.netloc}{target}"
             headers = {**headers, **_authorization(self._proxy)}
-        lines = [f"{method} {target} HTTP/1.1", f"Host: {parts.netloc}"]
+        lines = [f"{method} {target} HTTP/1.1", f"Host: {parsed_url.netloc}"]
         lines += [f"{name}: {value}" for name, value in headers.items()]
         data = ("\r\n".join(lines) + "\r\n\r\n").encode("latin-1")
         while True:
-            connection = self._take_idle(parts)
+            connection = self._take_idle(parsed_url)
             was_idle = connection is not None
             if connection is None:
-                connection = await self._connect(parts)
+                connection = await self._connect(parsed_url)
                 self._connections.add(connection)
             try:
                 await connection.send(data, has_body=method != "HEAD", into=into)
@@ -117,7 +117,7 @@ class HttpClient:
                 if was_idle and isinstance(error, OSError) and not connection.has_received:
                     continue
                 raise
-            return Response(self, connection, (parts.scheme, parts.netloc))
+            return Response(self, connection, (parsed_url.scheme, parsed_url.netloc))
 
     async def close(self) -> None:
         """Drop all connections."""
@@ -125,9 +125,9 @@ class HttpClient:
         for connection in list(self._connections):
             self._drop(connection)
 
-    def _take_idle(self, parts: SplitResult) -> _Connection | None:
+    def _take_idle(self, parsed_url: SplitResult) -> _Connection | None:
         """Return the connection that was used last, or None."""
-        idle = self._idle.get((parts.scheme, parts.netloc), [])
+        idle = self._idle.get((parsed_url.scheme, parsed_url.netloc), [])
         while idle:
             since, connection = idle.pop()
             if connection.is_usable and time.monotonic() - since < MAX_IDLE_S:
@@ -146,11 +146,11 @@ class HttpClient:
         self._connections.discard(connection)
         connection.abort()
 
-    async def _connect(self, parts: SplitResult) -> _Connection:
+    async def _connect(self, parsed_url: SplitResult) -> _Connection:
         """Connect to a server, if necessary through the proxy."""
         loop = asyncio.get_running_loop()
-        tls = self._tls if parts.scheme == "https" else None
-        name, port = _address(parts)
+        tls = self._tls if parsed_url.scheme == "https" else None
+        name, port = _address(parsed_url)
         if self._proxy is None:
             connection = _Connection()
             connected = await _connected_socket(name, port)
@@ -381,10 +381,10 @@ class _Connection(asyncio.BufferedProtocol):
                 raise ProtocolError(f"the head of an answer has more than {MAX_HEAD_BYTES} bytes")
             return
         first, *lines = self._scratch[:end].decode("latin-1").split("\r\n")
-        version, _, rest = first.partition(" ")
-        if not version.startswith("HTTP/1.") or not rest[:3].isdecimal():
+        version, _, status_and_reason = first.partition(" ")
+        if not version.startswith("HTTP/1.") or not status_and_reason[:3].isdecimal():
             raise ProtocolError("what answers is no HTTP/1.1 server")
-        self.status = int(rest[:3])
+        self.status = int(status_and_reason[:3])
         if self.status < 200:  # such as 103: the response follows
             self._scratch[: self._num_scratch - end - 4] = self._scratch[
                 end + 4 : self._num_scratch
@@ -547,8 +547,10 @@ async def _connected_socket(name: str, port: int) -> socket.socket:
     raise failure or ConnectionError(f"{name}: has no address")
 
 
-def _address(parts: SplitResult) -> tuple[str, int]:
-    return parts.hostname or "", parts.port or (443 if parts.scheme == "https" else 80)
+def _address(parsed_url: SplitResult) -> tuple[str, int]:
+    return parsed_url.hostname or "", parsed_url.port or (
+        443 if parsed_url.scheme == "https" else 80
+    )
 
 
 def _authorization(proxy: SplitResult) -> dict[str, str]:

@@ -171,20 +171,20 @@ class LocalStore(CommonCalls):
             return file.read()
 
     def read_ranges(
-        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+        self, ranges: Sequence[Range], expected: MutableMapping[str, ObjectStat] | None = None
     ) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place."""
         outcomes: list[bytes | OSError] = []
         for name, of_file in groupby(ranges, itemgetter(0)):
             bounds = [(start, stop) for _, start, stop in of_file]
-            outcomes += self._read_file(name, bounds, known)
+            outcomes += self._read_file(name, bounds, expected)
         return outcomes
 
     def _read_file(
         self,
         name: str,
         bounds: Sequence[tuple[int, int]],
-        known: MutableMapping[str, ObjectStat] | None,
+        expected: MutableMapping[str, ObjectStat] | None,
     ) -> list[bytes | OSError]:
         """Return ranges of one object, or the error in the place of each."""
         path = self.url_of(name)
@@ -197,7 +197,7 @@ class LocalStore(CommonCalls):
         try:
             for start, stop in bounds:
                 try:
-                    require_known(path, name, current, known)
+                    require_known(path, name, current, expected)
                     outcomes.append(read_exactly(fd, path, start, stop, current.size))
                 except OSError as error:
                     outcomes.append(error)
@@ -312,23 +312,23 @@ def open_with_status(path: str) -> tuple[int, os.stat_result]:
         raise
 
 
-def map_file(path: str, name: str, known: MutableMapping[str, ObjectStat] | None = None) -> mmap:
+def map_file(path: str, name: str, expected: MutableMapping[str, ObjectStat] | None = None) -> mmap:
     """Return the bytes of a file as a map of it.
 
     Args:
         path: Of the file.
-        name: Of the object that the file is, in `known`.
-        known: As for `Store.read_ranges`.
+        name: Of the object that the file is, in `expected`.
+        expected: As for `Store.read_ranges`.
 
     Raises:
         FileNotFoundError: No such file.
-        ReplacedError: The file is not the known one.
+        ReplacedError: The file is not the expected one.
         StorageError: It is no file, or it is empty.
     """
     fd, status = open_with_status(path)
     try:
         current = object_stat(status)
-        require_known(path, name, current, known)
+        require_known(path, name, current, expected)
         if not current.size:
             raise StorageError(f"{path}: is empty and cannot be mapped")
         return mmap(fd, 0, access=ACCESS_READ)
@@ -511,13 +511,13 @@ class SharedStore(LocalStore):
         return self._retry(name, partial(super().stat, name))
 
     def read_ranges(
-        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+        self, ranges: Sequence[Range], expected: MutableMapping[str, ObjectStat] | None = None
     ) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place."""
 
         def read(one_range: Range) -> bytes | OSError:
             try:
-                return self._retry(one_range[0], partial(self._read_once, *one_range, known))
+                return self._retry(one_range[0], partial(self._read_once, *one_range, expected))
             except OSError as error:
                 return error
 
@@ -532,14 +532,14 @@ class SharedStore(LocalStore):
         super().drop_cache(name, start, stop)
 
     def _read_once(
-        self, name: str, start: int, stop: int, known: MutableMapping[str, ObjectStat] | None
+        self, name: str, start: int, stop: int, expected: MutableMapping[str, ObjectStat] | None
     ) -> bytes:
         path = self.url_of(name)
         file = _open_files()(path)
         try:
             # It may be written over while it is open. The system mostly keeps its status.
             current = object_stat(os.fstat(file.descriptor))
-            require_known(path, name, current, known)
+            require_known(path, name, current, expected)
             return read_exactly(file.descriptor, path, start, stop, current.size, MAX_READ_BYTES)
         except BaseException:  # it may be stale, and so may others
             _open_files().cache_clear()
@@ -624,8 +624,8 @@ def file_system_of(path: str, mounts: str) -> str:
     """
     longest, kind = -1, ""
     for line in mounts.splitlines():
-        words, _, source = line.partition(" - ")
-        fields = words.split(" ")
+        mount, _, source = line.partition(" - ")
+        fields = mount.split(" ")
         if len(fields) < 5 or not source:
             continue
         point = re.sub(r"\\([0-7]{3})", lambda octal: chr(int(octal[1], 8)), fields[4])

@@ -71,14 +71,14 @@ class MemoryStore(CommonCalls):
         return bytes(file.getbuffer())
 
     def read_ranges(
-        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+        self, ranges: Sequence[Range], expected: MutableMapping[str, ObjectStat] | None = None
     ) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place."""
         outcomes: list[bytes | OSError] = []
         for name, start, stop in ranges:
             try:
                 file, url = self._file(name), self.url_of(name)
-                require_known(url, name, _object_stat(file), known)
+                require_known(url, name, _object_stat(file), expected)
                 if start < stop and file.size < stop:
                     raise StorageError(f"{url}: ends {stop - file.size} bytes before {stop}")
                 outcomes.append(bytes(file.getbuffer()[start:stop]))

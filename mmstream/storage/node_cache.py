@@ -310,11 +310,11 @@ def open_cache_dir(cache_dir: str, max_bytes: int | None) -> str:
         raise ConfigError(
             f"cache_dir {escaped(cache_dir)}: {error.strerror}; give another folder"
         ) from None
-    shown = escaped(str(path))
+    folder = escaped(str(path))
     is_own = stat.S_ISDIR(status.st_mode) and status.st_uid == os.geteuid()
     if not is_own or status.st_mode & 0o077:
         raise ConfigError(
-            f"cache_dir: {shown} is no folder of this user alone (mode 0700): remove it, or give "
+            f"cache_dir: {folder} is no folder of this user alone (mode 0700): remove it, or give "
             "another cache_dir"
         )
     if mode & 0o002 and not mode & stat.S_ISVTX:
@@ -325,12 +325,12 @@ def open_cache_dir(cache_dir: str, max_bytes: int | None) -> str:
     kind = file_system_of(str(path), mounts())
     if is_shared(str(path)):
         raise ConfigError(
-            f"cache_dir: {shown} is on {escaped(kind)}, which is reached over a network: give a "
+            f"cache_dir: {folder} is on {escaped(kind)}, which is reached over a network: give a "
             "folder of a disk of this machine"
         )
     if kind in MEMORY_FILE_SYSTEMS and max_bytes is None:
         raise ConfigError(
-            f"cache_dir: {shown} is in memory ({kind}): give max_cache_bytes, too, or a folder of "
+            f"cache_dir: {folder} is in memory ({kind}): give max_cache_bytes, too, or a folder of "
             "a disk"
         )
     return str(path)

@@ -148,10 +148,10 @@ class StoreClient:
             return await loop.run_in_executor(self._threads, self._read, name, start, stop)
 
     def _read(self, name: str, start: int, stop: int) -> ReadRange:
-        known: dict[str, ObjectStat] = {}
+        stats: dict[str, ObjectStat] = {}
         with sent_once():
-            (outcome,) = self._store.read_ranges([(name, start, stop)], known)
-        stat = known.get(name)
+            (outcome,) = self._store.read_ranges([(name, start, stop)], stats)
+        stat = stats.get(name)
         if stat is not None and stat.size < stop:
             return ReadRange(b"", stat)
         if isinstance(outcome, OSError):
@@ -359,8 +359,8 @@ class S3Client:
         """
 
         def make() -> tuple[S3Endpoint, S3Signer | None]:
-            known = None if old is None or anew else old.endpoint
-            endpoint = known or s3_endpoint(self._bucket, region)
+            cached = None if old is None or anew else old.endpoint
+            endpoint = cached or s3_endpoint(self._bucket, region)
             return endpoint, endpoint.signer()
 
         try:

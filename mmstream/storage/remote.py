@@ -129,7 +129,7 @@ class RemoteStore(CommonCalls):
         return self._retry(url, read)
 
     def read_ranges(
-        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+        self, ranges: Sequence[Range], expected: MutableMapping[str, ObjectStat] | None = None
     ) -> list[bytes | OSError]:
         """Return the bytes of every range, or the error in its place. All are read in parallel.
 
@@ -149,7 +149,7 @@ class RemoteStore(CommonCalls):
             faults: list[Exception] = []
             for i, response in zip(missing, responses, strict=True):
                 try:
-                    outcome = self._outcome(*ranges[i], response, known)
+                    outcome = self._outcome(*ranges[i], response, expected)
                 except ReplacedError as error:
                     outcome = error
                 if outcome is not None:
@@ -207,12 +207,12 @@ class RemoteStore(CommonCalls):
         start: int,
         stop: int,
         response: RangeResponse | Exception,
-        known: MutableMapping[str, ObjectStat] | None,
+        expected: MutableMapping[str, ObjectStat] | None,
     ) -> bytes | OSError | None:
         """Return the bytes of a range, or its final error. None: it must be requested again.
 
         Raises:
-            ReplacedError: The object is not the known one.
+            ReplacedError: The object is not the expected one.
         """
         url = self.url_of(name)
         if isinstance(response, FileNotFoundError):
@@ -221,14 +221,14 @@ class RemoteStore(CommonCalls):
             return response
         current = response.stat if isinstance(response, RangeResponse) else None
         if current is not None:
-            require_known(url, name, current, known)
+            require_known(url, name, current, expected)
         if isinstance(response, RangeResponse) and len(response.data) == stop - start:
             return response.data
         # Fewer bytes than requested: the range goes past the end (S3 may also answer "invalid
         # range"), or the connection broke. The size tells which.
         if isinstance(response, RangeResponse) or getattr(response, "errno", None) == errno.EINVAL:
             current = current or self.stat(name)
-            require_known(url, name, current, known)
+            require_known(url, name, current, expected)
             if current.size < stop:
                 return StorageError(f"{url}: ends {stop - current.size} bytes before {stop}")
         return None
@@ -551,14 +551,14 @@ def _list(client: Any, url: str) -> list[Mapping[str, Any]]:
     while True:
         page = _request(client, url, "list_objects_v2", Prefix=prefix, Delimiter="/", **token)
         entries += [
-            {"type": "file", "name": f"{bucket}/{each['Key']}", "size": each.get("Size"), **each}
-            for each in page.get("Contents", ())
-            if "Key" in each
+            {"type": "file", "name": f"{bucket}/{item['Key']}", "size": item.get("Size"), **item}
+            for item in page.get("Contents", ())
+            if "Key" in item
         ]
         entries += [
-            {"type": "directory", "name": f"{bucket}/{each['Prefix']}"}
-            for each in page.get("CommonPrefixes", ())
-            if "Prefix" in each
+            {"type": "directory", "name": f"{bucket}/{item['Prefix']}"}
+            for item in page.get("CommonPrefixes", ())
+            if "Prefix" in item
         ]
         if not page.get("IsTruncated"):
             return entries

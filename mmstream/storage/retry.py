@@ -204,9 +204,9 @@ def _times(count: int) -> str:
 
 def health_of(url: str) -> StoreHealth:
     """Return what this process knows of the store of a URL. One bucket is one store."""
-    scheme, _, rest = url.partition("://")
+    scheme, _, location = url.partition("://")
     endpoints = os.environ.get("AWS_ENDPOINT_URL_S3"), os.environ.get("AWS_ENDPOINT_URL")
-    return _health(scheme, rest.partition("/")[0], *endpoints)
+    return _health(scheme, location.partition("/")[0], *endpoints)
 
 
 @lru_cache(maxsize=64)

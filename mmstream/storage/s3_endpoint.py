@@ -231,16 +231,16 @@ class S3Signer:
             headers: Further headers, by names in lower case. They are signed too.
             now: The time, in seconds since 1970.
         """
-        parts = urlsplit(url)
+        parsed_url = urlsplit(url)
         utc = time.gmtime(now)
         date, moment = time.strftime("%Y%m%d", utc), time.strftime("%Y%m%dT%H%M%SZ", utc)
         own = {**headers, "x-amz-content-sha256": _NO_BODY, "x-amz-date": moment}
         if self._token:
             own["x-amz-security-token"] = self._token
-        signed = sorted({**own, "host": parts.netloc}.items())
+        signed = sorted({**own, "host": parsed_url.netloc}.items())
         names = ";".join(name for name, _ in signed)
         lines = "".join(f"{name}:{value}\n" for name, value in signed)
-        request = f"{method}\n{parts.path}\n\n{lines}\n{names}\n{_NO_BODY}"
+        request = f"{method}\n{parsed_url.path}\n\n{lines}\n{names}\n{_NO_BODY}"
         scope = f"{date}/{self._region}/s3/aws4_request"
         digest = sha256(request.encode()).hexdigest()
         text = f"AWS4-HMAC-SHA256\n{moment}\n{scope}\n{digest}"

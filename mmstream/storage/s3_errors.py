@@ -114,10 +114,10 @@ class Refusal(NamedTuple):
         )
 
     def __str__(self) -> str:
-        words = [str(self.status), self.code, self.message]
+        details = [str(self.status), self.code, self.message]
         if self.location:
-            words.append(f"(sends on to {self.location})")
-        return escaped(" ".join(filter(None, words)))
+            details.append(f"(sends on to {self.location})")
+        return escaped(" ".join(filter(None, details)))
 
     @property
     def is_skewed(self) -> bool:

@@ -66,18 +66,18 @@ class ReplacedError(StorageError):
     """An object is another one than before: it was replaced, or changed where it lies.
 
     Attributes:
-        known: The object that was known.
+        expected: The object that was expected.
         current: The object that answered.
     """
 
-    def __init__(self, url: str, known: ObjectStat, current: ObjectStat) -> None:
-        super().__init__(f"{url}: was replaced: {_difference(known, current)}")
-        self.known, self.current = known, current
+    def __init__(self, url: str, expected: ObjectStat, current: ObjectStat) -> None:
+        super().__init__(f"{url}: was replaced: {_difference(expected, current)}")
+        self.expected, self.current = expected, current
 
     @property
     def difference(self) -> str:
         """What differs, as messages say it."""
-        return _difference(self.known, self.current)
+        return _difference(self.expected, self.current)
 
 
 class RequestError(OSError):
@@ -106,29 +106,29 @@ class RequestError(OSError):
         self.may_be_final = may_be_final
 
 
-def _difference(known: ObjectStat, current: ObjectStat) -> str:
-    if known.size != current.size:
-        return f"its size was {known.size} bytes and is {current.size}"
-    return f"its version was {known.version} and is {current.version}"
+def _difference(expected: ObjectStat, current: ObjectStat) -> str:
+    if expected.size != current.size:
+        return f"its size was {expected.size} bytes and is {current.size}"
+    return f"its version was {expected.version} and is {current.version}"
 
 
 def require_known(
-    url: str, name: str, current: ObjectStat, known: MutableMapping[str, ObjectStat] | None
+    url: str, name: str, current: ObjectStat, expected: MutableMapping[str, ObjectStat] | None
 ) -> None:
     """Raise a ReplacedError where an object is not the known one. Remember it if none is known.
 
     Versions are compared where both are known, and sizes always. A version that was not known is
     remembered. One that is `CHANGING` fits every other.
     """
-    if known is None:
+    if expected is None:
         return
-    expected = known.setdefault(name, current)
-    if expected.version is None and expected.size == current.size:
-        known[name] = current
-    versions = {expected.version, current.version}
+    recorded = expected.setdefault(name, current)
+    if recorded.version is None and recorded.size == current.size:
+        expected[name] = current
+    versions = {recorded.version, current.version}
     is_other_version = len(versions) == 2 and not versions & {None, CHANGING}
-    if is_other_version or expected.size != current.size:
-        raise ReplacedError(url, expected, current)
+    if is_other_version or recorded.size != current.size:
+        raise ReplacedError(url, recorded, current)
 
 
 def require_size(url: str, size: int, max_bytes: int | None) -> None:
@@ -185,7 +185,7 @@ class Store(Protocol):
         """
 
     def read_ranges(
-        self, ranges: Sequence[Range], known: MutableMapping[str, ObjectStat] | None = None
+        self, ranges: Sequence[Range], expected: MutableMapping[str, ObjectStat] | None = None
     ) -> list[bytes | OSError]:
         """Return the bytes of every (name, start, stop), in the order of `ranges`.
 
@@ -194,7 +194,7 @@ class Store(Protocol):
 
         Args:
             ranges: What to read.
-            known: The objects as they are expected, by name. Where another version or size
+            expected: The objects as they are expected, by name. Where another version or size
                 answers, the value is a ReplacedError. An object that is not in it is entered as it
                 was read. None: nothing is compared.
         """
@@ -349,14 +349,14 @@ class ObjectFile(RangeFile):
     def __init__(self, store: Store, name: str, stat: ObjectStat) -> None:
         super().__init__(stat.size)
         self._store, self._name = store, name
-        self._known = {name: stat}
+        self._expected = {name: stat}
 
     def read(self, size: int | None = -1) -> bytes:
         """Return the next bytes, at most `size`. Negative or None: all of the rest."""
         stop = self._size if size is None or size < 0 else min(self._size, self._position + size)
         if stop <= self._position:
             return b""
-        response = self._store.read_ranges([(self._name, self._position, stop)], self._known)[0]
+        response = self._store.read_ranges([(self._name, self._position, stop)], self._expected)[0]
         if isinstance(response, OSError):
             raise response
         self._position = stop

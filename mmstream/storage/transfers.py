@@ -330,8 +330,8 @@ class Transfers:
 
     Args:
         clients: One for each store. They are closed with this object.
-        known: For each client, the objects as they are expected, by name. An object that is not in
-            it is entered as its first response says.
+        expected: For each client, the objects as they are expected, by name. An object that is not
+            in it is entered as its first response says.
         limits: How many requests at a time, and when one counts as late.
         new_memory: (length of a range) -> where its bytes go. It raises a MemoryError where
             there is none.
@@ -340,11 +340,11 @@ class Transfers:
     def __init__(
         self,
         clients: Sequence[RangeClient],
-        known: Sequence[MutableMapping[str, ObjectStat]],
+        expected: Sequence[MutableMapping[str, ObjectStat]],
         limits: TransferLimits | None = None,
         new_memory: Callable[[int], memoryview] = own_memory,
     ) -> None:
-        self._clients, self._known = clients, known
+        self._clients, self._expected = clients, expected
         self._health = [health_of(client.url_of("")) for client in clients]
         self._limits = limits or TransferLimits()
         self._new_memory = new_memory
@@ -402,7 +402,7 @@ class Transfers:
             since: What this said at the refusal before. None: it is the first one.
         """
         transfers = chain((attempt.transfer for attempt in self._attempts), self._pausing)
-        if since is None or any(each.request.deadline <= deadline for each in transfers):
+        if since is None or any(transfer.request.deadline <= deadline for transfer in transfers):
             return self._loop.time()
         return since
 
@@ -545,7 +545,7 @@ class Transfers:
         client, name, _, stop, _ = attempt.transfer.request
         if stat is not None:
             url = self._clients[client].url_of(name)
-            require_known(url, name, stat, self._known[client])
+            require_known(url, name, stat, self._expected[client])
             if stat.size < stop:
                 raise StorageError(f"{url}: ends {stop - stat.size} bytes before {stop}")
         attempt.opened = attempt.marked = self._loop.time()

@@ -193,15 +193,15 @@ class Upload:
         Raises:
             StorageError: A part could not be sent.
         """
-        rest = memoryview(data).cast("B")
-        num_bytes = len(rest)
-        while len(rest):
+        remaining = memoryview(data).cast("B")
+        num_bytes = len(remaining)
+        while len(remaining):
             room = self._part_bytes - self._buffer.tell()
             if not room:  # a full part is sent when another one follows
                 self._send()
                 continue
-            self._buffer.write(rest[:room])
-            rest = rest[room:]
+            self._buffer.write(remaining[:room])
+            remaining = remaining[room:]
         return num_bytes
 
     def flush(self) -> None:

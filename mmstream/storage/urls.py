@@ -52,10 +52,10 @@ def local_path(name: str) -> str:
     """
     path = file_path(name)
     try:
-        words = os.fsencode(path).split(b"/")
+        segments = os.fsencode(path).split(b"/")
     except UnicodeEncodeError:
-        words = [b"\0"]
-    if any(b"\0" in word or len(word) > MAX_FILE_NAME_BYTES for word in words):
+        segments = [b"\0"]
+    if any(b"\0" in segment or len(segment) > MAX_FILE_NAME_BYTES for segment in segments):
         raise ConfigError(
             f"{escaped(name, 80)}: no file can have this name: it holds a NUL or half a surrogate "
             f"pair, or a part of it has more than {MAX_FILE_NAME_BYTES} bytes; name another"
@@ -108,13 +108,13 @@ def require_no_secret(url: str) -> None:
     """
     if not is_remote(url):
         return
-    scheme, _, rest = url.partition("://")
-    host = rest.partition("/")[0]
+    scheme, _, location = url.partition("://")
+    host = location.partition("/")[0]
     is_web = scheme in ("http", "https")
     user, is_user, _ = host.rpartition("@")
     # A secret with a slash in it ends the host too early, before its "@".
     _, has_port, port = host.rpartition("]")[2].partition(":")  # an IPv6 address is in brackets
-    if is_web and (is_user or (has_port and not port.isdecimal() and "@" in rest)):
+    if is_web and (is_user or (has_port and not port.isdecimal() and "@" in location)):
         raise ConfigError(
             f"{scheme}://***: a URL must not hold a user or password; put them into ~/.netrc"
         )
@@ -124,8 +124,8 @@ def require_no_secret(url: str) -> None:
             f'{scheme}://***: a URL must not hold a user or password, or a bucket with ":"; give '
             "keys by the environment"
         )
-    if is_web and "?" in rest:
-        path = rest.partition("?")[0]
+    if is_web and "?" in location:
+        path = location.partition("?")[0]
         raise ConfigError(
             f"{scheme}://{path}?***: a URL with a query, such as a signed one, names one object; "
             "a dataset needs the URL of its folder"

@@ -41,7 +41,7 @@ def test_a_range_of_a_replaced_object_is_an_error_that_names_it(store, content):
         assert isinstance(error, ReplacedError)
         assert isinstance(error, StorageError)
         assert f"{store.url}/a: was replaced: its " in str(error)
-        assert (error.known, error.current) == (old["a"], store.stat("a"))
+        assert (error.expected, error.current) == (old["a"], store.stat("a"))
     assert other == DATA[2:5]
     assert known == old
     known["a"] = first.current  # accepted
