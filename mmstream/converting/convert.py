@@ -407,7 +407,7 @@ def _require_one_process(rerun: Rerun) -> None:
 def _refuse_options_of_rows(options: Options) -> None:
     """Refuse options that say how a row becomes a sample, where the rows are samples already."""
     row_format, reading = options.format, options.reading
-    given = {
+    row_options = {
         f"encoding={reading.encoding!r}": reading.encoding,
         f"captions={reading.captions!r}": reading.captions != "all",
         "columns": row_format.columns,
@@ -416,7 +416,7 @@ def _refuse_options_of_rows(options: Options) -> None:
         "dataset_info": row_format.dataset_info,
         "group_spans=True": reading.group_spans,
     }
-    for name, is_given in given.items():
+    for name, is_given in row_options.items():
         if is_given:
             raise ConfigError(
                 f"{name}: has no effect on tars of samples, whose fields stay as they are; "
@@ -591,18 +591,18 @@ def _command(
     of_settings = [option_words(name, value) for name, value in settings.items() if value]
     if None in of_settings or not options.sidecar:
         return f"mm.convert({names!r}, {dest!r}, ...) with the same options"
-    words = ["mmstream", "convert", *names, dest]
-    words += [word for each in of_settings for word in each or ()]
+    command = ["mmstream", "convert", *names, dest]
+    command += [word for flags in of_settings for word in flags or ()]
     values = {
         "--media-root": media_root,
         "--samples-per-shard": options.samples_per_shard,
         "--shuffle-seed": options.shuffle_seed,
     }
-    words += [
+    command += [
         word for flag, value in values.items() if value is not None for word in (flag, str(value))
     ]
-    words += [word for prefix in access.allow_urls for word in ("--allow-url", prefix)]
-    return shlex.join(words)
+    command += [word for prefix in access.allow_urls for word in ("--allow-url", prefix)]
+    return shlex.join(command)
 
 
 MAX_ROWS = 10_000
@@ -634,13 +634,13 @@ def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> No
     if first is None:
         return  # each row is a reject that says why, or a sample already
     number, names = first
-    shown = ", ".join(escaped(name, 60) for name in names[:MAX_NAMED])
+    listing = ", ".join(escaped(name, 60) for name in names[:MAX_NAMED])
     more = f" and {len(names) - MAX_NAMED:,} others" if len(names) > MAX_NAMED else ""
     of_first = f" of the first {MAX_ROWS:,}" if source.num_rows > MAX_ROWS else ""
     missing = ", ".join(f"{theirs} (as {ours})" for theirs, ours in absent.items())
     raise ConfigError(
         f"columns: no row{of_first} has the column {escaped(missing, 200)}; row {number:,} has "
-        f"{shown}{more}"
+        f"{listing}{more}"
     )
 
 

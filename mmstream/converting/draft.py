@@ -96,7 +96,7 @@ class Draft(msgspec.Struct, frozen=True):
 
 
 def samples_of(
-    key: str, draft: Draft, media: Sequence[Media], each: bool
+    key: str, draft: Draft, media: Sequence[Media], per_caption: bool
 ) -> Iterator[tuple[str, dict[str, bytes]]]:
     """Yield (key, {field: bytes}) of every sample of one row.
 
@@ -106,10 +106,10 @@ def samples_of(
     its text or its media, there is no ``json``.
 
     Args:
-        key: Key of the row. With `each`, the samples have the keys ``KEY-0``, ``KEY-1``, ...
+        key: Key of the row. With `per_caption`, the samples have the keys ``KEY-0``, ``KEY-1``, ...
         draft: The row.
         media: Every file of `draft.media`, in order.
-        each: One sample per caption, instead of one sample with all captions.
+        per_caption: One sample per caption, instead of one sample with all captions.
     """
     key = draft.key or key
     content, further = draft.content, draft.fields
@@ -124,7 +124,7 @@ def samples_of(
         }
         further = _further_fields(draft, names, media)
         fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
-    if not (each and "captions" in content):
+    if not (per_caption and "captions" in content):
         if draft.texts and "txt" not in draft.fields:
             fields["txt"] = draft.texts[0].encode()
         fields.update(further)
@@ -136,10 +136,10 @@ def samples_of(
         own = {**content, "captions": [caption]}
         if not media:
             del own["captions"]  # `txt` says it
-        one = {**fields, "txt": caption.encode(), **draft.fields}
+        sample_fields = {**fields, "txt": caption.encode(), **draft.fields}
         if _says_more(own):
-            one["json"] = msgspec.json.encode(own)
-        yield f"{key}-{i}", one
+            sample_fields["json"] = msgspec.json.encode(own)
+        yield f"{key}-{i}", sample_fields
 
 
 def _field_names(draft: Draft, media: Sequence[Media]) -> list[str]:

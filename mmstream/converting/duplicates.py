@@ -931,16 +931,16 @@ def near_pairs(hashes: npt.NDArray[np.uint8]) -> NearPairs:
     Args:
         hashes: uint8 [n, 32]
     """
-    words = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 4)
-    representative = np.arange(len(words))
-    equal, again = _equal(words, representative)
+    packed = np.ascontiguousarray(hashes).view(np.uint64).reshape(-1, 4)
+    representative = np.arange(len(packed))
+    equal, again = _equal(packed, representative)
     representative[again] = equal
-    different = np.flatnonzero(representative == np.arange(len(words)))
+    different = np.flatnonzero(representative == np.arange(len(packed)))
     pairs = [np.zeros((0, 2), dtype=np.int64)]
-    for earlier, later in _near_different(words[different]):
+    for earlier, later in _near_different(packed[different]):
         pairs.append(np.stack([different[later], different[earlier]], axis=1))
     second, first = np.unique(np.concatenate(pairs), axis=0).T
-    return NearPairs(representative, first, second, _distance(words[first], words[second]))
+    return NearPairs(representative, first, second, _distance(packed[first], packed[second]))
 
 
 def keep_first(near: NearPairs) -> Matches:
@@ -983,9 +983,9 @@ def _matches(near: NearPairs, leader: IntArray, distance: IntArray, hashes: IntA
     return Matches(first[is_other], hashes[is_other], distance[representative][is_other])
 
 
-def _near_different(words: Words) -> Iterator[tuple[IntArray, IntArray]]:
+def _near_different(hashes: Words) -> Iterator[tuple[IntArray, IntArray]]:
     """Yield (earlier, later) of near hashes, for each band. A pair may come several times."""
-    bands = words.view(np.uint16).reshape(-1, 16)
+    bands = hashes.view(np.uint16).reshape(-1, 16)
     for band in range(bands.shape[1]):
         keys = bands[:, band]
         order = np.argsort(keys, kind="stable")
@@ -994,20 +994,20 @@ def _near_different(words: Words) -> Iterator[tuple[IntArray, IntArray]]:
         num_after = stops - np.arange(len(keys)) - 1  # in the same bucket
         is_large = sizes > MAX_BUCKET
         num_after[np.repeat(is_large, sizes)] = 0
-        yield from _near_neighbours(words, order, num_after)
+        yield from _near_neighbours(hashes, order, num_after)
         starts = np.cumsum(sizes) - sizes
         for bucket in np.flatnonzero(is_large).tolist():
-            yield from _near_leaders(words, order[starts[bucket] :][: sizes[bucket]])
+            yield from _near_leaders(hashes, order[starts[bucket] :][: sizes[bucket]])
 
 
 def _near_neighbours(
-    words: Words, order: IntArray, num_after: IntArray
+    hashes: Words, order: IntArray, num_after: IntArray
 ) -> Iterator[tuple[IntArray, IntArray]]:
     """Compare each hash with all that follow it in its bucket.
 
     A bucket of the hashes a, b, c: step 1 compares a with b and b with c, step 2 a with c.
     """
-    ordered = words[order]
+    ordered = hashes[order]
     head = np.ascontiguousarray(ordered[:, 0])
     active = np.flatnonzero(num_after > 0)
     step = 1
@@ -1023,11 +1023,11 @@ def _near_neighbours(
         active = active[num_after[active] >= step]
 
 
-def _near_leaders(words: Words, members: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
+def _near_leaders(hashes: Words, members: IntArray) -> Iterator[tuple[IntArray, IntArray]]:
     """Compare the first hash of a large bucket with the others, leave out the near ones; again."""
     while members.size > 1:
         leader, others = members[0], members[1:]
-        is_near = _distance(words[others], words[leader]) <= MAX_DISTANCE
+        is_near = _distance(hashes[others], hashes[leader]) <= MAX_DISTANCE
         if is_near.any():
             near = others[is_near]
             yield np.full_like(near, leader), near

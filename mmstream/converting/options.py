@@ -403,20 +403,20 @@ def option_words(argument: str, settings: Any) -> list[str] | None:
         >>> option_words("media", MediaOptions(check="full", max_image_side=512))
         ['--media-check', 'full', '--max-image-side', '512']
     """
-    words: list[str] = []
+    command_line: list[str] = []
     for name, value in changed_settings(settings).items():
         flag = FLAGS[argument].get(name)
         if flag is None:
             return None
         if isinstance(value, bool):
-            words.append(flag)
+            command_line.append(flag)
         elif isinstance(value, tuple):
-            words += [word for item in value for word in (flag, str(item))]
+            command_line += [word for item in value for word in (flag, str(item))]
         elif isinstance(value, Mapping):
-            words += [flag, ",".join(f"{key}={item}" for key, item in value.items())]
+            command_line += [flag, ",".join(f"{key}={item}" for key, item in value.items())]
         else:
-            words += [flag, str(value)]
-    return words
+            command_line += [flag, str(value)]
+    return command_line
 
 
 @dataclass(frozen=True)

@@ -326,11 +326,11 @@ def finish_retry(store: Store, reports: Sequence[ShardReport]) -> None:
     fields = dict(_fields(all_reports))
     manifest = replace(old, shards=(*old.shards, *shards), fields=fields, source=source)
     write_report(store, manifest, (report.counts for report in all_reports))
-    parts = old.index_parts if len(old.index_parts) < MAX_PARTS else ()
-    first = parts[-1].last_shard + 1 if parts else 0
+    index_parts = old.index_parts if len(old.index_parts) < MAX_PARTS else ()
+    first = index_parts[-1].last_shard + 1 if index_parts else 0
     part = write_part(store, manifest, first, len(manifest.shards) - 1)
     assert part is not None
-    store.write(MANIFEST_NAME, replace(manifest, index_parts=(*parts, part)).to_bytes())
+    store.write(MANIFEST_NAME, replace(manifest, index_parts=(*index_parts, part)).to_bytes())
 
 
 def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:

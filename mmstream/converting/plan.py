@@ -266,10 +266,10 @@ def _nearer(
     for number in np.lexsort((hashes, -sizes)).tolist():  # the largest first
         if (np.abs(excess) <= chance).all():
             return split
-        here, there, size = split[number], excess.argmin(), sizes[number]
-        if abs(excess[here] - size) + abs(excess[there] + size) < abs(excess[[here, there]]).sum():
-            excess[[here, there]] += -size, size
-            split[number] = there
+        old, new, size = split[number], excess.argmin(), sizes[number]
+        if abs(excess[old] - size) + abs(excess[new] + size) < abs(excess[[old, new]]).sum():
+            excess[[old, new]] += -size, size
+            split[number] = new
     if (np.abs(excess) > chance).any():
         logger.warning(
             "split_by_media: rows that share media cannot be divided as %s: the largest group has "

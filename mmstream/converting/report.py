@@ -199,9 +199,9 @@ def joined_groups(groups: Iterable[RejectGroup]) -> tuple[RejectGroup, ...]:
     """Return the most frequent reasons of the rejects of several datasets."""
     joined: dict[str, RejectGroup] = {}
     for group in groups:
-        known = joined.get(group.kind, RejectGroup(group.kind, 0, group.example))
-        num_rows = known.num_rows + group.num_rows
-        joined[group.kind] = RejectGroup(group.kind, num_rows, known.example)
+        total = joined.get(group.kind, RejectGroup(group.kind, 0, group.example))
+        num_rows = total.num_rows + group.num_rows
+        joined[group.kind] = RejectGroup(group.kind, num_rows, total.example)
     most_first = sorted(joined.values(), key=lambda group: -group.num_rows)
     return tuple(most_first[:MAX_REJECT_KINDS])
 
@@ -357,9 +357,9 @@ def group_rejects(store: Store) -> list[RejectGroup]:
 def all_rejects(store: Store) -> Iterator[Reject]:
     """Yield the rejects of a finished conversion. A block of the file is in memory."""
     num_bytes = store.size(REJECTS_NAME)
-    rest = b""
+    remainder = b""
     for start in range(0, num_bytes, _BLOCK):
-        block = rest + store.read_range(REJECTS_NAME, start, min(num_bytes, start + _BLOCK))
-        *lines, rest = block.split(b"\n")
+        block = remainder + store.read_range(REJECTS_NAME, start, min(num_bytes, start + _BLOCK))
+        *lines, remainder = block.split(b"\n")
         for line in lines:
             yield msgspec.json.decode(line, type=Reject)

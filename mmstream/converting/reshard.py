@@ -190,7 +190,11 @@ def _measure_of(plan: PackPlan) -> Measure:
     """Return the lengths that a plan was made of. They lie beside it."""
     root = str(plan.url).rpartition("/")[0]
     store = open_store(measure_folder(root, plan.lengths))
-    lengths = [each for each in read_lengths(store, plan.shards) if each is not None]
+    lengths = [
+        shard_lengths
+        for shard_lengths in read_lengths(store, plan.shards)
+        if shard_lengths is not None
+    ]
     if len(lengths) < len(plan.shards):
         raise FileNotFoundError(
             f"{store.url}: the lengths of {plan.url} are not there; run `mmstream plan` again"

@@ -302,7 +302,7 @@ def _samples(
 
     The sidecar gets both.
     """
-    each = job.options.reading.captions == "each"
+    per_caption = job.options.reading.captions == "each"
     for row, draft, media in load_rows(_drafts(job), job.access, job.options.media, idle_cpus):
         key = _key(row)
         if isinstance(draft, RowError):
@@ -315,7 +315,7 @@ def _samples(
             continue
         stored = media or (media_of(draft.fields) if draft.key is not None else media)
         counter.add(draft, stored)
-        for sample_key, fields in samples_of(key, draft, media, each):
+        for sample_key, fields in samples_of(key, draft, media, per_caption):
             if sidecar is not None:
                 sidecar.add_sample(row, sample_key, fields, stored)
             counter.add_sample(fields)
@@ -324,9 +324,9 @@ def _samples(
 
 def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
     """Yield each row of a shard with its draft, or with the reason why it has none."""
-    known = _known_rejects(job)
+    rejects_by_key = _known_rejects(job)
     for row in job.rows.read():
-        if known and (reject := known.get(_key(row))):
+        if rejects_by_key and (reject := rejects_by_key.get(_key(row))):
             yield row, reject
         elif isinstance(row.value, RowError):
             yield row, row.value

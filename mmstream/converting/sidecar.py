@@ -258,8 +258,8 @@ class SidecarWriter:
             reason: Why there is no sample.
         """
         origin = self._origin(row)
-        known = (encodable(key), "rejected", encodable(reason), self._shard, None, *origin)
-        values = known + (None,) * (len(SCHEMA) - 1 - len(known))
+        leading_values = (encodable(key), "rejected", encodable(reason), self._shard, None, *origin)
+        values = leading_values + (None,) * (len(SCHEMA) - 1 - len(leading_values))
         self._add(values, (), key, reason, *origin[3:])
 
     def _origin(self, row: Row) -> tuple[str, int, str | None, str | None, str | None, str | None]:

@@ -134,7 +134,7 @@ SAMPLES = {
 @pytest.mark.parametrize("name", SAMPLES)
 def test_a_row_becomes_the_members_of_its_samples_in_their_order(name):
     row, format, media, each, expected = SAMPLES[name]
-    samples = dict(samples_of("k", draft_of(row, format), media, each=each))
+    samples = dict(samples_of("k", draft_of(row, format), media, per_caption=each))
     assert samples == expected
     assert [list(fields) for fields in samples.values()] == [*map(list, expected.values())]
 
@@ -209,9 +209,9 @@ def test_a_reshared_medium_keeps_its_field_until_it_is_encoded_anew():
     data = b"\x89PNG"
     ref = MediaRef("image", "x/left.png", data, field="left.png")
     draft = Draft({"id": None}, (ref,), fields={"json": b"{ }", "cls": b"3"})
-    [(_, fields)] = samples_of("k", draft, [Media("png", data)], each=False)
+    [(_, fields)] = samples_of("k", draft, [Media("png", data)], per_caption=False)
     assert fields == {"left.png": data, "json": b"{ }", "cls": b"3"}
-    [(_, fields)] = samples_of("k", draft, [Media("jpg", b"j")], each=False)
+    [(_, fields)] = samples_of("k", draft, [Media("jpg", b"j")], per_caption=False)
     assert list(fields) == ["left.jpg", "json", "cls"]
 
 
@@ -263,7 +263,7 @@ def test_tool_turns_keep_what_they_carry():
 def test_the_fields_of_media_parts_are_named_by_what_the_files_are():
     row = {"input": "<img>a.jpg</img><img>b.jpg</img>?", "output": "x"}
     [(_, fields)] = samples_of(
-        "k", draft_of(row), [Media("png", b"p"), Media("webp", b"w")], each=True
+        "k", draft_of(row), [Media("png", b"p"), Media("webp", b"w")], per_caption=True
     )
     content = json.loads(fields["json"])["messages"][0]["content"]
     assert [part.get("field") for part in content] == ["0.png", "1.webp", None]
@@ -819,7 +819,7 @@ def test_grounding_keeps_boxes_with_the_meaning_of_their_coordinates():
         ("assistant", [text("Here: "), box, text(" and "), point, text(".")]),
     ]
     medium = Media("png", b"p", {"width": 10, "original_width": 640, "original_height": 480})
-    [(_, fields)] = samples_of("k", draft, [medium], each=False)
+    [(_, fields)] = samples_of("k", draft, [medium], per_caption=False)
     answer = json.loads(fields["json"])["messages"][1]["content"]
     assert answer[1] == {**box, "field": "0.png", "width": 640, "height": 480}
     fractions = {**GROUNDING["objects"], "bbox": [[0.1, 0.2, 0.3, 1], [0, 1]], "bbox_type": "norm1"}
@@ -846,7 +846,7 @@ def test_a_box_is_of_the_image_that_its_image_id_counts():
     media = [
         Media(name, b"m", size) for name, size in zip(("jpg", "mp4", "png"), sizes, strict=True)
     ]
-    [(_, fields)] = samples_of("k", draft, media, each=False)
+    [(_, fields)] = samples_of("k", draft, media, per_caption=False)
     answer = json.loads(fields["json"])["messages"][1]["content"]
     assert [(part["field"], part["width"]) for part in answer if part["type"] == "bbox"] == [
         ("2.png", 30),
@@ -1451,4 +1451,4 @@ def test_a_damaged_row_of_any_format_is_read_or_rejected(data):
         with suppress(RowError):
             draft = draft_of(row, name)
             media = [Media("jpg", JPG.data)] * len(draft.media)
-            assert list(samples_of("k", draft, media, each=False))
+            assert list(samples_of("k", draft, media, per_caption=False))

@@ -49,7 +49,7 @@ def golden(name):
             draft = draft_of(row.value)
             media = [Media(STAND_INS[ref.kind], ref.path.encode()) for ref in draft.media]
             paths = [ref.path for ref in draft.media]
-            for key, fields in samples_of(f"{row.index:06d}", draft, media, each=True):
+            for key, fields in samples_of(f"{row.index:06d}", draft, media, per_caption=True):
                 samples.append([key, draft.format, paths, digest(fields)])
     return samples
 

@@ -255,7 +255,7 @@ def _parse_row(line: bytes) -> None:
         raise value
     draft = draft_of(value)
     media = [Media("jpg", b"")] * len(draft.media)
-    list(samples_of("000000001", draft, media, each=False))
+    list(samples_of("000000001", draft, media, per_caption=False))
 
 
 @contextmanager

@@ -204,18 +204,18 @@ def obelics(row: ParsedRow) -> Draft:
     texts = expect(row.take("texts"), list, "texts")
     if len(images) != len(texts):
         raise RowError(f"{len(images)} images but {len(texts)} texts; expected parallel lists")
-    parts: list[MediaRef | str] = []
+    segments: list[MediaRef | str] = []
     num_missing = 0
     for i, (image, text) in enumerate(zip(images, texts, strict=True)):
         if is_set(image) and is_set(text):
             raise RowError(f"both images[{i}] and texts[{i}] are set; expected one of them")
         if is_set(image):
-            parts.append(media_ref(image, "image", f"images[{i}]"))
+            segments.append(media_ref(image, "image", f"images[{i}]"))
         elif is_set(text):
-            parts.append(expect(text, str, f"texts[{i}]"))
+            segments.append(expect(text, str, f"texts[{i}]"))
         else:
             num_missing += 1
-    return _document(row, parts, num_missing)
+    return _document(row, segments, num_missing)
 
 
 def mmc4(row: ParsedRow, from_files: bool = False, images_after: bool = False) -> Draft:
@@ -243,22 +243,22 @@ def mmc4(row: ParsedRow, from_files: bool = False, images_after: bool = False) -
             num_missing += 1
         else:
             images_of[index].append(media_ref(path, "image", name))
-    parts: list[MediaRef | str] = []
+    segments: list[MediaRef | str] = []
     for text, images in zip(texts, images_of, strict=True):
-        parts += [text, *images] if images_after else [*images, text]
-    return _document(row, parts, num_missing)
+        segments += [text, *images] if images_after else [*images, text]
+    return _document(row, segments, num_missing)
 
 
-def _document(row: ParsedRow, parts: list[MediaRef | str], num_missing: int) -> Draft:
+def _document(row: ParsedRow, segments: list[MediaRef | str], num_missing: int) -> Draft:
     """Return the draft of a document, from its images and texts in order."""
     refs: list[MediaRef] = []
     content: list[dict[str, Any]] = []
-    for part in parts:
-        if isinstance(part, MediaRef):
+    for segment in segments:
+        if isinstance(segment, MediaRef):
             content.append({"type": "image", "field": len(refs)})
-            refs.append(part)
-        elif part.strip():
-            content.append({"type": "text", "text": part})
+            refs.append(segment)
+        elif segment.strip():
+            content.append({"type": "text", "text": segment})
     if len(content) == len(refs):
         raise RowError("a document without text")
     main: dict[str, Any] = {"messages": [{"role": "assistant", "content": content}]}

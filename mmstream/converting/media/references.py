@@ -98,8 +98,8 @@ def require_prefixes(allow_urls: Sequence[str]) -> tuple[str, ...]:
     """
     for prefix in allow_urls:
         require_no_secret(prefix)
-        scheme, _, rest = prefix.partition("://")
-        if not is_remote(prefix) or "::" in prefix or not rest.strip("/"):
+        scheme, _, location = prefix.partition("://")
+        if not is_remote(prefix) or "::" in prefix or not location.strip("/"):
             raise ConfigError(
                 f"allow_urls: {prefix!r} is not the URL of a bucket or a folder in it; "
                 "write s3://bucket/folder/"

@@ -198,7 +198,7 @@ def _first_line(path: Path) -> bytes | None:
         while text and not text.endswith(b"\n"):
             text = file.readline(1 << 20)
         stop = file.tell()
-        if not any(rest.strip() for rest in iter(lambda: file.readline(1 << 20), b"")):
+        if not any(line.strip() for line in iter(lambda: file.readline(1 << 20), b"")):
             return None
         file.seek(start)
         return file.read(min(stop - start, MAX_ROW_BYTES)).strip()

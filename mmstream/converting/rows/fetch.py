@@ -387,8 +387,8 @@ def copy_tars(files: Sequence[InputFile], folder: Path, limit: int | None) -> li
     """
     copies: list[str] = []
     num_samples = 0
-    for file, place in zip(files, _places(files), strict=True):
-        path = folder / "tars" / place
+    for file, relative_path in zip(files, _places(files), strict=True):
+        path = folder / "tars" / relative_path
         path.parent.mkdir(parents=True, exist_ok=True)
         plain = plain_file(file, path, folder / "download")
         if plain != path:

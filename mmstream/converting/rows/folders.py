@@ -175,19 +175,21 @@ def look_into(
     """{first folder: second folders of the paths of media files}. Empty: a file has none."""
     for path, _ in _noted(_walk(open_store(url)), listing):
         *folders, name = path.lower().split("/")
-        words = name.split(".")
-        extension = words[-2] if len(words) > 2 and words[-1] in _COMPRESSIONS else words[-1]
+        segments = name.split(".")
+        extension = (
+            segments[-2] if len(segments) > 2 and segments[-1] in _COMPRESSIONS else segments[-1]
+        )
         if name.endswith(".trans.txt"):
             content.transcripts.append(path)
         elif not folders and name.endswith(_TAR_ENDINGS):
-            (content.tars if words[-1] == "tar" else content.packed_tars).append(path)
+            (content.tars if segments[-1] == "tar" else content.packed_tars).append(path)
         elif not folders and name in (MANIFEST_NAME, MARKER_NAME):
             content.has_manifest = True
         elif extension in _ROW_EXTENSIONS and name not in _NOT_ROWS:
             content.tables.append(path)
             if not folders and names_tars(name):
                 content.tarred.append(path)
-            if words[0] == "metadata":
+            if segments[0] == "metadata":
                 content.metadata.append(path)
         elif kind_by_name(path) is not None:
             content.num_media += 1

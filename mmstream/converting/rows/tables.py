@@ -634,8 +634,8 @@ def single_object(path: Path) -> Any:
     size = path.stat().st_size
     with path.open("rb") as file:
         first = file.readline(_LINE_BYTES).removeprefix(BOM).strip()
-        rest = file.read(_LINE_BYTES).strip()
-    if not first.startswith(b"{") or size > MAX_NESTED_BYTES or (rest and is_json(first)):
+        remainder = file.read(_LINE_BYTES).strip()
+    if not first.startswith(b"{") or size > MAX_NESTED_BYTES or (remainder and is_json(first)):
         return None
     return json_object(path.read_bytes())
 
