@@ -139,7 +139,7 @@ class HeldSamples:
         # Whole samples, for those whose members are not plain files.
         self._data = self._objects(b"")
         self._start, self._stop = self._integers(), self._integers()
-        self._is_odd = np.ones(num_samples, dtype=np.bool_)
+        self._is_irregular = np.ones(num_samples, dtype=np.bool_)
         self._is_held = np.ones(num_samples, dtype=np.bool_)
         self._members: list[_Members] = []
 
@@ -185,7 +185,7 @@ class HeldSamples:
         if not is_right.all():
             samples, data_of_sample = samples.select(is_right), data_of_sample[is_right]
         if samples.position.size:
-            views = [memoryview(one) for one in data]
+            views = [memoryview(piece) for piece in data]
             self._scan(samples, views, data_starts[data_of_sample], data_of_sample)
 
     def _put_wrong(self, shard: int, index: int, position: int) -> None:
@@ -235,7 +235,7 @@ class HeldSamples:
 
     def _hold(self, position: IntArray, data: ObjectArray, scan: Scan) -> None:
         """Hold the members of samples: views of `data`, or bytes of their own."""
-        self._key[position], self._is_odd[position] = scan.keys, scan.odd
+        self._key[position], self._is_irregular[position] = scan.keys, scan.irregular
         for depth, (field, start, stop) in enumerate(scan.members):
             if depth == len(self._members):
                 columns = self._objects(None), self._objects(b"")
@@ -245,10 +245,10 @@ class HeldSamples:
             members.data[position], members.start[position], members.stop[position] = self._own(
                 data, start, stop, self._are_viewed(field)
             )
-        odd = position[scan.odd]
-        are_viewed = np.full(odd.size, self._is_viewed is not None)
-        self._data[odd], self._start[odd], self._stop[odd] = self._own(
-            data[scan.odd], self._start[odd], self._stop[odd], are_viewed
+        irregular = position[scan.irregular]
+        are_viewed = np.full(irregular.size, self._is_viewed is not None)
+        self._data[irregular], self._start[irregular], self._stop[irregular] = self._own(
+            data[scan.irregular], self._start[irregular], self._stop[irregular], are_viewed
         )
 
     def _are_viewed(self, fields: ObjectArray) -> npt.NDArray[np.bool_]:
@@ -308,12 +308,12 @@ class HeldSamples:
         outcomes: list[Outcome] = [*samples]
         large = [position for position in sorted(self.large) if first <= position < end]
         outcomes_of_large = self._assemble(large) if large else {}
-        for row in np.flatnonzero(self._is_odd[taken]).tolist():
+        for row in np.flatnonzero(self._is_irregular[taken]).tolist():
             outcome = outcomes_of_large.get(first + row)
             outcomes[row] = self._parse(first + row) if outcome is None else outcome
         for column in (self._data, *(members.data for members in self._members)):
             column[taken] = b""
-        self._is_odd[taken], self._is_held[taken] = True, False
+        self._is_irregular[taken], self._is_held[taken] = True, False
         return outcomes
 
     def _assemble(self, positions: Sequence[int]) -> dict[int, Outcome]:
@@ -342,7 +342,7 @@ class HeldSamples:
                     self._put_wrong(shard, self._index[position], position)
             else:
                 self.put_error(positions, error)
-            self._is_odd[positions] = True
+            self._is_irregular[positions] = True
 
     def _parse(self, position: int) -> Outcome:
         """Return a sample that the scan left out, or why there is none."""
@@ -374,7 +374,7 @@ class HeldSamples:
 def _copies(data: ObjectArray, start: IntArray, stop: IntArray) -> ObjectArray:
     """Return bytes [start, stop) of each entry."""
     bounds = zip(data.tolist(), start.tolist(), stop.tolist(), strict=True)
-    return _object_array([bytes(one[first:end]) for one, first, end in bounds])
+    return _object_array([bytes(entry[first:end]) for entry, first, end in bounds])
 
 
 def _object_array(values: Sequence[Any]) -> ObjectArray:

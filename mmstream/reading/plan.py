@@ -360,14 +360,14 @@ def runs_beside_heads(
     runs: list[SampleRange] = []
     for run in merge(samples, max_gap_bytes, max_range_bytes):
         is_wanted = np.array([number not in head_positions for number in run.position.tolist()])
-        rest = run.select(is_wanted)
-        if not rest.position.size:
+        wanted = run.select(is_wanted)
+        if not wanted.position.size:
             continue
-        num_wanted = int((rest.stop - rest.start).sum())
-        if 2 * num_wanted >= rest.num_bytes:
-            runs.append(rest)
+        num_wanted = int((wanted.stop - wanted.start).sum())
+        if 2 * num_wanted >= wanted.num_bytes:
+            runs.append(wanted)
         else:
-            runs += merge(rest, max_gap_bytes, max_range_bytes)
+            runs += merge(wanted, max_gap_bytes, max_range_bytes)
     return runs
 
 
@@ -498,13 +498,13 @@ def needs_single_samples(
         return False
     datasets = datasets_of(source)
     mean_bytes = sum(dataset.manifest.num_bytes for dataset in datasets) / max(1, len(source))
-    words = (
+    message = (
         f"the windows (shuffle buffers) of this rank take {wanted / 1e9:.1f} GB for {num_rows} of "
         f"{order.global_batch_size} rows, and a quarter of the memory is {limit / 1e9:.1f} GB"
     )
     if mean_bytes < LEAST_SINGLE_BYTES:
         raise ConfigError(
-            f"{words}: run it on more ranks, or begin a new run with a smaller window_bytes="
+            f"{message}: run it on more ranks, or begin a new run with a smaller window_bytes="
         )
-    logger.warning("%s: samples are read one by one, which are many requests", words)
+    logger.warning("%s: samples are read one by one, which are many requests", message)
     return True

@@ -173,10 +173,10 @@ class ReaderProcess:
 
     def words_of_end(self) -> str:
         """Say how it ended; call it when its connections have ended."""
-        words = "has closed its connections"
+        description = "has closed its connections"
         with suppress(subprocess.TimeoutExpired):
-            words = words_of_exit(self._process.wait(END_S))
-        return f"the reader process (pid {self.pid}) {words}; a new loop starts another one"
+            description = words_of_exit(self._process.wait(END_S))
+        return f"the reader process (pid {self.pid}) {description}; a new loop starts another one"
 
     def close(self) -> None:
         """End it."""

@@ -133,12 +133,10 @@ class RangeCache:
             if not group.size:
                 continue
             number = int(samples.index[group[0]]) // size
-            words = (info.name, str(info.num_bytes), str(size), str(number))
+            key = (info.name, str(info.num_bytes), str(size), str(number))
             file = CacheFile(
                 _folder_of(dataset),
-                hashlib.sha256("\0".join(words).encode("utf-8", "surrogateescape")).hexdigest()[
-                    :40
-                ],
+                hashlib.sha256("\0".join(key).encode("utf-8", "surrogateescape")).hexdigest()[:40],
                 min(size, info.num_samples - number * size),
                 info.num_bytes,
             )

@@ -3,8 +3,8 @@
 In nearly every sample all members are plain files with short names. Those are found here: first the
 first headers of all samples together, then the second headers of the samples that have one, and so
 on. So hundreds of headers take a few array operations. A sample with anything else in it is marked
-as odd. `tar.samples.parse_sample` must read it, which knows the rest of the format and says what is
-wrong. For all other samples the result is the same as that of `parse_sample`.
+as irregular. `tar.samples.parse_sample` must read it, which knows the rest of the format and says
+what is wrong. For all other samples the result is the same as that of `parse_sample`.
 
 Why there are two ways to the same result: raw streams are faster with the scan. Measured with
 ``zero_copy=True``, in one process on a shared machine with 2 cores, three files per sample, medians
@@ -43,7 +43,7 @@ MIN_TAKEN = 8
 """With fewer headers a range than this, joining one after another is faster."""
 
 MAX_MEMBERS = 64
-"""Samples with more members are odd. Each further member would take arrays over all samples."""
+"""Samples with more members are irregular. Each further one would take arrays over all samples."""
 
 _NUM_SIZE_DIGITS = 11
 _NUM_CHECKSUM_DIGITS = 6
@@ -68,7 +68,7 @@ class Scan(NamedTuple):
     keys: ObjectArray
     members: list[Members]
     """First members, second members, and so on."""
-    odd: BoolArray
+    irregular: BoolArray
     """Samples that `parse_sample` must read. Their entries in `keys` and `members` mean nothing.
 
     But they never lie outside the sample, so that whoever copies all members may copy these, too.
@@ -89,7 +89,7 @@ def scan_samples(
     the headers are at bytes 0, 1024 and 2048. With starts [0, 2048] and stops [2048, 3072], the
     first pass reads the headers at 0 and 2048. Its members are bytes [512, 612) and [2560, 2660).
     The second pass reads the header at 1024, because sample 0 goes on there. (With as few headers
-    as this, all samples would be odd: see `MIN_HEADERS`.)
+    as this, all samples would be irregular: see `MIN_HEADERS`.)
 
     Args:
         ranges: Ranges of tars, as blocks.
@@ -99,8 +99,8 @@ def scan_samples(
     """
     keys = np.full(starts.size, None, dtype=np.object_)
     members: list[Members] = []
-    odd = (starts % BLOCK != 0) | (stops % BLOCK != 0) | (starts >= stops)
-    active = np.flatnonzero(~odd)  # samples that have one more header
+    irregular = (starts % BLOCK != 0) | (stops % BLOCK != 0) | (starts >= stops)
+    active = np.flatnonzero(~irregular)  # samples that have one more header
     offset = starts[active]  # where it starts
     while active.size >= MIN_HEADERS and len(members) < MAX_MEMBERS:
         headers = _take_blocks(ranges, range_of_sample[active], offset // BLOCK)
@@ -120,11 +120,11 @@ def scan_samples(
         # The size in a header that is not plain may be any number, far beyond the sample.
         column.stop[active] = payload_start + np.where(is_plain, size, 0)
         members.append(column)
-        odd[active[~is_plain]] = True
+        irregular[active[~is_plain]] = True
         has_more = is_plain & (member_end < stops[active])
         active, offset = active[has_more], member_end[has_more]
-    odd[active] = True  # too few were left, or they have too many members
-    return Scan(keys, members, odd)
+    irregular[active] = True  # too few were left, or they have too many members
+    return Scan(keys, members, irregular)
 
 
 def _take_blocks(ranges: Sequence[Blocks], range_of_block: IntArray, numbers: IntArray) -> Blocks:

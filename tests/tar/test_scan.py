@@ -93,7 +93,7 @@ def together(data: bytes, starts, stops):
         assert (columns.stop <= stops)[is_member].all(), "behind its sample, odd ones included"
         for fields, field, start, stop in zip(samples, *columns, strict=True):
             fields += [(field, data[start:stop])] if field is not None else []
-    return ["odd" if odd else fields for odd, fields in zip(scan.odd, samples, strict=True)]
+    return ["odd" if odd else fields for odd, fields in zip(scan.irregular, samples, strict=True)]
 
 
 def assert_same(data: bytes, starts, stops) -> int:
