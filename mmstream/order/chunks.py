@@ -308,16 +308,16 @@ class LaneLists:
             list_of_section: list of each section in this epoch. None: each section is a list.
         """
         lists = self.sections if list_of_section is None else list_of_section[self.sections]
-        words = random_words(lists.size, self.seed, epoch, "lanes", "pieces")
-        keys = lists.astype(np.uint64) << np.uint64(64 - LIST_BITS) | words >> np.uint64(LIST_BITS)
+        draws = random_words(lists.size, self.seed, epoch, "lanes", "pieces")
+        keys = lists.astype(np.uint64) << np.uint64(64 - LIST_BITS) | draws >> np.uint64(LIST_BITS)
         pieces = np.argsort(keys, kind="stable")
         piece_ends = np.cumsum(self.sizes[pieces])
         num_lists = int(lists.max()) + 1
         num_pieces = np.searchsorted(lists[pieces], np.arange(num_lists), side="right")
         list_ends = np.concatenate([[0], piece_ends])[num_pieces]
         list_sizes = np.diff(list_ends, prepend=0)
-        words = random_words(num_lists, self.seed, epoch, "lanes", "rotations")
-        rotations = words % np.maximum(list_sizes, 1).astype(np.uint64)
+        draws = random_words(num_lists, self.seed, epoch, "lanes", "rotations")
+        rotations = draws % np.maximum(list_sizes, 1).astype(np.uint64)
         return EpochChunks(
             self.table,
             self.chunks[pieces],

@@ -117,11 +117,11 @@ class Measure:
         return np.broadcast_to(default, self.num_samples)
 
 
-def is_same_shard(shard: ShardInfo, known: ShardInfo) -> bool:
+def is_same_shard(shard: ShardInfo, other: ShardInfo) -> bool:
     """Tell whether two facts are of one shard. Checksums count where both have one."""
-    if None in (shard.sha256, known.sha256):
-        return replace(shard, sha256=None) == replace(known, sha256=None)
-    return shard == known
+    if None in (shard.sha256, other.sha256):
+        return replace(shard, sha256=None) == replace(other, sha256=None)
+    return shard == other
 
 
 def settings_digest(settings: Mapping[str, Any]) -> str:

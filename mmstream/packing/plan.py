@@ -315,7 +315,7 @@ def write_plan(plan: PackPlan, folder: str) -> PackPlan:
         StorageError: The storage failed after retries.
     """
     store = open_store(folder)
-    arrays = [_bytes_of(each, "<i8") for each in (plan.unit_rows, plan.members, plan.left_out)]
+    arrays = [_bytes_of(array, "<i8") for array in (plan.unit_rows, plan.members, plan.left_out)]
     blocks: list[bytes | memoryview] = [MAGIC, *arrays, _bytes_of(plan.member_tokens, "<i4")]
     digest = hashlib.sha256()
     for block in blocks:
@@ -498,10 +498,10 @@ def _unfit(name: str) -> ManifestError:
 def _holds_each_once(num_samples: int, *positions: IntArray) -> bool:
     """Tell whether positions are those of all samples, each of them once."""
     seen = np.zeros(num_samples, dtype=np.bool_)
-    for each in positions:
-        if each.size and not 0 <= int(each.min()) <= int(each.max()) < num_samples:
+    for array in positions:
+        if array.size and not 0 <= int(array.min()) <= int(array.max()) < num_samples:
             return False
-        seen[each] = True
+        seen[array] = True
     return bool(seen.all())
 
 

@@ -154,9 +154,9 @@ def _num_packs(histogram: IntArray, max_tokens: int) -> int:
                 num_packs += number
                 add(max_tokens, number)
             room = rooms[position]
-            each = room // length
-            full = min(num_of_room[room], left // each)
-            taken, num_taken = (full, each) if full else (1, left)
+            num_fitting = room // length
+            full = min(num_of_room[room], left // num_fitting)
+            taken, num_taken = (full, num_fitting) if full else (1, left)
             num_of_room[room] -= taken
             if not num_of_room[room]:
                 del num_of_room[room], rooms[position]

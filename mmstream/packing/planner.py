@@ -150,12 +150,12 @@ def best_fit(
     others = _in_one_number(costs[:, 1:]) if limits.size > 1 else None
     full_room = int(limits[0]) << PACK_BITS
     least = min_room << PACK_BITS
-    (full_rest,) = _in_one_number(limits[None, 1:])
+    (full_other_room,) = _in_one_number(limits[None, 1:])
     borrow = sum(1 << (LIMIT_BITS * (number + 1) - 1) for number in range(limits.size - 1))
     most_open = num_open or len(tokens)
     # Open packs, fullest first: room << PACK_BITS | number. Example: 3 tokens of room in pack 5.
     open_packs: list[int] = []
-    rest: list[int] = []  # of each pack, for the other limits
+    other_room: list[int] = []  # of each pack, for the other limits
     packs = [0] * len(tokens)
     mask = (1 << PACK_BITS) - 1
     for sample, length in enumerate(tokens):
@@ -164,7 +164,7 @@ def best_fit(
         if others is not None:
             more = others[sample]
             while position < len(open_packs) and (
-                ((rest[open_packs[position] & mask] | borrow) - more) & borrow != borrow
+                ((other_room[open_packs[position] & mask] | borrow) - more) & borrow != borrow
             ):
                 position += 1
         if position < len(open_packs):
@@ -172,12 +172,12 @@ def best_fit(
         else:
             if len(open_packs) == most_open:
                 del open_packs[0]
-            entry = (full_room | len(rest)) - cost
-            rest.append(full_rest)
+            entry = (full_room | len(other_room)) - cost
+            other_room.append(full_other_room)
         pack = entry & mask
         packs[sample] = pack
         if others is not None:
-            rest[pack] -= others[sample]
+            other_room[pack] -= others[sample]
         if entry >= least:
             insort(open_packs, entry)
     return np.array(packs, dtype=np.int64)
@@ -367,8 +367,8 @@ def choose(measure: Measure, limits: PackLimits, bad: IntArray | None = None) ->
         reasons[~evaluate(limits.where, measure.column)] = CONDITION
     if bad is not None:
         starts = np.cumsum(measure.counts) - measure.counts
-        known = bad[bad[:, 0] < len(measure.shards)]  # others are of shards without a measure
-        reasons[starts[known[:, 0]] + known[:, 1]] = ON_BAD_LIST
+        covered = bad[bad[:, 0] < len(measure.shards)]  # others are of shards without a measure
+        reasons[starts[covered[:, 0]] + covered[:, 1]] = ON_BAD_LIST
     reasons[measured < 0] = UNUSABLE
     most_of = np.array([most for _, most in used], dtype=np.int64)
     return Chosen(tokens, np.column_stack([amounts for amounts, _ in used]), most_of, reasons)

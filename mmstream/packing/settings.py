@@ -109,8 +109,8 @@ def _truth(node: ast.expr, values: dict[str, npt.NDArray[np.float64]]) -> Any:
         pairs = zip(node.ops, numbers, numbers[1:], strict=False)
         truths = [_COMPARISONS[type(op)](left, right) for op, left, right in pairs]
         # Where a division by 0 gave no number, both x < 3 and x >= 3 are false.
-        known = [np.isfinite(number) for number in numbers]
-        return np.logical_and.reduce(np.broadcast_arrays(*truths, *known))
+        finite = [np.isfinite(number) for number in numbers]
+        return np.logical_and.reduce(np.broadcast_arrays(*truths, *finite))
     raise _not_understood(node)
 
 
@@ -131,8 +131,8 @@ def _number(node: ast.expr, values: dict[str, npt.NDArray[np.float64]]) -> Any:
 
 
 def _not_understood(node: ast.expr) -> ConfigError:
-    words = escaped(ast.unparse(node), limit=80)
-    return ConfigError(f"where: {words} is not understood; {_HELP}")
+    expression = escaped(ast.unparse(node), limit=80)
+    return ConfigError(f"where: {expression} is not understood; {_HELP}")
 
 
 # -- limits ----------------------------------------------------------------------------------------

@@ -212,8 +212,8 @@ class Draws:
 
     def _rotation_block(self, block: int) -> IntArray:
         def draw() -> IntArray:
-            words = random_words(BLOCK_STEPS, self._seed, "rows", block)
-            return (words % np.uint64(self.rows_per_lane)).astype(np.int64)
+            draws = random_words(BLOCK_STEPS, self._seed, "rows", block)
+            return (draws % np.uint64(self.rows_per_lane)).astype(np.int64)
 
         return cached(self._rotation_blocks, block, 64, draw)
 

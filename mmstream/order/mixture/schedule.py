@@ -197,8 +197,8 @@ def lane_phases(
     period = schedule.period
     num_candidates = min(MAX_CANDIDATES, max(2, (1 << 17) // num_lanes**2))  # memory: their square
     even = np.arange(num_lanes) * period // num_lanes
-    words = random_words((num_candidates - 1) * num_lanes, *key, "phases") % np.uint64(period)
-    candidates = np.concatenate([even, words.astype(np.int64)]).reshape(num_candidates, num_lanes)
+    phases = random_words((num_candidates - 1) * num_lanes, *key, "phases") % np.uint64(period)
+    candidates = np.concatenate([even, phases.astype(np.int64)]).reshape(num_candidates, num_lanes)
     scores = np.zeros(num_candidates)
     for share in schedule.shares.tolist():
         # In one step a lane draws the source rows_per_lane * share / period times, rounded down or
