@@ -96,15 +96,15 @@ def bake(
         for line in estimate(baker, dry_run, num_workers)[1]:
             say(line)
         return
-    words = ["mmstream", "bake", source, dest, "--pipeline", pipeline_name]
+    arguments = ["mmstream", "bake", source, dest, "--pipeline", pipeline_name]
     if batch_name is not None:
-        words += ["--batch-function", batch_name, "--batch-size", str(batch_size)]
-        words += ["--device", device]
-    words += ["--epoch-of-draws", str(epoch_of_draws)] if epoch_of_draws is not None else []
-    words += ["--num-workers", str(num_workers)]
-    words += ["--allow-foreign-urls"] if allow_foreign_urls else []
+        arguments += ["--batch-function", batch_name, "--batch-size", str(batch_size)]
+        arguments += ["--device", device]
+    arguments += ["--epoch-of-draws", str(epoch_of_draws)] if epoch_of_draws is not None else []
+    arguments += ["--num-workers", str(num_workers)]
+    arguments += ["--allow-foreign-urls"] if allow_foreign_urls else []
     with shows_infos_of("mmstream.baking.bake"):  # how large the result will be
-        report = bake_into(baker, dest, num_workers, True, shlex.join(words))
+        report = bake_into(baker, dest, num_workers, True, shlex.join(arguments))
     if report.was_finished:
         say(f"{dest}: was finished already")
     say(report.summary())

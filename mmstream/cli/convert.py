@@ -419,12 +419,12 @@ def _dry_run(rows: Any, num_rows: int, html: str | None, options: dict[str, Any]
         if row.reject is not None:
             note = f"rejected; {row.reject.file} row {row.reject.row}"
             cards.append(Card(address, None, note, row.reject.reason))
-        words = f"{address}, format {row.format}" if row.format else address
+        label = f"{address}, format {row.format}" if row.format else address
         if row.unread:
-            words += f", keys that nothing read: {', '.join(row.unread)}"
+            label += f", keys that nothing read: {', '.join(row.unread)}"
         # A page shows the note of a sample, a terminal its address.
-        note = words if html is not None else ""
-        cards += [Card(words, sample, note) for sample in row.samples]
+        note = label if html is not None else ""
+        cards += [Card(label, sample, note) for sample in row.samples]
     num_rejects = sum(row.reject is not None for row in dry_rows)
     head = (
         f"dry run: {count_text(len(dry_rows), 'row')}, {num_rejects:,} rejected; "
@@ -449,7 +449,7 @@ def _given(values: dict[str, Any]) -> dict[str, Any]:
 def _pairs(texts: tuple[str, ...], advice: str, value_of: Callable[[str], Any] = str) -> Any:
     """Return {name: value} of texts such as ``image=photo,text=alt``."""
     pairs: dict[str, Any] = {}
-    for pair in (word for words in texts for word in words.split(",")):
+    for pair in (item for text in texts for item in text.split(",")):
         name, value = pair.partition("=")[0].strip(), pair.partition("=")[2]
         with usage(advice.format(repr(pair))):
             if not name or not value or name in pairs:

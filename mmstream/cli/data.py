@@ -276,5 +276,5 @@ _ALL_FRAMES = 1 << 40
 def _counts(samples_by_type: Counter[str]) -> str:
     """Return the counts of samples by type of field, the most frequent first."""
     counts = sorted(samples_by_type.items(), key=lambda entry: (-entry[1], entry[0]))
-    words = [f"{escaped(name)} ({count_text(count, 'sample')})" for name, count in counts]
-    return ", ".join(words) or "nothing"
+    labels = [f"{escaped(name)} ({count_text(count, 'sample')})" for name, count in counts]
+    return ", ".join(labels) or "nothing"

@@ -170,12 +170,12 @@ def leakcheck(
     say(f"ok: nothing of {len(datasets[1]):,} samples is in {escaped(a)}")
 
 
-def _words_of(text: str, known: tuple[str, ...], option: str) -> list[str]:
-    words = [word.strip() for word in text.split(",")]
-    for word in words:
-        if word not in known:
-            raise click.UsageError(f"{option} {word!r}: must be among {', '.join(known)}")
-    return list(dict.fromkeys(words))
+def _words_of(text: str, choices: tuple[str, ...], option: str) -> list[str]:
+    values = [value.strip() for value in text.split(",")]
+    for value in values:
+        if value not in choices:
+            raise click.UsageError(f"{option} {value!r}: must be among {', '.join(choices)}")
+    return list(dict.fromkeys(values))
 
 
 def _write(

@@ -180,8 +180,8 @@ def _show_statistics(
         for line in statistics_lines(stats):
             say(line)
     if html is not None:
-        shown = data._repr_html_() + statistics_html(stats)
-        say(save_page(shown, f"{escaped(url)}: statistics", html), err=as_json)
+        page = data._repr_html_() + statistics_html(stats)
+        say(save_page(page, f"{escaped(url)}: statistics", html), err=as_json)
 
 
 def _about(dataset: Any, num_keys: int) -> dict[str, Any]:

@@ -160,7 +160,7 @@ def plan(
     from mmstream.packing.plan_report import plan_report
     from mmstream.pipeline import Pipeline
 
-    if sum(given is not None for given in (pipeline_name, processor, tokenizer)) != 1:
+    if sum(option is not None for option in (pipeline_name, processor, tokenizer)) != 1:
         raise click.UsageError("give one of --pipeline, --processor and --tokenizer")
     limits = PackLimits(max_tokens, **{limit: options.pop(limit) for limit in PACK_LIMITS})
     measured_epochs = None if epochs is None else _epochs(epochs)

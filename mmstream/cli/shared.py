@@ -100,10 +100,10 @@ class GroupedCommand(click.Command):
         grouped = {name for names in self.groups.values() for name in names}
         others = [name for name in records if name not in grouped]
         for heading, names in [*self.groups.items(), ("Other options", others)]:
-            shown = [records[name] for name in names if name in records]
-            if shown:
+            rows = [records[name] for name in names if name in records]
+            if rows:
                 with formatter.section(heading):
-                    formatter.write_dl(shown)
+                    formatter.write_dl(rows)
 
 
 def command(
