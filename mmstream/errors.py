@@ -179,20 +179,20 @@ def escaped(text: object, limit: int | None = MAX_DATA_CHARACTERS) -> str:
         'abcdefghijabcde[80 characters left out]fghij'
     """
     try:
-        shown = str(text)
+        line = str(text)
     except Exception as error:  # a stranger's class may do anything
-        shown = f"{type(text).__name__} without a text ({type(error).__name__})"
-    if not shown.isprintable():
-        shown = "".join(
+        line = f"{type(text).__name__} without a text ({type(error).__name__})"
+    if not line.isprintable():
+        line = "".join(
             char if char.isprintable() else char.encode("unicode_escape").decode("ascii")
-            for char in shown
+            for char in line
         )
-    if limit is None or len(shown) <= limit:
-        return shown
+    if limit is None or len(line) <= limit:
+        return line
     num_kept = max(0, limit - MARK_CHARACTERS)
-    head, left_out = num_kept - num_kept // 4, len(shown) - num_kept
-    tail = shown[head + left_out :]
-    return f"{shown[:head]}[{left_out:,} characters left out]{tail}"
+    head, left_out = num_kept - num_kept // 4, len(line) - num_kept
+    tail = line[head + left_out :]
+    return f"{line[:head]}[{left_out:,} characters left out]{tail}"
 
 
 def where(shard: str, index: int, key: str = "", field: str = "") -> str:

@@ -447,7 +447,7 @@ def _has_user_functions(pipeline: Pipeline) -> bool:
     functions: list[Any] = [*pipeline.before, *pipeline.transforms, pipeline.collate]
     functions += [] if pipeline.batching is None else [pipeline.batching.positions]
     is_in_decoders = pipeline.decode is not None and pipeline.decode.has_user_functions
-    return is_in_decoders or any(is_user_function(each) for each in functions if each)
+    return is_in_decoders or any(is_user_function(function) for function in functions if function)
 
 
 def needs_no_worker(pipeline: Pipeline) -> bool:
@@ -555,8 +555,10 @@ def collate_settings(decode: Decode, memory: BatchMemory | None = None) -> dict[
     table = decode.table
     if table.lists:
         settings["list_fields"] = table.lists
-    if any(each.sources for each in table.pictures):
-        settings["picture_fields"] = frozenset(each.name for each in table.pictures if each.sources)
+    if any(picture.sources for picture in table.pictures):
+        settings["picture_fields"] = frozenset(
+            picture.name for picture in table.pictures if picture.sources
+        )
     if table.media:
         settings["video_fields"] = {
             name: _without_videos(decoder) for name, decoder in table.decoders("video").items()

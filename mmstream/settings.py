@@ -47,7 +47,7 @@ class Within(NamedTuple):
 
     least: float
     most: float
-    words: str
+    description: str
 
 
 PositiveInt: TypeAlias = Annotated[int, Within(1, MAX_NUMBER, "a whole number from 1 up")]
@@ -187,13 +187,15 @@ def _as_python(value: Any) -> Any:
 
 def _fits(value: Any, hint: Any) -> bool:
     """Tell whether a value has the type and the bounds of an annotation."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType):
-        return any(_fits(value, part) for part in parts)
+        return any(_fits(value, argument) for argument in arguments)
     if kind is Literal:
-        return any(isinstance(value, type(part)) and value == part for part in parts)
+        return any(
+            isinstance(value, type(argument)) and value == argument for argument in arguments
+        )
     if kind is Annotated:
-        return _is_within(value, *parts)
+        return _is_within(value, *arguments)
     if kind in (int, float):
         return _is_within(value, kind, _INT)
     if kind in (None, NoneType):
@@ -204,7 +206,7 @@ def _fits(value: Any, hint: Any) -> bool:
         return True
     if getattr(kind, "_is_protocol", False) and not getattr(kind, "_is_runtime_protocol", False):
         return True
-    return isinstance(value, kind) and _items_fit(value, kind, parts)
+    return isinstance(value, kind) and _items_fit(value, kind, arguments)
 
 
 def _is_within(value: Any, kind: Any, bounds: Within) -> bool:
@@ -215,24 +217,26 @@ def _is_within(value: Any, kind: Any, bounds: Within) -> bool:
     return bool(bounds.least <= size <= bounds.most)
 
 
-def _items_fit(value: Any, kind: type, parts: tuple[Any, ...]) -> bool:
+def _items_fit(value: Any, kind: type, arguments: tuple[Any, ...]) -> bool:
     """Tell whether the items of a list, tuple or mapping fit. Text is no list of letters."""
     if isinstance(value, str | bytes):
         return kind in (str, bytes, object)
-    if isinstance(value, Mapping) and len(parts) == 2:
-        return all(_fits(k, parts[0]) and _fits(v, parts[1]) for k, v in value.items())
-    if not parts or parts[0] is Any or not isinstance(value, Collection):
+    if isinstance(value, Mapping) and len(arguments) == 2:
+        return all(_fits(k, arguments[0]) and _fits(v, arguments[1]) for k, v in value.items())
+    if not arguments or arguments[0] is Any or not isinstance(value, Collection):
         return True
-    if kind is tuple and parts[-1] is not ...:
-        return len(value) == len(parts) and all(map(_fits, value, parts))
+    if kind is tuple and arguments[-1] is not ...:
+        return len(value) == len(arguments) and all(map(_fits, value, arguments))
     with suppress(TypeError):  # a tensor may have no items
-        return all(_fits(item, parts[0]) for item in (value[:1] if type(value) is range else value))
+        return all(
+            _fits(item, arguments[0]) for item in (value[:1] if type(value) is range else value)
+        )
     return False
 
 
 _WORDS: dict[Any, str] = {
-    int: _INT.words,
-    float: _FLOAT.words,
+    int: _INT.description,
+    float: _FLOAT.description,
     str: "text",
     bool: "True or False",
     NoneType: "None",
@@ -243,19 +247,19 @@ _WORDS: dict[Any, str] = {
 
 def _words(hint: Any) -> str:
     """Return what to give for an annotation."""
-    kind, parts = get_origin(hint) or hint, get_args(hint)
+    kind, arguments = get_origin(hint) or hint, get_args(hint)
     if kind in (Union, UnionType, Literal):
         *others, last = dict.fromkeys(_choices(hint))
         return f"{', '.join(others)} or {last}" if others else last
     if kind is Annotated:
-        return str(parts[1].words)
+        return str(arguments[1].description)
     if kind in _WORDS:
         return _WORDS[kind]
     if isinstance(kind, type) and issubclass(kind, Mapping):
-        return f"{{{_words(parts[0])}: {_words(parts[1])}}}" if parts else "a dict"
+        return f"{{{_words(arguments[0])}: {_words(arguments[1])}}}" if arguments else "a dict"
     if isinstance(kind, type) and issubclass(kind, Collection):
-        words = list(map(_words, filter(lambda part: part is not ..., parts)))
-        return f"({', '.join(words)})" if len(words) > 1 else f"a list of {', '.join(words)}"
+        items = list(map(_words, filter(lambda argument: argument is not ..., arguments)))
+        return f"({', '.join(items)})" if len(items) > 1 else f"a list of {', '.join(items)}"
     package = getattr(kind, "__module__", "").partition(".")[0]
     return f"{'mm' if package == 'mmstream' else package}.{getattr(kind, '__name__', kind)}"
 

@@ -179,13 +179,13 @@ class _StepCounter:
         )
         order = self._order_of_epoch(step[0])
         for row in np.flatnonzero(is_substitute).tolist():
-            shown = tuple(rows.shown[row].tolist())
+            ref = tuple(rows.shown[row].tolist())
             substitutes = (
                 order.substitute_unit(*step, row, attempt).refs[0]
                 for attempt in range(MAX_ATTEMPTS)
             )
-            if shown not in substitutes:
-                return f"row {row}: {self._name(shown)} is no substitute of {self._name(plan[row])}"
+            if ref not in substitutes:
+                return f"row {row}: {self._name(ref)} is no substitute of {self._name(plan[row])}"
         for row, refs in rows.substitutes.items():
             packs = (
                 set(order.substitute_unit(*step, row, attempt).refs)

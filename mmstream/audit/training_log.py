@@ -80,12 +80,12 @@ def _describe(lineage: BatchLineage) -> dict[str, Any]:
         return entry | _describe_packs(lineage, lineage.planned_rows)
     unfilled = {record.row for record in lineage.bad if record.substitute is None}
     pairs = zip(lineage.planned, lineage.shown, strict=True)
-    shown = {
+    deviations = {
         str(row): None if row in unfilled else ref
         for row, (planned, ref) in enumerate(pairs, start=lineage.start)
         if planned != ref or row in unfilled
     }
-    return entry | ({"shown": shown} if shown else {})
+    return entry | ({"shown": deviations} if deviations else {})
 
 
 def _describe_packs(lineage: BatchLineage, planned_rows: Sequence[int]) -> dict[str, Any]:

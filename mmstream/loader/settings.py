@@ -148,9 +148,9 @@ def described(value: Any) -> str:
     if value is None or isinstance(value, bool | int | float | str | bytes):
         return repr(value)
     if isinstance(value, partial):
-        words = [described(value.func), *map(described, value.args)]
-        words += [f"{name}={described(item)}" for name, item in sorted(value.keywords.items())]
-        return f"partial({', '.join(words)})"
+        arguments = [described(value.func), *map(described, value.args)]
+        arguments += [f"{name}={described(item)}" for name, item in sorted(value.keywords.items())]
+        return f"partial({', '.join(arguments)})"
     if isinstance(value, Mapping):
         items = sorted((described(key), described(item)) for key, item in value.items())
         return "{" + ", ".join(f"{key}: {item}" for key, item in items) + "}"

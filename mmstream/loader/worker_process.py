@@ -430,8 +430,8 @@ class ThisProcess:
 
 def _process(pid: int | None) -> str:
     state, _ = process_state(pid or 0)
-    words = STATES.get(state)
-    return f"pid {pid}, state {state or 'none'}: {words}" if words else f"pid {pid}"
+    description = STATES.get(state)
+    return f"pid {pid}, state {state or 'none'}: {description}" if description else f"pid {pid}"
 
 
 def _described(work: Work, pipeline: Pipeline, job: Job) -> str:
@@ -440,7 +440,7 @@ def _described(work: Work, pipeline: Pipeline, job: Job) -> str:
         return f"step {job.step} of epoch {job.epoch}, it still imports modules or the main script"
     seconds = max(0.0, time.monotonic() - work.since)
     sample = work.sample(pipeline.dataset.name_of)
-    words = {
+    activities = {
         Stage.READ: lambda: f"reading samples of {_shards(pipeline, work, job)}",
         Stage.TEXT: lambda: "tokenizing its texts",
         Stage.READ_AGAIN: lambda: f"reading {sample} on its own",
@@ -448,7 +448,7 @@ def _described(work: Work, pipeline: Pipeline, job: Job) -> str:
         Stage.BATCH: lambda: "collating it",
         Stage.IDLE: lambda: "made and on its way",
     }
-    doing: Callable[[], str] = words[work.stage]
+    doing: Callable[[], str] = activities[work.stage]
     return f"step {work.step} of epoch {work.epoch}, {doing()} for {seconds:.0f} s"
 
 

@@ -121,6 +121,6 @@ def _death(workers: list[BaseProcess]) -> str:
     ]
     if not by_itself:
         return "died (killed, or out of memory)"
-    words = words_of_exit(by_itself[0].exitcode or 0)
+    description = words_of_exit(by_itself[0].exitcode or 0)
     hint = ", for lack of memory?" if by_itself[0].exitcode == -signal.SIGKILL else ""
-    return f"(pid {by_itself[0].pid}) {words}{hint}"
+    return f"(pid {by_itself[0].pid}) {description}{hint}"

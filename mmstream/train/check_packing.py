@@ -225,10 +225,10 @@ def with_other_content(batch: Batch, parity: int, special: set[int]) -> Batch:
         special: Ids of tokens that stand for media or have another meaning to the model. They stay.
     """
     ids: Tensor = batch["input_ids"]
-    one, other = islice((number for number in count() if number not in special), 2)
+    first, second = islice((number for number in count() if number not in special), 2)
     is_text = ~torch.isin(ids, torch.tensor(sorted(special), dtype=ids.dtype, device=ids.device))
     is_changed = is_text & (batch["document_ids"] % 2 == parity)
-    replacement = torch.where(ids == one, other, one)
+    replacement = torch.where(ids == first, second, first)
     changed = {**batch, "input_ids": torch.where(is_changed, replacement, ids)}
     for companion, documents in batch.items():  # such as image_document: of each picture
         name = companion.removesuffix("_document")
