@@ -183,7 +183,7 @@ class Decode:
         object.__setattr__(self, "fields", fields)
         object.__setattr__(self, "text", text)
         object.__setattr__(self, "table", table)
-        groups = (each if isinstance(each, str) else tuple(each) for each in self.same_geometry)
+        groups = (group if isinstance(group, str) else tuple(group) for group in self.same_geometry)
         object.__setattr__(self, "same_geometry", tuple(groups))
         _check_times(table)
         if text is not None:
@@ -226,7 +226,7 @@ class Decode:
     @cached_property
     def has_user_functions(self) -> bool:
         """Whether functions or classes of the user take part."""
-        fields = any(each.is_user for each in self.table.values)
+        fields = any(value.is_user for value in self.table.values)
         text = self.text is not None and self.text.has_user_functions
         return fields or text or self.table.has_user_media
 
@@ -252,7 +252,9 @@ class Decode:
         Threads would take the interpreter from each other. Decoders of media and tokenizers leave
         it to others; functions of the user may.
         """
-        decoders = [each for each in self._decoders() if not isinstance(each, EllipsisType | type)]
+        decoders = [
+            decoder for decoder in self._decoders() if not isinstance(decoder, EllipsisType | type)
+        ]
         are_others = (self.text, self.table.pictures, *decoders)
         return self.is_baked or not any(are_others)
 
@@ -291,10 +293,12 @@ class Decode:
         table = self.table
         if field in table.named_files or field in table.parsers:
             return False
-        named = [each for each in table.pictures if field in each.sources]
-        free = [each for each in table.pictures if not each.sources and image_fields((field,))]
+        named = [picture for picture in table.pictures if field in picture.sources]
+        free = [
+            picture for picture in table.pictures if not picture.sources and image_fields((field,))
+        ]
         return bool(named or free) and not any(
-            is_user_function(type(each.decoder)) for each in named or free
+            is_user_function(type(picture.decoder)) for picture in named or free
         )
 
     def _decoders(self) -> list[Any]:
@@ -318,12 +322,12 @@ class Decode:
             return self.stored.content.collate.picture_names
         fields = (*self.table.pictures, *self.table.media)
         colours = [
-            each.name
-            for each in fields
-            if each.sources
-            and each.kind != "audio"
-            and not getattr(each.decoder, "mask", False)
-            and (each.kind == "video" or each.decoder.interpolation != "nearest")
+            medium.name
+            for medium in fields
+            if medium.sources
+            and medium.kind != "audio"
+            and not getattr(medium.decoder, "mask", False)
+            and (medium.kind == "video" or medium.decoder.interpolation != "nearest")
         ]
         return (*colours, *(kind for kind in ("image", "video") if getattr(self, kind) is not None))
 
@@ -454,15 +458,15 @@ def _check_tracks(video: VideoDecoder | None, audio: AudioDecoder | None) -> Non
 
 def _check_times(table: FieldTable) -> None:
     """Refuse times that follow nothing that is decoded."""
-    named = [each.name for each in table.media if each.sources]
-    free = {each.name for each in table.media} | (table.sounds.keys() & {"audio"})
+    named = [medium.name for medium in table.media if medium.sources]
+    free = {medium.name for medium in table.media} | (table.sounds.keys() & {"audio"})
     fields = [*named, *sorted(free - set(named))]
     for times in table.times:
         if times.leader not in fields:
-            known = ", ".join(map(repr, fields)) or "none"
+            names = ", ".join(map(repr, fields)) or "none"
             raise ConfigError(
                 f"Decode: {times.name!r} follows={escaped(repr(times.leader))}, which is no video "
-                f"or recording of this Decode: it has {known}"
+                f"or recording of this Decode: it has {names}"
             )
 
 
@@ -512,11 +516,11 @@ class FieldTable:
     def decoders(self, kind: str) -> dict[str, Any]:
         """Return the decoders of files of a kind of media, by field."""
         fields = (*self.pictures, *self.media)
-        return {each.name: each.decoder for each in fields if each.kind == kind}
+        return {medium.name: medium.decoder for medium in fields if medium.kind == kind}
 
     def files(self, fields: Iterable[Field]) -> frozenset[str]:
         """Return the files that fields name."""
-        return frozenset(file for each in fields for file in each.sources)
+        return frozenset(file for entry in fields for file in entry.sources)
 
     @cached_property
     def files_without_text(self) -> frozenset[str]:
@@ -526,7 +530,7 @@ class FieldTable:
     @cached_property
     def free_pictures(self) -> PictureField | None:
         """The field of the pictures that belong to the text."""
-        return next((each for each in self.pictures if not each.sources), None)
+        return next((picture for picture in self.pictures if not picture.sources), None)
 
     @cached_property
     def named_files(self) -> frozenset[str]:
@@ -538,18 +542,20 @@ class FieldTable:
         """Whether functions or classes of the user run while media are planned or decoded."""
         followers = (*self.coordinates, *self.times)
         fields = (*self.parsers.values(), *self.pictures, *self.media, *followers)
-        return any(each.is_user for each in fields)
+        return any(entry.is_user for entry in fields)
 
     @cached_property
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Shapes of the fields whose pictures all have one, as decoded."""
-        return {each.name: each.shape for each in self.pictures if each.shape is not None}
+        return {
+            picture.name: picture.shape for picture in self.pictures if picture.shape is not None
+        }
 
     @cached_property
     def lists(self) -> frozenset[str]:
         """The fields of a batch that are lists with one entry per row, whatever their shapes."""
-        names = [each.name for each in (*self.coordinates, *self.times)]
-        return frozenset(name for each in names for name in (each, f"{each}_visible"))
+        names = [follower.name for follower in (*self.coordinates, *self.times)]
+        return frozenset(key for name in names for key in (name, f"{name}_visible"))
 
 
 def make_table(
@@ -569,41 +575,43 @@ def make_table(
     Raises:
         ConfigError: They do not go together; the message says what to write.
     """
-    made: dict[str, Any] = {}
+    entries: dict[str, Any] = {}
     sources: dict[str, tuple[str, ...]] = {}
-    for key, given in fields.items():
+    for key, setting in fields.items():
         names = _checked_names(key)
         name = names[0]
-        if name in made or free.get(name) is not None:
+        if name in entries or free.get(name) is not None:
             raise ConfigError(f"Decode: two decoders make the field {name!r}")
-        decoder = built_in(name, max_json_bytes) if isinstance(given, EllipsisType) else given
-        made[name] = _made(key, names, decoder)
+        decoder = built_in(name, max_json_bytes) if isinstance(setting, EllipsisType) else setting
+        entries[name] = _made(key, names, decoder)
         sources[name] = names
 
     def of_type(kind: type[F]) -> list[F]:
-        return [each for each in made.values() if isinstance(each, kind)]
+        return [entry for entry in entries.values() if isinstance(entry, kind)]
 
     parsers = {"json": JsonField("json", partial(parse_json, max_bytes=max_json_bytes))}
-    parsers |= {each.name: each for each in of_type(JsonField)}
-    pictures = {each.name: each.decoder for each in of_type(PictureField)}
+    parsers |= {parser.name: parser for parser in of_type(JsonField)}
+    pictures = {picture.name: picture.decoder for picture in of_type(PictureField)}
     pictures |= {} if free[IMAGE] is None else {IMAGE: free[IMAGE]}
     followers = of_type(Follower)
-    times = [each for each in followers if isinstance(each.decoder, Times)]
-    coordinates = {each.name: each for each in followers if each not in times}
+    times = [follower for follower in followers if isinstance(follower.decoder, Times)]
+    coordinates = {follower.name: follower for follower in followers if follower not in times}
     leaders = _leaders(same_geometry, pictures, coordinates)
     values, videos, recordings = of_type(ValueField), of_type(VideoField), of_type(AudioField)
-    named = frozenset(file for each in (*values, *videos, *recordings) for file in each.sources)
-    sounds = {each.name: each.decoder for each in recordings}
+    named = frozenset(file for entry in (*values, *videos, *recordings) for file in entry.sources)
+    sounds = {recording.name: recording.decoder for recording in recordings}
     if free[VIDEO] is not None:
         videos.append(VideoField(VIDEO, free[VIDEO], taken=named))
     if free[AUDIO] is not None:
         recordings.append(AudioField(AUDIO, free[AUDIO], taken=named))
-    tracks = {each.sound: each.decoder.audio for each in videos if each.decoder.audio is not None}
+    tracks = {
+        video.sound: video.decoder.audio for video in videos if video.decoder.audio is not None
+    }
     return FieldTable(
         parsers,
         tuple(values),
         _picture_fields(pictures, leaders, sources),
-        tuple(replace(each, leader=leaders[name]) for name, each in coordinates.items()),
+        tuple(replace(follower, leader=leaders[name]) for name, follower in coordinates.items()),
         (*videos, *recordings),
         tuple(times),
         sounds | tracks | ({} if free[AUDIO] is None else {AUDIO: free[AUDIO]}),
@@ -634,8 +642,8 @@ def _made(key: str, names: tuple[str, ...], decoder: Any) -> Field | Follower:
         return JsonField(name, decoder)
     if name == "json":
         return JsonField(name, partial(call_user, decoder))
-    known = decode_integer if decoder is int else decode_string if decoder is str else None
-    return ValueField(name, known or decoder, names)
+    type_decoder = decode_integer if decoder is int else decode_string if decoder is str else None
+    return ValueField(name, type_decoder or decoder, names)
 
 
 def _picture_fields(
@@ -691,10 +699,10 @@ def _leaders(
         first = group[0]
         for name in group:
             if name not in decoders and name not in coordinates:
-                known = ", ".join(map(repr, [*decoders, *coordinates])) or "none"
+                names = ", ".join(map(repr, [*decoders, *coordinates])) or "none"
                 raise ConfigError(
                     f"same_geometry: {name!r} is no picture, boxes or points of this Decode, which "
-                    f"has {known}"
+                    f"has {names}"
                 )
             if name in grouped:
                 raise ConfigError(f"same_geometry: {name!r} is named twice")

@@ -236,14 +236,14 @@ class PictureField(Field):
         if len(files) > 1 and decoder.output_shape is not None:
             with_address(sample, "", limits.check_results, len(files), *decoder.output_shape)
         if plan is not None:
-            given = (sample[files[0]], *plan.details, pixels, plan.rng, limits)
-            results = [with_address(sample, files[0], decoder.decode_planned, *given)]
+            arguments = (sample[files[0]], *plan.details, pixels, plan.rng, limits)
+            results = [with_address(sample, files[0], decoder.decode_planned, *arguments)]
         else:
             rng = self.rng(sample) if geometry is None else None
             results = []
             for file in files:
-                given = (sample[file], pixels, rng, geometry, limits)
-                results.append(with_address(sample, file, decoder.decode, *given))
+                arguments = (sample[file], pixels, rng, geometry, limits)
+                results.append(with_address(sample, file, decoder.decode, *arguments))
                 limits = limits.holding(results[-1].pixels.nbytes)
         single = None
         if len(results) == 1 and decoder.tiles is None:
@@ -252,16 +252,16 @@ class PictureField(Field):
 
     def _fields(self, results: Sequence[Decoded], memory: torch.Tensor | None) -> dict[str, Any]:
         if self.decoder.tiles is not None:
-            tiles = [torch.from_numpy(each.pixels).permute(0, 3, 1, 2) for each in results]
-            sizes = np.array([each.picture for each in results], np.int64)
+            tiles = [torch.from_numpy(result.pixels).permute(0, 3, 1, 2) for result in results]
+            sizes = np.array([result.picture for result in results], np.int64)
             return {
                 IMAGE: [tile for of_picture in tiles for tile in of_picture],
-                "image_tiles": np.array([len(each) for each in tiles], np.int64),
+                "image_tiles": np.array([len(of_picture) for of_picture in tiles], np.int64),
                 "image_size": sizes.reshape(-1, 2),
             }
         # Collate need not copy what lies in the batch's memory.
         tensors = (
-            [torch.from_numpy(each.pixels) for each in results] if memory is None else [memory]
+            [torch.from_numpy(result.pixels) for result in results] if memory is None else [memory]
         )
         if not self.decoder.mask:
             tensors = [tensor.permute(2, 0, 1) for tensor in tensors]
@@ -296,7 +296,7 @@ class PictureField(Field):
             with_address(sample, file, decoder.decode, sample[file], None, rng, None, limits)
             for file in files
         ]
-        return [decoder.shape_of(each.picture) for each in decoded]
+        return [decoder.shape_of(result.picture) for result in decoded]
 
 
 def check_own_names(sample: Sample, names: Sequence[str]) -> None:
@@ -311,11 +311,11 @@ def check_own_names(sample: Sample, names: Sequence[str]) -> None:
     named = own_names(names) if len(names) > 1 else []
     if not named or set(named) <= _fields_of_messages(sample):
         return
-    shown = ", ".join(f'"{escaped(name, 60)}": mm.ImageDecoder(...)' for name in names[:4])
+    example = ", ".join(f'"{escaped(name, 60)}": mm.ImageDecoder(...)' for name in names[:4])
     raise DecodeError(
         f"{address(sample, '')}: image= takes the pictures of a sample for a list, and "
         f"{' and '.join(escaped(name, 60) for name in named[:4])} have names of their own: decode "
-        f"them by field, mm.Decode({{{shown}}}), or leave some out in Pipeline(before=)"
+        f"them by field, mm.Decode({{{example}}}), or leave some out in Pipeline(before=)"
     )
 
 

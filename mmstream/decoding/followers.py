@@ -78,10 +78,10 @@ class Follower:
             )
         return self._placed(sample, decoded, files[0])
 
-    def _placed(self, sample: Sample, decoded: Sample, place: Any) -> dict[str, torch.Tensor]:
+    def _placed(self, sample: Sample, decoded: Sample, leader: Any) -> dict[str, torch.Tensor]:
         if self.is_user:
             seed_generators(sample, f"field {self.name}")
-        arrays = with_address(sample, self.name, self.decoder.place, decoded, *place)
+        arrays = with_address(sample, self.name, self.decoder.place, decoded, *leader)
         names = (self.name, f"{self.name}_visible")
         return dict(zip(names, map(torch.from_numpy, arrays), strict=True))
 
@@ -180,11 +180,11 @@ class Boxes:
         placed = placed_xy(corners.reshape(-1, 2), view).reshape(-1, 4)
         if view.flip:  # the right edge is the left one now
             placed = placed[:, [2, 1, 0, 3]]
-        shown = np.clip(placed, 0, [*view.shape[::-1]] * 2)
-        whole, rest = _areas(placed), _areas(shown)
-        visible = np.divide(rest, whole, out=np.zeros_like(whole), where=whole > 0)
+        clipped = np.clip(placed, 0, [*view.shape[::-1]] * 2)
+        areas, clipped_areas = _areas(placed), _areas(clipped)
+        visible = np.divide(clipped_areas, areas, out=np.zeros_like(areas), where=areas > 0)
         result = _from_corners(
-            _from_pixels(shown, self.to_units or self.units, view.shape),
+            _from_pixels(clipped, self.to_units or self.units, view.shape),
             self.to_format or self.format,
         )
         return result.astype(np.float32), visible.astype(np.float32)
@@ -385,17 +385,19 @@ def placed_seconds(times: _Seconds, start_s: float, end_s: float) -> tuple[_Seco
         end_s: Its end, which does not.
 
     Examples:
-        >>> shown, visible = placed_seconds(np.array([[0.0, 4.0], [8.0, 9.0]]), 3.0, 6.0)
-        >>> shown.tolist(), visible.tolist()
+        >>> clipped, visible = placed_seconds(np.array([[0.0, 4.0], [8.0, 9.0]]), 3.0, 6.0)
+        >>> clipped.tolist(), visible.tolist()
         ([[3.0, 4.0], [6.0, 6.0]], [0.25, 0.0])
     """
     if times.ndim == 1:
         return times, (times >= start_s) & (times < end_s)
-    shown = np.clip(times, start_s, end_s)
-    whole, rest = np.diff(times).ravel(), np.diff(shown).ravel()
+    clipped = np.clip(times, start_s, end_s)
+    durations, clipped_durations = np.diff(times).ravel(), np.diff(clipped).ravel()
     is_inside = (times[:, 0] >= start_s) & (times[:, 0] < end_s)
-    visible = np.divide(rest, whole, out=is_inside.astype(np.float64), where=whole > 0)
-    return shown, visible.astype(np.float32)
+    visible = np.divide(
+        clipped_durations, durations, out=is_inside.astype(np.float64), where=durations > 0
+    )
+    return clipped, visible.astype(np.float32)
 
 
 def _intervals(value: Any) -> _Seconds:

@@ -265,12 +265,12 @@ class RowDecoder:
         if refusal is None:
             return Row(sample, planned, None)
         address = _address(step, position)
-        substitute, shown, is_filled = self._substitute(address, out)
+        substitute, substitute_ref, is_filled = self._substitute(address, out)
         is_filled = is_filled and self.policy.action != "mask"
-        if not step.lineage.valid[position]:
-            return Row(substitute, shown, None, is_filled)  # padding: counted where it is valid
-        bad = self.record(address, planned, refusal, shown if is_filled else None)
-        return Row(substitute, shown, bad, is_filled)
+        if not step.lineage.valid[position]:  # padding: counted where it is valid
+            return Row(substitute, substitute_ref, None, is_filled)
+        bad = self.record(address, planned, refusal, substitute_ref if is_filled else None)
+        return Row(substitute, substitute_ref, bad, is_filled)
 
     def planned(
         self, step: RawStep, position: int, prepared: Prepared | None, out: RowMemory
@@ -294,9 +294,9 @@ class RowDecoder:
         if cause is None or isinstance(cause, MMStreamError):
             return
         frames = extract_tb(cause.__traceback__)
-        place = frames[-1].filename, frames[-1].lineno or 0
-        if frames[0].name in _CALLERS and place not in self._shown_places:
-            self._shown_places.add(place)
+        location = frames[-1].filename, frames[-1].lineno or 0
+        if frames[0].name in _CALLERS and location not in self._shown_places:
+            self._shown_places.add(location)
             url = str(outcome["__url__"]) if isinstance(outcome, dict) else ""
             logger.warning(
                 "%s (of %s); the next errors of this line are counted only",
@@ -324,7 +324,7 @@ class RowDecoder:
         address: RowAddress,
         planned: SampleRef,
         refusal: Refusal,
-        shown: SampleRef | None,
+        substitute: SampleRef | None,
         document: int | None = None,
     ) -> BadSample:
         """Return the record of a bad sample.
@@ -333,7 +333,7 @@ class RowDecoder:
             address: of its row.
             planned: the sample.
             refusal: why it is bad.
-            shown: the sample that takes its row. None: none does.
+            substitute: the sample that takes its row. None: none does.
             document: its number in its pack.
         """
         shard, index = planned
@@ -342,7 +342,7 @@ class RowDecoder:
             self.lookup.shard_name(shard),
             index,
             *refusal,
-            None if shown is None else (self.lookup.shard_name(shown[0]), shown[1]),
+            None if substitute is None else (self.lookup.shard_name(substitute[0]), substitute[1]),
             self.lookup.shard_stamp(shard),
             document,
         )
@@ -727,9 +727,9 @@ def _packed_row(
         for document in fitted:
             if document.refusal is not None and document.refusal.kind == TOO_LONG:
                 raise LengthError(document.refusal.reason)
-    shown = [document for document in fitted if document.sample is not None]
+    good = [document for document in fitted if document.sample is not None]
     substitute: list[Document] = []
-    if planned and not shown and decoder.policy.action != "mask":
+    if planned and not good and decoder.policy.action != "mask":
         substitute = _substitute(address, fitted, decoder, limits)
     first = substitute[0].ref if substitute else None
     bad = [
@@ -737,7 +737,7 @@ def _packed_row(
         for number, document in enumerate(fitted)
         if document.refusal is not None
     ]
-    return PackedRow(shown or substitute, bad, unlike)
+    return PackedRow(good or substitute, bad, unlike)
 
 
 def _substitute(

@@ -265,7 +265,7 @@ class SampleDecoding:
         }
         for result in done.values():
             _put(decoded, result)
-        spans: dict[str, Sequence[Span]] = {name: each.spans for name, each in done.items()}
+        spans: dict[str, Sequence[Span]] = {name: result.spans for name, result in done.items()}
         asked = spans if table.times else None
         decoded |= joined_recordings(done, table.media, table.sounds, asked)
         for follower in table.times:
@@ -414,9 +414,9 @@ def _text_loss(address: str, text: DecodedText, max_length: int) -> TextLoss:
     if is_cut:
         losses.append(f"text of {text.num_tokens:,} tokens cut to max_length={max_length:,}")
     if text.num_dropped_parts:
-        parts = "part" if text.num_dropped_parts == 1 else "parts"
+        noun = "part" if text.num_dropped_parts == 1 else "parts"
         losses.append(
-            f"{text.num_dropped_parts} {parts} of the conversation dropped, which nothing decodes "
+            f"{text.num_dropped_parts} {noun} of the conversation dropped, which nothing decodes "
             "or the chat template does not write"
         )
     return TextLoss(f"{address}: {', '.join(losses)}", is_cut, text.num_dropped_parts)

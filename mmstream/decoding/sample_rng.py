@@ -132,19 +132,23 @@ def is_user_function(function: object) -> bool:
         (False, False)
     """
     module = "builtins"
-    parts: Iterable[object] = ()
+    components: Iterable[object] = ()
     if isinstance(function, partial):
-        parts = (function.func, *function.args, *function.keywords.values())
+        components = (function.func, *function.args, *function.keywords.values())
     elif isinstance(function, MethodType):
-        parts = (function.__func__, function.__self__)
+        components = (function.__func__, function.__self__)
     elif isinstance(function, FunctionType):  # its `__module__` may be that of one that it wraps
         module = str(function.__globals__.get("__name__"))
     else:
         owner = function if isinstance(function, type | BuiltinFunctionType) else type(function)
         module = str(owner.__module__)
-        parts = vars(function).values() if owner is not function and is_dataclass(function) else ()
+        components = (
+            vars(function).values() if owner is not function and is_dataclass(function) else ()
+        )
     return (module != "builtins" and not module.startswith("mmstream.")) or any(
-        is_user_function(part) for part in parts if callable(part) or is_dataclass(part)
+        is_user_function(component)
+        for component in components
+        if callable(component) or is_dataclass(component)
     )
 
 

@@ -265,8 +265,8 @@ class DecodeStage:
         stored = self._decoders.stored
         if stored is not None:
             key = str(samples[0]["__key__"])
-            place = (lineage.epoch, lineage.step, *lineage.planned[0])
-            self._progress.begin_sample(Stage.DECODE, *place, key)
+            sample_position = (lineage.epoch, lineage.step, *lineage.planned[0])
+            self._progress.begin_sample(Stage.DECODE, *sample_position, key)
         groups = self._memory.take_groups(self._fixed_shapes(len(samples)))
         memory = {name: block for name, (block,) in zip(self._shapes, groups, strict=True)}
         try:
@@ -393,15 +393,15 @@ def assembled(step: RawStep, rows: list[Row]) -> DecodedStep:
 
 def assembled_packs(step: RawStep, rows: list[PackedRow]) -> DecodedStep:
     """Put a step of packs together. A row that nothing could fill is empty and invalid."""
-    shown = [(number, entry) for number, row in enumerate(rows) for entry in row.documents]
-    samples = [entry.sample for _, entry in shown if entry.sample is not None]
+    documents = [(number, entry) for number, row in enumerate(rows) for entry in row.documents]
+    samples = [entry.sample for _, entry in documents if entry.sample is not None]
     return _decoded_step(
         step,
         samples,
         [True] * len(samples),
         valid=[bool(row.documents) for row in rows],
-        rows=[number for number, _ in shown],
-        shown=[entry.ref for _, entry in shown],
+        rows=[number for number, _ in documents],
+        shown=[entry.ref for _, entry in documents],
         bad=tuple(record for row in rows for record in row.bad),
         **_unlike_measured(rows),
     )

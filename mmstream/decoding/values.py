@@ -88,8 +88,8 @@ def built_in(name: str, max_json_bytes: int) -> Any:
             f"{advice}",
         ),
     )
-    known = ", ".join(sorted({*_DECODERS, *JSON_EXTENSIONS}))
-    raise ConfigError(f"{begin}; those of {known} and of pictures are built in; {advice}")
+    extensions = ", ".join(sorted({*_DECODERS, *JSON_EXTENSIONS}))
+    raise ConfigError(f"{begin}; those of {extensions} and of pictures are built in; {advice}")
 
 
 def decode_integer(data: bytes) -> int:

@@ -684,12 +684,12 @@ def settings_of(processor: Any) -> dict[str, Any]:
     return {"interpolation": interpolation, **_geometry(processor, name)}
 
 
-def interpolation_of(processor: Any, known: Mapping[int, str]) -> str:
+def interpolation_of(processor: Any, interpolations: Mapping[int, str]) -> str:
     """Return the interpolation of a processor that resizes.
 
     Args:
         processor: Of images or videos.
-        known: The interpolations by Pillow's numbers.
+        interpolations: Their names by Pillow's numbers.
 
     Raises:
         ConfigError: It does not resize, or by another one.
@@ -699,10 +699,12 @@ def interpolation_of(processor: Any, known: Mapping[int, str]) -> str:
         raise ConfigError(f"{name}.do_resize={shown(processor.do_resize)}: not resized")
     resample: Any = getattr(processor, "resample", None)
     resample = getattr(resample, "value", resample)
-    if resample not in known:
-        *others, last = (f"{number} ({filter_name})" for number, filter_name in known.items())
+    if resample not in interpolations:
+        *others, last = (
+            f"{number} ({filter_name})" for number, filter_name in interpolations.items()
+        )
         raise ConfigError(f"{name}.resample={shown(resample)}: only {', '.join(others)} and {last}")
-    return known[resample]
+    return interpolations[resample]
 
 
 def _geometry(processor: Any, name: str) -> dict[str, Any]:

@@ -185,7 +185,7 @@ class Chat:
                 owners = _owners(marked, spans, answers)
             else:
                 marked = self._render(messages, tools)
-                is_told = all(map(marked.parts.get, answers))
+                is_told = all(map(marked.segments.get, answers))
                 locate = self._locate if is_told else self._locate_by_prefixes
                 owned = list(locate(messages, answers, marked, tools))
                 owners, spans = [owner for owner, _ in owned], [span for _, span in owned]
@@ -255,7 +255,7 @@ class Chat:
         if text is None:
             return [], 0
         text = text.lower()  # some templates write capitals
-        absent = {trace: found for trace, found in traces.items() if trace not in text}
+        absent = {trace: origin for trace, origin in traces.items() if trace not in text}
         unwritten, hidden = [], dict[str, bool]()
         for trace, (number, what) in absent.items():
             if rendered.messages[number]["role"] == "assistant" and what not in hidden:
@@ -277,9 +277,9 @@ class Chat:
             return True
         if number == 0 and message["role"] == "system" and self._writes_system:
             return False
-        parts = rendered.marked.parts.get(number, [(0, 0)])
+        segments = rendered.marked.segments.get(number, [(0, 0)])
         return not all(
-            any(rendered.text.find(text, *part) >= 0 for part in parts) for text in texts
+            any(rendered.text.find(text, *segment) >= 0 for segment in segments) for text in texts
         )
 
     @cached_property
@@ -375,12 +375,12 @@ class Chat:
         """Yield the number and the spans of each answer, of a text that tells who wrote what."""
         prompts: list[tuple[str, str, str]] = []
         for i in answers:
-            (start, stop), *others = marked.parts[i]
+            (start, stop), *others = marked.segments[i]
             prompt = self._prompt_of(messages, i, marked, tools, prompts)
             following = messages[i + 1] if i + 1 < len(messages) else None
             if not i:
                 start = self._first_start(messages, marked, tools)
-            if others or (following is not None and not marked.parts.get(i + 1)):
+            if others or (following is not None and not marked.segments.get(i + 1)):
                 stop = self._own_end(messages, i, marked, tools)
             if not prompt and marked.text.startswith(self.prompt, start, stop):
                 prompt = self.prompt  # not asked for here, and written all the same
@@ -435,7 +435,7 @@ class Chat:
         i: int,
         marked: MarkedText,
         tools: list[Any] | None,
-        known: list[tuple[str, str, str]],
+        earlier: list[tuple[str, str, str]],
     ) -> str:
         """Return what the template writes behind the messages before answer i, to generate it.
 
@@ -444,20 +444,23 @@ class Chat:
             i: The number of the answer.
             marked: The whole text.
             tools: The tools of the conversation.
-            known: (role before the answer, prompt, what the template writes between the prompt and
-                the answer's own words) of earlier answers. Gets that of this one.
+            earlier: (role before the answer, prompt, what the template writes between the prompt
+                and the answer's own words) of earlier answers. Gets that of this one.
         """
         if not self.prompt:
             return self._known_header
         role = messages[i - 1]["role"] if i else ""
-        text, (start, stop) = marked.text, marked.parts[i][0]
+        text, (start, stop) = marked.text, marked.segments[i][0]
         is_fixed = has_fixed_prompt(self.template)
-        words = [""] if is_fixed else _own_words(messages[i])
+        own_texts = [""] if is_fixed else _own_words(messages[i])
         usual = [("user", self.prompt, "")] if not tools else []
-        for before, prompt, between in (*usual, *known):
-            is_known = is_fixed and (before, prompt, between) in known
+        for before, prompt, between in (*usual, *earlier):
+            is_known = is_fixed and (before, prompt, between) in earlier
             if before == role and (
-                is_known or any(text.startswith(prompt + between + word, start) for word in words)
+                is_known
+                or any(
+                    text.startswith(prompt + between + own_text, start) for own_text in own_texts
+                )
             ):
                 return prompt
         try:
@@ -466,10 +469,12 @@ class Chat:
             asked = None
         prompt = self.prompt if asked is None else _written_behind(asked, marked, i - 1)
         begin = start + len(prompt)
-        places = [place for word in words if (place := text.find(word, begin, stop)) >= 0]
-        between = text[begin : min(places, default=begin)]
-        if is_fixed or (places and "\n" not in between):  # a prompt may hold lines of a thought
-            known.append((role, prompt, between))
+        offsets = [
+            offset for own_text in own_texts if (offset := text.find(own_text, begin, stop)) >= 0
+        ]
+        between = text[begin : min(offsets, default=begin)]
+        if is_fixed or (offsets and "\n" not in between):  # a prompt may hold lines of a thought
+            earlier.append((role, prompt, between))
         return prompt
 
     @property
@@ -507,10 +512,10 @@ class Chat:
         Raises:
             DecodeError: Then the answer is written in another way.
         """
-        start, stop = marked.parts[0][0]
+        start, stop = marked.segments[0][0]
         question = self._adapt(_conversation("?")[0])
         later = self._render([question, *messages], tools)
-        own = later.text[slice(*later.parts[1][0])] if later.parts.get(1) else ""
+        own = later.text[slice(*later.segments[1][0])] if later.segments.get(1) else ""
         if not own or not marked.text.endswith(own, start, stop):
             raise DecodeError(
                 "chat template: it writes an answer without a question in another way"
@@ -537,7 +542,7 @@ class Chat:
         Raises:
             DecodeError: The text does not begin with what the answer is without that message.
         """
-        start, stop = marked.parts[i][0]
+        start, stop = marked.segments[i][0]
         last = max((j for j in range(i) if messages[j]["role"] == "user"), default=0)
         answer = max(
             (j for j in range(last, i) if messages[j]["role"] == "assistant"), default=last
@@ -550,18 +555,18 @@ class Chat:
                     own = self._render([*before, turn], tools)
                 except _TEMPLATE_ERRORS:
                     continue
-                parts = own.parts.get(len(before))
-                written = own.text[parts[0][0] : own.end].rstrip() if parts else ""
+                segments = own.segments.get(len(before))
+                written = own.text[segments[0][0] : own.end].rstrip() if segments else ""
                 if written and marked.text.startswith(written, start, stop):
                     return start + len(written)
         traces: dict[str, tuple[int, str]] = {}
         traced = list(messages)
         for j in range(i + 1, len(messages)):
-            if marked.parts.get(j):
+            if marked.segments.get(j):
                 break
             traced[j] = _traced(_with_word(messages[j]), j, traces)
         text = self._try_render(traced, tools)
-        if len(marked.parts[i]) == 1 and text and not any(trace in text for trace in traces):
+        if len(marked.segments[i]) == 1 and text and not any(trace in text for trace in traces):
             return stop  # what follows is not written at all
         raise DecodeError(
             f"chat template: it writes messages[{i + 1}] inside of messages[{i}], whose end "
@@ -645,8 +650,8 @@ def _probed(chat: Chat) -> Chat:
 
 def _with_turns(chat: Chat) -> Chat:
     """Find out what a template writes around an answer."""
-    words = f"{_PROBE}-answer"
-    question, answer = (chat._adapt(turn) for turn in _conversation(_PROBE, words))
+    answer_text = f"{_PROBE}-answer"
+    question, answer = (chat._adapt(turn) for turn in _conversation(_PROBE, answer_text))
     try:
         marked = chat._render([question, answer, question], chat.tools)
         prompted = chat._render([question], chat.tools, prompt=True)
@@ -655,18 +660,18 @@ def _with_turns(chat: Chat) -> Chat:
     except _TEMPLATE_ERRORS:
         return chat
     is_behind = prompted.text[: prompted.end] == unprompted.text[: unprompted.end]
-    if prompted.marks and marked.parts.get(1) and is_behind:
+    if prompted.marks and marked.segments.get(1) and is_behind:
         prompt = _written_behind(prompted, marked, 0)
     else:  # the template writes it inside its loop, or in a way that cannot be marked
         written = chat._behind(unprompted.text, prompted.text, 0, len(prompted.text))
         prompt = prompted.text[written:]
-    if parts := marked.parts.get(1):
-        own = marked.text[slice(*parts[0])]
+    if segments := marked.segments.get(1):
+        own = marked.text[slice(*segments[0])]
     else:  # what all renderings of the answer have behind the question
         stop = chat._behind(answered.text, marked.text, 0, len(marked.text))
         is_behind = marked.text.startswith(unprompted.text)
         own = marked.text[len(unprompted.text) : stop] if is_behind else ""
-    around = own.split(words)
+    around = own.split(answer_text)
     if len(around) != 2:
         return replace(chat, prompt=prompt)
     return replace(chat, prompt=prompt, header=around[0].rstrip(), tail=around[1])
@@ -674,9 +679,9 @@ def _with_turns(chat: Chat) -> Chat:
 
 def _written_behind(before: MarkedText, whole: MarkedText, i: int) -> str:
     """Return what a text has behind message i, its last one, that the whole text has not there."""
-    if (parts := before.parts.get(i)) and (known := whole.parts.get(i)):
-        written = before.text[parts[-1][0] :]
-        own = whole.text[known[-1][0] : whole.parts[i + 1][0][0]]
+    if (segments := before.segments.get(i)) and (whole_segments := whole.segments.get(i)):
+        written = before.text[segments[-1][0] :]
+        own = whole.text[whole_segments[-1][0] : whole.segments[i + 1][0][0]]
         if written.startswith(own):
             return written[len(own) :]
     return before.text[before.end :]
@@ -707,11 +712,11 @@ def _log_date(source: str, today: datetime.date | None) -> None:
 
 def _owners(marked: MarkedText, spans: list[Span], answers: list[int]) -> list[int]:
     """Return the number of the answer that each span is in. -1: it is in none, or nobody knows."""
-    parts = sorted((*part, i) for i in answers for part in marked.parts.get(i, ()))
+    segments = sorted((*segment, i) for i in answers for segment in marked.segments.get(i, ()))
     owners = []
     for start, stop in spans:
-        place = bisect_right(parts, (start, len(marked.text) + 1, 0)) - 1
-        owners.append(parts[place][2] if place >= 0 and stop <= parts[place][1] else -1)
+        index = bisect_right(segments, (start, len(marked.text) + 1, 0)) - 1
+        owners.append(segments[index][2] if index >= 0 and stop <= segments[index][1] else -1)
     return owners
 
 
@@ -931,18 +936,18 @@ def _traced(message: Message, number: int, traces: dict[str, tuple[int, str]]) -
         return word
 
     traced = dict(message)
-    words: dict[str, str] = {}  # one thought may stand in several places
+    trace_words: dict[str, str] = {}  # one thought may stand in several places
 
     def think(thought: str, what: str) -> str:
         said = thought.replace("<think>", "").strip()
-        if said and said not in words:
-            words[said] = trace(what)
-        return thought + words.get(said, "")
+        if said and said not in trace_words:
+            trace_words[said] = trace(what)
+        return thought + trace_words.get(said, "")
 
     def mark(text: str) -> str:
-        thought, end, rest = text.rpartition(_END_OF_THOUGHT)
-        rest += trace("its text") if rest.strip() else ""
-        return think(thought, "a thought in its text") + end + rest
+        thought, end, remainder = text.rpartition(_END_OF_THOUGHT)
+        remainder += trace("its text") if remainder.strip() else ""
+        return think(thought, "a thought in its text") + end + remainder
 
     for key in _THOUGHT_KEYS:
         if isinstance(thought := message.get(key), str):

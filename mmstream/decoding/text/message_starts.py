@@ -40,7 +40,7 @@ class MarkedText(NamedTuple):
 
     text: str
     """Without marks."""
-    parts: dict[int, list[tuple[int, int]]]
+    segments: dict[int, list[tuple[int, int]]]
     """By number of a message: what was written while the template was at it, in order. None of them
     is empty."""
     end: int
@@ -50,8 +50,8 @@ class MarkedText(NamedTuple):
 
     def moved(self, position: int) -> int:
         """Return the position in the text of one in the text with marks."""
-        place = bisect_right(self.marks, position, key=sum)
-        return position - (self.marks[place - 1][1] if place else 0)
+        index = bisect_right(self.marks, position, key=sum)
+        return position - (self.marks[index - 1][1] if index else 0)
 
 
 @lru_cache(maxsize=64)
@@ -93,7 +93,7 @@ def marking_source(source: str) -> str | None:
         elif not opened:
             return None
         loop = opened[-1] if tag[2] == "for" else opened.pop()
-        if not any(loops[loop] is each for each in marked):
+        if not any(loops[loop] is node for node in marked):
             continue
         mark = f'"{MARK}{loop}:"'
         if tag[2] == "for":
@@ -119,10 +119,10 @@ def has_fixed_prompt(source: str) -> bool:
     changing = {"messages", "tools", "loop"} | {macro.name for macro in tree.find_all(nodes.Macro)}
     changing |= {name.name for name in tree.find_all(nodes.Name) if name.ctx != "load"} - {_ASKED}
     prompts = [n for n in tree.body if isinstance(n, nodes.If) and _ASKED in _names(n.test)]
-    told = {id(n) for node in (*prompts, *tree.find_all(nodes.Not)) for n in _asked(node)}
+    covered = {id(n) for node in (*prompts, *tree.find_all(nodes.Not)) for n in _asked(node)}
     return (
         bool(prompts)
-        and all(id(n) in told for n in _asked(tree))
+        and all(id(n) in covered for n in _asked(tree))
         and not any(_names(node) & changing for node in prompts)
     )
 
@@ -135,7 +135,7 @@ def split(rendered: str, num_messages: int) -> MarkedText | None:
 
     Examples:
         >>> marked = split(f"<s>{MARK}0:2:user: hi\n{MARK}0:1:bot: ho\n{MARK}0:</s>", 2)
-        >>> marked.text, marked.parts
+        >>> marked.text, marked.segments
         ('<s>user: hi\nbot: ho\n</s>', {0: [(3, 12)], 1: [(12, 20)]})
     """
     pieces = _FOUND.split(rendered)  # a piece, the loop of a mark, how many messages are left in it
@@ -159,7 +159,7 @@ def split(rendered: str, num_messages: int) -> MarkedText | None:
         reader.marks.append((reader.position, num_read - reader.position))
     if reader.stack:
         return None
-    return MarkedText("".join(pieces[::3]), reader.parts, reader.end, reader.marks)
+    return MarkedText("".join(pieces[::3]), reader.segments, reader.end, reader.marks)
 
 
 class _Reader:
@@ -169,7 +169,7 @@ class _Reader:
         self.position = 0
         self.end = 0
         self.marks: list[tuple[int, int]] = []
-        self.parts: dict[int, list[tuple[int, int]]] = {}
+        self.segments: dict[int, list[tuple[int, int]]] = {}
         self.stack: list[tuple[str, int]] = []
         """(loop, message) of the loops that the template is in, the innermost one last."""
         self.left: set[str] = set()
@@ -180,10 +180,10 @@ class _Reader:
     def write(self, piece: str) -> None:
         start, self.position = self.position, self.position + len(piece)
         if self.stack:
-            parts = self.parts.setdefault(self.stack[-1][1], [])
-            if parts and parts[-1][1] == start:
-                start = parts.pop()[0]
-            parts.append((start, self.position))
+            segments = self.segments.setdefault(self.stack[-1][1], [])
+            if segments and segments[-1][1] == start:
+                start = segments.pop()[0]
+            segments.append((start, self.position))
 
     def enter(self, loop: str, number: int) -> bool:
         """Begin a message. False: it cannot begin here."""
@@ -202,7 +202,7 @@ class _Reader:
             if loop in self.left:
                 return False
             self.left.add(loop)
-            self.written = set(self.parts)
+            self.written = set(self.segments)
             self.end = self.position
         return True
 

@@ -92,14 +92,14 @@ class Placeholder:
             )
         if isinstance(self.length, int):
             return [self.length] * len(media)
-        given: Sequence[Any] = getattr(shapes, f"{self.kind}s", ())
-        if len(given) != num_media:
+        media_shapes: Sequence[Any] = getattr(shapes, f"{self.kind}s", ())
+        if len(media_shapes) != num_media:
             shape = "prepared_shape" if self.kind == "image" else "planned shape"
             raise ConfigError(
                 f"{self.kind}_length is a function: the text of {num_media} {self.kind}s needs the "
-                f"{shape} of each, not {len(given)}"
+                f"{shape} of each, not {len(media_shapes)}"
             )
-        return [self.length_of(given[number]) for number in media]
+        return [self.length_of(media_shapes[number]) for number in media]
 
     def length_of(self, shape: Any) -> int | MediaText:
         """Return what a medium of this shape takes in the text.
@@ -180,9 +180,9 @@ class Placeholders:
         """Put a placeholder per medium before plain text, unless the text has such placeholders."""
         tracks = self._tracks_in_videos(shapes)
         missing = [
-            each.token * len(_standalone(each.kind, sample, shapes, tracks))
-            for each in self.kinds
-            if each.token not in text
+            placeholder.token * len(_standalone(placeholder.kind, sample, shapes, tracks))
+            for placeholder in self.kinds
+            if placeholder.token not in text
         ]
         return "".join(missing) + text
 
@@ -193,7 +193,7 @@ class Placeholders:
             DecodeError: Another video of the sample has no sound.
             ConfigError: The tokens of sound have no length.
         """
-        videos = [each for each in self.kinds if each.kind == "video"]
+        videos = [placeholder for placeholder in self.kinds if placeholder.kind == "video"]
         if not videos or shapes is None or all(track is None for track in shapes.tracks):
             return []
         tracks = []
@@ -206,7 +206,7 @@ class Placeholders:
                 f"{len(shapes.videos) - len(tracks)} of {len(shapes.videos)} videos have no sound: "
                 "in one text, the frames of all videos have their sound between them, or of none"
             )
-        if tracks and all(each.kind != "audio" for each in self.kinds):
+        if tracks and all(placeholder.kind != "audio" for placeholder in self.kinds):
             raise ConfigError(
                 "video_length puts the sound of videos into the text: give audio_length too"
             )
@@ -237,25 +237,31 @@ class Placeholders:
         texts: dict[str, list[str]] = {}
         media_of: dict[str, list[_Medium]] = {}
         tracks = self._tracks_in_videos(shapes)
-        for each in self.kinds:
-            standalone = _standalone(each.kind, sample, shapes, tracks)
-            count = num_media(each.kind, sample, shapes)
-            lengths = each.lengths(text.count(each.token), count, standalone, shapes)
-            media_of[each.kind] = list(zip(standalone, lengths, strict=True))
-        for each in self.kinds:
-            lengths = [length for _, length in media_of[each.kind]]
-            is_heard = each.kind == "audio" and tracks
-            in_order = self._heard(text, media_of, tracks) if is_heard else media_of[each.kind]
+        for placeholder in self.kinds:
+            standalone = _standalone(placeholder.kind, sample, shapes, tracks)
+            count = num_media(placeholder.kind, sample, shapes)
+            lengths = placeholder.lengths(text.count(placeholder.token), count, standalone, shapes)
+            media_of[placeholder.kind] = list(zip(standalone, lengths, strict=True))
+        for placeholder in self.kinds:
+            lengths = [length for _, length in media_of[placeholder.kind]]
+            is_heard = placeholder.kind == "audio" and tracks
+            in_order = (
+                self._heard(text, media_of, tracks) if is_heard else media_of[placeholder.kind]
+            )
             rows = [
                 (medium, number)
                 for medium, length in in_order
                 for number in (length.lengths if isinstance(length, MediaText) else (length,))
             ]
             media, numbers = [row[0] for row in rows], [int(row[1]) for row in rows]
-            tokens.append(MediaTokens(each.kind, each.token, each.token_id, media, numbers))
+            tokens.append(
+                MediaTokens(
+                    placeholder.kind, placeholder.token, placeholder.token_id, media, numbers
+                )
+            )
             if any(isinstance(length, MediaText) for length in lengths):
-                texts[each.token] = [
-                    length.text if isinstance(length, MediaText) else each.token
+                texts[placeholder.token] = [
+                    length.text if isinstance(length, MediaText) else placeholder.token
                     for length in lengths
                 ]
         if not texts:
@@ -276,7 +282,11 @@ class Placeholders:
         Raises:
             DecodeError: The files have another order.
         """
-        tokens = {each.token: each.kind for each in self.kinds if each.kind in ("video", "audio")}
+        tokens = {
+            placeholder.token: placeholder.kind
+            for placeholder in self.kinds
+            if placeholder.kind in ("video", "audio")
+        }
         sounds = [
             (track, MediaText("", length.audio_lengths))
             for track, (_, length) in zip(tracks, media_of["video"], strict=True)
@@ -552,13 +562,13 @@ class MediaParts:
         if self.action == "keep":
             return messages, 0
         fields = {kind: fields_of(sample) for kind, fields_of in FIELDS_OF.items()}
-        shown = {kind for kind in fields if kind in self.counted or kind in decoded}
-        refused = [self.placeholders[k] for k in fields if not (k in shown and fields[k])]
+        kept_kinds = {kind for kind in fields if kind in self.counted or kind in decoded}
+        refused = [self.placeholders[k] for k in fields if not (k in kept_kinds and fields[k])]
         pattern = _any_of(frozenset().union(*refused))
         num_dropped = 0
         kept: list[Message] = []
         for message in messages:
-            content, num_lost = self._of_content(message["content"], pattern, shown)
+            content, num_lost = self._of_content(message["content"], pattern, kept_kinds)
             kept.append({**message, "content": content} if num_lost else message)
             num_dropped += num_lost
         written = {self.tokens[kind] for kind in self.counted}
@@ -629,7 +639,7 @@ class MediaParts:
         self,
         content: str | list[dict[str, Any]],
         pattern: re.Pattern[str] | None,
-        shown: Collection[str],
+        kept_kinds: Collection[str],
     ) -> tuple[str | list[dict[str, Any]], int]:
         """Return the content of a message without undecoded media, and their number."""
         if isinstance(content, str):
@@ -641,7 +651,7 @@ class MediaParts:
                 text, num_lost = self._of_string(part["text"], pattern)
                 kept.append({**part, "text": text} if num_lost else part)
                 num_dropped += num_lost
-            elif part["type"] in shown:
+            elif part["type"] in kept_kinds:
                 kept.append(part)
             else:
                 self._refuse(f"the conversation has {_a(part['type'])} part, which nothing decodes")

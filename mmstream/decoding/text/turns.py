@@ -76,12 +76,12 @@ def read_calls(message: dict[str, Any], number: int) -> dict[str, Any]:
     calls = message.get("tool_calls")
     if not calls and message.get("function_call"):
         calls = [{"type": "function", "function": message["function_call"]}]
-    rest = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
+    without_calls = {k: v for k, v in message.items() if k not in ("tool_calls", "function_call")}
     if not calls:
-        return rest
+        return without_calls
     if not isinstance(calls, list) or not all(isinstance(call, dict) for call in calls):
         raise DecodeError(f"messages[{number}]: tool_calls is no list of calls")
-    return {**rest, "tool_calls": [_read_call(call, number) for call in calls]}
+    return {**without_calls, "tool_calls": [_read_call(call, number) for call in calls]}
 
 
 def _read_call(call: dict[str, Any], number: int) -> dict[str, Any]:
