@@ -484,8 +484,8 @@ def _padding_lengths(num_tokens: int, settings: Flat) -> IntArray:
     """Return the lengths of padding documents: 2,500 tokens are [1024, 1024, 452]."""
     multiple_of = settings.document_multiple_of
     longest = max(1, PADDING_DOCUMENT_TOKENS // multiple_of) * multiple_of
-    full, rest = divmod(num_tokens, longest)
-    return np.asarray([longest] * full + [rest] * (rest > 0), dtype=np.int64)
+    full, remainder = divmod(num_tokens, longest)
+    return np.asarray([longest] * full + [remainder] * (remainder > 0), dtype=np.int64)
 
 
 def _document_fields(layout: _Layout, owners: IntArray, num_rows: int, settings: Flat) -> Batch:

@@ -181,7 +181,11 @@ class LengthCounter:
         for epoch in others if self.may_draw else ():
             again = self.lengths_of_draws(outcomes, refs, self.seed, epoch)
             lengths = [_longer(*pair) for pair in zip(lengths, again, strict=True)]
-        return [_with_room(each, self.room) for each in lengths] if self.room else lengths
+        return (
+            [_with_room(sample_lengths, self.room) for sample_lengths in lengths]
+            if self.room
+            else lengths
+        )
 
     def lengths_of_draws(
         self, outcomes: Sequence[Outcome], refs: Sequence[SampleRef], seed: int, epoch: int
@@ -219,7 +223,7 @@ class LengthCounter:
         assert measured.text is not None
         ids = _documents(measured.text, "input_ids")
         # The first token of a document has no token before it that could predict it.
-        learned = [each[1:] != IGNORED_LABEL for each in _documents(measured.text, "labels")]
+        learned = [labels[1:] != IGNORED_LABEL for labels in _documents(measured.text, "labels")]
         patches = np.array(list(num_patches(measured.shapes, self.patch_size)), dtype=np.int64)
         seconds = sum(audio.num_samples / audio.sample_rate for audio in measured.shapes.audios)
         media = (len(measured.shapes.images), int(patches.sum()), int(patches @ patches), seconds)
@@ -391,13 +395,17 @@ def _plain(value: Any) -> Any:
     if isinstance(value, datetime.date):
         return value.isoformat()
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return [_plain(item) for item in items]
     if isinstance(value, partial):
-        words = [_plain(value.func), [_plain(each) for each in value.args], _plain(value.keywords)]
-        return words if value.args or value.keywords else words[0]
+        call = [
+            _plain(value.func),
+            [_plain(argument) for argument in value.args],
+            _plain(value.keywords),
+        ]
+        return call if value.args or value.keywords else call[0]
     if isinstance(value, TextDecoder | Decode):
         return type(value).__name__
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
@@ -513,12 +521,12 @@ def _plan_of_decoders(dataset: Dataset, pack: Pack, counter: LengthCounter | Non
 
 def _cure(url: str, limits: PackLimits, *more: str) -> str:
     """Return the command that makes a plan, and the call."""
-    words = ["mmstream", "plan", url]
+    arguments = ["mmstream", "plan", url]
     defaults = PackLimits(limits.max_tokens).as_json() | {"max_tokens": None}
     for name, value in limits.as_json().items():
         if value != defaults[name]:
-            words += [f"--{name.replace('_', '-')}", str(value)]
-    command = shlex.join([*words, *more, "--pipeline", "MODULE:OBJECT"])
+            arguments += [f"--{name.replace('_', '-')}", str(value)]
+    command = shlex.join([*arguments, *more, "--pipeline", "MODULE:OBJECT"])
     return f"run `{command}` once, or mm.plan(pipeline)"
 
 
@@ -684,9 +692,9 @@ def packs_of_mixture(
     )
     if resolve_world(None).rank == 0:
         for step, of_step in shares.items():
-            parts = ", ".join(f"{share:,} of {name}" for name, share in of_step.items())
+            summary = ", ".join(f"{share:,} of {name}" for name, share in of_step.items())
             total = sum(of_step.values())
-            logger.info("from step %s: of %d packs, in the mean: %s", f"{step:,}", total, parts)
+            logger.info("from step %s: of %d packs, in the mean: %s", f"{step:,}", total, summary)
     return order
 
 

@@ -93,8 +93,8 @@ def _split(fields: dict[str, Any], cuts: list[int]) -> list[dict[str, Any]]:
         return _split_fields(fields, cuts, cuts)
     flat = FlatCuts(fields, cuts)
     micro_batches = flat.fields_of_tokens()
-    rest = {name: value for name, value in fields.items() if name not in micro_batches[0]}
-    others = _split_fields(rest, cuts, flat.entries)
+    other_fields = {name: value for name, value in fields.items() if name not in micro_batches[0]}
+    others = _split_fields(other_fields, cuts, flat.entries)
     for number, (micro_batch, other) in enumerate(zip(micro_batches, others, strict=True)):
         for name in other:
             if name.endswith("_document") and f"{name.removesuffix('_document')}_row" in other:
