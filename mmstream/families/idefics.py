@@ -85,13 +85,13 @@ def _in_words(number: int) -> str:
     """Return a number below 1,000 in English words, as the package ``num2words`` has them."""
     if number >= 1000:
         raise ConfigError(f"smolvlm_video_length: {number} frames: give VideoDecoder(max_frames=)")
-    hundreds, rest = divmod(number, 100)
+    hundreds, remainder = divmod(number, 100)
     words = [f"{_SMALL_NUMBERS[hundreds]} hundred"] if hundreds else []
-    if rest >= 20:
-        tens, ones = divmod(rest, 10)
+    if remainder >= 20:
+        tens, ones = divmod(remainder, 10)
         words.append(_TENS[tens] + (f"-{_SMALL_NUMBERS[ones]}" if ones else ""))
-    elif rest or not hundreds:
-        words.append(_SMALL_NUMBERS[rest])
+    elif remainder or not hundreds:
+        words.append(_SMALL_NUMBERS[remainder])
     return " and ".join(words)
 
 

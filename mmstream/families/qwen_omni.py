@@ -174,7 +174,7 @@ def _with_sound(
     fps = _requested_fps(shape, least=num_merged / CHUNK_S)
     seconds = num_merged / fps  # the order of products is the processor's
     positions = [group * seconds * POSITIONS_PER_S for group in range(groups)]
-    chunks = Counter(int(each // (CHUNK_S * POSITIONS_PER_S)) for each in positions)
+    chunks = Counter(int(position // (CHUNK_S * POSITIONS_PER_S)) for position in positions)
     chunk_groups = list(chunks.values())
     sounds = _chunks(num_tokens(shape.sound), CHUNK_S * POSITIONS_PER_S)
     pieces = [
@@ -234,10 +234,10 @@ def num_qwen3_tokens(shape: AudioShape) -> int:
 
 def _qwen3_frames(num_frames: Any) -> Any:
     """Return the tokens of whole seconds, 100 frames each, and of the frames behind them."""
-    num_seconds, rest = num_frames // 100, num_frames % 100
+    num_seconds, remainder = num_frames // 100, num_frames % 100
     for _ in range(3):
-        rest = (rest - 1) // 2 + 1
-    return rest + 13 * num_seconds
+        remainder = (remainder - 1) // 2 + 1
+    return remainder + 13 * num_seconds
 
 
 # -- the family ------------------------------------------------------------------------------------

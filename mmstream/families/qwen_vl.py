@@ -591,7 +591,7 @@ class QwenVL(Mrope):
         else:
             group = vision.temporal_patch_size
             name = self.video_length.__name__
-            shapes = [(-(-len(each) // group), *each.shape[-2:]) for each in medium.frames]
+            shapes = [(-(-len(frames) // group), *frames.shape[-2:]) for frames in medium.frames]
         number = sum(
             groups * (height * width // (patch * merge) ** 2) for groups, height, width in shapes
         )

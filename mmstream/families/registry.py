@@ -199,8 +199,8 @@ def settings_of_families(decode: Any) -> list[Any]:
     """Return the settings of decoders that a family makes: its functions and rules of tiles."""
     text, image = getattr(decode, "text", None), getattr(decode, "image", None)
     lengths = ("image_length", "video_length", "audio_length")
-    made = [getattr(text, name, None) for name in lengths]
-    return [*made, getattr(image, "tiles", None)]
+    functions = [getattr(text, name, None) for name in lengths]
+    return [*functions, getattr(image, "tiles", None)]
 
 
 def versions_of(*settings: Any) -> dict[str, str]:
