@@ -350,8 +350,8 @@ def open_wav(data: EncodedMedia) -> WavSource | None:
                 codec = int.from_bytes(head[32:34], "little")
         if name == b"data":
             sample_bytes = sample_bits // 8
-            known = {_PCM: (1, 2, 3, 4), _FLOAT: (4, 8)}.get(codec, ())
-            is_plain = sample_bits % 8 == 0 and sample_bytes in known and sample_rate > 0
+            sample_widths = {_PCM: (1, 2, 3, 4), _FLOAT: (4, 8)}.get(codec, ())
+            is_plain = sample_bits % 8 == 0 and sample_bytes in sample_widths and sample_rate > 0
             if not is_plain or not num_channels or frame_bytes != num_channels * sample_bytes:
                 return None
             tolerated = int(TOLERANCE_S * sample_rate) * frame_bytes

@@ -313,10 +313,10 @@ def _header_of(frame: bytes) -> _Header:
     for name in _HEADERS:
         start = frame.find(name, 0, _MAX_HEADER_START)
         if start >= 0:
-            words = [int.from_bytes(frame[start + i : start + i + 4]) for i in (4, 8, 12, 14)]
+            fields = [int.from_bytes(frame[start + i : start + i + 4]) for i in (4, 8, 12, 14)]
             if name == b"VBRI":
-                return _Header(name, words[3])
-            flags, *numbers, _ = words
+                return _Header(name, fields[3])
+            flags, *numbers, _ = fields
             num_frames = numbers.pop(0) if flags & 1 else 0
             return _Header(name, num_frames, numbers[0] if flags & 2 else 0)
     return _Header()

@@ -204,26 +204,26 @@ def value_at(sample: Mapping[str, Any], path: str) -> Any:
     """
     if path in sample:
         return sample[path]
-    words = path.split(".")
-    for stop in range(len(words) - 1, 0, -1):
-        name = ".".join(words[:stop])
+    segments = path.split(".")
+    for stop in range(len(segments) - 1, 0, -1):
+        name = ".".join(segments[:stop])
         if name in sample and not isinstance(sample[name], bytes):
-            return _inside(sample[name], words[stop:], name)
+            return _inside(sample[name], segments[stop:], name)
     raise DecodeError(f"no field {escaped(path)}; the sample has {field_names(sample)}")
 
 
-def _inside(value: Any, words: list[str], path: str) -> Any:
+def _inside(value: Any, segments: list[str], path: str) -> Any:
     """Return what the rest of a path leads to. `path` is what led to the value."""
-    if not words:
+    if not segments:
         return value
-    word, rest = words[0], words[1:]
-    deeper = f"{path}.{word}"
-    if isinstance(value, dict) and word in value:
-        return _inside(value[word], rest, deeper)
-    if isinstance(value, list | tuple) and word == "*":
-        return [_inside(item, rest, deeper) for item in value]
-    if isinstance(value, list | tuple) and word.isdecimal() and int(word) < len(value):
-        return _inside(value[int(word)], rest, deeper)
+    segment, remainder = segments[0], segments[1:]
+    deeper = f"{path}.{segment}"
+    if isinstance(value, dict) and segment in value:
+        return _inside(value[segment], remainder, deeper)
+    if isinstance(value, list | tuple) and segment == "*":
+        return [_inside(item, remainder, deeper) for item in value]
+    if isinstance(value, list | tuple) and segment.isdecimal() and int(segment) < len(value):
+        return _inside(value[int(segment)], remainder, deeper)
     content = type(value).__name__
     if isinstance(value, dict):
         content = f"the names {field_names(value)}"
@@ -338,8 +338,8 @@ def in_order(names: Iterable[str]) -> list[str]:
 
 @lru_cache(maxsize=64)  # most samples have the same names, and are asked several times
 def _fields_of(names: tuple[str, ...], extensions: frozenset[str]) -> tuple[str, ...]:
-    found = (name for name in names if name.rpartition(".")[2] in extensions)
-    return tuple(in_order(name for name in found if not name.startswith("__")))
+    candidates = (name for name in names if name.rpartition(".")[2] in extensions)
+    return tuple(in_order(name for name in candidates if not name.startswith("__")))
 
 
 def _rank(name: str) -> tuple[int, int, str]:

@@ -136,9 +136,9 @@ def header_shape(data: bytes | memoryview, limits: Limits) -> Shape | None:
 
 def plugin_of(data: bytes) -> Callable[[io.BytesIO], ImageFile.ImageFile]:
     """Return the class of the Pillow plugin that the first bytes ask for."""
-    for each in FORMATS:
-        if re.match(each.first_bytes, data):
-            return each.plugin
+    for image_format in FORMATS:
+        if re.match(image_format.first_bytes, data):
+            return image_format.plugin
     if not data:
         raise DecodeError("empty, not an image")
     raise DecodeError(f"not an image of a known format: starts with {data[:12]!r}")

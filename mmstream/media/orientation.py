@@ -72,9 +72,9 @@ def _exif_orientation(exif: bytes) -> Any:
             tag, kind, count, offset = struct.unpack_from(order + "HHII", tiff, position)
             layout = order + _LAYOUTS.get(kind, "")
             num_bytes = count * struct.calcsize(layout)
-            place = position + 8 if num_bytes <= 4 else offset
-            if tag == _TAG_ORIENTATION and 0 < num_bytes <= len(tiff) - place:
-                value, *divisor = struct.unpack_from(layout, tiff, place)
+            value_offset = position + 8 if num_bytes <= 4 else offset
+            if tag == _TAG_ORIENTATION and 0 < num_bytes <= len(tiff) - value_offset:
+                value, *divisor = struct.unpack_from(layout, tiff, value_offset)
                 if divisor:
                     value = value / divisor[0] if divisor[0] else 0
                 return value

@@ -93,7 +93,7 @@ FORMATS = (
 """The formats besides JPEG. The first one whose first bytes match decodes a file."""
 
 _MEMORY = {
-    **{each.name: each.memory for each in FORMATS},
+    **{image_format.name: image_format.memory for image_format in FORMATS},
     "JPEG": Memory(8),  # the coefficients of a progressive file
     "TIFF": Memory(),  # these two are only converted
     "HEIF": Memory(),

@@ -66,8 +66,8 @@ class Timeline:
     @cached_property
     def display_order(self) -> IntArray:
         """Numbers of the packets with frames that are shown, by time."""
-        shown = np.flatnonzero(self.is_shown)
-        return shown[np.argsort(self.pts[shown], kind="stable")]
+        packets = np.flatnonzero(self.is_shown)
+        return packets[np.argsort(self.pts[packets], kind="stable")]
 
     @property
     def num_frames(self) -> int:

@@ -90,12 +90,18 @@ TYPES = (
 )
 """Every type that is known."""
 
-BY_EXTENSION = {name: each for each in TYPES for name in (each.extension, *each.synonyms)}
+BY_EXTENSION = {
+    name: media_type
+    for media_type in TYPES
+    for name in (media_type.extension, *media_type.synonyms)
+}
 
 
 def _decoded(kind: Kind) -> frozenset[str]:
     return frozenset(
-        name for name, each in BY_EXTENSION.items() if each.kind == kind and each.is_decoded
+        name
+        for name, media_type in BY_EXTENSION.items()
+        if media_type.kind == kind and media_type.is_decoded
     )
 
 
@@ -114,19 +120,19 @@ _TRANSPORT_PACKETS = (188, 192, 204)
 """Bytes of a packet of an MPEG transport stream, with and without time stamps or parity."""
 _IN_RIFF = {b"WEBP": "webp", b"WAVE": "wav", b"AVI ": "avi"}
 _OF_CONTAINER = {"mpegts": "ts", "aac": "aac", "aiff": "aiff"}
-_BY_MAGIC = [(magic, each) for each in TYPES for magic in each.magic]
+_BY_MAGIC = [(magic, media_type) for media_type in TYPES for magic in media_type.magic]
 
 
 def kind_of(name: str) -> Kind | None:
     """Return the kind of the decoder that takes a field or file, by its last extension."""
-    found = BY_EXTENSION.get(name.rpartition(".")[2])
-    return found.kind if found is not None and found.is_decoded else None
+    media_type = BY_EXTENSION.get(name.rpartition(".")[2])
+    return media_type.kind if media_type is not None and media_type.is_decoded else None
 
 
 def sniff_file(data: bytes) -> MediaType | None:
     """Return the type of a file, or None if it is unknown. Some show it behind 64 bytes only."""
-    found = sniff(data[:64])
-    return found or BY_EXTENSION.get(_OF_CONTAINER.get(container_format(data) or "", ""))
+    media_type = sniff(data[:64])
+    return media_type or BY_EXTENSION.get(_OF_CONTAINER.get(container_format(data) or "", ""))
 
 
 def sniff(head: bytes) -> MediaType | None:
@@ -136,7 +142,7 @@ def sniff(head: bytes) -> MediaType | None:
 
 
 def _by_magic(head: bytes) -> MediaType | None:
-    return next((each for magic, each in _BY_MAGIC if head.startswith(magic)), None)
+    return next((media_type for magic, media_type in _BY_MAGIC if head.startswith(magic)), None)
 
 
 def _extension(head: bytes) -> str | None:
@@ -190,8 +196,8 @@ def container_format(data: EncodedMedia) -> str | None:
 
 
 def _container(head: bytes) -> str | None:
-    if (found := _by_magic(head)) is not None and found.container is not None:
-        return found.container
+    if (media_type := _by_magic(head)) is not None and media_type.container is not None:
+        return media_type.container
     if head[:4] == b"\x1aE\xdf\xa3":
         return "matroska"
     if head[8:16] == b"WAVEfmt " and head[20:22] == b"\x55\0":

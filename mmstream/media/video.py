@@ -335,13 +335,13 @@ def decoded_frames(
     if timeline.is_counted:
         yield from _counted_frames(reader, context, timeline, packets, deadline)
         return
-    parts = runs(timeline, packets) if may_jump else [(0, max(packets) + 1, list(packets))]
-    reader.expect([(start, end) for start, end, _ in parts])
-    if parts[0][0] > 0 and needs_first_packet(context):
+    packet_runs = runs(timeline, packets) if may_jump else [(0, max(packets) + 1, list(packets))]
+    reader.expect([(start, end) for start, end, _ in packet_runs])
+    if packet_runs[0][0] > 0 and needs_first_packet(context):
         for _, packet in reader.packets(0, 1):
             context.decode(packet)
     can_skip = context.name in _MARK_UNUSED
-    for start, end, chosen in parts:
+    for start, end, chosen in packet_runs:
         context.flush_buffers()
         missing = _Missing(timeline, chosen)
         for number, packet in reader.packets(start, end):
