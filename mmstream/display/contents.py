@@ -275,13 +275,13 @@ def _sounds(name: str, value: Any, lengths: Any) -> list[Recording]:
     if len(known_lengths) == len(tensors):
         pairs = zip(tensors, known_lengths, strict=True)
         tensors = [tensor[..., :length] for tensor, length in pairs]
-    return [Features(each) if name.endswith(FEATURES) else Sound(each) for each in tensors]
+    return [Features(tensor) if name.endswith(FEATURES) else Sound(tensor) for tensor in tensors]
 
 
 def _tensors(value: Any, *ndims: int) -> list[Any]:
     """Return the tensors of a field that have so many dimensions. A file may have its name too."""
     values = value if isinstance(value, list) else [value]
-    return [each for each in values if getattr(each, "ndim", 0) in ndims]
+    return [tensor for tensor in values if getattr(tensor, "ndim", 0) in ndims]
 
 
 def _integers(value: Any) -> list[int]:
@@ -340,16 +340,16 @@ def _text(tokenizer: Any, ids: list[int]) -> str:
     def decode(ids: list[int]) -> str:
         return str(tokenizer.decode(ids, clean_up_tokenization_spaces=False)) if ids else ""
 
-    parts: list[str] = []
+    pieces: list[str] = []
     waiting: list[int] = []  # tokens are decoded together, because a character may take several
     for token, equal in groupby(ids):
         count = len(list(equal))
         if count < MIN_REPEATS:
             waiting += [token] * count
         else:
-            parts += [decode(waiting), decode([token]), f" x {count} "]
+            pieces += [decode(waiting), decode([token]), f" x {count} "]
             waiting = []
-    return "".join([*parts, decode(waiting)])
+    return "".join([*pieces, decode(waiting)])
 
 
 def tokens_text(tokenizer: Any, sample: Mapping[str, Any]) -> str:

@@ -65,9 +65,9 @@ def render(template: str, **values: Any) -> Markup:
     return Markup(_TEMPLATES.get_template(template).render(values))
 
 
-def page(*parts: Markup) -> str:
+def page(*sections: Markup) -> str:
     """Return the output of a notebook cell, with the stylesheet and the parts below each other."""
-    return str(render("page.html", parts=parts))
+    return str(render("page.html", sections=sections))
 
 
 def document(title: str, *pages: str) -> str:

@@ -186,13 +186,13 @@ def _order_text(pipeline: Any) -> str:
         groups, lanes = order.grid
         kept = " that keep their samples" if "reshuffle" in identity else ""
         sources = identity.get("sources", [{**identity, "name": ""}])
-        windows = ", ".join(f"{each['window']:,} {each['name']}".strip() for each in sources)
+        windows = ", ".join(f"{source['window']:,} {source['name']}".strip() for source in sources)
         mixing = f"shuffled, {groups} x {lanes} lanes{kept}, windows of {windows}"
     text = f"{order.steps_per_epoch:,} steps of {rows} per epoch, {mixing}, seed {pipeline.seed}"
     if "sources" in identity:
         return text
-    rest = "left out" if pipeline.drop_last else "one more step, with padding"
-    return f"{text}; samples that do not fill a batch: {rest}"
+    remainder = "left out" if pipeline.drop_last else "one more step, with padding"
+    return f"{text}; samples that do not fill a batch: {remainder}"
 
 
 def _batch_text(pipeline: Any) -> str:

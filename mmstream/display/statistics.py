@@ -140,8 +140,8 @@ def _rows(stats: Any) -> list[list[str]]:
     for name, values in stats.values.items():
         low, middle, high = np.quantile(values, [0.05, 0.5, 0.95])
         numbers = (values.min(), low, middle, values.mean(), high, values.max())
-        shown = [_number_text(name, number) for number in numbers]
-        rows.append([_named(name), f"{len(values):,}", *shown])
+        cells = [_number_text(name, number) for number in numbers]
+        rows.append([_named(name), f"{len(values):,}", *cells])
     return rows
 
 
@@ -151,24 +151,24 @@ def _histograms(stats: Any) -> Iterator[tuple[str, list[tuple[str, int]]]]:
         if values.min() < values.max():
             is_whole = bool(np.array_equal(values, np.floor(values)))
             bars: Counter[str] = Counter()  # of nearly equal bytes, several have one label
-            for each in bins(values):
-                bars[_label(name, each, is_whole)] += each.num_values
+            for value_bin in bins(values):
+                bars[_label(name, value_bin, is_whole)] += value_bin.num_values
             yield _named(name), list(bars.items())
     if stats.classes:
         most = list(islice(stats.classes.items(), MAX_CLASSES))
         num_more = len(stats.classes) - len(most)
-        rest = sum(stats.classes.values()) - sum(count for _, count in most)
-        rest_bar = [(f"{num_more:,} more", rest)] if num_more else []
+        remaining_count = sum(stats.classes.values()) - sum(count for _, count in most)
+        rest_bar = [(f"{num_more:,} more", remaining_count)] if num_more else []
         yield f"classes ({len(stats.classes):,})", [*most, *rest_bar]
 
 
-def _label(name: str, each: Bin, is_whole: bool) -> str:
-    low = _number_text(name, each.low)
-    if each.high == math.inf:
+def _label(name: str, value_bin: Bin, is_whole: bool) -> str:
+    low = _number_text(name, value_bin.low)
+    if value_bin.high == math.inf:
         return f"{low} or more"
-    if is_whole and each.high - each.low == 1:
+    if is_whole and value_bin.high - value_bin.low == 1:
         return low
-    high = _number_text(name, each.high)
+    high = _number_text(name, value_bin.high)
     return low if low == high else f"{low} to {high}"
 
 
