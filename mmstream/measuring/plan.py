@@ -170,7 +170,9 @@ def plan(
         num_workers,
         progress,
     )
-    results = {each.name: each.measure if each.plan is None else each.plan for each in planned}
+    results = {
+        source.name: source.measure if source.plan is None else source.plan for source in planned
+    }
     return results.get("", results)
 
 
@@ -219,10 +221,10 @@ def plan_sources(
             continue
         limits = limits if isinstance(limits, PackLimits) else PackLimits(limits)
         target = plan_folder(root, plan_name(limits, counter.settings) if name is None else name)
-        previous, words = _previous(counter, limits, target, overwrite)
-        if words is not None:
+        previous, difference = _previous(counter, limits, target, overwrite)
+        if difference is not None:
             open_store(target).remove(PLAN_NAME)  # a call that is killed must not leave it
-        measured = measure(counter, root, num_workers, progress, outdated=words)
+        measured = measure(counter, root, num_workers, progress, outdated=difference)
         packed = make_plan(measured, limits, bad=dataset.bad, previous=previous)
         _require_packs(packed, measured.num_samples)
         yield PlannedSource(source, dataset, measured, write_plan(packed, target))
@@ -241,7 +243,7 @@ def _previous(
         previous = open_plan(target)
         digest = plan_digest(limits, settings_digest(counter.settings))
         require_first_shards(counter.dataset.manifest.shards, digest, previous)
-        words = misfit(counter, previous)
+        difference = misfit(counter, previous)
     except FileNotFoundError:
         return None, None
     except (ConfigError, ManifestError):
@@ -249,11 +251,11 @@ def _previous(
             return None, None
         raise
     if overwrite:
-        return None, words
-    if words is not None:
+        return None, difference
+    if difference is not None:
         raise ConfigError(
-            f"{target}: its lengths are not those of this pipeline: {words}; give another name, or "
-            "replace it with overwrite=True"
+            f"{target}: its lengths are not those of this pipeline: {difference}; give another "
+            "name, or replace it with overwrite=True"
         )
     return previous, None
 

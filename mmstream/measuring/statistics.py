@@ -262,11 +262,11 @@ def _measure(
             except DecodeError as error:
                 return SampleError(f"{address}.{escaped(name)}: {error}")
         messages = messages_of(sample)
-        words = " ".join(_texts(messages)) if messages else str(text_of(sample))
+        plain_text = " ".join(_texts(messages)) if messages else str(text_of(sample))
         counts: dict[str, int] = {"images": len(image_fields(sample)), "turns": len(messages)}
         values |= {name: [float(count)] for name, count in counts.items() if count}
-        if words or "txt" in sample:
-            values["words"] = [float(len(words.split()))]
+        if plain_text or "txt" in sample:
+            values["words"] = [float(len(plain_text.split()))]
         if text is not None:
             decoded = _decoded_text(sample, text, address)
             num_learned = int(np.count_nonzero(decoded.tokens["labels"] != IGNORED_LABEL))
