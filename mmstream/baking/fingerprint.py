@@ -99,13 +99,13 @@ def _differences(saved: Any, present: Any, name: str) -> Iterator[str]:
     if isinstance(saved, Mapping) and isinstance(present, Mapping):
         for key in dict.fromkeys([*present, *saved]):
             inner = f"{name}.{key}" if name else str(key)
-            each, other = saved.get(key), present.get(key)
-            if key == "source" and isinstance(each, str) and isinstance(other, str):
-                if each != other:
+            saved_value, present_value = saved.get(key), present.get(key)
+            if key == "source" and isinstance(saved_value, str) and isinstance(present_value, str):
+                if saved_value != present_value:
                     owner = present.get("name") or present.get("type")
                     yield f"the code of {owner} or of its module has changed"
                 continue
-            yield from _differences(each, other, inner)
+            yield from _differences(saved_value, present_value, inner)
     elif isinstance(saved, list) and isinstance(present, list) and len(saved) == len(present):
         for number, pair in enumerate(zip(saved, present, strict=True)):
             yield from _differences(*pair, f"{name}[{number}]")
@@ -179,7 +179,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return [str(value.dtype), list(value.shape), _sha256(value.tobytes())]
     if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
+        return {str(name): _plain(item) for name, item in value.items()}
     if isinstance(value, list | tuple | set | frozenset):
         items = sorted(value, key=repr) if isinstance(value, set | frozenset) else value
         return [_plain(item) for item in items]
@@ -188,8 +188,8 @@ def _plain(value: Any) -> Any:
     if isinstance(value, partial):
         return {
             "function": _plain(value.func),
-            "arguments": [_plain(each) for each in value.args],
-            **{str(name): _plain(each) for name, each in value.keywords.items()},
+            "arguments": [_plain(argument) for argument in value.args],
+            **{str(name): _plain(argument) for name, argument in value.keywords.items()},
         }
     if isinstance(value, Decode) and value.stored is not None:
         return {"baked": value.stored.content.fingerprint}
@@ -238,10 +238,10 @@ def _plain_function(value: Any) -> Any:
         described = {"name": _name(owner), "source": source_sha256(owner)[:32]}
     values = _enclosed(value) if owner is value else dict(getattr(value, "__dict__", {}))
     simple = {
-        name: _plain(each)
-        for name, each in values.items()
-        if each is None
-        or isinstance(each, bool | int | float | str | bytes | np.ndarray | torch.nn.Module)
+        name: _plain(variable)
+        for name, variable in values.items()
+        if variable is None
+        or isinstance(variable, bool | int | float | str | bytes | np.ndarray | torch.nn.Module)
     }
     return described | ({"values": simple} if simple else {})
 

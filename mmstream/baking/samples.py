@@ -276,7 +276,7 @@ class Baker:
             raise MMStreamError(
                 f"{address}: {name}: {type(error).__name__}: {text}; {_NO_SINGLE}"
             ) from error
-        if not isinstance(results, list) or not all(isinstance(each, dict) for each in results):
+        if not isinstance(results, list) or not all(isinstance(result, dict) for result in results):
             raise ConfigError(f"{address}: {name} must return a list of samples, each a dict")
         if len(results) != num_samples:
             raise ConfigError(
@@ -327,10 +327,10 @@ def _data_of(sample: Sample) -> dict[str, bytes]:
     return {name: data for name, (data, _) in encode_sample(sample).items()}
 
 
-def _differing_name(one: _Decoded, other: _Decoded) -> str:
+def _differing_name(decoded: _Decoded, other: _Decoded) -> str:
     """Return ``.field`` of the first file in which two decodings differ. "": none does."""
     try:
-        first, second = one.content, other.content
+        first, second = decoded.content, other.content
     except ConfigError:  # said again, with the address, when the sample is written
         return ""
     if first == second:
