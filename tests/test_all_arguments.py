@@ -171,6 +171,47 @@ def test_wrong_values_are_errors_of_one_line_with_a_name(
     assert not raw, "\n".join(raw)
 
 
+WRONG_SETTINGS: list[tuple[Callable[..., Any], Arguments, dict[str, list[Any]]]] = [
+    (
+        mm.BadSamplePolicy,
+        {},
+        {
+            "max_fraction": [1.5, -1],
+            "min_samples": [-1],
+            "max_consecutive": [-1],
+            "max_samples": [-1],
+            "action": ["ignore", None],
+        },
+    ),
+    (
+        mm.Boxes,
+        {"source": "json", "format": "xyxy"},
+        {"format": ["yolo"], "units": ["percent"], "to_units": ["x"], "source": [""]},
+    ),
+    (mm.Times, {"source": "json", "follows": "mp4"}, {"source": [""], "origin": ["clip"]}),
+    (
+        mm.families.whisper.WhisperFeatures,
+        {},
+        {"num_mels": [0], "chunk_s": [0.5], "padding": ["zeros"]},
+    ),
+    (
+        mm.families.llava.next_image_length,
+        {},
+        {"patch_size": [None, 0]},
+    ),
+]
+
+
+@pytest.mark.parametrize(("public", "arguments", "wrong"), WRONG_SETTINGS)
+def test_a_value_out_of_bounds_is_refused_by_name(
+    public: Callable[..., Any], arguments: Arguments, wrong: dict[str, list[Any]]
+) -> None:
+    for name, values in wrong.items():
+        for value in values:
+            with pytest.raises(mm.ConfigError, match=name):
+                public(**{**arguments, name: value})
+
+
 def raw_errors(public: Callable[..., Any], name: str, arguments: Arguments) -> list[str]:
     value = arguments[name]
     shown = "a list" if isinstance(value, list) else repr(value)[:20].replace("\n", " ")

@@ -192,13 +192,15 @@ def _decoded(name: str, recording: Recording, num_frames: int) -> Clip | Sound |
 
 def _clip_of(data: bytes, num_frames: int) -> Clip:
     """Return frames that are spread over the file of a video."""
-    from mmstream.media.video import pictures, read_video_file  # loads PyAV
+    from mmstream.media.video import num_decoded, pictures, read_video_file  # loads PyAV
 
     deadline = Deadline.start(TIMEOUT_S)
     file = read_video_file(data, deadline, MAX_FRAME_PIXELS)
     timeline = file.timeline
     numbers = np.unique(np.linspace(0, timeline.num_frames - 1, num_frames).round().astype(int))
     packets = timeline.display_order[numbers].tolist()
+    if num_decoded(timeline, sorted(packets)) > MAX_DECODED_FRAMES:
+        raise DecodeError(f"more than {MAX_DECODED_FRAMES:,} frames must be decoded")
     frames = np.empty((len(packets), *file.picture, 3), np.uint8)
     for packet, pixels in pictures(file, data, packets, deadline, MAX_DECODED_FRAMES):
         frames[packets.index(packet)] = pixels
@@ -206,22 +208,26 @@ def _clip_of(data: bytes, num_frames: int) -> Clip:
 
 
 def _start_of_sound(data: bytes) -> Sound:
-    """Return the first `WAVEFORM_S` of the file of a sound, about `WAVEFORM_RATE` samples a second.
+    """Return the first `WAVEFORM_S` of a file of sound, in about `WAVEFORM_RATE` pairs a second.
 
-    Samples are left out, not filtered: the range that a column of a waveform shows is nearly the
-    same.
+    They are the lowest and the highest of so many samples, all that a waveform shows of them.
     """
     from mmstream.media.audio import open_audio  # loads libsndfile
 
     with open_audio(data, Deadline.start(TIMEOUT_S)) as source:
         rate = source.sample_rate
         stop = min(source.num_samples, round(WAVEFORM_S * rate))
-        blocks, num_read = [np.zeros(0, np.float32)], 0
+        if not stop:
+            raise DecodeError("no audio in it: the file has 0 s")
+        blocks, num_read = [np.zeros((0, 2), np.float32)], 0
         for block in source.blocks(0, stop):
-            blocks.append(block[:: max(1, rate // WAVEFORM_RATE)].mean(axis=1))
+            mono = block.mean(axis=1)
+            starts = np.arange(0, len(mono), max(1, rate // WAVEFORM_RATE))
+            lowest, highest = np.minimum.reduceat(mono, starts), np.maximum.reduceat(mono, starts)
+            blocks.append(np.stack((lowest, highest), axis=1))
             num_read += len(block)
         refuse_short(stop / rate, num_read / rate)
-    samples = np.concatenate(blocks)
+    samples = np.concatenate(blocks).ravel()
     if not np.isfinite(samples).all():
         raise DecodeError("holds samples that are NaN or infinite")
     return Sound(samples)

@@ -144,7 +144,7 @@ NUM_SAMPLES = 5
 
 
 def with_tokens(number: int, *, one_shape: bool) -> dict[str, Any]:
-    """A with_tokens with a field of each kind."""
+    """A sample with a field of each kind."""
     size = (8, 8) if one_shape else (8, 8 + 2 * number)
     return {
         "__key__": str(number),
@@ -199,10 +199,10 @@ TOKENS = ["input_ids", "attention_mask", "labels", "label_weights"]
 
 
 def _add(origin: str, name: str) -> dict[str, Any]:
-    """Settings by which the with_tokens 3 gets a field of this name."""
+    """Settings by which the sample 3 gets a field of this name."""
 
-    def add(with_tokens: dict[str, Any]) -> dict[str, Any]:
-        return with_tokens | ({name: 7} if with_tokens["json"]["id"] == 3 else {})
+    def add(sample: dict[str, Any]) -> dict[str, Any]:
+        return sample | ({name: 7} if sample["json"]["id"] == 3 else {})
 
     return {} if origin == "tar" else {origin: (add,)}
 
@@ -250,8 +250,8 @@ def test_a_field_named_like_one_of_a_batch_makes_its_sample_bad_or_loses_nothing
 def test_files_that_are_no_tokens_nor_media_make_their_sample_bad(name: str, tmp_path: Any) -> None:
     corpus = write_corpus(tmp_path, [8], lambda n: {"txt": b"a"} | ({name: b"7"} if n == 3 else {}))
 
-    def tokens(with_tokens: dict[str, Any]) -> dict[str, Any]:
-        return {"input_ids": np.arange(3)} | with_tokens
+    def tokens(sample: dict[str, Any]) -> dict[str, Any]:
+        return {"input_ids": np.arange(3)} | sample
 
     def positions(ids: Any, _media: Any) -> Any:
         return np.tile(np.arange(len(ids)), (3, 1))

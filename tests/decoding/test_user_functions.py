@@ -304,7 +304,9 @@ def test_an_error_that_ends_the_run_has_the_traceback_of_the_function(
     }[place]
     policy = mm.BadSamplePolicy(action="raise")
     pipeline = make(corpus, collate=mm.collate, bad_samples=policy, **settings)
-    with pytest.raises(mm.SampleError, match=r"shard-.*\[.*fail: ValueError: four") as raised:
+    with pytest.raises(
+        mm.SampleError, match=r"^shard-\d+\.tar\[\d+\] \S+: .*fail: ValueError: four"
+    ) as raised:
         delivered(pipeline, num_threads=1)
     cause = raised.value.__cause__
     assert isinstance(cause, ValueError)

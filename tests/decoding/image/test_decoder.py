@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+import re
 from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
@@ -16,6 +17,7 @@ from mmstream.display.text import file_kind
 from mmstream.media.limits import Limits
 from mmstream.media.pillow import _MEMORY, FORMATS
 from mmstream.media.types import TYPES, MediaType, sniff
+from tests.helpers.paths import DOCS
 from tests.helpers.pictures import ODD, encoded, photo, read
 
 # file -> (height, width) when it decodes, else a part of the reason
@@ -276,7 +278,7 @@ def test_an_image_type_is_recognised_converted_and_counted(media_type: MediaType
 
 
 @pytest.mark.parametrize("media_type", [each for each in IMAGES if each.is_decoded], ids=ids)
-def test_an_image_type_is_decoded(media_type: MediaType) -> None:
+def test_an_image_type_is_decoded_and_documented(media_type: MediaType) -> None:
     data = file_of(media_type)
     assert file_kind(data).endswith(" 90x60")
     decoder = mm.ImageDecoder()
@@ -285,6 +287,9 @@ def test_an_image_type_is_decoded(media_type: MediaType) -> None:
     assert shape.picture == decoder(data).shape[:2] == (60, 90)
     name = pillow_name(media_type)
     assert name in ("JPEG", *(each.name for each in FORMATS))  # the fuzzer mutates all of these
+    safety = (DOCS / "decoder-safety.md").read_text("utf-8")
+    assert re.search(rf"^\| formats \|.*\b{name}\b", safety, re.M | re.I)
+    assert re.search(rf"^\| [^|]*\b{name}\b[^|]* \| [\d, to]+ \|", safety, re.M | re.I)
     with pytest.raises(mm.errors.DecodeError, match=f"^{name}: ") as raised:
         decoder(data[: len(data) * 2 // 3])
     assert str(raised.value).isprintable()
