@@ -1,9 +1,10 @@
-"""docs/lerobot.py makes rows of two episodes that share a video, and draws windows of them."""
+"""docs/lerobot_rows.py makes rows of two episodes that share a video, and draws windows of them."""
 
 from __future__ import annotations
 
-import importlib
 import json
+import runpy
+import subprocess
 import sys
 
 import pyarrow as pa
@@ -18,6 +19,7 @@ LENGTHS = (4, 6)
 CAMERAS = {"observation.images.top": 0, "observation.images.wrist": 50}
 """The cameras, and the number that the first frame of each shows."""
 FILE = "chunk-000/file-000"
+SCRIPT = DOCS / "lerobot_rows.py"
 
 
 @pytest.fixture
@@ -54,14 +56,10 @@ def folder(tmp_path):
     return tmp_path
 
 
-def test_each_episode_is_a_sample_and_a_window_has_its_frame_and_actions(
-    folder, tmp_path_factory, monkeypatch
-):
-    monkeypatch.syspath_prepend(DOCS)
-    monkeypatch.delitem(sys.modules, "lerobot", raising=False)
-    lerobot = importlib.import_module("lerobot")
+def test_each_episode_is_a_sample_and_a_window_has_its_frame_and_actions(folder, tmp_path_factory):
+    copied = runpy.run_path(str(SCRIPT))
     shards = tmp_path_factory.mktemp("shards")
-    mm.convert(lerobot.episodes(str(folder)), shards, progress=False)
+    mm.convert(copied["episodes"](str(folder)), shards, progress=False)
     dataset = mm.open_dataset(shards)
     for sample, first, length in zip(dataset, (0, 4), LENGTHS, strict=True):
         content = json.loads(sample["json"])
@@ -75,12 +73,17 @@ def test_each_episode_is_a_sample_and_a_window_has_its_frame_and_actions(
     camera = mm.VideoDecoder(num_frames=1, size=64)
     decode = mm.Decode({"0.mp4": camera, "1.mp4": camera})
     pipeline = mm.Pipeline(
-        dataset, global_batch_size=2, decode=decode, before=(lerobot.draw_window,)
+        dataset, global_batch_size=2, decode=decode, before=(copied["draw_window"],)
     )
     batch = next(iter(mm.Loader(pipeline)))
-    assert batch["action"].shape == (2, lerobot.HORIZON, 2)
+    assert batch["action"].shape == (2, copied["HORIZON"], 2)
     for row in range(2):
         frame = int(batch["state"][row, 0])
         shown = [frame_number(batch[key][row].permute(1, 2, 0)) for key in ("0.mp4", "1.mp4")]
         assert shown == [frame, frame + 50]
         assert batch["action"][row, 0].tolist() == [frame, -frame]
+
+
+def test_without_arguments_it_says_its_usage():
+    run = subprocess.run([sys.executable, SCRIPT], capture_output=True, text=True, check=False)
+    assert (run.returncode, run.stderr) == (1, "usage: python lerobot_rows.py FOLDER DEST\n")

@@ -217,8 +217,8 @@ def _refuse_lerobot(url: str, rows_as: RowKind | None) -> None:
         return
     if b'"codebase_version"' in info:
         raise ConfigError(
-            f"{url}: a data set of LeRobot is not read as it is; make rows of its episodes with "
-            "the function in docs/row-formats.md, under LeRobot"
+            f"{url}: a data set of LeRobot is not read as it is; make rows of its episodes as "
+            "docs/row-formats.md, under LeRobot, shows"
         )
 
 

@@ -1,6 +1,6 @@
 """Rows of a LeRobot data set of version 3: one for each episode.
 
-    python docs/lerobot.py FOLDER DEST
+    python docs/lerobot_rows.py FOLDER DEST
 
 The tables of LeRobot have a row for each frame, and a video holds many episodes. Copy this file and
 name the columns that you train on.
@@ -10,6 +10,16 @@ name the columns that you train on.
   ``"images": [picture["bytes"] for picture in frames[KEY].to_pylist()]``. A row has at most 1,000
   media files.
 - In version 2 each episode has its own table and videos, so nothing is cut.
+
+Train on windows of the episodes::
+
+    camera = mm.VideoDecoder(num_frames=1, size=224)
+    pipeline = mm.Pipeline(
+        mm.open_dataset(DEST),
+        global_batch_size=256,
+        decode=mm.Decode({"0.mp4": camera, "1.mp4": camera}),
+        before=(draw_window,),
+    )
 """
 
 from __future__ import annotations
@@ -92,4 +102,6 @@ def draw_window(sample: dict[str, Any]) -> dict[str, Any]:
 
 
 if __name__ == "__main__":
+    if len(sys.argv) != 3:
+        sys.exit("usage: python lerobot_rows.py FOLDER DEST")
     mm.convert(episodes(sys.argv[1]), sys.argv[2])
