@@ -6,6 +6,7 @@ import json
 import tempfile
 from collections import Counter
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from tests.helpers.packed_texts import (
     write_texts,
 )
 from tests.helpers.reader_thread import reader_thread
+from tests.helpers.stores import watched
 
 COUNTS = [40, 0, 25]
 
@@ -155,6 +157,12 @@ def test_bad_samples_of_packs_are_counted_and_written_down(bad_texts: str, tmp_p
     ]
 
 
+def test_a_run_that_bears_no_bad_sample_stops(bad_texts: str) -> None:
+    pipeline = pack_pipeline(bad_texts, bad_samples=mm.BadSamplePolicy(action="raise"))
+    with closing(mm.Loader(pipeline)) as loader, pytest.raises(mm.errors.DecodeError, match="txt"):
+        list(loader)
+
+
 def test_a_reader_process_gives_the_same_batches(bad_texts: str) -> None:
     policy = lenient(action="mask")
     pipeline = pack_pipeline(bad_texts, rows=6, bad_samples=policy, drop_last=False, window=5)
@@ -171,6 +179,13 @@ def test_a_reader_process_gives_the_same_batches(bad_texts: str) -> None:
                     assert rows_of(runners[step % 2].batch(job)) == expected
             for runner in runners:
                 runner.close()
+
+
+def test_windows_of_a_store_are_read_as_files_are(bad_texts: str) -> None:
+    options = {"rows": 6, "bad_samples": lenient(), "drop_last": False, "window": 5}
+    local = pack_pipeline(bad_texts, **options)
+    store = watched(mm.open_dataset(bad_texts), concurrent=True, maps_files=False)
+    assert global_steps(replace(local, dataset=store), 2, 2) == global_steps(local)
 
 
 # -- samples unlike measured ------------------------------------------------------------------

@@ -76,8 +76,9 @@ def test_stopped_anywhere_and_resumed_gives_the_undisturbed_losses(
 ) -> None:
     """With dropout: what it draws depends on the seed and the step alone."""
 
-    def losses(name: str, **settings: Any) -> list[tuple[Any, ...]]:
-        train_tiny(tmp_path / name, model=TinyModel(dropout=0.5), **settings)
+    def losses(name: str, resumed_from: int = 0, **settings: Any) -> list[tuple[Any, ...]]:
+        result = train_tiny(tmp_path / name, model=TinyModel(dropout=0.5), **settings)
+        assert (result.resumed_from, result.num_steps) == (resumed_from, 8)
         return [(line["keys"], line["loss"]) for line in metrics(tmp_path / name)]
 
     whole = losses("whole")
@@ -85,7 +86,7 @@ def test_stopped_anywhere_and_resumed_gives_the_undisturbed_losses(
     train_tiny(tmp_path / "parts", loader, TinyModel(dropout=0.5), max_steps=stop)
     assert loader.state_dict() == {"epoch": stop // 4, "step": stop % 4}
     torch.manual_seed(12345)
-    assert losses("parts") == whole
+    assert losses("parts", stop) == whole
     assert losses("other", seed=1) != whole
 
 
