@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from functools import partial
+from itertools import islice
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +28,7 @@ from tests.helpers.bad_corpus import make_pipeline, offsets, patch, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.states import edited
 from tests.helpers.stores import WatchedStore, watched
-from tests.helpers.topology import described
+from tests.helpers.topology import described, joined
 
 BAD = {0, 5, 6, 29, 30, 31, 58, 70, 96}
 COUNTS = [30, 1, 0, 40, 26]
@@ -101,15 +102,23 @@ def test_every_step_of_every_rank_is_what_its_loader_gave(faulty, settings, rows
         for parts in zip(*ranks, strict=True):
             for rank, part in enumerate(parts):
                 step = described(part)
-                delivered[step.epoch, step.step, rank] = step
+                rank_rows = rows_of_rank(12, World(rank, len(rows)), rows)
+                delivered[step.epoch, step.step, rank_rows] = step
+    assert len(delivered) == 2 * pipeline.order.steps_per_epoch * len(rows)
     state = json.loads(json.dumps(ranks[0].state_dict()))
-    order, *position = order_of_state(state, mm.open_dataset(faulty))
-    assert position == [2, 0]
-    assert order_of_state(before, dataset)[0].identity() == order.identity()  # all is future there
-    assert len(delivered) == 2 * order.steps_per_epoch * len(rows)
+    elsewhere = loaders(pipeline, [2, 1, 4, 3, 2])
+    for rank in elsewhere:
+        rank.load_state_dict(state)
+    for parts in islice(zip(*elsewhere, strict=True), 2):
+        step = joined([described(part) for part in parts])
+        delivered[step.epoch, step.step, (0, 12)] = step
+    resumed = json.loads(json.dumps(elsewhere[0].state_dict()))
+    order, *position = order_of_state(resumed, mm.open_dataset(faulty))
+    assert position == [2, 2]
+    for other in (before, state):  # all is future there, or past
+        assert order_of_state(other, dataset)[0].identity() == order.identity()
     num_substituted = 0
-    for (epoch, step, rank), given in delivered.items():
-        rank_rows = rows_of_rank(12, World(rank, len(rows)), rows)
+    for (epoch, step, rank_rows), given in delivered.items():
         replayed = list(replay(dataset, order, epoch, [step], rank_rows, keys=True))
         assert [(row.shard, row.index) for row in replayed] == names_of(dataset, given.planned)
         assert [row.row for row in replayed] == list(range(*rank_rows))

@@ -45,9 +45,12 @@ def dies_at(moment, call):
         try:
             die_at(moment)
             call()
-        finally:
             os._exit(0)
-    return os.waitpid(child, 0)[1] == signal.SIGKILL
+        finally:
+            os._exit(1)
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), "the call raised an error"
+    return status == signal.SIGKILL
 
 
 def die_at(moment):

@@ -8,6 +8,8 @@ from __future__ import annotations
 import hashlib
 import io
 import tarfile
+from itertools import pairwise
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -24,7 +26,9 @@ from mmstream.dataset.index import (
     encode_index,
     index_name,
     num_indexed,
+    read_samples,
     sample_checksum,
+    wrong_samples,
 )
 from mmstream.errors import ShardError
 from mmstream.storage import open_store
@@ -102,6 +106,25 @@ def test_of_a_remote_tar_each_byte_is_read_at_most_once():
     assert build_index(store, "a.tar").size == 21
     assert store.num_bytes <= len(store.data)
     assert store.num_reads <= 2 * 20 + 2
+
+
+@mock.patch("mmstream.dataset.index.READ_BYTES", 16)
+@given(st.lists(st.integers(0, 40), max_size=8), st.integers(0, 9), st.integers(0, 50))
+@example([40, 3, 5, 33], 2, 50)
+def test_a_tar_is_read_once_and_samples_with_other_bytes_are_named(sizes, first, rest):
+    offsets = first + np.cumsum([0, *sizes])
+    content = np.random.default_rng(1).bytes(int(offsets[-1]) + rest)
+    read: list[bytes] = []
+    samples = list(
+        read_samples(CountingStore(content), "x.tar", len(content), offsets, read.append)
+    )
+    assert samples == [content[start:stop] for start, stop in pairwise(offsets)]
+    assert b"".join(read) == content
+    assert max(map(len, read), default=0) <= 16
+    wrong = [number % 3 == 1 for number in range(len(sizes))]
+    checksums = [sample_checksum(sample) ^ bad for sample, bad in zip(samples, wrong, strict=True)]
+    found = wrong_samples(content, offsets[:-1], offsets[1:], np.array(checksums, dtype=np.int64))
+    assert found == np.flatnonzero(wrong).tolist()
 
 
 def u64(*values: int) -> bytes:

@@ -10,6 +10,7 @@ import pytest
 import torch
 
 import mmstream as mm
+from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.storage import open_store
 from mmstream.train.distributed import TrainProcess
@@ -247,6 +248,21 @@ def test_a_quarantine_of_a_mixture_becomes_a_sources_bad_list(tmp_path, mmstream
     assert (code, out[:32]) == (0, "49 of 49 samples are left out of")
     assert len(mm.open_dataset(tmp_path / "bad").bad) == 49
     assert json.loads(file.read_text().splitlines()[0])["reason"].startswith("web/bad/shard-")
+
+
+def test_a_bad_list_that_came_later_is_refused_until_it_is_moved_away(tmp_path):
+    datasets, pipeline = broken(tmp_path)
+    loader = mm.Loader(pipeline)
+    next(iter(loader))
+    state = loader.state_dict()
+    loader.close()
+    write_bad(datasets["web/bad"], [(0, 3)])
+    with pytest.raises(mm.StateError, match=r"or move mmstream\.bad\.json away"):
+        mm.Loader(broken(tmp_path)[1]).load_state_dict(state)
+    (tmp_path / "bad" / BAD_NAME).rename(tmp_path / "away")
+    again = mm.Loader(broken(tmp_path)[1])
+    again.load_state_dict(state)
+    assert again.state_dict() == state
 
 
 # -- notebooks ------------------------------------------------------------------------------------

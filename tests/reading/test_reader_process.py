@@ -101,6 +101,7 @@ def test_any_topology_gets_the_same_batches(data: st.DataObject) -> None:
                 for step in range(first, end):
                     job = Job(epoch, step, *rank_rows, num_workers, iteration)
                     batch = runners[step % num_workers].batch(job)
+                    assert reader.connections[step % num_workers].num_ahead == MAX_AHEAD
                     assert contents(batch) == own_batch(pipeline, job)
             for runner in runners:
                 runner.close()

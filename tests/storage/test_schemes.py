@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import tarfile
+import time
 from contextlib import ExitStack
+from email.utils import formatdate
 from pathlib import Path
 from typing import NamedTuple
 from unittest.mock import Mock
@@ -215,6 +217,19 @@ def test_a_web_server_is_asked_again_and_its_refusals_and_replacements_are_named
         web.statuses_to_come[:] = [503, 429, 500]
         assert call() in (expected, True)
         assert len(pauses) == 3
+    pauses.clear()
+    answers = [formatdate(time.time() + 100, usegmt=True)]
+
+    def answer_later(request, name):
+        if answers:
+            request.answer(503, b"", Retry_After=answers.pop())
+        else:
+            WebStub.answer_object(request, name)
+
+    web.answer_object = answer_later
+    assert store.read("mmstream.json") == expected
+    [pause] = pauses
+    assert 2 < pause <= 100  # without the header, it is less than a second
     web.statuses_to_come[:] = [403]
     with pytest.raises(StorageError, match=r"403.*put it into ~/\.netrc; else .* expired$"):
         store.list()

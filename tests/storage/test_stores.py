@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import pickle
 import threading
@@ -9,6 +10,7 @@ import time
 
 import fsspec
 import pytest
+from fsspec.asyn import AsyncFileSystem
 
 from mmstream.errors import ConfigError, StorageError
 from mmstream.storage import (
@@ -18,6 +20,7 @@ from mmstream.storage import (
     Store,
     join_url,
     open_store,
+    remote,
     split_url,
 )
 from mmstream.storage.store import MAX_REQUESTS_SIDE_BY_SIDE, map_requests
@@ -231,6 +234,24 @@ def test_requests_to_an_object_store_wait_side_by_side_until_one_fails():
     with pytest.raises(OSError, match="failed 3"):
         map_requests(open_store("s3://bucket/x"), request, range(10_000))
     assert MAX_REQUESTS_SIDE_BY_SIDE <= len(sent) < 10_000
+
+
+def test_ranges_of_an_asynchronous_client_are_requested_side_by_side(monkeypatch):
+    class Client(AsyncFileSystem):
+        num_in_flight = most_in_flight = 0
+
+        async def _cat_file(self, path, start=None, end=None, **_):
+            self.num_in_flight += 1
+            self.most_in_flight = max(self.most_in_flight, self.num_in_flight)
+            await asyncio.sleep(0)  # while all others begin that may
+            self.num_in_flight -= 1
+            return bytes(end - start)
+
+    client = Client(skip_instance_cache=True)
+    monkeypatch.setattr(remote, "_client", lambda url: client)
+    ranges = [("a", start, start + 1) for start in range(500)]
+    assert open_store("gs://bucket/x").read_ranges(ranges) == [bytes(1)] * 500
+    assert client.most_in_flight == remote.MAX_REQUESTS_IN_FLIGHT
 
 
 @pytest.mark.parametrize("url", ["s3://bucket/deep/x.tar", "/folder/deep/x.tar", "/x.tar"])
