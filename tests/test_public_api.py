@@ -66,7 +66,7 @@ def test_converting_and_planning_import_neither_torch_nor_transformers():
 def test_the_check_of_imports_can_fail():
     done = run(LIGHT + "mm.to_device\n" + CHECK)
     assert done.returncode == 1
-    assert done.stderr.startswith("imported: ['torch'")
+    assert "'torch'" in done.stderr
 
 
 # -- types --------------------------------------------------------------------------------------
