@@ -1,8 +1,8 @@
 #!/usr/bin/env bash
 # The checks and tests of this project:
 #
-#   bash tools/test.sh                    what a change can break; 7 minutes on two slow cores
-#   bash tools/test.sh --all              everything, with branch coverage; 53 minutes on two slow cores
+#   bash tools/test.sh                    what a change can break; 6 minutes on two slow cores
+#   bash tools/test.sh --all              everything, with branch coverage; 28 minutes on two slow cores
 #   bash tools/test.sh PYTEST ARGUMENTS   ruff, mypy, and these tests
 #
 # Sets up .venv with pinned versions, then runs ruff, mypy --strict and pytest. Both lanes have a real

@@ -178,9 +178,18 @@ def test_a_bucket_elsewhere_is_followed_or_the_setting_is_named(server, call, pa
     call(open_store(URL))
     remote._client_of.cache_clear()
     _health.cache_clear()  # else it may be a load balancer's fault, for a while
-    refuse(server, refused("301 Moved", "PermanentRedirect"))
-    with pytest.raises(StorageError, match=r"another region.* set AWS_REGION"):
+    # botocore asks for the region by HEAD, which a redirect of all would make it do for ever.
+    nowhere, denied = refused("301 Moved", "PermanentRedirect"), refused("403 Forbidden", "")
+    server.refuse = lambda request: denied if request.command == "HEAD" else nowhere
+    with pytest.raises(StorageError, match="set AWS_REGION"):
         call(open_store(URL))
+    assert pauses == []
+
+
+def test_redirects_of_botocore_that_never_end_name_the_setting(server, settings, pauses):
+    settings.setattr(remote, "_read_ranges", lambda *_: [RecursionError()])
+    with pytest.raises(StorageError, match=r"another region.* set AWS_REGION"):
+        open_store(URL).read_range("a", 0, 9)
     assert pauses == []
 
 
