@@ -192,15 +192,14 @@ def _decoded(name: str, recording: Recording, num_frames: int) -> Clip | Sound |
 
 def _clip_of(data: bytes, num_frames: int) -> Clip:
     """Return frames that are spread over the file of a video."""
-    from mmstream.media.video import num_decoded, pictures, read_video_file  # loads PyAV
+    from mmstream.media.video import pictures, read_video_file, refuse_many_decoded  # PyAV
 
     deadline = Deadline.start(TIMEOUT_S)
     file = read_video_file(data, deadline, MAX_FRAME_PIXELS)
     timeline = file.timeline
     numbers = np.unique(np.linspace(0, timeline.num_frames - 1, num_frames).round().astype(int))
     packets = timeline.display_order[numbers].tolist()
-    if num_decoded(timeline, sorted(packets)) > MAX_DECODED_FRAMES:
-        raise DecodeError(f"more than {MAX_DECODED_FRAMES:,} frames must be decoded")
+    refuse_many_decoded(timeline, packets, MAX_DECODED_FRAMES)
     frames = np.empty((len(packets), *file.picture, 3), np.uint8)
     for packet, pixels in pictures(file, data, packets, deadline, MAX_DECODED_FRAMES):
         frames[packets.index(packet)] = pixels

@@ -290,11 +290,21 @@ def runs(timeline: Timeline, packets: Sequence[int]) -> list[tuple[int, int, lis
     return result
 
 
-def num_decoded(timeline: Timeline, packets: Sequence[int]) -> int:
-    """Return how many packets are decoded for the chosen ones."""
+def refuse_many_decoded(timeline: Timeline, packets: Sequence[int], max_decoded: int) -> None:
+    """Refuse chosen packets for which too many are decoded.
+
+    Raises:
+        DecodeError: Names both numbers.
+    """
     if timeline.is_counted:
-        return max(packets) + 1
-    return sum(end - start for start, end, _ in runs(timeline, packets))
+        number = max(packets) + 1
+    else:
+        number = sum(end - start for start, end, _ in runs(timeline, sorted(set(packets))))
+    if number > max_decoded:
+        raise DecodeError(
+            f"{number} frames must be decoded for {len(packets)}, more than "
+            f"max_decoded_frames={max_decoded}"
+        )
 
 
 def is_leading(timeline: Timeline, start: int, packet: int) -> bool:

@@ -408,6 +408,8 @@ class VideoDecoder:
         rng: np.random.Generator | None,
         limits: Limits,
     ) -> VideoPlan:
+        from mmstream.media.video import refuse_many_decoded
+
         timeline = file.timeline
         start_s, end_s = self._cut_span(timeline, span, rng)
         is_whole = start_s <= 0 and end_s >= timeline.duration_s
@@ -432,7 +434,7 @@ class VideoDecoder:
             width,
             f"video, stored as {picture[1]}x{picture[0]}, with {num_frames} frames",
         )
-        self._check_decoded(timeline, packets)
+        refuse_many_decoded(timeline, packets.tolist(), self.max_decoded_frames)
         padded = np.append(chosen, np.repeat(chosen[-1:], num_padding))
         shape = VideoShape(
             num_frames=num_frames,
@@ -517,16 +519,6 @@ class VideoDecoder:
             return whole_view(picture, budgeted_shape(picture, self.multiple_of, low, most))
         (view,) = self._picture_decoder.views(picture, rng, limits)
         return view
-
-    def _check_decoded(self, timeline: Timeline, packets: IntArray) -> None:
-        from mmstream.media.video import num_decoded
-
-        number = num_decoded(timeline, sorted(set(packets.tolist())))
-        if number > self.max_decoded_frames:
-            raise DecodeError(
-                f"{number} frames must be decoded for {len(packets)}, more than "
-                f"max_decoded_frames={self.max_decoded_frames}"
-            )
 
 
 def _sampled_fps(file: VideoFile, numbers: IntArray, num_chosen: int, duration_s: float) -> float:
