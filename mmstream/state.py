@@ -225,7 +225,19 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     if step >= order.steps_per_epoch:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
     _require_content(saved)
+    _log_selections(saved, present, epoch)
     return epoch, step
+
+
+def _log_selections(saved: Mapping[str, Any], present: Mapping[str, Any], epoch: int) -> None:
+    """Say where an epoch begins with other samples than those of the state."""
+    was, now = (dataset_identity(identity).get("selection") for identity in (saved, present))
+    if was != now:
+        num_was, num_is = (
+            "all" if chosen is None else f"{chosen['num_samples']:,} chosen"
+            for chosen in (was, now)
+        )
+        logger.info("epoch %d begins with %s samples; before, %s took part", epoch, num_is, num_was)
 
 
 def _checksum(state: Mapping[str, Any]) -> str:
@@ -347,6 +359,11 @@ def _advice(differences: Mapping[str, str], step: int, *, is_packed: bool) -> st
             "(mmstream.bad.previous.json is the one before the last change); where it began with "
             f"none, {finish}. Either way the rest of this epoch still shows samples that only the "
             "new list names: to show none of them, resume from a state of step 0, or start anew."
+        )
+    if "selection" in differences:
+        return (
+            "Other samples were chosen: open the dataset with the selection that this epoch began "
+            f"with. Another one may begin where an epoch does: {finish}."
         )
     if step:
         return f"Resume with the saved values; they may change where an epoch begins: {finish}."

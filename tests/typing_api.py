@@ -13,7 +13,6 @@ import torch
 
 import mmstream as mm
 from mmstream.converting.convert import ConvertReport
-from mmstream.dataset.dataset import DatasetView
 
 
 def look(folder: Path) -> None:
@@ -21,7 +20,7 @@ def look(folder: Path) -> None:
     dataset = mm.open_dataset([folder / "a.tar", "b.tar"])
     assert_type(dataset, mm.Dataset)
     assert_type(dataset[123], dict[str, Any])
-    assert_type(dataset[:100], DatasetView)
+    assert_type(dataset[:100], mm.Dataset)
     assert_type(len(dataset[:100]), int)
     for sample in dataset[:3]:
         assert_type(sample, dict[str, Any])

@@ -6,23 +6,38 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
+from dataclasses import replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple, overload
 
 import numpy as np
+import numpy.typing as npt
 
-from mmstream.dataset.keys import KeyTable, find_key, parse_address, refs_at, require_own
+from mmstream.dataset.keys import (
+    KeyTable,
+    find_key,
+    parse_address,
+    refs_at,
+    require_own,
+    shard_stamp,
+)
 from mmstream.dataset.manifest import Manifest
 from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
-from mmstream.errors import StateError
+from mmstream.errors import ConfigError, StateError, escaped
 from mmstream.order import Corpus, Order
-from mmstream.settings import AnyInt, checked, missing_attribute
-from mmstream.storage import ObjectStat, Store
+from mmstream.order.permute import random_words
+from mmstream.order.selection import Mask, Selection
+from mmstream.settings import AnyInt, Fraction, checked, missing_attribute
+from mmstream.storage import Access, ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
+
+MAX_READ_FACTOR = 1.3
+"""Bytes that are read of a view, at most, for each byte of its samples."""
 
 
 class Dataset(Sequence[Sample]):
@@ -36,6 +51,7 @@ class Dataset(Sequence[Sample]):
         index_store: where the indexes lie. Another store only after ``index --output``.
         bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``).
             Length and random access include them; an epoch leaves them out.
+        selection: the samples that this dataset shows. None: all.
         has_checksums: whether bytes that are read are compared with their checksums.
 
     Examples:
@@ -60,6 +76,7 @@ class Dataset(Sequence[Sample]):
         self.manifest = manifest
         self.index_store = store if index_store is None else index_store
         self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
+        self.selection: Selection | None = None
         self.has_checksums = checksums and manifest.checksums is not None
         indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self.shards = ShardReader(manifest, store, indexes, stats)
@@ -78,16 +95,28 @@ class Dataset(Sequence[Sample]):
         """Where the tars lie."""
         return self.shards.store
 
+    @property
+    def access(self) -> Access:
+        """How reads of the shards are best cut.
+
+        Bytes between samples are read and dropped only where most samples are chosen, so that no
+        more than 1.3 times the chosen bytes are read.
+        """
+        access = self.store.access
+        if len(self) * MAX_READ_FACTOR < int(self.counts.sum()):
+            return replace(access, max_gap_bytes=0)
+        return access
+
     def __len__(self) -> int:
         return int(self._ends[-1]) if self._ends.size else 0
 
     @overload
     def __getitem__(self, item: int | str) -> Sample: ...
     @overload
-    def __getitem__(self, item: slice) -> DatasetView: ...
+    def __getitem__(self, item: slice) -> Dataset: ...
     @checked({"item": "give a position, a key or a slice"}, late=True)
-    def __getitem__(self, item: AnyInt | str | slice) -> Sample | DatasetView:
-        """Return a sample as a dict of bytes, or a view of a slice.
+    def __getitem__(self, item: AnyInt | str | slice) -> Sample | Dataset:
+        """Return a sample as a dict of bytes, or a view of the samples of a slice.
 
         A string is a key, ``sample["__key__"]``. Keys stand in the tars, one header per sample.
         Where `mmstream.convert` wrote the rows in their order, some dozens are read. Else the first
@@ -99,21 +128,39 @@ class Dataset(Sequence[Sample]):
             item: The position of the sample, its key, or a slice of positions.
 
         Raises:
+            ConfigError: a slice runs backwards.
             IndexError: no such position.
             KeyError: no sample has the key, or several have it; the message names them.
             ChecksumError: its bytes are not those of its checksum, in `MAX_SAMPLE_READS` reads.
             SampleError, ShardError, StorageError: it cannot be read.
         """
         if isinstance(item, slice):
-            return DatasetView(self, range(*item.indices(len(self))))
+            return self._sliced(item)
         if isinstance(item, str):
-            return SampleDict(self.read(*find_key(self.shards, item, self._key_tables)))
+            ref = find_key(self.shards, item, self._key_tables)
+            if not self._shows(ref):
+                raise KeyError(f"the sample with the key {escaped(item)!r} is not chosen here")
+            return SampleDict(self.read(*ref))
         number = operator.index(item)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
             raise IndexError(f"sample {item} of {len(self)}")
-        ((shard, index),) = refs_at(self._ends, np.array([number]))
-        return SampleDict(self.read(shard, index))
+        (ref,) = self.refs(np.array([number]))
+        return SampleDict(self.read(*ref))
+
+    def refs(self, positions: IntArray) -> list[SampleRef]:
+        """Return (shard, index) of the samples at positions, int64 [n], of this dataset or view."""
+        refs = refs_at(self._ends, positions)
+        if self.selection is None or not refs:
+            return refs
+        shards, numbers = np.array(refs, dtype=np.int64).T
+        indexes = self.selection.locate(shards, numbers)
+        return list(zip(shards.tolist(), indexes.tolist(), strict=True))
+
+    def _shows(self, ref: SampleRef) -> bool:
+        """Return whether a stored sample is one of this dataset or view."""
+        shard, index = np.array(ref)[:, None]
+        return self.selection is None or bool(self.selection.has(shard, index)[0])
 
     def find(self, text: str) -> Sample:
         """Return the sample that a line of a log names.
@@ -146,6 +193,8 @@ class Dataset(Sequence[Sample]):
         size = f"{self.manifest.num_bytes / 1e6:,.1f} MB"
         bad = f", {len(self.bad):,} known to be bad" if len(self.bad) else ""
         samples = f"{count_text(len(self), 'sample')}{bad}"
+        if self.selection is not None:
+            samples = f"{len(self):,} chosen of {count_text(int(self.counts.sum()), 'sample')}{bad}"
         shards = count_text(self.num_shards, "shard")
         return f"<Dataset {self.store.url}: {samples}, {shards}, {size}>"
 
@@ -156,7 +205,7 @@ class Dataset(Sequence[Sample]):
 
     @property
     def counts(self) -> IntArray:
-        """Samples of each shard, int64 [num_shards]."""
+        """Stored samples of each shard, int64 [num_shards], whatever a view shows of them."""
         return self.shards.counts
 
     @property
@@ -173,11 +222,12 @@ class Dataset(Sequence[Sample]):
         num_bytes = baked.get("source_bytes") if isinstance(baked, dict) else None
         if type(num_bytes) is not int or num_bytes <= 0:
             num_bytes = self.manifest.num_bytes
-        return Corpus(self.counts, names, num_bytes, self.bad, sizes, checksums)
+        return Corpus(self.counts, names, num_bytes, self.bad, sizes, checksums, self.selection)
 
     @cached_property
     def _ends(self) -> IntArray:
-        return np.cumsum(self.counts)
+        """Samples of this dataset or view up to the end of each shard."""
+        return np.cumsum(self.counts if self.selection is None else self.selection.chosen_counts)
 
     @property
     def num_shards(self) -> int:
@@ -210,6 +260,105 @@ class Dataset(Sequence[Sample]):
         """Return one raw sample; raises what `dataset[i]` raises."""
         return self.shards.read(shard, index)
 
+    # -- views: the same shards, fewer samples -----------------------------------------------------
+
+    def with_selection(self, selection: Selection | None) -> Dataset:
+        """Return a view of chosen samples, in place of those that this dataset shows.
+
+        Args:
+            selection: The samples. None: all that are stored.
+
+        Raises:
+            ConfigError: it is of other shards.
+        """
+        if selection is not None and not np.array_equal(selection.counts, self.counts):
+            raise ConfigError(
+                f"a selection of {int(selection.counts.sum()):,} samples in "
+                f"{len(selection.counts):,} shards, and {escaped(self.store.url)} has "
+                f"{int(self.counts.sum()):,} in {self.num_shards:,}: choose among these"
+            )
+        view = copy(self)
+        view.selection = selection
+        view.__dict__.pop("_ends", None)
+        return view
+
+    @checked({"fraction": "give the share to keep, such as 0.1"})
+    def sample(self, fraction: Fraction, seed: AnyInt = 0) -> Dataset:
+        """Return a view of a random share of the samples.
+
+        Whether a sample is chosen depends on the seed, the name of its shard and its index alone.
+        So a growing dataset keeps its choice, and a larger fraction of a seed has all samples of a
+        smaller one.
+
+        Args:
+            fraction: The share of the samples, from 0 to 1. Their number is close to it.
+            seed: Each seed chooses others.
+
+        Raises:
+            ConfigError: `fraction` is not from 0 to 1.
+        """
+        masks = (
+            _draws(shard.num_samples, seed, shard.name) < fraction for shard in self.manifest.shards
+        )
+        return self.with_selection(self._chosen & Selection.of_shards(masks, self.counts))
+
+    @checked({"fraction": "give the share of the first part, such as 0.98"})
+    def split(self, fraction: Fraction, seed: AnyInt = 0) -> tuple[Dataset, Dataset]:
+        """Return two views: a random share of the samples, as `sample` chooses it, and the others.
+
+        Examples:
+            >>> train, val = mm.open_dataset("shards/").split(0.9)
+            >>> len(train) + len(val)
+            480
+        """
+        first = self.sample(fraction, seed)
+        return first, self.without(first)
+
+    def without(self, other: Dataset) -> Dataset:
+        """Return a view of the samples that another view of the same dataset does not show.
+
+        Raises:
+            ConfigError: `other` has other shards.
+        """
+        if [*map(shard_stamp, other.manifest.shards)] != [*map(shard_stamp, self.manifest.shards)]:
+            raise ConfigError(
+                f"without: {other!r} has other shards than {self!r}: give a view of it"
+            )
+        return self.with_selection(self._chosen - other._chosen)
+
+    @property
+    def _chosen(self) -> Selection:
+        return Selection.of_all(self.counts) if self.selection is None else self.selection
+
+    def _sliced(self, item: slice) -> Dataset:
+        positions = range(*item.indices(len(self)))
+        if positions.step < 0:
+            raise ConfigError(
+                f"[::{positions.step}]: a view has its samples in the order of the shards; read "
+                "backwards with reversed(dataset)"
+            )
+        chosen, start, step = self._chosen, positions.start, positions.step
+
+        def mask_of(shard: int) -> Mask:
+            # Example: of the positions 2, 5, 8 of [2:9:3], a shard that shows 4 to 7 has 5, which
+            # is its number 1.
+            first_position = int(self._ends[shard] - chosen.chosen_counts[shard])
+            num_before = max(0, -(-(first_position - start) // step))
+            first = start + num_before * step - first_position
+            stop = max(0, positions.stop - first_position)
+            mask = np.zeros(int(self.counts[shard]), dtype=np.bool_)
+            mask[np.flatnonzero(chosen.mask(shard))[first:stop:step]] = True
+            return mask
+
+        masks = map(mask_of, range(self.num_shards))
+        return self.with_selection(Selection.of_shards(masks, self.counts))
+
+
+def _draws(size: int, seed: int, shard: str) -> npt.NDArray[np.float64]:
+    """Return float64 [size] from 0 to 1, without 1: a random number for each sample of a shard."""
+    words = random_words(size, seed, "sample", shard) >> np.uint64(11)
+    return words.astype(np.float64) * 2.0**-53
+
 
 class ShardLocation(NamedTuple):
     """Where a shard of a `ShardSource` lies."""
@@ -219,39 +368,3 @@ class ShardLocation(NamedTuple):
     dataset: Dataset
     shard: int
     """Position in the manifest of `dataset`."""
-
-
-class DatasetView(Sequence[Sample]):
-    """A slice of a dataset: reads a sample when it is asked for."""
-
-    def __init__(self, dataset: Dataset, rows: range) -> None:
-        self.dataset, self._rows = dataset, rows
-
-    def __len__(self) -> int:
-        return len(self._rows)
-
-    @overload
-    def __getitem__(self, item: int) -> Sample: ...
-    @overload
-    def __getitem__(self, item: slice) -> DatasetView: ...
-    @checked({"item": "give a position or a slice"}, late=True)
-    def __getitem__(self, item: AnyInt | slice) -> Sample | DatasetView:
-        """Return a sample, or a slice of these.
-
-        Raises:
-            IndexError: no such position.
-        """
-        if isinstance(item, slice):
-            return DatasetView(self.dataset, self._rows[item])
-        return self.dataset[self._rows[item]]
-
-    def __iter__(self) -> Iterator[Sample]:
-        return (self.dataset[row] for row in self._rows)
-
-    def __repr__(self) -> str:
-        return f"<{len(self):,} samples of {self.dataset!r}>"
-
-    def _repr_html_(self) -> str:
-        from mmstream.display.overviews import view_html
-
-        return view_html(self)

@@ -53,7 +53,12 @@ def overview(
 
 
 def dataset_html(dataset: Any) -> str:
-    """Return what a `Dataset` holds, and thumbnails of samples that are spread over it."""
+    """Return what a `Dataset` holds, and thumbnails of samples that are spread over it.
+
+    Of a view, the first samples.
+    """
+    if dataset.selection is not None:
+        return view_html(dataset)
     manifest, counts = dataset.manifest, dataset.counts
     per_shard = f"{counts.min():,} to {counts.max():,} samples" if counts.size else "none"
     bad = f", of these {len(dataset.bad):,} known to be bad" if len(dataset.bad) else ""
@@ -65,7 +70,7 @@ def dataset_html(dataset: Any) -> str:
         ("bytes", size_text(manifest.num_bytes)),
         ("fields", ", ".join(f"{name} ({count:,})" for name, count in fields) or "not counted"),
     ]
-    num_samples = _num_affordable(dataset, dataset, PREVIEW_SAMPLES)
+    num_samples = _num_affordable(dataset, PREVIEW_SAMPLES)
     positions = spread(len(dataset), num_samples) if num_samples else ()
     return overview(
         "Dataset",
@@ -77,11 +82,11 @@ def dataset_html(dataset: Any) -> str:
 
 
 def view_html(view: Any) -> str:
-    """Return the first samples of a slice of a dataset as thumbnails."""
-    num_samples = _num_affordable(view, view.dataset, MAX_TILES)
+    """Return the first samples of a view as thumbnails."""
+    num_samples = _num_affordable(view, MAX_TILES)
     return overview(
         f"{len(view):,} samples",
-        note=f"of {view.dataset!r}",
+        note=repr(view),
         tiles=samples_part(_sample_or_error(view, index) for index in range(num_samples)),
         num_more=len(view) - num_samples,
         noun="samples",
@@ -96,10 +101,11 @@ def _sample_or_error(samples: Sequence[Any], index: int) -> Any:
         return error
 
 
-def _num_affordable(samples: Sequence[Any], dataset: Any, max_samples: int) -> int:
+def _num_affordable(dataset: Any, max_samples: int) -> int:
     """Return how many samples to show within `MAX_PREVIEW_BYTES`."""
-    mean_bytes: int = max(1, dataset.manifest.num_bytes // max(1, len(dataset)))
-    return min(max_samples, MAX_PREVIEW_BYTES // mean_bytes, len(samples))
+    num_stored = max(1, int(dataset.counts.sum()))
+    mean_bytes: int = max(1, dataset.manifest.num_bytes // num_stored)
+    return min(max_samples, MAX_PREVIEW_BYTES // mean_bytes, len(dataset))
 
 
 # -- mixtures --------------------------------------------------------------------------------------

@@ -45,6 +45,7 @@ import numpy as np
 
 from mmstream.order.corpus import Corpus
 from mmstream.order.permute import permutation, random_words
+from mmstream.order.selection import Selection
 from mmstream.types import IntArray
 
 
@@ -63,6 +64,8 @@ class ChunkTable:
     bad_of_chunks: IntArray | None = None
     """[num_chunks + 1] bad samples in all chunks before each one, then in all chunks; None where
     chunks count good samples only."""
+    selection: Selection | None = None
+    """The chosen samples, which everything else here counts. None: all."""
 
     @classmethod
     def cut(cls, corpus: Corpus, chunk_size: int, *, count_bad: bool = False) -> ChunkTable:
@@ -73,18 +76,19 @@ class ChunkTable:
             chunk_size: C.
             count_bad: cut at multiples of C. False: each C good samples are a chunk.
         """
-        counts = corpus.counts if count_bad else corpus.good_counts
+        chosen, selection = corpus.chosen, corpus.selection
+        counts = chosen.counts if count_bad else chosen.good_counts
         chunks_per_shard = -(-counts // chunk_size)
         first_chunks = np.concatenate([[0], np.cumsum(chunks_per_shard)])
-        if not corpus.bad.size:
-            return cls(counts, chunk_size, first_chunks, None)
-        gaps = Gaps.from_corpus(corpus)
+        if not chosen.bad.size:
+            return cls(counts, chunk_size, first_chunks, None, selection=selection)
+        gaps = Gaps.from_corpus(chosen)
         if not count_bad:
-            return cls(counts, chunk_size, first_chunks, gaps)
-        shards, indexes = corpus.bad.T
+            return cls(counts, chunk_size, first_chunks, gaps, selection=selection)
+        shards, indexes = chosen.bad.T
         chunk_of_bad = first_chunks[shards] + indexes // chunk_size
         bad_of_chunks = np.searchsorted(chunk_of_bad, np.arange(int(first_chunks[-1]) + 1))
-        return cls(counts, chunk_size, first_chunks, gaps, bad_of_chunks)
+        return cls(counts, chunk_size, first_chunks, gaps, bad_of_chunks, selection)
 
     def chunk_sizes(self) -> IntArray:
         """Return int64 [num_chunks]: samples of each chunk. Shards without samples have none."""
@@ -98,11 +102,13 @@ class ChunkTable:
         """Return (shards, indexes) of the samples at offsets in chunks, bad ones not counted."""
         shards = np.searchsorted(self.first_chunks, chunks, side="right") - 1
         indexes = (chunks - self.first_chunks[shards]) * self.chunk_size + offsets
-        if self.gaps is None:
-            return shards, indexes
         if self.bad_of_chunks is not None:  # as if only good samples were counted
             indexes -= self.bad_of_chunks[chunks] - self.bad_of_chunks[self.first_chunks[shards]]
-        return shards, self.gaps.step_over(shards, indexes)
+        if self.gaps is not None:
+            indexes = self.gaps.step_over(shards, indexes)
+        if self.selection is not None:
+            indexes = self.selection.locate(shards, indexes)
+        return shards, indexes
 
     def epoch(self, epoch: int, seed: int, shuffle: bool) -> EpochChunks:
         """Lay out one epoch. Without shuffle, every epoch is the corpus in its own order."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from mmstream.errors import StateError, escaped
+from mmstream.order.selection import Selection
 from mmstream.order.settings import require
 from mmstream.types import IntArray
 
@@ -67,6 +68,8 @@ class Corpus:
     """[num_shards] size of each shard in bytes. None: not known."""
     checksums: Sequence[str | None] | None = None
     """sha256 of each shard, in hexadecimal. None: not known."""
+    selection: Selection | None = None
+    """The samples that take part. None: all."""
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts, dtype=np.int64).reshape(-1)
@@ -114,34 +117,64 @@ class Corpus:
         return cls(np.asarray(counts), names, num_bytes, np.asarray(bad), size_array, checksums)
 
     @cached_property
+    def chosen(self) -> Corpus:
+        """The chosen samples alone, numbered in their shards: what an order counts.
+
+        Example: of a shard of 5 samples, 1, 3 and 4 are chosen, and 0 and 3 are bad. Then it has 3
+        samples here, and number 1 is bad.
+        """
+        if self.selection is None:
+            return self
+        shards, indexes = self.bad[self.selection.has(*self.bad.T)].T
+        bad = np.stack([shards, self.selection.numbers(shards, indexes)], axis=1)
+        return Corpus(self.selection.chosen_counts, bad=bad)
+
+    @property
+    def chosen_bytes(self) -> int | None:
+        """Size of the chosen samples in bytes, by the share of each shard. None: not known."""
+        if self.selection is None or self.num_bytes is None:
+            return self.num_bytes
+        weights = self.counts if self.sizes is None else self.sizes
+        shares = self.selection.chosen_counts / np.maximum(self.counts, 1)
+        return round(self.num_bytes * float((shares * weights).sum()) / max(1, int(weights.sum())))
+
+    @cached_property
     def good_counts(self) -> IntArray:
-        """[num_shards] samples of each shard that an order plans: all but the known bad ones."""
-        return self.counts - np.bincount(self.bad[:, 0], minlength=self.counts.size)
+        """[num_shards] samples of each shard that an order plans: the chosen ones that are good."""
+        chosen = self.chosen
+        return chosen.counts - np.bincount(chosen.bad[:, 0], minlength=chosen.counts.size)
 
     @property
     def num_samples(self) -> int:
         """Number of samples that an order plans."""
         return int(self.good_counts.sum())
 
-    def first_shards(self, num_shards: int, *, keep_bad: bool = True) -> Corpus:
+    def first_shards(
+        self, num_shards: int, *, keep_bad: bool = True, keep_selection: bool = True
+    ) -> Corpus:
         """Return the first shards alone: the corpus as it was before others were appended.
 
         Args:
             num_shards: how many shards to keep.
             keep_bad: False: return them without a bad list.
+            keep_selection: False: all of their samples take part.
         """
         bad = self.bad[self.bad[:, 0] < num_shards] if keep_bad else self.bad[:0]
         names = None if self.names is None else self.names[:num_shards]
         sizes = None if self.sizes is None else self.sizes[:num_shards]
         checksums = None if self.checksums is None else self.checksums[:num_shards]
-        return Corpus(self.counts[:num_shards], names, None, bad, sizes, checksums)
+        selection = self.selection if keep_selection else None
+        if selection is not None and num_shards < self.counts.size:
+            selection = selection.first_shards(num_shards)
+        return Corpus(self.counts[:num_shards], names, None, bad, sizes, checksums, selection)
 
     def identity(self) -> dict[str, Any]:
         """Return what a saved state stores about the corpus, in plain JSON types.
 
         ``corpus`` is a hash of the counts and names, ``bad`` a hash of the bad list or None.
         ``sizes`` is a hash of the shards' sizes, or None where they are not known. ``sha256`` is a
-        hash of their checksums, or None unless every shard has one.
+        hash of their checksums, or None unless every shard has one. ``selection`` is absent where
+        all samples take part.
         """
         return dict(self._identity)
 
@@ -150,13 +183,17 @@ class Corpus:
         # Cached: a state is made at every step, and a corpus may have 100,000 names.
         sizes, checksums = self.sizes, self.checksums
         hashes = [] if checksums is None else [text for text in checksums if text is not None]
-        return {
+        identity: dict[str, Any] = {
             "corpus": _hash(self.counts, self.names or ()),
             "num_shards": int(self.counts.size),
             "bad": _hash(self.bad) if self.bad.size else None,
             "sizes": None if sizes is None else _hash(sizes),
             "sha256": _hash(None, hashes) if hashes and len(hashes) == self.counts.size else None,
         }
+        if self.selection is not None:
+            num_chosen, digest = self.selection.num_chosen, self.selection.digest
+            identity["selection"] = {"num_samples": num_chosen, "digest": digest}
+        return identity
 
 
 def _hash(numbers: IntArray | None, texts: Iterable[str] = ()) -> str:
@@ -191,7 +228,7 @@ def dataset_identity(identity: Mapping[str, Any]) -> dict[str, Any]:
         {'corpus': 'of shards'}
     """
     prefix = f"{DATASET} " if "plan" in identity else ""
-    keys = ("corpus", "num_shards", "bad", *CONTENT_KEYS)
+    keys = ("corpus", "num_shards", "bad", "selection", *CONTENT_KEYS)
     return {key: identity[prefix + key] for key in keys if prefix + key in identity}
 
 
@@ -235,11 +272,12 @@ def require_same_shards(saved: Mapping[str, Any], present: Mapping[str, Any]) ->
         ("sizes", f"the sizes of the {shards}", "resume on the old ones"),
         ("sha256", f"the bytes (sha256) of the {shards}", "resume on the old ones"),
         ("bad", "the known bad samples", "put back mmstream.bad.previous.json"),
+        ("selection", "the chosen samples", "choose the same ones"),
     ):
         if key in differing:
             raise StateError(
                 f"{subject} are not those of the state ({key} was {saved.get(key)!r} and is "
-                f"{present[key]!r}): {advice}, or start anew"
+                f"{present.get(key)!r}): {advice}, or start anew"
             )
 
 

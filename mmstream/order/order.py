@@ -205,7 +205,8 @@ class Order(SampleRows):
         chosen = ChosenSettings.check(**settings)
         num_samples, rows = corpus.num_samples, chosen.global_batch_size
         only_bad = " that are not on its bad list" if corpus.bad.size else ""
-        require(num_samples > 0, f"the dataset has no samples{only_bad}")
+        whole = "dataset" if corpus.selection is None else "selection"
+        require(num_samples > 0, f"the {whole} has no samples{only_bad}")
         require(
             num_samples >= rows or not drop_last,
             f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
@@ -213,7 +214,7 @@ class Order(SampleRows):
         )
         planned = default_settings(
             num_samples,
-            corpus.num_bytes,
+            corpus.chosen_bytes,
             rows,
             window_bytes=chosen.window_bytes,
             grid=chosen.grid,
@@ -276,6 +277,7 @@ class Order(SampleRows):
             saved = {key: identity[key] for key in ("version", "corpus", "bad")}
             saved |= content_of(identity)
             saved["num_shards"] = integer("num_shards", identity["num_shards"])
+            saved |= {key: identity[key] for key in ("selection",) if key in identity}
             settings = {key: identity[key] for key in _SETTINGS}
             settings["reshuffle"] = reshuffle_of(identity)
         except (KeyError, TypeError, ValueError) as error:
@@ -283,7 +285,11 @@ class Order(SampleRows):
         version = ORDER_VERSIONS[settings["reshuffle"]]
         if saved["version"] != version:
             raise StateError(f"order version {saved['version']}, this mmstream has {version}")
-        corpus = corpus.first_shards(saved["num_shards"], keep_bad=saved["bad"] is not None)
+        corpus = corpus.first_shards(
+            saved["num_shards"],
+            keep_bad=saved["bad"] is not None,
+            keep_selection="selection" in saved,
+        )
         require_same_shards(saved, corpus.identity())
         try:
             return cls.from_corpus(corpus, **settings)
@@ -337,6 +343,7 @@ class Order(SampleRows):
         if step:
             return dict(identity)
         of_dataset.pop("bad", None)
+        of_dataset.pop("selection", None)
         return of_dataset | {k: v for k, v in identity.items() if k == "seed"}
 
     @property

@@ -34,7 +34,7 @@ from mmstream.reading.large_samples import (
     first_bytes,
 )
 from mmstream.reading.step import Outcome
-from mmstream.storage import NotAFileError, ObjectStat, ReplacedError, Store
+from mmstream.storage import Access, NotAFileError, ObjectStat, ReplacedError
 from mmstream.types import IntArray, SampleRef
 
 MAX_BUFFER_BYTES = 32 * 1024 * 1024
@@ -198,7 +198,7 @@ class Fetcher:
     def _ranges(self, samples: SampleTable) -> _Ranges:
         """Return the ranges of samples that are read together."""
         groups = _groups(samples.shard)
-        accesses = [self._store(int(samples.shard[first])).access for first, _ in groups]
+        accesses = [self._access(int(samples.shard[first])) for first, _ in groups]
         sizes = [end - first for first, end in groups]
         first = starts_of_ranges(
             samples.shard,
@@ -216,7 +216,7 @@ class Fetcher:
         """Yield which ranges are read together: all remote ones, local ones a buffer at a time."""
         is_remote = np.zeros(ranges.first.size, dtype=np.bool_)
         for first, end in _groups(ranges.shard):
-            is_remote[first:end] = self._store(int(ranges.shard[first])).access.concurrent
+            is_remote[first:end] = self._access(int(ranges.shard[first])).concurrent
         if is_remote.any():
             yield is_remote
         local_bytes = np.cumsum(np.where(is_remote, 0, ranges.stop - ranges.start))
@@ -253,8 +253,8 @@ class Fetcher:
             np.repeat(np.arange(int(is_held.sum())), num_samples[is_held]),
         )
 
-    def _store(self, shard: int) -> Store:
-        return self._source.locate(shard).dataset.store
+    def _access(self, shard: int) -> Access:
+        return self._source.locate(shard).dataset.access
 
     def _drop_caches(self, ranges: _Ranges) -> None:
         for shard, start, stop in ranges.bounds:

@@ -364,7 +364,7 @@ class RankReader:
         return location.dataset.shards.bounds(location.shard, index, self._count_wrong_indexes)
 
     def _access_of(self, shard: int) -> Access:
-        return self._source.locate(shard).dataset.store.access
+        return self._source.locate(shard).dataset.access
 
     def _count_wrong_indexes(self, number: int) -> None:
         self._num_wrong_indexes += number

@@ -126,7 +126,7 @@ class Recipe:
         if not isinstance(epoch_steps, str):
             epoch_steps = positive("epoch_steps", epoch_steps)
         shares = _shares_by_step(corpora, weights)
-        sizes = [(corpus.num_bytes, corpus.num_samples) for corpus in corpora.values()]
+        sizes = [(corpus.chosen_bytes, corpus.num_samples) for corpus in corpora.values()]
         of_windows: dict[str, Any] = {
             "window_bytes": chosen.window_bytes,
             "window": chosen.window,
@@ -373,10 +373,10 @@ def _require_same_source(
     if name not in corpora:
         raise StateError(f"source {name!r} of the state is missing: add it to the mixture")
     current = corpora[name].identity()
-    saved = {key: source.get(key) for key in current} | dict(content)
+    saved = {key: source.get(key) for key in (*current, "selection")} | dict(content)
     differing = differing_keys(saved, current)
     if differing:
-        was, now = ({key: side[key] for key in differing} for side in (saved, current))
+        was, now = ({key: side.get(key) for key in differing} for side in (saved, current))
         raise StateError(
             f"source {name!r} of the state has changed: it was {was} and is {now}: "
             "resume on the old dataset, or start anew"
