@@ -220,7 +220,7 @@ def test_what_is_no_number_is_a_named_error(folder, item):
 
 @pytest.mark.parametrize(
     "cut",
-    [slice(None), slice(2, 5), slice(None, None, -2), slice(-3, None), slice(9, 20), slice(5, 1)],
+    [slice(None), slice(2, 5), slice(None, None, 2), slice(-3, None), slice(9, 20), slice(5, 1)],
 )
 def test_a_slice_is_a_view_as_of_a_list(folder, cut):
     view = open_dataset(folder)[cut]
