@@ -82,7 +82,8 @@ class SimulatedRun:
 class _Dataset:
     """As much of a dataset as a rank asks for."""
 
-    store = mock.Mock(access=Access(64 << 10, 8 << 20, 1, 1, concurrent=True))
+    access = Access(64 << 10, 8 << 20, 1, 1, concurrent=True)
+    store = mock.Mock(access=access)
     num_shards = len(COUNTS)
     known = MappingProxyType[str, Any]({})
     has_checksums = False
