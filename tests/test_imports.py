@@ -89,6 +89,28 @@ def room_of(module: str, floors: Sequence[set[str]]) -> str:
     return room
 
 
+def names_of_nothing(package: Path) -> list[str]:
+    """Return a line for each module that a package's text names and that does not exist.
+
+    Such names are ``rows.py``, ``order/rows.py``, and in backticks `order.rows` or a name in it.
+    """
+    texts = {name_of(path, package): path.read_text("utf-8") for path in package.rglob("*.py")}
+    files = {f"/{path.relative_to(ROOT)}" for path in (ROOT / "tests").rglob("*.py")}
+    files |= {f"/{path.relative_to(package.parent)}" for path in package.rglob("*.py")}
+    folders = "|".join(path.parent.name for path in package.glob("*/__init__.py"))
+    missing = []
+    for module, text in texts.items():
+        for file in re.findall(r"[\w/]+\.py\b", text):
+            if not any(path.endswith(f"/{file}") for path in files):
+                missing.append(f"{module} names {file}")
+        for name in re.findall(rf"`(?:{package.name}\.)?((?:{folders})\.[\w.]+)`", text):
+            owner = module_of(f"{package.name}.{name}", set(texts))
+            inside = name.removeprefix(owner).split(".")[1:2]
+            if not all(re.search(rf"\b{word}\b", texts[owner]) for word in inside):
+                missing.append(f"{module} names {name}")
+    return missing
+
+
 def upward_imports(imports: Imports, floors: Sequence[set[str]]) -> list[str]:
     """Return a line for each import of a module from a higher floor."""
     floor_of = {room: number for number, rooms in enumerate(floors) for room in rooms}
@@ -134,6 +156,10 @@ def test_no_import_runs_upward_or_in_a_circle(imports: Imports) -> None:
     assert upward_imports(imports, FLOORS) == []
     require_no_circle(imports)
     require_no_circle(rooms_imported(imports, FLOORS))
+
+
+def test_text_names_only_modules_that_exist() -> None:
+    assert names_of_nothing(ROOT / "mmstream") == []
 
 
 def test_the_design_page_lists_these_floors() -> None:
@@ -215,6 +241,18 @@ def test_a_circle_of_rooms_is_found_where_no_module_is_in_one(tmp_path: Path) ->
     require_no_circle(imports)
     with pytest.raises(CycleError, match=r"'storage', 'tar'|'tar', 'storage'"):
         require_no_circle(rooms_imported(imports, SMALL_FLOORS))
+
+
+def test_a_module_that_text_names_and_nobody_wrote_is_found(tmp_path: Path) -> None:
+    named = "`tar.scan`, `house.tar.header.TarError`, ``tar/header.py``, header.py, test_imports.py"
+    missing = "``attic.py``, `tar.attic`, `tar.header.Attic`, # storage/header.py\n"
+    small_package(tmp_path, {"errors.py": f"# {named}\n# {missing}"})
+    assert names_of_nothing(tmp_path / "house") == [
+        "errors names attic.py",
+        "errors names storage/header.py",
+        "errors names tar.attic",
+        "errors names tar.header.Attic",
+    ]
 
 
 def test_a_module_without_a_floor_is_refused(tmp_path: Path) -> None:

@@ -1,8 +1,8 @@
 """Storage: how long failing requests are sent again.
 
 The rules of all that is sent again: pauses, and which statuses may pass. (Bytes that came but make
-no sense are another case: `dataset.sealed` and `Dataset` read such a file again, and
-`decoding.rows` such a sample.)
+no sense are another case: `dataset.manifest` and `dataset.shard_indexes` read such a file again,
+and `decoding.rows` such a sample.)
 
 A store that has answered is expected to come back: its requests are sent again until nothing came
 from it for `STORAGE_PATIENCE_S`. All calls of a process count from the same moment, so that calls

@@ -1,8 +1,8 @@
 """Downloads of media: one event loop in one thread of a worker process.
 
     load -> DOWNLOAD (URL -> bytes)
-              addresses.py   may the URL be requested?
-              hosts.py       its host's addresses; when does it get a request? is the network down?
+              hosts.py       may the URL be requested? its host's addresses; when does it get a
+                             request? is the network down?
               `WebClient`    one request: connect to a checked address, send, read within limits
 
 Redirects are followed here and not by the HTTP client, so that each hop is checked like a new URL.

@@ -4,7 +4,7 @@ Place in the flow: `decoding.field` calls it for every image field of a sample. 
 these steps:
 
     header -> `geometry` and `tiles` plan the result
-           -> `formats` decodes the file, a JPEG no larger than the plan needs
+           -> `media.image` decodes the file, a JPEG no larger than the plan needs
            -> `resize` writes the result, into the row of the batch where there is one
 
 Pixels stay uint8 on the CPU. Normalization belongs to the device.
@@ -16,8 +16,8 @@ All formats follow the same rules:
 - Transparent pictures are laid on white.
 - 16-bit channels keep their high byte.
 - The first frame of an animation is taken.
-- Damaged and truncated pictures are refused. `jpeg` lists what that means for JPEG. The picture
-  data of a PNG must match its checksums. For other formats, Pillow's libraries decide.
+- Damaged and truncated pictures are refused. `media.jpeg` lists what that means for JPEG. The
+  picture data of a PNG must match its checksums. For other formats, Pillow's libraries decide.
 """
 
 from __future__ import annotations
