@@ -43,13 +43,6 @@ from mmstream.types import IntArray
 #     lane draw              0  0   1  2   1  3
 #     step of lanes 0 and 2  0  0   2  2   4  4
 #     step of lanes 1 and 3  1  1   3  3   5  5
-#
-# >>> draws = Draws({0: [3, 2]}, global_batch_size=4, grid=(2, 2), seed=0, rotate=False) >>>
-# sources, lanes, lane_draws = draws.of_step(2) >>> sources.tolist(), lanes.tolist(),
-# lane_draws.tolist() ([0, 0, 0, 0], [0, 0, 2, 2], [1, 2, 1, 2]) >>> steps, rows = draws.locate(0,
-# 2, np.array([0, 1, 2, 3])) # source 0, lane 2 >>> steps.tolist(), rows.tolist() ([0, 2, 2, 4], [2,
-# 2, 3, 3]) >>> draws.before(3).tolist() # of lanes 0 to 3, from each source [[3, 1], [1, 1], [3,
-# 1], [1, 1]]
 
 NEVER = 1 << 62
 """The step of a draw that is never made, because its source has no weight any more."""
@@ -93,6 +86,17 @@ class Draws:
 
     Raises:
         ConfigError: weights change so often that lanes would drift apart.
+
+    Examples:
+        >>> draws = Draws({0: [3, 2]}, global_batch_size=4, grid=(2, 2), seed=0, rotate=False)
+        >>> sources, lanes, lane_draws = draws.of_step(2)  # of the table above
+        >>> sources.tolist(), lanes.tolist(), lane_draws.tolist()
+        ([0, 0, 0, 0], [0, 0, 2, 2], [1, 2, 1, 2])
+        >>> steps, rows = draws.locate(0, 2, np.array([0, 1, 2, 3]))  # source 0, lane 2
+        >>> steps.tolist(), rows.tolist()
+        ([0, 2, 2, 4], [2, 2, 3, 3])
+        >>> draws.before(3).tolist()  # of lanes 0 to 3, from each source
+        [[3, 1], [1, 1], [3, 1], [1, 1]]
     """
 
     def __init__(
