@@ -234,7 +234,7 @@ def name_fault(name: str) -> str:
 
 T = TypeVar("T")
 
-MAX_READS = 4
+MAX_SEALED_READS = 4
 """Reads of a file whose bytes are damaged: storage may have delivered them wrong."""
 
 _SEAL = re.compile(rb'  ,"crc32c": "([0-9a-f]{8})"\n\}\s*\Z')
@@ -324,7 +324,7 @@ def read_sealed(store: Store, name: str, max_bytes: int, decode: Callable[[bytes
             return decode(data)
         except ManifestError:
             is_near = not store.access.concurrent
-            if len(earlier) + 1 == MAX_READS or (data in earlier and is_near):
+            if len(earlier) + 1 == MAX_SEALED_READS or (data in earlier and is_near):
                 raise
         if data in earlier:  # a proxy may answer in place of the storage for a while
             retry.pause(store.url_of(name), 0.5 * 2 ** len(earlier))

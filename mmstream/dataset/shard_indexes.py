@@ -591,7 +591,7 @@ RANGE_BYTES = 8 << 20
 MAX_SHARE_OF_DISK = 0.01
 """A part that takes more of the free space is not kept."""
 
-MAX_FETCHES = 4
+MAX_PART_FETCHES = 4
 """Fetches of a part whose bytes came wrong."""
 
 MAX_UNUSED_S = 30 * 24 * 3600.0
@@ -680,7 +680,7 @@ def fetch_part(store: Store, part: IndexPart) -> bool:
         path = folder / part.sha256
         if map_cached(part) is not None:  # another process was quicker
             return True
-        for _ in range(MAX_FETCHES - 1):
+        for _ in range(MAX_PART_FETCHES - 1):
             with suppress(ShardError):
                 _fetch(store, part, path)
                 break

@@ -135,13 +135,13 @@ simulation at 800 MB/s it was as fast at 50 ms, and 6 % faster at 200 ms and 10 
 MAX_PLANNED_STEPS = 16
 """Steps that are planned together. Their indexes are loaded side by side."""
 
-MAX_READS = 2
+MAX_RANGE_READS = 2
 """Reads of a range here, if samples of it do not fit their checksums."""
 
 MEMORY_RETRY_S = 0.05
 """Seconds between two tries to take memory where there was none."""
 
-MAX_REPLACED = 8
+MAX_REPLACEMENTS = 8
 """How often a shard with checksums may be replaced while one range of it is read."""
 
 
@@ -461,7 +461,7 @@ class RankReader:
         """
         samples = arrived.planned.samples
         location = self._source.locate(samples.shard)
-        for _ in range(MAX_READS):
+        for _ in range(MAX_RANGE_READS):
             try:
                 data = await self._read(arrived, samples)
             except OSError as error:
@@ -493,7 +493,7 @@ class RankReader:
                 data = await future
             except ReplacedError as error:
                 is_checked = bool((samples.checksum != NO_CHECKSUM).all())
-                if not is_checked or attempt == MAX_REPLACED:
+                if not is_checked or attempt == MAX_REPLACEMENTS:
                     raise
                 dataset.shards.accept(name, error)
             else:

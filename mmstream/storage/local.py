@@ -438,7 +438,7 @@ T = TypeVar("T")
 MAX_READ_BYTES = 4 << 20
 """Bytes of one read."""
 
-MAX_READS = 16
+MAX_PARALLEL_READS = 16
 """Ranges that are read side by side."""
 
 MAX_OPEN_FILES = 1024
@@ -496,7 +496,7 @@ class SharedStore(LocalStore):
         min_header_read_bytes=64 * 1024,
         max_header_read_bytes=1024 * 1024,
         concurrent=True,
-        max_reads=MAX_READS,
+        max_reads=MAX_PARALLEL_READS,
     )
 
     def local_path(self, _name: str) -> None:
@@ -523,7 +523,7 @@ class SharedStore(LocalStore):
 
         if len(ranges) < 2:
             return list(map(read, ranges))
-        with ThreadPoolExecutor(min(MAX_READS, len(ranges))) as pool:
+        with ThreadPoolExecutor(min(MAX_PARALLEL_READS, len(ranges))) as pool:
             return list(pool.map(read, ranges))
 
     def drop_cache(self, name: str, start: int, stop: int) -> None:
