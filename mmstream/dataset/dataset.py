@@ -28,7 +28,7 @@ from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
-from mmstream.errors import ConfigError, StateError, escaped
+from mmstream.errors import ConfigError, SkipSample, StateError, escaped, where
 from mmstream.order import Corpus, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Mask, Selection
@@ -49,8 +49,10 @@ class Dataset(Sequence[Sample]):
         manifest: shards, fields, and where the dataset came from.
         shards: reads bytes and samples of the shards.
         index_store: where the indexes lie. Another store only after ``index --output``.
-        bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``).
-            Length and random access include them; an epoch leaves them out.
+        bad: int64 [num_bad, 2], sorted (shard, index) of known-bad samples (see ``bad_list.py``),
+            and of those that were taken down. Length and random access include them; an epoch
+            leaves them out.
+        takedowns: what was taken down, the first one first (see ``removed.py``).
         selection: the samples that this dataset shows. None: all.
         has_checksums: whether bytes that are read are compared with their checksums.
 
@@ -72,10 +74,13 @@ class Dataset(Sequence[Sample]):
         stats: Mapping[str, ObjectStat] | None = None,
         *,
         checksums: bool = True,
+        takedowns: Sequence[Takedown] = (),
     ) -> None:
         self.manifest = manifest
         self.index_store = store if index_store is None else index_store
-        self.bad = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
+        self.takedowns = tuple(takedowns)
+        listed = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
+        *self._earlier_bad, self.bad = _with_takedowns(listed, self.takedowns)
         self.selection: Selection | None = None
         self.has_checksums = checksums and manifest.checksums is not None
         indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
@@ -132,6 +137,7 @@ class Dataset(Sequence[Sample]):
             IndexError: no such position.
             KeyError: no sample has the key, or several have it; the message names them.
             ChecksumError: its bytes are not those of its checksum, in `MAX_SAMPLE_READS` reads.
+            SkipSample: it was taken down.
             SampleError, ShardError, StorageError: it cannot be read.
         """
         if isinstance(item, slice):
@@ -222,7 +228,25 @@ class Dataset(Sequence[Sample]):
         num_bytes = baked.get("source_bytes") if isinstance(baked, dict) else None
         if type(num_bytes) is not int or num_bytes <= 0:
             num_bytes = self.manifest.num_bytes
-        return Corpus(self.counts, names, num_bytes, self.bad, sizes, checksums, self.selection)
+        return Corpus(
+            self.counts,
+            names,
+            num_bytes,
+            self.bad,
+            sizes,
+            checksums,
+            self.selection,
+            tuple(self._earlier_bad),
+        )
+
+    @cached_property
+    def removed(self) -> Mapping[SampleRef, str]:
+        """{(shard, index): the reason} of the samples that were taken down."""
+        return {
+            (shard, index): takedown.reason
+            for takedown in self.takedowns
+            for shard, index in takedown.refs.tolist()
+        }
 
     @cached_property
     def _ends(self) -> IntArray:
@@ -258,6 +282,8 @@ class Dataset(Sequence[Sample]):
 
     def read(self, shard: int, index: int) -> Sample:
         """Return one raw sample; raises what `dataset[i]` raises."""
+        if (shard, index) in self.removed:
+            raise taken_down(where(self.name_of(shard), index), self.removed[shard, index])
         return self.shards.read(shard, index)
 
     # -- views: the same shards, fewer samples -----------------------------------------------------
@@ -358,6 +384,27 @@ def _draws(size: int, seed: int, shard: str) -> npt.NDArray[np.float64]:
     """Return float64 [size] from 0 to 1, without 1: a random number for each sample of a shard."""
     words = random_words(size, seed, "sample", shard) >> np.uint64(11)
     return words.astype(np.float64) * 2.0**-53
+
+
+class Takedown(NamedTuple):
+    """Samples that were taken down together."""
+
+    reason: str
+    refs: IntArray
+    """int64 [n, 2], sorted (shard, index)."""
+
+
+def _with_takedowns(bad: IntArray, takedowns: Sequence[Takedown]) -> list[IntArray]:
+    """Return the samples that are never planned: before the first takedown, and after each."""
+    lists = [bad]
+    for takedown in takedowns:
+        lists.append(np.unique(np.concatenate([lists[-1], takedown.refs]), axis=0))
+    return lists
+
+
+def taken_down(address: str, reason: str) -> SkipSample:
+    """Return the error of a sample that was taken down."""
+    return SkipSample(f"{address} was taken down: {escaped(reason)}")
 
 
 class ShardLocation(NamedTuple):

@@ -17,6 +17,7 @@ import msgspec
 
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.media.types import IMAGE_EXTENSIONS
@@ -24,7 +25,7 @@ from mmstream.storage import Store
 
 
 def require_files(store: Store) -> None:
-    """Refuse a folder where a manifest, a bad list or a marker is there but is no file.
+    """Refuse a folder where a manifest, a marker, or a list of samples is there but is no file.
 
     `Store.list` leaves out what is no file. The dataset would open as if there were no manifest, or
     no bad samples. Only a name that is not there at all counts as missing.
@@ -35,7 +36,7 @@ def require_files(store: Store) -> None:
     Raises:
         ManifestError: One of them is a folder, a FIFO, a device, or a link that leads nowhere.
     """
-    for name in (MARKER_NAME, MANIFEST_NAME, BAD_NAME):
+    for name in (MARKER_NAME, MANIFEST_NAME, BAD_NAME, REMOVED_NAME):
         path = store.local_path(name)
         if path is None or not os.path.lexists(path):
             continue

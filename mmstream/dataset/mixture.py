@@ -158,8 +158,12 @@ class Mixture:
 
     @property
     def corpora(self) -> dict[str, Corpus]:
-        """The corpus of each source, from which the order is made."""
-        return {name: dataset.corpus for name, dataset in self.datasets.items()}
+        """The corpus of each source, from which the order is made.
+
+        A source goes on over the epochs of the mixture, and has no point at which it could be
+        planned anew. So what was taken down is planned, and other samples take its rows.
+        """
+        return {name: dataset.corpus.before_takedowns for name, dataset in self.datasets.items()}
 
     def locate(self, shard: int) -> ShardLocation:
         """Return the source of a shard, its dataset, and its position there."""

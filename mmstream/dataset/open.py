@@ -26,6 +26,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import picture_hint, require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
+from mmstream.dataset.removed import REMOVED_NAME, NamedTakedown, located, read_takedowns
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.settings import checked
 from mmstream.storage import (
@@ -153,9 +154,9 @@ def _open_folder(
     storage_kind: StorageKind | None,
 ) -> Dataset:
     require_files(store)
-    manifest, bad_names, stats = None, None, None
+    manifest, bad_names, takedowns, stats = None, None, None, None
     if store.access.concurrent:
-        manifest, bad_names = _read_side_by_side(store, bad_list)
+        manifest, bad_names, takedowns = _read_side_by_side(store, bad_list)
     if manifest is None:
         stats = store.list()
         if MARKER_NAME in stats:
@@ -165,6 +166,7 @@ def _open_folder(
         manifest = Manifest.read(store)
         if bad_list and BAD_NAME in stats:
             bad_names = read_bad_names(store)
+        takedowns = read_takedowns(store) if REMOVED_NAME in stats else ()
         _warn_of_unnamed(store, manifest, stats)
     data_store = _data_store(store, manifest, allow_foreign_urls)
     return Dataset(
@@ -174,24 +176,30 @@ def _open_folder(
         bad=None if bad_names is None else read_bad(store, manifest, names=bad_names),
         stats=stats if data_store == store else None,
         checksums=checksums,
+        takedowns=located(takedowns or (), store, manifest),
     )
 
 
 def _read_side_by_side(
     store: Store, bad_list: bool
-) -> tuple[Manifest | None, dict[str, Indexes] | None]:
-    """Return the manifest of a dataset on an object store, and what its bad list names, if any.
+) -> tuple[Manifest | None, dict[str, Indexes] | None, Sequence[NamedTakedown]]:
+    """Return the manifest of a dataset on an object store, its bad list, and what was taken down.
 
-    Two requests are sent, at the same time, and nothing is listed. A conversion removes the
+    Three requests are sent, at the same time, and nothing is listed. A conversion removes the
     manifest before anything else and writes it last, so its marker need not be looked for.
     """
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(2) as pool:
         bad_names = pool.submit(read_bad_names, store) if bad_list else None
-        manifest = None
-        with suppress(FileNotFoundError):
+        takedowns = pool.submit(read_takedowns, store)
+        try:
             manifest = Manifest.read(store)
-            return manifest, bad_names.result() if bad_names else None
-    return manifest, None
+        except FileNotFoundError:
+            return None, None, ()
+        names = None
+        if bad_names is not None:
+            with suppress(FileNotFoundError):
+                names = bad_names.result()
+        return manifest, names, takedowns.result()
 
 
 def _warn_of_unnamed(store: Store, manifest: Manifest, names: Iterable[str]) -> None:
@@ -346,8 +354,9 @@ def _open_tars(urls: Sequence[str], bad_list: bool, storage_kind: StorageKind | 
         prefix = folder[len(store.url) :].strip("/")
         for name, stat in open_store(folder).list().items():
             stats[f"{prefix}/{name}" if prefix else name] = stat
-    if root not in folders and store.exists(BAD_NAME):
-        stats[BAD_NAME] = store.stat(BAD_NAME)
+    for name in (BAD_NAME, REMOVED_NAME):
+        if root not in folders and store.exists(name):
+            stats[name] = store.stat(name)
     return _open_plain(store, names, stats, bad_list, storage_kind, is_subset=True)
 
 
@@ -406,4 +415,12 @@ def _open_plain(
     uses_list = bad_list and BAD_NAME in stats
     bad = read_bad(store, manifest, is_subset=is_subset) if uses_list else None
     data_store = _store_to_read(store, storage_kind)
-    return Dataset(manifest, data_store, offsets=offsets, bad=bad, stats=stats)
+    takedowns = read_takedowns(store) if REMOVED_NAME in stats else ()
+    return Dataset(
+        manifest,
+        data_store,
+        offsets=offsets,
+        bad=bad,
+        stats=stats,
+        takedowns=located(takedowns, store, manifest, is_subset=is_subset),
+    )

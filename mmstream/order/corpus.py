@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -70,6 +70,8 @@ class Corpus:
     """sha256 of each shard, in hexadecimal. None: not known."""
     selection: Selection | None = None
     """The samples that take part. None: all."""
+    earlier_bad: tuple[IntArray, ...] = ()
+    """What `bad` was before each takedown. It is not part of the identity."""
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts, dtype=np.int64).reshape(-1)
@@ -166,7 +168,31 @@ class Corpus:
         selection = self.selection if keep_selection else None
         if selection is not None and num_shards < self.counts.size:
             selection = selection.first_shards(num_shards)
-        return Corpus(self.counts[:num_shards], names, None, bad, sizes, checksums, selection)
+        earlier_bad = tuple(bad[bad[:, 0] < num_shards] for bad in self.earlier_bad)
+        return Corpus(
+            self.counts[:num_shards],
+            names,
+            None,
+            bad,
+            sizes,
+            checksums,
+            selection,
+            earlier_bad if keep_bad else (),
+        )
+
+    @property
+    def before_takedowns(self) -> Corpus:
+        """The corpus as if nothing had been taken down."""
+        return replace(self, bad=self.earlier_bad[0]) if self.earlier_bad else self
+
+    def as_of(self, bad_hash: Any) -> Corpus:
+        """Return the corpus as it was when an identity with this ``bad`` was saved.
+
+        That is the corpus itself, unless samples were taken down since.
+        """
+        earlier = (bad for bad in reversed(self.earlier_bad) if _hash_of_bad(bad) == bad_hash)
+        bad = next(earlier, None) if _hash_of_bad(self.bad) != bad_hash else None
+        return self if bad is None else replace(self, bad=bad)
 
     def identity(self) -> dict[str, Any]:
         """Return what a saved state stores about the corpus, in plain JSON types.
@@ -186,7 +212,7 @@ class Corpus:
         identity: dict[str, Any] = {
             "corpus": _hash(self.counts, self.names or ()),
             "num_shards": int(self.counts.size),
-            "bad": _hash(self.bad) if self.bad.size else None,
+            "bad": _hash_of_bad(self.bad),
             "sizes": None if sizes is None else _hash(sizes),
             "sha256": _hash(None, hashes) if hashes and len(hashes) == self.counts.size else None,
         }
@@ -194,6 +220,10 @@ class Corpus:
             num_chosen, digest = self.selection.num_chosen, self.selection.digest
             identity["selection"] = {"num_samples": num_chosen, "digest": digest}
         return identity
+
+
+def _hash_of_bad(bad: IntArray) -> str | None:
+    return _hash(bad) if bad.size else None
 
 
 def _hash(numbers: IntArray | None, texts: Iterable[str] = ()) -> str:

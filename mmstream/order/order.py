@@ -10,8 +10,8 @@ The later stages ask an `Order` for the refs of a step, its windows, and substit
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -92,6 +92,7 @@ class Order(SampleRows):
         *,
         seed: int,
         drop_last: bool,
+        remake: Callable[[Corpus], Order],
         reshuffle: Reshuffle = "global",
         unset: Sequence[str] = (),
     ) -> None:
@@ -107,6 +108,7 @@ class Order(SampleRows):
         self._table = table
         self._lanes = lanes
         self._unset = tuple(unset)
+        self._remake = remake  # with the same settings, for the samples before a takedown
         self._epochs: dict[int, EpochChunks] = {}
         self._mixed: dict[tuple[int, int], IntArray] = {}
         self._windows: dict[tuple[int, int], Window] = {}
@@ -237,6 +239,7 @@ class Order(SampleRows):
             lanes,
             seed=chosen.seed,
             drop_last=bool(drop_last),
+            remake=partial(cls.from_corpus, row_shape=row_shape, drop_last=drop_last, **settings),
             reshuffle=chosen.reshuffle,
             unset=chosen.unset,
         )
@@ -289,7 +292,7 @@ class Order(SampleRows):
             saved["num_shards"],
             keep_bad=saved["bad"] is not None,
             keep_selection="selection" in saved,
-        )
+        ).as_of(saved["bad"])
         require_same_shards(saved, corpus.identity())
         try:
             return cls.from_corpus(corpus, **settings)
@@ -311,7 +314,8 @@ class Order(SampleRows):
         Defaults may change from version to version, and with the size of the corpus. A run that
         resumes in the middle of an epoch keeps those that its epoch began with. At the start of an
         epoch the present defaults begin: then this is the order itself. With `window_bytes`, all
-        of them but `reshuffle` count as chosen.
+        of them but `reshuffle` count as chosen. Samples that were taken down since are planned as
+        in the state.
 
         Args:
             identity: ``state["order"]``.
@@ -323,6 +327,9 @@ class Order(SampleRows):
         present = {"reshuffle": "global", **self.identity()}
         identity = {**identity, "reshuffle": reshuffle_of(identity)}
         saved = {name: identity[name] for name in self._unset if name in identity}
+        corpus = self._corpus.as_of(identity.get("bad"))
+        if step and corpus is not self._corpus:
+            return self._remake(corpus).with_unset_from(identity, _epoch, step)
         if not step or not differing_keys(saved, {name: present[name] for name in saved}):
             return self
         settings = {name: present[name] for name in (*_SETTINGS, "reshuffle")} | saved

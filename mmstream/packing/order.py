@@ -20,6 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from copy import copy
+from functools import partial
 from typing import Any, NamedTuple, Self, TypeAlias
 
 import numpy as np
@@ -81,6 +82,7 @@ class PackOrder:
         self._bad_codes = _codes(*corpus.bad.T)
         self._first_units = plan.first_units
         self._deal: tuple[Deal, int, CostOfUnits] | None = None
+        self._remake: Callable[[Corpus], Self] | None = None  # for the samples before a takedown
         self._set_inner(inner)
 
     def _set_inner(self, inner: Order | MixtureOrder) -> None:
@@ -124,7 +126,9 @@ class PackOrder:
             "or in Python pass drop_last=False",
         )
         row_shape = RowShape(plan.mean_samples, plan.spread)
-        return cls(Order.from_corpus(units, row_shape=row_shape, **settings), plan, corpus)
+        order = cls(Order.from_corpus(units, row_shape=row_shape, **settings), plan, corpus)
+        order._remake = partial(cls.from_plan, plan, **settings)
+        return order
 
     @classmethod
     def from_identity(
@@ -152,7 +156,8 @@ class PackOrder:
                 f"the packs of the state are of plan {digest!r}, these of plan {plan.digest!r}: "
                 "give the plan of the state, mm.Pack(plan=...)"
             )
-        corpus = corpus.first_shards(num_shards, keep_bad=saved.get("bad") is not None)
+        keep_bad = saved.get("bad") is not None
+        corpus = corpus.first_shards(num_shards, keep_bad=keep_bad).as_of(saved.get("bad"))
         require_same_shards(saved, corpus.identity())
         try:
             inner = Order.from_saved(identity, corpus_of_units(plan, corpus.bad))
@@ -192,7 +197,10 @@ class PackOrder:
         return Order.binding(identity, epoch, step)
 
     def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> Self:
-        """Return this order with the settings that nobody gave taken from a saved identity."""
+        """Return this order with what a saved identity knows better: see `Order`."""
+        corpus = self._corpus.as_of(identity.get(f"{DATASET} bad"))
+        if step and corpus is not self._corpus and self._remake is not None:
+            return self._remake(corpus).with_unset_from(identity, epoch, step)
         inner = self.inner.with_unset_from(identity, epoch, step)
         if inner is self.inner:
             return self

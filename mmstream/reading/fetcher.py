@@ -11,7 +11,7 @@ columns, one entry per sample or range, and little is done for each of them.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from mmap import MADV_WILLNEED, PAGESIZE, mmap
 from typing import NamedTuple
@@ -20,10 +20,11 @@ from weakref import WeakValueDictionary
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.dataset.dataset import taken_down
 from mmstream.dataset.keys import shard_stamp
 from mmstream.dataset.shards import MAX_SAMPLE_READS
-from mmstream.dataset.source import ShardSource, read_ranges
-from mmstream.errors import ChecksumError, ShardError
+from mmstream.dataset.source import ShardSource, numbered_datasets, read_ranges
+from mmstream.errors import ChecksumError, ShardError, where
 from mmstream.order import AnyOrder, Unit
 from mmstream.reading.held import HeldSamples, SampleTable
 from mmstream.reading.large_samples import (
@@ -92,6 +93,28 @@ class Fetcher:
         self._num_requests = 0
         self._num_wrong_reads = 0
         self._lock = threading.Lock()
+        self._removed = {
+            (first_shard + shard, index): reason
+            for first_shard, dataset in numbered_datasets(source)
+            for (shard, index), reason in dataset.removed.items()
+        }
+
+    def without_removed(
+        self, refs: Iterable[SampleRef], outcomes: Iterable[Outcome]
+    ) -> list[Outcome]:
+        """Return what was read, with an error in place of each sample that was taken down.
+
+        An epoch that was planned before a takedown still has it. Its row gets a substitute, as
+        where a filter of the user leaves a sample out.
+        """
+        if not self._removed:
+            return list(outcomes)
+        return [
+            taken_down(where(self._source.name_of(ref[0]), ref[1]), self._removed[ref])
+            if ref in self._removed
+            else outcome
+            for ref, outcome in zip(refs, outcomes, strict=True)
+        ]
 
     def fetch(
         self, refs: Sequence[SampleRef] | IntArray, *, past_caches: bool = False
@@ -395,11 +418,12 @@ class SampleLookup:
 
     def read(self, ref: SampleRef) -> Outcome:
         """Read one sample from storage, now."""
-        return self.fetcher.fetch([ref]).take(0)
+        return self.read_all([ref])[0]
 
     def read_all(self, refs: Sequence[SampleRef]) -> list[Outcome]:
         """Read samples from storage together, such as those of a pack."""
-        return self.fetcher.fetch(refs).take_all(0, len(refs))
+        outcomes = self.fetcher.fetch(refs).take_all(0, len(refs))
+        return self.fetcher.without_removed(refs, outcomes)
 
     def read_again(self, ref: SampleRef) -> Outcome:
         """Read one sample once more, past what this machine holds of its shard."""

@@ -265,6 +265,7 @@ def raw_step(
         transfers=transfers,
         **of_rows,
     )
+    samples = fetcher.without_removed(planned, samples)
     return RawStep(lineage, samples, None if packed is None else packed.num_tokens.tolist())
 
 

@@ -1,0 +1,123 @@
+"""``mmstream.removed.json``: samples that were taken down, so that no run shows them any more.
+
+The file lies beside the manifest, or beside the indexes. Each takedown appends to it::
+
+    {"version": 1, "takedowns": [
+      {"reason": "request 17", "samples": {"shard-000002.tar": [17, 480]}}
+    ]}
+
+A new epoch is planned without these samples, as without known bad ones. An epoch that was planned
+before a takedown keeps its order, so that its states go on: the samples before each takedown are
+known. There, other samples take the rows of those that were taken down since.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import msgspec
+
+from mmstream.dataset.bad_list import MAX_BAD, MAX_LIST_BYTES, read_bad
+from mmstream.dataset.dataset import Dataset, Takedown
+from mmstream.dataset.manifest import Manifest, decode_sealed, read_sealed, seal
+from mmstream.errors import ConfigError
+from mmstream.storage import Store
+from mmstream.storage.write_lock import write_lock
+from mmstream.types import SampleRef
+
+REMOVED_NAME = "mmstream.removed.json"
+
+_CURE = "bring back an intact copy; without this file, what was taken down would be shown again"
+
+
+class NamedTakedown(msgspec.Struct, forbid_unknown_fields=True):
+    """A takedown as the file has it: its samples by the names of their shards."""
+
+    reason: str
+    samples: dict[str, list[int]]
+
+
+class _File(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    takedowns: list[NamedTakedown]
+    crc32c: str | None = None
+    """The seal (see `mmstream.dataset.manifest`)."""
+
+
+def read_takedowns(store: Store) -> Sequence[NamedTakedown]:
+    """Return what was taken down, by names of shards. Without a file, nothing was.
+
+    Raises:
+        ManifestError: The file is damaged, malformed, or of a newer version.
+        StorageError: The storage failed.
+    """
+    url = store.url_of(REMOVED_NAME)
+    try:
+        return read_sealed(
+            store,
+            REMOVED_NAME,
+            MAX_LIST_BYTES,
+            lambda data: decode_sealed(data, url, _File, newest=1, cure=_CURE),
+        ).takedowns
+    except FileNotFoundError:
+        return ()
+
+
+def located(
+    takedowns: Sequence[NamedTakedown], store: Store, manifest: Manifest, *, is_subset: bool = False
+) -> tuple[Takedown, ...]:
+    """Return takedowns by positions in a manifest. Arguments and errors are those of `read_bad`."""
+    return tuple(
+        Takedown(
+            takedown.reason,
+            read_bad(store, manifest, is_subset=is_subset, names=dict(takedown.samples)),
+        )
+        for takedown in takedowns
+    )
+
+
+def take_down(dataset: Dataset, refs: Sequence[SampleRef], reason: str) -> int:
+    """Take samples of a dataset down. The file is replaced as a whole, or not at all.
+
+    Args:
+        dataset: The dataset. It must be opened again to notice.
+        refs: (shard, index) of the samples. Those that were taken down already do not count.
+        reason: Why, for the file and for messages.
+
+    Returns:
+        The number of samples that were not taken down before.
+
+    Raises:
+        ConfigError: There would be too many.
+        ManifestError: The file is damaged.
+        StorageError: It cannot be written, or another process writes it now.
+    """
+    store = dataset.index_store
+    with write_lock(store, "takedown"):
+        takedowns = list(read_takedowns(store))
+        known = {
+            (name, index)
+            for takedown in takedowns
+            for name, indexes in takedown.samples.items()
+            for index in indexes
+        }
+        samples: dict[str, list[int]] = {}
+        for shard, index in sorted(set(refs)):
+            if (dataset.name_of(shard), index) not in known:
+                samples.setdefault(dataset.name_of(shard), []).append(index)
+        if not samples:
+            return 0
+        num_new = sum(map(len, samples.values()))
+        data = _encoded([*takedowns, NamedTakedown(reason, samples)])
+        if len(known) + num_new > MAX_BAD or len(data) > MAX_LIST_BYTES:
+            raise ConfigError(
+                f"takedown: {len(known) + num_new:,} samples are too many for {REMOVED_NAME}; "
+                "convert or reshard the dataset without them"
+            )
+        store.write(REMOVED_NAME, data)
+    return num_new
+
+
+def _encoded(takedowns: Sequence[NamedTakedown]) -> bytes:
+    lines = b",\n".join(b"    " + msgspec.json.encode(takedown) for takedown in takedowns)
+    return seal(b'{\n  "version": 1,\n  "takedowns": [\n%s\n  ]\n}\n' % lines)

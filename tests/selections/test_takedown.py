@@ -1,0 +1,181 @@
+"""Takedowns: what was taken down is never shown again, and every state goes on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+import mmstream as mm
+from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.removed import REMOVED_NAME, take_down
+from tests.helpers.bad_corpus import write_tiny
+
+COUNTS = (7, 31, 2, 40)
+NUM_SAMPLES = sum(COUNTS)
+ROWS = 4
+
+
+@pytest.fixture
+def corpus(tmp_path: Path) -> str:
+    return write_tiny(tmp_path / "corpus", COUNTS)
+
+
+def loader(data: Any, **settings: Any) -> mm.Loader:
+    settings = {"global_batch_size": ROWS, "seed": 3} | settings
+    return mm.Loader(mm.Pipeline(data, **settings), num_workers=0)
+
+
+def shown(batches: Iterator[dict[str, Any]], num_batches: int) -> list[list[str]]:
+    return [list(batch["__key__"]) for _, batch in zip(range(num_batches), batches, strict=False)]
+
+
+def valid_keys(run: mm.Loader) -> list[str]:
+    """Return the keys of an epoch, without padding."""
+    return [
+        key
+        for batch in run
+        for key, is_valid in zip(batch["__key__"], batch["__valid__"].tolist(), strict=True)
+        if is_valid
+    ]
+
+
+def keys_of(corpus: str, refs: list[tuple[int, int]]) -> set[str]:
+    dataset = mm.open_dataset(corpus)
+    return {dataset.shards.read(*ref)["__key__"] for ref in refs}
+
+
+REFS = [(1, 3), (1, 4), (3, 39), (0, 0), (3, 17)]
+
+
+def test_a_new_run_never_shows_what_was_taken_down(corpus: str) -> None:
+    assert take_down(mm.open_dataset(corpus), REFS, "request 17") == len(REFS)
+    assert take_down(mm.open_dataset(corpus), [REFS[0], (2, 1)], "request 18") == 1
+    dataset = mm.open_dataset(corpus)
+    assert len(dataset) == NUM_SAMPLES
+    assert [(t.reason, len(t.refs)) for t in dataset.takedowns] == [
+        ("request 17", len(REFS)),
+        ("request 18", 1),
+    ]
+    with pytest.raises(
+        mm.errors.SkipSample, match=r"shard-000000\.tar\[0\] was taken down: request 17"
+    ):
+        dataset[0]
+    removed = keys_of(corpus, [*REFS, (2, 1)])
+    run = loader(dataset, drop_last=False)
+    for _epoch in range(2):
+        keys = valid_keys(run)
+        assert len(keys) == len(set(keys)) == NUM_SAMPLES - len(removed)
+        assert removed.isdisjoint(keys)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{}, {"reshuffle": "lanes"}, {"window_bytes": 9000}, {"shuffle": False}, {"drop_last": False}],
+)
+def test_an_epoch_goes_on_where_it_was_without_what_was_taken_down(
+    corpus: str, settings: dict[str, Any]
+) -> None:
+    before = loader(mm.open_dataset(corpus), **settings)
+    batches = iter(before)
+    shown(batches, 3)
+    state = before.state_dict()
+    planned, refs = [], []
+    for _, batch in zip(range(4), batches, strict=False):
+        planned += batch["__key__"]
+        refs += batch["__lineage__"].planned
+    first, second = refs[1::4], refs[2::7] + REFS
+    take_down(mm.open_dataset(corpus), first, "first")
+    take_down(mm.open_dataset(corpus), second, "second")
+    removed = keys_of(corpus, [*first, *second])
+
+    after = loader(mm.open_dataset(corpus), **settings)
+    after.load_state_dict(state)
+    batches = iter(after)
+    for row, new in zip(planned, sum(shown(batches, 4), []), strict=True):
+        assert new == row if row not in removed else new not in removed
+    later = after.state_dict()
+    rest = [key for batch in batches for key in batch["__key__"]]
+    assert removed.isdisjoint(rest)
+    again = loader(mm.open_dataset(corpus), **settings)
+    again.load_state_dict(later)
+    assert [key for batch in again for key in batch["__key__"]] == rest
+
+    next_epoch = valid_keys(after)
+    assert len(set(next_epoch)) == len(next_epoch)
+    assert removed.isdisjoint(next_epoch)
+
+
+def test_a_mixture_goes_on_and_other_samples_take_the_rows(corpus: str, tmp_path: Path) -> None:
+    other = write_tiny(tmp_path / "other", (9, 9))
+
+    def mixture() -> mm.Mixture:
+        return mm.Mixture(
+            {"a": (mm.open_dataset(corpus), 2), "b": (mm.open_dataset(other), 1)}, epoch_steps=30
+        )
+
+    run = loader(mixture())
+    shown(iter(run), 5)
+    state = run.state_dict()
+    take_down(mm.open_dataset(corpus), REFS, "request")
+    after = loader(mixture())
+    after.load_state_dict(state)
+    shown_refs = [
+        (source, tuple(ref))
+        for _ in range(2)
+        for batch in after
+        for source, ref in zip(batch["__source__"], batch["__lineage__"].shown, strict=True)
+    ]
+    assert len(shown_refs) == ROWS * 55
+    assert not {("a", ref) for ref in REFS} & set(shown_refs)
+
+
+def test_a_view_leaves_out_what_was_taken_down(corpus: str) -> None:
+    take_down(mm.open_dataset(corpus), REFS, "request")
+    view = mm.open_dataset(corpus)[::3]
+    run = loader(view, drop_last=False)
+    refs = {tuple(ref) for batch in run for ref in batch["__lineage__"].shown}
+    dataset = mm.open_dataset(corpus)
+    chosen = {dataset[::3].refs(np.arange(len(dataset[::3])))[n] for n in range(len(dataset[::3]))}
+    assert refs == chosen - set(REFS)
+
+
+def test_a_bad_list_that_changed_is_still_another_order(corpus: str) -> None:
+    run = loader(mm.open_dataset(corpus))
+    shown(iter(run), 2)
+    state = run.state_dict()
+    take_down(mm.open_dataset(corpus), REFS, "request")
+    write_bad(mm.open_dataset(corpus), [(3, 1)])
+    with pytest.raises(mm.StateError, match="bad was None"):
+        loader(mm.open_dataset(corpus)).load_state_dict(state)
+
+
+def test_a_damaged_or_foreign_file_opens_nothing(corpus: str, tmp_path: Path) -> None:
+    take_down(mm.open_dataset(corpus), REFS, "request")
+    path = Path(corpus, REMOVED_NAME)
+    good = path.read_bytes()
+    for damaged in (good[:-20], good.replace(b"17", b"18"), b"", b"[]", b'{"version": 2}'):
+        path.write_bytes(damaged)
+        with pytest.raises(mm.errors.ManifestError, match=REMOVED_NAME):
+            mm.open_dataset(corpus, bad_list=False)
+    path.unlink()
+    path.mkdir()
+    with pytest.raises(mm.errors.ManifestError, match=REMOVED_NAME):
+        mm.open_dataset(corpus)
+    path.rmdir()
+    other = write_tiny(tmp_path / "other", (7, 3))
+    Path(other, REMOVED_NAME).write_bytes(good)
+    with pytest.raises(mm.errors.ManifestError, match=r"it has 3 samples|no shard of this dataset"):
+        mm.open_dataset(other)
+
+
+def test_without_a_bad_list_what_was_taken_down_stays_down(corpus: str) -> None:
+    take_down(mm.open_dataset(corpus), REFS, "request")
+    for dataset in (
+        mm.open_dataset(corpus, bad_list=False),
+        mm.open_dataset([str(path) for path in sorted(Path(corpus).glob("*.tar"))]),
+    ):
+        assert sorted(map(tuple, dataset.bad.tolist())) == sorted(REFS)
