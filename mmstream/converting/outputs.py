@@ -95,6 +95,7 @@ from mmstream.dataset.manifest import (
     ShardInfo,
 )
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.shard_indexes import write_part
 from mmstream.errors import ConfigError, ManifestError, MMStreamError, escaped
 from mmstream.storage import RemoteStore, Store, is_remote, join_url, open_store
@@ -129,6 +130,7 @@ _SINGLE_FILES = (
     DUPLICATES_NAME,
     BAD_NAME,
     PREVIOUS_NAME,
+    REMOVED_NAME,
     LOCK_NAME,
 )
 _SHARD_SUFFIXES = ("tar", "tar.idx", "tar.crc32c", "tar.facts", "parquet")
@@ -207,6 +209,12 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
     """
     require_files(store)
     names = store.list()
+    if REMOVED_NAME in names and overwrite:
+        raise ConfigError(
+            f"{store.url}: samples were taken down here ({REMOVED_NAME}), and another conversion "
+            "may show them again: name another destination; or leave their rows out, and remove "
+            "this file"
+        )
     if MARKER_NAME in names:
         marker = read_marker(store)
         if overwrite or marker.get("clearing"):

@@ -25,6 +25,7 @@ from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.index import encode_checksums, sample_checksum
 from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest
+from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.dataset.verify import verify
 from mmstream.errors import ManifestError, ShardError, StorageError
 from mmstream.storage import LocalStore, ObjectStat, open_store
@@ -489,16 +490,16 @@ def opened(folder, cache, monkeypatch):
     return open_remote
 
 
-def test_three_requests_lead_to_the_first_data_range(opened):
+def test_three_rounds_of_requests_lead_to_the_first_data_range(opened):
     dataset = opened()
     store = dataset.store
-    assert sorted(store.whole_reads) == [BAD_NAME, MANIFEST_NAME]
+    assert sorted(store.whole_reads) == [BAD_NAME, MANIFEST_NAME, REMOVED_NAME]
     assert (store.num_lists, store.size_reads, store.ranges) == (0, [], [])
     assert dataset[0]["__key__"] == "000000"
     (part,) = dataset.manifest.index_parts
     assert [name for name, _, _ in store.ranges] == [part.name, "shard-000000.tar"]
     assert (store.num_lists, store.size_reads) == (0, [])
-    assert sorted(opened(bad_list=False).store.whole_reads) == [MANIFEST_NAME]
+    assert sorted(opened(bad_list=False).store.whole_reads) == [MANIFEST_NAME, REMOVED_NAME]
 
 
 def test_without_a_manifest_tars_and_a_marker_are_found_by_one_listing(folder, opened):
