@@ -192,9 +192,10 @@ def _about(dataset: Any, num_keys: int) -> dict[str, Any]:
     return {
         "url": dataset.store.url,
         "num_samples": len(dataset),
-        "num_bad": len(dataset.bad),
+        "num_stored_samples": int(dataset.counts.sum()),
+        "num_bad": len(dataset.corpus.chosen.bad),
         "num_shards": dataset.num_shards,
-        "num_bytes": manifest.num_bytes,
+        "num_bytes": dataset.num_bytes,
         "checksums": manifest.checksums,
         "fields": manifest.fields or names,
         "keys": [sample["__key__"] for sample in samples],
@@ -205,7 +206,7 @@ def _about(dataset: Any, num_keys: int) -> dict[str, Any]:
 def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
     say(dataset)
     if dataset.num_shards:
-        sizes = dataset.counts
+        sizes = dataset.shown_counts
         most = f" to {sizes.max():,}" if sizes.max() > sizes.min() else ""
         say(f"  samples per shard: {sizes.min():,}{most}")
     say(f"  checksums of samples: {about['checksums'] or 'none'}")
@@ -213,6 +214,8 @@ def _print_dataset(dataset: Any, about: dict[str, Any]) -> None:
         say(f"  on the bad list, left out of every epoch: {about['num_bad']:,} samples")
     if not dataset.manifest.fields and dataset.num_shards:
         say(f"  fields of {count_text(len(about['keys']), 'sample')}; --stats counts them in more:")
+    if dataset.selection is not None and dataset.manifest.fields:
+        say("  fields of all stored samples:")
     for name, count in about["fields"].items():
         say(f"  .{escaped(name)}" + (f": {count:,}" if count is not None else ""))
     if media := undecoded_media(about["fields"]):

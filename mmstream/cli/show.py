@@ -24,7 +24,6 @@ from mmstream.cli.shared import (
     say,
     text_counter,
 )
-from mmstream.dataset.keys import find_key
 from mmstream.dataset.mixture import open_data
 from mmstream.dataset.source import numbered_datasets, read_sample, refs_of
 from mmstream.display.contents import spread, uncounted
@@ -161,7 +160,7 @@ def _refs_of_key(data: Any, key: str) -> list[SampleRef]:
     errors = []
     for first_shard, dataset in numbered_datasets(data):
         try:
-            shard, index = find_key(dataset.shards, key)
+            shard, index = dataset.ref_of_key(key)
         except KeyError as error:
             errors.append(error.args[0])
         else:
@@ -177,6 +176,7 @@ def _bad_choices(data: Any) -> tuple[str, list[_Choice]]:
         _Choice((first_shard + shard, index), note="on the bad list")
         for first_shard, dataset in numbered_datasets(data)
         for shard, index in dataset.bad.tolist()
+        if dataset.shows((shard, index))
     ]
     hint = "" if choices else "; `mmstream verify URL --decode --write-bad` makes the list"
     return f"{count_text(len(choices), 'sample')} on the bad list{hint}", choices

@@ -143,10 +143,7 @@ class Dataset(Sequence[Sample]):
         if isinstance(item, slice):
             return self._sliced(item)
         if isinstance(item, str):
-            ref = find_key(self.shards, item, self._key_tables)
-            if not self._shows(ref):
-                raise KeyError(f"the sample with the key {escaped(item)!r} is not chosen here")
-            return SampleDict(self.read(*ref))
+            return SampleDict(self.read(*self.ref_of_key(item)))
         number = operator.index(item)
         number += len(self) if number < 0 else 0
         if not 0 <= number < len(self):
@@ -163,10 +160,17 @@ class Dataset(Sequence[Sample]):
         indexes = self.selection.locate(shards, numbers)
         return list(zip(shards.tolist(), indexes.tolist(), strict=True))
 
-    def _shows(self, ref: SampleRef) -> bool:
+    def shows(self, ref: SampleRef) -> bool:
         """Return whether a stored sample is one of this dataset or view."""
         shard, index = np.array(ref)[:, None]
         return self.selection is None or bool(self.selection.has(shard, index)[0])
+
+    def ref_of_key(self, key: str) -> SampleRef:
+        """Return (shard, index) of the sample with a key; errors as `dataset[key]`."""
+        ref = find_key(self.shards, key, self._key_tables)
+        if not self.shows(ref):
+            raise KeyError(f"the sample with the key {escaped(key)!r} is not chosen here")
+        return ref
 
     def find(self, text: str) -> Sample:
         """Return the sample that a line of a log names.
@@ -196,7 +200,7 @@ class Dataset(Sequence[Sample]):
         return ref
 
     def __repr__(self) -> str:
-        size = f"{self.manifest.num_bytes / 1e6:,.1f} MB"
+        size = f"{self.num_bytes / 1e6:,.1f} MB"
         bad = f", {len(self.bad):,} known to be bad" if len(self.bad) else ""
         samples = f"{count_text(len(self), 'sample')}{bad}"
         if self.selection is not None:
@@ -213,6 +217,25 @@ class Dataset(Sequence[Sample]):
     def counts(self) -> IntArray:
         """Stored samples of each shard, int64 [num_shards], whatever a view shows of them."""
         return self.shards.counts
+
+    @property
+    def shown_counts(self) -> IntArray:
+        """Samples of each shard that this dataset or view shows, int64 [num_shards]."""
+        return self.counts if self.selection is None else self.selection.chosen_counts
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the samples of this dataset or view, by the share of each shard."""
+        num_bytes = self.manifest.num_bytes
+        if self.selection is None:
+            return num_bytes
+        return replace(self.corpus, num_bytes=num_bytes).chosen_bytes or 0
+
+    def indexes_of(self, shard: int) -> IntArray:
+        """Return the samples of a shard that this dataset or view shows: int64, ascending."""
+        if self.selection is None:
+            return np.arange(self.counts[shard])
+        return np.flatnonzero(self.selection.mask(shard))
 
     @property
     def corpus(self) -> Corpus:
@@ -251,7 +274,7 @@ class Dataset(Sequence[Sample]):
     @cached_property
     def _ends(self) -> IntArray:
         """Samples of this dataset or view up to the end of each shard."""
-        return np.cumsum(self.counts if self.selection is None else self.selection.chosen_counts)
+        return np.cumsum(self.shown_counts)
 
     @property
     def num_shards(self) -> int:
@@ -351,6 +374,11 @@ class Dataset(Sequence[Sample]):
                 f"without: {other!r} has other shards than {self!r}: give a view of it"
             )
         return self.with_selection(self._chosen - other._chosen)
+
+    def num_shared(self, other: Dataset) -> int:
+        """Return how many samples of this dataset or view another one of the same folder shows."""
+        is_same = self.store.url == other.store.url and np.array_equal(self.counts, other.counts)
+        return (self._chosen & other._chosen).num_chosen if is_same else 0
 
     @property
     def _chosen(self) -> Selection:

@@ -7,10 +7,12 @@ sample comes when. The stages that read see one long list of shards, all sources
 from __future__ import annotations
 
 import json
+import logging
 import os
 import posixpath
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
+from itertools import combinations
 from typing import Annotated, Any, TypeAlias
 
 import msgspec
@@ -21,6 +23,7 @@ from mmstream.dataset.keys import parse_address, require_own
 from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.dataset.open import expand_braces, open_dataset
 from mmstream.dataset.source import read_sample
+from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, MMStreamError, StateError, escaped
 from mmstream.order import Corpus, MixtureOrder, Recipe, Stop
 from mmstream.order.mixture.schedule import whole_shares
@@ -34,6 +37,8 @@ from mmstream.settings import (
 from mmstream.storage import NotAFileError, is_remote, join_url, open_store, split_url
 from mmstream.types import Sample, SampleRef
 
+logger = logging.getLogger(__name__)
+
 
 @checked(
     {
@@ -45,7 +50,8 @@ class Mixture:
     """Several datasets as one, in the proportions that weights give.
 
     Each source has separate epochs, with each sample once. After any number of steps, a source
-    has given its share of all samples, to less than two samples in each lane.
+    has given its share of all samples, to less than two samples in each lane. A warning says how
+    many samples two sources share, where they are views of one dataset.
 
     Args:
         sources: by name, (dataset, weight). Weights are proportions of samples, as whole numbers or
@@ -94,6 +100,12 @@ class Mixture:
         self._names = list(self.datasets)
         counts = [dataset.num_shards for dataset in self.datasets.values()]
         self._first_shards = np.cumsum([0, *counts])
+        for (name, dataset), (other, of_other) in combinations(self.datasets.items(), 2):
+            if num_shared := dataset.num_shared(of_other):
+                logger.warning(
+                    "Mixture: sources %r and %r share %s",
+                    *(name, other, count_text(num_shared, "sample")),
+                )
 
     @classmethod
     @checked()

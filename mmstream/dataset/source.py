@@ -13,7 +13,6 @@ from typing import Any, NamedTuple, Protocol, TypeAlias, runtime_checkable
 import numpy as np
 
 from mmstream.dataset.dataset import Dataset, ShardLocation
-from mmstream.dataset.keys import refs_at
 from mmstream.display.sample_dict import SampleDict
 from mmstream.order import AnyOrder
 from mmstream.storage import SharedStore, is_remote
@@ -112,9 +111,16 @@ def load_indexes(source: ShardSource, shards: Iterable[int]) -> int:
 
 def refs_of(source: ShardSource, positions: IntArray) -> list[SampleRef]:
     """Return (shard, index) of the samples at these positions of all samples, int64 [n]."""
-    no_shards = np.zeros(0, dtype=np.int64)
-    counts = [dataset.counts for dataset in datasets_of(source)]
-    return refs_at(np.cumsum(np.concatenate([no_shards, *counts])), positions)
+    refs: dict[int, SampleRef] = {}
+    start = 0
+    for first_shard, dataset in numbered_datasets(source):
+        stop = start + len(dataset)
+        numbers = np.flatnonzero((start <= positions) & (positions < stop))
+        of_dataset = dataset.refs(positions[numbers] - start)
+        shifted = ((first_shard + shard, index) for shard, index in of_dataset)
+        refs |= zip(numbers.tolist(), shifted, strict=True)
+        start = stop
+    return [refs[number] for number in range(positions.size)]
 
 
 def read_sample(source: ShardSource, shard: int, index: int) -> Sample:

@@ -59,6 +59,8 @@ def verify(
 ) -> Iterator[Problem]:
     """Read a whole dataset, and yield what is wrong with it.
 
+    Of a view too, all stored samples are checked: this is about shards.
+
     These are checked:
 
     - the size of each shard, and its sha256 where the manifest has one;

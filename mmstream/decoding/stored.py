@@ -490,7 +490,8 @@ class StoredFields:
         if not contents:
             raise ConfigError("decode=mm.Decode.baked(): the dataset has no shards")
         num_bytes = sum(dataset.manifest.num_bytes for dataset in datasets)
-        return cls(_joined(contents), sum(map(len, datasets)), num_bytes, views=views)
+        num_stored = sum(int(dataset.counts.sum()) for dataset in datasets)
+        return cls(_joined(contents), num_stored, num_bytes, views=views)
 
     def collate_settings(self, take_memory: Callable[[int], torch.Tensor]) -> dict[str, Any]:
         """Return the arguments of `collate`: what the decoders that were baked would say."""

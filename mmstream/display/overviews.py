@@ -103,8 +103,7 @@ def _sample_or_error(samples: Sequence[Any], index: int) -> Any:
 
 def _num_affordable(dataset: Any, max_samples: int) -> int:
     """Return how many samples to show within `MAX_PREVIEW_BYTES`."""
-    num_stored = max(1, int(dataset.counts.sum()))
-    mean_bytes: int = max(1, dataset.manifest.num_bytes // num_stored)
+    mean_bytes: int = max(1, dataset.num_bytes // max(1, len(dataset)))
     return min(max_samples, MAX_PREVIEW_BYTES // mean_bytes, len(dataset))
 
 
@@ -138,7 +137,7 @@ def _sources(mixture: Any, order: Any = None) -> list[list[str]]:
     fractions = mixture.fractions[0]
     for name, dataset in islice(mixture.datasets.items(), MAX_SOURCES):
         row = [name, f"{100 * fractions[name]:.3g} %", f"{len(dataset):,}"]
-        row += [f"{dataset.num_shards:,}", size_text(dataset.manifest.num_bytes)]
+        row += [f"{dataset.num_shards:,}", size_text(dataset.num_bytes)]
         if order is not None:
             row += _pace(name, dataset, fractions[name], order)
         rows.append([*row, dataset.store.url])
@@ -149,7 +148,7 @@ def _sources(mixture: Any, order: Any = None) -> list[list[str]]:
 
 def _pace(name: str, dataset: Any, fraction: float, order: Any) -> list[str]:
     """Return the steps in which a source is seen once, and how often per epoch of the mixture."""
-    num_rows = len(dataset) - len(dataset.bad)
+    num_rows = dataset.corpus.num_samples
     if order.is_packed:
         recipe = order.inner.recipe
         share = dict(zip(recipe.corpora, recipe.shares[0], strict=True))[name]

@@ -219,18 +219,27 @@ READ_ALONG_SAMPLES = 16
 mean, and one that lies between two needed ones is read along."""
 
 
-def request_factor(range_samples: float, num_lanes: int, row_bounds: Sequence[int]) -> float:
+def request_factor(
+    range_samples: float,
+    num_lanes: int,
+    row_bounds: Sequence[int],
+    gap_share: float = 0.0,
+    least_gap: int | None = None,
+) -> float:
     """Return how many times the requests of whole lanes a number of ranks makes, about.
 
     A rank that has a fraction f of a lane's rows needs each sample of a range of r samples with
     probability f. It finds them in about f + (r - 1) * f * (1 - f) pieces. Where single samples
     between them are read along, a gap has two samples or more, and f + (r - 1) * f * (1 - f)**2
-    pieces are left.
+    pieces are left. In a view, f * (1 - g) stands in place of f in parentheses: only a share 1 - g
+    of the samples has a chosen one right before it.
 
     Args:
         range_samples: r.
         num_lanes: lanes of a step, Q.
         row_bounds: where the rows of each rank begin, and G at the end.
+        gap_share: g.
+        least_gap: samples between two needed ones that are not read along. None: by r.
 
     Examples:
         >>> request_factor(38, num_lanes=64, row_bounds=[0, 128, 256])  # 32 lanes each
@@ -239,11 +248,14 @@ def request_factor(range_samples: float, num_lanes: int, row_bounds: Sequence[in
         10.25
         >>> request_factor(4, num_lanes=1, row_bounds=[0, 128, 256])  # samples of 1 MB
         2.5
+        >>> request_factor(38, 64, [0, 256], 2 / 3, least_gap=1)  # a view of a third
+        25.67
     """
     rows_per_lane = row_bounds[-1] // num_lanes
     lane_bounds = np.arange(num_lanes + 1) * rows_per_lane
     # What fraction of a lane's rows each part of a lane is that one rank has.
     fractions = np.diff(np.union1d(lane_bounds, row_bounds)) / rows_per_lane
-    least_gap = 2 if range_samples >= READ_ALONG_SAMPLES else 1
-    pieces = fractions + (range_samples - 1) * fractions * (1 - fractions) ** least_gap
+    least_gap = least_gap or (2 if range_samples >= READ_ALONG_SAMPLES else 1)
+    gaps = (1 - fractions * (1 - gap_share)) ** least_gap
+    pieces = fractions + (range_samples - 1) * fractions * gaps
     return float(pieces.sum() / num_lanes)

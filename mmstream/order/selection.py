@@ -148,6 +148,16 @@ class Selection:
             places[start : start + PIECE_SAMPLES] = blocks * BLOCK_BITS + offsets
         return places.reshape(np.shape(shards)) - 8 * self.starts[shards]
 
+    @property
+    def gap_share(self) -> float:
+        """Share of the chosen samples whose left neighbour is not chosen; no shard's first ones."""
+        left = self.bits >> 1  # the bit of each sample is now that of its left neighbour
+        left[1:] |= self.bits[:-1] << 7
+        left[self.starts[:-1]] &= 127
+        num_firsts = int(np.bitwise_count(self.bits & ~left).sum())
+        num_shards = int(np.count_nonzero(self.chosen_counts))
+        return float((num_firsts - num_shards) / max(1, self.num_chosen - num_shards))
+
     def first_shards(self, num_shards: int) -> Selection:
         """Return the selection of the first shards alone."""
         return Selection.of_shards(map(self.mask, range(num_shards)), self.counts[:num_shards])

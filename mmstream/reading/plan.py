@@ -395,7 +395,8 @@ def epoch_reads(source: Dataset, order: AnyOrder, row_bounds: Sequence[int]) -> 
 
     A window reads from K places of its lane, so it has K ranges, and one more for each chunk that
     ends in one of them. A lane of L samples has L / C chunks and about L / M + 1 windows of M
-    samples, because its first and its last one are short.
+    samples, because its first and its last one are short. In a view, a range also ends where
+    samples are not chosen.
 
     Args:
         source: what is read.
@@ -406,15 +407,24 @@ def epoch_reads(source: Dataset, order: AnyOrder, row_bounds: Sequence[int]) -> 
         The reads. None: the rows are packs or not shuffled, or the dataset has no samples.
     """
     identity = order.identity()
-    if not (isinstance(order, Order) and identity["shuffle"] and source.manifest.num_bytes):
+    if not (isinstance(order, Order) and identity["shuffle"] and source.num_bytes):
         return None
     num_samples = order.steps_per_epoch * order.global_batch_size
-    mean_bytes = source.manifest.num_bytes / len(source)
+    mean_bytes = source.num_bytes / len(source)
     lane_samples = num_samples / order.stride
     num_windows = lane_samples / identity["window"] + 1
     num_ranges = lane_samples / identity["chunk"] + num_windows * identity["interleave"]
     num_of_range = max(1.0, min(lane_samples / num_ranges, MAX_RUN_BYTES / mean_bytes))
-    factor = request_factor(num_of_range, order.grid[1], row_bounds)
+    least_gap = None
+    if source.selection is not None:
+        least_gap = 2 if mean_bytes <= source.access.max_gap_bytes else 1
+    factor = request_factor(
+        num_of_range,
+        order.grid[1],
+        row_bounds,
+        0.0 if source.selection is None else source.selection.gap_share,
+        least_gap,
+    )
     return EpochReads(num_samples, mean_bytes, num_samples / num_of_range * factor)
 
 
@@ -455,7 +465,7 @@ def window_bytes(
     for dataset, setting, row_samples in zip(datasets, settings, samples_of_rows, strict=False):
         num_samples = max(1, len(dataset))
         held = min(num_samples, num_lanes * setting["window"] * row_samples)
-        sample_bytes = dataset.manifest.num_bytes / num_samples
+        sample_bytes = dataset.num_bytes / num_samples
         if least_large_bytes is not None:
             sample_bytes = min(sample_bytes, least_large_bytes)
         total += held * sample_bytes
@@ -497,7 +507,7 @@ def needs_single_samples(
     if wanted <= limit:
         return False
     datasets = datasets_of(source)
-    mean_bytes = sum(dataset.manifest.num_bytes for dataset in datasets) / max(1, len(source))
+    mean_bytes = sum(dataset.num_bytes for dataset in datasets) / max(1, len(source))
     message = (
         f"the windows (shuffle buffers) of this rank take {wanted / 1e9:.1f} GB for {num_rows} of "
         f"{order.global_batch_size} rows, and a quarter of the memory is {limit / 1e9:.1f} GB"

@@ -198,11 +198,13 @@ def needs_of(source: ShardSource, order: AnyOrder, node_share: float) -> dict[st
     ]
     if order.identity().get("reshuffle") != "lanes":
         node_share = 1.0  # each epoch needs other samples here, so in time all of them
-    return {
-        _folder_of(datasets[number]): int(node_share * datasets[number].manifest.num_bytes)
-        for number in sorted(range(len(datasets)), key=steps_of_a_pass.__getitem__)
-        if is_cached(datasets[number])
-    }
+    needs: dict[str, int] = {}
+    for number in sorted(range(len(datasets)), key=steps_of_a_pass.__getitem__):
+        if is_cached(dataset := datasets[number]):
+            folder = _folder_of(dataset)  # views of a dataset share it
+            more = needs.get(folder, 0) + int(node_share * dataset.num_bytes)
+            needs[folder] = min(dataset.manifest.num_bytes, more)
+    return needs
 
 
 def _folder_of(dataset: Dataset) -> str:
@@ -212,8 +214,9 @@ def _folder_of(dataset: Dataset) -> str:
 def _samples_of_file(dataset: Dataset) -> int:
     """Return how many samples a file has room for.
 
-    It is a power of two, so that shards may be appended: the mean moves, and the files stay.
+    It is a power of two, so that shards may be appended: the mean moves, and the files stay. All
+    views of a dataset have the same files.
     """
-    mean_bytes = dataset.manifest.num_bytes / max(1, len(dataset))
+    mean_bytes = dataset.manifest.num_bytes / max(1, int(dataset.counts.sum()))
     number = max(1, min(MAX_FILE_SAMPLES, int(FILE_BYTES / max(1.0, mean_bytes))))
     return 1 << (number.bit_length() - 1)
