@@ -29,7 +29,7 @@ from mmstream.batching.flat import Flat, Pack, flatten, make_flat_batch, own_nam
 from mmstream.batching.lengths import find_plan, packs_of_mixture
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
-from mmstream.dataset.source import ShardSource, datasets_of
+from mmstream.dataset.source import ShardSource
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
@@ -620,11 +620,6 @@ def _check_batching(pipeline: Pipeline) -> None:
         ),
     )
     if isinstance(batching, Pack):
-        if any(dataset.selection is not None for dataset in datasets_of(pipeline.dataset)):
-            raise ConfigError(
-                "mm.Pack plans whole datasets: write the chosen samples out with mm.reshard, or "
-                "choose with mm.plan(limits=PackLimits(where=...))"
-            )
         _check_packs(pipeline, batching)
 
 

@@ -91,7 +91,8 @@ def bake(
     Each sample is read, decoded and transformed as in training, and its fields are written: arrays
     and tensors as ``.npy``, text, numbers and JSON as such, bytes as they are. Keys, shards and
     their order are those of the source. A pipeline with ``decode=mm.Decode.baked()`` over the new
-    dataset has the same steps and the same batches.
+    dataset has the same steps and the same batches. Of a view, the chosen samples alone are baked.
+    The new dataset numbers them anew in their shards.
 
     A sample that the pipeline refuses stays a bad sample, for the same reason. So each row shows
     the same substitute.
@@ -252,7 +253,7 @@ def _say_size(store: Store, baker: Baker, num_workers: int) -> None:
 
 def _write_shards(job: BakeJob, num_workers: int, progress: bool) -> list[ShardReport]:
     """Write all shards. Return their reports in order."""
-    counts = job.baker.dataset.counts
+    counts = job.baker.dataset.shown_counts
     sent: BakeJob | bytes = job
     if num_workers > 1:
         try:
@@ -332,7 +333,7 @@ def _content(baker: Baker, fingerprint: str, reports: Sequence[ShardReport]) -> 
         raise MMStreamError(f"bake: none of {num_samples:,} samples is good; the first: {reason}")
     return BakedContent(
         fingerprint,
-        baker.dataset.corpus.num_bytes or 0,
+        baker.dataset.corpus.chosen_bytes or 0,
         num_bad,
         sum(report.num_left_out for report in reports),
         dict(sorted(files.items())),
@@ -409,7 +410,7 @@ class BakeReport:
     """What `bake` did.
 
     Attributes:
-        num_samples: Samples of the new dataset, as many as the source has.
+        num_samples: Samples of the new dataset, as many as the source shows.
         num_bad: Samples that the pipeline refused. They are bad samples of the new dataset too.
         num_left_out: Those of `num_bad` that a filter left out: no fault.
         num_shards: Shards of the new dataset.
@@ -456,7 +457,7 @@ def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> tuple[int,
             `Baker.samples` raises.
     """
     dataset = baker.dataset
-    shards = [shard for shard in range(dataset.num_shards) if dataset.counts[shard]]
+    shards = [shard for shard in range(dataset.num_shards) if dataset.shown_counts[shard]]
     shards = shards[:: -(-len(shards) // MAX_SHARDS)] if shards else []
     per_shard = -(-num_samples // max(1, len(shards)))
     files: dict[str, StoredFile] = {}
@@ -481,7 +482,7 @@ def estimate(baker: Baker, num_samples: int, num_workers: int = 1) -> tuple[int,
     lines += [f"  bad: {reason}" for reason in reasons[:MAX_REASONS]]
     lines.append(
         f"{len(dataset):,} samples of {sample_bytes / 1e6:.3g} MB, about {num_bytes / 1e9:,.3g} GB "
-        f"in all (the source has {dataset.manifest.num_bytes / 1e9:,.3g} GB) and "
+        f"in all (the source has {dataset.num_bytes / 1e9:,.3g} GB) and "
         f"{time_text(seconds)} with {max(1, num_workers)} "
         f"{'processes' if num_workers > 1 else 'process'}"
     )
@@ -598,7 +599,7 @@ def finish(
         checksums="written",
     )
     lock.require()
-    write_bad(Dataset(manifest, store), source.bad)
+    write_bad(Dataset(manifest, store), source.corpus.chosen.bad)
     part = write_part(store, manifest, 0, len(reports) - 1) if reports else None
     manifest = replace(manifest, index_parts=(part,) if part else ())
     write_readme(store)

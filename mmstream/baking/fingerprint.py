@@ -118,12 +118,14 @@ def _shown(value: Any) -> str:
 
 
 def _source(dataset: Dataset) -> dict[str, Any]:
-    """Return the identity of a dataset: its shards with their contents, and its bad list."""
+    """Return the identity of a dataset: shards with their contents, bad list and selection."""
     manifest = dataset.manifest
     shards = [
         [shard.name, shard.num_samples, shard.num_bytes, shard.sha256] for shard in manifest.shards
     ]
+    chosen = {} if dataset.selection is None else {"selection": dataset.selection.digest}
     return {
+        **chosen,
         "num_shards": dataset.num_shards,
         "num_samples": len(dataset),
         "num_bytes": manifest.num_bytes,

@@ -43,7 +43,7 @@ from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.storage import Store
 from mmstream.storage.write_lock import WriteLock
 from mmstream.tar.samples import REFUSED_FIELD, encode_refusal
-from mmstream.types import FILTERED, Sample
+from mmstream.types import FILTERED, Sample, SampleRef
 
 BatchFunction: TypeAlias = Callable[[list[Sample], torch.device], list[Sample]]
 """From decoded samples to as many samples, on a device."""
@@ -113,7 +113,7 @@ class Baker:
         return self.pipeline.dataset
 
     def samples(self, shard: int, max_samples: int | None = None) -> Iterator[BakedSample]:
-        """Yield the samples of a shard, in its order.
+        """Yield the samples of a shard that the dataset shows, in its order.
 
         A sample that the pipeline refuses has a file that says why.
 
@@ -145,28 +145,33 @@ class Baker:
             )
 
     def _decoded(self, shard: int) -> Iterator[_Decoded]:
-        index = 0
+        start = 0
         is_listed = set(self.dataset.bad[self.dataset.bad[:, 0] == shard][:, 1].tolist())
-        for chunk in _chunks(self.dataset.shards.samples(shard)):
-            entries = self._decode_chunk(shard, index, chunk, is_listed)
-            if index == 0:
-                self._check_draws(shard, chunk[:CHECKED_SAMPLES], entries, is_listed)
+        indexes = self.dataset.indexes_of(shard)
+        for chunk in _chunks(self.dataset.shards.samples(shard, indexes)):
+            refs = [(shard, index) for index in indexes[start : start + len(chunk)].tolist()]
+            entries = self._decode_chunk(refs, chunk, is_listed)
+            if start == 0:
+                checked = slice(CHECKED_SAMPLES)
+                self._check_draws(refs[checked], chunk[checked], entries, is_listed)
             yield from entries
-            index += len(chunk)
+            start += len(chunk)
 
     def _decode_chunk(
-        self, shard: int, start: int, chunk: Sequence[Outcome], is_listed: set[int], shift: int = 0
+        self,
+        refs: Sequence[SampleRef],
+        chunk: Sequence[Outcome],
+        is_listed: set[int],
+        shift: int = 0,
     ) -> list[_Decoded]:
-        """Decode samples of a shard that follow each other.
+        """Decode samples of a shard.
 
         Args:
-            shard: Number of the shard.
-            start: Number of the first sample.
+            refs: (shard, index) of each.
             chunk: Raw samples, or why there are none.
             is_listed: Numbers of the samples on the bad list. They are not decoded.
             shift: Added to seed, epoch and step of the draws.
         """
-        refs = [(shard, start + number) for number in range(len(chunk))]
         read = [number for number, (_, index) in enumerate(refs) if index not in is_listed]
         epoch = (self.epoch_of_draws or 0) + shift
         # In place of an order.
@@ -190,7 +195,7 @@ class Baker:
                 prepared[position] = None
                 decoded[number] = document
         entries = []
-        for number, (_, index) in enumerate(refs):
+        for number, (shard, index) in enumerate(refs):
             outcome, document_of = chunk[number], decoded.get(number)
             key = str(outcome["__key__"]) if isinstance(outcome, dict) else ""
             key = key or _UNREADABLE.format(index)
@@ -214,7 +219,11 @@ class Baker:
         return Fetcher(self.dataset, zero_copy=False)
 
     def _check_draws(
-        self, shard: int, chunk: Sequence[Outcome], entries: Sequence[_Decoded], listed: set[int]
+        self,
+        refs: Sequence[SampleRef],
+        chunk: Sequence[Outcome],
+        entries: Sequence[_Decoded],
+        listed: set[int],
     ) -> None:
         """Refuse samples that would be others in another epoch, or in another call."""
         faults = {
@@ -227,10 +236,10 @@ class Baker:
         for shift, fault in faults.items():
             if shift and self.epoch_of_draws is not None:
                 return
-            others = self._decode_chunk(shard, 0, chunk, listed, shift)
+            others = self._decode_chunk(refs, chunk, listed, shift)
             for entry, other in zip(entries, others, strict=False):
                 if name := _differing_name(entry, other):
-                    raise ConfigError(f"{self._where(shard, entry)}{name}: {fault}")
+                    raise ConfigError(f"{self._where(refs[0][0], entry)}{name}: {fault}")
 
     def _in_batches(self, shard: int, decoded: Iterable[_Decoded]) -> Iterator[_Decoded]:
         """Call the batch function for every `batch_size` good samples, and for the last ones."""

@@ -44,7 +44,7 @@ from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.errors import ConfigError, ManifestError, SampleError, ShardError, SkipSample, where
 from mmstream.families.registry import settings_of_families, versions_of
 from mmstream.order.permute import stream_key
-from mmstream.packing.measure_file import COLUMNS, settings_digest
+from mmstream.packing.measure_file import COLUMNS, SELECTION, settings_digest
 from mmstream.packing.order import MixturePackOrder
 from mmstream.packing.plan import (
     FORMAT_VERSION,
@@ -144,6 +144,7 @@ class LengthCounter:
         assert text is not None
         tokenizer = text.tokenizer
         versions = versions_of(*settings_of_families(self.decode))
+        selection = self.dataset.selection
         media = {kind: getattr(self.decode, kind) for kind in ("image", "video", "audio")}
         return {
             **({"versions of families": versions} if versions else {}),
@@ -160,6 +161,7 @@ class LengthCounter:
             "seed": None if self.epochs is None else self.seed,
             "epochs": None if self.epochs is None else list(self.epochs),
             "room": self.room,
+            **({} if selection is None else {SELECTION: selection.digest}),
         }
 
     def lengths(
@@ -509,19 +511,21 @@ def _plan_of_decoders(dataset: Dataset, pack: Pack, counter: LengthCounter | Non
     except FileNotFoundError:
         raise ConfigError(
             f"mm.Pack({pack.max_tokens}): no plan of these decoders and limits is beside {url}: "
-            f"{_cure(url, limits)}"
+            f"{_cure(dataset, limits)}"
         ) from None
     if len(plan.shards) < dataset.num_shards:
         raise ConfigError(
             f"{plan.url}: is of the first {len(plan.shards)} of {dataset.num_shards} shards: "
-            f"{_cure(url, limits)}"
+            f"{_cure(dataset, limits)}"
         )
     return plan
 
 
-def _cure(url: str, limits: PackLimits, *more: str) -> str:
+def _cure(dataset: Dataset, limits: PackLimits, *more: str) -> str:
     """Return the command that makes a plan, and the call."""
-    arguments = ["mmstream", "plan", url]
+    if dataset.selection is not None:
+        return "run mm.plan(pipeline) once, with this view" + ", overwrite=True" * bool(more)
+    arguments = ["mmstream", "plan", dataset.index_store.url]
     defaults = PackLimits(limits.max_tokens).as_json() | {"max_tokens": None}
     for name, value in limits.as_json().items():
         if value != defaults[name]:
@@ -535,7 +539,7 @@ def _require_lengths(counter: LengthCounter, plan: PackPlan) -> None:
     difference = misfit(counter, plan)
     if difference is None:
         return
-    cure = _cure(counter.dataset.index_store.url, plan.settings, "--overwrite")
+    cure = _cure(counter.dataset, plan.settings, "--overwrite")
     raise ConfigError(
         f"{plan.url}: its lengths are not those of this pipeline: {difference}: {cure}"
     )

@@ -472,7 +472,8 @@ def read_corpus(
         contents = read_contents(
             dataset, shard, perceptual="near" in kinds, num_threads=num_threads
         )
-        is_usable = np.ones(int(dataset.counts[shard]), dtype=np.bool_)
+        is_usable = np.zeros(int(dataset.counts[shard]), dtype=np.bool_)
+        is_usable[dataset.indexes_of(shard)] = True
         is_usable[left_out[name][left_out[name][:, 0] == shard, 1]] = False
         _add(corpus, contents, is_usable, kinds, start)
         start += int(dataset.counts[shard])
@@ -683,7 +684,7 @@ class Duplicates:
         return whole
 
     def _dataset_of(self, samples: IntArray) -> IntArray:
-        ends = np.cumsum([len(dataset) for dataset in self.corpus.datasets.values()])
+        ends = np.cumsum([dataset.counts.sum() for dataset in self.corpus.datasets.values()])
         return np.asarray(np.searchsorted(ends, samples, side="right"), dtype=np.int64)
 
 

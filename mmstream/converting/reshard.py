@@ -32,6 +32,7 @@ from mmstream.dataset.open import open_dataset
 from mmstream.errors import ConfigError, ShardError, where
 from mmstream.order.permute import permutation
 from mmstream.packing.measure_file import (
+    SELECTION,
     Measure,
     measure_folder,
     measure_of_shards,
@@ -82,35 +83,40 @@ def reshard(
     source: str | os.PathLike[str] | Dataset,
     dest: str | os.PathLike[str],
     *,
-    plan: str,
+    plan: str | None = None,
     shuffle_seed: AnyInt | None = 0,
     samples_per_shard: PositiveInt | None = None,
     num_workers: NonNegativeInt = 1,
     progress: bool = True,
-) -> PackPlan:
+) -> Any:
     """Write a dataset anew in the order of packs, so that each pack is one range of bytes.
 
     Samples are shuffled first and then packed by the settings of the plan. So neighbouring packs
     are not alike, and packs are a little fuller than those of `plan`. Samples that the plan
     leaves out are not written. The lengths and the plan are written too, under their names.
 
+    Without a plan, the samples alone are written: of a view, those that are chosen, side by side.
+    Those on the bad list are left out.
+
     A call that was killed goes on where it was, when it is made again.
 
     Args:
-        source: A dataset, or what `open_dataset` takes.
+        source: A dataset, a view of one, or what `open_dataset` takes.
         dest: Folder or URL of the new dataset. It must be empty.
-        plan: Name of the plan, or its folder or URL.
-        shuffle_seed: Seed of the shuffle. None: the packs of the plan, in its order.
+        plan: Name of the plan, or its folder or URL. None: no packs.
+        shuffle_seed: Seed of the shuffle. None: the packs of the plan, or the samples, in their
+            order.
         samples_per_shard: Samples of a shard, or some more: a pack is not cut. None: as many as the
             shards of the dataset have on average.
         num_workers: Processes. The new dataset does not depend on their number.
         progress: Show a progress bar (on a terminal only).
 
     Returns:
-        The plan of the new dataset.
+        The plan of the new dataset, a `PackPlan`. None without `plan`.
 
     Raises:
-        ConfigError: The plan is not of this dataset, or `dest` holds something else.
+        ConfigError: The plan is not of this dataset or view, there is no sample to write, or `dest`
+            holds something else.
         FileNotFoundError: There is no such plan, or its lengths are not beside it.
         ShardError: Two neighbours in a shard would have one key.
         LockedError: Another process writes there.
@@ -130,60 +136,72 @@ def reshard(
         True
     """
     dataset = source if isinstance(source, Dataset) else open_dataset(source)
-    packs = _plan_of(dataset, plan)
-    require_plan_of(dataset, packs)
-    if len(packs.shards) < dataset.num_shards:
-        raise ConfigError(f"{packs.url}: the plan is of fewer shards; run `mmstream plan` again")
-    measured = _measure_of(packs)
-    mean_samples = -(-len(dataset) // max(1, dataset.num_shards))
+    packs = None if plan is None else _plan_of(dataset, plan)
+    mean_samples = -(-int(dataset.counts.sum()) // max(1, dataset.num_shards))
     per_shard = samples_per_shard or mean_samples
-    positions, counts, group_units = _order(measured, packs, dataset, shuffle_seed, per_shard)
+    if packs is None:
+        positions, counts, group_units = _without_packs(dataset, shuffle_seed)
+    else:
+        measured = _measure_of(packs)
+        positions, counts, group_units = _order(measured, packs, dataset, shuffle_seed, per_shard)
     if not counts.size:
         raise ConfigError(
             f"{packs.url}: the plan has no packs; see what `mmstream plan` leaves out"
+            if packs
+            else f"reshard: {dataset!r} has no samples to write: choose others"
         )
     recipe: dict[str, Any] = {
-        "plan": packs.digest,
+        "plan": packs and packs.digest,
         "packs": hashlib.sha256(positions.tobytes() + counts.tobytes()).hexdigest(),
         "sources": [[shard.name, shard.num_bytes] for shard in dataset.manifest.shards],
         "shuffle_seed": shuffle_seed,
         "samples_per_shard": per_shard,
     }
     store = open_store(dest)
-    target = plan_folder(store.url, plan.rstrip("/").rpartition("/")[2].removeprefix(PLAN_PREFIX))
+    name = (plan or "").rstrip("/").rpartition("/")[2].removeprefix(PLAN_PREFIX)
     bounds, group_stops = _shard_bounds(counts, group_units, per_shard)
     with write_lock(store, "reshard") as lock:
         if _is_finished(store, recipe):
-            return open_plan(target)
+            return packs and open_plan(plan_folder(store.url, name))
         _begin(store, dataset, plan, recipe)
         shards = _write_shards(dataset, store, lock, positions, bounds, num_workers, progress)
-        columns = {name: column[positions] for name, column in measured.columns.items()}
-        moved = Measure(shards, columns, measured.settings)
-        planned = plan_in_order(moved, packs.settings, counts, group_stops)
-        write_measure(moved, store.url)
-        opened = write_plan(planned, target)
+        opened = None
+        if packs is not None:
+            columns = {name: column[positions] for name, column in measured.columns.items()}
+            of_all = {key: value for key, value in measured.settings.items() if key != SELECTION}
+            moved = Measure(shards, columns, of_all)
+            planned = plan_in_order(moved, packs.settings, counts, group_stops)
+            write_measure(moved, store.url)
+            opened = write_plan(planned, plan_folder(store.url, name))
         _finish(store, dataset, shards, recipe)
     return opened
 
 
-def _begin(store: Store, dataset: Dataset, plan: str, recipe: dict[str, Any]) -> None:
+def _begin(store: Store, dataset: Dataset, plan: str | None, recipe: dict[str, Any]) -> None:
     """Write the marker, with the command that goes on."""
     if store.exists(MARKER_NAME):
         return
     seed = recipe["shuffle_seed"]
-    command = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
-    command += ["--no-shuffle"] if seed is None else ["--shuffle-seed", str(seed)]
-    command += ["--samples-per-shard", str(recipe["samples_per_shard"])]
-    marker = {"command": shlex.join(command), "reshard": recipe}
+    command = "mm.reshard(dataset, dest) with the same arguments"
+    if plan is not None and dataset.selection is None:
+        words = ["mmstream", "reshard", dataset.store.url, store.url, "--plan", plan]
+        words += ["--no-shuffle"] if seed is None else ["--shuffle-seed", str(seed)]
+        words += ["--samples-per-shard", str(recipe["samples_per_shard"])]
+        command = shlex.join(words)
+    marker = {"command": command, "reshard": recipe}
     store.write(MARKER_NAME, msgspec.json.encode(marker) + b"\n")
 
 
 def _plan_of(dataset: Dataset, plan: str) -> PackPlan:
     folder = plan if "/" in plan else plan_folder(dataset.index_store.url, plan)
     try:
-        return open_plan(folder)
+        packs = open_plan(folder)
     except FileNotFoundError:
         raise FileNotFoundError(f"{folder}: no plan; run `mmstream plan` first") from None
+    require_plan_of(dataset, packs)
+    if len(packs.shards) < dataset.num_shards:
+        raise ConfigError(f"{packs.url}: the plan is of fewer shards; run `mmstream plan` again")
+    return packs
 
 
 def _measure_of(plan: PackPlan) -> Measure:
@@ -227,6 +245,17 @@ def _order(
     )
     counts = np.diff(np.append(packs.unit_rows[:, 0], packs.members.size))
     return shuffled[packs.members], counts, packs.counts
+
+
+def _without_packs(dataset: Dataset, seed: int | None) -> tuple[IntArray, IntArray, IntArray]:
+    """Return what `_order` returns, where each sample is a pack."""
+    starts = np.cumsum(dataset.counts) - dataset.counts
+    chosen = [start + dataset.indexes_of(shard) for shard, start in enumerate(starts.tolist())]
+    bad = starts[dataset.bad[:, 0]] + dataset.bad[:, 1]
+    positions = np.setdiff1d(np.concatenate([bad[:0], *chosen]), bad, assume_unique=True)
+    if seed is not None:
+        positions = positions[permutation(positions.size, seed, "reshard")]
+    return positions, np.ones_like(positions), np.full(positions.size > 0, positions.size)
 
 
 def _shard_bounds(
@@ -361,7 +390,7 @@ def _finish(
 ) -> None:
     """Write the index and the manifest, which commits the dataset. Remove what is not needed."""
     num_samples = sum(shard.num_samples for shard in shards)
-    is_whole = num_samples == len(dataset)
+    is_whole = num_samples == int(dataset.counts.sum())
     manifest = Manifest(
         shards,
         fields=dataset.manifest.fields if is_whole else {},

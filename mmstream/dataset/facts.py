@@ -251,7 +251,7 @@ def write_facts(
 def _write(job: tuple[Dataset, int]) -> None:
     """Write the facts of a shard."""
     (dataset, shard), writer = job, FactsWriter()
-    for sample in dataset.shards.samples(shard):
+    for sample in dataset.shards.samples(shard, np.arange(dataset.counts[shard])):
         if isinstance(sample, dict):
             writer.add(sample["__key__"], sample)
         else:

@@ -124,6 +124,7 @@ def _search(shards: ShardReader, key: str) -> list[SampleRef]:
         type(source.get("converter")) is not int  # each version of it writes rows in their order
         or source.get("shuffle_seed") is not None
         or source.get("keys") == "kept"
+        or "reshard" in source
     ):
         raise _NotAscendingError
     row = _row_of(key)

@@ -201,25 +201,29 @@ class ShardReader:
                 return [samples[number] for number in range(len(refs))]
         raise self.checksum_error(*refs[missing[0]])
 
-    def samples(self, shard: int) -> Iterator[Sample | SampleError]:
-        """Yield the samples of a shard from front to back. A damaged one is its SampleError.
+    def samples(self, shard: int, indexes: IntArray) -> Iterator[Sample | SampleError]:
+        """Yield samples of a shard from front to back. A damaged one is its SampleError.
 
         A block of samples is in memory: 32 MiB, or one larger sample.
+
+        Args:
+            shard: position of the shard in the manifest.
+            indexes: int64 [n], which of its samples, ascending. Others are not read.
 
         Raises:
             ShardError: the shard is absent, cut, or was replaced.
             StorageError: storage failed after retries.
         """
-        columns = self.indexes.columns(shard)
-        offsets, start = columns.offsets(), 0
-        while start < len(offsets) - 1:
+        bounds = self.bounds(shard, indexes)
+        offsets, start = np.append(0, np.cumsum(bounds.stop - bounds.start)), 0
+        while start < len(indexes):
             in_block = np.searchsorted(offsets, offsets[start] + BLOCK_BYTES, side="right") - 1
             stop = max(int(in_block), start + 1)
             base = int(offsets[start])
-            data = self._read_block(shard, base, int(offsets[stop]))
-            for index in range(start, stop):
-                sample_bytes = data[int(offsets[index]) - base : int(offsets[index + 1]) - base]
-                checksum = None if columns.checksums is None else columns.checksums[index]
+            data = self._read_block(shard, bounds.start[start:stop], bounds.stop[start:stop])
+            for number, index in enumerate(indexes[start:stop].tolist(), start):
+                sample_bytes = data[int(offsets[number]) - base : int(offsets[number + 1]) - base]
+                checksum = None if bounds.checksum is None else bounds.checksum[number]
                 try:
                     if checksum is not None and sample_checksum(sample_bytes) != checksum:
                         yield self.read(shard, index)  # again, past what this machine holds
@@ -229,10 +233,17 @@ class ShardReader:
                     yield error
             start = stop
 
-    def _read_block(self, shard: int, start: int, stop: int) -> memoryview:
-        starts = range(start, stop, RANGE_BYTES)
+    def _read_block(self, shard: int, starts: IntArray, stops: IntArray) -> memoryview:
+        """Return the bytes of samples of a shard, one after the other."""
+        firsts = np.flatnonzero(np.append(True, starts[1:] != stops[:-1]))
+        ends = np.append(stops[firsts[1:] - 1], stops[-1])
+        ranges = [
+            (shard, at, min(stop, at + RANGE_BYTES))
+            for start, stop in zip(starts[firsts].tolist(), ends.tolist(), strict=True)
+            for at in range(start, stop, RANGE_BYTES)
+        ]
         pieces = []
-        for piece in self.read_ranges([(shard, at, min(stop, at + RANGE_BYTES)) for at in starts]):
+        for (_, _, stop), piece in zip(ranges, self.read_ranges(ranges), strict=True):
             if isinstance(piece, OSError):
                 raise self.explain(piece, shard, stop) from piece
             pieces.append(piece)

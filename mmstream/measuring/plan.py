@@ -35,6 +35,7 @@ from mmstream.errors import (
 )
 from mmstream.packing.measure_file import (
     COLUMNS,
+    NOT_MEASURED,
     UNUSABLE_NAME,
     Measure,
     ShardLengths,
@@ -61,7 +62,7 @@ from mmstream.processes.run import run_in_processes
 from mmstream.reading.step import Outcome
 from mmstream.settings import NonEmptyStr, NonNegativeInt, PositiveInt, checked
 from mmstream.storage import Store, open_store
-from mmstream.types import SampleRef
+from mmstream.types import IntArray, SampleRef
 
 logger = logging.getLogger(__name__)
 
@@ -105,6 +106,9 @@ def plan(
     The lengths and the plan are written beside the index of the dataset. A call that was killed
     goes on where it was. Shards that are measured are not measured again, for other limits neither.
     Where there is a plan, it is continued: its packs stay, and appended shards form new ones.
+
+    A plan over a view is of its selection: the other samples are not measured and in no pack, and a
+    pipeline with another selection refuses the plan. It is not continued.
 
     Args:
         pipeline: Its dataset, decoders, functions before decoding and seed count. Each source of a
@@ -334,11 +338,12 @@ def measure(
 
 
 def _difference(counter: LengthCounter, lengths: Sequence[ShardLengths | None]) -> str | None:
-    """Count a few samples of the shards that are measured. Return how one differs now."""
+    """Count a few of the samples that are measured. Return how one differs now."""
     counts = [0 if of_shard is None else len(of_shard.values) for of_shard in lengths]
     measured = [of_shard.values[:, 0] for of_shard in lengths if of_shard is not None]
     tokens = np.concatenate([np.zeros(0, np.int64), *measured])
-    return counter.difference(np.cumsum(counts), np.arange(tokens.size), tokens, "before")
+    positions = np.flatnonzero(tokens != NOT_MEASURED)
+    return counter.difference(np.cumsum(counts), positions, tokens[positions], "before")
 
 
 def _measure_shards(
@@ -418,13 +423,15 @@ def _measure_shard(
     shard: int,
     advance: Callable[[int], object] = lambda _: None,
 ) -> None:
-    """Measure a shard, and write its lengths."""
+    """Measure the samples of a shard that the dataset shows, and write their lengths."""
     info = counter.dataset.manifest.shards[shard]
     rows: list[tuple[int, ...]] = []
     reasons = []
-    samples = _samples(counter, shard)
+    indexes = counter.dataset.indexes_of(shard)
+    samples = _samples(counter, shard, indexes)
     while batch := list(islice(samples, SAMPLES_AT_ONCE)):
-        refs = [(shard, len(rows) + number) for number in range(len(batch))]
+        numbers = slice(len(rows), len(rows) + len(batch))
+        refs = [(shard, index) for index in indexes[numbers].tolist()]
         if counter.may_draw and counter.epochs is None and not counter.room:
             _refuse_draws(counter, batch, refs)
         for ref, lengths in zip(refs, counter.lengths(batch, refs), strict=True):
@@ -432,24 +439,26 @@ def _measure_shard(
             if lengths.reason:
                 reasons.append((ref[1], lengths.reason))
         advance(len(batch))
-    if len(rows) != info.num_samples:
+    if len(rows) != len(indexes):
         raise ManifestError(
-            f"{info.name}: {len(rows)} samples, the manifest says {info.num_samples}; run "
+            f"{info.name}: {len(rows)} samples, the manifest says {len(indexes)}; run "
             "`mmstream index --overwrite`"
         )
-    values = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
+    values = np.full((info.num_samples, len(COLUMNS)), NOT_MEASURED, dtype=np.int64)
+    values[:, 1:] = 0
+    values[indexes] = np.array(rows, dtype=np.int64).reshape(-1, len(COLUMNS))
     write_lengths(store, info, ShardLengths(values, reasons))
 
 
-def _samples(counter: LengthCounter, shard: int) -> Iterator[Outcome]:
-    """Yield the samples of a shard: from its facts where they are there and fit, else from it."""
+def _samples(counter: LengthCounter, shard: int, indexes: IntArray) -> Iterator[Outcome]:
+    """Yield samples of a shard: from its facts where they are there and fit, else from it."""
     facts = _facts(counter, shard)
     if facts is None:
-        yield from counter.dataset.shards.samples(shard)
+        yield from counter.dataset.shards.samples(shard, indexes)
         return
     url = counter.dataset.shards.url_of(shard)
-    for index, fact in enumerate(facts):
-        ref = (shard, index)
+    for index in indexes.tolist():
+        fact, ref = facts[index], (shard, index)
         yield counter.read(ref) if fact is None else fact.sample(url, ref)
 
 

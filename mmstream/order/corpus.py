@@ -166,7 +166,7 @@ class Corpus:
         sizes = None if self.sizes is None else self.sizes[:num_shards]
         checksums = None if self.checksums is None else self.checksums[:num_shards]
         selection = self.selection if keep_selection else None
-        if selection is not None and num_shards < self.counts.size:
+        if selection is not None:
             selection = selection.first_shards(num_shards)
         earlier_bad = tuple(bad[bad[:, 0] < num_shards] for bad in self.earlier_bad)
         return Corpus(

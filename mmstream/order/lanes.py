@@ -248,8 +248,8 @@ def request_factor(
         10.25
         >>> request_factor(4, num_lanes=1, row_bounds=[0, 128, 256])  # samples of 1 MB
         2.5
-        >>> request_factor(38, 64, [0, 256], 2 / 3, least_gap=1)  # a view of a third
-        25.67
+        >>> request_factor(38, 64, [0, 256], 0.5, least_gap=1)  # a view of a random half
+        19.5
     """
     rows_per_lane = row_bounds[-1] // num_lanes
     lane_bounds = np.arange(num_lanes + 1) * rows_per_lane

@@ -160,6 +160,8 @@ class Selection:
 
     def first_shards(self, num_shards: int) -> Selection:
         """Return the selection of the first shards alone."""
+        if num_shards == self.counts.size:
+            return self
         return Selection.of_shards(map(self.mask, range(num_shards)), self.counts[:num_shards])
 
     def __and__(self, other: Selection) -> Selection:

@@ -40,6 +40,12 @@ COLUMNS = (
 """Columns that a plan knows. Only the first must be there: without "num_documents" each sample is
 one document, and without another one all its values are 0."""
 
+SELECTION = "selection"
+"""Setting of a measure: the digest of the selection. Absent: all samples were measured."""
+
+NOT_MEASURED = -2
+"""Tokens of a sample that is not chosen."""
+
 NUM_THREADS = 16
 """Files that are read at a time."""
 
@@ -52,9 +58,10 @@ class Measure:
         shards: The shards that were measured, in the order of the dataset.
         columns: int64 [num_samples] each, by name. ``num_tokens`` must be there, and others of
             `COLUMNS` may. Further ones, such as "width", are for conditions. In ``num_tokens``,
-            -1 says that the sample cannot be used. ``num_label_tokens`` does not count the first
-            token of a document. ``patches`` is the sum of p over the media of a sample, each of p
-            patches, and ``squared_patches`` the sum of p * p. ``num_seconds`` is rounded up.
+            -1 says that the sample cannot be used, -2 that it is not chosen. ``num_label_tokens``
+            does not count the first token of a document. ``patches`` is the sum of p over the media
+            of a sample, each of p patches, and ``squared_patches`` the sum of p * p.
+            ``num_seconds`` is rounded up.
         settings: What decides the lengths, in plain JSON types: tokenizer, templates, seeds.
 
     Raises:

@@ -27,7 +27,7 @@ from mmstream.dataset.shard_indexes import map_fetched
 from mmstream.errors import ConfigError, ManifestError, StateError, escaped
 from mmstream.order.mixture.schedule import whole_shares
 from mmstream.order.settings import RowShape
-from mmstream.packing.measure_file import is_same_shard, require_name
+from mmstream.packing.measure_file import SELECTION, is_same_shard, require_name
 from mmstream.packing.settings import PackLimits
 from mmstream.storage import Store, map_file, open_store
 from mmstream.storage.write_lock import write_lock
@@ -35,10 +35,17 @@ from mmstream.types import IntArray
 
 logger = logging.getLogger(__name__)
 
-LEFT_OUT_REASONS = ("unusable", "on the bad list", "condition", "too long", "over a limit")
+LEFT_OUT_REASONS = (
+    "unusable",
+    "on the bad list",
+    "condition",
+    "too long",
+    "over a limit",
+    "not chosen",
+)
 """Why a sample is in no unit, by the number in the second column of `PackPlan.left_out`."""
 
-UNUSABLE, ON_BAD_LIST, CONDITION, TOO_LONG, OVER_A_LIMIT = range(len(LEFT_OUT_REASONS))
+UNUSABLE, ON_BAD_LIST, CONDITION, TOO_LONG, OVER_A_LIMIT, NOT_CHOSEN = range(len(LEFT_OUT_REASONS))
 
 
 class Units(NamedTuple):
@@ -514,16 +521,22 @@ def _rises(numbers: IntArray) -> bool:
 
 
 def require_plan_of(dataset: Dataset, plan: PackPlan) -> None:
-    """Refuse a plan of other shards: its lengths would be those of other samples.
+    """Refuse a plan of other shards or chosen samples: its lengths would be those of others.
 
     Raises:
-        ConfigError: Its shards are not the first ones of the dataset.
+        ConfigError: Its shards are not the first ones of the dataset, or others were chosen.
     """
     shards = dataset.manifest.shards
     if len(plan.shards) > len(shards) or not all(map(is_same_shard, plan.shards, shards)):
         raise ConfigError(
             f"{plan.url or 'the plan'}: is of other shards than {dataset.index_store.url}; run "
             "`mmstream plan` for these"
+        )
+    chosen = dataset.selection and dataset.selection.first_shards(len(plan.shards)).digest
+    if plan.lengths.get(SELECTION) != chosen:
+        raise ConfigError(
+            f"{plan.url or 'the plan'}: is of other chosen samples than {dataset!r}; run "
+            "mm.plan(pipeline) over this dataset or view"
         )
 
 

@@ -14,9 +14,10 @@ import numpy.typing as npt
 
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, escaped, where
-from mmstream.packing.measure_file import Measure, is_same_shard
+from mmstream.packing.measure_file import NOT_MEASURED, Measure, is_same_shard
 from mmstream.packing.plan import (
     CONDITION,
+    NOT_CHOSEN,
     ON_BAD_LIST,
     OVER_A_LIMIT,
     TOO_LONG,
@@ -370,6 +371,7 @@ def choose(measure: Measure, limits: PackLimits, bad: IntArray | None = None) ->
         covered = bad[bad[:, 0] < len(measure.shards)]  # others are of shards without a measure
         reasons[starts[covered[:, 0]] + covered[:, 1]] = ON_BAD_LIST
     reasons[measured < 0] = UNUSABLE
+    reasons[measured == NOT_MEASURED] = NOT_CHOSEN
     most_of = np.array([most for _, most in used], dtype=np.int64)
     return Chosen(tokens, np.column_stack([amounts for amounts, _ in used]), most_of, reasons)
 
