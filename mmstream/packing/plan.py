@@ -23,13 +23,13 @@ import numpy.typing as npt
 
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.manifest import IndexPart, ShardInfo, decode_sealed, read_sealed, seal
-from mmstream.dataset.shard_indexes import map_fetched
-from mmstream.errors import ConfigError, ManifestError, StateError, escaped
+from mmstream.dataset.shard_indexes import map_whole
+from mmstream.errors import ConfigError, ManifestError, ShardError, StateError, escaped
 from mmstream.order.mixture.schedule import whole_shares
 from mmstream.order.settings import RowShape
 from mmstream.packing.measure_file import SELECTION, is_same_shard, require_name
 from mmstream.packing.settings import PackLimits
-from mmstream.storage import Store, map_file, open_store
+from mmstream.storage import ReplacedError, Store, open_store
 from mmstream.storage.write_lock import write_lock
 from mmstream.types import IntArray
 
@@ -437,43 +437,24 @@ def _arrays(store: Store, file: _File, num_bytes: int, *, check: bool) -> mmap |
         StorageError: The storage failed after retries.
     """
     name = store.url_of(file.arrays_name)
-    path = store.local_path(file.arrays_name)
-    data: mmap | bytes
     try:
-        if path is None:
-            data = _cached(store, IndexPart(file.arrays_name, num_bytes, file.sha256, 0, 0))
-        else:
-            data = map_file(path, file.arrays_name)
+        data = map_whole(store, IndexPart(file.arrays_name, num_bytes, file.sha256, 0, 0))
     except FileNotFoundError:
         raise ManifestError(f"{name}: is missing, and {PLAN_NAME} names it; {_CURE}") from None
-    if len(data) != num_bytes:
-        raise ManifestError(f"{name}: {len(data)} bytes, and {PLAN_NAME} says {num_bytes}; {_CURE}")
-    is_hashed = check and path is not None and num_bytes <= MAX_HASHED_BYTES
+    except ReplacedError as error:
+        size = error.current.size
+        raise ManifestError(
+            f"{name}: {size} bytes, and {PLAN_NAME} says {num_bytes}; {_CURE}"
+        ) from None
+    except ShardError as error:
+        raise ManifestError(f"{error}; {_CURE}") from None
+    is_local = store.local_path(file.arrays_name) is not None
+    is_hashed = check and is_local and num_bytes <= MAX_HASHED_BYTES
     if data[: len(MAGIC)] != MAGIC or (
         is_hashed and hashlib.sha256(data).hexdigest() != file.sha256
     ):
         raise ManifestError(f"{name}: its bytes are not those of its sha256; {_CURE}")
     return data
-
-
-def _cached(store: Store, part: IndexPart) -> mmap | bytes:
-    """Return the bytes of a remote file, from the cache of this machine where it has one."""
-    name, reason = store.url_of(part.name), "it cannot be mapped"
-    try:
-        data, _ = map_fetched(store, part, math.inf)
-        if data is not None:
-            return data
-    except FileNotFoundError:
-        raise
-    except OSError as error:
-        reason = str(error)
-    logger.warning(
-        "%s: is in the memory of this process, because the cache took no copy: %s", name, reason
-    )
-    whole = store.read(part.name, part.num_bytes)
-    if hashlib.sha256(whole).hexdigest() != part.sha256:
-        raise ManifestError(f"{name}: its bytes are not those of its sha256; {_CURE}")
-    return whole
 
 
 def _require_whole(plan: PackPlan, name: str) -> None:
