@@ -206,16 +206,10 @@ class Pipeline:
 
     def with_order(self, order: AnyOrder) -> Pipeline:
         """Return this pipeline with another order of the same dataset, such as a saved state's."""
-        settings = {
-            name: value
-            for name, value in order.identity().items()
-            if name in ("global_batch_size", "seed", "window", "shuffle", "drop_last")
-        }
-        pipeline = copy(self)  # not `replace`, which would plan another order
-        # "order" is where cached_property keeps it.
-        settings["reshuffle"] = reshuffle_of(order.identity())
-        pipeline.__dict__.update(settings, grid=order.grid, window_bytes=None, order=order)
-        return pipeline
+        identity = order.identity()
+        names = identity.keys() & {"global_batch_size", "seed", "window", "shuffle", "drop_last"}
+        settings = {name: identity[name] for name in names} | {"reshuffle": reshuffle_of(identity)}
+        return copy_with(self, order, settings | {"grid": order.grid, "window_bytes": None})
 
     def __iter__(self) -> NoReturn:
         raise ConfigError(
@@ -274,6 +268,16 @@ class Pipeline:
         from webdataset import DataPipeline
 
         return DataPipeline(RawStream(self.dataset, self.order, epoch, world))
+
+
+def copy_with(pipeline: Pipeline, order: AnyOrder, settings: Mapping[str, Any]) -> Pipeline:
+    """Return a copy with some other settings and with an order that is planned already.
+
+    `dataclasses.replace` would forget the order, and check settings that were checked.
+    """
+    pipeline = copy(pipeline)
+    pipeline.__dict__.update(settings, order=order)  # where cached_property keeps the order
+    return pipeline
 
 
 class PipelineRunner:

@@ -11,7 +11,7 @@ import pickle
 import random
 from collections.abc import Callable
 from contextlib import closing
-from copy import copy, deepcopy
+from copy import deepcopy
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -20,7 +20,7 @@ import torch
 
 from mmstream.decoding.sample_rng import is_user_function, kept_generators
 from mmstream.errors import ConfigError, escaped
-from mmstream.pipeline import Pipeline, PipelineRunner
+from mmstream.pipeline import Pipeline, PipelineRunner, copy_with
 from mmstream.reading.step import Job
 from mmstream.settings import PositiveInt, checked
 from mmstream.tar.lazy_bytes import LazyBytes
@@ -65,7 +65,6 @@ def check_functions(pipeline: Pipeline, num_samples: PositiveInt = 16) -> list[s
     def twice(label: str, function: Any) -> Any:
         return _Twice(label, function, differing) if is_user_function(function) else function
 
-    pipeline_twice = copy(pipeline)  # not `replace`, which would plan another order
     changes: dict[str, Any] = {
         name: tuple(
             twice(f"{name}[{i}]", function) for i, function in enumerate(getattr(pipeline, name))
@@ -84,7 +83,7 @@ def check_functions(pipeline: Pipeline, num_samples: PositiveInt = 16) -> list[s
         text = replace(decode.text, field=twice("text.field", decode.text.field))
         decode = replace(decode, text=text)
     changes |= {"decode": decode, "collate": twice("collate", pipeline.collate)}
-    pipeline_twice.__dict__.update(changes, order=pipeline.order)
+    pipeline_twice = copy_with(pipeline, pipeline.order, changes)
     num_rows = min(num_samples, pipeline.global_batch_size)
     with kept_generators(), closing(PipelineRunner(pipeline_twice)) as runner:
         runner.batch(Job(0, 0, 0, num_rows))
