@@ -173,9 +173,13 @@ class PackOrder:
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it.
 
-        It has the keys of the inner order, where ``corpus`` and the others are about groups and
-        units. ``plan`` is the digest of the plan's settings and measure. ``dataset corpus`` and so
-        on are what an order without packs says of the dataset. How rows are dealt is not in it.
+        How rows are dealt is not in it. Keys of the inner order keep their names, so that states
+        have them in one place, and those of the dataset are beside them::
+
+            corpus, num_shards, bad, ...            the plan: a group is a shard, a unit is a sample
+            dataset corpus, dataset num_shards ...  the dataset, as an order without packs says it
+            plan                                    digest of the plan's settings and measure
+            seed, window, shuffle, ...              settings of the order
         """
         of_dataset = self._corpus.identity()
         return {
@@ -535,9 +539,7 @@ class MixturePackOrder(PackOrder):
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it.
 
-        It has the keys of the inner order, where ``corpus`` and the others of a source are about
-        groups and units. Each source has the digest of its ``plan``, and ``dataset corpus`` and so
-        on of its shards.
+        It has the keys of the inner order. Each source has keys as in `PackOrder.identity`.
         """
         identity = self.inner.identity()
         sources = [

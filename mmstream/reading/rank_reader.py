@@ -271,7 +271,10 @@ class RankReader:
                     is_ready = False
                     await self._progress.wait()
                 arrived = self._arrived[planned]
-                # Meanwhile another step may have found that a range must be read again.
+                # Step A waits for range 2, and range 1 is ready. Step B finds that the node cache
+                # has a wrong sample of range 1, and has it fetched anew, also what A needs of it.
+                # So A looks at all ranges again after it has waited. Where all are ready, nothing
+                # waits before `_take`.
                 is_ready &= arrived.is_ready
                 await arrived.wait()
         samples, cached = self._take(step_plan)  # it is taken whole: here nothing waits
