@@ -419,8 +419,8 @@ class _Body:
     def __init__(self, length: int | None, *, is_chunked: bool, into: memoryview | None) -> None:
         self.pieces: deque[memoryview] = deque()
         self._length = length
-        self._chunks = bytearray() if is_chunked else None
-        """What came of the framing, up to where it can be told."""
+        self._line = bytearray() if is_chunked else None
+        """What came of a line between chunks."""
         self._chunk_left = 0
         self._is_last_chunk = False
         self.is_complete = length == 0
@@ -441,7 +441,7 @@ class _Body:
     @property
     def is_plain(self) -> bool:
         """Whether all bytes that come are of the body."""
-        return self._chunks is None
+        return self._line is None
 
     @property
     def free(self) -> memoryview:
@@ -464,7 +464,7 @@ class _Body:
 
     def feed(self, data: memoryview) -> None:
         """Take bytes that came elsewhere than in `free`."""
-        if self._chunks is not None:
+        if self._line is not None:
             self._feed_chunks(data)
             return
         while data:
@@ -482,35 +482,40 @@ class _Body:
 
         Example: ``5\r\n``, 5 bytes, ``\r\n``, ``1a\r\n``, 26 bytes, ``\r\n``, ``0\r\n\r\n``.
         """
-        assert self._chunks is not None
+        assert self._line is not None
         while data:
             if self._chunk_left:
                 num_bytes = min(len(data), self._chunk_left, len(self.free))
                 self._copy(data[:num_bytes])
                 self._chunk_left -= num_bytes
                 data = data[num_bytes:]
-                continue
-            self._chunks.append(data[0])  # framing is a few bytes in tens of thousands
-            data = data[1:]
-            if len(self._chunks) > MAX_CHUNK_LINE_BYTES:
-                raise ProtocolError(
-                    f"a line between chunks has more than {MAX_CHUNK_LINE_BYTES} bytes"
-                )
-            if not self._chunks.endswith(b"\r\n") or self._chunks == b"\r\n":
-                if self._chunks == b"\r\n" and self._is_last_chunk:
-                    self.is_complete = True
-                    self.flush()
-                    if data:
-                        raise ProtocolError("an answer is longer than it says")
-                continue
-            line = bytes(self._chunks).strip()
-            self._chunks.clear()
-            if not self._is_last_chunk:  # otherwise a trailing header
-                length = line.partition(b";")[0].strip()
-                if not re.fullmatch(rb"[0-9a-fA-F]+", length):  # int() takes "-5" and "1_0", too
-                    raise ProtocolError("the length of a chunk is no number")
-                self._chunk_left = int(length, 16)
-                self._is_last_chunk = self._chunk_left == 0
+            elif self.is_complete:
+                raise ProtocolError("an answer is longer than it says")
+            else:
+                self._line.append(data[0])  # framing is a few bytes in tens of thousands
+                data = data[1:]
+                if len(self._line) > MAX_CHUNK_LINE_BYTES:
+                    raise ProtocolError(
+                        f"a line between chunks has more than {MAX_CHUNK_LINE_BYTES} bytes"
+                    )
+                if self._line.endswith(b"\r\n"):
+                    self._end_line(self._line)
+
+    def _end_line(self, line: bytearray) -> None:
+        """Take a line between chunks. It is cleared, but for the end of a line behind a chunk."""
+        is_empty = line == b"\r\n"
+        if self._is_last_chunk and is_empty:
+            self.is_complete = True
+            self.flush()
+        elif self._is_last_chunk:  # a trailing header
+            line.clear()
+        elif not is_empty:
+            length = bytes(line).partition(b";")[0].strip()
+            line.clear()
+            if not re.fullmatch(rb"[0-9a-fA-F]+", length):  # int() takes "-5" and "1_0", too
+                raise ProtocolError("the length of a chunk is no number")
+            self._chunk_left = int(length, 16)
+            self._is_last_chunk = self._chunk_left == 0
 
     def flush(self) -> None:
         """Hand over what came."""
@@ -521,7 +526,7 @@ class _Body:
     def end_of_connection(self) -> None:
         """Hand over what came; without a length, that was all."""
         self.flush()
-        if self._length is None and self._chunks is None:
+        if self._length is None and self._line is None:
             self.is_complete = True
 
 
