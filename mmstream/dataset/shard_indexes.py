@@ -480,16 +480,16 @@ class ShardIndexes:
             responses: What was read of each, with checksums where they were asked for.
             stats: The files as they are, where the storage said so.
         """
+        name, *checksums_names = sizes
         data = dict[str, bytes]()
         for file, response in responses.items():
             # A longer index is of other samples. Checksums tell, else its size must.
-            is_sure = len(sizes) > 1 or (file in stats and stats[file].size == sizes[file])
+            is_sure = bool(checksums_names) or (file in stats and stats[file].size == sizes[file])
             if isinstance(response, OSError) or not is_sure:
                 self._require_size(info, file, sizes[file])
             if isinstance(response, OSError):
                 raise response
             data[file] = response
-        name, *checksums_names = sizes
         offsets = decode_index(data[name], name)
         if offsets[-1] > info.num_bytes:
             raise ShardError(

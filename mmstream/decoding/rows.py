@@ -426,15 +426,8 @@ class RowDecoder:
         while True:
             try:
                 return self._decode(address, ref, outcome, out, prepared)
-            except SkipSample:
-                raise
             except (SampleError, ShardError) as error:
-                if isinstance(error, SampleError) and error.is_refused:
-                    raise
-                is_last = len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
-                cause = error if isinstance(error, ShardError) else error.__cause__
-                is_last |= isinstance(cause, ShardError) and cause.is_replaced
-                if is_last or any(_is_same(earlier, outcome) for earlier in earlier_outcomes):
+                if _is_final(error, outcome, earlier_outcomes):
                     raise
                 # The index may have been delivered wrong, but not one that fits its checksums.
                 if isinstance(outcome, Exception) and not isinstance(outcome, ChecksumError):
@@ -577,6 +570,24 @@ def _address(step: RawStep, position: int) -> RowAddress:
     lineage = step.lineage
     row = lineage.order_row(lineage.planned_row(position))
     return RowAddress(lineage.epoch, lineage.step, row)
+
+
+def _is_final(error: Exception, outcome: Outcome, earlier_outcomes: Sequence[Outcome]) -> bool:
+    """Tell whether a sample need not be read again.
+
+    Args:
+        error: Why it cannot be used.
+        outcome: What was read.
+        earlier_outcomes: What was read before.
+    """
+    cause = error if isinstance(error, ShardError) else error.__cause__
+    return (
+        isinstance(error, SkipSample)
+        or (isinstance(error, SampleError) and error.is_refused)
+        or (isinstance(cause, ShardError) and cause.is_replaced)
+        or len(earlier_outcomes) + 1 == MAX_SAMPLE_READS
+        or any(_is_same(earlier, outcome) for earlier in earlier_outcomes)
+    )
 
 
 def _is_same(outcome: Outcome, other: Outcome) -> bool:
