@@ -25,7 +25,7 @@ import torch
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.batching.collate import Collate, collate, make_batch, plain_tensors
-from mmstream.batching.flat import Flat, Pack, flatten, make_flat_batch, own_names
+from mmstream.batching.flat import Flat, Pack, flatten, make_flat_batch, reserved_batch_fields
 from mmstream.batching.lengths import find_plan, packs_of_mixture
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
@@ -339,7 +339,7 @@ class PipelineRunner:
             memory=memory,
             progress=self._progress,
             limits=order.plan.settings if isinstance(order, PackOrder) else None,
-            own_names=own_names(
+            batch_fields=reserved_batch_fields(
                 pipeline.batching,
                 settings.get("video_fields", ()),
                 settings.get("audio_fields", ()),

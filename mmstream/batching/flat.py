@@ -21,7 +21,7 @@ import torch
 from numpy.typing import NDArray
 
 from mmstream.batching.collate import FEATURES, as_list, collate, mean_rate, with_lineage
-from mmstream.decoding.rows import OwnNames
+from mmstream.decoding.rows import BatchFields
 from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.families.family import DocumentMedia
@@ -358,9 +358,9 @@ def flatten(
     return batch
 
 
-def own_names(
+def reserved_batch_fields(
     batching: Flat | None, video_fields: Iterable[str] = (), audio_fields: Iterable[str] = ()
-) -> OwnNames:
+) -> BatchFields:
     """Return the names that batches have for fields of their own.
 
     Args:
@@ -369,7 +369,7 @@ def own_names(
         audio_fields: The same.
 
     Examples:
-        >>> sorted(own_names(None, ["video"]).reserved)
+        >>> sorted(reserved_batch_fields(None, ["video"]).reserved)
         ['audio_row', 'cu_seq_lens_q', 'document_row', 'image_row', 'video_frames', 'video_row']
     """
     stems = _stems({"video_fields": video_fields, "audio_fields": audio_fields})
@@ -377,10 +377,10 @@ def own_names(
     # A sample says the lengths of its features.
     names |= {f"{name}_length" for name in audio_fields if not name.endswith(FEATURES)}
     if batching is None:
-        return OwnNames(frozenset(names).union(_MARKS))
+        return BatchFields(frozenset(names).union(_MARKS))
     names |= {f"{stem}_document" for stem in stems}
     measured = () if batching.positions is None else ("image", "video")
-    return OwnNames(frozenset(names).union(_BATCH_FIELDS), (*_TOKEN_FIELDS, *measured))
+    return BatchFields(frozenset(names).union(_BATCH_FIELDS), (*_TOKEN_FIELDS, *measured))
 
 
 def make_flat_batch(step: DecodedStep, flatten_step: FlattenStep) -> Batch:

@@ -30,7 +30,7 @@ from mmstream.media.fields import (
     call_user,
     field_names,
     in_order,
-    own_names,
+    named_image_fields,
     with_address,
 )
 from mmstream.tar.lazy_bytes import LazyBytes
@@ -227,7 +227,7 @@ class PictureField(Field):
         if self.sources and not files:
             return self.left_as_is(sample)
         if not self.sources:
-            check_own_names(sample, files)
+            check_image_names(sample, files)
         self.seed(sample, "field" if self.sources else "decode")
         decoder = self.decoder.of_sample(len(files))
         memory = out[0] if out and len(files) == 1 else None
@@ -299,7 +299,7 @@ class PictureField(Field):
         return [decoder.shape_of(result.picture) for result in decoded]
 
 
-def check_own_names(sample: Sample, names: Sequence[str]) -> None:
+def check_image_names(sample: Sample, names: Sequence[str]) -> None:
     """Refuse several pictures of which some have names, such as ``input.jpg`` and ``target.png``.
 
     They mean different things, and ``image`` would not tell which is which. Messages may name them:
@@ -308,7 +308,7 @@ def check_own_names(sample: Sample, names: Sequence[str]) -> None:
     Raises:
         DecodeError: Says what to write.
     """
-    named = own_names(names) if len(names) > 1 else []
+    named = named_image_fields(names) if len(names) > 1 else []
     if not named or set(named) <= _fields_of_messages(sample):
         return
     example = ", ".join(f'"{escaped(name, 60)}": mm.ImageDecoder(...)' for name in names[:4])

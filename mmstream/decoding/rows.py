@@ -71,7 +71,7 @@ def one_by_one(function: Callable[[int], Any], outcomes: Sequence[Outcome]) -> l
     return [function(position) for position in range(len(outcomes))]
 
 
-class OwnNames(NamedTuple):
+class BatchFields(NamedTuple):
     """Names that batches have for fields of their own."""
 
     reserved: frozenset[str] = frozenset()
@@ -153,7 +153,7 @@ class RowDecoder:
     transforms: tuple[Transform, ...]
     policy: BadSamplePolicy
     progress: Progress
-    own_names: OwnNames = field(default_factory=OwnNames)
+    batch_fields: BatchFields = field(default_factory=BatchFields)
     _shown_places: set[tuple[str, int]] = field(default_factory=set, init=False)
     """Lines of functions of the user whose traceback was logged."""
 
@@ -472,7 +472,7 @@ class RowDecoder:
             for value in outcome.values() if isinstance(outcome, dict) else ():
                 if isinstance(value, LazyBytes):  # the step holds it until its last row
                     value.clear()
-        if (name := self.own_names.wrong(sample)) is not None:
+        if (name := self.batch_fields.wrong(sample)) is not None:
             raise SampleError(
                 f"{self._where(ref, sample)}.{name}: batches have a field of this name themselves: "
                 "rename the file in the tar or in Pipeline(before=), or what a transform adds"

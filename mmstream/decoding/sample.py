@@ -31,7 +31,7 @@ from mmstream.decoding.field import (
     FieldPlan,
     FieldResult,
     PictureField,
-    check_own_names,
+    check_image_names,
     joined_recordings,
     media_shapes,
 )
@@ -140,9 +140,9 @@ class SampleDecoding:
     def all_shapes(self, *, decodes: bool) -> MediaShapes | None:
         """Return the shapes of all media that belong to its text; as `shapes`."""
         self.plan(all_shapes=True)
-        _require_own_names(self.sample, self._decode)
+        _refuse_made_names(self.sample, self._decode)
         pictures = self._decode.table.free_pictures
-        check_own_names(self.sample, () if pictures is None else pictures.files(self.sample))
+        check_image_names(self.sample, () if pictures is None else pictures.files(self.sample))
         images = self._image_shapes(decodes=decodes)
         return None if images is None else media_shapes(self.plans, images, (VIDEO, AUDIO))
 
@@ -204,7 +204,7 @@ class SampleDecoding:
         decode, sample = self._decode, self.sample
         decoded = dict(sample)
         if decode.stored is None:
-            _require_own_names(sample, decode)
+            _refuse_made_names(sample, decode)
             if decode.text is not None:
                 decoded.update(_text_fields(sample, decode.text, self._text()))
             for field in decode.table.values:
@@ -383,7 +383,7 @@ def _put(decoded: Sample, result: FieldResult) -> None:
     decoded.update(result.fields)
 
 
-def _require_own_names(sample: Sample, decode: Decode) -> None:
+def _refuse_made_names(sample: Sample, decode: Decode) -> None:
     """Raise a DecodeError if a sample has a field that a decoder would replace."""
     if decode.made_names.keys().isdisjoint(sample):
         return

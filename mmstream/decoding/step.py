@@ -37,7 +37,7 @@ from mmstream.decoding.batch_memory import BatchMemory
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.field import IMAGE
 from mmstream.decoding.rows import (
-    OwnNames,
+    BatchFields,
     PackedRow,
     Prepared,
     Row,
@@ -107,7 +107,7 @@ class DecodeStage:
         memory: for images of one size.
         progress: where it writes down what it works on.
         limits: what a row may hold, where rows are packs. None: a row is one sample.
-        own_names: names that only batches may have.
+        batch_fields: names that only batches may have.
     """
 
     def __init__(
@@ -122,13 +122,13 @@ class DecodeStage:
         memory: BatchMemory,
         progress: Progress,
         limits: PackLimits | None,
-        own_names: OwnNames,
+        batch_fields: BatchFields,
     ) -> None:
         self._limits = limits
         self._decoders = decoders or PLAIN
         self._progress = progress
         self._decode_row = RowDecoder(
-            lookup, self._decoders, tuple(before), tuple(transforms), policy, progress, own_names
+            lookup, self._decoders, tuple(before), tuple(transforms), policy, progress, batch_fields
         )
         self._memory = memory
         self._shapes = self._decoders.shapes
@@ -261,7 +261,7 @@ class DecodeStage:
         samples = [outcome for outcome in step.outcomes if isinstance(outcome, dict)]
         if len(samples) < len(step.outcomes):
             return None
-        lineage, own_names = step.lineage, self._decode_row.own_names
+        lineage, batch_fields = step.lineage, self._decode_row.batch_fields
         stored = self._decoders.stored
         if stored is not None:
             key = str(samples[0]["__key__"])
@@ -276,9 +276,9 @@ class DecodeStage:
                 decoded = stored.decode_all(samples, memory)
         except SampleError:
             return None
-        if not own_names.reserved.isdisjoint(chain.from_iterable(decoded)):
+        if not batch_fields.reserved.isdisjoint(chain.from_iterable(decoded)):
             return None
-        if own_names.decoded and any(map(own_names.wrong, decoded)):
+        if batch_fields.decoded and any(map(batch_fields.wrong, decoded)):
             return None
         for row, sample in enumerate(decoded, start=lineage.start):
             seed, epoch = self._decode_row.lookup.stream(lineage.epoch, lineage.step, row)

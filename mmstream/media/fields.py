@@ -274,11 +274,11 @@ def call_user(function: Callable[[Any], Any], argument: Any) -> Any:
         raise DecodeError(f"{name}: {type(error).__name__}: {error}") from error
 
 
-def own_names(names: Iterable[str]) -> list[str]:
+def named_image_fields(names: Iterable[str]) -> list[str]:
     """Return the image fields that have a name of their own, not a number.
 
     Examples:
-        >>> own_names(["jpg", "0.jpg", "mask.png"])
+        >>> named_image_fields(["jpg", "0.jpg", "mask.png"])
         ['mask.png']
     """
     return [name for name in names if _rank(name)[0] == 2]

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.batching.flat import flatten, own_names
+from mmstream.batching.flat import flatten, reserved_batch_fields
 from mmstream.train import megatron_packing
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.bad_corpus import make_pipeline
@@ -189,12 +189,12 @@ def test_the_names_of_a_batch_are_those_that_it_has_and_no_sample(batching: Any)
     samples = [with_tokens(number, one_shape=False) for number in range(NUM_SAMPLES)]
     batch = mm.collate(samples) if batching is None else flatten(samples, [0] * 5, 1, batching)
     marks = {"cu_seq_lens_q", "document_row"} if batching is None else set()
-    names = own_names(batching, ["video"], ["audio"])
+    names = reserved_batch_fields(batching, ["video"], ["audio"])
     assert names.reserved == (batch.keys() - samples[0].keys()) | marks
     assert names.decoded == () or {*names.decoded} - samples[0].keys() == {"label_weights"}
 
 
-NAMES = sorted(own_names(mm.Flat(), ["video"], ["audio"]).reserved)
+NAMES = sorted(reserved_batch_fields(mm.Flat(), ["video"], ["audio"]).reserved)
 TOKENS = ["input_ids", "attention_mask", "labels", "label_weights"]
 
 
@@ -237,7 +237,7 @@ def test_a_field_named_like_one_of_a_batch_makes_its_sample_bad_or_loses_nothing
     batches = list(loader)
     for batch in batches:
         assert len(mm.split_rows(batch, 2)) == 2
-    is_field = name not in own_names(batching).reserved and name in NAMES
+    is_field = name not in reserved_batch_fields(batching).reserved and name in NAMES
     if is_field:
         assert batches[0][name][:3] == [None] * 3
         assert batches[0][name][3] in (7, b"7")
