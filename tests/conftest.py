@@ -35,7 +35,7 @@ STDERR = pytest.StashKey[int]()
 START_S = pytest.StashKey[float]()
 """Processor time that the start of this process took: mostly the import of torch."""
 
-LEAST_START_S = 2.0
+MIN_START_S = 2.0
 """What counts as a start where torch was imported already, or the machine is fast."""
 
 MAX_STARTS = 20
@@ -103,7 +103,7 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, object, object]:
     before = time.process_time()
     result = yield
     spent = time.process_time() - before
-    limit = MAX_STARTS * max(LEAST_START_S, item.config.stash[START_S])
+    limit = MAX_STARTS * max(MIN_START_S, item.config.stash[START_S])
     if spent > limit and item.get_closest_marker("slow") is None:
         pytest.fail(f"took {spent:.0f} s of processor time, more than {limit:.0f}: mark it slow")
     return result

@@ -29,7 +29,7 @@ from mmstream.reading.plan import epoch_reads, window_bytes
 from mmstream.storage.transfers import MAX_PREFIX_RATE
 from mmstream.world import World, rows_of_rank
 
-MOST_INDENT = 8
+MAX_INDENT = 8
 """Deeper levels of what a manifest says of its source are one line."""
 
 
@@ -231,7 +231,7 @@ def _source_lines(name: str, value: Any, indent: int) -> Iterator[str]:
     """Yield what a manifest says of its source. A dict of dicts has lines of its own."""
     head = f"{' ' * indent}{escaped(name)}"
     is_dict = isinstance(value, dict) and bool(value)
-    if is_dict and indent < MOST_INDENT and any(isinstance(v, dict) for v in value.values()):
+    if is_dict and indent < MAX_INDENT and any(isinstance(v, dict) for v in value.values()):
         yield f"{head}:"
         for key, inner in value.items():
             yield from _source_lines(key, inner, indent + 2)

@@ -26,7 +26,7 @@ from mmstream.world import RowsPerRank
 
 logger = logging.getLogger(__name__)
 
-LEAST_GAIN = 0.02
+MIN_GAIN = 0.02
 """Rows are dealt where ranks that wait for each other then wait so much less, as a share."""
 
 MODELLED_STEPS = 16
@@ -95,7 +95,7 @@ def balanced(pipeline: Pipeline, world_size: int, shares: RowsPerRank, *, logs: 
     dealt = [costs[deal(costs, world_size, among)] for costs in steps]
     before = _mean(micro_imbalance, steps, world_size)
     after = _mean(micro_imbalance, dealt, world_size)
-    is_dealt = bool(steps) and before >= after * (1 + LEAST_GAIN)
+    is_dealt = bool(steps) and before >= after * (1 + MIN_GAIN)
     if logs and steps:
         _log(steps, dealt if is_dealt else steps, world_size, among if is_dealt else 0)
         _warn_of_requests(pipeline, order, world_size, among if is_dealt else 0)

@@ -98,7 +98,7 @@ _MEMORY = {
     "TIFF": Memory(),  # these two are only converted
     "HEIF": Memory(),
 }
-_MOST_MEMORY = Memory(17, 4)
+_MAX_MEMORY = Memory(17, 4)
 """For a plugin that is not listed."""
 
 
@@ -193,7 +193,7 @@ def _check_cost(image: ImageFile.ImageFile, num_bytes: int, limits: Limits) -> N
     """
     height, width = image.height, image.width
     limits.check_picture(height, width)
-    memory = _MEMORY.get(image.format or "", _MOST_MEMORY)
+    memory = _MEMORY.get(image.format or "", _MAX_MEMORY)
     per_pixel = _NARROW_MODES.get(image.mode, 4) + 3 + memory.bytes_per_pixel
     if image.tile and image.tile[0][0] == "bmp_rle":
         per_pixel += 2

@@ -222,16 +222,16 @@ KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 WINDOW_BYTES_PER_ROW = 2 * MIB
 """Bytes of all windows together, for each row of a batch. More rows need more open ranges."""
 
-LEAST_WINDOW_BYTES = 2 * GIB
-MOST_WINDOW_BYTES = 8 * GIB
+MIN_WINDOW_BYTES = 2 * GIB
+MAX_WINDOW_BYTES = 8 * GIB
 
 RANGE_SAMPLES = 64
 """Samples of a range. Small samples cost a request each 64, whatever their bytes."""
 
-LEAST_RANGE_BYTES = 512 * KIB
+MIN_RANGE_BYTES = 512 * KIB
 """A shorter range costs more in latency than in bytes."""
 
-MOST_RANGE_BYTES = 4 * MIB
+MAX_RANGE_BYTES = 4 * MIB
 """A longer range hardly costs fewer requests a GB, and fewer of them fit in the windows."""
 
 SINGLE_SAMPLE_BYTES = 2 * MIB
@@ -268,10 +268,10 @@ UNITS_OF_SPREAD = 3
 """Packs of a range for each one of the spread, so that most of the bytes between its ends are the
 range's own."""
 
-MOST_UNIT_RANGE_BYTES = 12 * MIB
-"""A range of packs is longer than `MOST_RANGE_BYTES` only where their spread asks for it."""
+MAX_UNIT_RANGE_BYTES = 12 * MIB
+"""A range of packs is longer than `MAX_RANGE_BYTES` only where their spread asks for it."""
 
-MOST_ROW_SAMPLES = 8
+MAX_ROW_SAMPLES = 8
 """A row of more samples has no more bytes of windows."""
 
 FEW_PACK_LANES = 256
@@ -280,7 +280,7 @@ FEW_PACK_LANES = 256
 MIN_LANE_CHUNKS = 16
 """Chunks of a lane, at least, where a small corpus of packs has chunks of several."""
 
-LEAST_SHARE = 1 / 64
+MIN_SHARE = 1 / 64
 """Sources of a mixture with a smaller share do not count for the number of lanes."""
 
 
@@ -341,13 +341,13 @@ class WindowBudget:
         row_shape: RowShape = SINGLE_SAMPLE,
     ) -> WindowBudget:
         """Return the budget for rows of a mean size, more than 0."""
-        row_samples = min(MOST_ROW_SAMPLES, row_shape.num_samples)
+        row_samples = min(MAX_ROW_SAMPLES, row_shape.num_samples)
         wanted = int(WINDOW_BYTES_PER_ROW * row_samples * global_batch_size)
-        num_bytes = window_bytes or min(MOST_WINDOW_BYTES, max(LEAST_WINDOW_BYTES, wanted))
-        range_bytes = min(MOST_RANGE_BYTES, max(LEAST_RANGE_BYTES, RANGE_SAMPLES * mean_bytes))
+        num_bytes = window_bytes or min(MAX_WINDOW_BYTES, max(MIN_WINDOW_BYTES, wanted))
+        range_bytes = min(MAX_RANGE_BYTES, max(MIN_RANGE_BYTES, RANGE_SAMPLES * mean_bytes))
         if row_shape.are_packs:
             of_spread = UNITS_OF_SPREAD * row_shape.spread * mean_bytes
-            range_bytes = max(range_bytes, min(MOST_UNIT_RANGE_BYTES, of_spread))
+            range_bytes = max(range_bytes, min(MAX_UNIT_RANGE_BYTES, of_spread))
         samples = min(round(range_bytes / mean_bytes), int(num_bytes / mean_bytes))
         samples = 1 if mean_bytes >= SINGLE_SAMPLE_BYTES else max(1, samples)
         return cls(num_bytes, samples, max(1, int(num_bytes / (samples * mean_bytes))))
@@ -446,8 +446,8 @@ def mixture_settings(
     all_bytes = sum(num_bytes for _, num_bytes, _ in drawn)
     is_small = all_bytes <= budget.num_bytes and budget.range_samples > 1
     if not grid:
-        counting = [share / period for share, _, _ in drawn if share / period > LEAST_SHARE]
-        of_rarest = max(FEW_LANES, int(budget.num_ranges * min(counting, default=LEAST_SHARE)))
+        counting = [share / period for share, _, _ in drawn if share / period > MIN_SHARE]
+        of_rarest = max(FEW_LANES, int(budget.num_ranges * min(counting, default=MIN_SHARE)))
         most_lanes = FEW_LANES if is_small else min(of_rarest, budget.num_ranges)
         grid = 1, _num_lanes(num_samples, global_batch_size, budget, most_lanes, row_shape)
     num_lanes = grid[0] * grid[1]

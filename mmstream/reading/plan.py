@@ -436,7 +436,7 @@ def epoch_reads(source: Dataset, order: AnyOrder, row_bounds: Sequence[int]) -> 
 MEMORY_SHARE = 0.25
 """Part of a machine's memory that the windows of its ranks may take together."""
 
-LEAST_SINGLE_BYTES = 64_000
+MIN_SINGLE_BYTES = 64_000
 """Mean size of samples that are read one by one where windows are too large. Smaller ones would be
 too many requests."""
 
@@ -512,7 +512,7 @@ def needs_single_samples(
         f"the windows (shuffle buffers) of this rank take {wanted / 1e9:.1f} GB for {num_rows} of "
         f"{order.global_batch_size} rows, and a quarter of the memory is {limit / 1e9:.1f} GB"
     )
-    if mean_bytes < LEAST_SINGLE_BYTES:
+    if mean_bytes < MIN_SINGLE_BYTES:
         raise ConfigError(
             f"{message}: run it on more ranks, or begin a new run with a smaller window_bytes="
         )

@@ -273,7 +273,7 @@ FREE_SHARE = 0.8
 DEFAULT_FREE_SHARE = 0.15
 """Part of the disk that it leaves free then. Some schedulers end jobs where less is free."""
 
-LEAST_FREE_SHARE = 0.01
+MIN_FREE_SHARE = 0.01
 """Part of the disk that stays free whatever the limit is: others write there too."""
 
 MEMORY_FILE_SYSTEMS = ("ramfs", "tmpfs")
@@ -486,7 +486,7 @@ class CacheQuota:
                 break
             owed += max(0, need - counts.get(other, 0))
         disk = os.statvfs(self._root)
-        least_free = int(LEAST_FREE_SHARE * disk.f_blocks * disk.f_frsize)
+        least_free = int(MIN_FREE_SHARE * disk.f_blocks * disk.f_frsize)
         return min(
             disk.f_bavail * disk.f_frsize - least_free,
             self.max_bytes - sum(counts.values()) - owed,

@@ -29,7 +29,7 @@ from crc32c import crc32c
 ReadRanges: TypeAlias = Callable[[Sequence[tuple[int, int]]], list[bytes]]
 """Returns exactly the bytes of each range [start, stop), which are requested side by side."""
 
-LEAST_FETCH_BYTES = 64 << 10
+MIN_FETCH_BYTES = 64 << 10
 """Bytes that an unannounced read fetches at least."""
 
 MAX_FETCH_BYTES = 8 << 20
@@ -151,7 +151,7 @@ class _Cache:
             if not is_next:
                 self._run_start = start
             ahead = min(MAX_AHEAD_BYTES, (start - self._run_start) // AHEAD_SHARE)
-            end = max(min(stop, start + MAX_AHEAD_BYTES), start + max(LEAST_FETCH_BYTES, ahead))
+            end = max(min(stop, start + MAX_AHEAD_BYTES), start + max(MIN_FETCH_BYTES, ahead))
             ranges = _cut([(start, self._next_held(start, min(self.size, end)))])
             self._run_stop = ranges[-1][1]
         for (first, _), data in zip(ranges, self._timed(ranges), strict=True):

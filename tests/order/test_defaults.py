@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from mmstream.errors import ConfigError
 from mmstream.order import Corpus, MixtureOrder, Order, Recipe
 from mmstream.order.settings import (
-    LEAST_SHARE,
+    MIN_SHARE,
     OrderSettings,
     RowShape,
     WindowBudget,
@@ -192,8 +192,8 @@ def test_a_mixture_has_fewer_lanes_where_a_source_is_rare(sources, mean_bytes, r
     assert chosen.grid[0] == 1
     assert rows % lanes == 0
     budget = WindowBudget.of_samples(mean_bytes, rows)
-    rarest = min((p / sum(shares) for p in shares if p / sum(shares) > LEAST_SHARE), default=0)
-    assert lanes <= max(8, budget.num_ranges * max(rarest, LEAST_SHARE))
+    rarest = min((p / sum(shares) for p in shares if p / sum(shares) > MIN_SHARE), default=0)
+    assert lanes <= max(8, budget.num_ranges * max(rarest, MIN_SHARE))
     assert lanes * chosen.window * mean_bytes <= 1.1 * max(budget.num_bytes, lanes * mean_bytes)
 
 

@@ -24,7 +24,7 @@ from mmstream.reading.fetcher import Fetcher
 from mmstream.reading.large_samples import FIRST_BYTES, LargeFiles
 from mmstream.reading.plan import needs_single_samples, window_bytes
 from mmstream.reading.step import Job
-from mmstream.tar.lazy_bytes import LEAST_FETCH_BYTES, LazyBytes
+from mmstream.tar.lazy_bytes import MIN_FETCH_BYTES, LazyBytes
 from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import video_file
 from tests.helpers.reader_thread import reader_thread
@@ -126,7 +126,7 @@ def test_little_more_is_read_than_is_needed(folder: str) -> None:
         lineage = runner.batch(Job(0, 0, 0, NUM_BATCH_ROWS))["__lineage__"]
     requests = [each for each in store.ranges if each[0].endswith(".tar")]
     num_bytes = sum(stop - start for _, start, stop in requests)
-    assert num_bytes <= NUM_BATCH_ROWS * (FIRST_BYTES + 9 * LEAST_FETCH_BYTES + 150_000)
+    assert num_bytes <= NUM_BATCH_ROWS * (FIRST_BYTES + 9 * MIN_FETCH_BYTES + 150_000)
     # All of it is counted with the step that needed it.
     assert (lineage.num_bytes, lineage.num_requests) == (num_bytes, len(requests))
     with served(pipeline_of(folder, shuffle=False)) as first_batch:
@@ -221,7 +221,7 @@ def test_a_bad_file_is_read_again_where_it_was_read(folder: str) -> None:
         if name.endswith(".tar") and start <= VIDEO_BYTES + 511 < stop
     ]
     assert len(reads_of_last_frame) == 2
-    assert all(stop - start <= LEAST_FETCH_BYTES for start, stop in reads_of_last_frame)
+    assert all(stop - start <= MIN_FETCH_BYTES for start, stop in reads_of_last_frame)
 
 
 @pytest.mark.parametrize("first_byte", [VIDEO_BYTES // 2, VIDEO_BYTES + 512])
@@ -370,5 +370,5 @@ def test_frames_of_a_video_on_s3_take_few_bytes_of_it(s3: str) -> None:
     assert batch["video_pts_s"].tolist() == expected.times_s.tolist()
     lineage = batch["__lineage__"]
     assert len(content) > 2 * MIN_LAZY_BYTES
-    assert lineage.num_bytes - lineage.transfers.num_bytes < 5 * LEAST_FETCH_BYTES
+    assert lineage.num_bytes - lineage.transfers.num_bytes < 5 * MIN_FETCH_BYTES
     assert lineage.transfers.num_bytes <= 2 * 3 * FIRST_BYTES  # also those of later steps

@@ -320,7 +320,7 @@ def test_the_dataset_that_comes_again_soonest_gets_the_room(new_cache, root):
 
 
 def test_a_part_of_the_disk_stays_free(new_cache, root, monkeypatch):
-    monkeypatch.setattr(node_cache, "LEAST_FREE_SHARE", 1.0)  # others write to this disk, too
+    monkeypatch.setattr(node_cache, "MIN_FREE_SHARE", 1.0)  # others write to this disk, too
     fill(new_cache(), (file_of(), 0, 10))
     assert bytes_on_disk(root) == 0
 

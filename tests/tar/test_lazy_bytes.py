@@ -81,7 +81,7 @@ def test_bytes_of_the_head_and_those_that_were_read_are_not_fetched_again() -> N
     for start, stop in [(0, 1000), (1000, 2000), (1500, 60_000)]:
         assert value.read(start, stop) == CONTENT[start:stop]
     value.within(500, 5000).read(1000, 1500)
-    assert file.calls == [[(1000, 1000 + lazy_bytes.LEAST_FETCH_BYTES)]]
+    assert file.calls == [[(1000, 1000 + lazy_bytes.MIN_FETCH_BYTES)]]
 
 
 def test_reads_in_a_row_fetch_at_most_a_quarter_too_much() -> None:
@@ -92,7 +92,7 @@ def test_reads_in_a_row_fetch_at_most_a_quarter_too_much() -> None:
             while reads.tell() < num_needed:
                 reads.read(num_needed - reads.tell())
             assert reads.tell() > position
-            assert file.num_bytes <= 1.25 * num_needed + lazy_bytes.LEAST_FETCH_BYTES
+            assert file.num_bytes <= 1.25 * num_needed + lazy_bytes.MIN_FETCH_BYTES
     assert len(file.calls) < 40  # 915 reads
 
 

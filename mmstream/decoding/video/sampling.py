@@ -268,7 +268,7 @@ def _check_enough(num_frames: int, num_source_frames: int) -> None:
 
 # -- sizes of frames that share a budget of pixels -------------------------------------------------
 
-_LEAST_SHARE = 1.05
+_MIN_SHARE = 1.05
 """The share of a frame is at least so many times the fewest pixels, which leaves room to round."""
 
 
@@ -291,7 +291,7 @@ def capped_frame_pixels(
         >>> capped_frame_pixels(200, 1000, 50_000, 100_000)
         1050
     """
-    return max(min(max_frame_pixels, max_video_pixels // num_frames), int(low * _LEAST_SHARE))
+    return max(min(max_frame_pixels, max_video_pixels // num_frames), int(low * _MIN_SHARE))
 
 
 def longest_shape(picture: Shape, side: int) -> Shape:
