@@ -100,8 +100,8 @@ def _video(data: bytes, deadline: Deadline, decode: bool) -> Facts:
     if file.timeline.duration_s > 0:
         facts["fps"] = round(file.fps, 6)
     facts["num_frames"] = _num_decoded(data, deadline) if decode else file.timeline.num_frames
-    if file.turn.rotation:
-        facts["rotation"] = file.turn.rotation
+    if file.orientation.rotation:
+        facts["rotation"] = file.orientation.rotation
     return facts | sound
 
 

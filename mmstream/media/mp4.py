@@ -32,7 +32,7 @@ from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import IntArray
 
 
-class Turn(NamedTuple):
+class Orientation(NamedTuple):
     """What a player does with each stored frame."""
 
     rotation: int
@@ -41,11 +41,11 @@ class Turn(NamedTuple):
     """Whether the frame is turned upside down before that, as in a mirror."""
 
 
-UPRIGHT = Turn(0)
+UPRIGHT = Orientation(0)
 """Nothing is done."""
 
 
-def turn_of(matrix: Sequence[int]) -> Turn:
+def parse_matrix(matrix: Sequence[int]) -> Orientation:
     """Return what a matrix means (ISO 14496-12, section 6.2.2).
 
     Args:
@@ -53,14 +53,14 @@ def turn_of(matrix: Sequence[int]) -> Turn:
             stored as a, b, 0, c, d, in any fixed point.
 
     Examples:
-        >>> turn_of([0, 1, 0, -1, 0])
-        Turn(rotation=90, is_flipped=False)
-        >>> turn_of([-1, 0, 0, 0, 1])  # left and right are exchanged
-        Turn(rotation=180, is_flipped=True)
+        >>> parse_matrix([0, 1, 0, -1, 0])
+        Orientation(rotation=90, is_flipped=False)
+        >>> parse_matrix([-1, 0, 0, 0, 1])  # left and right are exchanged
+        Orientation(rotation=180, is_flipped=True)
     """
     a, b, _, c, d = matrix[:5]
     rotation = round(math.degrees(math.atan2(b, a)) / 90) * 90 % 360
-    return Turn(rotation, a * d - b * c < 0)
+    return Orientation(rotation, a * d - b * c < 0)
 
 
 # -- boxes -----------------------------------------------------------------------------------------
@@ -102,13 +102,13 @@ def _number_behind_times(header: bytes) -> int:
     return int.from_bytes(header[position : position + 4], "big")
 
 
-def _track_turn(header: bytes) -> Turn:
+def _track_orientation(header: bytes) -> Orientation:
     """Return how the frames of a track are turned, by its header, which holds a matrix.
 
     A header that ends before it turns nothing.
     """
     matrix = header[52 if header[:1] == b"\1" else 40 :][:20]
-    return turn_of(struct.unpack(">5i", matrix)) if len(matrix) == 20 else UPRIGHT
+    return parse_matrix(struct.unpack(">5i", matrix)) if len(matrix) == 20 else UPRIGHT
 
 
 # -- one look at all of them -----------------------------------------------------------------------
@@ -338,7 +338,7 @@ class Mp4Table(NamedTuple):
     """Where each packet starts in the file."""
     sizes: IntArray
     """Bytes of each packet."""
-    turn: Turn
+    orientation: Orientation
     """How frames are turned to be shown."""
 
 
@@ -393,7 +393,9 @@ def _video_table(data: EncodedMedia, track: Track, movie_clock: int) -> tuple[in
     missing = int((offsets + sizes).max()) - len(data)
     if missing > 0:
         raise DecodeError(f"truncated: {missing:,} bytes are missing at least")
-    table = Mp4Table(without_undecodable_start(timeline), offsets, sizes, _track_turn(header))
+    table = Mp4Table(
+        without_undecodable_start(timeline), offsets, sizes, _track_orientation(header)
+    )
     return _number_behind_times(header), table
 
 

@@ -1,9 +1,9 @@
 """A video file: what is known of it before it is decoded, and chosen frames of it.
 
-Place in the flow: `read_video_file` tells times, size and turn of the frames, and `VideoDecoder`
-chooses packets by them. `pictures` starts FFmpeg's decoder at the key before each of these, feeds
-it up to the packet, and takes the frame out. Between two chosen frames that share no group of
-pictures it jumps.
+Place in the flow: `read_video_file` tells times, size and orientation of the frames, by which
+`VideoDecoder` chooses packets. `pictures` starts FFmpeg's decoder at the key before each of these,
+feeds it up to the packet, and takes the frame out. Between two chosen frames that share no group
+of pictures it jumps.
 
 Frames that no other frame is predicted from are skipped, unless they are chosen.
 """
@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from mmstream.errors import DecodeError
 from mmstream.media.ffmpeg import media_stream, open_media
 from mmstream.media.limits import Deadline
-from mmstream.media.mp4 import UPRIGHT, Mp4Table, Turn, turn_of, video_tables
+from mmstream.media.mp4 import UPRIGHT, Mp4Table, Orientation, parse_matrix, video_tables
 from mmstream.media.timeline import Timeline, demuxed_timeline
 from mmstream.media.types import EncodedMedia, read_range
 
@@ -42,7 +42,7 @@ class VideoFile(NamedTuple):
     """The times of all frames, and their packets."""
     stored: tuple[int, int]
     """(height, width) of the frames as they are stored."""
-    turn: Turn
+    orientation: Orientation
     """How frames are turned to be shown."""
     fps: float
     """Frames per second, on average."""
@@ -54,7 +54,7 @@ class VideoFile(NamedTuple):
     @property
     def picture(self) -> tuple[int, int]:
         """(height, width) of the frames as they are shown."""
-        return self.stored if self.turn.rotation % 180 == 0 else self.stored[::-1]
+        return self.stored if self.orientation.rotation % 180 == 0 else self.stored[::-1]
 
 
 def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> VideoFile:
@@ -88,14 +88,14 @@ def read_video(
     codec: str = stream.codec_context.name
     if table is not None:
         fps = _fps(stream, table.timeline)
-        return VideoFile(table.timeline, stored, table.turn, fps, table, codec)
+        return VideoFile(table.timeline, stored, table.orientation, fps, table, codec)
     discard_others(container, stream)
     packets = _Packets(container, stream)
     name = container.format.name
     has_pts, has_position = name != "avi", name == _SOUGHT_BY_POSITION
     timeline = demuxed_timeline(packets, stream, deadline, MAX_PACKETS, has_pts, has_position)
     fps = _fps(stream, timeline)
-    return VideoFile(timeline, stored, packets.turn(), fps, None, codec)
+    return VideoFile(timeline, stored, packets.orientation(), fps, None, codec)
 
 
 def discard_others(container: Any, stream: Any) -> None:
@@ -113,7 +113,7 @@ def _fps(stream: Any, timeline: Timeline) -> float:
 
 
 class _Packets:
-    """All packets of a stream. The first key frame tells the turn, which no header does."""
+    """All packets of a stream. The first key frame tells the orientation, which no header does."""
 
     def __init__(self, container: Any, stream: Any) -> None:
         self._container, self._stream = container, stream
@@ -125,12 +125,12 @@ class _Packets:
                 self._first = packet
             yield packet
 
-    def turn(self) -> Turn:
+    def orientation(self) -> Orientation:
         """Return how the first key frame is turned to be shown."""
         context = self._stream.codec_context
         frames = [*context.decode(self._first), *context.decode(None)] if self._first else []
         matrix = frames[0].side_data.get("DISPLAYMATRIX") if frames else None
-        return UPRIGHT if matrix is None else turn_of(np.frombuffer(matrix, np.int32).tolist())
+        return UPRIGHT if matrix is None else parse_matrix(np.frombuffer(matrix, np.int32).tolist())
 
 
 # -- frames ----------------------------------------------------------------------------------------
@@ -262,11 +262,12 @@ def _upright(file: VideoFile, frame: Any) -> Pixels:
     plane = frame.planes[0]
     lines = np.frombuffer(plane, np.uint8).reshape(-1, plane.line_size)
     pixels = lines[:height, : 3 * width].reshape(height, width, 3)
-    if file.turn == UPRIGHT:
+    if file.orientation == UPRIGHT:
         return pixels
-    if file.turn.is_flipped:
+    if file.orientation.is_flipped:
         pixels = pixels[::-1]
-    return np.ascontiguousarray(np.rot90(pixels, -file.turn.rotation // 90))  # torch needs it
+    quarter_turns = -file.orientation.rotation // 90
+    return np.ascontiguousarray(np.rot90(pixels, quarter_turns))  # torch needs it
 
 
 def runs(timeline: Timeline, packets: Sequence[int]) -> list[tuple[int, int, list[int]]]:

@@ -89,7 +89,8 @@ def _has_same_frames(file: VideoFile, copy: VideoFile) -> bool:
     times, copied_times = file.timeline.times_s, copy.timeline.times_s
     return (
         copy.table is not None
-        and (copy.stored, copy.turn, copy.codec) == (file.stored, file.turn, file.codec)
+        and (copy.stored, copy.orientation, copy.codec)
+        == (file.stored, file.orientation, file.codec)
         and len(copied_times) == len(times)
         and np.allclose(copied_times, times, rtol=0, atol=_SAME_TIME_S)
         and math.isclose(copy.fps, file.fps, rel_tol=_SAME_RATE)
