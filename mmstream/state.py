@@ -4,7 +4,8 @@ A resume starts at `step`. Nothing is replayed, whatever the ranks and workers a
 nothing about where shards lie or who reads them.
 
 A state ends with a checksum, ``crc32c``. Settings that nobody gave are taken from it, so
-a damaged one could begin another order in mid-epoch. Who edits a state removes it.
+a damaged one could begin another order in mid-epoch. If you edit a state by hand, delete its
+``crc32c``.
 """
 
 from __future__ import annotations
@@ -42,11 +43,11 @@ OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
 """How a state of mid-epoch is treated that does not fit the present order."""
 
 
-def stands_before(step: int) -> str:
-    """Return the end of an error's message: where the state stands, and how a run goes on there."""
+def resume_hint(step: int) -> str:
+    """Return the end of an error's message: where the state is, and how to resume from it."""
     return (
-        f"the state stands before step {step}: loader.load_state_dict(loader.state_dict()) and a "
-        "new loop go on there"
+        f"the state is at step {step}: to resume from it, call "
+        "loader.load_state_dict(loader.state_dict()) and begin a new loop"
     )
 
 

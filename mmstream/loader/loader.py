@@ -26,7 +26,7 @@ from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import cpu_seconds, pss_bytes
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
-from mmstream.state import OnChange, make_state, position_after, resume, stands_before
+from mmstream.state import OnChange, make_state, position_after, resume, resume_hint
 from mmstream.types import Batch
 from mmstream.world import RowsPerRank, World, check_consistency, resolve_world, rows_of_rank
 
@@ -164,8 +164,8 @@ class Loader(IterableDataset[Batch]):
             BadSampleLimitError: too many bad samples.
             ShardError, StorageError: data or storage that stops a run.
             MMStreamError: a worker has died, or a batch took longer than `stall_timeout_s`. The
-                state stands before its step: ``load_state_dict(state_dict())`` and a new ``for`` go
-                on there, with new workers.
+                state is at its step: ``load_state_dict(state_dict())`` and a new ``for`` resume
+                from it, with new workers.
         """
         _refuse_regrouping(sys._getframe(1))
         for batch in self.iter_undelivered():
@@ -205,7 +205,7 @@ class Loader(IterableDataset[Batch]):
                 with plain_tensors():
                     batch = next(batches, None)
             except BaseException as error:
-                explanation = self._makers.explained(error, stands_before(self._position[1]))
+                explanation = self._makers.explained(error, resume_hint(self._position[1]))
                 self.close()  # workers may hold half a step: the next iteration starts new ones
                 if explanation is None:
                     raise

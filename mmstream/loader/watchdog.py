@@ -18,11 +18,11 @@ from typing import NamedTuple, Protocol
 from mmstream.errors import MMStreamError
 from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
-from mmstream.state import stands_before
+from mmstream.state import resume_hint
 
 logger = logging.getLogger(__name__)
 
-LOOK_S = 0.5
+POLL_S = 0.5
 """Seconds between two looks."""
 
 
@@ -77,9 +77,9 @@ class Watchdog:
         """Start the thread, if it does not run yet."""
         if self._thread is None:
             # The thread does not keep a loader alive that was dropped without `close`.
-            arguments = weakref.ref(self), self._closed, self._look_s()
+            arguments = weakref.ref(self), self._closed, self._poll_s()
             self._thread = threading.Thread(
-                target=_look_again_and_again, args=arguments, name="mmstream-watchdog", daemon=True
+                target=_poll_until_closed, args=arguments, name="mmstream-watchdog", daemon=True
             )
             self._thread.start()
 
@@ -96,11 +96,11 @@ class Watchdog:
         """End the thread."""
         self._closed.set()
 
-    def look(self, warned: tuple[Job, float, float] | None) -> tuple[Job, float, float] | None:
-        """Look once.
+    def poll_once(self, warned: tuple[Job, float, float] | None) -> tuple[Job, float, float] | None:
+        """See whether the awaited batch is late, or can never come.
 
         Args:
-            warned: what the look before has returned.
+            warned: what the call before has returned.
 
         Returns:
             The awaited job, since when, and after how many seconds the next warning is due.
@@ -120,7 +120,7 @@ class Watchdog:
         if timeout_s is not None and waited >= timeout_s:
             self.error = MMStreamError(
                 f"{self._watched.describe(job)} (stall_timeout_s={timeout_s:g}); "
-                f"{stands_before(job.step)}"
+                f"{resume_hint(job.step)}"
             )
             self._watched.end()
         elif waited >= due:
@@ -128,8 +128,8 @@ class Watchdog:
             due = max(2 * due, waited)
         return job, since, due
 
-    def _look_s(self) -> float:
-        return min(LOOK_S, self._limits.warning_s / 2, (self._limits.timeout_s or LOOK_S) / 2)
+    def _poll_s(self) -> float:
+        return min(POLL_S, self._limits.warning_s / 2, (self._limits.timeout_s or POLL_S) / 2)
 
 
 def _close(closed: threading.Event, pid: int) -> None:
@@ -142,13 +142,13 @@ def _close(closed: threading.Event, pid: int) -> None:
         closed.set()
 
 
-def _look_again_and_again(
-    reference: weakref.ref[Watchdog], closed: threading.Event, look_s: float
+def _poll_until_closed(
+    reference: weakref.ref[Watchdog], closed: threading.Event, poll_s: float
 ) -> None:
     warned = None
-    while not closed.wait(look_s):
+    while not closed.wait(poll_s):
         watchdog = reference()
         if watchdog is None:
             return
-        warned = watchdog.look(warned)
+        warned = watchdog.poll_once(warned)
         del watchdog

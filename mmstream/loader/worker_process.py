@@ -41,7 +41,7 @@ from mmstream.progress import Progress, Stage, Work
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.process import ReaderProcess
 from mmstream.reading.step import Job
-from mmstream.state import stands_before
+from mmstream.state import resume_hint
 from mmstream.types import Batch
 
 logger = logging.getLogger(__name__)
@@ -379,7 +379,7 @@ class WorkerGroup:
         return MMStreamError(
             f"{self.label}worker {number} (pid {self._processes[number].pid}) "
             f"{words_of_exit(exit_code)} {moment}{others}; {_advice(exit_code)}; "
-            f"{stands_before(job.step)}"
+            f"{resume_hint(job.step)}"
         )
 
     def wait_for_end(self, seconds: float) -> None:

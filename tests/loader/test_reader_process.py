@@ -21,7 +21,7 @@ import torch.distributed
 import mmstream as mm
 from mmstream.loader import advice
 from mmstream.reading import process
-from mmstream.state import stands_before
+from mmstream.state import resume_hint
 from tests.helpers.corpora import write_corpus
 from tests.helpers.paths import ROOT
 from tests.helpers.states import edited
@@ -177,7 +177,7 @@ def test_a_dead_reader_process_is_one_clear_error_and_the_next_iteration_goes_on
     step = remote.state_dict()["step"]
     assert str(caught.value) == (
         f"the reader process (pid {pids[0]}) was killed by SIGKILL (exit code -9); a new loop "
-        f"starts another one; {stands_before(step)}"
+        f"starts another one; {resume_hint(step)}"
     )
     remote.load_state_dict(remote.state_dict())
     assert delivered + [described(batch) for batch in remote] == expected

@@ -23,7 +23,7 @@ from mmstream.loader.worker_process import WorkerGroup
 from mmstream.processes.workers import end_fork_server, start_fork_server
 from mmstream.progress import Progress, Stage
 from mmstream.reading.step import Job
-from mmstream.state import stands_before
+from mmstream.state import resume_hint
 from tests.helpers.bad_corpus import write_tiny
 from tests.helpers.corpora import write_corpus
 from tests.helpers.wait import has_ended, wait_until
@@ -94,7 +94,7 @@ def test_a_killed_worker_is_one_line_with_its_signal_and_its_last_sample(
     assert re.fullmatch(
         rf"worker {step % 2} \(pid \d+\) was killed by SIGKILL \(exit code -9\) at step {step}, "
         rf"last sample shard-000000\.tar\[{4 * step}\] .*memory ran out.*"
-        rf"{re.escape(stands_before(stands))}",
+        rf"{re.escape(resume_hint(stands))}",
         str(caught.value),
     )
     assert type(caught.value) is mm.MMStreamError
@@ -142,7 +142,7 @@ def test_to_device_raises_the_same_line_after_the_batch_before_it(tiny):
         for batch in mm.to_device(loader, "cpu"):
             seen.append(batch["__lineage__"].step)
     assert seen == list(range(loader.state_dict()["step"]))
-    assert str(caught.value).endswith(stands_before(len(seen)))
+    assert str(caught.value).endswith(resume_hint(len(seen)))
 
 
 @pytest.mark.slow
@@ -266,7 +266,7 @@ def test_a_stopped_worker_is_warned_of_again_and_again_and_then_ended(
     assert re.fullmatch(
         r"worker 1 \(pid \d+, state T: stopped by a signal.*\) has not answered: "
         r"step 5 of epoch 0, decoding shard-000000\.tar\[20\] .*\(stall_timeout_s=5\); "
-        rf"{re.escape(stands_before(loader.state_dict()['step']))}",
+        rf"{re.escape(resume_hint(loader.state_dict()['step']))}",
         str(caught.value),
     )
     warnings = [r.getMessage() for r in caplog.records if "worker 1 (pid" in r.getMessage()]
@@ -353,7 +353,7 @@ def test_warnings_come_at_doubling_times_and_anew_for_each_batch(caplog, clock):
             for second in range(100):
                 clock[0] = start + second
                 caplog.clear()
-                warned = dog.look(warned)
+                warned = dog.poll_once(warned)
                 if caplog.records:
                     seconds.append(second)
                     message = f"waiting for {second} s: nobody makes step {step}"
@@ -366,7 +366,7 @@ def test_nothing_is_warned_of_while_nobody_waits(caplog, clock):
     with dog.waiting_for(Job(0, 5, 0, 4)):
         pass
     clock[0] += 1000
-    assert dog.look(None) is None
+    assert dog.poll_once(None) is None
     assert (caplog.records, dog.error) == ([], None)
 
 

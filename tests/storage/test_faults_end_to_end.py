@@ -83,7 +83,7 @@ def test_a_server_that_is_gone_ends_the_run_with_one_error_and_the_state_resumes
     state = loader.state_dict()
     loader.close()
     message = str(caught.value)
-    for words in ("s3://", "failed ", "times in ", f"the state stands before step {state['step']}"):
+    for words in ("s3://", "failed ", "times in ", f"the state is at step {state['step']}"):
         assert words in message
     proxy.come_back()
     monkeypatch.delenv("MMSTREAM_STORAGE_PATIENCE_S")

@@ -222,6 +222,6 @@ def test_a_killed_worker_ends_its_rank_with_one_line(corpus: str, tmp_path: Path
     last = log.rstrip().splitlines()[-1]
     assert last.startswith("error: rank 1: worker 0 (pid ")
     assert "was killed by SIGKILL (exit code -9)" in last
-    assert "the state stands before step" in last
+    assert "the state is at step" in last
     assert "Traceback" not in log
     assert "DataLoader" not in log
