@@ -109,7 +109,7 @@ class Pack(Flat):
         max_tokens: The most tokens of a row.
         plan: The plan: its name, its folder or URL, or an open one. None: the one that fits. With a
             mixture, each source has a plan: their common name, or a dict of them by source.
-        weights_of: With a mixture: what its weights are proportions of. They are kept in the mean,
+        weights_of: With a mixture: what its weights are proportions of. They are kept on average,
             because packs hold samples of one source each, and different numbers of them.
         limits: `PackLimits`: what a row may hold beside tokens. None: tokens alone.
         cost: What a row costs the model, by which rows are dealt to ranks. None: they are not

@@ -698,7 +698,7 @@ def packs_of_mixture(
         for step, of_step in shares.items():
             summary = ", ".join(f"{share:,} of {name}" for name, share in of_step.items())
             total = sum(of_step.values())
-            logger.info("from step %s: of %d packs, in the mean: %s", f"{step:,}", total, summary)
+            logger.info("from step %s: of %d packs, on average: %s", f"{step:,}", total, summary)
     return order
 
 

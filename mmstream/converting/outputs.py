@@ -631,7 +631,7 @@ def plan_outputs(
 
     Raises:
         ConfigError: a destination holds something else, such as a dataset without splits above
-            the folders of splits. Who opens it would get that one.
+            the folders of splits. Whoever opens it would get that one.
     """
     if None not in rows_of_splits and store.exists(MANIFEST_NAME):
         raise ConfigError(

@@ -144,7 +144,7 @@ class ThreadedCalls(Generic[T]):
 #
 # torch computes `exp`, `log`, `sin` and the like with a library, oneMKL. It chooses the code of
 # such a function in the first call. Versions up to 2024.2 choose wrongly where that call comes from
-# two threads at once: one of them gets a result with errors of 1e-4, without a word. A mel window
+# two threads at once: one of them silently gets a result with errors of 1e-4. A mel window
 # that was computed so and kept would spoil all features of a process. See
 # https://github.com/pytorch/pytorch/issues/188792.
 #

@@ -357,7 +357,7 @@ def _positions_by_row(
     """Return the positions of all rows by the model's rule, int64 [3, B, T].
 
     The rule is told once for a whole batch whether videos have their sound between their frames. A
-    silent video would then get the positions of text, without a word. So each row is one call.
+    silent video would then get the positions of text, unnoticed. So each row is one call.
 
     Args:
         model: The model; None where only its config is known.

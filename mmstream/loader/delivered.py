@@ -129,7 +129,7 @@ class DeliveredCounts:
             "--where` (docs/pipeline.md#filters)",
             f"{num_skipped:,}",
             f"{num_samples:,}",
-            f": the others come {repeats:.1f} times in an epoch, in the mean" * is_repeated,
+            f": the others come {repeats:.1f} times in an epoch, on average" * is_repeated,
         )
 
     def _count_text_losses(self, lineage: BatchLineage) -> None:

@@ -1,4 +1,4 @@
-"""A stranger's audio or video file, opened by FFmpeg (PyAV) with limits.
+"""An untrusted audio or video file, opened by FFmpeg (PyAV) with limits.
 
 Place in the flow: the ground of the decoders of audio and video, and of the converter's check of
 media files:

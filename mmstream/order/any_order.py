@@ -85,7 +85,7 @@ class AnyOrder(Protocol):
 
     @property
     def range_samples(self) -> float:
-        """Neighbouring rows that one read of a window fetches, at most or in the mean."""
+        """Neighbouring rows that one read of a window fetches, at most or on average."""
 
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types."""

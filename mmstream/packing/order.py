@@ -446,7 +446,7 @@ def bad_units(plan: PackPlan, bad: IntArray) -> IntArray:
 #
 # Each source has separate epochs, with each of its packs once. Weights say how many
 # samples or tokens a source gives, so they become shares of packs: those weights over what a pack
-# of the source holds in the mean. They are kept in the mean of many packs, since packs differ.
+# of the source holds on average. They are kept on average over many packs, since packs differ.
 
 
 class MixturePackOrder(PackOrder):

@@ -159,7 +159,7 @@ class PackPlan:
 
     @property
     def mean_samples(self) -> float:
-        """Samples of a unit, in the mean."""
+        """Samples of a unit, on average."""
         return self.members.size / max(1, self.num_units)
 
     @property
@@ -627,7 +627,7 @@ class MixturePlan:
         return sources
 
     def shares(self, weights: Sequence[float], weights_of: WeightsOf) -> list[int]:
-        """Return shares of packs, so that the weights of what they hold are kept in the mean.
+        """Return shares of packs, so that the weights of what they hold are kept on average.
 
         Args:
             weights: of the sources, from 0.
@@ -663,7 +663,7 @@ class MixturePlan:
         }
 
     def row_shape(self, shares: Mapping[str, int]) -> RowShape:
-        """Return what a unit is, in the mean of shares of units."""
+        """Return what a unit is, on average over shares of units."""
         total = sum(shares.values()) or 1
         samples = [shares[name] * plan.mean_samples for name, plan in self.plans.items()]
         spread = [shares[name] * plan.spread for name, plan in self.plans.items()]
@@ -677,7 +677,7 @@ def unit_shares(weights: Sequence[float], means: Sequence[Fraction]) -> list[int
 
     Args:
         weights: of the sources, from 0.
-        means: what a unit of each source holds in the mean.
+        means: what a unit of each source holds on average.
 
     Raises:
         ConfigError: impossible weights, or one is too small beside the others.

@@ -42,9 +42,9 @@ from mmstream.types import IntArray
 logger = logging.getLogger(__name__)
 
 MAX_RUN_BYTES = 8 << 20
-"""Longest run. Orders plan runs of 4 MiB in the mean; samples differ, so half are longer than that.
+"""Longest run. Orders plan runs of 4 MiB on average; samples differ, so half are longer than that.
 
-Cut at 4 MiB, samples of 110 kB in the mean cost 384 requests a GB where they now cost 294.
+Cut at 4 MiB, samples of 110 kB on average cost 384 requests a GB where they now cost 294.
 """
 
 MAX_HEAD_BYTES = 256 << 10
@@ -473,7 +473,7 @@ def window_bytes(
 
 
 def _samples_of_rows(order: AnyOrder, num_sources: int) -> list[float]:
-    """Return how many samples a row of each source has, in the mean."""
+    """Return how many samples a row of each source has, on average."""
     if not isinstance(order, PackOrder):
         return [1] * num_sources
     plan = order.plan

@@ -35,7 +35,7 @@ logger = logging.getLogger(__name__)
 
 FILE_BYTES = 16 << 20
 """Samples that a file has room for take about so much at most, and half of it at least. Runs have 4
-MiB in the mean, so few of them lie in two files."""
+MiB on average, so few of them lie in two files."""
 
 MAX_FILE_SAMPLES = 1024
 """Samples of a file. Its table has 8 bytes for each, and is read with each range."""

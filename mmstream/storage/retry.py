@@ -149,8 +149,8 @@ class Failures:
 
         Returns:
             Seconds to wait before the next attempt. They are drawn at random, from a span that
-            doubles with each attempt. A server that says how long to wait has its will, up to a
-            third of the patience.
+            doubles with each attempt. A server's Retry-After is honoured, up to a third of the
+            patience.
 
         Raises:
             StorageError: There is no next attempt.

@@ -146,8 +146,8 @@ def test_plans_are_made_for_each_source_and_found_by_replay(
     source = pipeline(folders, pack={"plan": None})
     mm.plan(source)
     loader = mm.Loader(source)
-    (words,) = [line for line in caplog.messages if "packs, in the mean" in line]
-    assert words == "from step 0: of 32 packs, in the mean: 23 of web, 9 of notes"
+    (words,) = [line for line in caplog.messages if "packs, on average" in line]
+    assert words == "from step 0: of 32 packs, on average: 23 of web, 9 of notes"
     page = source._repr_html_()
     assert "once in" in page
     assert "MixturePlan" in page

@@ -205,7 +205,7 @@ def test_a_mixture_of_one_source_has_the_defaults_of_a_dataset():
 
 def test_the_window_of_a_mixture_is_that_of_its_mean_sample():
     expected = defaults(20 * 10**6, 10**6, 256)
-    # 1 of 4 samples has 3 MB, 3 of 4 have 1/3 MB: 1 MB in the mean.
+    # 1 of 4 samples has 3 MB, 3 of 4 have 1/3 MB: 1 MB on average.
     sizes = [(3 * 10**13, 10**7), (10**13 // 3, 10**7)]
     chosen = mixture_settings([1, 3], sizes, 256)
     assert (chosen.grid, chosen.window, chosen.chunk) == (

@@ -1,4 +1,4 @@
-"""The order over packs of a mixture: shares in the mean, each sample once a source epoch."""
+"""The order over packs of a mixture: shares on average, each sample once a source epoch."""
 
 from __future__ import annotations
 

@@ -42,7 +42,7 @@ PAGE_BYTES = 4096
 MAX_SAMPLE_BYTES = 30_000
 LIMIT = 12 << 20
 PAUSE_S = 0.1
-"""Between two kills, in the mean."""
+"""Between two kills, on average."""
 DAMAGE_SHARE = 0.3
 """Of the kills, before which a file is damaged."""
 WAIT_SHARE = 0.05

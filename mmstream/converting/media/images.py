@@ -193,7 +193,7 @@ def _plugin(data: bytes, extension: str) -> Callable[[io.BytesIO], ImageFile.Ima
 
 
 def _require_keepable(image: Image.Image, data: bytes) -> None:
-    """Refuse what would be lost without a word."""
+    """Refuse what would be lost silently."""
     if getattr(image, "is_animated", False):
         raise DecodeError(
             "an animation, or several pictures: only the first one could be stored in another form"

@@ -297,7 +297,7 @@ def _integer(value: int, name: str) -> int:
 
 
 def _is_picture(value: Any) -> bool:
-    """Tell whether a value is a picture of Pillow. Who has one has imported Pillow."""
+    """Tell whether a value is a picture of Pillow. Whoever has one has imported Pillow."""
     pillow = sys.modules.get("PIL.Image")
     return pillow is not None and isinstance(value, pillow.Image)
 

@@ -207,7 +207,7 @@ def _refuse_lerobot(url: str, rows_as: RowKind | None) -> None:
     """Refuse a data set of LeRobot, unless the caller says what its rows are.
 
     Its tables have a row for each frame, and its videos hold many episodes. Read as a folder of
-    media, it would become something else without a word.
+    media, it would silently become something else.
     """
     if rows_as is not None:
         return

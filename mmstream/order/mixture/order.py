@@ -312,7 +312,7 @@ class MixtureOrder(SampleRows):
 
     @property
     def range_samples(self) -> float:
-        """Neighbouring samples that one read of a window fetches, in the mean of the sources."""
+        """Neighbouring samples that one read of a window fetches, on average over the sources."""
         shares = self.recipe.shares[0]
         samples = [source.range_samples for source in self._sources]
         return sum(share * size for share, size in zip(shares, samples, strict=True)) / sum(shares)
