@@ -13,6 +13,7 @@ index_tars.py    make indexes and a manifest for tars that others wrote
 facts.py         NAME.tar.facts: texts and the sizes of images
 bad_list.py      mmstream.bad.json: samples that no epoch shows
 mixture.py       several datasets with weights, read as one, and the JSON file of them
+condition.py     conditions over the columns of samples
 source.py        what the stages ask of a dataset or a mixture
 verify.py        read everything, and report what is wrong
 """

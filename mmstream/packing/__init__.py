@@ -1,7 +1,7 @@
 """Plans of packs: which samples form one row of a batch, decided once, from their lengths.
 
     measure_file.py  the lengths of all samples: a measure, as a file for each shard
-    settings.py      what a pack may hold, and conditions on samples
+    settings.py      what a pack may hold
     planner.py       a measure -> groups of shards -> packs of samples -> a plan
     plan.py          a plan: documents and sums of its units, its files; those of a mixture as one
     order.py         the order over packs, of a dataset or a mixture, answered in samples

@@ -12,6 +12,7 @@ import msgspec
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.dataset.condition import Condition
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import ConfigError, escaped, where
 from mmstream.packing.measure_file import NOT_MEASURED, Measure, is_same_shard
@@ -24,7 +25,7 @@ from mmstream.packing.plan import (
     UNUSABLE,
     PackPlan,
 )
-from mmstream.packing.settings import PackLimits, evaluate
+from mmstream.packing.settings import PackLimits
 from mmstream.types import IntArray
 
 # -- shards -> groups, and the samples of a group -> packs -----------------------------------------
@@ -365,7 +366,7 @@ def choose(measure: Measure, limits: PackLimits, bad: IntArray | None = None) ->
     for number, (amounts, most) in enumerate(used):
         reasons[amounts > most] = OVER_A_LIMIT if number else TOO_LONG
     if limits.where:
-        reasons[~evaluate(limits.where, measure.column)] = CONDITION
+        reasons[~fulfils(limits.where, measure)] = CONDITION
     if bad is not None:
         starts = np.cumsum(measure.counts) - measure.counts
         covered = bad[bad[:, 0] < len(measure.shards)]  # others are of shards without a measure
@@ -374,6 +375,16 @@ def choose(measure: Measure, limits: PackLimits, bad: IntArray | None = None) ->
     reasons[measured == NOT_MEASURED] = NOT_CHOSEN
     most_of = np.array([most for _, most in used], dtype=np.int64)
     return Chosen(tokens, np.column_stack([amounts for amounts, _ in used]), most_of, reasons)
+
+
+def fulfils(where: str, measure: Measure) -> Mask:
+    """Return which samples fulfil a condition, bool [num_samples]. Unknown is no."""
+    import pyarrow as pa
+
+    condition = Condition.parse(where)
+    columns = {name: pa.array(measure.column(name)) for name in condition.names}
+    truth = condition.evaluate(columns).fill_null(False)
+    return np.asarray(truth.to_numpy(zero_copy_only=False))
 
 
 def choose_in_parts(

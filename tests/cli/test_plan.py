@@ -126,7 +126,7 @@ def test_facts_are_written_once(mmstream, corpus) -> None:
         ("--tokenizer bytes --epochs 2-1", "--epochs 2-1: give numbers such as 0-2"),
         ("--tokenizer bytes --epochs x", "--epochs x: give numbers such as 0-2"),
         ("--tokenizer bytes --where size>1", "the measure has no such column, but"),
-        ("--tokenizer bytes --where size>", "is no condition over columns"),
+        ("--tokenizer bytes --where size>", "'>' is not understood"),
         ("--tokenizer bytes --document-multiple-of 7", "needs a multiple of"),
         ("--tokenizer bytes --name a/b", "cannot be the name of a folder"),
     ],
