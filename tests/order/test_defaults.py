@@ -1,5 +1,8 @@
 """The default grid, window, interleave and chunk: functions of the corpus and G alone."""
 
+import hashlib
+from itertools import product
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -240,3 +243,43 @@ def test_window_bytes_take_the_place_of_a_window():
     )
     assert mixed.recipe.settings["web"].window == 32 * 38
     assert mixed.recipe.grid == order.grid
+
+
+SHAPES = (RowShape(), RowShape(4, 2), RowShape(20, 8), RowShape(3, 40))
+
+
+def test_golden_digest_of_many_defaults():
+    """A default that changes gives new runs another order: it must be meant, and in the changelog.
+
+    Corpora of 10 to 10^7 samples of 500 bytes to 3 MB, steps of 1 to 4,096 rows, packs, mixtures.
+    """
+    sizes = tuple(product((10, 3000, 10**5, 10**7), (500, 5 * KB, 110 * KB, 3000 * KB)))
+    settings = [
+        default_settings(num_samples, num_samples * mean, rows, row_shape=shape)
+        for (num_samples, mean), rows, shape in product(sizes, (1, 64, 1000, 4096), SHAPES)
+    ]
+    settings += [
+        mixture_settings(shares, sources, rows, row_shape=shape)
+        for shares, rows, shape in product(((1, 1), (60, 1), (70, 1), (900, 1)), (64, 4096), SHAPES)
+        for sources in (
+            [(num_samples * mean, num_samples), (10**6 * 110 * KB, 10**6)]
+            for num_samples, mean in sizes
+        )
+    ]
+    digest = hashlib.sha256(repr(settings).encode()).hexdigest()
+    assert digest[:16] == "36497dfc7d9c96c0"
+
+
+def test_samples_in_the_order_of_the_corpus_are_read_one_by_one():
+    settings = {"global_batch_size": 4, "window": 50}
+    assert Order.from_counts([500], **settings, shuffle=False).range_samples == 1
+    assert Order.from_counts([500], **settings, chunk=7, interleave=2).range_samples == 7
+
+
+@pytest.mark.parametrize("rows", [None, (2, 5)])
+def test_a_row_that_is_no_pack_is_one_document_of_unknown_length(rows):
+    order = Order.from_counts([500], global_batch_size=8)
+    num_rows = 8 if rows is None else 3
+    assert order.document_counts(0, 0, rows).tolist() == [1] * num_rows
+    assert order.document_tokens(0, 0, rows).tolist() == [0] * num_rows
+    assert order.order_rows(0, 0, rows).tolist() == list(range(*(rows or (0, 8))))
