@@ -98,8 +98,9 @@ def resume(
             raise
     _check_seal(state)
     plan = order.plan if isinstance(order, PackOrder) else None
-    old_order, epoch, step = order_of_state(_without_unused_bad_list(state), source, plan)
+    old_order, epoch, step = order_of_state(_without_unused_choices(state), source, plan)
     if step == 0:
+        _log_selections(state["order"], order.identity(), epoch)
         return epoch, step, order
     logger.info(
         "steps %d to %d of epoch %d follow the saved settings, %d rows each; then the present "
@@ -308,16 +309,17 @@ def _shown(value: Any) -> str:
         return f"a {type(value).__name__} that is too long to show"
 
 
-def _without_unused_bad_list(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state without its bad list at the start of an epoch, where the list may change.
+def _without_unused_choices(state: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a state without its bad list and selection where an epoch begins with present ones.
 
     It has no checksum any more.
     """
     identity = state.get("order")
     if state.get("step") != 0 or not isinstance(identity, Mapping):
         return state
-    key = f"{DATASET} bad" if "plan" in identity else "bad"
-    changed = {**state, "order": {**identity, key: None}}
+    prefix = f"{DATASET} " if "plan" in identity else ""
+    kept = {key: value for key, value in identity.items() if key != f"{prefix}selection"}
+    changed = {**state, "order": {**kept, f"{prefix}bad": None}}
     changed.pop(_SEAL, None)
     return changed
 
