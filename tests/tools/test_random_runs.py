@@ -33,7 +33,8 @@ Steps = dict[tuple[int, int], dict[int, Row]]
 
 def judged(folder: Path, seed: int, **changes: object) -> tuple[Facts, Steps]:
     """The facts and the steps of a trial of this kind."""
-    draw, trial = random.Random(seed), random_trial.Trial(seed)
+    draw, choose = random.Random(seed), random.Random(f"views {seed}")
+    trial = random_trial.Trial(seed, choose=choose)
     data = random_trial._draw_data(trial, folder, draw)
     pipeline = data.pipeline({"global_batch_size": 4, "seed": 1, **changes})
     shard_of = {name: number for number, name in enumerate(data.shard_names())}
@@ -107,7 +108,9 @@ def test_the_judge_sees_a_sample_that_comes_twice_and_one_that_is_lost(
         judge(facts, with_row(steps, lambda _: good[0], lambda row: row == good[1]))
     more = {**facts.samples, (99, 0): next(iter(facts.samples.values()))}
     with pytest.raises(AssertionError, match="rows of steps"):
-        judge(replace(facts, samples=more), steps)
+        judge(replace(facts, samples=more, chosen=facts.chosen | {(99, 0)}), steps)
+    with pytest.raises(AssertionError, match="is not chosen"):
+        judge(replace(facts, chosen=facts.chosen - {good[0].planned[0]}), steps)
     with pytest.raises(AssertionError, match="is on the bad list"):
         judge(replace(facts, listed=frozenset({good[0].planned[0]})), steps)
 

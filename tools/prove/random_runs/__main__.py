@@ -5,10 +5,12 @@
     python -m tools.prove.random_runs --seed 1234 --trials 1    # one that has failed
 
 A trial writes one to three datasets with bad samples, and draws a pipeline: rows, flat batches or
-packs, of a dataset or a mixture, with any grid and window. It reads two epochs, which must keep the
+packs, of a dataset or a mixture, with any grid and window. Most that are not packs are of views:
+slices, random parts, complements and lists of samples. It reads two epochs, which must keep the
 promises of docs/guarantees.md. Then it reads them in parts: each on other ranks, workers, threads
 and storage, with and without a node cache. Parts end anywhere, some with killed workers, and some
-change the settings. All must show the same rows. The exit code is 1 if a trial fails.
+change the settings, the view or the number of shards. All must show the same rows, and states of
+another selection are refused in mid-epoch. The exit code is 1 if a trial fails.
 """
 
 from __future__ import annotations

@@ -80,6 +80,8 @@ class Corpus:
     has_wavs: bool = False
     has_checksums: bool = False
     shards: list[ShardInfo] = field(default_factory=list)
+    shown: list[ShardInfo] = field(default_factory=list)
+    """The shards of the manifest as it is now."""
     s3_url: str = ""
     """Where "s3" opens it, without the last change. "": not copied yet."""
 
@@ -90,8 +92,8 @@ class Corpus:
 
     def show(self, num_shards: int) -> None:
         """Write a manifest of so many shards, as it was before others were appended."""
-        shards = tuple(self.shards[:num_shards])
-        manifest = Manifest(shards, checksums="written" if self.has_checksums else None)
+        self.shown = self.shards[:num_shards]
+        manifest = Manifest(tuple(self.shown), checksums="written" if self.has_checksums else None)
         (self.folder / MANIFEST_NAME).write_bytes(manifest.to_bytes())
         self.s3_url = ""
 

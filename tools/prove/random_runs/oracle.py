@@ -23,6 +23,8 @@ class Facts:
     """What the judge knows of a pipeline."""
 
     samples: Mapping[Ref, Known]
+    chosen: frozenset[Ref]
+    """Those that the views show."""
     listed: frozenset[Ref]
     source_of: Mapping[int, str]
     """By shard; "" without a mixture."""
@@ -56,7 +58,7 @@ class Facts:
     @property
     def planned(self) -> list[Ref]:
         """The samples that each epoch plans."""
-        refs = sorted(self.samples.keys() - self.listed)
+        refs = sorted(self.chosen - self.listed)
         if self.max_tokens:
             return [ref for ref in refs if self.measured[ref] <= self.max_tokens]
         return refs
@@ -72,6 +74,9 @@ def judge(facts: Facts, steps: Steps) -> None:
         assert sorted(rows) == list(range(facts.rows)), f"step {step} lacks rows"
         for number, row in rows.items():
             where = f"epoch {epoch} step {step} row {number}"
+            for ref in row.planned + row.shown:
+                assert ref in facts.chosen, f"{where}: {ref} is not chosen"
+                assert ref not in facts.listed, f"{where}: {ref} is on the bad list"
             (_judge_pack if facts.max_tokens else _judge_row)(facts, row, where)
     if facts.max_tokens:
         _judge_packs(steps)
@@ -115,8 +120,6 @@ def _judge_row(facts: Facts, row: Row, where: str) -> None:
     """Judge a row of one sample."""
     (planned,) = row.planned
     shown = row.shown[0] if row.valid else planned
-    for ref in (planned, shown):
-        assert ref not in facts.listed, f"{where}: {ref} is on the bad list"
     fault = facts.fault_of(planned)
     is_padding = not row.valid and not row.records
     if is_padding:
@@ -161,8 +164,6 @@ def _is_poor(facts: Facts, ref: Ref) -> bool:
 
 def _judge_pack(facts: Facts, row: Row, where: str) -> None:
     """Judge a row of several samples."""
-    for ref in row.planned + row.shown:
-        assert ref not in facts.listed, f"{where}: {ref} is on the bad list"
     assert row.valid == bool(row.shown), f"{where}: valid says {row.valid} of {row.shown}"
     num_measured = sum(facts.measured[ref] for ref in row.planned)
     assert num_measured <= facts.max_tokens, f"{where}: {num_measured} tokens were planned"
@@ -281,3 +282,12 @@ def _judge_mixture(facts: Facts, by_epoch: Mapping[int, Sequence[Mapping[int, Ro
         for name in due if not facts.max_tokens else ():
             difference = abs(due[name] - given[name])
             assert difference < slack, f"step {step}: {name} is {difference} from its share"
+    last = {facts.source_of[ref[0]]: epoch for ref, epoch in sorted(seen, key=lambda one: one[1])}
+    good = [ref for ref in facts.planned if not facts.max_tokens and not facts.fault_of(ref)]
+    lost = [  # the last two epochs of a source may not be over
+        (ref, epoch)
+        for ref in good
+        for epoch in range(last.get(facts.source_of[ref[0]], 0) - 1)
+        if (ref, epoch) not in seen
+    ]
+    assert not lost, f"lost of epochs of sources: {lost[:5]}"

@@ -8,10 +8,11 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import signal
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,6 +40,7 @@ from tools.prove.random_runs.corpus import (
 )
 from tools.prove.random_runs.oracle import Facts, judge
 from tools.prove.random_runs.rows import Row, marked, rows_of
+from tools.prove.random_runs.views import MAX_CHOSEN, Choice, chosen, draw_view, opened
 
 Steps = dict[tuple[int, int], dict[int, Row]]
 
@@ -53,6 +55,8 @@ class Trial:
     seed: int
     num_epochs: int = 2
     s3_prefix: str = ""
+    choose: random.Random = field(default_factory=random.Random)
+    """Draws all that is about views."""
     words: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -77,10 +81,15 @@ class Data:
     understated: frozenset[Ref]
     """Samples of packs that are longer than measured."""
     max_tokens: int
+    views: Mapping[str, tuple[Choice, ...]] = field(default_factory=dict)
+    """By source. Absent: all samples."""
 
-    def open(self, storage_kind: str) -> mm.Dataset | mm.Mixture:
+    def open(self, storage_kind: str = "local") -> mm.Dataset | mm.Mixture:
         """Open the dataset or the mixture."""
-        datasets = {name: corpus.open(storage_kind) for name, corpus in self.corpora.items()}
+        datasets = {
+            name: opened(corpus.open(storage_kind), self.views.get(name, ()))
+            for name, corpus in self.corpora.items()
+        }
         if self.mixture is None:
             return datasets[""]
         weights = self.mixture["weights"][0]
@@ -138,6 +147,13 @@ class Data:
             for (shard, index), known in corpus.samples.items()
         }
 
+    def chosen(self) -> dict[str, list[Ref]]:
+        """Return the samples of each source that its view shows, as the corpora are now."""
+        return {
+            name: chosen(self.views.get(name, ()), corpus.shown)
+            for name, corpus in self.corpora.items()
+        }
+
     def measured(self, ref: Ref) -> int:
         """Return the tokens of a sample as the plan believes them to be."""
         return self.samples()[ref].num_tokens - 3 * (ref in self.understated)
@@ -168,6 +184,11 @@ class Data:
         order = pipeline.order
         return Facts(
             samples=samples,
+            chosen=frozenset(
+                (self.first_shard(name) + shard, index)
+                for name, refs in self.chosen().items()
+                for shard, index in refs
+            ),
             listed=frozenset(listed),
             source_of={n: name.rpartition("/")[0] for n, name in enumerate(names)},
             name_of={n: name.rpartition("/")[2] for n, name in enumerate(names)},
@@ -186,6 +207,18 @@ class Data:
             num_packs=getattr(order, "num_units", 0) if self.mixture is None else 0,
             measured=measured,
         )
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is read in an epoch."""
+
+    data: Data
+    settings: dict[str, Any]
+    chosen: dict[str, list[Ref]]
+    """By source."""
+    num_shards: int
+    """Of all sources."""
 
 
 def run_trial(
@@ -208,7 +241,7 @@ def run_trial(
     Raises:
         AssertionError: a promise is broken. The message has all that was drawn.
     """
-    trial = Trial(seed, s3_prefix=s3_prefix)
+    trial = Trial(seed, s3_prefix=s3_prefix, choose=random.Random(f"views {seed}"))
     try:
         _run(trial, folder, random.Random(seed), remote, workers)
     except Exception as error:
@@ -230,23 +263,22 @@ def _run(trial: Trial, folder: Path, draw: random.Random, remote: float, workers
     judge(data.facts(trial, present), expected)
     trial.counts["judged steps"] += len(expected)
     _check_replay(draw, data, present, expected)
-    later = None
-    num_shards = [len(corpus.shards) for corpus in data.corpora.values()]
-    if data.mixture is None and draw.random() < 0.3:
-        later = _change(trial, draw, data, settings)
-    if later is not None:
-        pipeline = data.pipeline(later)
+    _check_views(data)
+    plans = [Plan(data, settings, data.chosen(), len(shard_of))]
+    if data.mixture is None and draw.random() < (0.6 if data.views else 0.3):
+        plans.append(_change(trial, draw, plans[0]))
+        later = plans[1].data
         shard_of |= {name: number for number, name in enumerate(data.shard_names())}
+        pipeline = later.pipeline(plans[1].settings)
         after = _read(trial, pipeline, shard_of)
         if after is None:
             return
-        judge(data.facts(trial, pipeline), after)
+        judge(later.facts(trial, pipeline), after)
+        _check_views(later)
         changed = {key: rows for key, rows in expected.items() if key[0] == 0}
         expected = changed | {key: rows for key, rows in after.items() if key[0] > 0}
-        data.corpora[""].show(num_shards[0])
-    _read_in_parts(
-        trial, folder, draw, data, (settings, later), expected, shard_of, remote, workers
-    )
+        data.corpora[""].show(plans[0].num_shards)
+    _read_in_parts(trial, folder, draw, plans, expected, shard_of, remote, workers)
 
 
 # -- what is drawn -------------------------------------------------------------------------------
@@ -258,6 +290,7 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
     names = ["a", "b", "c"][: draw.randint(2, 3)] if is_mixture else [""]
     has_wavs = kind != "pack" and draw.random() < 0.25
     bad_fraction = draw.choice([0.0, 0.05, 0.2])
+    has_views = kind != "pack" and trial.choose.random() < 0.7
     corpora = {
         name: write_corpus(
             folder / (name or "data"),
@@ -265,9 +298,13 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
             prefix=name,
             has_wavs=has_wavs,
             bad_fraction=bad_fraction,
+            max_samples=trial.choose.choice([24, 24, 700]) if has_views else 24,
         )
         for name in names
     }
+    if is_mixture and has_views and trial.choose.random() < 0.3:  # two views of one dataset
+        corpora[names[-1]] = corpora[names[0]]
+    views = _draw_views(trial, corpora) if has_views else {}
     max_tokens = draw.choice([64, 70, 100, 200])
     layout: Any = draw.choice(["flat", "rows"])
     batching: mm.Flat | None = None
@@ -314,6 +351,7 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
         draw.choice(["substitute", "mask"]),
         frozenset(),
         max_tokens,
+        views,
     )
     if kind == "pack" and draw.random() < 0.3:
         refs = sorted(ref for ref, known in data.samples().items() if known.num_tokens <= 50)
@@ -322,9 +360,18 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
     trial.say(
         "bad", bad_fraction, "wavs", has_wavs, span, mixture, batching, "before", data.is_before
     )
-    trial.say(data.action, "understated", sorted(data.understated))
-    trial.counts[kind + " of a mixture" * is_mixture] += 1
+    trial.say(data.action, "understated", sorted(data.understated), "views", views)
+    trial.counts["views of " * bool(views) + kind + " of a mixture" * is_mixture] += 1
     return data
+
+
+def _draw_views(trial: Trial, corpora: Mapping[str, Corpus]) -> dict[str, tuple[Choice, ...]]:
+    """Draw a view of most datasets, and of all large ones."""
+    return {
+        name: draw_view(trial.choose, corpus)
+        for name, corpus in corpora.items()
+        if len(corpus.samples) > MAX_CHOSEN or trial.choose.random() < 0.8
+    }
 
 
 def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> dict[str, Any]:
@@ -353,10 +400,9 @@ def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> dict[str, A
     return settings
 
 
-def _change(
-    trial: Trial, draw: random.Random, data: Data, settings: dict[str, Any]
-) -> dict[str, Any] | None:
-    """Draw the settings of epoch 1; sometimes shards are appended, too."""
+def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
+    """Draw the settings and the view of epoch 1; sometimes shards are appended, too."""
+    data, settings = plan.data, plan.settings
     if draw.random() < 0.4 and not isinstance(data.batching, mm.Pack):
         append_shards(data.corpora[""], draw, 2, "more", 0.1)
         trial.say("shards appended")
@@ -367,13 +413,22 @@ def _change(
         "grid": None,
         "drop_last": draw.random() < 0.5,
     }
+    if not isinstance(data.batching, mm.Pack) and trial.choose.random() < 0.3:
+        data = replace(data, views=_draw_views(trial, data.corpora))
     try:
         _ = data.pipeline(later).order
     except mm.ConfigError:  # too few samples or packs for a step
         later["global_batch_size"] = 1
-    trial.say("later", later)
-    trial.counts["changes in mid-epoch"] += 1
-    return later
+    trial.say("later", later, data.views)
+    trial.counts["changes"] += 1
+    return Plan(data, later, data.chosen(), len(data.shard_names()))
+
+
+def _can_change(before: Plan, after: Plan) -> bool:
+    """Tell whether an epoch can begin with one plan and be finished where the other one is set."""
+    kept = [ref for ref in after.chosen[""] if ref[0] < before.num_shards]
+    is_same = bool(after.data.views) and kept == before.chosen[""]
+    return is_same or not before.data.views  # a state without a selection says all that it is
 
 
 # -- reading -------------------------------------------------------------------------------------
@@ -412,6 +467,40 @@ def _check_replay(draw: random.Random, data: Data, pipeline: mm.Pipeline, steps:
         assert planned == expected, f"replay differs in epoch {epoch} step {step}"
 
 
+def _check_views(data: Data) -> None:
+    """Compare the views, here and in another process, with what they should show."""
+    for name, refs in data.chosen().items():
+        view = opened(data.corpora[name].open(), data.views.get(name, ()))
+        for one in (view, pickle.loads(pickle.dumps(view))):
+            assert len(one) == len(refs), f"a view of {len(one)} samples, not {len(refs)}"
+            assert one.refs(np.arange(len(refs))) == refs, f"another view of {name!r}"
+
+
+def _check_refusal(trial: Trial, before: Plan, present: Plan, state: dict[str, Any]) -> None:
+    """See that a state in mid-epoch is refused where one sample of one shard is another one."""
+    draw, data = trial.choose, present.data
+    name = draw.choice(list(before.chosen))
+    has_begun = state["step"] or (data.mixture and state["epoch"])
+    kept, old = set(present.chosen[name]), draw.choice(before.chosen[name])
+    others = [ref for ref in data.corpora[name].planned if ref[0] == old[0] and ref not in kept]
+    if not has_begun or not before.data.views.get(name) or not others:
+        return
+    kept = kept - {old} | {draw.choice(others)}
+    data = replace(data, views={**data.views, name: (("refs", frozenset(kept)),)})
+    pipeline = data.pipeline(present.settings)
+    on_change: Any = draw.choice(
+        ["finish_epoch", "refuse"] if present is before else ["finish_epoch"]
+    )
+    answer = "taken"
+    with closing(mm.Loader(pipeline, world=mm.World(0, 1), on_change=on_change)) as loader:
+        try:
+            loader.load_state_dict(json.loads(json.dumps(state)))
+        except mm.StateError as error:
+            answer = str(error)
+    assert "selection" in answer, f"the state of another selection, without {old}: {answer}"
+    trial.counts["refused selections"] += 1
+
+
 @dataclass(frozen=True)
 class _Part:
     """A part of a run: who reads, for how many steps, and how it ends."""
@@ -426,14 +515,15 @@ class _Part:
     end: str
     is_on_device: bool
     on_change: Any
+    context: Any
+    """How workers start."""
 
 
 def _read_in_parts(
     trial: Trial,
     folder: Path,
     draw: random.Random,
-    data: Data,
-    settings: tuple[dict[str, Any], dict[str, Any] | None],
+    plans: Sequence[Plan],
     expected: Steps,
     shard_of: Mapping[str, int],
     remote: float,
@@ -442,21 +532,23 @@ def _read_in_parts(
     state: dict[str, Any] | None = None
     keys = sorted(expected)
     position = 0
-    has_changed = settings[1] is None
-    present, later = settings
+    present, later = plans[0], plans[-1]
     while position < len(keys):
         epoch = keys[position][0]
-        if not has_changed and position and (epoch > 0 or draw.random() < 0.4):
-            has_changed = True
-            assert later is not None
+        if (present is not later and position) and (
+            epoch > 0 or (draw.random() < 0.4 and _can_change(present, later))
+        ):
             present = later
-            data.corpora[""].show(len(data.corpora[""].shards))
-        last = len(keys) if has_changed else sum(key[0] == 0 for key in keys)
+            present.data.corpora[""].show(later.num_shards)
+            trial.counts["changes in mid-epoch"] += epoch == 0
+        last = len(keys) if present is later else sum(key[0] == 0 for key in keys)
         ahead = [expected[key] for key in keys[position:]]
         part = _draw_part(
-            trial, folder, draw, present, (position, keys, last, ahead), remote, workers
+            trial, folder, draw, present.settings, (position, keys, last, ahead), remote, workers
         )
-        steps, state = _read_part(trial, draw, data, present, part, state, shard_of)
+        if state is not None and trial.choose.random() < 0.3:
+            _check_refusal(trial, plans[0] if epoch == 0 else later, present, state)
+        steps, state = _read_part(trial, draw, present, part, state, shard_of)
         for key, rows in steps.items():
             assert key == keys[position], f"step {key} came, {keys[position]} is next"
             assert rows == expected[key], _difference(key, rows, expected[key])
@@ -524,6 +616,7 @@ def _draw_part(
         end,
         draw.random() < 0.2,
         "finish_epoch" if settings.get("grid", 0) is None or draw.random() < 0.3 else "refuse",
+        trial.choose.choice(["fork", "fork", "forkserver"]),
     )
     trial.say(part)
     return part
@@ -532,14 +625,13 @@ def _draw_part(
 def _read_part(
     trial: Trial,
     draw: random.Random,
-    data: Data,
-    settings: Mapping[str, Any],
+    plan: Plan,
     part: _Part,
     state: dict[str, Any] | None,
     shard_of: Mapping[str, int],
 ) -> tuple[Steps, dict[str, Any]]:
     """Read some steps on all ranks; return them, and the state behind them."""
-    pipeline = data.pipeline(settings, part.storage, **part.cache)
+    pipeline = plan.data.pipeline(plan.settings, part.storage, **part.cache)
     loaders = [
         mm.Loader(
             pipeline,
@@ -547,7 +639,7 @@ def _read_part(
             rows_per_rank=part.rows_per_rank,
             num_workers=part.num_workers,
             num_threads=part.num_threads,
-            multiprocessing_context="fork",
+            multiprocessing_context=part.context,
             on_change=part.on_change,
         )
         for rank in range(part.size)
