@@ -212,8 +212,8 @@ def convert(
 
     Args:
         rows: Where the rows are: a path, URL or pattern, a list of them, or ``-`` for standard
-            input. Or the rows themselves: any iterable of dicts. The page on conversion lists what
-            they may lie in.
+            input. Or the rows themselves: any iterable of dicts. The page on rows and media lists
+            what they may lie in.
         dest: A local folder, or a URL prefix such as ``s3://bucket/corpus``.
         media_root: Folder that the rows' media paths are relative to, or a URL prefix such as
             ``s3://bucket/media``. Paths that lead out of it are rejected. Default: the folder of
