@@ -1,8 +1,8 @@
 """Storage: HTTP/1.1 requests without a body, whose responses are read in pieces.
 
 Made for many ranges of objects at once. The bytes of a response go from the socket into the pieces
-that the caller gets, and nowhere else. So a gigabyte costs half the CPU time of other clients; see
-the table in docs/object-storage.md.
+that the caller gets, and nowhere else. So a gigabyte costs half the CPU time of other clients:
+docs/object-storage.md has the figures.
 
 It knows what object stores use: connections that are kept, TLS, proxies, and answers of known
 length, in chunks or up to the end of the connection. It follows no redirects, keeps no cookies and
