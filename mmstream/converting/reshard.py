@@ -255,7 +255,11 @@ def _without_packs(dataset: Dataset, seed: int | None) -> tuple[IntArray, IntArr
     positions = np.setdiff1d(np.concatenate([bad[:0], *chosen]), bad, assume_unique=True)
     if seed is not None:
         positions = positions[permutation(positions.size, seed, "reshard")]
-    return positions, np.ones_like(positions), np.full(positions.size > 0, positions.size)
+    return (
+        positions,
+        np.ones_like(positions),
+        positions.size * np.ones(min(1, positions.size), np.int64),
+    )
 
 
 def _shard_bounds(
