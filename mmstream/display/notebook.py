@@ -82,7 +82,7 @@ def show(
 
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
-            or a device), a Dataset, a slice of a Dataset, a Mixture, a Pipeline or a Loader.
+            or a device), a Dataset or a view of one, a Mixture, a Pipeline or a Loader.
         tokenizer: shows ``input_ids`` as text, with the tokens that the model learns in colour. For
             samples that a `TextDecoder` with this tokenizer has decoded, and for batches without
             padding.

@@ -161,8 +161,8 @@ def test_requests_and_bytes_are_those_that_info_foresees(s3: str) -> None:
     ):
         bounds = [view.shards.bounds(n, view.indexes_of(n)) for n in range(view.num_shards)]
         chosen_bytes = sum(int((of.stop - of.start).sum()) for of in bounds)
-        pipeline = mm.Pipeline(view, global_batch_size=30, window_bytes=600_000)
-        reads = epoch_reads(view, pipeline.order, [0, 30])
+        pipeline = mm.Pipeline(view, global_batch_size=4, window_bytes=600_000)
+        reads = epoch_reads(view, pipeline.order, [0, 4])
         assert reads is not None
         loader = mm.Loader(pipeline, num_workers=0)
         for _ in range(3):
