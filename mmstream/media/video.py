@@ -266,8 +266,8 @@ def _upright(file: VideoFile, frame: Any) -> Pixels:
         return pixels
     if file.orientation.is_flipped:
         pixels = pixels[::-1]
-    quarter_turns = -file.orientation.rotation // 90
-    return np.ascontiguousarray(np.rot90(pixels, quarter_turns))  # torch needs it
+    # torch needs it contiguous
+    return np.ascontiguousarray(np.rot90(pixels, -file.orientation.rotation // 90))
 
 
 def runs(timeline: Timeline, packets: Sequence[int]) -> list[tuple[int, int, list[int]]]:

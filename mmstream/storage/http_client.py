@@ -503,13 +503,12 @@ class _Body:
 
     def _end_line(self, line: bytearray) -> None:
         """Take a line between chunks. It is cleared, but for the end of a line behind a chunk."""
-        is_empty = line == b"\r\n"
-        if self._is_last_chunk and is_empty:
+        if self._is_last_chunk and line == b"\r\n":
             self.is_complete = True
             self.flush()
         elif self._is_last_chunk:  # a trailing header
             line.clear()
-        elif not is_empty:
+        elif line != b"\r\n":
             length = bytes(line).partition(b";")[0].strip()
             line.clear()
             if not re.fullmatch(rb"[0-9a-fA-F]+", length):  # int() takes "-5" and "1_0", too
