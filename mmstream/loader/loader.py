@@ -234,7 +234,7 @@ class Loader(IterableDataset[Batch]):
             )
         if (lineage.epoch, lineage.step) != self._position:
             raise ConfigError(
-                f"batch of epoch {lineage.epoch} step {lineage.step}, but the state stands at "
+                f"batch of epoch {lineage.epoch} step {lineage.step}, but the state is at "
                 f"epoch {self._position[0]} step {self._position[1]}"
             )
         self.stats.num_bytes += lineage.num_bytes

@@ -502,7 +502,7 @@ class _Body:
                     self._end_line(self._line)
 
     def _end_line(self, line: bytearray) -> None:
-        """Take a line between chunks. It is cleared, but for the end of a line behind a chunk."""
+        """Take a line between chunks. The empty one behind a chunk stays, so a second is bad."""
         if self._is_last_chunk and line == b"\r\n":
             self.is_complete = True
             self.flush()
