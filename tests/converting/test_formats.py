@@ -317,6 +317,8 @@ def turn(content, role="user"):
         ({"messages": []}, "messages is empty"),
         ({"messages": ["hi"]}, "turn 1: expected an object, found a string"),
         ({"conversations": [{"value": "x"}]}, "turn 1: from: expected a string, found null"),
+        ({"messages": [{"content": "x"}]}, "turn 1: role: expected a string, found null"),
+        ({"messages": [{"role": "user"}]}, "turn 1: content: expected a string, found null"),
         (turn("hi", role="narrator"), "turn 1: unknown role 'narrator'"),
         (turn(5), "turn 1: content: expected a string, found a number"),
         (turn(""), "every turn is empty"),
@@ -1334,7 +1336,7 @@ def dense(span):
             "a question and no answer",
         ),
         *(
-            ({"image": "a.jpg", **lost}, "a question and no answer, or an answer alone")
+            ({"image": "a.jpg", **lost}, "a question and no answer, an answer alone, or lists")
             for lost in (
                 *({"query": "图片里有什么？"}, {"prompt": "?", "label": True}, {"answer": "yes"}),
                 *({"texts": []}, {"qa_pairs": []}, {"questions": [], "answers": []}),

@@ -186,8 +186,9 @@ def _join_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _message(turn: Any, name: str) -> dict[str, Any]:
     """Return one turn as a message. Its media parts have a ``path``, or None for a token."""
     expect(turn, dict, name)
-    role_key = "role" if "role" in turn else "from"
-    content_key = "content" if "content" in turn else "value"
+    is_openai = turn.keys().isdisjoint(("from", "value"))
+    role_key = "role" if "role" in turn or is_openai else "from"
+    content_key = "content" if "content" in turn or is_openai else "value"
     role = expect(turn.get(role_key), str, f"{name}: {role_key}")
     if role.lower() not in ROLES:
         raise RowError(f"{name}: unknown role {role[:40]!r}")

@@ -208,8 +208,9 @@ def _refuse_lost_text(row: dict[str, Any]) -> None:
         return
     if (key := next((key for key in row if key in CHAT_KEYS), None)) is not None:
         raise RowError(
-            f"{key}: a question and no answer, or an answer alone; if KEY is the answer, say --map "
-            "answer=KEY, if it is a caption --map text=KEY, else --format labels"
+            f"{key}: a question and no answer, an answer alone, or lists of unequal length; if KEY "
+            "is the answer, say --map answer=KEY, if it is a caption --map text=KEY, else --format "
+            "labels"
         )
     for key in captions.labels(ParsedRow(row, captions.LABEL_FACTS | {"image_id"})).unread:
         texts = row[key] if isinstance(row[key], list) and row[key] else [row[key]]
