@@ -377,11 +377,13 @@ def convert(
     if used and not split:
         raise click.UsageError(f"{used[-1]}: needs --split, such as train=0.98,val=0.02")
     settings["reading"]["columns"] = _pairs(
-        columns, "--map {}: write NAME=COLUMN, such as image=photo"
+        columns, "--map {}: write NAME=COLUMN, each NAME once, such as image=photo"
     )
     settings["downloads"]["honor_robots"] = not ignore_robots
     if split:
-        splits = _pairs((split,), "--split {}: write NAME=FRACTION,NAME=FRACTION", float)
+        splits = _pairs(
+            (split,), "--split {}: write NAME=FRACTION,NAME=FRACTION, each NAME once", float
+        )
         settings["splitting"]["splits"] = splits
     else:
         del settings["splitting"]

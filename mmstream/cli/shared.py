@@ -166,6 +166,7 @@ def in_options(message: str, options: Mapping[str, str]) -> str:
     name = f"({'|'.join(sorted(options, key=len, reverse=True))})"
     long_name = f"({'|'.join(name for name in options if '_' in name) or '(?!)'})"
     free = r"(?<![-\w./])"  # not inside a path or an option
+    message = message.removesuffix(" or None")  # no option takes it
     for pattern, form in (
         (rf"\b(?:Loader|TextDecoder|rerun=mm\.Rerun)\({name}=([^()]*)\)", r"\1=\2"),
         (rf"{free}{name}=True\b", "{}"),

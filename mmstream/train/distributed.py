@@ -126,14 +126,14 @@ def _open_device(device: str | None) -> torch.device:
     try:
         torch_device = torch.device(name)
     except RuntimeError:
-        raise ConfigError(f"device {name!r}: give cpu, cuda or cuda:N") from None
+        raise ConfigError(f"device={name!r}: give cpu, cuda or cuda:N") from None
     if torch_device.type == "cuda":
         if not torch.cuda.is_available():
-            raise ConfigError(f"device {name!r}: this torch finds no CUDA device; use cpu")
+            raise ConfigError(f"device={name!r}: this torch finds no CUDA device; use cpu")
         num_devices = torch.cuda.device_count()
         if (torch_device.index or 0) >= num_devices:
             raise ConfigError(
-                f"device {name!r}: this process sees {num_devices} CUDA devices, from cuda:0 on; "
+                f"device={name!r}: this process sees {num_devices} CUDA devices, from cuda:0 on; "
                 'start no more processes than devices, or give "cuda:0" where the launcher shows '
                 "each process its own device"
             )

@@ -95,6 +95,7 @@ def test_the_list_of_commands_imports_none_of_them():
         ("an epoch of the model", "an epoch of the model"),
         ("model 'x' has no samples", "model 'x' has no samples"),
         ("drop_last=False", "drop_last=False"),
+        ("epochs=0: give 1 or None", "--epochs 0: give 1"),
     ],
 )
 def test_a_message_names_options_and_no_arguments(message, expected):
@@ -115,6 +116,8 @@ def test_a_message_names_options_and_no_arguments(message, expected):
             "--split-by speaker: needs --split, such as train=0.98",
         ),
         ("convert {rows} {tmp}/out --split-by-media", "--split-by-media: needs --split, such as"),
+        ("convert {rows} {tmp}/out --map image=a,image=b", "write NAME=COLUMN, each NAME once"),
+        ("convert {rows} {tmp}/out --split a=1,a=1", "write NAME=FRACTION,NAME=FRACTION, each NAM"),
         ("convert {rows} {tmp}/out --format json", "usage: --format json: must be one of captions"),
         (
             "convert {rows} {tmp}/tars",
@@ -122,7 +125,7 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "train {tmp}/tars --out {tmp}/run --epochs 0",
-            "usage: --epochs 0: give a whole number from 1 up",
+            "usage: --epochs 0: give a whole number from 1 up\n",
         ),
         (
             "train {tmp}/tars --out {tmp}/run --model nope",

@@ -113,7 +113,7 @@ def test_a_device_that_is_not_there_is_named(name: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("LOCAL_RANK", "2")
     with (
         fake_cuda(monkeypatch),
-        pytest.raises(mm.ConfigError, match=r"^device 'cuda:2': this process sees 2 CUDA devices"),
+        pytest.raises(mm.ConfigError, match=r"^device='cuda:2': this process sees 2 CUDA devices"),
         process_group(name),
     ):
         pass
