@@ -49,7 +49,14 @@ from mmstream.packing.plan import (
 )
 from mmstream.packing.planner import make_plan, plan_in_order
 from mmstream.processes.run import run_in_processes
-from mmstream.settings import AnyInt, NonNegativeInt, PositiveInt, arguments_gone, checked
+from mmstream.settings import (
+    AnyInt,
+    NonEmptyStr,
+    NonNegativeInt,
+    PositiveInt,
+    arguments_gone,
+    checked,
+)
 from mmstream.storage import Store, open_store
 from mmstream.storage.write_lock import WriteLock, write_lock
 from mmstream.tar.header import BLOCK
@@ -78,12 +85,12 @@ class _Job:
     """Whether to write facts beside the shard, as the dataset has them."""
 
 
-@checked(arguments_gone("reshard"))
+@checked({**arguments_gone("reshard"), "source": "give a folder, a URL, or mm.open_dataset(...)"})
 def reshard(
     source: str | os.PathLike[str] | Dataset,
     dest: str | os.PathLike[str],
     *,
-    plan: str | None = None,
+    plan: NonEmptyStr | None = None,
     shuffle_seed: AnyInt | None = 0,
     samples_per_shard: PositiveInt | None = None,
     num_workers: NonNegativeInt = 1,
@@ -194,10 +201,7 @@ def _begin(store: Store, dataset: Dataset, plan: str | None, recipe: dict[str, A
 
 def _plan_of(dataset: Dataset, plan: str) -> PackPlan:
     folder = plan if "/" in plan else plan_folder(dataset.index_store.url, plan)
-    try:
-        packs = open_plan(folder)
-    except FileNotFoundError:
-        raise FileNotFoundError(f"{folder}: no plan; run `mmstream plan` first") from None
+    packs = open_plan(folder)
     require_plan_of(dataset, packs)
     if len(packs.shards) < dataset.num_shards:
         raise ConfigError(f"{packs.url}: the plan is of fewer shards; run `mmstream plan` again")

@@ -372,9 +372,12 @@ def open_plan(folder: str, expected_digest: str | None = None) -> PackPlan:
     """
     store = open_store(folder)
     name = store.url_of(PLAN_NAME)
-    file, file_digest = read_sealed(
-        store, PLAN_NAME, MAX_JSON_BYTES, lambda data: _decode(data, name)
-    )
+    try:
+        file, file_digest = read_sealed(
+            store, PLAN_NAME, MAX_JSON_BYTES, lambda data: _decode(data, name)
+        )
+    except FileNotFoundError:
+        raise FileNotFoundError(f"{store.url}: no plan; run `mmstream plan` first") from None
     if expected_digest not in (None, file_digest):
         raise StateError(f"{name}: the plan was replaced while this run used it; start it again")
     num_left_out = sum(shard.num_samples for shard in file.shards) - file.num_members

@@ -118,6 +118,8 @@ def test_a_damaged_array_is_refused_and_one_of_another_size_is_not_read(
 
 
 def test_files_of_other_versions_are_refused_with_the_cure(plan: PackPlan, tmp_path: Path) -> None:
+    with pytest.raises(FileNotFoundError, match="absent: no plan; run `mmstream plan` first"):
+        open_plan(str(tmp_path / "absent"))
     write_plan(plan, str(tmp_path))
     file = tmp_path / "plan.json"
     newer = json.loads(file.read_bytes()) | {"version": 3}
