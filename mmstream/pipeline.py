@@ -79,6 +79,7 @@ _ADVICE = {
     "dataset": "pass mm.open_dataset(...), or an mm.Mixture",
     "before": "pass a tuple of functions, (fn,)",
     "transforms": "pass a tuple of functions, (fn,)",
+    "grid": "give (P, Q), two whole numbers from 1 up, or None",
     "cache_dir": "give the path of a local folder",
     "batching": "pass mm.Flat(), mm.Pack(max_tokens), or None",
     "collate": "pass a function, or leave it out",

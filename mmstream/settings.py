@@ -162,7 +162,10 @@ def _checker(
                 bound.arguments[name] = _as_python(value)
                 if not _fits(bound.arguments[name], hint):
                     cure = advice.get(name) or f"give {_words(hint)}"
-                    raise ConfigError(f"{name}={shown(value)}: {cure}")
+                    is_large = isinstance(value, int | float) and value > MAX_NUMBER
+                    raise ConfigError(
+                        f"{name}={shown(value)}: {'is not below 2**63; ' * is_large}{cure}"
+                    )
         return bound
 
     return arguments_of
@@ -242,6 +245,8 @@ _WORDS: dict[Any, str] = {
     NoneType: "None",
     Callable: "a function",
     os.PathLike: "a path",
+    np.ndarray: "an array",
+    Any: "any value",
 }
 
 
@@ -257,7 +262,7 @@ def _words(hint: Any) -> str:
         return _WORDS[kind]
     if isinstance(kind, type) and issubclass(kind, Mapping):
         return f"{{{_words(arguments[0])}: {_words(arguments[1])}}}" if arguments else "a dict"
-    if isinstance(kind, type) and issubclass(kind, Collection):
+    if isinstance(kind, type) and issubclass(kind, Collection) and arguments:
         items = list(map(_words, filter(lambda argument: argument is not ..., arguments)))
         return f"({', '.join(items)})" if len(items) > 1 else f"a list of {', '.join(items)}"
     package = getattr(kind, "__module__", "").partition(".")[0]
@@ -272,11 +277,15 @@ def _choices(hint: Any) -> list[str]:
 
 
 def shown(value: object) -> str:
-    """Return a value as a message shows it: short, on one line. A URL may hold a password."""
+    """Return a value as a message shows it: short, on one line.
+
+    A URL that may hold a password or a signature is left out: one with a mark of them, or cut.
+    """
     short = Repr()  # of lists within lists, too
     short.maxstring = short.maxother = 80
     text = escaped(short.repr(value))
-    return type(value).__name__ if "://" in text else text
+    url = text.partition("://")[2]
+    return type(value).__name__ if set("@:?") & set(url) or (url and "..." in text) else text
 
 
 def refuse_broken(*rules: tuple[object, str]) -> None:

@@ -327,9 +327,71 @@ CALLS: dict[str, Callable[[Any], object]] = {
     "num_workers=True: give a whole number from 0 up": lambda dataset: mm.Loader(
         pipeline(dataset), num_workers=True
     ),
-    r"grid=\(True, 1\): give \(a whole number from 1 up, a whole": lambda dataset: pipeline(
+    r"grid=\(True, 1\): give \(P, Q\), two whole numbers from 1 up": lambda dataset: pipeline(
         dataset, grid=(True, 1)
     ),
+    "global_batch_size=1000.*: is not below 2\\*\\*63; give a whole": lambda dataset: pipeline(
+        dataset, global_batch_size=10**30
+    ),
+    "rows_per_rank='even': give 'balanced', or a list with": lambda dataset: mm.Loader(
+        pipeline(dataset),
+        rows_per_rank="even",  # type: ignore[arg-type]
+    ),
+    "plan=5: give the name of a plan, its folder or URL": lambda _: mm.Pack(
+        64,
+        plan=5,  # type: ignore[arg-type]
+    ),
+    r"'a': .*, -1\)}: give .*weight\)}, with weights from 0 up": lambda dataset: mm.Mixture(
+        {"a": (dataset, -1)}, stop="all"
+    ),
+    "fill=0: give .red, green, blue., 0 to 255$": lambda _: mm.VideoDecoder(
+        size=8,
+        fill=0,  # type: ignore[arg-type]
+    ),
+    "device=5: give cpu, cuda or cuda:1": lambda dataset: mm.bake(
+        pipeline(dataset),
+        "baked/",
+        device=5,  # type: ignore[arg-type]
+    ),
+    r"source=None: give a folder, a URL, or mm.open_dataset\(...\)": lambda _: mm.reshard(
+        None,  # type: ignore[arg-type]
+        "packs/",
+        plan="p",
+    ),
+    r"b='val/': give mm.open_dataset\(...\)": lambda dataset: mm.find_leaks(
+        dataset,
+        "val/",  # type: ignore[arg-type]
+    ),
+    r"kinds='media': give a list, such as \['media', 'text'\]": lambda dataset: mm.find_duplicates(
+        dataset, kinds="media"
+    ),
+    "counts=None: give a list of a whole number or an array": lambda _: mm.Order.from_counts(
+        None,  # type: ignore[arg-type]
+        global_batch_size=2,
+    ),
+    "allow_urls='s3://photos/': give a list of URL prefixes": lambda _: mm.convert(
+        [], "corpus/", allow_urls="s3://photos/"
+    ),
+    "allow_urls=str: give a list of URL prefixes": lambda _: mm.convert(
+        [], "corpus/", allow_urls="https://user:secret@photos/"
+    ),
+    "allow_urls=str: give a list of URL prefixes,": lambda _: mm.convert(
+        [], "corpus/", allow_urls="s3://photos/" + 99 * "secret"
+    ),
+    "max_rejects='1%': give a fraction from 0.0 to 1.0, or a number of rows": lambda _: mm.convert(
+        [],
+        "corpus/",
+        max_rejects="1%",  # type: ignore[arg-type]
+    ),
+    "max_rejects=-1: give a fraction from 0.0 to 1.0, or a number": lambda _: mm.finalize(
+        "corpus/", max_rejects=-1
+    ),
+    "columns='image=photo': give {name: column}, such as": lambda _: mm.RowReading(
+        columns="image=photo"  # type: ignore[arg-type]
+    ),
+    "splits: train=1.5 is not a fraction above 0": lambda _: mm.Splitting({"train": 1.5}),
+    "0 means and 1 stds: give one mean and one std per channel": lambda _: mm.Normalize((), 0.5),
+    "the name of the folder is empty; give a path or a URL": lambda _: mm.open_dataset(""),
     "splits={'train': True}: give {name: fraction}": lambda _: mm.Splitting({"train": True}),
     "splits={'val': '0.1'}: give {name: fraction}": lambda _: mm.Splitting(
         {"val": "0.1"}  # type: ignore[dict-item]

@@ -74,7 +74,7 @@ TRIED_SAMPLES = 16
 """Samples that tell how large the result will be."""
 
 
-@checked()
+@checked({"device": "give cpu, cuda or cuda:1"})
 def bake(
     pipeline: Pipeline,
     dest: str | os.PathLike[str],

@@ -11,7 +11,8 @@ Padding is made of documents too, so that no token of it sees a token of a sampl
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Sequence
+import os
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass
 from itertools import pairwise
 from typing import Any, Literal, NamedTuple, Protocol, runtime_checkable
@@ -26,6 +27,7 @@ from mmstream.decoding.step import DecodedStep
 from mmstream.errors import ConfigError
 from mmstream.families.family import DocumentMedia
 from mmstream.packing.cost import Cost
+from mmstream.packing.plan import PackPlan
 from mmstream.packing.settings import PackLimits
 from mmstream.settings import NonNegativeInt, PositiveInt, checked
 from mmstream.types import IGNORED_LABEL, Batch, IntArray, Sample
@@ -44,6 +46,7 @@ class Positions(Protocol):
 _ADVICE = {
     "positions": "give a rule, such as "
     "mm.families.qwen_vl.QwenVLPositions.from_config(model.config)",
+    "plan": "give the name of a plan, its folder or URL, what mm.plan returns, or these by source",
     "cost": "give an mm.Cost, such as mm.Cost.from_config(model.config)",
 }
 
@@ -126,7 +129,7 @@ class Pack(Flat):
 
     max_tokens: PositiveInt
     _: KW_ONLY
-    plan: Any = None
+    plan: str | os.PathLike[str] | PackPlan | Mapping[str, Any] | None = None
     weights_of: Literal["samples", "tokens"] | None = None
     limits: PackLimits | None = None
     cost: Cost | None = None

@@ -475,7 +475,7 @@ def find_plan(
     elif isinstance(pack.plan, PackPlan):
         plan = pack.plan
     else:
-        address = os.fspath(pack.plan)
+        address = str(pack.plan)
         plan = open_plan(
             address if "/" in address else plan_folder(dataset.index_store.url, address)
         )

@@ -170,7 +170,11 @@ _ADVICE = {
 }
 """Settings that are flags of the command line."""
 _ADVICE |= {argument: f"pass mm.{group.__name__}(...)" for argument, group in GROUPS.items()}
-_ADVICE["shard_range"] = "give the first shard, from 0, and the one behind the last"
+_ADVICE |= {
+    "shard_range": "give the first shard, from 0, and the one behind the last",
+    "allow_urls": "give a list of URL prefixes, such as ['s3://bucket/photos/']",
+    "max_rejects": "give a fraction from 0.0 to 1.0, or a number of rows",
+}
 
 
 @checked(_ADVICE, own=("rows",))
@@ -532,9 +536,7 @@ def _report_of_range(shards: list[ShardReport], seconds: float) -> ConvertReport
 def check_max_rejects(max_rejects: float) -> None:
     """Raise a ConfigError if it is neither a fraction nor a number of rows."""
     if not 0 <= max_rejects <= (1 if isinstance(max_rejects, float) else max_rejects):
-        raise ConfigError(
-            f"max_rejects={max_rejects}: must be a fraction from 0.0 to 1.0, or a number of rows"
-        )
+        raise ConfigError(f"max_rejects={max_rejects}: {_ADVICE['max_rejects']}")
 
 
 def _warn_of_rejects(report: ConvertReport, max_rejects: float, dest: str) -> None:
@@ -644,7 +646,7 @@ def require_columns(source: RowSource, columns: Sequence[tuple[str, str]]) -> No
     )
 
 
-@checked()
+@checked({"max_rejects": _ADVICE["max_rejects"]})
 def finalize(
     dest: str | os.PathLike[str],
     *,

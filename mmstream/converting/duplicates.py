@@ -688,7 +688,12 @@ class Duplicates:
         return np.asarray(np.searchsorted(ends, samples, side="right"), dtype=np.int64)
 
 
-@checked({"dataset": "give mm.open_dataset(...), or {name: dataset}"})
+@checked(
+    {
+        "dataset": "give mm.open_dataset(...), or {name: dataset}",
+        "kinds": "give a list, such as ['media', 'text']",
+    }
+)
 def find_duplicates(
     dataset: Dataset | Mapping[str, Dataset],
     *,
@@ -821,7 +826,13 @@ def _field(name: SampleName, position: int | None) -> str | None:
 LEAK_KINDS = ("media", "near", "text", "id")
 
 
-@checked()
+@checked(
+    {
+        "a": "give mm.open_dataset(...)",
+        "b": "give mm.open_dataset(...)",
+        "kinds": "give a list, such as ['media', 'text']",
+    }
+)
 def find_leaks(
     a: Dataset,
     b: Dataset,

@@ -20,7 +20,6 @@ from mmstream.converting.media.hosts import host_rule
 from mmstream.converting.rows.detect import RowKind, RowOptions, encoding_name
 from mmstream.errors import ConfigError
 from mmstream.settings import (
-    Fraction,
     NonEmptyStr,
     NonNegativeFloat,
     NonNegativeInt,
@@ -28,13 +27,14 @@ from mmstream.settings import (
     Seconds,
     Within,
     checked,
+    refuse_broken,
 )
 
 Action: TypeAlias = Literal["report", "drop"]
 """What becomes of duplicates."""
 
 
-@checked(own=("encoding",))
+@checked({"columns": "give {name: column}, such as {'image': 'photo'}"}, own=("encoding",))
 @dataclass(frozen=True)
 class RowReading:
     """How rows are read, and what they mean. By default their content says it.
@@ -98,7 +98,7 @@ class Splitting:
         >>> splitting = mm.Splitting({"train": 0.98, "val": 0.02}, split_by="speaker")
     """
 
-    splits: Mapping[str, Fraction]
+    splits: Mapping[str, float]
     split_by: NonEmptyStr | None = None
     by_media: bool = False
 
@@ -108,17 +108,21 @@ class Splitting:
                 raise ConfigError(
                     f"splits: {name!r} cannot name a folder; use letters, digits, _ and -"
                 )
-            if not fraction:
+            if not 0 < fraction <= 1:
                 raise ConfigError(
                     f"splits: {name}={fraction} is not a fraction above 0 and up to 1"
                 )
-        if not self.splits:
-            raise ConfigError(
-                "splits is empty: name at least one split, or leave it out to write one dataset"
-            )
         total = sum(self.splits.values())
-        if abs(total - 1) > 1e-9:
-            raise ConfigError(f"splits: the fractions sum to {total:g}; they must sum to 1")
+        refuse_broken(
+            (
+                not self.splits,
+                "splits is empty: name at least one split, or leave it out to write one dataset",
+            ),
+            (
+                abs(total - 1) > 1e-9,
+                f"splits: the fractions sum to {total:g}; they must sum to 1",
+            ),
+        )
 
 
 @checked()
@@ -169,10 +173,12 @@ class Rerun:
     retry_rejects: bool = False
 
     def __post_init__(self) -> None:
-        if self.retry_rejects and self.overwrite:
-            raise ConfigError(
-                "retry_rejects=True adds shards to a finished dataset; leave out overwrite=True"
+        refuse_broken(
+            (
+                self.retry_rejects and self.overwrite,
+                "retry_rejects=True adds shards to a finished dataset; leave out overwrite=True",
             )
+        )
 
 
 ImageFormat: TypeAlias = Literal["jpg", "png", "webp"]
@@ -246,7 +252,7 @@ class MediaOptions:
             "video_format",
         )
         used = next((name for name in limits if getattr(self, name) is not None), None)
-        for is_broken, message in (
+        refuse_broken(
             (
                 shortest is not None and longest is not None and shortest > longest,
                 f"min_duration_s={shortest} is more than max_duration_s={longest}: no file fits",
@@ -264,9 +270,7 @@ class MediaOptions:
                 quality is not None and self.image_format == "png",
                 "image_quality: PNG has no quality; leave it out",
             ),
-        ):
-            if is_broken:
-                raise ConfigError(message)
+        )
 
     @property
     def changes_images(self) -> bool:

@@ -42,8 +42,8 @@ logger = logging.getLogger(__name__)
 
 @checked(
     {
-        "sources": "give {name: (mm.open_dataset(...), weight)}",
-        "changes": "give {step: {name: weight}}, with steps from 1 up",
+        "sources": "give {name: (mm.open_dataset(...), weight)}, with weights from 0 up",
+        "changes": "give {step: {name: weight}}, with steps from 1 up and weights from 0 up",
     }
 )
 class Mixture:

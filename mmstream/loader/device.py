@@ -386,7 +386,10 @@ class Normalize:
         object.__setattr__(self, "mean", _numbers("mean", mean))
         object.__setattr__(self, "std", _numbers("std", std))
         if not self.mean or len(self.mean) != len(self.std):
-            raise ConfigError("Normalize: give one mean and one std per channel")
+            raise ConfigError(
+                f"Normalize: {len(self.mean)} means and {len(self.std)} stds: give one mean and "
+                "one std per channel"
+            )
         if min(self.std) <= 0:
             raise ConfigError(f"Normalize: std must be above 0, not {min(self.std)}")
         for name, values in (("mean", self.mean), ("std", self.std)):

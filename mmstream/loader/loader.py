@@ -44,6 +44,7 @@ _ADVICE = {
     "persistent_workers": "workers live until loader.close(); leave it out",
     "prefetch": "write prefetch_factor=",
     "world": "pass mm.World(rank=, world_size=)",
+    "rows_per_rank": "give 'balanced', or a list with the rows of each rank, from 1 up",
 }
 """What to write in place of wrong arguments, and of those of other libraries."""
 

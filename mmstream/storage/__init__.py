@@ -92,7 +92,7 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     name = os.fspath(url)
     require_two_slashes(name)
     if name in ("", "file://"):
-        raise ConfigError("storage: the folder's name is empty")
+        raise ConfigError("the name of the folder is empty; give a path or a URL")
     if not is_remote(name):
         return LocalStore(str(Path(local_path(name)).absolute()))
     scheme, _, location = name.partition("://")

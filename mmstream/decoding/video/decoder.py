@@ -113,6 +113,7 @@ class DecodedVideo(NamedTuple):
         **SETTINGS_ADVICE,
         **arguments_gone("VideoDecoder"),
         "indices": "give numbers of frames from 0 up, such as (0, 8)",
+        "fill": "give (red, green, blue), 0 to 255",
     },
     own=("span",),
 )
