@@ -38,15 +38,14 @@ from mmstream.converting.sidecar import (
     SCHEMA,
     content_hash,
     id_of,
-    open_sidecar,
     perceptual_hash,
-    sidecar_name,
     text_of,
 )
 from mmstream.dataset.bad_list import listed_as_bad, write_bad
+from mmstream.dataset.columns import read_sidecar, sidecar_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import read_samples
-from mmstream.errors import ConfigError, SampleError
+from mmstream.errors import ConfigError, SampleError, ShardError
 from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
 from mmstream.settings import PositiveInt, checked
@@ -57,7 +56,7 @@ logger = logging.getLogger(__name__)
 Hashes = npt.NDArray[np.uint64]
 """uint64 [n, 2]: hashes of 128 bits."""
 
-_COLUMNS = ["status", "file", "row", "id", "text_xxh3", "media"]
+_COLUMNS = ["file", "row", "id", "text_xxh3", "media"]
 """What is read of a sidecar. Others are made of a tar."""
 
 _WEIGHT = np.uint64(0x9E3779B97F4A7C15)
@@ -127,9 +126,10 @@ def read_contents(
         ShardError: The shard has no sidecar, and its index cannot be read.
         StorageError: The storage failed after retries.
     """
-    contents = _read_sidecar(dataset, shard)
-    if contents is None:
+    table = _read_sidecar(dataset, shard, _COLUMNS)
+    if table is None:
         return _read_tar(dataset, shard, perceptual, num_threads)
+    contents = _contents_of(table)
     if perceptual and not contents.has_perceptual:
         from_tar = _read_tar(dataset, shard, perceptual, num_threads)
         if len(from_tar.media) != len(contents.media):  # fields that only the sidecar calls media
@@ -143,30 +143,25 @@ def fields_of_media(fields: Iterable[str]) -> list[str]:
     return [name for name in fields if kind_of(name) is not None and not name.startswith("__")]
 
 
-def _read_sidecar(dataset: Dataset, shard: int) -> ShardContents | None:
-    """Return what a sidecar says. None: there is none, or it does not fit."""
-    name, count = dataset.name_of(shard), int(dataset.counts[shard])
+def _read_sidecar(dataset: Dataset, shard: int, columns: Sequence[str]) -> pa.Table | None:
+    """Return columns of a sidecar, a row for each sample. None: there is none that fits."""
     try:
-        table = open_sidecar(dataset.store, name).read(columns=_COLUMNS, use_threads=False)
-        contents = _contents_of(table)
+        table = read_sidecar(dataset, shard, columns)
     except FileNotFoundError:
         return None
-    except (pa.ArrowException, KeyError):
-        fault = "is damaged or foreign"
+    except (ConfigError, ShardError) as error:
+        fault = str(error)
     else:
-        num_samples = contents.num_media.size
-        if num_samples == count:
-            return contents
-        fault = f"has {num_samples} samples, the shard {count}"
-    url = dataset.store.url_of(sidecar_name(name))
-    logger.warning("%s: %s; the tar is read", url, fault)
+        if set(columns) <= set(table.column_names) and not table["status"].null_count:
+            return table
+        fault = f"{sidecar_name(dataset.name_of(shard))}: samples or columns are missing"
+    logger.warning("%s; the tar is read", fault)
     return None
 
 
 def _contents_of(table: Any) -> ShardContents:
     import pyarrow.compute as pc  # slow to load, and most conversions look for no duplicates
 
-    table = table.filter(pc.equal(table["status"], "success"))
     media = _flat(table["media"])
     perceptual = _flat(pc.struct_field(media, "perceptual_hash"))
     is_image = _flat(pc.equal(pc.struct_field(media, "kind"), "image"))
@@ -229,7 +224,7 @@ def _read_tar(dataset: Dataset, shard: int, perceptual: bool, num_threads: int) 
         sample: Mapping[str, Any] = {}
         with suppress(SampleError):
             sample = dataset.shards.parse(data, shard, index)
-        return _described(sample, perceptual) | {"status": "success", "file": "", "row": index}
+        return _described(sample, perceptual) | {"file": "", "row": index}
 
     rows: list[dict[str, Any]] = []
     with ThreadPoolExecutor(num_threads) as pool:
@@ -241,7 +236,8 @@ def _read_tar(dataset: Dataset, shard: int, perceptual: bool, num_threads: int) 
 
 def _described(sample: Mapping[str, Any], perceptual: bool) -> dict[str, Any]:
     """Return what a sidecar would say of a sample."""
-    text = text_of(sample)
+    content = json_object(sample.get("json"))
+    text = text_of(sample, content)
     media = []
     for name in fields_of_media(sample):
         kind, data = kind_of(name), sample[name]
@@ -249,7 +245,7 @@ def _described(sample: Mapping[str, Any], perceptual: bool) -> dict[str, Any]:
         medium = {"field": "", "kind": kind, "num_bytes": len(data), "xxh3": content_hash(data)}
         media.append(medium | {"perceptual_hash": perceptual_hash(data) if is_hashed else None})
     return {
-        "id": id_of(json_object(sample.get("json"))),
+        "id": id_of(content),
         "text_xxh3": None if text is None else content_hash(text),
         "media": media,
     }
@@ -524,17 +520,13 @@ def _keys_and_fields(
     dataset: Dataset, shard: int, indexes: IntArray
 ) -> list[tuple[str, list[str]]]:
     """Return the key and the fields of media of samples, from the sidecar or from the tar."""
-    try:
-        parquet: Any = open_sidecar(dataset.store, dataset.name_of(shard))
-        rows = parquet.read(columns=["key", "status", "media"], use_threads=False)
-        samples = [row for row in rows.to_pylist() if row["status"] == "success"]
-        if len(samples) == dataset.counts[shard]:
-            return [
-                (samples[i]["key"], [medium["field"] for medium in samples[i]["media"]])
-                for i in indexes.tolist()
-            ]
-    except (FileNotFoundError, OSError, ValueError, KeyError):  # of Arrow, too
-        pass
+    table = _read_sidecar(dataset, shard, ["key", "status", "media"])
+    if table is not None:
+        samples = table.take(indexes).to_pylist()
+        return [
+            (sample["key"], [medium["field"] for medium in sample["media"] or ()])
+            for sample in samples
+        ]
     named: list[tuple[str, list[str]]] = []
     for index in indexes.tolist():
         try:

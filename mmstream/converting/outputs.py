@@ -80,8 +80,8 @@ from mmstream.converting.report import (
 )
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
-from mmstream.converting.sidecar import sidecar_name
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
+from mmstream.dataset.columns import sidecar_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import object_sha256

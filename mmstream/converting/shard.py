@@ -50,7 +50,8 @@ from mmstream.converting.report import (
     report_name,
 )
 from mmstream.converting.rows.records import Row, RowRange, encodable
-from mmstream.converting.sidecar import SidecarWriter, perceptual_hash, sidecar_name
+from mmstream.converting.sidecar import SidecarWriter, perceptual_hash
+from mmstream.dataset.columns import sidecar_name
 from mmstream.dataset.facts import FactsWriter, facts_name
 from mmstream.dataset.index import (
     checksums_name,

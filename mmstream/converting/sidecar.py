@@ -32,6 +32,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from typing import TYPE_CHECKING, Any
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
@@ -41,11 +42,11 @@ from xxhash import xxh3_128_digest
 from mmstream.converting.draft import Media
 from mmstream.converting.formats.fields import without_secrets
 from mmstream.converting.rows.records import Row, encodable
+from mmstream.dataset.columns import sidecar_name
 from mmstream.errors import DecodeError
 from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
 from mmstream.storage import Store
-from mmstream.storage.store import ObjectFile
 
 if TYPE_CHECKING:
     from PIL import Image, ImageFile
@@ -68,8 +69,8 @@ MAX_HELD_BYTES = 32 << 20
 
 COPIED_BYTES = 1 << 20
 
-MAX_BUFFERED_BYTES = 16 << 20
-"""A sidecar up to this size is read with one request."""
+MAX_SCALAR_CHARACTERS = 256
+"""Longer texts of a ``json`` are no column."""
 
 FACTS = {
     "width": pa.int32(),
@@ -120,6 +121,7 @@ SCHEMA = pa.schema(
         pa.field("num_text_bytes", pa.int64()),
         pa.field("text_xxh3", pa.binary(16)),
         pa.field("media", pa.list_(pa.field("element", MEDIUM, nullable=False))),
+        pa.field("json", pa.string()),
     ]
 )
 """The columns. docs/conversion.md says what each of them means."""
@@ -142,11 +144,6 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://\S+")
 def id_of(values: Mapping[str, Any]) -> str | None:
     """Return the id of a row or of a ``json``: ``id``, ``uid``, ``image_id`` and others."""
     return _first_text(values, _IDS)
-
-
-def sidecar_name(shard: str) -> str:
-    """Return the name of a shard's sidecar: ``shard-000000.tar`` -> ``shard-000000.parquet``."""
-    return f"{shard.removesuffix('.tar')}.parquet"
 
 
 class SidecarWriter:
@@ -224,7 +221,8 @@ class SidecarWriter:
             fields: {field: bytes} of the sample, as the tar holds it.
             media: Its media. Their bytes are among `fields`.
         """
-        text = text_of(fields)
+        content = json_object(fields["json"]) if "json" in fields else {}
+        text, scalars = text_of(fields, content), scalars_of(content)
         caption = fields["txt"].decode("utf-8", "replace") if media and "txt" in fields else None
         described = self._described(media, fields) if media else ()
         first = described[0] if described else {}
@@ -245,8 +243,9 @@ class SidecarWriter:
             None if text is None else len(text),
             None if text is None else content_hash(text),
             described,
+            scalars,
         )
-        self._add(values, media, key, caption, *origin[3:])
+        self._add(values, media, key, caption, scalars, *origin[3:])
         self._num_samples += 1
 
     def add_reject(self, row: Row, key: str, reason: str) -> None:
@@ -346,23 +345,6 @@ class SidecarWriter:
         self._rows, self._sha256s, self._group_bytes = [], [], 0
 
 
-def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
-    """Open the sidecar of a shard, to read columns of it.
-
-    A large one is read in ranges, a small one whole.
-
-    Raises:
-        FileNotFoundError: There is none.
-        StorageError: The storage failed after retries.
-        pyarrow.ArrowInvalid: It is damaged.
-    """
-    name = sidecar_name(shard)
-    stat = store.stat(name)
-    if stat.size <= MAX_BUFFERED_BYTES:
-        return pq.ParquetFile(pa.BufferReader(store.read(name)))
-    return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
-
-
 def _add_sha256(sha256s: list[str | None], media: Sequence[tuple[int, bytes]]) -> None:
     for position, data in media:
         sha256s[position] = hashlib.sha256(data).hexdigest()
@@ -396,7 +378,28 @@ def content_hash(data: bytes | bytearray | memoryview) -> bytes:
     return xxh3_128_digest(data)
 
 
-def text_of(fields: Mapping[str, Any]) -> bytes | None:
+def scalars_of(content: Mapping[str, Any]) -> str | None:
+    """Return the short texts, the numbers, and true and false of a ``json``, as JSON.
+
+    Integers beyond 64 bits are left out: no column could hold them.
+
+    Examples:
+        >>> scalars_of({"lang": "zh", "score": 0.5, "captions": ["a cat"], "hash": 2**80})
+        '{"lang":"zh","score":0.5}'
+    """
+    scalars = {
+        name: value
+        for name, value in content.items()
+        if (len(value) <= MAX_SCALAR_CHARACTERS if type(value) is str else type(value) in _NUMBERS)
+        and (type(value) is not int or -(1 << 63) <= value < 1 << 63)
+    }
+    return msgspec.json.encode(scalars).decode() if scalars else None
+
+
+_NUMBERS = (int, float, bool)
+
+
+def text_of(fields: Mapping[str, Any], content: Mapping[str, Any] | None = None) -> bytes | None:
     r"""Return the text of a sample in UTF-8, or None if it has none.
 
     It is what its ``json`` says: all texts of a conversation, or all captions, with a line end
@@ -404,6 +407,7 @@ def text_of(fields: Mapping[str, Any]) -> bytes | None:
 
     Args:
         fields: {field: bytes} of the sample. Other values are ignored.
+        content: What its ``json`` holds, where that is known.
 
     Examples:
         >>> text_of({"jpg": b"", "txt": b"a cat", "json": b'{"captions": ["a cat", "a pet"]}'})
@@ -413,7 +417,7 @@ def text_of(fields: Mapping[str, Any]) -> bytes | None:
     """
     data = fields.get("json")
     if isinstance(data, bytes):
-        text = "\n".join(_texts(json_object(data)))
+        text = "\n".join(_texts(json_object(data) if content is None else content))
         if text:
             return text.encode("utf-8", "surrogatepass")
     text_field = fields.get("txt", fields.get("text"))

@@ -265,7 +265,12 @@ def _identity(
     name: str, offsets: Sequence[int] | IntArray, checksums: Sequence[int] | Checksums | None
 ) -> tuple[int, int | None]:
     """Return what tells a shard from others: CRC-32C of name and index, and of checksums."""
-    of_index = int(crc32c(encode_index(list(offsets)), crc32c(name.encode())))
+    of_index = index_checksum(name, offsets)
     if checksums is None:
         return of_index, None
     return of_index, int(crc32c(np.asarray(checksums, dtype="<u4").tobytes()))
+
+
+def index_checksum(name: str, offsets: Sequence[int] | IntArray) -> int:
+    """Return the CRC-32C of a shard's name and index."""
+    return int(crc32c(encode_index(list(offsets)), crc32c(name.encode())))

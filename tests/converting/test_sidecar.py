@@ -11,7 +11,9 @@ import pytest
 
 import mmstream as mm
 from mmstream.converting import sidecar as module
-from mmstream.converting.sidecar import content_hash, open_sidecar, text_of
+from mmstream.converting.sidecar import content_hash, text_of
+from mmstream.dataset import columns
+from mmstream.dataset.columns import open_sidecar
 from mmstream.dataset.facts import write_facts
 from mmstream.storage import open_store
 from tests.helpers.convert_corpus import keys, pictures, run, tree, write_rows
@@ -166,7 +168,7 @@ def test_row_groups_are_bounded_in_bytes(tmp_path, monkeypatch):
 def test_a_large_sidecar_is_read_in_ranges(monkeypatch, out):
     store = open_store(str(out))
     whole = open_sidecar(store, "shard-000000.tar").read()
-    monkeypatch.setattr(module, "MAX_BUFFERED_BYTES", 0)
+    monkeypatch.setattr(columns, "MAX_BUFFERED_BYTES", 0)
     assert open_sidecar(store, "shard-000000.tar").read() == whole
 
 

@@ -1,0 +1,310 @@
+"""The columns of a shard: what is known of each stored sample without its bytes.
+
+    sidecar of a shard -> `read_columns` -> conditions on samples
+
+A sidecar is a Parquet file, ``shard-000000.parquet``, with a row for each sample of the shard and
+for each row that became none. `convert` writes it beside the shard, and ``mmstream index
+--columns`` beside the index of any tar. Without a word about where it is from, a column is of the
+sidecar. The scalars of a sample's ``json`` are columns too.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections import Counter
+from collections.abc import Collection, Iterable, Sequence
+from difflib import get_close_matches
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import numpy as np
+
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.facts import index_checksum
+from mmstream.errors import ConfigError, ShardError, StorageError, escaped
+from mmstream.storage import Store
+from mmstream.storage.store import ObjectFile
+
+if TYPE_CHECKING:
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+MAX_BUFFERED_BYTES = 16 << 20
+"""A sidecar up to this size is read with one request."""
+
+INDEX_CHECKSUM = b"mmstream.index.crc32c"
+"""Metadata of a sidecar that was made from a tar: which index the tar had."""
+
+_OF_SAMPLE = (
+    *("key", "shard", "index", "status", "error_message", "file", "row", "split", "id", "url"),
+    *("license", "caption", "width", "height", "original_width", "original_height", "sha256"),
+    *("num_bytes", "num_text_bytes", "json"),
+)
+"""Columns of a sidecar. `width` and `height` are as the picture is shown, after EXIF."""
+
+_OF_MEDIUM = (
+    *("kind", "rotation", "duration_s", "fps", "num_frames", "sample_rate", "num_channels"),
+    "codec",
+)
+"""Columns of the first medium of a sample."""
+
+_MADE = {"aspect": ("width", "height"), "num_media": ("media.list.element.kind",)}
+"""Columns that are made of others."""
+
+_NAMES = (*_OF_SAMPLE, *_OF_MEDIUM, *_MADE)
+
+_ALWAYS = ("key", "status", "shard", "index", "file", "row")
+"""Columns that tell a sidecar from a table of another program."""
+
+
+def sidecar_name(shard: str) -> str:
+    """Return the name of a shard's sidecar: ``shard-000000.tar`` -> ``shard-000000.parquet``."""
+    return f"{shard.removesuffix('.tar')}.parquet"
+
+
+def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
+    """Open the sidecar of a shard, to read columns of it.
+
+    A large one is read in ranges, a small one whole.
+
+    Raises:
+        FileNotFoundError: There is none.
+        StorageError: The storage failed after retries.
+        pyarrow.ArrowException, OSError: It is damaged.
+    """
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    name = sidecar_name(shard)
+    stat = store.stat(name)
+    if stat.size <= MAX_BUFFERED_BYTES:
+        return pq.ParquetFile(pa.BufferReader(store.read(name)))
+    return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
+
+
+def read_sidecar(dataset: Dataset, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
+    """Return columns of a shard's sidecar. It lies beside the index, or else beside the tar.
+
+    Args:
+        dataset: The dataset.
+        shard: Position of the shard.
+        columns: Their names in Parquet. Those that an old sidecar lacks are left out. Default: all.
+
+    Returns:
+        One row for each stored sample, in their order. NULLs where the sidecar lacks a sample.
+
+    Raises:
+        FileNotFoundError: There is none.
+        ConfigError: Another program's table has its name.
+        ShardError: It is damaged, or of another shard.
+        StorageError: The storage failed after retries.
+    """
+    table = read_rows(dataset, shard, columns)
+    return table.take(_rows_of_samples(table["index"], int(dataset.counts[shard])))
+
+
+def read_rows(dataset: Dataset, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
+    """Return columns of a sidecar as they stand there; as `read_sidecar`.
+
+    Rows that became no sample have no ``index``. The others have one of the shard, each once.
+    """
+    import pyarrow as pa
+
+    name, wanted = dataset.name_of(shard), None if columns is None else [*columns, *_ALWAYS]
+    for store in dict.fromkeys((dataset.index_store, dataset.store)):
+        url = store.url_of(sidecar_name(name))
+        try:
+            parquet = open_sidecar(store, name)
+            if not set(_ALWAYS) <= set(parquet.schema_arrow.names):
+                raise ConfigError(
+                    f"{url}: a table of another program, which stays as it is; write columns "
+                    f"elsewhere: {_command(dataset, 'FOLDER')}"
+                )
+            table = parquet.read(columns=wanted, use_threads=False)
+            metadata = parquet.metadata.metadata or {}
+            _require_own(dataset, shard, table, metadata.get(INDEX_CHECKSUM))
+        except FileNotFoundError:
+            continue
+        except StorageError:
+            raise
+        except (pa.ArrowException, OSError, ShardError) as error:
+            raise ShardError(
+                f"{url}: damaged or of another shard ({error}); run {_command(dataset)}"
+            ) from error
+        return table
+    raise FileNotFoundError(f"{dataset.index_store.url_of(sidecar_name(name))}: no such sidecar")
+
+
+def _require_own(dataset: Dataset, shard: int, table: pa.Table, checksum: bytes | None) -> None:
+    """Raise a ShardError where a sidecar does not fit its shard."""
+    import pyarrow.compute as pc
+
+    name, count = dataset.name_of(shard), int(dataset.counts[shard])
+    if checksum is not None:
+        offsets = dataset.shards.offsets(shard)
+        if checksum != b"%08x" % index_checksum(name, offsets):
+            raise ShardError("it was made of a tar with another index")
+    others = set(pc.unique(table["shard"]).to_pylist()) - {name}
+    if others:
+        raise ShardError(f"it names {escaped(min(map(str, others)))}")
+    index = table["index"].drop_null().to_numpy()
+    if index.size and not 0 <= index.min() <= index.max() < count:
+        raise ShardError(f"it has sample {index.max()}, the shard {count} samples")
+    if np.unique(index).size != index.size:
+        raise ShardError("a sample has several rows")
+
+
+def _rows_of_samples(index: pa.ChunkedArray, count: int) -> pa.Array:
+    """Return the row of each sample, or NULL."""
+    import pyarrow as pa
+
+    rows = np.full(count, -1)
+    rows[index.drop_null().to_numpy()] = np.flatnonzero(index.is_valid().to_numpy())
+    return pa.array(rows, mask=rows < 0)
+
+
+def read_columns(
+    dataset: Dataset, shard: int, names: Sequence[str]
+) -> dict[str, pa.Array | pa.ChunkedArray]:
+    """Return columns of a shard, with a value or NULL for each stored sample, in their order.
+
+    Args:
+        dataset: The dataset.
+        shard: Position of the shard.
+        names: Columns of the sidecar; ``kind``, ``duration_s``, ``fps``, ``num_frames``,
+            ``rotation``, ``sample_rate``, ``num_channels``, ``codec`` of the first medium;
+            ``aspect``, its width by its height as shown; ``num_media``; ``json.KEY``. Any other
+            name is a key of the ``json``.
+
+    Returns:
+        {name: text, int64, float64 or bool}. A key that no sample of the shard has is all NULL, of
+        Arrow's type null. Of shard 0, a name without ``json.`` must be known.
+
+    Raises:
+        ConfigError: The shard has no sidecar, or one without this column; no column has a name;
+            or the values of a key differ in type.
+        ShardError: The sidecar is damaged, or of another shard.
+        StorageError: The storage failed after retries.
+    """
+    sources = {name: _sources(name) for name in names}
+    table = _read(dataset, shard, {source for group in sources.values() for source in group})
+    shard_name = dataset.name_of(shard)
+    has_keys = not all(name in _NAMES for name in names)
+    contents = _contents(table, shard_name) if has_keys else []
+    columns: dict[str, pa.Array | pa.ChunkedArray] = {}
+    for name in names:
+        if name in _NAMES:
+            columns[name] = _column(table, name)
+            continue
+        key = name.removeprefix("json.")
+        values = [content.get(key) for content in contents]
+        if shard == 0 and key == name and values.count(None) == len(values):
+            _require_known(dataset, name)
+        columns[name] = _typed(values, f"{shard_name}: json.{escaped(key)}")
+    return columns
+
+
+def column_names(dataset: Dataset) -> list[str]:
+    """Return the names of columns, those of ``json`` as the first, a middle and the last shard say.
+
+    Raises:
+        ConfigError, ShardError, StorageError: As `read_columns`.
+    """
+    shards = {0, dataset.num_shards // 2, dataset.num_shards - 1} if dataset.num_shards else ()
+    keys: set[str] = set()
+    for shard in shards:
+        keys.update(*_contents(_read(dataset, shard, ["json"]), dataset.name_of(shard)))
+    return [*_NAMES, *(f"json.{key}" for key in sorted(keys))]
+
+
+def _read(dataset: Dataset, shard: int, columns: Collection[str]) -> pa.Table:
+    """Return columns of a sidecar, all of them."""
+    try:
+        table = read_sidecar(dataset, shard, columns)
+    except FileNotFoundError as error:
+        raise ConfigError(f"{error}; run {_command(dataset)}") from None
+    missing = {name.partition(".")[0] for name in columns} - set(table.column_names)
+    if missing:
+        url = dataset.index_store.url_of(sidecar_name(dataset.name_of(shard)))
+        raise ConfigError(
+            f"{url}: has no column {min(missing)}, since an older version wrote it; run "
+            f"{_command(dataset)}"
+        )
+    return table
+
+
+def _sources(name: str) -> tuple[str, ...]:
+    """Return the columns of Parquet that a column is made of."""
+    if name in _OF_MEDIUM:
+        return (f"media.list.element.{name}",)
+    return _MADE.get(name, (name if name in _OF_SAMPLE else "json",))
+
+
+def _contents(table: pa.Table, shard: str) -> list[dict[str, Any]]:
+    """Return the scalars of each ``json``."""
+    decode = msgspec.json.Decoder(dict[str, str | int | float | bool]).decode
+    try:
+        return [decode(text) if text else {} for text in table["json"].to_pylist()]
+    except (ValueError, msgspec.MsgspecError) as error:
+        raise ShardError(f"{sidecar_name(shard)}: its column json is damaged ({error})") from None
+
+
+def _column(table: pa.Table, name: str) -> pa.Array | pa.ChunkedArray:
+    """Return a column that is no key of the ``json``."""
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    if name == "aspect":
+        width, height = (table[side].cast(pa.float64()) for side in _MADE[name])
+        return pc.divide(width, pc.if_else(pc.greater(height, 0.0), height, None))
+    if name in _OF_SAMPLE:
+        column = table[name]
+    else:
+        media = pa.chunked_array(table["media"].chunks, table["media"].type).combine_chunks()
+        column = pc.list_value_length(media)
+        if name in _OF_MEDIUM:
+            has_one = pc.fill_null(pc.greater(column, 0), False)
+            starts = pc.if_else(has_one, media.offsets[:-1], None)
+            column = pc.struct_field(media.values, name).take(starts)
+    return column.cast(pa.int64()) if pa.types.is_integer(column.type) else column
+
+
+def _typed(values: list[Any], name: str) -> pa.Array:
+    """Return the values of a key as a column of one type."""
+    import pyarrow as pa
+
+    counts = Counter(_TYPES[type(value)] for value in values if value is not None)
+    if len(counts) > 1:
+        kinds = " and ".join(f"{kind} in {number:,}" for kind, number in counts.most_common())
+        raise ConfigError(
+            f"{name} is {kinds} of {len(values):,} samples; columns have one type: convert the "
+            "rows anew with one, or choose by a function"
+        )
+    if any(isinstance(value, float) for value in values):
+        values = [value if value is None else float(value) for value in values]
+    return pa.array(values)
+
+
+_TYPES = {str: "text", int: "a number", float: "a number", bool: "true or false"}
+
+
+def _require_known(dataset: Dataset, name: str) -> None:
+    """Raise a ConfigError for a name that no column has, as far as some shards tell."""
+    names = column_names(dataset)
+    if f"json.{name}" not in names:
+        short_names = {known.removeprefix("json."): known for known in reversed(names)}
+        nearest = [short_names[match] for match in get_close_matches(name, short_names)]
+        raise ConfigError(
+            f"{escaped(name)}: no such column; {'the nearest is' if nearest else 'there are'} "
+            f"{escaped(', '.join(nearest or names))}. If only some shards have samples with this "
+            f"key, name it json.{escaped(name)}"
+        )
+
+
+def _command(dataset: Dataset, folder: str | None = None) -> str:
+    """Return the command that writes the sidecars of a dataset."""
+    tars, output = dataset.store.url, dataset.index_store.url
+    if output == tars:
+        output = folder or ""
+    words = ["mmstream", "index", tars, "--columns", *(["--output", output] if output else [])]
+    return f"`{shlex.join(words)}`"
