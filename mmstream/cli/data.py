@@ -50,7 +50,15 @@ from mmstream.storage.write_lock import write_lock
     "plan`. This reads all bytes of the tars.",
 )
 @click.option(
-    "--overwrite", is_flag=True, help="Build existing indexes, checksums and facts again."
+    "--columns",
+    is_flag=True,
+    help="Also write a table of the samples beside each index, for conditions on samples. This "
+    "reads all bytes of the tars.",
+)
+@click.option(
+    "--overwrite",
+    is_flag=True,
+    help="Build existing indexes, checksums, facts and columns again.",
 )
 @click.option(
     "--num-threads",
@@ -59,7 +67,7 @@ from mmstream.storage.write_lock import write_lock
     show_default=True,
     help="Tars to index at the same time.",
 )
-def index(url: str, facts: bool, **options: Any) -> None:
+def index(url: str, facts: bool, columns: bool, **options: Any) -> None:
     """Index tars at URL that other tools wrote, so that they open quickly.
 
     Only the tar headers are read: 2 % of the bytes of a local tar with images of 1 MB. With
@@ -73,8 +81,8 @@ def index(url: str, facts: bool, **options: Any) -> None:
         + f", checksums of {count_text(report.num_summed, 'tar')} written"
         * options["checksums"]
     )
-    if facts:
-        _write_facts(options["output"] or url, options["overwrite"])
+    if facts or columns:
+        _write_beside(options["output"] or url, facts, columns, options["overwrite"])
     is_elsewhere = (options["output"] or url).rstrip("/") != url.rstrip("/")
     if is_elsewhere:
         say(
@@ -83,12 +91,18 @@ def index(url: str, facts: bool, **options: Any) -> None:
         )
 
 
-def _write_facts(url: str, overwrite: bool) -> None:
-    """Write the facts of the shards that have none."""
+def _write_beside(url: str, facts: bool, columns: bool, overwrite: bool) -> None:
+    """Write the facts, or the sidecars, of the shards that have none."""
     dataset = open_dataset(url, allow_foreign_urls=True)  # they were indexed just now
     num_workers = num_cores() if len(dataset) > MIN_SAMPLES_OF_PROCESSES else 1
-    num_written = write_facts(dataset, overwrite=overwrite, num_workers=num_workers)
-    say(f"facts of {num_written:,} tars written")
+    if facts:
+        num_written = write_facts(dataset, overwrite=overwrite, num_workers=num_workers)
+        say(f"facts of {num_written:,} tars written")
+    if columns:
+        from mmstream.converting.sidecar import write_sidecars  # loads Arrow
+
+        num_written = write_sidecars(dataset, overwrite=overwrite, num_workers=num_workers)
+        say(f"columns of {num_written:,} tars written")
 
 
 MIN_SAMPLES_OF_PROCESSES = 100_000

@@ -2,9 +2,12 @@
 
     rows -> formats -> media -> shard + SIDECAR
 
-``shard-000000.parquet`` lies beside ``shard-000000.tar``. It says what the shard holds without its
-bytes: where each sample came from, its sizes, and hashes of its media and text. DuckDB, pandas and
-polars open it. The columns that users of img2dataset know have the same names as there.
+``shard-000000.parquet`` lies beside ``shard-000000.tar``. ``mmstream index --columns`` writes it
+for tars of any origin, beside their indexes. `mmstream.dataset.columns` reads it.
+
+It says what the shard holds without its bytes: where each sample came from, its sizes, and hashes
+of its media and text. DuckDB, pandas and polars open it. The columns that users of img2dataset know
+have the same names as there.
 
 `duplicates.py` compares the hashes. The rule that says what the text of a sample is needs its
 fields alone. So samples of a conversion and samples of any other tar have the same hashes where
@@ -29,7 +32,7 @@ import shutil
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -37,15 +40,21 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.parquet as pq
+from tqdm import tqdm
 from xxhash import xxh3_128_digest
 
-from mmstream.converting.draft import Media
+from mmstream.converting.draft import Media, RowError
 from mmstream.converting.formats.fields import without_secrets
+from mmstream.converting.media.load import checked
+from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row, encodable
-from mmstream.dataset.columns import sidecar_name
-from mmstream.errors import DecodeError
+from mmstream.dataset.columns import INDEX_CHECKSUM, read_rows, sidecar_name
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.facts import index_checksum
+from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
+from mmstream.processes.run import run_in_processes
 from mmstream.storage import Store
 
 if TYPE_CHECKING:
@@ -157,6 +166,7 @@ class SidecarWriter:
         shard: Name of the shard.
         split: Name of the split that the shard belongs to.
         perceptual_hash: Makes the perceptual hash of an image's bytes. Default: there is none.
+        index: Checksum of the shard's index, where the shard is not written just now.
 
     Attributes:
         num_bytes: Size of the file, after the block.
@@ -169,9 +179,11 @@ class SidecarWriter:
         shard: str,
         split: str | None = None,
         perceptual_hash: Callable[[bytes], bytes | None] | None = None,
+        index: bytes | None = None,
     ) -> None:
         self._store, self._shard, self._split = store, shard, split
         self._perceptual_hash = perceptual_hash
+        self._index = index
         self._rows: list[tuple[Any, ...]] = []  # values in the order of SCHEMA, but for the SHA-256
         self._sha256s: list[str | None] = []
         self._group_bytes = self._num_samples = 0
@@ -192,6 +204,8 @@ class SidecarWriter:
             store_schema=False,
             version="2.6",
         )
+        if self._index is not None:
+            self._writer.add_key_value_metadata({INDEX_CHECKSUM: self._index})
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
@@ -248,16 +262,19 @@ class SidecarWriter:
         self._add(values, media, key, caption, scalars, *origin[3:])
         self._num_samples += 1
 
-    def add_reject(self, row: Row, key: str, reason: str) -> None:
-        """Add a row that became no sample.
+    def add_reject(self, row: Row, key: str, reason: str, *, is_stored: bool = False) -> None:
+        """Add a row that became no sample, or a sample that cannot be read.
 
         Args:
             row: The row.
             key: The key that its sample would have.
             reason: Why there is no sample.
+            is_stored: It is a sample of the shard.
         """
         origin = self._origin(row)
-        leading_values = (encodable(key), "rejected", encodable(reason), self._shard, None, *origin)
+        status, index = ("damaged", self._num_samples) if is_stored else ("rejected", None)
+        leading_values = (encodable(key), status, encodable(reason), self._shard, index, *origin)
+        self._num_samples += is_stored
         values = leading_values + (None,) * (len(SCHEMA) - 1 - len(leading_values))
         self._add(values, (), key, reason, *origin[3:])
 
@@ -345,6 +362,108 @@ class SidecarWriter:
         self._rows, self._sha256s, self._group_bytes = [], [], 0
 
 
+def write_sidecars(
+    dataset: Dataset, *, overwrite: bool = False, num_workers: int = 1, progress: bool = True
+) -> int:
+    """Write the sidecars of all shards that have none, or an old one. They lie beside the indexes.
+
+    What the bytes of a shard do not tell is kept of an old one: rejected rows, where samples are
+    from, perceptual hashes. A sample that cannot be read has a row of NULLs.
+
+    Args:
+        dataset: Whose shards are read, all bytes of them.
+        overwrite: Write those too that exist already.
+        num_workers: Processes.
+        progress: Show a progress bar (on a terminal only).
+
+    Returns:
+        The number of sidecars that were written.
+
+    Raises:
+        ConfigError: A table of another program has the name of a sidecar.
+        ShardError, StorageError: A shard cannot be read.
+        MMStreamError: A process died. The sidecars that are written are kept.
+    """
+    jobs = [(dataset, shard, overwrite) for shard in range(dataset.num_shards)]
+    num_samples, num_written = int(dataset.counts.sum()), 0
+    is_hidden = None if progress else True
+    with tqdm(
+        total=num_samples, unit=" samples", unit_scale=True, desc="columns", disable=is_hidden
+    ) as bar:
+        for job, is_written in run_in_processes(_write, jobs, num_workers, command="index"):
+            bar.update(int(dataset.counts[job[1]]))
+            num_written += is_written
+    return num_written
+
+
+def _write(job: tuple[Dataset, int, bool]) -> bool:
+    """Write the sidecar of a shard. Return False where a whole one is there."""
+    dataset, shard, overwrite = job
+    if not overwrite and (scalars := _old_rows(dataset, shard, ["json"])) is not None:
+        num_samples = len(scalars) - scalars["index"].null_count
+        if "json" in scalars.column_names and num_samples == dataset.counts[shard]:
+            return False
+    table = _old_rows(dataset, shard)
+    old = [] if table is None else table.to_pylist()
+    old_rows = {row["index"]: row for row in old}
+    old_media = {medium["xxh3"]: medium for row in old for medium in row.get("media") or ()}
+    name, split = dataset.name_of(shard), old[0].get("split") if old else None
+    index_crc32c = b"%08x" % index_checksum(name, dataset.shards.offsets(shard))
+
+    def old_hash(data: bytes) -> bytes | None:
+        hashed: bytes | None = old_media.get(content_hash(data), {}).get("perceptual_hash")
+        return hashed
+
+    with SidecarWriter(dataset.index_store, name, split, old_hash, index_crc32c) as sidecar:
+        every = np.arange(dataset.counts[shard])
+        for index, sample in enumerate(dataset.shards.samples(shard, every)):
+            own = Row(index, name, index + 1, None)
+            if not isinstance(sample, dict):
+                sidecar.add_reject(own, "", str(sample), is_stored=True)
+                continue
+            fields = {field: data for field, data in sample.items() if not field.startswith("__")}
+            row = old_rows.get(index)
+            if row is not None and row["key"] == encodable(sample["__key__"]):
+                own = Row(index, row["file"], row["row"], row)
+            else:
+                own = Row(index, name, index + 1, json_object(fields.get("json")))
+            media = [
+                _medium(field, data, old_media)
+                for field, data in fields.items()
+                if kind_of(field) is not None
+            ]
+            sidecar.add_sample(own, sample["__key__"], fields, media)
+        for row in old:
+            if row["index"] is None:
+                own = Row(0, row["file"], row["row"], row)
+                sidecar.add_reject(own, row["key"], row["error_message"] or "")
+    return True
+
+
+def _old_rows(
+    dataset: Dataset, shard: int, columns: Sequence[str] | None = None
+) -> pa.Table | None:
+    """Return the rows of a sidecar that is there. None: there is none, or it must not be used."""
+    try:
+        return read_rows(dataset, shard, columns)
+    except ConfigError:  # a table of another program
+        if dataset.index_store == dataset.store:
+            raise
+    except (FileNotFoundError, ShardError):
+        pass
+    return None
+
+
+def _medium(field: str, data: bytes, old_media: Mapping[bytes, Mapping[str, Any]]) -> Media:
+    """Return a medium with what a header tells, as `convert` has it. A bad one has no facts."""
+    old = old_media.get(content_hash(data), {})
+    facts: Mapping[str, Any] = {name: old[name] for name in FACTS if old.get(name) is not None}
+    if not facts:
+        with suppress(RowError):
+            facts = checked(kind_of(field) or "image", data, MediaOptions()).facts
+    return Media(field.rpartition(".")[2], data, facts)
+
+
 def _add_sha256(sha256s: list[str | None], media: Sequence[tuple[int, bytes]]) -> None:
     for position, data in media:
         sha256s[position] = hashlib.sha256(data).hexdigest()
@@ -390,13 +509,12 @@ def scalars_of(content: Mapping[str, Any]) -> str | None:
     scalars = {
         name: value
         for name, value in content.items()
-        if (len(value) <= MAX_SCALAR_CHARACTERS if type(value) is str else type(value) in _NUMBERS)
-        and (type(value) is not int or -(1 << 63) <= value < 1 << 63)
+        if ((kind := type(value)) is str and len(value) <= MAX_SCALAR_CHARACTERS)
+        or kind is float
+        or kind is bool
+        or (kind is int and -(1 << 63) <= value < 1 << 63)
     }
     return msgspec.json.encode(scalars).decode() if scalars else None
-
-
-_NUMBERS = (int, float, bool)
 
 
 def text_of(fields: Mapping[str, Any], content: Mapping[str, Any] | None = None) -> bytes | None:
@@ -424,21 +542,18 @@ def text_of(fields: Mapping[str, Any], content: Mapping[str, Any] | None = None)
     return text_field if isinstance(text_field, bytes) and text_field else None
 
 
-def _texts(content: Mapping[str, Any]) -> Iterator[str]:
-    is_dialogue = False
-    for name in _DIALOGUES:
-        turns = content.get(name)
-        for turn in turns if isinstance(turns, list) else ():
-            is_dialogue = True
-            yield from _texts_of_turn(turn)
-    if is_dialogue:
-        return
+def _texts(content: Mapping[str, Any]) -> list[str]:
+    if not content.keys().isdisjoint(_DIALOGUES):
+        dialogues = [content[name] for name in _DIALOGUES if isinstance(content.get(name), list)]
+        if turns := [turn for dialogue in dialogues for turn in dialogue]:
+            return [text for turn in turns for text in _texts_of_turn(turn)]
     for name in _TEXTS:
         value = content.get(name)
-        texts = value if isinstance(value, list) else [value]
-        if any(isinstance(text, str) for text in texts):
-            yield from (text for text in texts if isinstance(text, str))
-            return
+        if isinstance(value, str):
+            return [value]
+        if isinstance(value, list) and (texts := [item for item in value if isinstance(item, str)]):
+            return texts
+    return []
 
 
 def _texts_of_turn(turn: Any) -> Iterator[str]:

@@ -186,6 +186,8 @@ def read_columns(
         ShardError: The sidecar is damaged, or of another shard.
         StorageError: The storage failed after retries.
     """
+    import pyarrow as pa
+
     sources = {name: _sources(name) for name in names}
     table = _read(dataset, shard, {source for group in sources.values() for source in group})
     shard_name = dataset.name_of(shard)
@@ -194,7 +196,12 @@ def read_columns(
     columns: dict[str, pa.Array | pa.ChunkedArray] = {}
     for name in names:
         if name in _NAMES:
-            columns[name] = _column(table, name)
+            try:
+                columns[name] = _column(table, name)
+            except (pa.ArrowException, AttributeError) as error:
+                raise ShardError(
+                    f"{shard_name}: the column {name} of its sidecar has another type ({error})"
+                ) from error
             continue
         key = name.removeprefix("json.")
         values = [content.get(key) for content in contents]

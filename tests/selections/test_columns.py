@@ -12,15 +12,18 @@ import duckdb
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from click.testing import CliRunner
 from PIL import Image
 
 import mmstream as mm
-from mmstream.converting.sidecar import SCHEMA
+from mmstream.cli import cli
+from mmstream.converting.sidecar import SCHEMA, write_sidecars
 from mmstream.dataset import columns as module
 from mmstream.dataset.columns import column_names, read_columns
 from mmstream.errors import ConfigError, ShardError
+from mmstream.storage import open_store
 from tests.helpers.convert_corpus import run, write_rows
-from tests.helpers.corpora import write_corpus
+from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.media_files import audio_file, video_file
 
 OF_ROWS = [
@@ -69,6 +72,11 @@ def column(dataset, name, shard=0):
 def rewritten(path, change):
     """Write a sidecar again as a function of its table."""
     pq.write_table(change(pq.read_table(path)), path)
+
+
+def without_json(table):
+    """Return a sidecar as it was before there were scalars."""
+    return table.drop_columns(["json"])
 
 
 @pytest.mark.parametrize(
@@ -210,7 +218,7 @@ def test_a_shard_without_a_sidecar_names_the_command(tmp_path):
 
 def test_a_sidecar_of_an_older_version_has_all_but_the_scalars(dataset, tmp_path):
     path = tmp_path / "out/shard-000000.parquet"
-    rewritten(path, lambda table: table.drop_columns(["json"]))
+    rewritten(path, without_json)
     assert column(dataset, "width")[0] == 48
     with pytest.raises(
         ConfigError, match=r"has no column json, .* run `mmstream index .*--columns"
@@ -225,6 +233,19 @@ def test_a_table_of_another_program_is_no_sidecar(dataset, tmp_path):
         column(dataset, "width")
 
 
+@pytest.mark.parametrize("name", ["aspect", "num_media", "codec"])
+def test_columns_of_another_type_are_an_error(dataset, tmp_path, name):
+    def change(table):
+        for column in ("width", "media"):
+            texts = pa.array(["x"] * len(table))
+            table = table.set_column(table.schema.get_field_index(column), column, texts)
+        return table
+
+    rewritten(tmp_path / "out/shard-000000.parquet", change)
+    with pytest.raises((ShardError, ConfigError), match=r"shard-000000"):
+        column(dataset, name)
+
+
 def test_nothing_but_a_read_imports_pyarrow():
     code = "import sys, mmstream.dataset.columns; sys.exit('pyarrow' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
@@ -235,3 +256,141 @@ def test_a_large_sidecar_is_read_in_ranges(dataset, monkeypatch):
     monkeypatch.setattr(module, "MAX_BUFFERED_BYTES", 0)
     assert column(dataset, "json") == whole
     assert json.loads(whole[0]) == {"lang": "zh", "score": 1, "nsfw": False}
+
+
+# -- mmstream index --columns: the same columns of tars that others wrote
+
+
+def index(*words):
+    """Run the command, and return its last line."""
+    result = CliRunner().invoke(cli, ["index", *map(str, words), "--columns"])
+    assert result.exit_code == 0, result.output
+    return result.output.splitlines()[-1]
+
+
+@pytest.fixture
+def tars(tmp_path):
+    """The folder of two shards without sidecars: four good samples, and four odd ones."""
+    media = files()
+    contents = [
+        {"jpg": media["turned.jpg"], "json": b'{"lang": "zh", "id": 3, "url": "https://h/a"}'},
+        {"left.mp4": media["a.mp4"], "b.jpg": jpeg(1), "txt": b"two media"},
+        {"wav": media["a.wav"], "json": b'{"lang": "en"}'},
+        {"txt": b"words"},
+        {"jpg": b"no picture", "mp4": media["a.mp4"][:100]},
+        {"jpg": b"", "txt": b"", "json": b"{"},
+        {"flac": jpeg(2)},
+        {"json": b'{"lang": null, "score": 0.5}'},
+    ]
+    return write_corpus(tmp_path / "tars", [4, 4], contents.__getitem__)
+
+
+def test_tars_of_others_get_the_same_columns(dataset, tmp_path):
+    tars = tmp_path / "tars"
+    tars.mkdir()
+    name = "shard-000000.tar"
+    (tars / name).write_bytes((tmp_path / "out" / name).read_bytes())
+    assert index(tars) == "columns of 1 tars written"
+    names = [name for name in column_names(dataset) if name not in ("file", "row")]
+    by_index, by_convert = (
+        {name: values.to_pylist() for name, values in read_columns(one, 0, names).items()}
+        for one in (mm.open_dataset(tars), dataset)
+    )
+    assert by_index == by_convert
+
+
+def test_odd_samples_are_rows_of_nulls(tars):
+    assert index(tars) == "columns of 2 tars written"
+    dataset = mm.open_dataset(tars)
+    good, odd = ({name: column(dataset, name, i) for name in column_names(dataset)} for i in (0, 1))
+    assert good["json.lang"] == ["zh", None, "en", None]
+    assert good["aspect"] == [48 / 64, 64 / 48, None, None]
+    assert good["num_media"] == [1, 2, 1, 0]
+    assert (good["id"][0], good["url"][0]) == ("3", "https://h/a")
+    assert odd["width"] == [None] * 4
+    assert odd["duration_s"] == [None] * 4
+    assert odd["json.score"] == [None] * 3 + [0.5]
+    assert odd["num_media"] == [2, 1, 1, 0]
+
+
+def test_a_damaged_sample_is_a_row_and_duplicates_are_found_with_it(tars, tmp_path):
+    mm.open_dataset(tars)
+    path = tmp_path / "tars/shard-000000.tar"
+    data = bytearray(path.read_bytes())
+    second = int(mm.open_dataset(tars).shards.offsets(0)[1])
+    data[second : second + 100] = b"\xff" * 100
+    path.write_bytes(data)
+    index(tars)
+    dataset = mm.open_dataset(tars)
+    assert column(dataset, "status") == ["success", "damaged", "success", "success"]
+    assert column(dataset, "num_bytes")[1] is column(dataset, "num_media")[1] is None
+    assert column(dataset, "error_message")[1]
+    assert mm.find_duplicates(dataset, progress=False).num_pairs["text"] == 0
+
+
+def test_a_second_call_writes_what_is_missing_and_overwrite_all(tars, tmp_path):
+    index(tars)
+    first, second = (tmp_path / f"tars/shard-00000{i}.parquet" for i in range(2))
+    whole = first.read_bytes()
+    first.unlink()
+    assert index(tars) == "columns of 1 tars written"
+    assert index(tars) == "columns of 0 tars written"
+    first.write_bytes(whole[:-9])
+    rewritten(second, without_json)
+    assert index(tars) == "columns of 2 tars written"
+    assert first.read_bytes() == whole
+    assert index(tars, "--overwrite") == "columns of 2 tars written"
+    assert first.read_bytes() == whole
+
+
+def test_what_the_tar_does_not_tell_is_kept_of_an_old_sidecar(rows, tmp_path):
+    rows.write_bytes(rows.read_bytes().replace(b'"lang": "zh"', b'"license": "cc0"'))
+    out, media = tmp_path / "out", mm.MediaOptions(max_image_side=32)
+    run(rows, out, samples_per_shard=100, near_duplicates="report", media=media)
+    before = pq.read_table(out / "shard-000000.parquet")
+    rewritten(out / "shard-000000.parquet", without_json)
+    index(out)
+    after = pq.read_table(out / "shard-000000.parquet")
+    key = [("key", "ascending")]
+    assert after.sort_by(key).to_pylist() == before.sort_by(key).to_pylist()
+    assert before["original_width"][0].as_py() == 48
+
+
+def test_columns_lie_beside_an_index_elsewhere(tars, tmp_path):
+    pq.write_table(pa.table({"url": ["u"]}), f"{tars}/shard-000000.parquet")
+    before = (tmp_path / "tars/shard-000000.parquet").read_bytes()
+    result = CliRunner().invoke(cli, ["index", tars, "--columns"])
+    assert isinstance(result.exception, ConfigError)
+    assert "another program" in str(result.exception)
+    index(tars, "--output", tmp_path / "index")
+    dataset = mm.open_dataset(tmp_path / "index", allow_foreign_urls=True)
+    assert column(dataset, "lang") == ["zh", None, "en", None]
+    assert (tmp_path / "tars/shard-000000.parquet").read_bytes() == before
+
+
+def test_columns_of_a_tar_that_was_replaced_are_an_error(tars, tmp_path):
+    index(tars)
+    dataset = mm.open_dataset(write_corpus(tmp_path / "tars", [4, 4]))
+    with pytest.raises(ShardError, match=r"made of a tar with another index.*--columns"):
+        column(dataset, "key")
+    assert index(tars) == "columns of 2 tars written"
+    assert column(dataset, "json.id") == [0, 1, 2, 3]
+
+
+@pytest.mark.slow
+def test_processes_write_the_same_columns(tars, tmp_path):
+    index(tars)
+    one = (tmp_path / "tars/shard-000001.parquet").read_bytes()
+    dataset = mm.open_dataset(tars)
+    assert write_sidecars(dataset, overwrite=True, num_workers=2, progress=False) == 2
+    assert (tmp_path / "tars/shard-000001.parquet").read_bytes() == one
+
+
+@pytest.mark.s3
+def test_columns_are_written_to_and_read_from_object_storage(s3, tars):
+    url, local = f"{s3}/columns", open_store(tars)
+    for name in ("shard-000000.tar", "shard-000001.tar"):
+        open_store(url).write(name, local.read(name))
+    assert index(url) == "columns of 2 tars written"
+    assert column(mm.open_dataset(url), "lang") == ["zh", None, "en", None]
+    assert index(url) == "columns of 0 tars written"
