@@ -403,7 +403,7 @@ def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> dict[str, A
 def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
     """Draw the settings and the view of epoch 1; sometimes shards are appended, too."""
     data, settings = plan.data, plan.settings
-    if draw.random() < 0.4 and not isinstance(data.batching, mm.Pack):
+    if draw.random() < (0.8 if data.views else 0.4) and not isinstance(data.batching, mm.Pack):
         append_shards(data.corpora[""], draw, 2, "more", 0.1)
         trial.say("shards appended")
     later = {
@@ -536,7 +536,7 @@ def _read_in_parts(
     while position < len(keys):
         epoch = keys[position][0]
         if (present is not later and position) and (
-            epoch > 0 or (draw.random() < 0.4 and _can_change(present, later))
+            epoch > 0 or (draw.random() < 0.7 and _can_change(present, later))
         ):
             present = later
             present.data.corpora[""].show(later.num_shards)

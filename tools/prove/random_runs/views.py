@@ -38,18 +38,19 @@ def draw_view(draw: random.Random, corpus: Corpus) -> tuple[Choice, ...]:
 
 
 def _draw_choice(draw: random.Random, shards: Sequence[ShardInfo]) -> Choice:
-    whole = chosen((), shards)
+    whole, size = chosen((), shards), sum(shard.num_samples for shard in shards)
     kind = draw.choice(["slice", "split", "without", "refs"])
     if kind == "slice":
-        ends = [None, *(draw.randint(-len(whole), len(whole)) for _ in range(2))]
-        return kind, *draw.choices(ends, k=2), draw.choice([None, 1, 2, 3, len(whole) // 9 + 1])
+        ends = (draw.choice([None, draw.randint(-size, size)]) for _ in range(2))
+        return kind, *ends, draw.choice([None, 1, 2, 3, size // 9 + 1])
     if kind == "without":
         return kind, (_draw_choice(draw, shards),)
     if kind == "refs":
-        shares = [draw.choice([0, 0.1, 0.5, 0.9, 1]) for _ in shards]
+        whole += [(len(shards) + n, i) for n in range(2) for i in range(24)]  # may be appended
+        shares = [draw.choice([0, 0.1, 0.5, 0.9, 1]) for _ in range(len(shards) + 2)]
         return kind, frozenset(ref for ref in whole if draw.random() < shares[ref[0]])
-    fractions, seeds = [0.1, 0.5, 0.9, draw.random()], [0, -3, 1 << 70]
-    return kind, draw.choice(fractions), draw.choice(seeds), draw.randint(0, 1)
+    fractions = [0.1, 0.5, 0.9, draw.random()]
+    return kind, draw.choice(fractions), draw.choice([0, -3, 1 << 70]), draw.randint(0, 1)
 
 
 def chosen(choices: Sequence[Choice], shards: Sequence[ShardInfo]) -> list[Ref]:
@@ -59,14 +60,13 @@ def chosen(choices: Sequence[Choice], shards: Sequence[ShardInfo]) -> list[Ref]:
         if kind == "slice":
             refs = refs[slice(*arguments)]
         elif kind == "refs":
-            refs = sorted(arguments[0])
+            refs = [ref for ref in chosen((), shards) if ref in arguments[0]]
         elif kind == "without":
             left_out = set(chosen(arguments[0], shards))
             refs = [ref for ref in refs if ref not in left_out]
         else:
-            fraction, seed, part = arguments
-            draws = [_draws(shard, seed) for shard in shards]
-            refs = [(s, i) for s, i in refs if (draws[s][i] >= fraction) == part]
+            draws = [_draws(shard, arguments[1]) for shard in shards]
+            refs = [(s, i) for s, i in refs if (draws[s][i] >= arguments[0]) == arguments[2]]
     return refs
 
 
