@@ -50,7 +50,7 @@ from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row, encodable
 from mmstream.dataset.columns import INDEX_CHECKSUM, read_rows, sidecar_name
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import index_checksum
+from mmstream.dataset.index import index_checksum
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of

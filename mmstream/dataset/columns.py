@@ -19,8 +19,7 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 import numpy as np
 
-from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.facts import index_checksum
+from mmstream.dataset.index import index_checksum
 from mmstream.errors import ConfigError, ShardError, StorageError, escaped
 from mmstream.storage import Store
 from mmstream.storage.store import ObjectFile
@@ -82,7 +81,7 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
     return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
 
 
-def read_sidecar(dataset: Dataset, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
+def read_sidecar(dataset: Any, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
     """Return columns of a shard's sidecar. It lies beside the index, or else beside the tar.
 
     Args:
@@ -103,7 +102,7 @@ def read_sidecar(dataset: Dataset, shard: int, columns: Iterable[str] | None = N
     return table.take(_rows_of_samples(table["index"], int(dataset.counts[shard])))
 
 
-def read_rows(dataset: Dataset, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
+def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
     """Return columns of a sidecar as they stand there; as `read_sidecar`.
 
     Rows that became no sample have no ``index``. The others have one of the shard, each once.
@@ -135,7 +134,7 @@ def read_rows(dataset: Dataset, shard: int, columns: Iterable[str] | None = None
     raise FileNotFoundError(f"{dataset.index_store.url_of(sidecar_name(name))}: no such sidecar")
 
 
-def _require_own(dataset: Dataset, shard: int, table: pa.Table, checksum: bytes | None) -> None:
+def _require_own(dataset: Any, shard: int, table: pa.Table, checksum: bytes | None) -> None:
     """Raise a ShardError where a sidecar does not fit its shard."""
     import pyarrow.compute as pc
 
@@ -164,7 +163,7 @@ def _rows_of_samples(index: pa.ChunkedArray, count: int) -> pa.Array:
 
 
 def read_columns(
-    dataset: Dataset, shard: int, names: Sequence[str]
+    dataset: Any, shard: int, names: Sequence[str]
 ) -> dict[str, pa.Array | pa.ChunkedArray]:
     """Return columns of a shard, with a value or NULL for each stored sample, in their order.
 
@@ -211,7 +210,7 @@ def read_columns(
     return columns
 
 
-def column_names(dataset: Dataset) -> list[str]:
+def column_names(dataset: Any) -> list[str]:
     """Return the names of columns, those of ``json`` as the first, a middle and the last shard say.
 
     Raises:
@@ -224,7 +223,7 @@ def column_names(dataset: Dataset) -> list[str]:
     return [*_NAMES, *(f"json.{key}" for key in sorted(keys))]
 
 
-def _read(dataset: Dataset, shard: int, columns: Collection[str]) -> pa.Table:
+def _read(dataset: Any, shard: int, columns: Collection[str]) -> pa.Table:
     """Return columns of a sidecar, all of them."""
     try:
         table = read_sidecar(dataset, shard, columns)
@@ -295,7 +294,7 @@ def _typed(values: list[Any], name: str) -> pa.Array:
 _TYPES = {str: "text", int: "a number", float: "a number", bool: "true or false"}
 
 
-def _require_known(dataset: Dataset, name: str) -> None:
+def _require_known(dataset: Any, name: str) -> None:
     """Raise a ConfigError for a name that no column has, as far as some shards tell."""
     names = column_names(dataset)
     if f"json.{name}" not in names:
@@ -308,7 +307,7 @@ def _require_known(dataset: Dataset, name: str) -> None:
         )
 
 
-def _command(dataset: Dataset, folder: str | None = None) -> str:
+def _command(dataset: Any, folder: str | None = None) -> str:
     """Return the command that writes the sidecars of a dataset."""
     tars, output = dataset.store.url, dataset.index_store.url
     if output == tars:

@@ -27,7 +27,7 @@ from crc32c import crc32c
 from tqdm import tqdm
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.index import Checksums, encode_index
+from mmstream.dataset.index import Checksums, index_checksum
 from mmstream.errors import DecodeError, ShardError
 from mmstream.media.fields import MAX_TEXT_BYTES
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
@@ -269,8 +269,3 @@ def _identity(
     if checksums is None:
         return of_index, None
     return of_index, int(crc32c(np.asarray(checksums, dtype="<u4").tobytes()))
-
-
-def index_checksum(name: str, offsets: Sequence[int] | IntArray) -> int:
-    """Return the CRC-32C of a shard's name and index."""
-    return int(crc32c(encode_index(list(offsets)), crc32c(name.encode())))

@@ -60,6 +60,11 @@ def encode_index(offsets: list[int] | IntArray) -> bytes:
     return np.asarray(offsets, dtype="<u8").tobytes()
 
 
+def index_checksum(name: str, offsets: Sequence[int] | IntArray) -> int:
+    """Return the CRC-32C of a shard's name and index."""
+    return int(crc32c(encode_index(list(offsets)), crc32c(name.encode())))
+
+
 def decode_index(data: bytes, name: str) -> IntArray:
     """Return the offsets of an index file.
 
