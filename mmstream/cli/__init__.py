@@ -11,6 +11,7 @@
     duplicates.py  duplicates, leakcheck
     training.py  train, demo
     replay.py    replay
+    select.py    select, and the options that choose samples
 
 Exit codes: 0 success, 1 a problem with the data or the storage, 2 a wrong command line, 130
 interrupted, 143 ended by SIGTERM; train also has 75 (docs: command line). Only this package prints;
@@ -108,6 +109,10 @@ COMMANDS = _Commands(
     reshard=(
         "convert",
         "Write the dataset SOURCE anew to DEST, so that each pack is one range of a shard.",
+    ),
+    select=(
+        "select",
+        "Store which samples of the dataset at URL take part, once for all processes and runs.",
     ),
     show=(
         "show",

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -35,6 +35,7 @@ from mmstream.order.selection import Mask, Selection
 from mmstream.settings import AnyInt, Fraction, checked, missing_attribute
 from mmstream.storage import Access, ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
+from mmstream.world import World
 
 MAX_READ_FACTOR = 1.3
 """Bytes that are read of a view, at most, for each byte of its samples."""
@@ -297,11 +298,22 @@ class Dataset(Sequence[Sample]):
         """Return the order that a saved state names; shards may have been appended since.
 
         Raises:
-            StateError: the state belongs to a mixture or to another dataset.
+            StateError: the state belongs to a mixture or to another dataset, or its samples were
+                chosen by a selection that is neither that of this view nor stored.
         """
+        from mmstream.dataset.select import saved_corpus
+
         if "sources" in identity:
             raise StateError("this state is of a mixture: give its JSON file")
-        return Order.from_saved(identity, self.corpus)
+        try:
+            return Order.from_saved(identity, self.corpus)
+        except StateError as error:
+            corpus = saved_corpus(self, identity)
+            if corpus is None and "selection" in identity:
+                raise StateError(f"{error}; or store them with `mmstream select`") from None
+            if corpus is None:
+                raise
+        return Order.from_saved(identity, corpus)
 
     def read(self, shard: int, index: int) -> Sample:
         """Return one raw sample; raises what `dataset[i]` raises."""
@@ -329,6 +341,84 @@ class Dataset(Sequence[Sample]):
         view = copy(self)
         view.selection = selection
         view.__dict__.pop("_ends", None)
+        return view
+
+    @checked({"condition": "write it as \"width >= 200 and lang = 'en'\", or give a function"})
+    def where(
+        self,
+        condition: str | Callable[[Any], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        world: World | None = None,
+        progress: bool = True,
+    ) -> Dataset:
+        """Return a view of the samples that fulfil a condition.
+
+        It looks for a stored selection of this condition first (see `select`). Else the columns of
+        all shards are read. Samples of which a value is not known (NULL) are left out, and a
+        warning counts them.
+
+        Args:
+            condition: A condition on columns, or a function from a ``pyarrow.Table`` of them to
+                true or false for each row.
+            columns: The columns that a function gets.
+            world: Of several ranks, each would read all columns. So they need a stored selection.
+                A process that chooses for itself passes ``mm.World()``. None: as of `Loader`.
+            progress: Show a progress bar (on a terminal only).
+
+        Raises:
+            ConfigError: It is no condition, a column does not exist, no sample fulfils it, or there
+                are several ranks.
+            ManifestError: What is stored of it is damaged.
+            ShardError, StorageError: Columns cannot be read.
+
+        Examples:
+            >>> dataset = mm.open_dataset("shards/")
+            >>> large = dataset.where("width >= 64 and caption is not null")
+            >>> len(large) + len(dataset.without(large))
+            480
+        """
+        from mmstream.dataset.select import where
+
+        view: Dataset = where(self, condition, columns, world, progress=progress)
+        return view
+
+    @checked()
+    def explain(
+        self,
+        condition: str | Callable[[Any], Any],
+        *,
+        columns: Sequence[str] | None = None,
+        progress: bool = True,
+    ) -> Any:
+        """Return what each clause of a condition leaves. It prints as a table.
+
+        Arguments and errors are those of `where`; a condition that no sample fulfils is no error.
+
+        Returns:
+            ``clauses``, the operands of the outermost ``and``, and ``together``, the whole
+            condition. Each has a ``text``, ``num_passed``, ``num_failed`` and ``num_null``.
+        """
+        from mmstream.dataset.select import explained, rule_of
+
+        return explained(self, rule_of(condition, columns), progress=progress)[0]
+
+    @checked()
+    def select(self, name: str) -> Dataset:
+        """Return a view of the samples that ``mmstream select --name`` has stored under a name.
+
+        They are not chosen anew: their bits are mapped. A remote file is copied once to each
+        machine.
+
+        Raises:
+            FileNotFoundError: No selection has this name.
+            ConfigError: It has no sample of this view.
+            ManifestError: It is damaged, of another corpus, or shards were appended since.
+            StorageError: The storage failed after retries.
+        """
+        from mmstream.dataset.select import select
+
+        view: Dataset = select(self, name)
         return view
 
     @checked({"fraction": "give the share to keep, such as 0.1"})

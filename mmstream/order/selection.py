@@ -75,8 +75,7 @@ class Selection:
             masks: for each shard, bool [its samples], whether each of them is chosen.
             counts: int64 [num_shards], samples of each shard.
         """
-        starts = _starts(counts)
-        bits = np.zeros((starts[-1] // BLOCK_BYTES + 1) * BLOCK_BYTES, dtype=np.uint8)
+        starts, bits = _starts(counts), np.zeros(num_bit_bytes(counts), dtype=np.uint8)
         for mask, start, stop in zip(masks, starts, starts[1:], strict=False):
             bits[start:stop] = np.packbits(mask)
         return cls(counts, bits)
@@ -111,6 +110,14 @@ class Selection:
     def num_chosen(self) -> int:
         """Chosen samples of all shards."""
         return int(self._blocks_before[-1])
+
+    @property
+    def is_whole(self) -> bool:
+        """Whether no bit is set that is of no sample: those that a stranger wrote may be."""
+        ends, used = self.starts[1:], self.counts % 8
+        last = self.bits[ends[used > 0] - 1]
+        has_spare = bool((last & (0xFF >> used[used > 0])).any())
+        return not has_spare and not self.bits[self.starts[-1] :].any()
 
     @cached_property
     def digest(self) -> str:
@@ -197,6 +204,11 @@ class Selection:
     def _bits_of(self, blocks: IntArray) -> Bits:
         """Return uint8 [n, 512], the bits of blocks."""
         return np.unpackbits(self.bits.reshape(-1, BLOCK_BYTES)[blocks], axis=1)
+
+
+def num_bit_bytes(counts: IntArray) -> int:
+    """Return how many bytes `Selection.bits` has for shards with these numbers of samples."""
+    return int(_starts(counts)[-1] // BLOCK_BYTES + 1) * BLOCK_BYTES
 
 
 def _starts(counts: IntArray) -> IntArray:

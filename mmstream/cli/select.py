@@ -1,0 +1,131 @@
+"""``mmstream select``, and the options by which other commands choose samples."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable, Mapping
+from typing import Any, TypeVar
+
+import click
+
+from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, say
+from mmstream.display.text import count_text
+from mmstream.world import World
+
+F = TypeVar("F", bound=Callable[..., None])
+
+OPTIONS = {
+    "select": click.option(
+        "--select",
+        metavar="NAME",
+        default=None,
+        help="Only the samples that `mmstream select --name` stored.",
+    ),
+    "keys_file": click.option(
+        "--keys-file",
+        metavar="FILE",
+        default=None,
+        help="Only the samples with these keys: one key a line.",
+    ),
+    "where": click.option(
+        "--where",
+        metavar="CONDITION",
+        default=None,
+        help="Only the samples that fulfil it: \"width >= 512 and lang = 'en'\".",
+    ),
+    "sample": click.option(
+        "--sample",
+        type=click.FloatRange(0, 1),
+        metavar="SHARE",
+        default=None,
+        help="Only a random share of the samples, such as 0.1.",
+    ),
+    "limit": click.option(
+        "--limit", type=AT_LEAST_1, metavar="N", default=None, help="Only the first N."
+    ),
+}
+"""The options that choose samples, in the order in which they do."""
+
+
+def choosing(*names: str) -> Callable[[F], F]:
+    """Return a decorator that gives a command some of `OPTIONS`. Default: all of them."""
+
+    def decorate(function: F) -> F:
+        for name in reversed(names or tuple(OPTIONS)):
+            function = OPTIONS[name](function)
+        return function
+
+    return decorate
+
+
+def words_of(choice: Mapping[str, Any]) -> list[str]:
+    """Return the options of a choice, for a command to copy."""
+    return [
+        word
+        for name in OPTIONS
+        if choice.get(name) is not None
+        for word in (f"--{name.replace('_', '-')}", str(choice[name]))
+    ]
+
+
+@command("mmstream select s3://bucket/corpus --where \"width >= 512 and lang = 'zh'\" --name zh")
+@click.argument("url")
+@choosing()
+@click.option("--seed", type=int, default=0, show_default=True, help="Of --sample.")
+@click.option(
+    "--columns",
+    metavar="NAME,...",
+    help="With --where MODULE:FUNCTION: the columns that the function gets.",
+)
+@click.option(
+    "--name",
+    metavar="NAME",
+    help="Name of the selection.  [default: none; --where finds that of its condition]",
+)
+@click.option("--overwrite", is_flag=True, help="Choose anew, and replace another --name.")
+@allow_foreign_urls
+def select(
+    url: str,
+    where: str | None,
+    seed: int,
+    columns: str | None,
+    name: str | None,
+    overwrite: bool,
+    allow_foreign_urls: bool,
+    **choice: Any,
+) -> None:
+    """Store which samples of the dataset at URL take part, once for all processes and runs.
+
+    `dataset.select(NAME)` and --select NAME use them, and so does every --where with this
+    condition. They lie beside the index, in one file of a bit for each sample. The options choose
+    one after the other: --select, --keys-file, --where, --sample, --limit.
+    """
+    from mmstream.converting.formats.caller import load_function
+    from mmstream.dataset.open import open_dataset
+    from mmstream.dataset.select import PREFIX, chosen, forget, rule_of, store_selection
+
+    dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
+    store, words = dataset.index_store, words_of({**choice, "where": where})
+    is_alone = where is not None and not words_of(choice)
+    if not words or not (name or is_alone):
+        raise click.UsageError("give --where, or --name and other options that choose samples")
+    condition: Any = where
+    if where is not None and re.fullmatch(r"[\w.]+:[\w.]+", where):
+        condition = load_function(where)
+    names = None if columns is None else columns.split(",")
+    rule = None if where is None else rule_of(condition, names)
+    if overwrite and rule is not None:
+        forget(dataset, rule)
+    view = chosen(dataset, **choice, where=condition, columns=names, seed=seed, world=World())
+    words += ["--seed", str(seed)] if seed else []
+    record = store_selection(
+        view,
+        shlex.join(words),
+        rule=rule if is_alone else None,
+        name=name,
+        overwrite=overwrite,
+    )
+    share = record.num_chosen / record.num_samples
+    say(f"{record.num_chosen:,} of {count_text(record.num_samples, 'sample')} chosen, {share:.1%}")
+    say(f"selection: {store.url_of(PREFIX + record.digest)}")

@@ -1,0 +1,577 @@
+"""Which samples take part: those that fulfil a condition, and selections that are stored.
+
+    condition -> columns of each shard -> bits       `where`, `explain`
+    ``mmstream select`` -> files -> bits, mapped     `select`
+
+What is stored lies beside the index. A set of samples is named by its content and never changes;
+small sealed files lead to it, one by a name that people give, and one by a condition::
+
+    mmstream.select.DIGEST              int64 [num_shards], samples of each shard, and the bits
+    mmstream.select.name.NAME.json      the digest, how the samples were chosen, and the corpus
+    mmstream.select.where.DIGEST.json   the same, by the digest of a condition and the corpus
+
+A set of 10^9 samples in 100,000 shards has 126 MB.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import logging
+import re
+import shlex
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, replace
+from functools import partial, reduce
+from pathlib import Path
+from typing import Annotated, Any, NamedTuple, TypeVar
+
+import msgspec
+import numpy as np
+
+from mmstream.dataset.columns import read_columns
+from mmstream.dataset.condition import Condition
+from mmstream.dataset.keys import read_keys
+from mmstream.dataset.manifest import IndexPart, decode_sealed, name_fault, read_sealed, seal
+from mmstream.dataset.shard_indexes import map_whole
+from mmstream.display.text import count_text
+from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
+from mmstream.order.corpus import Corpus, differing_keys
+from mmstream.order.selection import Mask, Selection, num_bit_bytes
+from mmstream.storage import NotAFileError, ReplacedError, Store, open_store
+from mmstream.storage.write_lock import write_lock
+from mmstream.types import IntArray
+from mmstream.world import World, resolve_world
+
+logger = logging.getLogger(__name__)
+
+NUM_THREADS = 16
+"""Shards whose columns are read side by side."""
+
+SHARDS_AT_ONCE = 256
+"""Shards whose masks may be in memory."""
+
+MAX_NAMED = 3
+"""Unknown keys that a message names."""
+
+Function = Callable[[Any], Any]
+"""From a table of Arrow to bool [its rows]."""
+
+T = TypeVar("T")
+
+
+# -- conditions ------------------------------------------------------------------------------------
+
+
+class ClauseCounts(NamedTuple):
+    """How many samples a clause of a condition lets pass."""
+
+    text: str
+    num_passed: int
+    num_failed: int
+    num_null: int
+    """Samples of which a value is not known, so that they neither pass nor fail."""
+
+
+@dataclass(frozen=True, repr=False)
+class Explanation:
+    """What each clause of a condition leaves. It prints as a table."""
+
+    clauses: tuple[ClauseCounts, ...]
+    """The operands of the outermost ``and``."""
+    together: ClauseCounts
+    """The whole condition."""
+
+    def __repr__(self) -> str:
+        rows = [f"{row[1]:>13,} {row[2]:>13,} {row[3]:>13,}  {row[0]}" for row in self.clauses]
+        last = f"{self.together[1]:>13,} {self.together[2]:>13,} {self.together[3]:>13,}"
+        head = f"{'pass':>13} {'fail':>13} {'NULL':>13}"
+        return "\n".join([head, *map(escaped, rows), f"{last}  all together"])
+
+
+class Rule(NamedTuple):
+    """A condition, or a function of the caller."""
+
+    text: str
+    """It names the rule. Equal texts choose the same samples of a corpus."""
+    clauses: tuple[str, ...]
+    names: tuple[str, ...]
+    """The columns that it reads."""
+    truths: Callable[[Mapping[str, Any]], list[Any]]
+    """From these columns of a shard to a BooleanArray of Arrow for each clause."""
+    options: tuple[str, ...]
+    """Of `mmstream select`."""
+
+
+def rule_of(condition: str | Function, columns: Sequence[str] | None = None) -> Rule:
+    """Return the rule of a condition. A function is named by its module, name and source.
+
+    Raises:
+        ConfigError: The text is no condition, or a function comes without columns.
+    """
+    if isinstance(condition, str):
+        if columns is not None:
+            raise ConfigError("columns= is for a function: a condition names its columns itself")
+        parsed = Condition.parse(condition)
+        clauses, text = parsed.clauses, parsed.text
+        return Rule(
+            text,
+            tuple(clause.text for clause in clauses),
+            parsed.names,
+            lambda table: [clause.evaluate(table) for clause in clauses],
+            ("--where", text),
+        )
+    if not columns:
+        raise ConfigError('where: name the columns that the function gets, columns=["width"]')
+    name = f"{condition.__module__}:{getattr(condition, '__qualname__', type(condition).__name__)}"
+    try:
+        source = inspect.getsource(condition)
+        source += repr(inspect.getclosurevars(condition).nonlocals)
+    except (OSError, TypeError):  # typed at a prompt, or an object that is called
+        source = repr(condition)
+    content = f"{name}\0{source}\0{tuple(columns)}".encode("utf-8", "replace")
+    digest = hashlib.sha256(content).hexdigest()
+    return Rule(
+        f"{name} {digest[:32]}",
+        (name,),
+        tuple(columns),
+        lambda table: [_called(condition, name, table)],
+        ("--where", name, "--columns", ",".join(columns)),
+    )
+
+
+def _called(function: Function, name: str, columns: Mapping[str, Any]) -> Any:
+    """Return what a function says of the samples of a shard, as a BooleanArray of Arrow."""
+    import pyarrow as pa
+
+    table = pa.table(dict(columns))
+    values = function(table)
+    if isinstance(values, pa.ChunkedArray):
+        values = values.combine_chunks()
+    elif not isinstance(values, pa.Array):
+        values = pa.array(values)
+    if not pa.types.is_boolean(values.type) or len(values) != table.num_rows:
+        raise ConfigError(
+            f"where {escaped(name)}: returned {len(values):,} values of type {values.type} for "
+            f"{table.num_rows:,} rows: return true or false for each row"
+        )
+    return values
+
+
+def where(
+    dataset: Any,
+    condition: str | Function,
+    columns: Sequence[str] | None,
+    world: World | None,
+    *,
+    progress: bool,
+) -> Any:
+    """Return a view of the samples that fulfil a condition. See `Dataset.where`."""
+    rule = rule_of(condition, columns)
+    store = dataset.index_store
+    pointer = _where_name(dataset, rule.text)
+    try:
+        selection = _opened(dataset, _read(store, pointer), store.url_of(pointer))
+    except FileNotFoundError:
+        if (num_ranks := resolve_world(world).world_size) > 1:
+            command = shlex.join(["mmstream", "select", store.url, *rule.options])
+            raise ConfigError(
+                f"where {escaped(rule.text)}: {num_ranks} ranks would each read the columns of all "
+                f"shards: run `{escaped(command, limit=None)}` once, before them; a process that "
+                "chooses for itself passes world=mm.World()"
+            ) from None
+        return dataset.with_selection(evaluated(dataset, rule, progress=progress)[0])
+    return _within(dataset, selection, f"where {escaped(rule.text)}")
+
+
+def evaluated(dataset: Any, rule: Rule, *, progress: bool) -> tuple[Selection, Explanation]:
+    """Return the samples of a dataset or view that fulfil a rule, and what each clause leaves.
+
+    Raises:
+        ConfigError: There are none.
+    """
+    explanation, selection = explained(dataset, rule, progress=progress)
+    together = explanation.together
+    if not together.num_passed:
+        left = "; ".join(f"{row.text} leaves {row.num_passed:,}" for row in explanation.clauses)
+        raise ConfigError(
+            f"where {escaped(rule.text)}: none of {count_text(len(dataset), 'sample')} is chosen, "
+            f"and {together.num_null:,} are NULL: {escaped(left)}; choose less strictly"
+        )
+    if together.num_null:
+        logger.warning(
+            "where %s: %s left out, because a value is not known (NULL); dataset.explain() counts "
+            "them for each clause",
+            escaped(rule.text),
+            f"{together.num_null:,} of {count_text(len(dataset), 'sample')} are",
+        )
+    return selection, explanation
+
+
+def explained(dataset: Any, rule: Rule, *, progress: bool) -> tuple[Explanation, Selection]:
+    """Return what each clause of a rule leaves, and the samples that fulfil all of them."""
+    totals = np.zeros((len(rule.clauses) + 1, 3), dtype=np.int64)
+
+    def masks() -> Iterator[Mask]:
+        for mask, counts in _of_shards(dataset, partial(_judged, dataset, rule), progress):
+            np.add(totals, counts, out=totals)
+            yield mask
+
+    selection = Selection.of_shards(masks(), dataset.counts)
+    texts = (*rule.clauses, rule.text)
+    rows = [ClauseCounts(text, *row) for text, row in zip(texts, totals.tolist(), strict=True)]
+    return Explanation(tuple(rows[:-1]), rows[-1]), selection
+
+
+def _judged(dataset: Any, rule: Rule, shard: int) -> tuple[Mask, IntArray]:
+    """Return which samples of a shard fulfil a rule.
+
+    Returns:
+        The mask, and int64 [clauses + 1, 3]: how many pass, fail and are NULL, all together last.
+    """
+    import pyarrow.compute as pc
+
+    shown = _shown(dataset, shard)
+    counts = np.zeros((len(rule.clauses) + 1, 3), dtype=np.int64)
+    if shard and not shown.any():  # shard 0 also tells which columns there are
+        return shown, counts
+    truths = rule.truths(read_columns(dataset, shard, rule.names))
+    truths.append(reduce(pc.and_kleene, truths))
+    mask = shown
+    for number, truth in enumerate(truths):
+        mask = truth.fill_null(False).to_numpy(zero_copy_only=False) & shown
+        num_null = int((truth.is_null().to_numpy(zero_copy_only=False) & shown).sum())
+        counts[number] = mask.sum(), shown.sum() - mask.sum() - num_null, num_null
+    return mask, counts
+
+
+def _of_shards(dataset: Any, function: Callable[[int], T], progress: bool) -> Iterator[T]:
+    """Yield what a function makes of each shard, in their order, from several threads."""
+    from tqdm import tqdm
+
+    num_shards, hidden = dataset.num_shards, None if progress else True
+    with (
+        ThreadPoolExecutor(NUM_THREADS) as pool,
+        tqdm(total=num_shards, unit="shard", disable=hidden) as bar,
+    ):
+        for start in range(0, num_shards, SHARDS_AT_ONCE):
+            shards = range(start, min(start + SHARDS_AT_ONCE, num_shards))
+            for result in pool.map(function, shards):
+                bar.update()
+                yield result
+
+
+def _shown(dataset: Any, shard: int) -> Mask:
+    """Return bool [its samples]: which samples of a shard a dataset or view shows."""
+    if dataset.selection is None:
+        return np.ones(int(dataset.counts[shard]), dtype=np.bool_)
+    mask: Mask = dataset.selection.mask(shard)
+    return mask
+
+
+def _within(dataset: Any, selection: Selection, what: str) -> Any:
+    """Return the samples of a selection that a dataset or view shows, as a view."""
+    if dataset.selection is None:
+        return dataset.with_selection(selection)
+    view = dataset.with_selection(dataset.selection & selection)
+    if not len(view):
+        raise ConfigError(
+            f"{what}: {selection.num_chosen:,} samples of the dataset, and none of the "
+            f"{len(dataset):,} that this view shows: choose from the whole dataset"
+        )
+    return view
+
+
+def having_keys(dataset: Any, keys: Collection[str], *, progress: bool) -> Any:
+    """Return a view of the samples with these keys.
+
+    Keys are read from the sidecars, and where these lack some, from the headers of the tars.
+
+    Raises:
+        ConfigError: Some keys are of no sample.
+    """
+    unknown, wanted = set(keys), frozenset(keys)
+
+    def look_up(shard: int) -> tuple[Mask, set[str]]:
+        mask = _shown(dataset, shard)
+        try:
+            column = read_columns(dataset, shard, ["key"])["key"].to_pylist()
+        except ConfigError:
+            column = [None]
+        if None in column:
+            column = read_keys(dataset.shards, [(shard, index) for index in range(len(mask))])
+        mask &= np.array([key in wanted for key in column], dtype=np.bool_)
+        return mask, {column[index] for index in np.flatnonzero(mask)}
+
+    def masks() -> Iterator[Mask]:
+        for mask, known in _of_shards(dataset, look_up, progress):
+            unknown.difference_update(known)
+            yield mask
+
+    selection = Selection.of_shards(masks(), dataset.counts)
+    if unknown or not wanted:
+        named = ", ".join(escaped(repr(key)) for key in sorted(unknown)[:MAX_NAMED])
+        more = ", ..." * (len(unknown) > MAX_NAMED)
+        raise ConfigError(
+            f"keys: {len(unknown):,} of {len(wanted):,} are of no sample of "
+            f"{escaped(dataset.store.url)}: {named}{more}; give a key a line, as "
+            "`mmstream info` shows them"
+        )
+    return dataset.with_selection(selection)
+
+
+def chosen(
+    data: Any,
+    *,
+    select: str | None = None,
+    keys_file: str | None = None,
+    where: str | Function | None = None,
+    sample: float | None = None,
+    limit: int | None = None,
+    columns: Sequence[str] | None = None,
+    seed: int = 0,
+    world: World | None = None,
+) -> Any:
+    """Return the view that the options of a command choose, one after the other in this order.
+
+    Raises:
+        ConfigError: The data is a mixture, or an option cannot be fulfilled.
+    """
+    given = {"select": select, "keys_file": keys_file, "where": where, "sample": sample}
+    names = [name for name, value in {**given, "limit": limit}.items() if value is not None]
+    if names and not hasattr(data, "with_selection"):
+        raise ConfigError(
+            f"{names[0]}={given.get(names[0], limit)!r}: a mixture has a choice for each source; "
+            'make it in Python, mm.Mixture({"a": (dataset.where(...), 1), ...})'
+        )
+    if select is not None:
+        data = data.select(select)
+    if keys_file is not None:
+        lines = Path(keys_file).read_text("utf-8").splitlines()
+        data = having_keys(data, {line for line in lines if line}, progress=True)
+    if where is not None:
+        data = data.where(where, columns=columns, world=world)
+    if sample is not None:
+        data = data.sample(sample, seed)
+    if limit is not None:
+        data = data[:limit]
+    if names and not len(data):
+        raise ConfigError(f"{names[-1]}={given.get(names[-1], limit)!r}: leaves no sample")
+    return data
+
+
+# -- stored selections -----------------------------------------------------------------------------
+
+PREFIX = "mmstream.select."
+
+VERSION = 1
+
+MAX_RECORD_BYTES = 1 << 20
+
+_CURE = "run `mmstream select` again with --overwrite"
+_DIGEST = "^[0-9a-f]{32}$"
+
+
+@dataclass(frozen=True)
+class Record:
+    """A small file that leads to a set of samples."""
+
+    version: int
+    digest: Annotated[str, msgspec.Meta(pattern=_DIGEST)]
+    """Of the set: `Selection.digest`."""
+    chosen_by: str
+    """How the samples were chosen, for people."""
+    num_chosen: int
+    num_samples: int
+    """Stored samples of the corpus."""
+    num_shards: Annotated[int, msgspec.Meta(ge=1)]
+    corpus: dict[str, str | int | None]
+    """The identity of the corpus."""
+
+
+def select(dataset: Any, name: str) -> Any:
+    """Return a view of the samples that are stored under a name. See `Dataset.select`."""
+    _require_name(name)
+    store, pointer = dataset.index_store, f"{PREFIX}name.{name}.json"
+    url = store.url_of(pointer)
+    try:
+        record = _read(store, pointer)
+    except FileNotFoundError:
+        command = shlex.join(["mmstream", "select", store.url, "--name", name])
+        raise FileNotFoundError(
+            f"{url}: no such selection; `{command} --where CONDITION` writes it"
+        ) from None
+    return _within(dataset, _opened(dataset, record, url), f"select {escaped(name)}")
+
+
+def forget(dataset: Any, rule: Rule) -> None:
+    """Let the next `where` with a rule choose anew. The set itself stays."""
+    dataset.index_store.remove(_where_name(dataset, rule.text))
+
+
+def store_selection(
+    dataset: Any, chosen_by: str, *, rule: Rule | None, name: str | None, overwrite: bool
+) -> Record:
+    """Write the samples that a view shows beside the index, and what leads to them.
+
+    Args:
+        dataset: The view.
+        chosen_by: How the samples were chosen, for people.
+        rule: The view is all samples that fulfil this rule. None: it was made in other ways.
+        name: A name for people.
+        overwrite: Another set may have the name.
+
+    Raises:
+        ConfigError: The name is taken, or cannot stand in the name of a file.
+        LockedError: Another process writes there.
+        StorageError: The storage failed after retries.
+    """
+    store, selection = dataset.index_store, dataset.selection
+    record = Record(
+        VERSION,
+        selection.digest,
+        chosen_by,
+        selection.num_chosen,
+        int(dataset.counts.sum()),
+        dataset.num_shards,
+        _corpus_identity(dataset.corpus),
+    )
+    pointers = [] if rule is None else [_where_name(dataset, rule.text)]
+    with write_lock(store, "select"):
+        if name is not None:
+            _require_name(name)
+            pointers.append(f"{PREFIX}name.{name}.json")
+            if not overwrite and store.exists(pointers[-1]):
+                _require_same(_read(store, pointers[-1]), record, name)
+        with store.create(PREFIX + record.digest) as file:
+            file.write(selection.counts.astype("<i8").tobytes())
+            file.write(selection.bits.data)
+        text = msgspec.json.format(msgspec.json.encode(asdict(record)), indent=2) + b"\n"
+        for pointer in pointers:
+            store.write(pointer, seal(text))
+    return record
+
+
+def _require_same(taken: Record, record: Record, name: str) -> None:
+    if taken.digest != record.digest:
+        raise ConfigError(
+            f"name {escaped(name)}: is taken by {taken.num_chosen:,} of {taken.num_samples:,} "
+            f"samples ({escaped(taken.chosen_by)}), and these are {record.num_chosen:,} of "
+            f"{record.num_samples:,}: give another name, or overwrite=True"
+        )
+
+
+def _require_name(name: str) -> None:
+    if name_fault(name) or "/" in name or len(name) > 100:
+        raise ConfigError(f"name {escaped(repr(name))}: cannot stand in the name of a file")
+
+
+def _where_name(dataset: Any, text: str) -> str:
+    """Return the name of the file that leads to the samples that fulfil a condition."""
+    identity = dataset.corpus.first_shards(dataset.num_shards, keep_selection=False).identity()
+    content = msgspec.json.encode([text, identity["corpus"], identity["sizes"]])
+    return f"{PREFIX}where.{hashlib.sha256(content).hexdigest()[:32]}.json"
+
+
+def _corpus_identity(corpus: Corpus) -> dict[str, Any]:
+    """Return what must be the same where a selection is used again."""
+    identity = corpus.identity()
+    return {key: identity[key] for key in ("corpus", "num_shards", "sizes", "sha256")}
+
+
+def _read(store: Store, name: str) -> Record:
+    """Return a record; errors as `read_sealed`."""
+    url = store.url_of(name)
+    return read_sealed(
+        store,
+        name,
+        MAX_RECORD_BYTES,
+        lambda data: decode_sealed(data, url, Record, newest=VERSION, cure=_CURE),
+    )
+
+
+def _opened(dataset: Any, record: Record, url: str) -> Selection:
+    """Return the set that a record leads to.
+
+    Raises:
+        ManifestError: It is of another corpus or an older one, missing or damaged.
+    """
+    num_shards = record.num_shards
+    difference = ""
+    if num_shards < dataset.num_shards:
+        difference = "shards were appended since"
+    if num_shards > dataset.num_shards or differing_keys(
+        record.corpus, _corpus_identity(dataset.corpus.first_shards(num_shards))
+    ):
+        difference = "it is of another corpus"
+    if difference:
+        raise ManifestError(
+            f"{url}: chooses from {record.num_samples:,} samples in {num_shards:,} shards, and the "
+            f"dataset has {int(dataset.counts.sum()):,} in {dataset.num_shards:,}: {difference}; "
+            f"{_CURE}"
+        )
+    try:
+        return open_set(dataset.index_store, record.digest, dataset.counts)
+    except FileNotFoundError:
+        name = dataset.index_store.url_of(PREFIX + record.digest)
+        raise ManifestError(f"{name}: is missing, and {url} leads to it; {_CURE}") from None
+
+
+def open_set(store: Store, digest: str, counts: IntArray, *, check: bool = True) -> Selection:
+    """Return a stored set, whose bits are mapped.
+
+    Args:
+        store: Where it lies.
+        digest: Names it.
+        counts: int64 [num_shards], samples of each shard.
+        check: Compare its bytes with the digest.
+
+    Raises:
+        FileNotFoundError: It is not stored.
+        ManifestError: It is damaged, or of other shards.
+        StorageError: The storage failed after retries.
+    """
+    url, num_shards = store.url_of(PREFIX + digest), len(counts)
+    num_bytes = 8 * num_shards + num_bit_bytes(counts)
+    try:
+        data = map_whole(store, IndexPart(PREFIX + digest, num_bytes, digest, 0, num_shards - 1))
+    except (ShardError, ReplacedError, NotAFileError) as error:
+        raise ManifestError(f"{url}: is damaged, or of other shards ({error}); {_CURE}") from None
+    stored_counts = np.frombuffer(data, "<i8", num_shards)
+    bits = np.frombuffer(data, np.uint8, offset=8 * num_shards)
+    reopen = partial(_reopen, store.url, digest, counts)
+    selection = Selection(counts, bits, reopen)
+    if check:
+        if not np.array_equal(stored_counts, counts):
+            raise ManifestError(
+                f"{url}: is of shards with {int(stored_counts.sum()):,} samples, and these have "
+                f"{int(counts.sum()):,}; {_CURE}"
+            )
+        if selection.digest != digest or not selection.is_whole:
+            raise ManifestError(f"{url}: its bytes are not those of its name; {_CURE}")
+    selection.__dict__["digest"] = digest
+    return selection
+
+
+def _reopen(url: str, digest: str, counts: IntArray) -> Selection:
+    return open_set(open_store(url), digest, counts, check=False)
+
+
+def saved_corpus(dataset: Any, identity: Mapping[str, Any]) -> Corpus | None:
+    """Return the corpus of a saved state with its selection, where that is stored.
+
+    Raises:
+        ManifestError, StorageError: As `open_set`.
+    """
+    saved, num_shards = identity.get("selection"), identity.get("num_shards")
+    digest = saved.get("digest") if isinstance(saved, Mapping) else None
+    if not isinstance(digest, str) or not re.fullmatch(_DIGEST, digest):
+        return None
+    if type(num_shards) is not int or not 0 < num_shards <= dataset.num_shards:
+        return None
+    corpus: Corpus = dataset.corpus.first_shards(num_shards, keep_selection=False)
+    try:
+        return replace(corpus, selection=open_set(dataset.index_store, digest, corpus.counts))
+    except FileNotFoundError:
+        return None
