@@ -7,6 +7,7 @@ from typing import Any
 
 import click
 
+from mmstream.cli.select import choosing, words_of
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -64,6 +65,7 @@ from mmstream.cli.shared import (
     metavar="N",
     help="Only try N samples: show the fields and the size of the result. Nothing is written.",
 )
+@choosing()
 @allow_foreign_urls
 def bake(
     source: str,
@@ -76,6 +78,7 @@ def bake(
     num_workers: int,
     dry_run: int | None,
     allow_foreign_urls: bool,
+    **choice: Any,
 ) -> None:
     """Write what a pipeline makes of the dataset SOURCE to DEST, once for all epochs.
 
@@ -87,8 +90,9 @@ def bake(
     from mmstream.baking.bake import bake_into, baker_of, estimate
     from mmstream.converting.formats.caller import load_function
     from mmstream.dataset.open import open_dataset
+    from mmstream.dataset.select import chosen
 
-    dataset = open_dataset(source, allow_foreign_urls=allow_foreign_urls)
+    dataset = chosen(open_dataset(source, allow_foreign_urls=allow_foreign_urls), **choice)
     pipeline = load_pipeline(pipeline_name, dataset)
     function: Any = None if batch_name is None else load_function(batch_name)
     baker = baker_of(pipeline, function, batch_size, device, epoch_of_draws)
@@ -101,7 +105,7 @@ def bake(
         arguments += ["--batch-function", batch_name, "--batch-size", str(batch_size)]
         arguments += ["--device", device]
     arguments += ["--epoch-of-draws", str(epoch_of_draws)] if epoch_of_draws is not None else []
-    arguments += ["--num-workers", str(num_workers)]
+    arguments += ["--num-workers", str(num_workers), *words_of(choice)]
     arguments += ["--allow-foreign-urls"] if allow_foreign_urls else []
     with shows_infos_of("mmstream.baking.bake"):  # how large the result will be
         report = bake_into(baker, dest, num_workers, True, shlex.join(arguments))

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 
 import click
 
+from mmstream.cli.select import choosing
 from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, load_pipeline, say
 from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
@@ -73,6 +74,7 @@ class _Speed(NamedTuple):
     show_default=True,
     help="Of all measurements together. The starts of processes come on top.",
 )
+@choosing()
 @allow_foreign_urls
 def bench(
     url: str,
@@ -81,6 +83,7 @@ def bench(
     global_batch_size: int | None,
     seconds: float,
     allow_foreign_urls: bool,
+    **choice: Any,
 ) -> None:
     """Measure how fast the data at URL becomes batches here, and say which settings to use.
 
@@ -91,10 +94,11 @@ def bench(
     """
     from mmstream.batching.collate import collate
     from mmstream.dataset.mixture import open_data
+    from mmstream.dataset.select import chosen
 
     if pipeline_name is not None and (image_size, global_batch_size) != (None, None):
         raise click.UsageError("--image-size and --global-batch-size go without --pipeline")
-    data = open_data(url, allow_foreign_urls=allow_foreign_urls)
+    data = chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
     note = "--pipeline was measured"
     if pipeline_name is not None:
         pipeline = load_pipeline(pipeline_name, data)

@@ -22,6 +22,7 @@ from typing import (
 
 import click
 
+from mmstream.cli.select import OPTIONS, choosing
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -490,7 +491,9 @@ def finalize(dest: str, split: str | None, max_rejects: str) -> None:
 @command("mmstream reshard s3://bucket/corpus s3://bucket/packs --plan 8192-3f0a9c51e2b7")
 @click.argument("source")
 @click.argument("dest")
-@click.option("--plan", metavar="NAME", required=True, help="Name of the plan, or its folder.")
+@click.option(
+    "--plan", metavar="NAME", help="Name of the plan, or its folder.  [default: no packs]"
+)
 @click.option(
     "--shuffle-seed",
     type=int,
@@ -507,6 +510,7 @@ def finalize(dest: str, split: str | None, max_rejects: str) -> None:
 @click.option(
     "--num-workers", type=AT_LEAST_0, default=1, show_default=True, help="Worker processes."
 )
+@choosing()
 @allow_foreign_urls
 def reshard(
     source: str,
@@ -519,14 +523,20 @@ def reshard(
     """Write the dataset SOURCE anew to DEST, so that each pack is one range of a shard.
 
     The bytes of samples stay as they are. The lengths and the plan are written too. Samples that
-    the plan leaves out are not written. A call that was killed goes on when it is made again.
+    the plan leaves out are not written. Without --plan, the samples alone are written, side by
+    side. A call that was killed goes on when it is made again.
     """
     from mmstream.converting.reshard import reshard as run
     from mmstream.dataset.open import open_dataset
+    from mmstream.dataset.select import chosen
 
-    dataset = open_dataset(source, allow_foreign_urls=allow_foreign_urls)
+    choice = {name: options.pop(name) for name in OPTIONS}
+    dataset = chosen(open_dataset(source, allow_foreign_urls=allow_foreign_urls), **choice)
     seed = None if no_shuffle else shuffle_seed
     plan = run(dataset, dest, shuffle_seed=seed, **options)
+    if plan is None:
+        say(f"{open_dataset(dest)!r}")
+        return
     say(
         f"{plan.members.size:,} samples in {plan.num_units:,} packs, {plan.fill:.1%} full, in "
         f"{len(plan.shards):,} shards"

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from mmstream.cli.select import choosing
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -19,6 +20,7 @@ from mmstream.cli.shared import (
     text_counter,
 )
 from mmstream.dataset.mixture import Mixture, open_data
+from mmstream.dataset.select import chosen
 from mmstream.display.contents import spread
 from mmstream.display.statistics import statistics_html, statistics_lines
 from mmstream.display.text import count_text, size_text
@@ -80,6 +82,7 @@ MAX_INDENT = 8
 @click.option(
     "--ranks", type=AT_LEAST_1, default=1, show_default=True, help="With --plan: ranks of the run."
 )
+@choosing()
 @allow_foreign_urls
 def info(
     url: str,
@@ -93,25 +96,29 @@ def info(
     allow_foreign_urls: bool,
     plan: int | None,
     ranks: int,
+    **choice: Any,
 ) -> None:
     """Show what the dataset at URL holds: shards, samples, fields, bytes, some keys.
 
     If URL is the JSON file of a mixture: its weights, the end of an epoch, and the same of each
     source.
     """
+
+    def open_chosen() -> Any:
+        return chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
+
     if plan is not None:
         refuse_given(["num_keys", "as_json", "stats"], "without --plan")
         refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
-        _show_reads(open_data(url, allow_foreign_urls=allow_foreign_urls), plan, ranks)
+        _show_reads(open_chosen(), plan, ranks)
         return
     refuse_given(["ranks"], "with --plan")
     if stats:
         refuse_given(["num_keys"], "without --stats")
-        data = open_data(url, allow_foreign_urls=allow_foreign_urls)
-        _show_statistics(data, url, num_samples or 1000, seed, tokenizer, html, as_json)
+        _show_statistics(open_chosen(), url, num_samples or 1000, seed, tokenizer, html, as_json)
         return
     refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
-    _show(open_data(url, allow_foreign_urls=allow_foreign_urls), num_keys, as_json)
+    _show(open_chosen(), num_keys, as_json)
 
 
 def _show(data: Any, num_keys: int, as_json: bool) -> None:

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import click
 import numpy as np
 
+from mmstream.cli.select import choosing
 from mmstream.cli.shared import (
     AT_LEAST_1,
     PROBLEM,
@@ -25,6 +26,7 @@ from mmstream.cli.shared import (
     text_counter,
 )
 from mmstream.dataset.mixture import open_data
+from mmstream.dataset.select import chosen
 from mmstream.dataset.source import numbered_datasets, read_sample, refs_of
 from mmstream.display.contents import spread, uncounted
 from mmstream.display.samples import Card, card_lines, cards_html
@@ -88,6 +90,7 @@ class _Choice(NamedTuple):
     help="Show no more samples than this.",
 )
 @click.option("--html", metavar="FILE", help="Write a page for a browser instead of text.")
+@choosing("select", "where")
 @allow_foreign_urls
 def show(
     url: str,
@@ -97,6 +100,8 @@ def show(
     max_samples: int,
     html: str | None,
     allow_foreign_urls: bool,
+    select: str | None,
+    where: str | None,
     **selection: Any,
 ) -> None:
     """Show samples of the dataset at URL: pictures, captions, conversations, recordings, JSON.
@@ -111,6 +116,7 @@ def show(
     text_tokenizer = None if text is None else text.decoder.tokenizer
     decode = _decode_of(image_size, selection["bad"])
     data = open_data(url, allow_foreign_urls=allow_foreign_urls)
+    data = chosen(data, select=select, where=where)
     head, choices = _choose(data, **selection)
     num_more = len(choices) - max_samples
 

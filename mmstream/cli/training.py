@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 
 import click
 
+from mmstream.cli.select import choosing
 from mmstream.cli.shared import (
     PROBLEM,
     UNFINISHED,
@@ -118,6 +119,7 @@ def _option(flag: str, **settings: Any) -> Callable[[F], F]:
 @_option("--log-every", help="Optimizer steps between two lines of metrics.")
 @_option("--log-keys", help="Log the samples of every step, for `mmstream replay --check`.")
 @_option("--device", help="cpu, cuda or cuda:N.  [default: cuda if there is one]")
+@choosing()
 @allow_foreign_urls
 def train(
     url: str, out: str, rows_per_rank: str | None, pipeline_name: str | None, **options: Any

@@ -11,6 +11,7 @@ from typing import Any, Literal, TypeAlias
 from mmstream.errors import ConfigError
 from mmstream.settings import (
     AnyInt,
+    Fraction,
     NonNegativeFloat,
     NonNegativeInt,
     PositiveInt,
@@ -34,6 +35,7 @@ _OF_EACH_RANK = (
     "activation_checkpointing",
     "log_keys",
     "device",
+    "keys_file",
 )
 """Settings that may differ between ranks: paths, what a rank logs, and how it computes."""
 
@@ -92,6 +94,12 @@ class TrainConfig:
             ``mmstream replay --check``.
         device: "cpu", "cuda" or "cuda:N". None: CUDA if there is a device. Under torchrun "cuda" is
             the device of the process's LOCAL_RANK.
+        select: name of a stored selection: train on its samples (see `mmstream.Dataset.select`).
+        keys_file: file with the keys of the samples to train on, one a line.
+        where: condition on the samples to train on (see `mmstream.Dataset.where`).
+        sample: share of the samples to train on, drawn with seed 0.
+        limit: train on so many samples, the first ones. `select`, `keys_file`, `where`, `sample`
+            and `limit` choose one after the other, and are not for a mixture.
 
     Raises:
         ConfigError: a setting is out of its range, or settings do not fit together.
@@ -131,6 +139,12 @@ class TrainConfig:
     log_keys: bool = False
     device: str | None = None
 
+    select: str | None = None
+    keys_file: str | None = None
+    where: str | None = None
+    sample: Fraction | None = None
+    limit: PositiveInt | None = None
+
     def __post_init__(self) -> None:
         if self.image_size is not None and self.model not in SMALL_MODELS:
             raise ConfigError("train: image_size is for clip and vlm; a folder says its own")
@@ -154,6 +168,12 @@ class TrainConfig:
         if self.log_dir is None and is_remote(self.out):
             return None
         return self.log_dir or local_path(self.out)
+
+    @property
+    def choice(self) -> dict[str, Any]:
+        """What chooses samples."""
+        names = ("select", "keys_file", "where", "sample", "limit")
+        return {name: getattr(self, name) for name in names}
 
     @property
     def rank_settings(self) -> dict[str, str]:

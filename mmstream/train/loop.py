@@ -43,6 +43,7 @@ from mmstream.batching.split import split_rows
 from mmstream.batching.valid import is_flat
 from mmstream.dataset.mixture import open_data
 from mmstream.dataset.open import open_dataset
+from mmstream.dataset.select import chosen
 from mmstream.decoding.threaded_calls import resolve_vector_math
 from mmstream.errors import BadSampleLimitError, ConfigError, MMStreamError, escaped
 from mmstream.loader.device import DeviceLoader, to_device
@@ -98,6 +99,7 @@ def run(config: TrainConfig, user_pipeline: Any, model: Any) -> TrainResult:
         process.check_consistency(config.rank_settings)
         share_threads(config.num_workers)
         data = open_data(config.url, allow_foreign_urls=config.allow_foreign_urls)
+        data = chosen(data, **config.choice)
         model, pipeline = _model_and_pipeline(config, data, model, user_pipeline, process)
 
         def open_batches(pipeline: Pipeline) -> DeviceLoader:
