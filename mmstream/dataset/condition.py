@@ -315,7 +315,7 @@ def _compared(node: ast.Compare, values: Mapping[str, Any]) -> Any:
     first, *others = [(part, _computed(part, values)) for part in (node.left, *node.comparators)]
     sign = node.ops[0]
     if isinstance(sign, ast.Is | ast.IsNot):
-        truth = pc.is_null(first[1], nan_is_null=True)
+        truth = pc.is_null(first[1])
     elif isinstance(sign, ast.In | ast.NotIn):
         listed = [(others[0][0], value) for value in others[0][1]]
         truth = reduce(pc.or_kleene, [_pair_compared(ast.Eq(), first, value) for value in listed])
