@@ -11,10 +11,9 @@ Unknown values are those of SQL: a comparison with NULL is NULL, and so is a div
 from __future__ import annotations
 
 import ast
-import difflib
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import Any, NamedTuple
@@ -157,16 +156,6 @@ class Condition:
             values[node.id] = _column(columns[leaf.name]) if is_column else _constant(leaf)
         truth = _truth(self._tree, values)
         return truth.combine_chunks() if isinstance(truth, pa.ChunkedArray) else truth
-
-
-def nearest(name: str, names: Iterable[str]) -> str:
-    """Return the name that is most like another one, or "" where none is.
-
-    Examples:
-        >>> nearest("widht", ["height", "width"])
-        'width'
-    """
-    return next(iter(difflib.get_close_matches(name, list(names), n=1)), "")
 
 
 # -- a text -> a tree ------------------------------------------------------------------------------

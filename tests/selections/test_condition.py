@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from mmstream.dataset import condition as module
-from mmstream.dataset.condition import Condition, nearest
+from mmstream.dataset.condition import Condition
 from mmstream.errors import ConfigError
 
 # -- what is selected ------------------------------------------------------------------------------
@@ -175,11 +175,6 @@ def test_a_condition_is_a_value() -> None:
     assert again == condition
     assert again.evaluate(COLUMNS).equals(condition.evaluate(COLUMNS))
     assert len({again, condition}) == 1
-
-
-def test_the_nearest_name() -> None:
-    assert nearest("json.langage", ["lang", "json.language", "json.length"]) == "json.language"
-    assert nearest("width", ["codec"]) == ""
 
 
 # -- what is refused -------------------------------------------------------------------------------
