@@ -9,6 +9,7 @@
     info.py      info
     show.py      show
     duplicates.py  duplicates, leakcheck
+    takedown.py  takedown
     training.py  train, demo
     replay.py    replay
     select.py    select, and the options that choose samples
@@ -118,6 +119,7 @@ COMMANDS = _Commands(
         "show",
         "Show samples of the dataset at URL: pictures, captions, conversations, recordings, JSON.",
     ),
+    takedown=("takedown", "Take samples of the dataset at URL down: no run shows them any more."),
     train=(
         "training",
         "Train a small CLIP or VLM, or the model of a folder, on the dataset at URL.",

@@ -20,12 +20,12 @@ import inspect
 import logging
 import re
 import shlex
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
-from typing import Annotated, Any, NamedTuple, TypeVar
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
@@ -283,26 +283,47 @@ def _within(dataset: Any, selection: Selection, what: str) -> Any:
     return view
 
 
-def having_keys(dataset: Any, keys: Collection[str], *, progress: bool) -> Any:
-    """Return a view of the samples with these keys.
+def having_keys(
+    dataset: Any,
+    keys_file: str,
+    *,
+    column: Literal["key", "id"] = "key",
+    allow_unknown: bool = False,
+    progress: bool = True,
+) -> tuple[Any, set[str]]:
+    """Return a view of the samples that a file names, and which of its lines are of no sample.
 
     Keys are read from the sidecars, and where these lack some, from the headers of the tars.
 
+    Args:
+        dataset: The dataset or view.
+        keys_file: A local file with one key a line.
+        column: "id": the lines are ids of rows, which only sidecars have.
+        allow_unknown: Some lines may be of no sample.
+        progress: Show a progress bar (on a terminal only).
+
     Raises:
-        ConfigError: Some keys are of no sample.
+        ConfigError: Some lines are of no sample, or there is no line.
     """
-    unknown, wanted = set(keys), frozenset(keys)
+    try:
+        lines = Path(keys_file).read_text("utf-8").splitlines()
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{escaped(keys_file)}: is not UTF-8 ({error}): one key a line") from None
+    wanted = frozenset(line for line in lines if line)
+    unknown = set(wanted)
 
     def look_up(shard: int) -> tuple[Mask, set[str]]:
         mask = _shown(dataset, shard)
         try:
-            column = read_columns(dataset, shard, ["key"])["key"].to_pylist()
+            values = read_columns(dataset, shard, [column])[column].to_pylist()
         except ConfigError:
-            column = [None]
-        if None in column:
-            column = read_keys(dataset.shards, [(shard, index) for index in range(len(mask))])
-        mask &= np.array([key in wanted for key in column], dtype=np.bool_)
-        return mask, {column[index] for index in np.flatnonzero(mask)}
+            if column == "id":
+                raise
+            values = [None]
+        if column == "key" and None in values:
+            values = read_keys(dataset.shards, [(shard, index) for index in range(len(mask))])
+        mask &= np.array([value in wanted for value in values], dtype=np.bool_)
+        return mask, {values[index] for index in np.flatnonzero(mask)}
 
     def masks() -> Iterator[Mask]:
         for mask, known in _of_shards(dataset, look_up, progress):
@@ -310,15 +331,15 @@ def having_keys(dataset: Any, keys: Collection[str], *, progress: bool) -> Any:
             yield mask
 
     selection = Selection.of_shards(masks(), dataset.counts)
-    if unknown or not wanted:
+    if (unknown and not allow_unknown) or not wanted:
         named = ", ".join(escaped(repr(key)) for key in sorted(unknown)[:MAX_NAMED])
         more = ", ..." * (len(unknown) > MAX_NAMED)
         raise ConfigError(
-            f"keys: {len(unknown):,} of {len(wanted):,} are of no sample of "
-            f"{escaped(dataset.store.url)}: {named}{more}; give a key a line, as "
-            "`mmstream info` shows them"
+            f"{column}s: {len(unknown):,} of {len(wanted):,} are of no sample of "
+            f"{escaped(dataset.store.url)}: {named}{more}; give one a line, as "
+            "`mmstream info` shows keys"
         )
-    return dataset.with_selection(selection)
+    return dataset.with_selection(selection), unknown
 
 
 def chosen(
@@ -348,8 +369,7 @@ def chosen(
     if select is not None:
         data = data.select(select)
     if keys_file is not None:
-        lines = Path(keys_file).read_text("utf-8").splitlines()
-        data = having_keys(data, {line for line in lines if line}, progress=True)
+        data, _ = having_keys(data, keys_file)
     if where is not None:
         data = data.where(where, columns=columns, world=world)
     if sample is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -12,6 +13,7 @@ import pytest
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.removed import REMOVED_NAME, take_down
+from mmstream.storage.write_lock import LockedError, write_lock
 from tests.helpers.bad_corpus import write_tiny
 
 COUNTS = (7, 31, 2, 40)
@@ -179,3 +181,68 @@ def test_without_a_bad_list_what_was_taken_down_stays_down(corpus: str) -> None:
         mm.open_dataset([str(path) for path in sorted(Path(corpus).glob("*.tar"))]),
     ):
         assert sorted(map(tuple, dataset.bad.tolist())) == sorted(REFS)
+
+
+# -- the command -----------------------------------------------------------------------------------
+
+
+def keys_file(tmp_path: Path, *keys: str) -> Path:
+    path = tmp_path / "keys.txt"
+    path.write_text("\n".join(keys) + "\n", "utf-8")
+    return path
+
+
+def test_the_command_takes_down_all_samples_with_a_key(
+    mmstream, corpus: str, tmp_path: Path
+) -> None:
+    keys = keys_file(tmp_path, "000003", "000050")
+    code, out, _ = mmstream("takedown", corpus, "--keys-file", keys, "--reason", "request 17")
+    assert (code, out) == (0, "2 samples taken down: request 17\n")
+    keys = keys_file(tmp_path, "000003", "000004", "")
+    code, out, _ = mmstream("takedown", corpus, "--keys-file", keys, "--reason", "18")
+    assert (code, out) == (0, "1 sample taken down; 1 were taken down before: 18\n")
+    dataset = mm.open_dataset(corpus)
+    assert sorted(dataset.shards.read(*ref)["__key__"] for ref in dataset.removed) == [
+        "000003",
+        "000004",
+        "000050",
+    ]
+
+
+def test_a_key_of_no_sample_ends_the_command_before_anything_is_written(
+    mmstream, corpus: str, tmp_path: Path
+) -> None:
+    arguments = ("takedown", corpus, "--reason", "r", "--keys-file")
+    keys = keys_file(tmp_path, "000003", "nobody", "000004.jpg")
+    code, _, error = mmstream(*arguments, keys)
+    assert code == 2
+    assert re.search(r"keys: 2 of 3 are of no sample of .*: '000004.jpg', 'nobody'; give", error)
+    assert not Path(corpus, REMOVED_NAME).exists()
+    code, out, error = mmstream(*arguments, keys, "--allow-unknown")
+    assert (code, out) == (0, "1 sample taken down: r\n")
+    assert "2 lines of" in error
+    for content in (b"", b"\xff\n"):
+        keys.write_bytes(content)
+        assert mmstream(*arguments, keys)[0] in (1, 2)
+    assert mmstream(*arguments, tmp_path / "absent.txt")[0] == 1
+    assert mmstream("takedown", corpus, "--keys-file", keys, "--reason", " ")[0] == 2
+
+
+def test_ids_of_rows_take_down_all_their_samples(mmstream, tmp_path: Path) -> None:
+    rows = tmp_path / "rows.jsonl"
+    rows.write_text("".join(f'{{"id": "p{n % 5}", "text": "text {n}"}}\n' for n in range(20)))
+    mm.convert(rows, tmp_path / "shards", progress=False)
+    keys = keys_file(tmp_path, "p3")
+    arguments = ("takedown", tmp_path / "shards", "--keys-file", keys, "--reason", "r", "--by-id")
+    assert mmstream(*arguments)[1] == "4 samples taken down: r\n"
+    run = loader(mm.open_dataset(tmp_path / "shards"), drop_last=False)
+    assert len(valid_keys(run)) == 16
+    with pytest.raises(mm.ConfigError, match="samples were taken down here"):
+        mm.convert(rows, tmp_path / "shards", progress=False, rerun=mm.Rerun(overwrite=True))
+
+
+def test_two_takedowns_at_once_do_not_lose_one(corpus: str) -> None:
+    dataset = mm.open_dataset(corpus)
+    with write_lock(dataset.index_store, "takedown"), pytest.raises(LockedError):
+        take_down(dataset, REFS, "request")
+    assert not Path(corpus, REMOVED_NAME).exists()
