@@ -73,6 +73,7 @@ def words_of(choice: Mapping[str, Any]) -> list[str]:
 @click.argument("url")
 @choosing()
 @click.option("--seed", type=int, default=0, show_default=True, help="Of --sample.")
+@click.option("--by", metavar="COLUMN", help="With --sample: choose samples of one value together.")
 @click.option(
     "--columns",
     metavar="NAME,...",
@@ -89,6 +90,7 @@ def select(
     url: str,
     where: str | None,
     seed: int,
+    by: str | None,
     columns: str | None,
     name: str | None,
     overwrite: bool,
@@ -108,6 +110,8 @@ def select(
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     store, words = dataset.index_store, words_of({**choice, "where": where})
     is_alone = where is not None and not words_of(choice)
+    if by is not None and choice["sample"] is None:
+        raise click.UsageError("--by is for --sample: give both")
     if not words or not (name or is_alone):
         raise click.UsageError("give --where, or --name and other options that choose samples")
     condition: Any = where
@@ -117,8 +121,10 @@ def select(
     rule = None if where is None else rule_of(condition, names)
     if overwrite and rule is not None:
         forget(dataset, rule)
-    view = chosen(dataset, **choice, where=condition, columns=names, seed=seed, world=World())
+    choice |= {"where": condition, "columns": names, "seed": seed, "by": by}
+    view = chosen(dataset, **choice, world=World())
     words += ["--seed", str(seed)] if seed else []
+    words += [] if by is None else ["--by", by]
     record = store_selection(
         view,
         shlex.join(words),

@@ -6,7 +6,7 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -32,7 +32,7 @@ from mmstream.errors import ConfigError, SkipSample, StateError, escaped, where
 from mmstream.order import Corpus, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Mask, Selection
-from mmstream.settings import AnyInt, Fraction, checked, missing_attribute
+from mmstream.settings import AnyInt, Fraction, NonEmptyStr, checked, missing_attribute
 from mmstream.storage import Access, ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
 from mmstream.world import World
@@ -422,7 +422,9 @@ class Dataset(Sequence[Sample]):
         return view
 
     @checked({"fraction": "give the share to keep, such as 0.1"})
-    def sample(self, fraction: Fraction, seed: AnyInt = 0) -> Dataset:
+    def sample(
+        self, fraction: Fraction, seed: AnyInt = 0, *, by: NonEmptyStr | None = None
+    ) -> Dataset:
         """Return a view of a random share of the samples.
 
         Whether a sample is chosen depends on the seed, the name of its shard and its index alone.
@@ -432,25 +434,39 @@ class Dataset(Sequence[Sample]):
         Args:
             fraction: The share of the samples, from 0 to 1. Their number is close to it.
             seed: Each seed chooses others.
+            by: A column: samples of one value are chosen together, such as those of one speaker.
+                Samples without a value are chosen one by one. None: so are all.
 
         Raises:
-            ConfigError: `fraction` is not from 0 to 1.
+            ConfigError: `fraction` is not from 0 to 1, or there is no such column.
+            ShardError, StorageError: The column cannot be read.
         """
-        masks = (
-            _draws(shard.num_samples, seed, shard.name) < fraction for shard in self.manifest.shards
-        )
+        masks = (draws < fraction for draws in self._draws(seed, by))
         return self.with_selection(self._chosen & Selection.of_shards(masks, self.counts))
 
+    def _draws(self, seed: int, by: str | None) -> Iterator[npt.NDArray[np.float64]]:
+        """Yield float64 [its samples] of each shard: a random number for each sample."""
+        draws = (_draws(shard.num_samples, seed, shard.name) for shard in self.manifest.shards)
+        if by is None:
+            return draws
+        from mmstream.dataset.select import draws_by
+
+        return draws_by(self, seed, by, draws)
+
     @checked({"fraction": "give the share of the first part, such as 0.98"})
-    def split(self, fraction: Fraction, seed: AnyInt = 0) -> tuple[Dataset, Dataset]:
-        """Return two views: a random share of the samples, as `sample` chooses it, and the others.
+    def split(
+        self, fraction: Fraction, seed: AnyInt = 0, *, by: NonEmptyStr | None = None
+    ) -> tuple[Dataset, Dataset]:
+        """Return two views: a random share of the samples, and the others.
+
+        Arguments and errors are those of `sample`. With `by`, no value is in both parts.
 
         Examples:
             >>> train, val = mm.open_dataset("shards/").split(0.9)
             >>> len(train) + len(val)
             480
         """
-        first = self.sample(fraction, seed)
+        first = self.sample(fraction, seed, by=by)
         return first, self.without(first)
 
     def without(self, other: Dataset) -> Dataset:

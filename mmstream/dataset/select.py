@@ -20,7 +20,7 @@ import inspect
 import logging
 import re
 import shlex
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
@@ -29,6 +29,8 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
+from xxhash import xxh3_64_intdigest
 
 from mmstream.dataset.columns import read_columns
 from mmstream.dataset.condition import Condition
@@ -262,6 +264,25 @@ def _of_shards(dataset: Any, function: Callable[[int], T], progress: bool) -> It
                 yield result
 
 
+def draws_by(
+    dataset: Any, seed: int, by: str, own_draws: Iterable[npt.NDArray[np.float64]]
+) -> Iterator[npt.NDArray[np.float64]]:
+    """Yield a random number for each sample of each shard, the same for equal values of a column.
+
+    Args:
+        dataset: The dataset.
+        seed: Of the numbers.
+        by: The column.
+        own_draws: The numbers of samples without a value.
+    """
+    values = _of_shards(dataset, lambda shard: read_columns(dataset, shard, [by])[by], True)
+    for draws, column in zip(own_draws, values, strict=True):
+        for index, value in enumerate(column.to_pylist()):
+            if value is not None:
+                draws[index] = (xxh3_64_intdigest(f"{seed}\0{value}".encode()) >> 11) * 2.0**-53
+        yield draws
+
+
 def _shown(dataset: Any, shard: int) -> Mask:
     """Return bool [its samples]: which samples of a shard a dataset or view shows."""
     if dataset.selection is None:
@@ -352,6 +373,7 @@ def chosen(
     limit: int | None = None,
     columns: Sequence[str] | None = None,
     seed: int = 0,
+    by: str | None = None,
     world: World | None = None,
 ) -> Any:
     """Return the view that the options of a command choose, one after the other in this order.
@@ -373,7 +395,7 @@ def chosen(
     if where is not None:
         data = data.where(where, columns=columns, world=world)
     if sample is not None:
-        data = data.sample(sample, seed)
+        data = data.sample(sample, seed, by=by)
     if limit is not None:
         data = data[:limit]
     if names and not len(data):

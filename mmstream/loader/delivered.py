@@ -125,8 +125,8 @@ class DeliveredCounts:
         is_repeated = self._action == "substitute" and not isinstance(self._batching, Pack)
         logger.warning(
             "filters (mm.SkipSample) left out %s of %s samples that were read%s; leave them out "
-            "before training: at conversion, by a bad list, or of packs with `mmstream plan "
-            "--where` (docs/pipeline.md#filters)",
+            "before training: with `mmstream select --where`, at conversion, or of packs with "
+            "`mmstream plan --where` (docs/pipeline.md#filters)",
             f"{num_skipped:,}",
             f"{num_samples:,}",
             f": the others come {repeats:.1f} times in an epoch, on average" * is_repeated,

@@ -144,6 +144,21 @@ def test_a_function_chooses_by_a_table_of_columns(written: str) -> None:
         where(dataset, 7)
 
 
+def test_samples_of_one_value_lie_on_one_side_of_a_split(tmp_path: Path) -> None:
+    rows = [{"text": f"text {n}", **({"speaker": n % 23} if n % 5 else {})} for n in range(300)]
+    dataset = mm.open_dataset(write(str(tmp_path / "corpus"), rows))
+    for seed in range(3):
+        train, val = dataset.split(0.7, seed, by="json.speaker")
+        assert sorted(numbers(train) + numbers(val)) == list(range(300))
+        speakers = [{n % 23 for n in numbers(part) if n % 5} for part in (train, val)]
+        assert speakers[0].isdisjoint(speakers[1])
+        assert all(speakers)
+        alone = [n for n in numbers(train) if n % 5 == 0]
+        assert alone == [n for n in numbers(dataset.split(0.7, seed)[0]) if n % 5 == 0]
+    with pytest.raises(mm.ConfigError, match=r"json\.speaker"):
+        dataset.sample(0.5, by="speakr")
+
+
 def test_functions_of_other_values_have_other_names() -> None:
     def above(least: float) -> Callable[[pa.Table], Any]:
         return lambda table: pc.greater(table["score"], least)
