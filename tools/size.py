@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE_STATEMENTS = 36_900
-TEST_STATEMENTS = 36_200
+PACKAGE_STATEMENTS = 38_200
+TEST_STATEMENTS = 37_600
 
 OPTIONS = """
 import click
