@@ -157,7 +157,7 @@ def test_rows_of_one_id_share_a_split_and_rows_without_id_go_by_content(tmp_path
         ({"splits": {"a": 0.5, "b": 0.4}}, "sum to 0.9"),
         ({"splits": {}}, "splits is empty"),
         ({"splits": {"../a": 1.0}}, "cannot name a folder"),
-        ({"splits": {"a": 1.5, "b": -0.5}}, "give {name: fraction}"),
+        ({"splits": {"a": 1.5, "b": -0.5}}, "a=1.5 is not a fraction above 0"),
         ({"media_root": "/nowhere"}, "no such folder"),
         ({"shard_range": (3, 3)}, "first shard"),
         ({"shard_range": (-1, 3)}, "first shard"),

@@ -139,7 +139,7 @@ def test_a_config_without_sizes_and_an_encoder_decoder_are_refused() -> None:
 
 @pytest.mark.parametrize("value", [-1, float("nan"), float("inf"), "2", None])
 def test_a_coefficient_must_be_a_number_from_0(value: Any) -> None:
-    with pytest.raises(mm.ConfigError, match=r"patches=.*: give a number from 0 up"):
+    with pytest.raises(mm.ConfigError, match=r"patches=.*[;:] give a number from 0 up"):
         mm.Cost(patches=value)
 
 
