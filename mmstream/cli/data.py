@@ -211,7 +211,7 @@ def _add_to_bad_list(
         listed = bad_list.write_bad(dataset, [*bad, *quarantined.tolist()])
     say(
         f"{len(listed):,} of {len(dataset):,} samples are left out of every epoch, "
-        f"{len(listed) - len(dataset.bad):,} of them from now on"
+        f"{len(listed) - len(dataset.corpus.before_takedowns.bad):,} of them from now on"
     )
 
 

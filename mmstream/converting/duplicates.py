@@ -699,7 +699,8 @@ def find_duplicates(
     Hashes come from the sidecars that `convert` wrote. Shards without a sidecar are read whole. In
     memory are 16 bytes for each sample and kind, 32 more for each image with `near`, and about 250
     MB to sort them. Samples of the same source row (``captions="each"``) are no duplicates of each
-    other. Samples on the bad list are left out, but for those that are there as duplicates.
+    other. Samples on the bad list are left out, but for those that are there as duplicates. So are
+    those that were taken down.
 
     Args:
         dataset: A dataset, or several by name, such as splits. They are searched as one.
@@ -727,7 +728,10 @@ def find_duplicates(
         raise ConfigError(f"kinds={sorted(unknown)}: must be among {', '.join(KINDS)}")
     datasets = {"": dataset} if isinstance(dataset, Dataset) else dict(dataset)
     wanted = [kind for kind in KINDS if kind in kinds] + ["near"] * near
-    left_out = {name: listed_as_bad(item) for name, item in datasets.items()}
+    left_out = {
+        name: np.concatenate([listed_as_bad(item), *(taken.refs for taken in item.takedowns)])
+        for name, item in datasets.items()
+    }
     corpus = read_corpus(datasets, wanted, left_out, num_threads=num_threads, progress=progress)
     return Duplicates(corpus, {kind: find_in(corpus, kind) for kind in wanted})
 

@@ -101,7 +101,7 @@ class Dataset(Sequence[Sample]):
         """Where the tars lie."""
         return self.shards.store
 
-    @property
+    @cached_property
     def access(self) -> Access:
         """How reads of the shards are best cut.
 
@@ -323,6 +323,7 @@ class Dataset(Sequence[Sample]):
 
     # -- views: the same shards, fewer samples -----------------------------------------------------
 
+    @checked({"selection": "give the selection of a view, or None"})
     def with_selection(self, selection: Selection | None) -> Dataset:
         """Return a view of chosen samples, in place of those that this dataset shows.
 
@@ -340,7 +341,8 @@ class Dataset(Sequence[Sample]):
             )
         view = copy(self)
         view.selection = selection
-        view.__dict__.pop("_ends", None)
+        for name in ("_ends", "access"):
+            view.__dict__.pop(name, None)
         return view
 
     @checked({"condition": "write it as \"width >= 200 and lang = 'en'\", or give a function"})
@@ -469,13 +471,14 @@ class Dataset(Sequence[Sample]):
         first = self.sample(fraction, seed, by=by)
         return first, self.without(first)
 
+    @checked({"other": "give a view of this dataset"})
     def without(self, other: Dataset) -> Dataset:
         """Return a view of the samples that another view of the same dataset does not show.
 
         Raises:
             ConfigError: `other` has other shards.
         """
-        if [*map(shard_stamp, other.manifest.shards)] != [*map(shard_stamp, self.manifest.shards)]:
+        if self._stamps != other._stamps:
             raise ConfigError(
                 f"without: {other!r} has other shards than {self!r}: give a view of it"
             )
@@ -483,15 +486,26 @@ class Dataset(Sequence[Sample]):
 
     def num_shared(self, other: Dataset) -> int:
         """Return how many samples of this dataset or view another one of the same folder shows."""
-        is_same = self.store.url == other.store.url and np.array_equal(self.counts, other.counts)
+        is_same = self.store.url == other.store.url and self._stamps == other._stamps
         return (self._chosen & other._chosen).num_chosen if is_same else 0
+
+    @property
+    def _stamps(self) -> list[tuple[str, str]]:
+        """What tells the shards from those of another dataset. Their stamps have no names."""
+        return [(shard.name, shard_stamp(shard)) for shard in self.manifest.shards]
 
     @property
     def _chosen(self) -> Selection:
         return Selection.of_all(self.counts) if self.selection is None else self.selection
 
     def _sliced(self, item: slice) -> Dataset:
-        positions = range(*item.indices(len(self)))
+        try:
+            positions = range(*item.indices(len(self)))
+        except (TypeError, ValueError):
+            raise ConfigError(
+                f"[{item.start!r}:{item.stop!r}:{item.step!r}]: give whole numbers, and a step "
+                "from 1 up"
+            ) from None
         if positions.step < 0:
             raise ConfigError(
                 f"[::{positions.step}]: a view has its samples in the order of the shards; read "

@@ -48,6 +48,7 @@ from mmstream.dataset.manifest import (
     ShardInfo,
     name_fault,
 )
+from mmstream.dataset.removed import REMOVED_NAME, read_takedowns
 from mmstream.dataset.shard_indexes import ShardIndexes, write_part
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.storage import Store, open_store
@@ -114,6 +115,7 @@ def index_tars(
     with write_lock(target, "index"):
         sizes = _tar_sizes(store)
         old = _old_index(target, sizes, overwrite)
+        _require_places_of_removed(target, sizes.keys() - old.replaced)
         trim_bad(target, set() if overwrite else sizes.keys() - old.replaced)
         if checksums:
             num_bytes = sum(size for name, size in sizes.items() if name not in old.summed)
@@ -191,6 +193,20 @@ def _old_index(target: Store, sizes: Mapping[str, int], overwrite: bool) -> _Old
         summed = {name for name, shard in shards.items() if shard.sha256} - replaced
     has_columns = any(checksums_name(name) in files for name in sizes)
     return _OldIndex(manifest, shards, files, has_columns, replaced, summed)
+
+
+def _require_places_of_removed(target: Store, names: Set[str]) -> None:
+    """Refuse to index where samples were taken down of a tar that is gone or replaced.
+
+    In another tar they may have other indexes, and would be shown again.
+    """
+    taken = {name for takedown in read_takedowns(target) for name in takedown.samples}
+    if lost := sorted(taken - names):
+        raise ConfigError(
+            f"{target.url}: samples of {escaped(lost[0])} were taken down, and this tar is gone or "
+            f"was replaced: bring it back; or leave them out of the new one, and {REMOVED_NAME} "
+            "without it"
+        )
 
 
 def _tar_sizes(store: Store) -> dict[str, int]:

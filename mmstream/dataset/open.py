@@ -357,6 +357,13 @@ def _open_tars(urls: Sequence[str], bad_list: bool, storage_kind: StorageKind | 
     for name in (BAD_NAME, REMOVED_NAME):
         if root not in folders and store.exists(name):
             stats[name] = store.stat(name)
+    for name in stats:
+        folder, _, file = name.rpartition("/")
+        if folder and file == REMOVED_NAME:
+            raise ConfigError(
+                f"open_dataset: samples were taken down in {store.url_of(folder)}, and tars of "
+                "several folders would show them: mix the folders with mm.Mixture"
+            )
     return _open_plain(store, names, stats, bad_list, storage_kind, is_subset=True)
 
 

@@ -70,7 +70,14 @@ def located(
     return tuple(
         Takedown(
             takedown.reason,
-            read_bad(store, manifest, is_subset=is_subset, names=dict(takedown.samples)),
+            read_bad(
+                store,
+                manifest,
+                is_subset=is_subset,
+                names=dict(takedown.samples),
+                file=REMOVED_NAME,
+                cure=_CURE,
+            ),
         )
         for takedown in takedowns
     )

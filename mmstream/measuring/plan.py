@@ -433,7 +433,7 @@ def _measure_shard(
         numbers = slice(len(rows), len(rows) + len(batch))
         refs = [(shard, index) for index in indexes[numbers].tolist()]
         if counter.may_draw and counter.epochs is None and not counter.room:
-            _refuse_draws(counter, batch, refs)
+            _refuse_draws(counter, batch[: max(0, CHECKED_SAMPLES - len(rows))], refs)
         for ref, lengths in zip(refs, counter.lengths(batch, refs), strict=True):
             rows.append(lengths.values)
             if lengths.reason:
@@ -498,8 +498,7 @@ def _refuse_draws(
     counter: LengthCounter, batch: Sequence[Outcome], refs: Sequence[SampleRef]
 ) -> None:
     """Raise a ConfigError where the lengths of the first samples depend on random draws."""
-    num_checked = max(0, CHECKED_SAMPLES - refs[0][1])
-    batch, refs = batch[:num_checked], refs[:num_checked]
+    refs = refs[: len(batch)]
     lengths = counter.lengths_of_draws(batch, refs, counter.seed, 0)
     again = counter.lengths_of_draws(batch, refs, counter.seed + 1, 1)
     for outcome, ref, first, second in zip(batch, refs, lengths, again, strict=True):

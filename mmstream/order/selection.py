@@ -166,8 +166,8 @@ class Selection:
         return float((num_firsts - num_shards) / max(1, self.num_chosen - num_shards))
 
     def first_shards(self, num_shards: int) -> Selection:
-        """Return the selection of the first shards alone."""
-        if num_shards == self.counts.size:
+        """Return the selection of the first shards alone: of all, where there are no more."""
+        if num_shards >= self.counts.size:
             return self
         return Selection.of_shards(map(self.mask, range(num_shards)), self.counts[:num_shards])
 

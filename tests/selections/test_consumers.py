@@ -449,3 +449,18 @@ def test_a_mixture_of_views_is_packed(texts: str, caplog: pytest.LogCaptureFixtu
         is_own = shards // num_shards == number
         assert view.selection is not None
         assert view.selection.has(shards[is_own] % num_shards, indexes[is_own]).all()
+
+
+def test_draws_are_refused_wherever_a_view_begins(tmp_path: Path) -> None:
+    def longer(sample: dict[str, Any]) -> dict[str, Any]:
+        return sample | {"txt": sample["txt"] + b"y" * int(mm.sample_rng(sample).integers(20))}
+
+    pipeline = mm.Pipeline(
+        mm.open_dataset(write_texts(tmp_path / "long", [100]))[70:],
+        global_batch_size=2,
+        before=(longer,),
+        decode=mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=640)),
+        batching=mm.Pack(MAX_TOKENS),
+    )
+    with pytest.raises(mm.ConfigError, match="depends on random draws"):
+        mm.plan(pipeline, progress=False)

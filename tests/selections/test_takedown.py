@@ -12,9 +12,11 @@ import pytest
 
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
+from mmstream.dataset.index_tars import index_tars
 from mmstream.dataset.removed import REMOVED_NAME, take_down
 from mmstream.storage.write_lock import LockedError, write_lock
 from tests.helpers.bad_corpus import write_tiny
+from tests.helpers.corpora import write_corpus
 
 COUNTS = (7, 31, 2, 40)
 NUM_SAMPLES = sum(COUNTS)
@@ -170,8 +172,17 @@ def test_a_damaged_or_foreign_file_opens_nothing(corpus: str, tmp_path: Path) ->
     path.rmdir()
     other = write_tiny(tmp_path / "other", (7, 3))
     Path(other, REMOVED_NAME).write_bytes(good)
-    with pytest.raises(mm.errors.ManifestError, match=r"it has 3 samples|no shard of this dataset"):
+    with pytest.raises(mm.errors.ManifestError, match=rf"{REMOVED_NAME}.*bring back an intact"):
         mm.open_dataset(other)
+
+
+def test_a_sample_that_was_taken_down_has_no_duplicates(tmp_path: Path) -> None:
+    url = write_corpus(
+        tmp_path / "c", [3, 3], lambda n: {"txt": b"same" if n in (1, 4) else b"%d" % n}
+    )
+    assert mm.find_duplicates(mm.open_dataset(url), progress=False).num_pairs["text"] == 1
+    take_down(mm.open_dataset(url), [(0, 1)], "request")
+    assert mm.find_duplicates(mm.open_dataset(url), progress=False).num_pairs["text"] == 0
 
 
 def test_without_a_bad_list_what_was_taken_down_stays_down(corpus: str) -> None:
@@ -246,3 +257,22 @@ def test_two_takedowns_at_once_do_not_lose_one(corpus: str) -> None:
     with write_lock(dataset.index_store, "takedown"), pytest.raises(LockedError):
         take_down(dataset, REFS, "request")
     assert not Path(corpus, REMOVED_NAME).exists()
+
+
+def test_a_tar_of_which_samples_were_taken_down_is_not_replaced(tmp_path: Path) -> None:
+    folder = Path(write_tiny(tmp_path / "c", (5, 5)))
+    take_down(mm.open_dataset(folder), [(0, 1)], "request")
+    other = Path(write_tiny(tmp_path / "other", (9,)), "shard-000000.tar")
+    (folder / "shard-000000.tar").write_bytes(other.read_bytes())
+    for overwrite in (False, True):
+        with pytest.raises(mm.ConfigError, match=r"shard-000000\.tar were taken down"):
+            index_tars(folder, overwrite=overwrite, progress=False)
+
+
+def test_tars_of_several_folders_do_not_show_what_one_of_them_took_down(tmp_path: Path) -> None:
+    folders = [write_tiny(tmp_path / name, (5,)) for name in "ab"]
+    tars = [f"{folder}/shard-000000.tar" for folder in folders]
+    assert len(mm.open_dataset(tars)) == 10
+    take_down(mm.open_dataset(folders[0]), [(0, 1)], "request")
+    with pytest.raises(mm.ConfigError, match="samples were taken down in"):
+        mm.open_dataset(tars)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import pickle
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -239,3 +240,24 @@ def test_a_selection_of_a_thousand_million_samples_is_looked_up_block_by_block()
     shards = np.array([0, 50_000, 99_999])
     assert selection.locate(shards, np.array([0, 1000, 3333])).tolist() == [0, 3000, 9999]
     assert selection.numbers(shards, np.array([3, 3000, 9999])).tolist() == [1, 1000, 3333]
+
+
+def test_other_tars_of_the_same_folder_share_no_samples(tmp_path: Path) -> None:
+    url = write_tiny(tmp_path / "corpus", (5, 5))
+    first, second = (mm.open_dataset([f"{url}/shard-00000{n}.tar"]) for n in range(2))
+    assert first.num_shared(second) == 0
+    assert first.num_shared(first[:2]) == 2
+    with pytest.raises(mm.ConfigError, match="has other shards"):
+        first.without(second)
+
+
+def test_what_is_no_view_or_slice_is_named(tmp_path: Path) -> None:
+    dataset: Any = mm.open_dataset(write_tiny(tmp_path / "corpus", (5, 5)))
+    for wrong in (
+        lambda: dataset.without(3),
+        lambda: dataset.with_selection(dataset),
+        lambda: dataset[::0],
+        lambda: dataset[1.5:],
+    ):
+        with pytest.raises(mm.ConfigError, match="give "):
+            wrong()
