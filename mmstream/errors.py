@@ -12,6 +12,7 @@
         LengthError               more tokens than were planned for its pack
         ChecksumError             the bytes are not those of its checksum
         SkipSample                a user's filter leaves the sample out; never counted as bad
+          TakenDownError          it was taken down since its epoch was planned
       BadSampleLimitError         too many bad samples; always stops the run
 
 All are names of this module, such as ``mm.errors.DecodeError``. What people catch or raise most is
@@ -152,6 +153,10 @@ class SkipSample(SampleError):  # noqa: N818 - a request, not a failure; the nam
         ...     mm.open_dataset("shards/"), global_batch_size=32, transforms=(only_long_captions,)
         ... )
     """
+
+
+class TakenDownError(SkipSample):
+    """A sample was taken down. An epoch that was planned before shows another one in its row."""
 
 
 class BadSampleLimitError(MMStreamError):

@@ -39,7 +39,7 @@ from mmstream.decoding.sample_rng import is_user_function, kept_generators, seed
 from mmstream.decoding.step import DecodedStep, DecodeStage, PlannedStep
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
-from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError
+from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError, TakenDownError
 from mmstream.order import AnyOrder
 from mmstream.order.settings import reshuffle_of
 from mmstream.packing.order import PackOrder
@@ -722,6 +722,8 @@ class RawStream(IterableDataset[Sample]):
                 ):
                     if isinstance(outcome, ChecksumError):
                         outcome = reader.lookup.read_until_right(ref)
+                    if isinstance(outcome, TakenDownError):
+                        continue
                     if isinstance(outcome, SampleError | ShardError):
                         raise outcome
                     if valid:

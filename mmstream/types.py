@@ -42,6 +42,12 @@ class SampleLineage(NamedTuple):
 FILTERED = "SkipSample"
 """The kind of samples that a user's filter leaves out."""
 
+TAKEN_DOWN = "TakenDownError"
+"""The kind of samples that were taken down since their epoch was planned."""
+
+NOT_BAD = frozenset((FILTERED, TAKEN_DOWN))
+"""Kinds that no limit counts."""
+
 TOO_LONG = "LengthError"
 """The kind of samples that are longer than measured, and do not fit in their pack."""
 
@@ -53,6 +59,7 @@ KINDS = (
     "ShardError",
     TOO_LONG,
     FILTERED,
+    TAKEN_DOWN,
 )
 """Kinds of records: names of the error classes."""
 

@@ -198,7 +198,8 @@ class Baker:
         for number, (shard, index) in enumerate(refs):
             outcome, document_of = chunk[number], decoded.get(number)
             key = str(outcome["__key__"]) if isinstance(outcome, dict) else ""
-            key = key or _UNREADABLE.format(index)
+            if not key or (shard, index) in self.dataset.removed:
+                key = _UNREADABLE.format(index)
             if document_of is None:
                 address = where(self.dataset.name_of(shard), index, key)
                 entries.append(_Decoded(key, index, None, "SampleError", f"{address}: {_ON_LIST}"))

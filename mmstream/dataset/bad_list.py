@@ -113,8 +113,6 @@ def read_bad(
     *,
     is_subset: bool = False,
     names: Mapping[str, Indexes] | None = None,
-    file: str = BAD_NAME,
-    cure: str = "",
 ) -> IntArray:
     """Read the bad list of a dataset.
 
@@ -124,8 +122,6 @@ def read_bad(
         names: What `read_bad_names` returned, if it was read already.
         is_subset: The dataset has only some tars of the store. The list may name others, which are
             ignored.
-        file: The file of the names, for errors.
-        cure: What to do about one of other shards. "": the cure of bad lists.
 
     Returns:
         int64 [num_bad, 2] (shard, index), sorted.
@@ -134,7 +130,7 @@ def read_bad(
         FileNotFoundError: There is no list.
         ManifestError: The list is malformed, of a newer version, or not of this dataset.
     """
-    url, cure = store.url_of(file), cure or _CURE
+    url = store.url_of(BAD_NAME)
     shards = {info.name: number for number, info in enumerate(manifest.shards)}
     num_bad = 0
     refs = [np.zeros((0, 2), dtype=np.int64)]
@@ -142,18 +138,18 @@ def read_bad(
         if name not in shards:
             if is_subset:
                 continue
-            raise ManifestError(f"{url}: {escaped(name)} is no shard of this dataset; {cure}")
+            raise ManifestError(f"{url}: {escaped(name)} is no shard of this dataset; {_CURE}")
         count = manifest.shards[shards[name]].num_samples
         num_bad += count if indexes == "all" else len(indexes)
         if num_bad > MAX_BAD:
-            raise ManifestError(f"{url}: more than {MAX_BAD:,} bad samples; {cure}")
+            raise ManifestError(f"{url}: more than {MAX_BAD:,} bad samples; {_CURE}")
         if indexes == "all":
             bad = np.arange(count)
         else:
             wrong = next((index for index in indexes if not 0 <= index < count), None)
             if wrong is not None:
                 raise ManifestError(
-                    f"{url}: {escaped(name)}[{escaped(wrong)}]: it has {count} samples; {cure}"
+                    f"{url}: {escaped(name)}[{escaped(wrong)}]: it has {count} samples; {_CURE}"
                 )
             bad = np.unique(np.asarray(indexes, dtype=np.int64))
         refs.append(np.stack([np.full_like(bad, shards[name]), bad], axis=1))

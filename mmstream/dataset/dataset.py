@@ -28,7 +28,7 @@ from mmstream.dataset.shard_indexes import ShardIndexes
 from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
-from mmstream.errors import ConfigError, SkipSample, StateError, escaped, where
+from mmstream.errors import ConfigError, StateError, TakenDownError, escaped, where
 from mmstream.order import Corpus, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Mask, Selection
@@ -81,7 +81,7 @@ class Dataset(Sequence[Sample]):
         self.index_store = store if index_store is None else index_store
         self.takedowns = tuple(takedowns)
         listed = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
-        *self._earlier_bad, self.bad = _with_takedowns(listed, self.takedowns)
+        self.bad, self._takedown_of_bad = _with_takedowns(listed, self.takedowns)
         self.selection: Selection | None = None
         self.has_checksums = checksums and manifest.checksums is not None
         indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
@@ -94,7 +94,9 @@ class Dataset(Sequence[Sample]):
             raise missing_attribute("Dataset", name, self)
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_key_tables": []}
+        state = self.__dict__ | {"_key_tables": []}
+        state.pop("removed", None)  # a dict of all samples that were taken down
+        return state
 
     @property
     def store(self) -> Store:
@@ -138,7 +140,7 @@ class Dataset(Sequence[Sample]):
             IndexError: no such position.
             KeyError: no sample has the key, or several have it; the message names them.
             ChecksumError: its bytes are not those of its checksum, in `MAX_SAMPLE_READS` reads.
-            SkipSample: it was taken down.
+            TakenDownError: it was taken down.
             SampleError, ShardError, StorageError: it cannot be read.
         """
         if isinstance(item, slice):
@@ -202,7 +204,9 @@ class Dataset(Sequence[Sample]):
 
     def __repr__(self) -> str:
         size = f"{self.num_bytes / 1e6:,.1f} MB"
-        bad = f", {len(self.bad):,} known to be bad" if len(self.bad) else ""
+        num_bad = len(self.corpus.before_takedowns.bad)
+        bad = f", {num_bad:,} known to be bad" if num_bad else ""
+        bad += f", {len(self.removed):,} taken down" if self.removed else ""
         samples = f"{count_text(len(self), 'sample')}{bad}"
         if self.selection is not None:
             samples = f"{len(self):,} chosen of {count_text(int(self.counts.sum()), 'sample')}{bad}"
@@ -260,7 +264,7 @@ class Dataset(Sequence[Sample]):
             sizes,
             checksums,
             self.selection,
-            tuple(self._earlier_bad),
+            self._takedown_of_bad,
         )
 
     @cached_property
@@ -340,7 +344,8 @@ class Dataset(Sequence[Sample]):
                 f"{int(self.counts.sum()):,} in {self.num_shards:,}: choose among these"
             )
         view = copy(self)
-        view.selection = selection
+        is_whole = selection is not None and selection.num_chosen == int(self.counts.sum())
+        view.selection = None if is_whole else selection
         for name in ("_ends", "access"):
             view.__dict__.pop(name, None)
         return view
@@ -542,17 +547,20 @@ class Takedown(NamedTuple):
     """int64 [n, 2], sorted (shard, index)."""
 
 
-def _with_takedowns(bad: IntArray, takedowns: Sequence[Takedown]) -> list[IntArray]:
-    """Return the samples that are never planned: before the first takedown, and after each."""
-    lists = [bad]
-    for takedown in takedowns:
-        lists.append(np.unique(np.concatenate([lists[-1], takedown.refs]), axis=0))
-    return lists
+def _with_takedowns(
+    bad: IntArray, takedowns: Sequence[Takedown]
+) -> tuple[IntArray, IntArray | None]:
+    """Return the samples that are never planned, and which takedown each is of; 0: it is bad."""
+    if not takedowns:
+        return bad, None
+    lists = [bad, *(takedown.refs for takedown in takedowns)]
+    refs, first = np.unique(np.concatenate(lists), axis=0, return_index=True)
+    return refs, np.repeat(np.arange(len(lists)), [len(refs) for refs in lists])[first]
 
 
-def taken_down(address: str, reason: str) -> SkipSample:
+def taken_down(address: str, reason: str) -> TakenDownError:
     """Return the error of a sample that was taken down."""
-    return SkipSample(f"{address} was taken down: {escaped(reason)}")
+    return TakenDownError(f"{address} was taken down: {escaped(reason)}")
 
 
 class ShardLocation(NamedTuple):

@@ -14,18 +14,23 @@ known. There, other samples take the rows of those that were taken down since.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Annotated
 
 import msgspec
+import numpy as np
 
-from mmstream.dataset.bad_list import MAX_BAD, MAX_LIST_BYTES, read_bad
+from mmstream.dataset.bad_list import MAX_BAD, MAX_LIST_BYTES
 from mmstream.dataset.dataset import Dataset, Takedown
 from mmstream.dataset.manifest import Manifest, decode_sealed, read_sealed, seal
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, ManifestError, escaped, where
 from mmstream.storage import Store
 from mmstream.storage.write_lock import write_lock
 from mmstream.types import SampleRef
 
 REMOVED_NAME = "mmstream.removed.json"
+
+MAX_TAKEDOWNS = 4096
+"""Most takedowns of a dataset."""
 
 _CURE = "bring back an intact copy; without this file, what was taken down would be shown again"
 
@@ -39,7 +44,7 @@ class NamedTakedown(msgspec.Struct, forbid_unknown_fields=True):
 
 class _File(msgspec.Struct, forbid_unknown_fields=True):
     version: int
-    takedowns: list[NamedTakedown]
+    takedowns: Annotated[list[NamedTakedown], msgspec.Meta(max_length=MAX_TAKEDOWNS)]
     crc32c: str | None = None
     """The seal (see `mmstream.dataset.manifest`)."""
 
@@ -66,21 +71,34 @@ def read_takedowns(store: Store) -> Sequence[NamedTakedown]:
 def located(
     takedowns: Sequence[NamedTakedown], store: Store, manifest: Manifest, *, is_subset: bool = False
 ) -> tuple[Takedown, ...]:
-    """Return takedowns by positions in a manifest. Arguments and errors are those of `read_bad`."""
-    return tuple(
-        Takedown(
-            takedown.reason,
-            read_bad(
-                store,
-                manifest,
-                is_subset=is_subset,
-                names=dict(takedown.samples),
-                file=REMOVED_NAME,
-                cure=_CURE,
-            ),
-        )
-        for takedown in takedowns
-    )
+    """Return takedowns by positions in a manifest.
+
+    Args:
+        takedowns: What `read_takedowns` returned.
+        store: Of the file, for errors.
+        manifest: Of the dataset.
+        is_subset: The dataset has only some tars of the store. Samples of others are ignored.
+
+    Raises:
+        ManifestError: A sample is none of this dataset.
+    """
+    url = store.url_of(REMOVED_NAME)
+    places = {info.name: shard for shard, info in enumerate(manifest.shards)} if takedowns else {}
+    result = []
+    for takedown in takedowns:
+        refs = [np.zeros((0, 2), dtype=np.int64)]
+        for name, indexes in takedown.samples.items():
+            if name not in places and is_subset:
+                continue
+            count = manifest.shards[places[name]].num_samples if name in places else 0
+            wrong = next((index for index in indexes if not 0 <= index < count), None)
+            if name not in places or wrong is not None:
+                raise ManifestError(
+                    f"{url}: {where(name, wrong or 0)} is no sample of this dataset; {_CURE}"
+                )
+            refs.append(np.stack([np.full(len(indexes), places[name]), indexes], axis=1))
+        result.append(Takedown(takedown.reason, np.unique(np.concatenate(refs), axis=0)))
+    return tuple(result)
 
 
 def take_down(dataset: Dataset, refs: Sequence[SampleRef], reason: str) -> int:
@@ -95,11 +113,14 @@ def take_down(dataset: Dataset, refs: Sequence[SampleRef], reason: str) -> int:
         The number of samples that were not taken down before.
 
     Raises:
-        ConfigError: There would be too many.
+        ConfigError: There would be too many, or a sample is none of the dataset.
         ManifestError: The file is damaged.
         StorageError: It cannot be written, or another process writes it now.
     """
-    store = dataset.index_store
+    store, counts = dataset.index_store, dataset.counts.tolist()
+    for shard, index in refs:
+        if not (0 <= shard < len(counts) and 0 <= index < counts[shard]):
+            raise ConfigError(f"takedown: sample {index} of shard {shard} is not in {dataset!r}")
     with write_lock(store, "takedown"):
         takedowns = list(read_takedowns(store))
         known = {
@@ -109,17 +130,18 @@ def take_down(dataset: Dataset, refs: Sequence[SampleRef], reason: str) -> int:
             for index in indexes
         }
         samples: dict[str, list[int]] = {}
-        for shard, index in sorted(set(refs)):
+        for shard, index in sorted({(int(shard), int(index)) for shard, index in refs}):
             if (dataset.name_of(shard), index) not in known:
                 samples.setdefault(dataset.name_of(shard), []).append(index)
         if not samples:
             return 0
         num_new = sum(map(len, samples.values()))
-        data = _encoded([*takedowns, NamedTakedown(reason, samples)])
-        if len(known) + num_new > MAX_BAD or len(data) > MAX_LIST_BYTES:
+        data = _encoded([*takedowns, NamedTakedown(escaped(reason, limit=None), samples)])
+        is_long = len(takedowns) >= MAX_TAKEDOWNS or len(data) > MAX_LIST_BYTES
+        if is_long or len(known) + num_new > MAX_BAD:
             raise ConfigError(
-                f"takedown: {len(known) + num_new:,} samples are too many for {REMOVED_NAME}; "
-                "convert or reshard the dataset without them"
+                f"takedown: {len(known) + num_new:,} samples in {len(takedowns) + 1:,} takedowns "
+                f"are too many for {REMOVED_NAME}; convert or reshard the dataset without them"
             )
         store.write(REMOVED_NAME, data)
     return num_new

@@ -33,7 +33,7 @@ from mmstream.errors import (
 )
 from mmstream.settings import Fraction, NonNegativeInt, checked
 from mmstream.storage.transfers import TransferCounts
-from mmstream.types import FILTERED, TOO_LONG, BadSample, IntArray
+from mmstream.types import FILTERED, NOT_BAD, TOO_LONG, BadSample, IntArray
 
 logger = logging.getLogger(__name__)
 
@@ -257,7 +257,7 @@ def count_samples(
     Raises:
         BadSampleLimitError: a limit is exceeded. Rows are counted and records written before.
     """
-    bad = [record for record in records if record.kind != FILTERED]
+    bad = [record for record in records if record.kind not in NOT_BAD]
     if numbers is None:
         numbers = [record.row - start for record in records]
     bad_numbers = set(numbers)
@@ -266,10 +266,10 @@ def count_samples(
     )
     num_logged = stats.num_bad
     stats.num_bad += len(bad)
-    stats.num_skipped += len(records) - len(bad)
+    stats.num_skipped += sum(record.kind == FILTERED for record in records)
     stats.bad.update(record.kind for record in records)
     for number, record in zip(numbers, records, strict=True):
-        if record.kind == FILTERED:
+        if record.kind in NOT_BAD:
             continue
         num_logged += 1
         logger.log(
@@ -359,7 +359,7 @@ def _longest_run(
     """
     longest = 0
     for number, (is_valid, source) in enumerate(zip(valid, sources, strict=True)):
-        if number in records and records[number].kind != FILTERED:
+        if number in records and records[number].kind not in NOT_BAD:
             stats.consecutive[source] += 1
             longest = max(longest, stats.consecutive[source])
         elif number in records or is_valid:
@@ -448,7 +448,7 @@ def quarantined_refs(
                     f"{path}:{line_number}: belongs to another dataset: its {record.shard} is not "
                     f"the one of {dataset!r} (samples-bytes-checksum {record.stamp}, here {stamp})"
                 )
-            if record.kind != FILTERED:
+            if record.kind not in NOT_BAD:
                 refs.append((shard, record.index))
     return np.unique(np.array(refs, dtype=np.int64).reshape(-1, 2), axis=0)
 

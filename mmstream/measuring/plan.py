@@ -472,7 +472,11 @@ def _facts(counter: LengthCounter, shard: int) -> list[Fact | None] | None:
     except ShardError as error:
         logger.warning("%s; the shard is read instead", error)
         return None
-    complete = [(index, fact) for index, fact in enumerate(facts) if fact is not None]
+    complete = [
+        (index, fact)
+        for index, fact in enumerate(facts)
+        if fact is not None and (shard, index) not in dataset.removed
+    ]
     if 2 * len(complete) < len(facts):
         return None  # most samples would be read one by one
     checked = complete[:: max(1, len(complete) // CHECKED_FACTS)][:CHECKED_FACTS]

@@ -70,8 +70,9 @@ class Corpus:
     """sha256 of each shard, in hexadecimal. None: not known."""
     selection: Selection | None = None
     """The samples that take part. None: all."""
-    earlier_bad: tuple[IntArray, ...] = ()
-    """What `bad` was before each takedown. It is not part of the identity."""
+    takedown_of_bad: IntArray | None = None
+    """[num_bad] the takedown, from 1, that each of `bad` came with. 0, and None: it was listed as
+    bad. It is not part of the identity."""
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts, dtype=np.int64).reshape(-1)
@@ -168,7 +169,9 @@ class Corpus:
         selection = self.selection if keep_selection else None
         if selection is not None:
             selection = selection.first_shards(num_shards)
-        earlier_bad = tuple(bad[bad[:, 0] < num_shards] for bad in self.earlier_bad)
+        takedowns = self.takedown_of_bad if keep_bad else None
+        if takedowns is not None:
+            takedowns = takedowns[self.bad[:, 0] < num_shards]
         return Corpus(
             self.counts[:num_shards],
             names,
@@ -177,22 +180,35 @@ class Corpus:
             sizes,
             checksums,
             selection,
-            earlier_bad if keep_bad else (),
+            takedowns,
         )
 
     @property
     def before_takedowns(self) -> Corpus:
         """The corpus as if nothing had been taken down."""
-        return replace(self, bad=self.earlier_bad[0]) if self.earlier_bad else self
+        return self._before(1)
 
     def as_of(self, bad_hash: Any) -> Corpus:
         """Return the corpus as it was when an identity with this ``bad`` was saved.
 
         That is the corpus itself, unless samples were taken down since.
         """
-        earlier = (bad for bad in reversed(self.earlier_bad) if _hash_of_bad(bad) == bad_hash)
-        bad = next(earlier, None) if _hash_of_bad(self.bad) != bad_hash else None
-        return self if bad is None else replace(self, bad=bad)
+        if self.takedown_of_bad is None or _hash_of_bad(self.bad) == bad_hash:
+            return self
+        for takedown in np.unique(self.takedown_of_bad)[::-1].tolist():
+            earlier = self._before(takedown)
+            if takedown and _hash_of_bad(earlier.bad) == bad_hash:
+                return earlier
+        return self
+
+    def _before(self, takedown: int) -> Corpus:
+        """Return the corpus before a takedown, from 1."""
+        if self.takedown_of_bad is None:
+            return self
+        is_earlier = self.takedown_of_bad < takedown
+        return replace(
+            self, bad=self.bad[is_earlier], takedown_of_bad=self.takedown_of_bad[is_earlier]
+        )
 
     def identity(self) -> dict[str, Any]:
         """Return what a saved state stores about the corpus, in plain JSON types.

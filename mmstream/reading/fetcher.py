@@ -23,7 +23,7 @@ import numpy.typing as npt
 from mmstream.dataset.dataset import taken_down
 from mmstream.dataset.keys import shard_stamp
 from mmstream.dataset.shards import MAX_SAMPLE_READS
-from mmstream.dataset.source import ShardSource, numbered_datasets, read_ranges
+from mmstream.dataset.source import ShardSource, datasets_of, numbered_datasets, read_ranges
 from mmstream.errors import ChecksumError, ShardError, where
 from mmstream.order import AnyOrder, Unit
 from mmstream.reading.held import HeldSamples, SampleTable
@@ -227,13 +227,24 @@ class Fetcher:
             samples.shard,
             samples.start,
             samples.stop,
-            np.repeat(np.array([access.max_gap_bytes for access in accesses], np.int64), sizes),
+            self._gaps(samples, accesses, sizes),
             np.repeat(np.array([access.max_range_bytes for access in accesses], np.int64), sizes),
         )
         end = np.append(first[1:], samples.shard.size)[: first.size]
         return _Ranges(
             first, end, samples.shard[first], samples.start[first], samples.stop[end - 1]
         )
+
+    def _gaps(
+        self, samples: SampleTable, accesses: Sequence[Access], sizes: Sequence[int]
+    ) -> IntArray:
+        """Return how many bytes before each sample are read with it.
+
+        Of a view, no more than the sample has: what is not chosen may be large.
+        """
+        gaps = np.repeat(np.array([access.max_gap_bytes for access in accesses], np.int64), sizes)
+        is_view = any(dataset.selection is not None for dataset in datasets_of(self._source))
+        return np.minimum(gaps, samples.stop - samples.start) if is_view else gaps
 
     def _read_together(self, ranges: _Ranges) -> Iterator[npt.NDArray[np.bool_]]:
         """Yield which ranges are read together: all remote ones, local ones a buffer at a time."""
