@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 
 import click
 
-from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, say
+from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, refuse_given, say
 from mmstream.display.text import count_text
 from mmstream.world import World
 
@@ -77,7 +77,7 @@ def words_of(choice: Mapping[str, Any]) -> list[str]:
 @click.option(
     "--columns",
     metavar="NAME,...",
-    help="With --where MODULE:FUNCTION: the columns that the function gets.",
+    help="With --where MODULE:FUNCTION: the columns that the function gets. It needs --name.",
 )
 @click.option(
     "--name",
@@ -105,24 +105,32 @@ def select(
     """
     from mmstream.converting.formats.caller import load_function
     from mmstream.dataset.open import open_dataset
-    from mmstream.dataset.select import PREFIX, chosen, forget, rule_of, store_selection
+    from mmstream.dataset.select import (
+        PREFIX,
+        chosen,
+        require_name,
+        rule_of,
+        store_selection,
+    )
 
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     store, words = dataset.index_store, words_of({**choice, "where": where})
-    is_alone = where is not None and not words_of(choice)
-    if by is not None and choice["sample"] is None:
-        raise click.UsageError("--by is for --sample: give both")
+    is_alone = where is not None and not columns and not words_of(choice)
+    if choice["sample"] is None:
+        refuse_given(("by", "seed"), "with --sample")
+    if where is None:
+        refuse_given(("columns",), "with --where MODULE:FUNCTION")
+    if name is not None:
+        require_name(name)
     if not words or not (name or is_alone):
         raise click.UsageError("give --where, or --name and other options that choose samples")
     condition: Any = where
-    if where is not None and re.fullmatch(r"[\w.]+:[\w.]+", where):
+    if columns and where is not None and re.fullmatch(r"[\w.]+:[\w.]+", where):
         condition = load_function(where)
     names = None if columns is None else columns.split(",")
     rule = None if where is None else rule_of(condition, names)
-    if overwrite and rule is not None:
-        forget(dataset, rule)
     choice |= {"where": condition, "columns": names, "seed": seed, "by": by}
-    view = chosen(dataset, **choice, world=World())
+    view = chosen(dataset, **choice, world=World(), anew=overwrite)
     words += ["--seed", str(seed)] if seed else []
     words += [] if by is None else ["--by", by]
     record = store_selection(

@@ -51,6 +51,7 @@ from mmstream.converting.rows.records import Row, encodable
 from mmstream.dataset.columns import INDEX_CHECKSUM, read_rows, sidecar_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import index_checksum
+from mmstream.dataset.select import forget_conditions
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.media.fields import json_object
 from mmstream.media.types import kind_of
@@ -393,6 +394,8 @@ def write_sidecars(
         for job, is_written in run_in_processes(_write, jobs, num_workers, command="index"):
             bar.update(int(dataset.counts[job[1]]))
             num_written += is_written
+    if num_written:
+        forget_conditions(dataset)
     return num_written
 
 
@@ -445,11 +448,13 @@ def _old_rows(
 ) -> pa.Table | None:
     """Return the rows of a sidecar that is there. None: there is none, or it must not be used."""
     try:
-        return read_rows(dataset, shard, columns)
+        table = read_rows(dataset, shard, columns)
+        names = [name for name in table.column_names if name in SCHEMA.names]
+        return table.select(names).cast(pa.schema([SCHEMA.field(name) for name in names]))
     except ConfigError:  # a table of another program
-        if dataset.index_store == dataset.store:
+        if dataset.index_store.exists(sidecar_name(dataset.name_of(shard))):
             raise
-    except (FileNotFoundError, ShardError):
+    except (FileNotFoundError, ShardError, pa.ArrowException, ValueError):  # or of other types
         pass
     return None
 

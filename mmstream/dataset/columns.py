@@ -31,6 +31,9 @@ if TYPE_CHECKING:
 MAX_BUFFERED_BYTES = 16 << 20
 """A sidecar up to this size is read with one request."""
 
+MAX_ROWS = 1 << 24
+"""Most samples and rejects of a shard."""
+
 INDEX_CHECKSUM = b"mmstream.index.crc32c"
 """Metadata of a sidecar that was made from a tar: which index the tar had."""
 
@@ -119,6 +122,8 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
                     f"{url}: a table of another program, which stays as it is; write columns "
                     f"elsewhere: {_command(dataset, 'FOLDER')}"
                 )
+            if parquet.metadata.num_rows > MAX_ROWS:
+                raise ShardError(f"more than {MAX_ROWS:,} rows")
             table = parquet.read(columns=wanted, use_threads=False)
             metadata = parquet.metadata.metadata or {}
             _require_own(dataset, shard, table, metadata.get(INDEX_CHECKSUM))
@@ -126,7 +131,7 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
             continue
         except StorageError:
             raise
-        except (pa.ArrowException, OSError, ShardError) as error:
+        except (pa.ArrowException, OSError, ShardError, TypeError, KeyError) as error:
             raise ShardError(
                 f"{url}: damaged or of another shard ({error}); run {_command(dataset)}"
             ) from error
@@ -136,6 +141,7 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
 
 def _require_own(dataset: Any, shard: int, table: pa.Table, checksum: bytes | None) -> None:
     """Raise a ShardError where a sidecar does not fit its shard."""
+    import pyarrow as pa
     import pyarrow.compute as pc
 
     name, count = dataset.name_of(shard), int(dataset.counts[shard])
@@ -143,6 +149,8 @@ def _require_own(dataset: Any, shard: int, table: pa.Table, checksum: bytes | No
         offsets = dataset.shards.offsets(shard)
         if checksum != b"%08x" % index_checksum(name, offsets):
             raise ShardError("it was made of a tar with another index")
+    if not pa.types.is_integer(table["index"].type):
+        raise ShardError(f"its column index is of type {table['index'].type}")
     others = set(pc.unique(table["shard"]).to_pylist()) - {name}
     if others:
         raise ShardError(f"it names {escaped(min(map(str, others)))}")
@@ -251,7 +259,7 @@ def _contents(table: pa.Table, shard: str) -> list[dict[str, Any]]:
     decode = msgspec.json.Decoder(dict[str, str | int | float | bool]).decode
     try:
         return [decode(text) if text else {} for text in table["json"].to_pylist()]
-    except (ValueError, msgspec.MsgspecError) as error:
+    except (ValueError, TypeError, msgspec.MsgspecError) as error:
         raise ShardError(f"{sidecar_name(shard)}: its column json is damaged ({error})") from None
 
 
@@ -288,7 +296,10 @@ def _typed(values: list[Any], name: str) -> pa.Array:
         )
     if any(isinstance(value, float) for value in values):
         values = [value if value is None else float(value) for value in values]
-    return pa.array(values)
+    try:
+        return pa.array(values)
+    except OverflowError as error:
+        raise ShardError(f"{name}: beyond 64 bits ({error}); write the sidecar again") from None
 
 
 _TYPES = {str: "text", int: "a number", float: "a number", bool: "true or false"}

@@ -155,6 +155,8 @@ class Condition:
             is_column = isinstance(leaf, _Column)
             values[node.id] = _column(columns[leaf.name]) if is_column else _constant(leaf)
         truth = _truth(self._tree, values)
+        if isinstance(truth, pa.Scalar):  # a clause such as 1 = 1
+            return pa.repeat(truth, len(next(iter(columns.values()))))
         return truth.combine_chunks() if isinstance(truth, pa.ChunkedArray) else truth
 
 
@@ -307,7 +309,7 @@ def _compared(node: ast.Compare, values: Mapping[str, Any]) -> Any:
         truth = pc.is_null(first[1])
     elif isinstance(sign, ast.In | ast.NotIn):
         listed = [(others[0][0], value) for value in others[0][1]]
-        truth = reduce(pc.or_kleene, [_pair_compared(ast.Eq(), first, value) for value in listed])
+        truth = reduce(pc.or_kleene, (_pair_compared(ast.Eq(), first, value) for value in listed))
     else:
         return reduce(pc.and_kleene, map(_pair_compared, node.ops, (first, *others), others))
     return pc.invert(truth) if isinstance(sign, ast.IsNot | ast.NotIn) else truth

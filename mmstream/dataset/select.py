@@ -16,12 +16,12 @@ A set of 10^9 samples in 100,000 shards has 126 MB.
 from __future__ import annotations
 
 import hashlib
-import inspect
 import logging
 import re
 import shlex
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict, dataclass, replace
 from functools import partial, reduce
 from pathlib import Path
@@ -107,7 +107,7 @@ class Rule(NamedTuple):
 
 
 def rule_of(condition: str | Function, columns: Sequence[str] | None = None) -> Rule:
-    """Return the rule of a condition. A function is named by its module, name and source.
+    """Return the rule of a condition or function.
 
     Raises:
         ConfigError: The text is no condition, or a function comes without columns.
@@ -127,19 +127,12 @@ def rule_of(condition: str | Function, columns: Sequence[str] | None = None) -> 
     if not columns:
         raise ConfigError('where: name the columns that the function gets, columns=["width"]')
     name = f"{condition.__module__}:{getattr(condition, '__qualname__', type(condition).__name__)}"
-    try:
-        source = inspect.getsource(condition)
-        source += repr(inspect.getclosurevars(condition).nonlocals)
-    except (OSError, TypeError):  # typed at a prompt, or an object that is called
-        source = repr(condition)
-    content = f"{name}\0{source}\0{tuple(columns)}".encode("utf-8", "replace")
-    digest = hashlib.sha256(content).hexdigest()
     return Rule(
-        f"{name} {digest[:32]}",
+        name,
         (name,),
         tuple(columns),
         lambda table: [_called(condition, name, table)],
-        ("--where", name, "--columns", ",".join(columns)),
+        ("--where", name, "--columns", ",".join(columns), "--name", "NAME"),
     )
 
 
@@ -148,15 +141,16 @@ def _called(function: Function, name: str, columns: Mapping[str, Any]) -> Any:
     import pyarrow as pa
 
     table = pa.table(dict(columns))
-    values = function(table)
-    if isinstance(values, pa.ChunkedArray):
-        values = values.combine_chunks()
-    elif not isinstance(values, pa.Array):
-        values = pa.array(values)
-    if not pa.types.is_boolean(values.type) or len(values) != table.num_rows:
+    returned = function(table)
+    values = returned.combine_chunks() if isinstance(returned, pa.ChunkedArray) else returned
+    with suppress(TypeError, ValueError, pa.ArrowException):
+        values = values if isinstance(values, pa.Array) else pa.array(values)
+    is_array = isinstance(values, pa.Array) and pa.types.is_boolean(values.type)
+    if not is_array or len(values) != table.num_rows:
+        got = f"{len(values):,} of {values.type}" if isinstance(values, pa.Array) else repr(values)
         raise ConfigError(
-            f"where {escaped(name)}: returned {len(values):,} values of type {values.type} for "
-            f"{table.num_rows:,} rows: return true or false for each row"
+            f"where {escaped(name)}: returned {escaped(got)} for {table.num_rows:,} rows: return "
+            "true or false for each row"
         )
     return values
 
@@ -170,21 +164,26 @@ def where(
     progress: bool,
 ) -> Any:
     """Return a view of the samples that fulfil a condition. See `Dataset.where`."""
-    rule = rule_of(condition, columns)
-    store = dataset.index_store
-    pointer = _where_name(dataset, rule.text)
-    try:
-        selection = _opened(dataset, _read(store, pointer), store.url_of(pointer))
-    except FileNotFoundError:
-        if (num_ranks := resolve_world(world).world_size) > 1:
-            command = shlex.join(["mmstream", "select", store.url, *rule.options])
-            raise ConfigError(
-                f"where {escaped(rule.text)}: {num_ranks} ranks would each read the columns of all "
-                f"shards: run `{escaped(command, limit=None)}` once, before them; a process that "
-                "chooses for itself passes world=mm.World()"
-            ) from None
-        return dataset.with_selection(evaluated(dataset, rule, progress=progress)[0])
-    return _within(dataset, selection, f"where {escaped(rule.text)}")
+    rule, store = rule_of(condition, columns), dataset.index_store
+    if isinstance(condition, str):  # what a function returns may change with what it uses
+        pointer = _where_name(dataset, rule.text)
+        with suppress(FileNotFoundError):
+            selection = _opened(dataset, _read(store, pointer), store.url_of(pointer))
+            return _within(dataset, selection, f"where {escaped(rule.text)}")
+    _refuse_ranks(f"where {escaped(rule.text)}", store, rule.options, world)
+    return dataset.with_selection(evaluated(dataset, rule, progress=progress)[0])
+
+
+def _refuse_ranks(what: str, store: Store, options: Sequence[str], world: World | None) -> None:
+    """Raise a ConfigError where several ranks would each read the columns of all shards."""
+    if (num_ranks := resolve_world(world).world_size) > 1:
+        command = shlex.join(["mmstream", "select", store.url, *options])
+        then = ', and use dataset.select("NAME")' * ("--name" in options)
+        raise ConfigError(
+            f"{what}: {num_ranks} ranks would each read the columns of all shards: run "
+            f"`{escaped(command, limit=None)}` once before them{then}; a process that chooses for "
+            "itself passes world=mm.World()"
+        )
 
 
 def evaluated(dataset: Any, rule: Rule, *, progress: bool) -> tuple[Selection, Explanation]:
@@ -327,10 +326,10 @@ def having_keys(
         ConfigError: Some lines are of no sample, or there is no line.
     """
     try:
-        lines = Path(keys_file).read_text("utf-8").splitlines()
+        lines = Path(keys_file).read_bytes().decode("utf-8-sig").split("\n")
     except UnicodeDecodeError as error:
         raise ConfigError(f"{escaped(keys_file)}: is not UTF-8 ({error}): one key a line") from None
-    wanted = frozenset(line for line in lines if line)
+    wanted = frozenset(line.removesuffix("\r") for line in lines) - {""}  # U+2028 is of a key
     unknown = set(wanted)
 
     def look_up(shard: int) -> tuple[Mask, set[str]]:
@@ -341,7 +340,7 @@ def having_keys(
             if column == "id":
                 raise
             values = [None]
-        if column == "key" and None in values:
+        if column == "key" and not all(values):  # a damaged sample has none in the sidecar
             values = read_keys(dataset.shards, [(shard, index) for index in range(len(mask))])
         mask &= np.array([value in wanted for value in values], dtype=np.bool_)
         return mask, {values[index] for index in np.flatnonzero(mask)}
@@ -375,6 +374,7 @@ def chosen(
     seed: int = 0,
     by: str | None = None,
     world: World | None = None,
+    anew: bool = False,
 ) -> Any:
     """Return the view that the options of a command choose, one after the other in this order.
 
@@ -388,19 +388,26 @@ def chosen(
             f"{names[0]}={given.get(names[0], limit)!r}: a mixture has a choice for each source; "
             'make it in Python, mm.Mixture({"a": (dataset.where(...), 1), ...})'
         )
+
+    def left(name: str, view: Any) -> Any:
+        if not len(view):
+            raise ConfigError(f"{name}={given.get(name, limit)!r}: leaves no sample")
+        return view
+
     if select is not None:
-        data = data.select(select)
+        data = left("select", data.select(select))
     if keys_file is not None:
-        data, _ = having_keys(data, keys_file)
-    if where is not None:
+        options = ("--keys-file", keys_file, "--name", "NAME")
+        _refuse_ranks(f"keys_file={keys_file!r}", data.index_store, options, world)
+        data = left("keys_file", having_keys(data, keys_file)[0])
+    if where is not None and anew:  # whatever is stored
+        rule = rule_of(where, columns)
+        data = data.with_selection(evaluated(data, rule, progress=True)[0])
+    elif where is not None:
         data = data.where(where, columns=columns, world=world)
     if sample is not None:
-        data = data.sample(sample, seed, by=by)
-    if limit is not None:
-        data = data[:limit]
-    if names and not len(data):
-        raise ConfigError(f"{names[-1]}={given.get(names[-1], limit)!r}: leaves no sample")
-    return data
+        data = left("sample", data.sample(sample, seed, by=by))
+    return data if limit is None else left("limit", data[:limit])
 
 
 # -- stored selections -----------------------------------------------------------------------------
@@ -434,7 +441,7 @@ class Record:
 
 def select(dataset: Any, name: str) -> Any:
     """Return a view of the samples that are stored under a name. See `Dataset.select`."""
-    _require_name(name)
+    require_name(name)
     store, pointer = dataset.index_store, f"{PREFIX}name.{name}.json"
     url = store.url_of(pointer)
     try:
@@ -445,11 +452,6 @@ def select(dataset: Any, name: str) -> Any:
             f"{url}: no such selection; `{command} --where CONDITION` writes it"
         ) from None
     return _within(dataset, _opened(dataset, record, url), f"select {escaped(name)}")
-
-
-def forget(dataset: Any, rule: Rule) -> None:
-    """Let the next `where` with a rule choose anew. The set itself stays."""
-    dataset.index_store.remove(_where_name(dataset, rule.text))
 
 
 def store_selection(
@@ -482,7 +484,7 @@ def store_selection(
     pointers = [] if rule is None else [_where_name(dataset, rule.text)]
     with write_lock(store, "select"):
         if name is not None:
-            _require_name(name)
+            require_name(name)
             pointers.append(f"{PREFIX}name.{name}.json")
             if not overwrite and store.exists(pointers[-1]):
                 _require_same(_read(store, pointers[-1]), record, name)
@@ -504,8 +506,16 @@ def _require_same(taken: Record, record: Record, name: str) -> None:
         )
 
 
-def _require_name(name: str) -> None:
-    if name_fault(name) or "/" in name or len(name) > 100:
+def forget_conditions(dataset: Any) -> None:
+    """Remove what was stored for conditions, because columns have changed. Named ones stay."""
+    for name in dataset.index_store.list():
+        if name.startswith(f"{PREFIX}where."):
+            dataset.index_store.remove(name)
+
+
+def require_name(name: str) -> None:
+    """Raise a ConfigError where a name cannot stand in that of a file."""
+    if name_fault(name) or "/" in name or len(name.encode()) > 100:
         raise ConfigError(f"name {escaped(repr(name))}: cannot stand in the name of a file")
 
 

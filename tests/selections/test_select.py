@@ -133,7 +133,12 @@ def test_a_function_chooses_by_a_table_of_columns(written: str) -> None:
     assert numbers(where(dataset, is_even, columns=["score"])) == list(range(0, 60, 2))
     by_arrow = where(dataset, lambda table: pc.equal(table["lang"], "zh"), columns=["lang"])
     assert numbers(by_arrow) == list(range(0, 60, 3))
-    for result, said in ((lambda t: t["score"], "double"), (lambda _: [True], "1 values of type")):
+    wrong = {
+        "of double": lambda table: table["score"],
+        "returned 1 of bool": lambda _: [True],
+        "returned None": lambda _: None,
+    }
+    for said, result in wrong.items():
         with pytest.raises(mm.ConfigError, match=f"{said}.*return true or false for each row"):
             where(dataset, result, columns=["score"])
     with pytest.raises(mm.ConfigError, match="name the columns"):
@@ -159,15 +164,6 @@ def test_samples_of_one_value_lie_on_one_side_of_a_split(tmp_path: Path) -> None
         dataset.sample(0.5, by="speakr")
 
 
-def test_functions_of_other_values_have_other_names() -> None:
-    def above(least: float) -> Callable[[pa.Table], Any]:
-        return lambda table: pc.greater(table["score"], least)
-
-    texts = [module.rule_of(above(least), ["score"]).text for least in (1, 2, 1)]
-    assert texts[0] == texts[2] != texts[1]
-    assert module.rule_of(above(1), ["score", "lang"]).text != texts[0]
-
-
 # -- stored ----------------------------------------------------------------------------------------
 
 
@@ -178,19 +174,23 @@ def test_several_ranks_need_a_stored_selection_and_are_told_the_command(
     monkeypatch.setenv("WORLD_SIZE", "2")
     dataset = mm.open_dataset(corpus)
     assert numbers(where(dataset, ZH, world=mm.World())) == CHOSEN
-    for condition, settings in ((ZH, {}), (of_parity, {"columns": ["score"]})):
-        with pytest.raises(mm.ConfigError, match="2 ranks would each read") as refused:
-            where(dataset, condition, **settings)
-        command = re.findall("`(.*)`", str(refused.value))[0]
-        code, out, err = mmstream(*shlex.split(command)[1:])
-        assert code == 0, out + err
-        monkeypatch.setattr(module, "read_columns", None)  # nothing reads them again
-        view = where(dataset, condition, **settings)
-        monkeypatch.undo()
-        monkeypatch.setenv("RANK", "1")
-        monkeypatch.setenv("WORLD_SIZE", "2")
-        assert numbers(view) == numbers(where(dataset, condition, world=mm.World(), **settings))
-        assert out.startswith(f"{len(view)} of 60 samples chosen")
+    with pytest.raises(mm.ConfigError, match="2 ranks would each read") as refused:
+        where(dataset, ZH)
+    _run(mmstream, str(refused.value), len(CHOSEN))
+    with monkeypatch.context() as patch:
+        patch.setattr(module, "read_columns", None)  # nothing reads them again
+        assert numbers(where(dataset, ZH)) == CHOSEN
+    with pytest.raises(mm.ConfigError, match=r'use dataset\.select\("NAME"\)') as refused:
+        where(dataset, of_parity, columns=["score"])
+    _run(mmstream, str(refused.value), 30)
+    assert numbers(dataset.select("NAME")) == list(range(1, 60, 2))
+
+
+def _run(mmstream: Command, message: str, num_chosen: int) -> None:
+    """Run the command that a message names."""
+    code, out, err = mmstream(*shlex.split(re.findall("`(.*)`", message)[0])[1:])
+    assert code == 0, out + err
+    assert out.startswith(f"{num_chosen} of 60 samples chosen")
 
 
 def of_parity(table: pa.Table) -> list[bool]:
@@ -209,6 +209,17 @@ def test_a_condition_in_other_words_finds_what_is_stored(
         where(dataset[:9], ZH)
     with pytest.raises(TypeError):
         where(dataset, "lang = 'zh' and score > 3")
+
+
+def test_columns_that_are_written_again_end_what_was_stored_for_conditions(
+    corpus: str, mmstream: Command
+) -> None:
+    assert mmstream("select", corpus, "--where", ZH, "--name", "zh")[0] == 0
+    assert len(stored_files(corpus, "where.")) == 1
+    assert mmstream("index", corpus, "--columns", "--overwrite")[0] == 0
+    assert stored_files(corpus, "where.") == []
+    assert numbers(mm.open_dataset(corpus).select("zh")) == CHOSEN
+    assert numbers(where(mm.open_dataset(corpus), ZH)) == CHOSEN
 
 
 def test_a_stored_selection_is_mapped_and_not_sent_to_workers(
@@ -549,3 +560,25 @@ def test_the_bits_of_no_sample_are_found_for_any_counts() -> None:
             bits = whole.bits.copy()
             bits[place // 8] |= 128 >> place % 8
             assert not Selection(array, bits).is_whole
+
+
+def test_a_condition_alone_imports_nothing(
+    corpus: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mmstream: Command
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "of_a_stranger.py").write_text("open('ran', 'w')")
+    assert mmstream("select", corpus, "--where", "of_a_stranger:f")[0] != 0
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_clause_may_name_no_column(corpus: str) -> None:
+    dataset = mm.open_dataset(corpus)
+    assert len(dataset.where("1 = 1 and score > 2")) == len(dataset.where("score > 2"))
+
+
+def test_overwriting_takes_no_stored_condition_away(corpus: str, mmstream: Command) -> None:
+    assert mmstream("select", corpus, "--where", ZH)[0] == 0
+    assert mmstream("select", corpus, "--where", ZH, "--name", "a/b", "--overwrite")[0] != 0
+    rest = ("--limit", "3", "--name", "few", "--overwrite")
+    assert mmstream("select", corpus, "--where", ZH, *rest)[0] == 0
+    assert len(mm.open_dataset(corpus).where(ZH, world=mm.World(0, 2))) == len(CHOSEN)

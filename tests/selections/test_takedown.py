@@ -276,3 +276,16 @@ def test_tars_of_several_folders_do_not_show_what_one_of_them_took_down(tmp_path
     take_down(mm.open_dataset(folders[0]), [(0, 1)], "request")
     with pytest.raises(mm.ConfigError, match="samples were taken down in"):
         mm.open_dataset(tars)
+
+
+def test_a_line_of_keys_ends_only_at_a_line_feed(tmp_path: Path) -> None:
+    from mmstream.dataset.select import having_keys
+
+    mm.convert([{"text": "a"}, {"text": "b"}], str(tmp_path / "out"), progress=False)
+    dataset = mm.open_dataset(tmp_path / "out")
+    first, second = (sample["__key__"] for sample in dataset)
+    file = tmp_path / "keys.txt"
+    file.write_bytes(f"\ufeff{first}\r\n{second}\u2028{second}\n".encode())
+    view, unknown = having_keys(dataset, str(file), allow_unknown=True, progress=False)
+    assert [sample["__key__"] for sample in view] == [first]
+    assert unknown == {f"{second}\u2028{second}"}
