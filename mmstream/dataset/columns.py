@@ -71,6 +71,7 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
 
     Raises:
         FileNotFoundError: There is none.
+        ShardError: It has too many rows.
         StorageError: The storage failed after retries.
         pyarrow.ArrowException, OSError: It is damaged.
     """
@@ -80,8 +81,12 @@ def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
     name = sidecar_name(shard)
     stat = store.stat(name)
     if stat.size <= MAX_BUFFERED_BYTES:
-        return pq.ParquetFile(pa.BufferReader(store.read(name)))
-    return pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
+        parquet = pq.ParquetFile(pa.BufferReader(store.read(name)))
+    else:
+        parquet = pq.ParquetFile(pa.PythonFile(ObjectFile(store, name, stat), mode="r"))
+    if parquet.metadata.num_rows > MAX_ROWS:
+        raise ShardError(f"{store.url_of(name)}: more than {MAX_ROWS:,} rows")
+    return parquet
 
 
 def read_sidecar(dataset: Any, shard: int, columns: Iterable[str] | None = None) -> pa.Table:
@@ -122,8 +127,6 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
                     f"{url}: a table of another program, which stays as it is; write columns "
                     f"elsewhere: {_command(dataset, 'FOLDER')}"
                 )
-            if parquet.metadata.num_rows > MAX_ROWS:
-                raise ShardError(f"more than {MAX_ROWS:,} rows")
             table = parquet.read(columns=wanted, use_threads=False)
             metadata = parquet.metadata.metadata or {}
             _require_own(dataset, shard, table, metadata.get(INDEX_CHECKSUM))
