@@ -210,8 +210,8 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     if "reshuffle" in names:  # the version says only that
         names.remove("version")
     differences = {
-        name: f"{escaped(name)} was {_shown(saved_binding.get(name, _IF_ABSENT.get(name)))} "
-        f"and is {_shown(present_binding.get(name, _IF_ABSENT.get(name)))}"
+        name: f"{escaped(name)} was {_shown_of(saved_binding, name)} and is "
+        f"{_shown_of(present_binding, name)}"
         for name in names
     }
     if differences:
@@ -299,6 +299,17 @@ def _require_content(saved: Mapping[str, Any]) -> None:
                 f"the state has no {missing[0]!r}, so it does not tell which shards it is of: an "
                 "early version of mmstream saved it; start anew"
             )
+
+
+def _shown_of(binding: Mapping[str, Any], name: str) -> str:
+    """Return the value of a key, for a message."""
+    value = binding.get(name, _IF_ABSENT.get(name))
+    if name.rpartition(" ")[2] != "selection":
+        return _shown(value)
+    try:
+        return f"{value['num_samples']:,} samples ({escaped(value['digest'], 8)})"
+    except (KeyError, TypeError, ValueError):
+        return "all samples" if value is None else _shown(value)
 
 
 def _shown(value: Any) -> str:

@@ -125,7 +125,9 @@ def select(
     if not words or not (name or is_alone):
         raise click.UsageError("give --where, or --name and other options that choose samples")
     condition: Any = where
-    if columns and where is not None and re.fullmatch(r"[\w.]+:[\w.]+", where):
+    if where is not None and re.fullmatch(r"[\w.]+:[\w.]+", where):
+        if columns is None or name is None:
+            raise click.UsageError("--where MODULE:FUNCTION: give --columns and --name too")
         condition = load_function(where)
     names = None if columns is None else columns.split(",")
     rule = None if where is None else rule_of(condition, names)

@@ -310,14 +310,14 @@ _TYPES = {str: "text", int: "a number", float: "a number", bool: "true or false"
 
 def _require_known(dataset: Any, name: str) -> None:
     """Raise a ConfigError for a name that no column has, as far as some shards tell."""
-    names = column_names(dataset)
+    names = sorted(column_names(dataset), key=lambda known: not known.startswith("json."))
     if f"json.{name}" not in names:
         short_names = {known.removeprefix("json."): known for known in reversed(names)}
         nearest = [short_names[match] for match in get_close_matches(name, short_names)]
         raise ConfigError(
             f"{escaped(name)}: no such column; {'the nearest is' if nearest else 'there are'} "
-            f"{escaped(', '.join(nearest or names))}. If only some shards have samples with this "
-            f"key, name it json.{escaped(name)}"
+            f"{escaped(', '.join(nearest or names))}. A text stands in quotes. If only some shards "
+            f"have samples with this key, name it json.{escaped(name)}"
         )
 
 

@@ -32,7 +32,7 @@ MAX_DEPTH = 40
 MAX_DIGITS = 40
 """Longest number, in characters."""
 
-_HELP = "write it as \"width >= 200 and lang in ('en', 'zh')\""
+_HELP = "write it as \"width >= 200 and lang in ('en', 'zh')\" (docs/selections.md)"
 _SPACE = r"[ \t\r\n]*"
 _TEXT = r"""(?:'(?:[^'\x00-\x1f\x7f-\x9f\ud800-\udfff]|'')*'"""
 _TEXT += r"""|"(?:[^"\x00-\x1f\x7f-\x9f\ud800-\udfff]|"")*")"""

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import replace
 from functools import cached_property
@@ -154,6 +155,19 @@ class Dataset(Sequence[Sample]):
         (ref,) = self.refs(np.array([number]))
         return SampleDict(self.read(*ref))
 
+    def __iter__(self) -> Iterator[Sample]:
+        """Yield the samples in their order, without those that were taken down."""
+        for position in range(len(self)):
+            with suppress(TakenDownError):
+                yield self[position]
+
+    @property
+    def num_left_out(self) -> tuple[int, int]:
+        """Samples of this dataset or view that no epoch has: bad ones, and those taken down."""
+        corpus = self.corpus
+        num_bad = len(corpus.before_takedowns.chosen.bad)
+        return num_bad, len(corpus.chosen.bad) - num_bad
+
     def refs(self, positions: IntArray) -> list[SampleRef]:
         """Return (shard, index) of the samples at positions, int64 [n], of this dataset or view."""
         refs = refs_at(self._ends, positions)
@@ -204,9 +218,9 @@ class Dataset(Sequence[Sample]):
 
     def __repr__(self) -> str:
         size = f"{self.num_bytes / 1e6:,.1f} MB"
-        num_bad = len(self.corpus.before_takedowns.bad)
+        num_bad, num_removed = self.num_left_out
         bad = f", {num_bad:,} known to be bad" if num_bad else ""
-        bad += f", {len(self.removed):,} taken down" if self.removed else ""
+        bad += f", {num_removed:,} taken down" if num_removed else ""
         samples = f"{count_text(len(self), 'sample')}{bad}"
         if self.selection is not None:
             samples = f"{len(self):,} chosen of {count_text(int(self.counts.sum()), 'sample')}{bad}"

@@ -196,9 +196,11 @@ def evaluated(dataset: Any, rule: Rule, *, progress: bool) -> tuple[Selection, E
     together = explanation.together
     if not together.num_passed:
         left = "; ".join(f"{row.text} leaves {row.num_passed:,}" for row in explanation.clauses)
+        is_unknown = together.num_null == len(dataset)
+        cure = "no sample has these values" if is_unknown else "choose less strictly"
         raise ConfigError(
             f"where {escaped(rule.text)}: none of {count_text(len(dataset), 'sample')} is chosen, "
-            f"and {together.num_null:,} are NULL: {escaped(left)}; choose less strictly"
+            f"and {together.num_null:,} are NULL: {escaped(left)}; {cure}"
         )
     if together.num_null:
         logger.warning(
@@ -351,7 +353,9 @@ def having_keys(
             yield mask
 
     selection = Selection.of_shards(masks(), dataset.counts)
-    if (unknown and not allow_unknown) or not wanted:
+    if not wanted:
+        raise ConfigError(f"{escaped(keys_file)}: holds no {column}: give one a line")
+    if unknown and not allow_unknown:
         named = ", ".join(escaped(repr(key)) for key in sorted(unknown)[:MAX_NAMED])
         more = ", ..." * (len(unknown) > MAX_NAMED)
         raise ConfigError(
@@ -501,7 +505,7 @@ def _require_same(taken: Record, record: Record, name: str) -> None:
     if taken.digest != record.digest:
         raise ConfigError(
             f"name {escaped(name)}: is taken by {taken.num_chosen:,} of {taken.num_samples:,} "
-            f"samples ({escaped(taken.chosen_by)}), and these are {record.num_chosen:,} of "
+            f"samples ({escaped(taken.chosen_by)}), and these are {record.num_chosen:,} others of "
             f"{record.num_samples:,}: give another name, or overwrite=True"
         )
 

@@ -61,7 +61,9 @@ def dataset_html(dataset: Any) -> str:
         return view_html(dataset)
     manifest, counts = dataset.manifest, dataset.counts
     per_shard = f"{counts.min():,} to {counts.max():,} samples" if counts.size else "none"
-    bad = f", of these {len(dataset.bad):,} known to be bad" if len(dataset.bad) else ""
+    num_bad, num_removed = dataset.num_left_out
+    bad = f", of these {num_bad:,} known to be bad" if num_bad else ""
+    bad += f", {num_removed:,} taken down" if num_removed else ""
     fields = islice(manifest.fields.items(), MAX_FIELDS)
     rows = [
         ("where", dataset.store.url),

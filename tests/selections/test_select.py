@@ -279,7 +279,7 @@ def test_names_that_are_taken_unknown_or_impossible_are_refused(
     half = len(mm.open_dataset(corpus).sample(0.5))
     assert code == 2
     assert f"is taken by 13 of 60 samples (--where {shlex.quote(ZH)})" in err
-    assert f"these are {half} of 60: give another name, or --overwrite" in err
+    assert f"these are {half} others of 60: give another name, or --overwrite" in err
     assert mmstream("select", corpus, "--sample", 0.5, "--name", "zh", "--overwrite")[0] == 0
     dataset = mm.open_dataset(corpus)
     assert len(dataset.select("zh")) == half

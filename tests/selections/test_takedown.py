@@ -69,6 +69,9 @@ def test_a_new_run_never_shows_what_was_taken_down(corpus: str) -> None:
     ):
         dataset[0]
     removed = keys_of(corpus, [*REFS, (2, 1)])
+    assert len({sample["__key__"] for sample in dataset}) == NUM_SAMPLES - len(removed)
+    assert f"{NUM_SAMPLES} samples, {len(removed)} taken down" in repr(dataset)
+    assert "2 chosen of 80 samples, 1 taken down" in repr(dataset[:2])
     run = loader(dataset, drop_last=False)
     for _epoch in range(2):
         keys = valid_keys(run)
