@@ -330,7 +330,7 @@ def _without_unused_choices(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     prefix = f"{DATASET} " if "plan" in identity else ""
     kept = {key: value for key, value in identity.items() if key != f"{prefix}selection"}
-    changed = {**state, "order": {**kept, f"{prefix}bad": None}}
+    changed = {**state, "order": {**kept, "bad": None, f"{prefix}bad": None}}  # of packs, too
     changed.pop(_SEAL, None)
     return changed
 

@@ -10,11 +10,13 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import mmstream as mm
+from mmstream.dataset.removed import take_down
 from mmstream.packing.cost import deal
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import BatchLineage, Job
@@ -275,6 +277,22 @@ def test_an_epoch_is_finished_as_planned_after_shards_were_appended(tmp_path: Pa
         keys = Counter(key for batch in loader for key in batch["__key__"])
     assert max(keys.values()) == 1
     assert len(keys) > 250
+
+
+def test_an_epoch_begins_with_other_settings_after_a_pack_was_taken_down(tmp_path: Path) -> None:
+    folder = write_texts(tmp_path / "corpus", [120, 80])
+    plan = plan_texts(mm.open_dataset(folder))
+    shards, indexes = (column.tolist() for column in plan.units(np.array([1]))[1:3])
+    pack = list(zip(shards, indexes, strict=True))
+    take_down(mm.open_dataset(folder), pack, "request")
+    with closing(mm.Loader(pack_pipeline(folder, rows=8, plan=plan))) as loader:
+        assert len(list(loader)) == len(loader)
+        state = loader.state_dict()
+    changed = pack_pipeline(folder, rows=4, plan=plan, seed=9)
+    with closing(loaded(changed, state, on_change="finish_epoch")) as loader:
+        refs = {ref for batch in loader for ref in batch["__lineage__"].shown}
+    assert refs.isdisjoint(pack)
+    assert len(refs) > 150
 
 
 @pytest.mark.slow
