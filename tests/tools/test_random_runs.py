@@ -11,7 +11,7 @@ import pytest
 
 import mmstream as mm
 from tools.prove.random_runs import trial as random_trial
-from tools.prove.random_runs.oracle import Facts, judge
+from tools.prove.random_runs.oracle import Facts, judge, judge_rest
 from tools.prove.random_runs.rows import Record, Row
 
 NUM_TRIALS = 8
@@ -113,6 +113,21 @@ def test_the_judge_sees_a_sample_that_comes_twice_and_one_that_is_lost(
         judge(replace(facts, chosen=facts.chosen - {good[0].planned[0]}), steps)
     with pytest.raises(AssertionError, match="is on the bad list"):
         judge(replace(facts, listed=frozenset({good[0].planned[0]})), steps)
+
+
+def test_the_judge_sees_a_takedown_that_does_nothing_or_too_much(
+    rows_of_samples: tuple[Facts, Steps],
+) -> None:
+    facts, steps = rows_of_samples
+    judge_rest(facts, steps, steps)
+    one, other_one = (row for row in list(steps[0, 0].values())[:2] if is_good(row))
+    taken = replace(facts, removed=frozenset(one.shown))
+    with pytest.raises(AssertionError, match="shows"):
+        judge_rest(taken, steps, steps)
+    with pytest.raises(AssertionError, match="has changed"):
+        judge_rest(facts, with_row(steps, other, is_good), steps)
+    with pytest.raises(AssertionError, match="plans"):
+        judge_rest(facts, with_row(steps, lambda _: other_one, lambda row: row == one), steps)
 
 
 def test_the_judge_sees_a_lane_that_gives_a_sample_away(tmp_path: Path) -> None:

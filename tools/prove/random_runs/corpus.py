@@ -36,6 +36,7 @@ FAULTS = {
     "no shard": {"ShardError"},
     "refused": {"DecodeError", "SampleError"},
     "filtered": {"SkipSample"},
+    "taken down": {"SkipSample"},
 }
 """Ways to be bad, and the kinds under which mmstream may record each."""
 
@@ -77,6 +78,8 @@ class Corpus:
     names: list[str] = field(default_factory=list)
     samples: dict[Ref, Known] = field(default_factory=dict)
     listed: set[Ref] = field(default_factory=set)
+    removed: set[Ref] = field(default_factory=set)
+    """Those that were taken down."""
     has_wavs: bool = False
     has_checksums: bool = False
     shards: list[ShardInfo] = field(default_factory=list)
@@ -87,8 +90,8 @@ class Corpus:
 
     @property
     def planned(self) -> list[Ref]:
-        """Samples that are not on the bad list, in the order of the shards."""
-        return sorted(self.samples.keys() - self.listed)
+        """Samples that a new epoch may plan, in the order of the shards."""
+        return sorted(self.samples.keys() - self.listed - self.removed)
 
     def show(self, num_shards: int) -> None:
         """Write a manifest of so many shards, as it was before others were appended."""
@@ -165,8 +168,8 @@ def append_shards(
 
 
 def _can_have(corpus: Corpus, fault: str) -> bool:
-    if fault == "no shard":
-        return False  # that is decided for whole shards
+    if fault in ("no shard", "taken down"):
+        return False  # that is decided for whole shards, and between parts of a run
     if fault == "wav":
         return corpus.has_wavs
     return fault != "flipped" or (corpus.has_checksums and not corpus.has_wavs)

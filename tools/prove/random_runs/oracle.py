@@ -49,10 +49,12 @@ class Facts:
     num_packs: int = 0
     measured: Mapping[Ref, int] = field(default_factory=dict)
     """Tokens of samples as the plan believes them to be."""
+    removed: frozenset[Ref] = frozenset()
+    """Those that were taken down, where an earlier plan still has them."""
 
     def fault_of(self, ref: Ref) -> str:
         """Return what is bad about a sample; "" where nothing is that this pipeline looks at."""
-        fault = self.samples[ref].fault
+        fault = "taken down" if ref in self.removed else self.samples[ref].fault
         return fault if fault in self.faults else ""
 
     @property
@@ -91,6 +93,30 @@ def judge(facts: Facts, steps: Steps) -> None:
     for epoch, of_epoch in by_epoch.items():
         _judge_epoch(facts, epoch, of_epoch)
     _judge_shuffle(facts, by_epoch)
+
+
+def judge_rest(facts: Facts, steps: Steps, before: Steps) -> None:
+    """Judge the steps of an earlier plan behind a takedown.
+
+    Args:
+        facts: with all that was taken down, and `drop_last`, because no row becomes padding.
+        steps: these steps.
+        before: what they would have shown.
+
+    Raises:
+        AssertionError: as `judge`.
+    """
+    assert sorted(steps) == sorted(before), f"steps {sorted(steps)}, not {sorted(before)}"
+    for (epoch, step), rows in steps.items():
+        for number, old in before[epoch, step].items():
+            row, where = rows[number], f"epoch {epoch} step {step} row {number}"
+            assert row.planned == old.planned, f"{where}: plans {row.planned}, not {old.planned}"
+            wrong = set(row.shown) - facts.chosen | set(row.shown) & (facts.listed | facts.removed)
+            assert not wrong, f"{where}: shows {wrong}"
+            if not _counted({0: old}) or facts.removed.isdisjoint(old.planned + old.shown):
+                assert row == old, f"{where} has changed:\n  {row}\n  {old}"
+            else:
+                (_judge_pack if facts.max_tokens else _judge_row)(facts, row, where)
 
 
 def _judge_shuffle(facts: Facts, by_epoch: Mapping[int, Sequence[Mapping[int, Row]]]) -> None:
@@ -159,7 +185,8 @@ def _is_poor(facts: Facts, ref: Ref) -> bool:
     """Tell whether so many samples of a source are bad that 16 draws may find no good one."""
     source = facts.source_of[ref[0]]
     refs = [ref for ref in facts.planned if facts.source_of[ref[0]] == source]
-    return sum(not facts.fault_of(ref) for ref in refs) * 2 <= len(refs) or len(refs) < 8
+    num_good, limit = sum(not facts.fault_of(ref) for ref in refs), 0.75 if facts.removed else 0.5
+    return num_good <= limit * len(refs) or len(refs) < 8
 
 
 def _judge_pack(facts: Facts, row: Row, where: str) -> None:

@@ -22,6 +22,7 @@ import numpy as np
 
 import mmstream as mm
 from mmstream.audit.replay import replay
+from mmstream.dataset.removed import take_down
 from mmstream.packing.measure_file import Measure
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.planner import make_plan
@@ -38,7 +39,7 @@ from tools.prove.random_runs.corpus import (
     append_shards,
     write_corpus,
 )
-from tools.prove.random_runs.oracle import Facts, judge
+from tools.prove.random_runs.oracle import Facts, judge, judge_rest
 from tools.prove.random_runs.rows import Row, marked, rows_of
 from tools.prove.random_runs.views import MAX_CHOSEN, Choice, chosen, draw_view, opened
 
@@ -56,7 +57,9 @@ class Trial:
     num_epochs: int = 2
     s3_prefix: str = ""
     choose: random.Random = field(default_factory=random.Random)
-    """Draws all that is about views."""
+    """Draws all that is about views and takedowns."""
+    removed: set[Ref] = field(default_factory=set)
+    """What was taken down, of all sources."""
     words: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
 
@@ -100,6 +103,9 @@ class Data:
         self, settings: Mapping[str, Any], storage_kind: str = "local", **cache: Any
     ) -> mm.Pipeline:
         """Return the pipeline with these settings of the order."""
+        is_clean = not self.understated and all(
+            known.fault in ("", "filtered") for known in self.samples().values()
+        )
         functions = {"before" if self.is_before else "transforms": (marked,)}
         return mm.Pipeline(
             self.open(storage_kind),
@@ -109,7 +115,8 @@ class Data:
                 action=self.action,  # type: ignore[arg-type]
                 max_fraction=1,
                 max_length_error_fraction=1,
-                max_consecutive=0,
+                max_consecutive=int(is_clean),
+                max_samples=0 if is_clean else None,
                 shards=True,
                 quarantine=None,
             ),
@@ -173,11 +180,14 @@ class Data:
         audio = None if self.decode is None else self.decode.audio
         blind = {"utf8"} if text is None else set()
         blind |= {"wav"} if audio is None else set()
-        listed = {
-            (self.first_shard(name) + shard, index)
-            for name, corpus in self.corpora.items()
-            for shard, index in corpus.listed
-        }
+        listed, removed = (
+            frozenset(
+                (self.first_shard(name) + shard, index)
+                for name, corpus in self.corpora.items()
+                for shard, index in getattr(corpus, kind)
+            )
+            for kind in ("listed", "removed")
+        )
         measured = {ref: known.num_tokens for ref, known in samples.items()}
         measured |= {ref: measured[ref] - 3 for ref in self.understated}
         is_packed = isinstance(self.batching, mm.Pack)
@@ -189,7 +199,8 @@ class Data:
                 for name, refs in self.chosen().items()
                 for shard, index in refs
             ),
-            listed=frozenset(listed),
+            listed=listed,
+            removed=removed,
             source_of={n: name.rpartition("/")[0] for n, name in enumerate(names)},
             name_of={n: name.rpartition("/")[2] for n, name in enumerate(names)},
             faults=frozenset(FAULTS.keys() - blind),
@@ -253,32 +264,17 @@ def run_trial(
 def _run(trial: Trial, folder: Path, draw: random.Random, remote: float, workers: float) -> None:
     data = _draw_data(trial, folder, draw)
     settings = _draw_settings(trial, draw, data)
-    present = data.pipeline(settings)
-    if present.order.steps_per_epoch == 0:
+    if data.pipeline(settings).order.steps_per_epoch == 0:
         return
     shard_of = {name: number for number, name in enumerate(data.shard_names())}
-    expected = _read(trial, present, shard_of)
-    if expected is None:
-        return
-    judge(data.facts(trial, present), expected)
-    trial.counts["judged steps"] += len(expected)
-    _check_replay(draw, data, present, expected)
-    _check_views(data)
     plans = [Plan(data, settings, data.chosen(), len(shard_of))]
-    if data.mixture is None and draw.random() < (0.6 if data.views else 0.3):
+    expected = _judged(trial, plans[0], shard_of)
+    if expected and data.mixture is None and draw.random() < (0.6 if data.views else 0.3):
         plans.append(_change(trial, draw, plans[0]))
-        later = plans[1].data
         shard_of |= {name: number for number, name in enumerate(data.shard_names())}
-        pipeline = later.pipeline(plans[1].settings)
-        after = _read(trial, pipeline, shard_of)
-        if after is None:
-            return
-        judge(later.facts(trial, pipeline), after)
-        _check_views(later)
-        changed = {key: rows for key, rows in expected.items() if key[0] == 0}
-        expected = changed | {key: rows for key, rows in after.items() if key[0] > 0}
-        data.corpora[""].show(plans[0].num_shards)
-    _read_in_parts(trial, folder, draw, plans, expected, shard_of, remote, workers)
+        expected = _with_change(trial, plans[0], plans[1], expected, shard_of)
+    if expected:
+        _read_in_parts(trial, folder, draw, plans, expected, shard_of, remote, workers)
 
 
 # -- what is drawn -------------------------------------------------------------------------------
@@ -434,25 +430,43 @@ def _can_change(before: Plan, after: Plan) -> bool:
 # -- reading -------------------------------------------------------------------------------------
 
 
-def _read(trial: Trial, pipeline: mm.Pipeline, shard_of: Mapping[str, int]) -> Steps | None:
-    """Read whole epochs, in this process. None: there is a step without a good sample."""
+def _read(
+    trial: Trial,
+    pipeline: mm.Pipeline,
+    shard_of: Mapping[str, int],
+    state: dict[str, Any] | None = None,
+) -> Steps | None:
+    """Read to the end, in this process. None: there is a step without a good sample."""
     steps: Steps = {}
-    with closing(mm.Loader(pipeline, world=mm.World(0, 1), num_threads=1)) as loader:
+    with closing(
+        mm.Loader(pipeline, world=mm.World(0, 1), num_threads=1, on_change="finish_epoch")
+    ) as loader:
         try:
+            if state is not None:
+                loader.load_state_dict(state)
             while loader.state_dict()["epoch"] < trial.num_epochs:
                 for batch in loader:
                     lineage = batch["__lineage__"]
+                    assert trial.removed.isdisjoint(lineage.shown), "shown, but taken down"
                     steps[lineage.epoch, lineage.step] = rows_of(batch, shard_of.__getitem__)
-        except mm.errors.BadSampleLimitError:
+        except mm.errors.BadSampleLimitError as error:
+            if "no row has a good sample" not in str(error):
+                raise
             trial.counts["no good sample in a step"] += 1
             return None
     return steps
 
 
-def _check_replay(draw: random.Random, data: Data, pipeline: mm.Pipeline, steps: Steps) -> None:
-    """Compare some steps with those that `replay` plans from a state."""
+def _check_replay(
+    draw: random.Random,
+    data: Data,
+    pipeline: mm.Pipeline,
+    steps: Steps,
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Compare some steps with those that `replay` plans from a state; None: from a new one."""
     loader = mm.Loader(pipeline, world=mm.World(0, 1))
-    state = json.loads(json.dumps(loader.state_dict()))
+    state = state or json.loads(json.dumps(loader.state_dict()))
     plan = getattr(pipeline.order, "plan", None)
     order, *_ = order_of_state(state, pipeline.dataset, plan)
     samples, names = data.samples(), data.shard_names()
@@ -501,6 +515,95 @@ def _check_refusal(trial: Trial, before: Plan, present: Plan, state: dict[str, A
     trial.counts["refused selections"] += 1
 
 
+def _judged(
+    trial: Trial,
+    plan: Plan,
+    shard_of: Mapping[str, int],
+    state: dict[str, Any] | None = None,
+    before: Steps | None = None,
+) -> Steps | None:
+    """Read to the end and judge it. `before`: as that of `judge_rest`. None: as of `_read`."""
+    pipeline, before = plan.data.pipeline(plan.settings), before or {}
+    steps = _read(trial, pipeline, shard_of, state)
+    if steps is None:
+        return None
+    facts = plan.data.facts(trial, pipeline)
+    rest = {key: rows for key, rows in steps.items() if key in before}
+    judge_rest(replace(facts, drop_last=True), rest, before)
+    _check_replay(trial.choose, plan.data, pipeline, rest, state if rest else None)
+    new = {key: rows for key, rows in steps.items() if key not in before}
+    num_epochs, listed = len({epoch for epoch, _ in new}), facts.listed | facts.removed
+    judge(replace(facts, listed=listed, removed=frozenset(), num_epochs=num_epochs), new)
+    _check_replay(trial.choose, plan.data, pipeline, new)
+    _check_views(plan.data)
+    trial.counts["judged steps"] += len(steps)
+    return steps
+
+
+def _with_change(
+    trial: Trial, present: Plan, later: Plan, steps: Steps, shard_of: Mapping[str, int]
+) -> Steps | None:
+    """Return the steps of epoch 0, and then those of the later plan. None: as of `_read`."""
+    later.data.corpora[""].show(later.num_shards)
+    after = _judged(trial, later, shard_of)
+    later.data.corpora[""].show(present.num_shards)
+    return after and {
+        **{key: rows for key, rows in steps.items() if key[0] == 0},
+        **{key: rows for key, rows in after.items() if key[0] > 0},
+    }
+
+
+def _take_down(
+    trial: Trial, present: Plan, expected: Steps, keys: Sequence[tuple[int, int]]
+) -> None:
+    """Take some samples down, so that each epoch still has a step. `keys`: of steps to come."""
+    draw, data = trial.choose, present.data
+    ahead = [row for key in keys for row in expected[key].values()]
+    refs = draw.choice(
+        [
+            set(data.samples()),
+            {ref for row in ahead for ref in row.planned},
+            {record.substitute for row in ahead for record in row.records if record.substitute},
+        ]
+    )
+    pool = sorted(ref for ref in refs if ref[0] < present.num_shards)
+    room = [
+        sum(len(rows) for key, rows in expected.items() if key[0] == epoch and key[1])
+        for epoch in range(trial.num_epochs)
+    ]
+    most = len(pool) if data.mixture else max(0, min(*room, len(pool)) - len(trial.removed))
+    refs = set(draw.sample(pool, min(most, 1 + int(len(pool) * draw.choice([0, 0, 0.1, 0.25])))))
+    trial.say("taken down before", keys[0], sorted(refs))
+    trial.removed |= refs
+    trial.counts["takedowns"] += bool(refs)
+    for name, corpus in data.corpora.items():
+        first = data.first_shard(name)
+        own = {(s - first, i) for s, i in refs if 0 <= s - first < len(corpus.names)}
+        num_taken = take_down(
+            opened(corpus.open(), data.views.get(name, ())), sorted(own), "a request"
+        )
+        assert num_taken == len(own - corpus.removed), f"{num_taken} were taken down of {own}"
+        corpus.removed |= own
+        corpus.s3_url = ""
+
+
+def _read_on(
+    trial: Trial,
+    present: Plan,
+    later: Plan,
+    state: dict[str, Any] | None,
+    expected: Steps,
+    keys: Sequence[tuple[int, int]],
+    shard_of: Mapping[str, int],
+) -> Steps | None:
+    """Return what is to come after a takedown, judged. None: as of `_read`."""
+    kept = [k for k in keys if present.data.mixture or (keys[0][1] and k[0] == keys[0][0])]
+    steps = _judged(trial, present, shard_of, state, {key: expected[key] for key in kept})
+    if steps and later is not present:
+        return _with_change(trial, present, later, steps, shard_of)
+    return steps
+
+
 @dataclass(frozen=True)
 class _Part:
     """A part of a run: who reads, for how many steps, and how it ends."""
@@ -541,6 +644,13 @@ def _read_in_parts(
             present = later
             present.data.corpora[""].show(later.num_shards)
             trial.counts["changes in mid-epoch"] += epoch == 0
+        while trial.choose.random() < 0.4 and trial.counts["takedowns"] < 3:
+            _take_down(trial, present, expected, keys[position:])
+            after = _read_on(trial, present, later, state, expected, keys[position:], shard_of)
+            if after is None:
+                return
+            expected = {key: expected[key] for key in keys[:position]} | after
+            keys = sorted(expected)
         last = len(keys) if present is later else sum(key[0] == 0 for key in keys)
         ahead = [expected[key] for key in keys[position:]]
         part = _draw_part(
@@ -693,7 +803,7 @@ def _steps_of_rank(
         loader.load_state_dict(here)
     stream = _batches(trial, loader, part)
     for batch in stream if part.num_steps else ():
-        _note(draw, batch, steps, shard_of, loader)
+        _note(trial, draw, batch, steps, shard_of, loader)
         if len(steps) == part.num_steps:
             break
     if part.end == "kill" and part.num_workers and loader._makers.workers is not None:
@@ -703,7 +813,7 @@ def _steps_of_rank(
         try:
             # Batches that were finished before may still come; they count then.
             for batch in stream:
-                _note(draw, batch, steps, shard_of, loader)
+                _note(trial, draw, batch, steps, shard_of, loader)
                 break
         except mm.MMStreamError:
             pass
@@ -732,6 +842,7 @@ def _batches(trial: Trial, loader: mm.Loader, part: _Part) -> Iterator[Batch]:
 
 
 def _note(
+    trial: Trial,
     draw: random.Random,
     batch: Batch,
     steps: Steps,
@@ -739,6 +850,7 @@ def _note(
     loader: mm.Loader,
 ) -> None:
     lineage = batch["__lineage__"]
+    assert trial.removed.isdisjoint(lineage.shown), "shown, but taken down"
     rows = rows_of(batch, shard_of.__getitem__)
     steps[lineage.epoch, lineage.step] = rows
     state = loader.state_dict()
