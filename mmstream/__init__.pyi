@@ -47,9 +47,9 @@ from mmstream.order import Order as Order
 from mmstream.packing.cost import Cost as Cost
 from mmstream.packing.settings import PackLimits as PackLimits
 from mmstream.pipeline import Pipeline as Pipeline
+from mmstream.ranks import World as World
 from mmstream.tar.lazy_bytes import LazyBytes as LazyBytes
 from mmstream.train.inputs import model_inputs as model_inputs
-from mmstream.world import World as World
 
 __version__: str
 __all__: list[str]

@@ -44,6 +44,7 @@ from mmstream.order import AnyOrder
 from mmstream.order.settings import reshuffle_of
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
+from mmstream.ranks import World, resolve_world, rows_of_rank
 from mmstream.reading.large_samples import HUGE_SAMPLE_BYTES, LargeFiles
 from mmstream.reading.messages import StepConnection
 from mmstream.reading.process import needs_reader_process
@@ -58,7 +59,6 @@ from mmstream.settings import (
     refuse_broken,
 )
 from mmstream.types import Batch, Sample
-from mmstream.world import World, resolve_world, rows_of_rank
 
 if TYPE_CHECKING:
     from mmstream.decoding.audio.decoder import AudioDecoder

@@ -20,14 +20,14 @@ import torch
 import torch.distributed as dist
 
 import mmstream as mm
-from mmstream import world as world_module
+from mmstream import ranks as world_module
 from mmstream.dataset.bad_list import write_bad
 from mmstream.decoding.bad_samples import BadSamplePolicy
 from mmstream.decoding.image.tiles import InternVLTiles
 from mmstream.loader import settings as loader_settings
 from mmstream.loader.settings import described, rank_settings
+from mmstream.ranks import check_consistency
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.world import check_consistency
 from tests.helpers.corpora import write_corpus
 from tests.helpers.gloo_ranks import join_group, run_ranks
 from tests.helpers.states import edited
@@ -216,12 +216,12 @@ class Noted(logging.Handler):
 
 def outcome_of(loader: mm.Loader | None) -> Outcome:
     noted = Noted()
-    logging.getLogger("mmstream.world").addHandler(noted)
+    logging.getLogger("mmstream.ranks").addHandler(noted)
     try:
         text = "not begun" if loader is None else str(len(next(iter(loader))["__key__"]))
     except mm.MMStreamError as error:
         text = f"{type(error).__name__}: {error}"
-    logging.getLogger("mmstream.world").removeHandler(noted)
+    logging.getLogger("mmstream.ranks").removeHandler(noted)
     return Outcome(text, noted.messages)
 
 

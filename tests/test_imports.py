@@ -19,7 +19,7 @@ import pytest
 from tests.helpers.paths import DOCS, ROOT
 
 FLOORS = [
-    {"errors", "types", "settings", "world", "progress", "processes"},
+    {"errors", "types", "settings", "ranks", "progress", "processes"},
     {"storage", "tar", "media", "order"},
     {"display"},  # shows the classes of the floors above by their attributes
     {"dataset"},

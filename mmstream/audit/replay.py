@@ -79,7 +79,7 @@ def replay(
         order: the order of the run, see `state.order_of_state`.
         epoch: any epoch, past or future.
         steps: steps of that epoch.
-        rows: [start, stop), the rows of a rank (`world.rows_of_rank`). None: all rows.
+        rows: [start, stop), the rows of a rank (`ranks.rows_of_rank`). None: all rows.
         keys: whether to read the first tar header of each sample for its key.
 
     Raises:

@@ -64,10 +64,10 @@ from mmstream.packing.plan import (
 from mmstream.packing.plan_report import left_out_of
 from mmstream.packing.settings import PackLimits
 from mmstream.progress import Progress
+from mmstream.ranks import resolve_world
 from mmstream.reading.fetcher import FixedDraws
 from mmstream.reading.step import BatchLineage, Outcome, RawStep
 from mmstream.types import IGNORED_LABEL, IntArray, SampleRef
-from mmstream.world import resolve_world
 
 logger = logging.getLogger(__name__)
 

@@ -201,7 +201,7 @@ def _settings(pipeline: Any) -> list[tuple[int, int]]:
 def _measure(pipeline: Any, num_workers: int, num_threads: int, seconds: float) -> _Speed:
     """Run a loader for some seconds, and return its speed after the first part of them."""
     from mmstream.loader.loader import Loader
-    from mmstream.world import World
+    from mmstream.ranks import World
 
     loader = Loader(pipeline, num_workers=num_workers, num_threads=num_threads, world=World(0, 1))
     try:

@@ -27,9 +27,9 @@ from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
 from mmstream.measuring.statistics import statistics
 from mmstream.media.fields import undecoded_media
+from mmstream.ranks import World, rows_of_rank
 from mmstream.reading.plan import epoch_reads, window_bytes
 from mmstream.storage.transfers import MAX_PREFIX_RATE
-from mmstream.world import World, rows_of_rank
 
 MAX_INDENT = 8
 """Deeper levels of what a manifest says of its source are one line."""

@@ -189,7 +189,7 @@ def _rows(
     global_batch_size: int, rank: int | None, world_size: int | None, rows_per_rank: str | None
 ) -> tuple[int, int] | None:
     """Return [start, stop), the rows of a rank in every step. None stands for all rows."""
-    from mmstream.world import World, rows_of_rank
+    from mmstream.ranks import World, rows_of_rank
 
     if rank is None and world_size is None and rows_per_rank is None:
         return None

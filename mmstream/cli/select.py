@@ -11,7 +11,7 @@ import click
 
 from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, refuse_given, say
 from mmstream.display.text import count_text
-from mmstream.world import World
+from mmstream.ranks import World
 
 F = TypeVar("F", bound=Callable[..., None])
 

@@ -33,10 +33,10 @@ from mmstream.errors import ConfigError, StateError, TakenDownError, escaped, wh
 from mmstream.order import Corpus, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Mask, Selection
+from mmstream.ranks import World
 from mmstream.settings import AnyInt, Fraction, NonEmptyStr, checked, missing_attribute
 from mmstream.storage import Access, ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
-from mmstream.world import World
 
 MAX_READ_FACTOR = 1.3
 """Bytes that are read of a view, at most, for each byte of its samples."""

@@ -41,10 +41,10 @@ from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
 from mmstream.order.corpus import Corpus, differing_keys
 from mmstream.order.selection import Mask, Selection, num_bit_bytes
+from mmstream.ranks import World, resolve_world
 from mmstream.storage import NotAFileError, ReplacedError, Store, open_store
 from mmstream.storage.write_lock import write_lock
 from mmstream.types import IntArray
-from mmstream.world import World, resolve_world
 
 logger = logging.getLogger(__name__)
 

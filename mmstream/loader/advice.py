@@ -15,9 +15,9 @@ from mmstream.errors import escaped
 from mmstream.media.fields import audio_fields, undecoded_media, video_fields
 from mmstream.order.lanes import request_factor
 from mmstream.pipeline import Pipeline
+from mmstream.ranks import RowsPerRank, World, rows_of_rank
 from mmstream.reading.process import needs_reader_process
 from mmstream.storage.retry import patience_limit_s
-from mmstream.world import RowsPerRank, World, rows_of_rank
 
 logger = logging.getLogger(__name__)
 

@@ -20,9 +20,9 @@ from mmstream.order.lanes import request_factor
 from mmstream.packing.cost import Cost, deal, imbalance, micro_imbalance
 from mmstream.packing.order import PackOrder
 from mmstream.pipeline import Pipeline
+from mmstream.ranks import RowsPerRank
 from mmstream.reading.process import needs_reader_process
 from mmstream.types import IntArray
-from mmstream.world import RowsPerRank
 
 logger = logging.getLogger(__name__)
 

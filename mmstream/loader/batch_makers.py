@@ -44,11 +44,11 @@ from mmstream.processes.workers import (
     without_current_folder,
 )
 from mmstream.progress import Progress
+from mmstream.ranks import World
 from mmstream.reading.messages import ReaderEnded
 from mmstream.reading.process import ReaderProcess, needs_reader_process, node_cache_settings
 from mmstream.reading.step import Job, later_job
 from mmstream.types import Batch
-from mmstream.world import World
 
 
 class BatchMakers:

@@ -24,11 +24,11 @@ from mmstream.loader.settings import MultiprocessingContext, maker_settings, ran
 from mmstream.loader.watchdog import StallLimits
 from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import cpu_seconds, pss_bytes
+from mmstream.ranks import RowsPerRank, World, check_consistency, resolve_world, rows_of_rank
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from mmstream.state import OnChange, make_state, position_after, resume, resume_hint
 from mmstream.types import Batch
-from mmstream.world import RowsPerRank, World, check_consistency, resolve_world, rows_of_rank
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """What must be the same on every rank: the settings of a pipeline, as short texts by name.
 
-    Loader.iter_undelivered -> `rank_settings` -> mmstream.world
+    Loader.iter_undelivered -> `rank_settings` -> mmstream.ranks
 
 Everything that decides which rows a rank delivers and what is in them: the identity of the order,
 the decoders, the transforms, the policy for bad samples, and the versions of the libraries whose

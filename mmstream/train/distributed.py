@@ -24,7 +24,7 @@ from torch import Tensor
 
 from mmstream.errors import ConfigError
 from mmstream.processes.machine import cpu_limit, num_local_ranks
-from mmstream.world import World, check_consistency
+from mmstream.ranks import World, check_consistency
 
 logger = logging.getLogger(__name__)
 

@@ -17,10 +17,10 @@ from mmstream.audit.training_log import log_files, read_lineage
 from mmstream.dataset.bad_list import write_bad
 from mmstream.errors import ConfigError, SkipSample
 from mmstream.loader.device import to_device
+from mmstream.ranks import World
 from mmstream.train import TrainConfig
 from mmstream.train.distributed import TrainProcess
 from mmstream.train.loop import fit
-from mmstream.world import World
 from tests.helpers.audit_logs import write_logs
 from tests.helpers.bad_corpus import make_pipeline, policy, write_faulty, write_tiny
 from tests.helpers.fake_loader import FakeLoader

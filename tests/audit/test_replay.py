@@ -18,12 +18,12 @@ from mmstream.audit.replay import read_keys, replay
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
 from mmstream.errors import StateError, StorageError
+from mmstream.ranks import World, rows_of_rank
 from mmstream.state import order_of_state
 from mmstream.storage import open_store
 from mmstream.train.checkpoint import Checkpoint, save_checkpoint
 from mmstream.train.saved_state import read_state
 from mmstream.train.tokenizer import byte_tokenizer
-from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, offsets, patch, write_faulty
 from tests.helpers.corpora import captioned, write_corpus, write_shard
 from tests.helpers.states import edited

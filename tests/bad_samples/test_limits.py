@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 import mmstream as mm
 from mmstream.decoding.bad_samples import Stats, append_records, count_samples
 from mmstream.errors import BadSampleLimitError, ConfigError
+from mmstream.ranks import World
 from mmstream.train.tokenizer import byte_tokenizer
 from mmstream.types import KINDS, BadSample
-from mmstream.world import World
 from tests.helpers.bad_corpus import (
     bad_json,
     make_pipeline,

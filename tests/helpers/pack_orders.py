@@ -12,9 +12,9 @@ import numpy as np
 
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import UnitSums
+from mmstream.ranks import World, rows_of_rank
 from mmstream.state import load_state, make_state
 from mmstream.types import IntArray
-from mmstream.world import World, rows_of_rank
 
 
 def packs_of_step(

@@ -11,9 +11,9 @@ import torch
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
+from mmstream.ranks import World, rows_of_rank
 from mmstream.reading.step import Job
 from mmstream.types import BadSample, Batch, Sample
-from mmstream.world import World, rows_of_rank
 
 
 class Step(NamedTuple):

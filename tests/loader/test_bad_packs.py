@@ -19,9 +19,9 @@ import mmstream as mm
 from mmstream.dataset.removed import take_down
 from mmstream.packing.cost import deal
 from mmstream.pipeline import PipelineRunner
+from mmstream.ranks import rows_of_rank
 from mmstream.reading.step import BatchLineage, Job
 from mmstream.types import Batch
-from mmstream.world import rows_of_rank
 from tests.helpers.packed_texts import (
     fields_of,
     length_of,

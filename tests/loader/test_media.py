@@ -13,8 +13,8 @@ import pytest
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
+from mmstream.ranks import World, rows_of_rank
 from mmstream.reading.step import Job
-from mmstream.world import World, rows_of_rank
 from tests.helpers.corpora import write_corpus
 from tests.helpers.fake_media import FakeAudioDecoder, FakeVideoDecoder, fake_file
 from tests.helpers.media_rows import media_rows

@@ -18,9 +18,9 @@ from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import PackPlan
 from mmstream.packing.planner import plan_of_lengths
 from mmstream.packing.settings import PackLimits
+from mmstream.ranks import World, rows_of_rank
 from mmstream.state import load_state, make_state
 from mmstream.types import IntArray
-from mmstream.world import World, rows_of_rank
 from tests.helpers.pack_orders import (
     by_square,
     dealt,

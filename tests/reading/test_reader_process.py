@@ -27,6 +27,7 @@ from hypothesis import strategies as st
 
 import mmstream as mm
 from mmstream.pipeline import PipelineRunner
+from mmstream.ranks import World, rows_of_rank
 from mmstream.reading import process, server
 from mmstream.reading.messages import (
     MAX_AHEAD,
@@ -40,7 +41,6 @@ from mmstream.reading.process import ReaderProcess
 from mmstream.reading.rank_reader import RankReader
 from mmstream.reading.server import main
 from mmstream.reading.step import Job
-from mmstream.world import World, rows_of_rank
 from tests.helpers.bad_corpus import make_pipeline, policy, write_tiny
 from tests.helpers.far_limits import set_far_limits
 from tests.helpers.reader_thread import reader_thread

@@ -4,9 +4,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from mmstream import world
+from mmstream import ranks
 from mmstream.errors import ConfigError
-from mmstream.world import World, resolve_world, rows_of_rank
+from mmstream.ranks import World, resolve_world, rows_of_rank
 
 
 @given(st.integers(1, 40), st.integers(1, 200))
@@ -62,8 +62,8 @@ def test_rank_and_world_size_of_the_environment_must_both_be_set(monkeypatch):
 def test_tasks_of_srun_and_mpirun_without_a_rank_are_warned_of_once(
     monkeypatch, caplog, tasks, warned
 ):
-    world._warn_of_tasks_without_rank.cache_clear()
-    for name in ("RANK", "WORLD_SIZE", *(n for pair in world._TASKS.items() for n in pair)):
+    ranks._warn_of_tasks_without_rank.cache_clear()
+    for name in ("RANK", "WORLD_SIZE", *(n for pair in ranks._TASKS.items() for n in pair)):
         monkeypatch.delenv(name, raising=False)
     for name, value in tasks.items():
         monkeypatch.setenv(name, value)
