@@ -81,6 +81,10 @@ class Gate:
         )
 
 
+OPENED = {"mmstream.json", "mmstream.bad.json", "mmstream.removed.json"}
+"""What opening a dataset asks for, side by side."""
+
+
 class GatedS3(Stub):
     """S3 with path style, as far as a reader needs it."""
 
@@ -156,7 +160,7 @@ def test_the_first_batch_takes_three_round_trips_and_the_next_epoch_none(
     with ThreadPoolExecutor(1) as thread, ExitStack() as stack:
         stack.callback(gate.open)  # whatever fails, nothing waits for ever
         opened = thread.submit(pipeline_of, "s3://bucket/corpus")
-        gate.wait_for(lambda: gate.names() == {"mmstream.json", "mmstream.bad.json"})
+        gate.wait_for(lambda: gate.names() == OPENED)
         gate.release()
         pipeline = opened.result()
 
