@@ -17,6 +17,7 @@ import mmstream as mm
 from mmstream.audit.replay import read_keys, replay
 from mmstream.dataset.bad_list import BAD_NAME
 from mmstream.dataset.manifest import MANIFEST_NAME, Manifest
+from mmstream.dataset.removed import REMOVED_NAME
 from mmstream.errors import StateError, StorageError
 from mmstream.ranks import World, rows_of_rank
 from mmstream.state import order_of_state
@@ -140,7 +141,7 @@ def assert_only_headers_are_read(mmstream, url, state, monkeypatch):
     monkeypatch.setattr("mmstream.dataset.open.open_store", lambda url: store)
     code, out, err = mmstream(url, "--state", state, "--step", "2:4", "--epoch", 7)
     assert (code, err, len(out.splitlines())) == (0, "", 24)
-    assert {*store.whole_reads} <= {MANIFEST_NAME, BAD_NAME}
+    assert {*store.whole_reads} <= {MANIFEST_NAME, BAD_NAME, REMOVED_NAME}
     assert store.range_reads == []
     code, with_keys, err = mmstream(url, "--state", state, "--step", "2:4", "--epoch", 7, "--keys")
     assert (code, err) == (0, "")
