@@ -36,7 +36,7 @@ FAULTS = {
     "no shard": {"ShardError"},
     "refused": {"DecodeError", "SampleError"},
     "filtered": {"SkipSample"},
-    "taken down": {"SkipSample"},
+    "taken down": {"TakenDownError"},
 }
 """Ways to be bad, and the kinds under which mmstream may record each."""
 

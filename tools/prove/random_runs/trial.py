@@ -872,6 +872,7 @@ def _check_stats(loader: mm.Loader, steps: Steps) -> None:
     rows = [row for step in steps.values() for row in step.values()]
     kinds = Counter(record.kind for row in rows for record in row.records)
     num_skipped = kinds.pop("SkipSample", 0)
+    del kinds["TakenDownError"]
     stats = loader.stats
     assert stats.num_steps == len(steps), f"num_steps {stats.num_steps}, not {len(steps)}"
     assert stats.num_bad == kinds.total(), f"num_bad {stats.num_bad}, not {kinds}"
