@@ -130,7 +130,6 @@ def select(
             raise click.UsageError("--where MODULE:FUNCTION: give --columns and --name too")
         condition = load_function(where)
     names = None if columns is None else columns.split(",")
-    rule = None if where is None else rule_of(condition, names)
     choice |= {"where": condition, "columns": names, "seed": seed, "by": by}
     view = chosen(dataset, **choice, world=World(), anew=overwrite)
     words += ["--seed", str(seed)] if seed else []
@@ -138,7 +137,7 @@ def select(
     record = store_selection(
         view,
         shlex.join(words),
-        rule=rule if is_alone else None,
+        rule=rule_of(condition) if is_alone else None,
         name=name,
         overwrite=overwrite,
     )

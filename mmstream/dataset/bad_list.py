@@ -22,7 +22,7 @@ import msgspec
 import numpy as np
 
 from mmstream.dataset.dataset import Dataset
-from mmstream.dataset.manifest import Manifest, decode_sealed, name_fault, read_sealed, seal
+from mmstream.dataset.manifest import Manifest, name_fault, read_sealed_as, seal
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.storage import Store
 from mmstream.types import IntArray
@@ -98,13 +98,7 @@ def _listed(dataset: Dataset, kind: Literal["bad", "duplicates"]) -> IntArray:
 
 
 def _read_list(store: Store) -> _List:
-    url = store.url_of(BAD_NAME)
-    return read_sealed(
-        store,
-        BAD_NAME,
-        MAX_LIST_BYTES,
-        lambda data: decode_sealed(data, url, _List, newest=LIST_VERSION, cure=_CURE),
-    )
+    return read_sealed_as(store, BAD_NAME, MAX_LIST_BYTES, _List, newest=LIST_VERSION, cure=_CURE)
 
 
 def read_bad(

@@ -38,8 +38,8 @@ from mmstream.settings import AnyInt, Fraction, NonEmptyStr, checked, missing_at
 from mmstream.storage import Access, ObjectStat, Store
 from mmstream.types import IntArray, Sample, SampleRef
 
-MAX_READ_FACTOR = 1.3
-"""Bytes that are read of a view, at most, for each byte of its samples."""
+MAX_STORED_PER_CHOSEN = 1.3
+"""Stored samples for each chosen one, up to which bytes between chosen samples are read too."""
 
 
 class Dataset(Sequence[Sample]):
@@ -108,11 +108,11 @@ class Dataset(Sequence[Sample]):
     def access(self) -> Access:
         """How reads of the shards are best cut.
 
-        Bytes between samples are read and dropped only where most samples are chosen, so that no
-        more than 1.3 times the chosen bytes are read.
+        Bytes between samples are read and dropped only where most samples are chosen. So where
+        samples are of like sizes, at most about 1.3 times the chosen bytes are read.
         """
         access = self.store.access
-        if len(self) * MAX_READ_FACTOR < int(self.counts.sum()):
+        if len(self) * MAX_STORED_PER_CHOSEN < int(self.counts.sum()):
             return replace(access, max_gap_bytes=0)
         return access
 

@@ -12,6 +12,7 @@ import re
 import unicodedata
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any, Literal, TypeVar
 
 import crc32c
@@ -300,6 +301,19 @@ def _check_seal(data: bytes, name: str, cure: str) -> None:
             f"{name}: was edited or damaged after it was written (crc32c differs); {cure}, or "
             'remove its "crc32c" line to accept it as it is'
         )
+
+
+def read_sealed_as(
+    store: Store, name: str, max_bytes: int, kind: type[T], *, newest: int, cure: str
+) -> T:
+    """Return a file of a store as `kind`. Arguments are those of `read_sealed` and `decode_sealed`.
+
+    Raises:
+        ManifestError, FileNotFoundError, StorageError: As `read_sealed`.
+    """
+    url = store.url_of(name)
+    decode = partial(decode_sealed, name=url, kind=kind, newest=newest, cure=cure)
+    return read_sealed(store, name, max_bytes, decode)
 
 
 def read_sealed(store: Store, name: str, max_bytes: int, decode: Callable[[bytes], T]) -> T:

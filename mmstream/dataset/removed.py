@@ -21,7 +21,7 @@ import numpy as np
 
 from mmstream.dataset.bad_list import MAX_BAD, MAX_LIST_BYTES
 from mmstream.dataset.dataset import Dataset, Takedown
-from mmstream.dataset.manifest import Manifest, decode_sealed, read_sealed, seal
+from mmstream.dataset.manifest import Manifest, read_sealed_as, seal
 from mmstream.errors import ConfigError, ManifestError, escaped, where
 from mmstream.storage import Store
 from mmstream.storage.write_lock import write_lock
@@ -56,16 +56,11 @@ def read_takedowns(store: Store) -> Sequence[NamedTakedown]:
         ManifestError: The file is damaged, malformed, or of a newer version.
         StorageError: The storage failed.
     """
-    url = store.url_of(REMOVED_NAME)
     try:
-        return read_sealed(
-            store,
-            REMOVED_NAME,
-            MAX_LIST_BYTES,
-            lambda data: decode_sealed(data, url, _File, newest=1, cure=_CURE),
-        ).takedowns
+        file = read_sealed_as(store, REMOVED_NAME, MAX_LIST_BYTES, _File, newest=1, cure=_CURE)
     except FileNotFoundError:
         return ()
+    return file.takedowns
 
 
 def located(

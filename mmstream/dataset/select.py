@@ -35,7 +35,7 @@ from xxhash import xxh3_64_intdigest
 from mmstream.dataset.columns import read_columns
 from mmstream.dataset.condition import Condition
 from mmstream.dataset.keys import read_keys
-from mmstream.dataset.manifest import IndexPart, decode_sealed, name_fault, read_sealed, seal
+from mmstream.dataset.manifest import IndexPart, name_fault, read_sealed_as, seal
 from mmstream.dataset.shard_indexes import map_whole
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
@@ -96,7 +96,7 @@ class Rule(NamedTuple):
     """A condition, or a function of the caller."""
 
     text: str
-    """It names the rule. Equal texts choose the same samples of a corpus."""
+    """It names the rule in messages, and what is stored of a condition."""
     clauses: tuple[str, ...]
     names: tuple[str, ...]
     """The columns that it reads."""
@@ -538,13 +538,7 @@ def _corpus_identity(corpus: Corpus) -> dict[str, Any]:
 
 def _read(store: Store, name: str) -> Record:
     """Return a record; errors as `read_sealed`."""
-    url = store.url_of(name)
-    return read_sealed(
-        store,
-        name,
-        MAX_RECORD_BYTES,
-        lambda data: decode_sealed(data, url, Record, newest=VERSION, cure=_CURE),
-    )
+    return read_sealed_as(store, name, MAX_RECORD_BYTES, Record, newest=VERSION, cure=_CURE)
 
 
 def _opened(dataset: Any, record: Record, url: str) -> Selection:

@@ -93,6 +93,7 @@ class Fetcher:
         self._num_requests = 0
         self._num_wrong_reads = 0
         self._lock = threading.Lock()
+        self._has_views = any(dataset.selection is not None for dataset in datasets_of(source))
         self._removed = {
             (first_shard + shard, index): reason
             for first_shard, dataset in numbered_datasets(source)
@@ -243,8 +244,7 @@ class Fetcher:
         Of a view, no more than the sample has: what is not chosen may be large.
         """
         gaps = np.repeat(np.array([access.max_gap_bytes for access in accesses], np.int64), sizes)
-        is_view = any(dataset.selection is not None for dataset in datasets_of(self._source))
-        return np.minimum(gaps, samples.stop - samples.start) if is_view else gaps
+        return np.minimum(gaps, samples.stop - samples.start) if self._has_views else gaps
 
     def _read_together(self, ranges: _Ranges) -> Iterator[npt.NDArray[np.bool_]]:
         """Yield which ranges are read together: all remote ones, local ones a buffer at a time."""
