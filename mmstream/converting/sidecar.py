@@ -388,14 +388,16 @@ def write_sidecars(
     jobs = [(dataset, shard, overwrite) for shard in range(dataset.num_shards)]
     num_samples, num_written = int(dataset.counts.sum()), 0
     is_hidden = None if progress else True
-    with tqdm(
-        total=num_samples, unit=" samples", unit_scale=True, desc="columns", disable=is_hidden
-    ) as bar:
-        for job, is_written in run_in_processes(_write, jobs, num_workers, command="index"):
-            bar.update(int(dataset.counts[job[1]]))
-            num_written += is_written
-    if num_written:
-        forget_conditions(dataset)
+    try:
+        with tqdm(
+            total=num_samples, unit=" samples", unit_scale=True, desc="columns", disable=is_hidden
+        ) as bar:
+            for job, is_written in run_in_processes(_write, jobs, num_workers, command="index"):
+                bar.update(int(dataset.counts[job[1]]))
+                num_written += is_written
+    finally:
+        if num_written:
+            forget_conditions(dataset)
     return num_written
 
 
