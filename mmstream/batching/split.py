@@ -71,6 +71,10 @@ def split_rows(
     """
     if "__valid__" not in batch:
         raise ConfigError("split_rows: the batch has no __valid__: pass a batch of a loader")
+    if "sequence_index" in batch:
+        raise ConfigError(
+            "split_rows: the batch is a part of mm.cut_sequence: split first, then cut"
+        )
     if num_parts is None and max_tokens is None:
         raise ConfigError("split_rows: give num_parts, or max_tokens= for batches of documents")
     if max_tokens is not None:

@@ -71,7 +71,7 @@ def target_weights(batch: Batch) -> torch.Tensor | None:
 
 def mask_labels(batch: Batch) -> None:
     """Set the token labels of invalid rows to -100, in place."""
-    if not _has_token_labels(batch):
+    if not has_token_labels(batch):
         return
     invalid = invalid_tokens(batch)
     batch["labels"] = batch["labels"].masked_fill(invalid, IGNORED_LABEL)
@@ -82,7 +82,7 @@ def mask_labels(batch: Batch) -> None:
         batch["num_label_tokens"] = int((batch["labels"] != IGNORED_LABEL).sum())
 
 
-def _has_token_labels(batch: Batch) -> bool:
+def has_token_labels(batch: Batch) -> bool:
     """Tell whether a batch has one label per token, as language models do."""
     ids, labels = batch.get("input_ids"), batch.get("labels")
     if not (isinstance(ids, torch.Tensor) and isinstance(labels, torch.Tensor)):

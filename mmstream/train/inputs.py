@@ -19,6 +19,7 @@ import numpy as np
 import torch
 
 from mmstream.batching.flat import Flat, flatten
+from mmstream.errors import ConfigError
 from mmstream.families.registry import model_and_config
 from mmstream.settings import checked
 from mmstream.train.arguments import Request, attention_of, is_packed, model_arguments
@@ -132,6 +133,11 @@ def model_inputs(
         {'pixel_values': (8, 3, 224, 224), 'labels': (8,)}
     """
     request = Request(normalize, blank_image, label_field, image_field, video_field, audio_field)
+    if "sequence_index" in batch:
+        raise ConfigError(
+            "model_inputs: the batch is a part of mm.cut_sequence, and its lengths are those of "
+            "the whole: give the model the fields that its attention takes"
+        )
     if check and is_packed(batch):
         model, config = model_and_config(model_or_family)
         if model is not None and _checked.get(model) != attention_of(config):
