@@ -70,6 +70,7 @@ logger = logging.getLogger(__name__)
 _ADVICE = {
     "batch_size": "write global_batch_size=, the samples of a step over all ranks together: "
     "8 ranks of 32 samples are 256",
+    "num_generations": "write repeat=",
     "num_workers": "write mm.Loader(pipeline, num_workers=...)",
     "collate_fn": "write collate=",
     "transform": "write transforms=(function,)",
@@ -95,7 +96,9 @@ class Pipeline:
 
     Attributes:
         dataset: What `mm.open_dataset` returns, or an `mm.Mixture`.
-        global_batch_size: G, samples of a step over all ranks.
+        global_batch_size: G, samples of a step over all ranks. With `repeat`, their rows.
+        repeat: Rows in a row that each sample gets, such as the prompts of GRPO. It is read,
+            decoded and transformed once. ``__repeat__`` numbers its rows from 0 (docs: batches).
         seed: Any integer. Each epoch of a seed has another permutation.
         grid: Lane grid (P, Q). Default: derived from the size of the dataset, the mean size of a
             sample and `global_batch_size`, as the windows are (docs: order).
@@ -145,6 +148,7 @@ class Pipeline:
     dataset: Dataset | Mixture
     _: KW_ONLY
     global_batch_size: PositiveInt
+    repeat: PositiveInt = 1
     seed: AnyInt = 0
     grid: tuple[PositiveInt, PositiveInt] | None = None
     window: PositiveInt | None = None
@@ -178,6 +182,11 @@ class Pipeline:
                 self.max_cache_bytes is not None and self.cache_dir is None,
                 "max_cache_bytes without cache_dir: say where to keep them",
             ),
+            (
+                self.repeat > 1 and self.batching is not None,
+                f"repeat={self.repeat} with batching=: repeated rows are padded ones; leave out "
+                "one of the two",
+            ),
         )
         _check_batching(self)
         if not isinstance(self.batching, Pack):  # whose plan may be made by `mm.plan(self)`
@@ -188,6 +197,7 @@ class Pipeline:
         """The order of all epochs: which sample or pack comes in which step and row."""
         settings: dict[str, Any] = {
             "global_batch_size": self.global_batch_size,
+            "repeat": self.repeat,
             "seed": self.seed,
             "grid": self.grid,
             "window": self.window,
@@ -210,7 +220,8 @@ class Pipeline:
         identity = order.identity()
         names = identity.keys() & {"global_batch_size", "seed", "window", "shuffle", "drop_last"}
         settings = {name: identity[name] for name in names} | {"reshuffle": reshuffle_of(identity)}
-        return copy_with(self, order, settings | {"grid": order.grid, "window_bytes": None})
+        settings |= {"repeat": order.repeat, "grid": order.grid, "window_bytes": None}
+        return copy_with(self, order, settings)
 
     def __iter__(self) -> NoReturn:
         raise ConfigError(
@@ -221,6 +232,7 @@ class Pipeline:
         if isinstance(self.batching, Pack) and "order" not in self.__dict__:  # nothing is opened
             return f"<Pipeline: packs of {self.batching.max_tokens:,} tokens, of {self.dataset!r}>"
         rows = f"{self.global_batch_size} packs" if self.order.is_packed else self.global_batch_size
+        rows = rows if self.repeat == 1 else f"{rows} rows, {self.repeat} of each sample,"
         steps = f"{self.order.steps_per_epoch:,} steps of {rows} per epoch"
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
@@ -236,14 +248,14 @@ class Pipeline:
     def take(self, num_samples: NonNegativeInt) -> list[Sample]:
         """Return the first samples of epoch 0 as they would enter a batch, without a Loader.
 
-        Padding and other rows that are not valid are left out.
+        Padding and other rows that are not valid are left out. `repeat` has no effect.
 
         Raises:
             ConfigError: `num_samples` is negative.
         """
 
         def samples() -> Iterator[Sample]:
-            num_rows = min(num_samples, self.global_batch_size)
+            num_rows = min(num_samples, self.order.global_batch_size)
             with closing(PipelineRunner(self)) as runner:
                 for step in range(self.order.steps_per_epoch):
                     lineage, decoded = runner.decoded(Job(0, step, 0, num_rows))
@@ -258,8 +270,8 @@ class Pipeline:
         """Return the raw samples of one epoch as a stock `wds.DataPipeline`, for existing stages.
 
         Add stages with ``.compose(wds.decode("pil"), ...)``. It runs in any DataLoader with
-        ``batch_size=None``. Decoders and functions of this pipeline are not applied, bad samples
-        are not substituted, and there is no state.
+        ``batch_size=None``. Decoders, functions and `repeat` of this pipeline are not applied, bad
+        samples are not substituted, and there is no state.
         """
         if self.order.is_packed:
             raise ConfigError(
@@ -530,7 +542,7 @@ def _make_batch_of(pipeline: Pipeline, settings: dict[str, Any]) -> Callable[[De
         return partial(make_flat_batch, flatten_step=flatten_step)
     is_own = pipeline.collate is not collate
     function = partial(collate, **settings) if settings and not is_own else pipeline.collate
-    return partial(make_batch, collate=function)
+    return partial(make_batch, collate=function, repeat=pipeline.repeat)
 
 
 def _with_plan_of(order: AnyOrder, batching: Flat) -> Flat:

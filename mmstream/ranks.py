@@ -128,7 +128,10 @@ def _warn_of_tasks_without_rank() -> None:
 
 @checked()
 def rows_of_rank(
-    global_batch_size: PositiveInt, world: World, rows_per_rank: RowsPerRank = None
+    global_batch_size: PositiveInt,
+    world: World,
+    rows_per_rank: RowsPerRank = None,
+    repeat: PositiveInt = 1,
 ) -> tuple[int, int]:
     """Return [start, stop), the rows of every global batch that `world.rank` delivers.
 
@@ -136,6 +139,8 @@ def rows_of_rank(
         global_batch_size: Rows of a step over all ranks.
         world: The rank, and the number of ranks.
         rows_per_rank: How the rows are shared out, see `RowsPerRank`.
+        repeat: Rows of a batch for each of these rows, which stay on one rank. A list in
+            `rows_per_rank` and messages count those of the batch.
 
     Raises:
         ConfigError: The rows cannot be shared out so. The message says which settings can.
@@ -144,28 +149,34 @@ def rows_of_rank(
         >>> [rows_of_rank(8, World(rank, 3), "balanced") for rank in range(3)]
         [(0, 2), (2, 5), (5, 8)]
     """
-    size, rank = world.world_size, world.rank
+    size, rank, num_rows = world.world_size, world.rank, global_batch_size * repeat
+    below = num_rows - num_rows % (size * repeat)
+    of_repeat = "" if repeat == 1 else f" with repeat={repeat}"
     if rows_per_rank is None and global_batch_size % size:
+        other = "another batch size"
+        if repeat > 1:
+            other = f"global_batch_size {f'{below} or ' * (below > 0)}{below + size * repeat}"
         raise ConfigError(
-            f"global_batch_size {global_batch_size} is not a multiple of {size} ranks: pass "
-            'rows_per_rank="balanced", a list with the rows of each rank, or another batch size'
+            f"global_batch_size {num_rows} is not a multiple of {size} ranks{of_repeat}: pass "
+            f'rows_per_rank="balanced", a list with the rows of each rank, or {other}'
         )
     if rows_per_rank is None or rows_per_rank == "balanced":
         if global_batch_size < size:
             raise ConfigError(
-                f"global_batch_size {global_batch_size} is too small for {size} ranks: each rank "
-                "needs at least one row per step"
+                f"global_batch_size {num_rows} is too small for {size} ranks{of_repeat}: each rank "
+                f"needs at least {'one row' if repeat == 1 else f'{repeat} rows'} per step"
             )
         start = rank * global_batch_size // size
         return start, (rank + 1) * global_batch_size // size
     rows = list(rows_per_rank)
-    if len(rows) != size or sum(rows) != global_batch_size:
+    if len(rows) != size or sum(rows) != num_rows or any(number % repeat for number in rows):
+        kind = "positive numbers" if repeat == 1 else f"multiples of repeat={repeat}"
         raise ConfigError(
-            f"rows_per_rank {rows}: pass {size} positive numbers (one per rank) that sum to "
-            f"global_batch_size {global_batch_size}"
+            f"rows_per_rank {rows}: pass {size} {kind} (one per rank) that sum to "
+            f"global_batch_size {num_rows}"
         )
     start = sum(rows[:rank])
-    return start, start + rows[rank]
+    return start // repeat, (start + rows[rank]) // repeat
 
 
 # -- all ranks compare their settings before they begin --------------------------------------------

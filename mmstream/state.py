@@ -36,7 +36,7 @@ MAX_EPOCH = 1 << 40
 _SEAL = "crc32c"
 """The key of a state's checksum."""
 
-_IF_ABSENT = {"reshuffle": "global"}
+_IF_ABSENT = {"reshuffle": "global", "repeat": 1}
 """Values of keys that an identity has only where they are others."""
 
 OnChange: TypeAlias = Literal["refuse", "finish_epoch"]
@@ -108,7 +108,7 @@ def resume(
         step,
         old_order.steps_per_epoch - 1,
         epoch,
-        old_order.global_batch_size,
+        old_order.global_batch_size * old_order.repeat,
     )
     return epoch, step, old_order
 

@@ -57,8 +57,9 @@ class SampleLog:
             order: the identity of their order, ``state["order"]``. Written where it changes.
         """
         for batch in batches if self._enabled else ():
-            self._keys += batch["__key__"]
-            entry = _describe(batch["__lineage__"])
+            lineage: BatchLineage = batch["__lineage__"]
+            self._keys += batch["__key__"][:: lineage.repeat]
+            entry = _describe(lineage)
             if order != self._order:
                 self._order = entry["order"] = order
             self._lineage.append(entry)

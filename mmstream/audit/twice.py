@@ -84,7 +84,7 @@ def check_functions(pipeline: Pipeline, num_samples: PositiveInt = 16) -> list[s
         decode = replace(decode, text=text)
     changes |= {"decode": decode, "collate": twice("collate", pipeline.collate)}
     pipeline_twice = copy_with(pipeline, pipeline.order, changes)
-    num_rows = min(num_samples, pipeline.global_batch_size)
+    num_rows = min(num_samples, pipeline.order.global_batch_size)
     with kept_generators(), closing(PipelineRunner(pipeline_twice)) as runner:
         runner.batch(Job(0, 0, 0, num_rows))
     return [f"{name}: {_CURE}" for name in differing]

@@ -19,6 +19,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from copy import deepcopy
+from dataclasses import replace
 from itertools import accumulate, chain
 from typing import Any, TypeAlias
 
@@ -28,7 +30,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from mmstream.batching.valid import is_flat, mask_labels
 from mmstream.decoding.step import DecodedStep
-from mmstream.errors import ConfigError
+from mmstream.errors import ConfigError, escaped
+from mmstream.media.fields import address
 from mmstream.reading.step import BatchLineage
 from mmstream.settings import checked
 from mmstream.types import IGNORED_LABEL, Batch, Sample
@@ -42,17 +45,19 @@ UNCHANGED_TYPES = frozenset({bytes, memoryview, str})
 """A field whose values all have one of these types becomes a list, whatever its name is."""
 
 
-def make_batch(step: DecodedStep, collate: Collate) -> Batch:
+def make_batch(step: DecodedStep, collate: Collate, repeat: int = 1) -> Batch:
     """Return the batch of a step: the fields of `collate`, and where the rows come from.
 
     Args:
         step: The decoded samples, one per row.
         collate: The function that makes the fields.
+        repeat: Rows of the batch for each sample, side by side.
 
     Returns:
         The dict of `collate` with more fields. ``__key__`` and ``__url__`` are lists of B, and
         so is ``__source__`` in a mixture. ``__valid__`` is bool [B]: False for padding, for masked
-        rows and for rows that no sample could fill. ``__lineage__`` is a `BatchLineage`. Where
+        rows and for rows that no sample could fill. ``__lineage__`` is a `BatchLineage`. With
+        `repeat`, ``__repeat__`` is int64 [B]: the number of a row among those of its sample. Where
         ``labels`` has one label per token, the labels of invalid rows are -100, so that a loss
         leaves them out.
 
@@ -60,6 +65,8 @@ def make_batch(step: DecodedStep, collate: Collate) -> Batch:
         ConfigError: `collate` returned something else than a dict, or ``document_row``.
     """
     lineage, samples = step
+    if repeat > 1:
+        lineage, samples = replace(lineage, repeat=repeat), _repeated(samples, repeat)
     collated = collate(samples)
     if not isinstance(collated, Mapping):  # transformers' BatchEncoding is a Mapping, not a dict
         raise ConfigError(f"collate returned {type(collated).__name__}: it must return a dict")
@@ -72,7 +79,46 @@ def make_batch(step: DecodedStep, collate: Collate) -> Batch:
     batch["__url__"] = [sample["__url__"] for sample in samples]
     if "__source__" in samples[0]:
         batch["__source__"] = [sample["__source__"] for sample in samples]
+    if repeat > 1:
+        batch["__repeat__"] = torch.arange(repeat).repeat(len(lineage.valid))
     return with_lineage(batch, lineage)
+
+
+def _repeated(samples: list[Sample], repeat: int) -> list[Sample]:
+    """Return each sample `repeat` times in a row. Nothing that can be written to is shared."""
+    return [
+        (_copied_sample(sample) if number else sample) | {"__repeat__": number}
+        for sample in samples
+        for number in range(repeat)
+    ]
+
+
+def _copied_sample(sample: Sample) -> Sample:
+    copied = {}
+    for name, value in sample.items():
+        try:
+            copied[name] = _copied(value)
+        except Exception as error:
+            raise ConfigError(
+                f"{address(sample, name)}: repeat= copies each field, and this "
+                f"{type(value).__name__} cannot be copied ({escaped(str(error))}): make it in "
+                "collate="
+            ) from error
+    return copied
+
+
+def _copied(value: Any) -> Any:
+    """Return a copy of a value of a sample. Only views of bytes, which are read-only, are shared.
+
+    ``deepcopy`` of a tensor would copy the memory of the whole batch, which it is a part of.
+    """
+    if isinstance(value, torch.Tensor):
+        return value.clone()
+    if type(value) is dict:
+        return {name: _copied(item) for name, item in value.items()}
+    if type(value) in (list, tuple):
+        return type(value)(map(_copied, value))
+    return value if isinstance(value, memoryview) else deepcopy(value)
 
 
 def with_lineage(batch: Batch, lineage: BatchLineage) -> Batch:
@@ -80,7 +126,7 @@ def with_lineage(batch: Batch, lineage: BatchLineage) -> Batch:
 
     Labels of rows that are not valid become -100.
     """
-    batch["__valid__"] = torch.tensor(lineage.valid)
+    batch["__valid__"] = torch.tensor(lineage.valid).repeat_interleave(lineage.repeat)
     if not all(lineage.valid):
         mask_labels(batch)
     batch["__lineage__"] = lineage

@@ -47,6 +47,8 @@ def split_rows(
     - ``__lineage__`` describes the rows of the micro-batch. Bytes and requests of the whole
       batch are counted in the first one.
 
+    - Rows of a repeated sample stay together. Their samples are shared out in place of rows.
+
     Args:
         batch: A batch from a loader or from `mmstream.to_device`.
         num_parts: Number of micro-batches, from 1 up. A batch with fewer rows gives one per row.
@@ -84,10 +86,11 @@ def split_rows(
             )
         return _split(batch, cuts_by_tokens(batch, max_tokens, num_parts))
     assert num_parts is not None
-    num_rows = len(batch["__valid__"])
+    repeat = int(batch["__repeat__"].max()) + 1 if "__repeat__" in batch else 1
+    num_rows = len(batch["__valid__"]) // repeat
     num_parts = max(1, min(num_parts, num_rows))
     # Example: 5 rows in 2 micro-batches have the cuts [0, 2, 5].
-    cuts = [i * num_rows // num_parts for i in range(num_parts + 1)]
+    cuts = [i * num_rows // num_parts * repeat for i in range(num_parts + 1)]
     return _split(batch, cuts)
 
 
@@ -209,6 +212,7 @@ def _ragged_cuts(companion: str, rows_of_entries: torch.Tensor, cuts: list[int])
 
 
 def _lineage_of_rows(lineage: BatchLineage, start: int, stop: int) -> BatchLineage:
+    start, stop = start // lineage.repeat, stop // lineage.repeat
     order_rows = [lineage.order_row(row) for row in range(start, stop)]
     planned, planned_rows = _samples_of_rows(lineage.planned, lineage.planned_rows, start, stop)
     shown, rows = _samples_of_rows(lineage.shown, lineage.rows, start, stop)

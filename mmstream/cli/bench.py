@@ -176,7 +176,7 @@ def _without_traces(pipeline: Any) -> Any:
     pipeline = replace(pipeline, bad_samples=policy, cache_dir=None, max_cache_bytes=None)
     if pipeline.window or pipeline.grid or not needs_reader_process(pipeline.dataset):
         return pipeline
-    num_bytes = window_bytes(pipeline.dataset, pipeline.order, pipeline.global_batch_size)
+    num_bytes = window_bytes(pipeline.dataset, pipeline.order, pipeline.order.global_batch_size)
     return (
         replace(pipeline, window_bytes=MAX_WINDOW_BYTES)
         if num_bytes > MAX_WINDOW_BYTES

@@ -110,7 +110,7 @@ def replay(
         _check(dataset, order, [*logs, *more_logs], epoch, chosen_steps, as_json)
         return
     first, stop = chosen_steps or (state_step, state_step + 1)
-    rows = _rows(order.global_batch_size, **rank_options)
+    rows = _rows(order, **rank_options)
     step_range = range(first, order.steps_per_epoch if stop is None else stop)
     if epoch is None and state_epoch and not state_step:
         say(
@@ -186,16 +186,16 @@ def _parse_steps(text: str) -> tuple[int, int | None]:
 
 
 def _rows(
-    global_batch_size: int, rank: int | None, world_size: int | None, rows_per_rank: str | None
+    order: Any, rank: int | None, world_size: int | None, rows_per_rank: str | None
 ) -> tuple[int, int] | None:
-    """Return [start, stop), the rows of a rank in every step. None stands for all rows."""
-    from mmstream.ranks import World, rows_of_rank
+    """Return [start, stop), the rows of the order of a rank. None stands for all rows."""
+    from mmstream.ranks import RowsPerRank, World, rows_of_rank
 
     if rank is None and world_size is None and rows_per_rank is None:
         return None
     if rank is None or world_size is None:
         raise click.UsageError("--rank and --world-size: use both or neither")
-    if rows_per_rank is None:
-        return rows_of_rank(global_batch_size, World(rank, world_size), "balanced")
-    numbers = parse_rows_per_rank(rows_per_rank)
-    return rows_of_rank(global_batch_size, World(rank, world_size), numbers)
+    shares: RowsPerRank = (
+        "balanced" if rows_per_rank is None else parse_rows_per_rank(rows_per_rank)
+    )
+    return rows_of_rank(order.global_batch_size, World(rank, world_size), shares, order.repeat)

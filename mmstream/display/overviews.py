@@ -188,6 +188,7 @@ def _names(functions: Iterable[Any]) -> str:
 def _order_text(pipeline: Any) -> str:
     order, identity = pipeline.order, pipeline.order.identity()
     rows = f"{order.global_batch_size}{' packs' if order.is_packed else ''}"
+    rows += f" samples, {order.repeat} rows of each," if order.repeat > 1 else ""
     mixing = "in the order of the dataset"
     if pipeline.shuffle:
         groups, lanes = order.grid

@@ -205,7 +205,8 @@ def batch_html(batch: Mapping[str, Any]) -> str:
     sources = Counter(batch.get("__source__", ())).most_common(MAX_SOURCES)
     position = ""
     if lineage:
-        rows = f"rows {lineage.start} to {lineage.start + num_rows - 1} of the global batch"
+        start = lineage.start * lineage.repeat
+        rows = f"rows {start} to {start + num_rows - 1} of the global batch"
         position = f"epoch {lineage.epoch}, step {lineage.step}, {rows}"
     notes = [", ".join(f"{count} {name}" for name, count in sources), position]
     return page(
@@ -221,6 +222,7 @@ def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
     keys = batch["__key__"]
     lineage = batch.get("__lineage__")
     valid = batch["__valid__"].tolist() if "__valid__" in batch else [True] * len(keys)
+    repeat = lineage.repeat if lineage else 1
     reasons = {bad.row - lineage.start: bad.reason for bad in lineage.bad} if lineage else {}
     images, recordings = batch_images(batch), batch_recordings(batch)
     tiles = []
@@ -228,9 +230,10 @@ def _tiles_of_batch(batch: Mapping[str, Any]) -> list[_Tile]:
         side = 144 if len(images[row]) == 1 else 68
         media = [thumbnail(image, side, keys[row]) for image in images[row][:4]]
         media += [recording_tile(*named) for named in recordings[row][:2]]
-        note = "" if valid[row] else f"not valid: {reasons.get(row, 'padding')}"
-        if row in reasons and valid[row]:
-            note = f"substitute for {reasons[row]}"
+        reason = reasons.get(row // repeat)
+        note = "" if valid[row] else f"not valid: {reason or 'padding'}"
+        if reason is not None and valid[row]:
+            note = f"substitute for {reason}"
         sample = {name: _row_of(value, row) for name, value in batch.items()}
         tiles.append(_Tile(media, key_text(batch, row), text_of(sample), note))
     return tiles

@@ -42,7 +42,8 @@ def _advise_on_requests(pipeline: Pipeline, world_size: int, shares: RowsPerRank
     order = pipeline.order
     num_rows, num_lanes = order.global_batch_size, order.grid[1]
     starts = [
-        rows_of_rank(num_rows, World(rank, world_size), shares)[0] for rank in range(world_size)
+        rows_of_rank(num_rows, World(rank, world_size), shares, order.repeat)[0]
+        for rank in range(world_size)
     ]
     factor = request_factor(order.range_samples, num_lanes, [*starts, num_rows])
     if factor > 1:

@@ -129,7 +129,7 @@ class Loader(IterableDataset[Batch]):
             stall_limits=StallLimits(stall_warning_s, stall_timeout_s),
         )
         if world is not None:
-            rows_of_rank(pipeline.global_batch_size, world, rows_per_rank)
+            _rows_of(pipeline, world, rows_per_rank)
         self.pipeline = pipeline
         self.num_workers = num_workers
         self.stats = Stats()
@@ -187,11 +187,11 @@ class Loader(IterableDataset[Batch]):
         if self._is_midway:
             self._leave_epoch(world)
         # A list of rows fits the present batch size; an old epoch is finished with equal shares.
-        is_present = self._current.global_batch_size == self.pipeline.global_batch_size
-        shares = self._rows_per_rank if is_present else "balanced"
+        rows_of_step = {(p.global_batch_size, p.repeat) for p in (self._current, self.pipeline)}
+        shares = self._rows_per_rank if len(rows_of_step) == 1 else "balanced"
         balance = self._balanced(world, shares)
         self._check_consistency(world, balance.settings)
-        rows = rows_of_rank(self._current.global_batch_size, world, shares)
+        rows = _rows_of(self._current, world, shares)
         if not self._has_advised:
             self._has_advised = True
             log_advice(self._current, world, shares)
@@ -247,7 +247,7 @@ class Loader(IterableDataset[Batch]):
             self.stats,
             self.pipeline.bad_samples,
             lineage.bad,
-            batch["__valid__"].tolist()
+            batch["__valid__"][:: lineage.repeat].tolist()
             if lineage.planned_rows is None
             else [True] * len(lineage.planned),
             [source.locate(shard).source for shard, _ in lineage.planned],
@@ -395,6 +395,12 @@ class Loader(IterableDataset[Batch]):
             advice="every rank must iterate its Loader; for one rank alone pass "
             "world=mm.World(0, 1)",
         )
+
+
+def _rows_of(pipeline: Pipeline, world: World, shares: RowsPerRank) -> tuple[int, int]:
+    """Return [start, stop), the rows of the order that a rank delivers."""
+    order = pipeline.order
+    return rows_of_rank(order.global_batch_size, world, shares, order.repeat)
 
 
 def _check_pipeline(pipeline: object) -> None:

@@ -73,6 +73,8 @@ class AnyOrder(Protocol):
     steps_per_epoch: int
     global_batch_size: int
     """G, rows of a step over all ranks."""
+    repeat: int
+    """How many rows of a batch each row of the order becomes (`Pipeline(repeat=)`)."""
     seed: int
 
     @property
@@ -129,6 +131,7 @@ class SampleRows:
     """The methods that all orders share whose rows are single samples."""
 
     is_packed = False
+    repeat = 1
     global_batch_size: int
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> SampleRef:

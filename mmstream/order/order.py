@@ -34,6 +34,7 @@ from mmstream.order.settings import (
     ChosenSettings,
     Reshuffle,
     RowShape,
+    batch_size_text,
     default_settings,
     integer,
     require,
@@ -75,6 +76,7 @@ class Order(SampleRows):
         steps_per_epoch: steps of every epoch, known before anything is read.
         num_samples: samples of the corpus without those on its bad list.
         global_batch_size: G, rows of a step over all ranks.
+        repeat: rows of a batch that each of them becomes. An identity counts those of the batch.
         seed: the seed of all permutations.
         grid: (P, Q), groups of lanes and lanes of a group. A worker reads whole lanes if the world
             size divides Q and `num_workers` divides P.
@@ -94,9 +96,11 @@ class Order(SampleRows):
         drop_last: bool,
         remake: Callable[[Corpus], Order],
         reshuffle: Reshuffle = "global",
+        repeat: int = 1,
         unset: Sequence[str] = (),
     ) -> None:
         self.seed = seed
+        self.repeat = repeat
         self.drop_last = drop_last
         self.reshuffle = reshuffle
         self.global_batch_size = lanes.global_batch_size
@@ -211,7 +215,8 @@ class Order(SampleRows):
         require(num_samples > 0, f"the {whole} has no samples{only_bad}")
         require(
             num_samples >= rows or not drop_last,
-            f"{num_samples} samples do not fill one step of global_batch_size {rows}: "
+            f"{num_samples} samples do not fill one step of global_batch_size "
+            f"{batch_size_text(rows, chosen.repeat)}: "
             "lower it, or in Python pass drop_last=False",
         )
         planned = default_settings(
@@ -241,6 +246,7 @@ class Order(SampleRows):
             drop_last=bool(drop_last),
             remake=partial(cls.from_corpus, row_shape=row_shape, drop_last=drop_last, **settings),
             reshuffle=chosen.reshuffle,
+            repeat=chosen.repeat,
             unset=chosen.unset,
         )
 
@@ -283,6 +289,7 @@ class Order(SampleRows):
             saved |= {key: identity[key] for key in ("selection",) if key in identity}
             settings = {key: identity[key] for key in _SETTINGS}
             settings["reshuffle"] = reshuffle_of(identity)
+            settings["repeat"] = identity.get("repeat", 1)
         except (KeyError, TypeError, ValueError) as error:
             raise StateError(f"not an order's identity: {type(error).__name__}: {error}") from None
         version = ORDER_VERSIONS[settings["reshuffle"]]
@@ -324,7 +331,7 @@ class Order(SampleRows):
         Raises:
             ConfigError: impossible settings.
         """
-        present = {"reshuffle": "global", **self.identity()}
+        present = {"reshuffle": "global", "repeat": 1, **self.identity()}
         identity = {**identity, "reshuffle": reshuffle_of(identity)}
         saved = {name: identity[name] for name in self._unset if name in identity}
         corpus = self._corpus.as_of(identity.get("bad"))
@@ -332,7 +339,7 @@ class Order(SampleRows):
             return self._remake(corpus).with_unset_from(identity, _epoch, step)
         if not step or not differing_keys(saved, {name: present[name] for name in saved}):
             return self
-        settings = {name: present[name] for name in (*_SETTINGS, "reshuffle")} | saved
+        settings = {name: present[name] for name in (*_SETTINGS, "reshuffle", "repeat")} | saved
         return Order.from_corpus(self._corpus, **settings)
 
     @staticmethod
@@ -366,13 +373,13 @@ class Order(SampleRows):
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it.
 
-        ``reshuffle`` is in it only where it is "lanes".
+        ``reshuffle`` is in it only where it is "lanes", and ``repeat`` where it is not 1.
         """
         identity = {
             "version": ORDER_VERSIONS[self.reshuffle],
             **self._corpus.identity(),
             "seed": self.seed,
-            "global_batch_size": self.global_batch_size,
+            "global_batch_size": self.global_batch_size * self.repeat,
             "grid": list(self._lanes.grid),
             "window": self._lanes.window,
             "interleave": self._lanes.interleave,
@@ -380,7 +387,8 @@ class Order(SampleRows):
             "shuffle": self._lanes.shuffle,
             "drop_last": self.drop_last,
         }
-        return identity | ({"reshuffle": "lanes"} if self.reshuffle == "lanes" else {})
+        identity |= {"reshuffle": "lanes"} if self.reshuffle == "lanes" else {}
+        return identity | ({"repeat": self.repeat} if self.repeat > 1 else {})
 
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step: shard int64 [G], index int64 [G], valid bool [G].

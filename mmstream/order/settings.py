@@ -99,13 +99,16 @@ def positive_or_none(name: str, value: Any) -> int | None:
     return None if value is None else positive(name, value)
 
 
-def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_GRID_LANES) -> tuple[int, int]:
+def checked_grid(
+    grid: Any, global_batch_size: int, most: int = MAX_GRID_LANES, repeat: int = 1
+) -> tuple[int, int]:
     """Return a grid (P, Q) as plain ints.
 
     Args:
         grid: any value.
         global_batch_size: G.
         most: lanes that are allowed, P * Q.
+        repeat: rows of a batch for each of G.
 
     Raises:
         ConfigError: it is not two integers from 1, has too many lanes, or Q does not divide G.
@@ -119,9 +122,21 @@ def checked_grid(grid: Any, global_batch_size: int, most: int = MAX_GRID_LANES) 
     require(
         min(groups, lanes) >= 1 and global_batch_size % lanes == 0,
         f"grid {(groups, lanes)}: P and Q must be positive, and Q must divide global_batch_size "
-        f"{global_batch_size}",
+        f"{batch_size_text(global_batch_size, repeat)}",
     )
     return groups, lanes
+
+
+def batch_size_text(global_batch_size: int, repeat: int) -> str:
+    """Return the rows of a step for a message, as the user gave them.
+
+    Examples:
+        >>> batch_size_text(4, repeat=1), batch_size_text(4, repeat=8)
+        ('4', '32 / repeat 8')
+    """
+    return (
+        f"{global_batch_size}" if repeat == 1 else f"{global_batch_size * repeat} / repeat {repeat}"
+    )
 
 
 def checked_reshuffle(reshuffle: Any, *, shuffle: bool, has_cache: bool) -> Reshuffle:
@@ -160,6 +175,7 @@ class ChosenSettings:
     """The settings that were given for an order, checked and as plain values. None: not given."""
 
     global_batch_size: int
+    """Rows of the order in a step: with `repeat`, its samples."""
     seed: int
     grid: tuple[int, int] | None
     window: int | None
@@ -168,6 +184,7 @@ class ChosenSettings:
     chunk: int | None
     shuffle: bool
     reshuffle: Reshuffle
+    repeat: int
     unset: tuple[str, ...]
     """Those of grid, window, interleave, chunk and reshuffle that nobody gave. With
     `window_bytes`, only `reshuffle` counts."""
@@ -188,6 +205,7 @@ class ChosenSettings:
         shuffle: Any = True,
         reshuffle: Any = None,
         has_cache: bool = False,
+        repeat: Any = 1,
     ) -> ChosenSettings:
         """Check settings. They are those of `Order.from_counts`.
 
@@ -195,6 +213,15 @@ class ChosenSettings:
             ConfigError: a setting is impossible, or both `window` and `window_bytes` are given.
         """
         rows = positive("global_batch_size", global_batch_size, MAX_ROWS)
+        repeat = positive("repeat", repeat)
+        below = rows - rows % repeat
+        require(
+            rows == below,
+            f"global_batch_size {rows} is not a multiple of repeat {repeat}: it counts rows, and "
+            f"each sample takes {repeat} of them: give {f'{below} or ' * (below > 0)}"
+            f"{below + repeat}",
+        )
+        rows //= repeat
         require(
             window is None or window_bytes is None,
             f"window {shown(window)} and window_bytes {shown(window_bytes)}: give one of the two",
@@ -204,13 +231,14 @@ class ChosenSettings:
         return cls(
             rows,
             integer("seed", seed),
-            None if grid is None else checked_grid(grid, rows, max_lanes),
+            None if grid is None else checked_grid(grid, rows, max_lanes, repeat),
             positive_or_none("window", window),
             positive_or_none("window_bytes", window_bytes),
             positive_or_none("interleave", interleave),
             positive_or_none("chunk", chunk),
             bool(shuffle),
             checked_reshuffle(reshuffle, shuffle=shuffle, has_cache=has_cache),
+            repeat,
             tuple(unset + ["reshuffle"] * (reshuffle is None)),
         )
 

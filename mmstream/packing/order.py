@@ -71,6 +71,7 @@ class PackOrder:
     """
 
     is_packed = True
+    repeat = 1
     inner: Order | MixtureOrder
     plan: PackPlan | MixturePlan
 

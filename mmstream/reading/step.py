@@ -48,8 +48,9 @@ class BatchLineage:
     `read` makes it from the plan. `decode` adds what is shown instead of bad samples. The loader
     counts by it, and the training log writes it down.
 
-    A row is one sample, or a pack of several. With packs, `planned` and `shown` have one entry per
-    sample, and `planned_rows` and `rows` say the row of each.
+    A row is one sample, or a pack of several. Where a pipeline repeats samples, all
+    here counts samples, and the batch has `repeat` rows of each. With packs, `planned` and `shown`
+    have one entry per sample, and `planned_rows` and `rows` say the row of each.
 
     Example: a rank has two packs, of samples a, b and c, d, e. Sample d is bad::
 
@@ -90,6 +91,8 @@ class BatchLineage:
     """Samples of packs that have fewer."""
     unlike_measured: str = ""
     """``shard[index] key: `` and the tokens of one of them, and as many as were measured."""
+    repeat: int = 1
+    """Rows of the batch for each sample, side by side: row r shows ``shown[r // repeat]``."""
     no_picture: str = ""
     """``shard[index] key`` of a row without a picture, where other rows have one."""
     num_bytes: int = 0

@@ -196,8 +196,8 @@ def _sources_of(batch: Batch) -> Iterable[str]:
     if not is_flat(batch):
         lineage = batch["__lineage__"]
         empty = {bad.row for bad in lineage.bad if bad.substitute is None}
-        rows = enumerate(batch["__source__"], start=lineage.start)
-        return [source for row, source in rows if row not in empty]
+        rows = enumerate(batch["__source__"], start=lineage.start * lineage.repeat)
+        return [source for row, source in rows if row // lineage.repeat not in empty]
     samples = batch["document_sample"].tolist()
     valid = batch["__valid__"][batch["document_row"]].tolist()
     documents = [pair for pair in zip(samples, valid, strict=True) if pair[0] >= 0]

@@ -330,7 +330,11 @@ class _Batches(IterableDataset[Any]):
         """Samples of an epoch over all ranks, without those that only fill the last step."""
         pipeline = _pipeline_of(self.loader)
         num_slots = len(self.loader) * pipeline.global_batch_size
-        return int(num_slots if pipeline.drop_last else min(num_slots, len(pipeline.dataset)))
+        return int(
+            num_slots
+            if pipeline.drop_last
+            else min(num_slots, len(pipeline.dataset) * pipeline.repeat)
+        )
 
     def __iter__(self) -> Iterator[dict[str, Any] | None]:
         if self._restarts:

@@ -56,6 +56,22 @@ def names_of(dataset: mm.Dataset, refs: list[tuple[int, int]]) -> list[tuple[str
     return [(dataset.name_of(shard), index) for shard, index in refs]
 
 
+def test_repeated_samples_are_replayed_once(faulty, tmp_path, mmstream):
+    pipeline = make_pipeline(faulty, repeat=3)
+    rows = [6, 3, 3]
+    delivered = [described(next(iter(loader))) for loader in loaders(pipeline, rows)]
+    state = tmp_path / "state.json"
+    state.write_text(json.dumps(mm.Loader(pipeline).state_dict()))
+    for rank, step in enumerate(delivered):
+        options = ["--rank", rank, "--world-size", 3, "--rows-per-rank", "6,3,3", "--json"]
+        code, output, _ = mmstream(faulty, "--state", state, *options)
+        assert code == 0
+        planned = [json.loads(line) for line in output.splitlines()]
+        assert [row["row"] for row in planned] == ([0, 1], [2], [3])[rank]
+        refs = [(row["shard"], row["index"]) for row in planned]
+        assert refs == names_of(pipeline.dataset, step.planned)
+
+
 def test_the_samples_of_packs_are_replayed_row_by_row(tmp_path, mmstream):
     url = write_corpus(tmp_path / "corpus", [30, 20, 10])
     decode = mm.Decode(text=mm.TextDecoder(byte_tokenizer(), max_length=512))

@@ -15,6 +15,7 @@ class Lineage(NamedTuple):
     start: int = 0
     bad: tuple[Any, ...] = ()
     planned_rows: list[int] | None = None
+    repeat: int = 1
 
 
 class FakeLoader:

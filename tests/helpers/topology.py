@@ -91,7 +91,7 @@ def run(
     delivered: dict[int, list[Step]] = {step: [] for step in steps}
     num_bytes = 0
     for rank in range(size):
-        rows = rows_of_rank(pipeline.global_batch_size, World(rank, size), "balanced")
+        rows = rows_of_rank(pipeline.order.global_batch_size, World(rank, size), "balanced")
         for worker in range(num_workers):
             jobs = [Job(epoch, step, *rows, num_workers) for step in steps[worker::num_workers]]
             with closing(PipelineRunner(pipeline, num_threads=num_threads)) as runner:

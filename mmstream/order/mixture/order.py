@@ -273,6 +273,7 @@ class MixtureOrder(SampleRows):
     def __init__(self, recipe: Recipe) -> None:
         self.recipe = recipe
         self.global_batch_size = recipe.global_batch_size
+        self.repeat = recipe.repeat
         self.seed = recipe.seed
         self.grid = recipe.grid
         self._draws = Draws(

@@ -59,6 +59,8 @@ class Recipe:
     interleave: int
     """K, segments that a window of a source is drawn from."""
     shuffle: bool
+    repeat: int = 1
+    """Rows of a batch that each of G becomes. An identity counts those of the batch."""
     reshuffle: Reshuffle = "global"
     """With "lanes", each lane has the same samples in every epoch of a large source."""
     unset: tuple[str, ...] = ()
@@ -79,6 +81,7 @@ class Recipe:
         interleave: int | None = None,
         reshuffle: Reshuffle | None = None,
         has_cache: bool = False,
+        repeat: int = 1,
         shuffle: bool = True,
         row_shape: RowShape = SINGLE_SAMPLE,
     ) -> Recipe:
@@ -104,6 +107,7 @@ class Recipe:
                 lane has the same samples in every epoch, in another order. Small sources have no
                 lanes. Default: "lanes" with `has_cache`, else "global".
             has_cache: whether nodes keep what they read. It only sets the default of `reshuffle`.
+            repeat: rows that each sample takes; it divides `global_batch_size`.
             shuffle: False: each source in its own order.
             row_shape: what a row is on average, for the defaults: a sample, or a pack of several.
 
@@ -121,6 +125,7 @@ class Recipe:
             shuffle=shuffle,
             reshuffle=reshuffle,
             has_cache=has_cache,
+            repeat=repeat,
         )
         rows = chosen.global_batch_size
         if not isinstance(epoch_steps, str):
@@ -155,6 +160,7 @@ class Recipe:
             grid,
             chosen.interleave or at_start.interleave,
             chosen.shuffle,
+            chosen.repeat,
             chosen.reshuffle,
             chosen.unset,
         )
@@ -176,7 +182,8 @@ class Recipe:
                 for step, shares in self.shares.items()
             },
             epoch_steps=self.epoch_steps,
-            global_batch_size=self.global_batch_size,
+            global_batch_size=self.global_batch_size * self.repeat,
+            repeat=self.repeat,
             seed=self.seed,
             grid=identity["grid"] if "grid" in self.unset else self.grid,
             interleave=identity["interleave"] if "interleave" in self.unset else self.interleave,
@@ -226,8 +233,11 @@ class Recipe:
                 for change in identity["weights"]
             }
             epoch_steps = positive("epoch_steps", identity["epoch_steps"])
+            repeat = positive("repeat", identity.get("repeat", 1))
             rows = positive("global_batch_size", identity["global_batch_size"], MAX_ROWS)
-            grid = checked_grid(identity["grid"], rows, MAX_LANES_OF_MIXTURE)
+            require(rows % repeat == 0, f"global_batch_size {rows} with repeat {repeat}")
+            rows //= repeat
+            grid = checked_grid(identity["grid"], rows, MAX_LANES_OF_MIXTURE, repeat)
             seed = integer("seed", identity["seed"])
             interleave = positive("interleave", identity["interleave"])
             shuffle = bool(identity["shuffle"])
@@ -259,6 +269,7 @@ class Recipe:
             grid,
             interleave,
             shuffle,
+            repeat,
             reshuffle,
         )
 
@@ -287,12 +298,13 @@ class Recipe:
             "sources": sources,
             "weights": weights,
             "epoch_steps": self.epoch_steps,
-            "global_batch_size": self.global_batch_size,
+            "global_batch_size": self.global_batch_size * self.repeat,
             "seed": self.seed,
             "grid": list(self.grid),
             "interleave": self.interleave,
             "shuffle": self.shuffle,
             **({"reshuffle": "lanes"} if self.reshuffle == "lanes" else {}),
+            **({"repeat": self.repeat} if self.repeat > 1 else {}),
         }
 
 
