@@ -117,6 +117,7 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
     """
     import pyarrow as pa
 
+    dataset, shard = dataset.own(shard)
     name, wanted = dataset.name_of(shard), None if columns is None else [*columns, *_ALWAYS]
     for store in dict.fromkeys((dataset.index_store, dataset.store)):
         url = store.url_of(sidecar_name(name))
@@ -236,6 +237,7 @@ def column_names(dataset: Any) -> list[str]:
 
 def _read(dataset: Any, shard: int, columns: Collection[str]) -> pa.Table:
     """Return columns of a sidecar, all of them."""
+    dataset, shard = dataset.own(shard)
     try:
         table = read_sidecar(dataset, shard, columns)
     except FileNotFoundError as error:

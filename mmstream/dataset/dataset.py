@@ -56,6 +56,8 @@ class Dataset(Sequence[Sample]):
             leaves them out.
         takedowns: what was taken down, the first one first (see ``removed.py``).
         selection: the samples that this dataset shows. None: all.
+        parts: the datasets of which this is the union, in their order (see ``union.py``). A dataset
+            of one folder has none.
         has_checksums: whether bytes that are read are compared with their checksums.
 
     Examples:
@@ -84,6 +86,7 @@ class Dataset(Sequence[Sample]):
         listed = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
         self.bad, self._takedown_of_bad = _with_takedowns(listed, self.takedowns)
         self.selection: Selection | None = None
+        self.parts: tuple[Dataset, ...] = ()
         self.has_checksums = checksums and manifest.checksums is not None
         indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self.shards = ShardReader(manifest, store, indexes, stats)
@@ -279,6 +282,7 @@ class Dataset(Sequence[Sample]):
             checksums,
             self.selection,
             self._takedown_of_bad,
+            tuple(len(part.takedowns) for part in self.parts) or (len(self.takedowns),),
         )
 
     @cached_property
@@ -308,6 +312,17 @@ class Dataset(Sequence[Sample]):
         """Return where a shard lies: in this dataset, which has no source name."""
         return ShardLocation("", self, shard)
 
+    def own(self, shard: int) -> tuple[Dataset, int]:
+        """Return the dataset of the folder that a shard lies in, and its position there.
+
+        Only there has the shard the name that its sidecar and its facts hold.
+        """
+        for part in self.parts:
+            if shard < part.num_shards:
+                return part, shard
+            shard -= part.num_shards
+        return self, shard
+
     def plan_order(self, *, drop_last: bool = True, **settings: Any) -> Order:
         """Return the order of the dataset. Settings and errors are those of `Order.from_counts`."""
         return Order.from_corpus(self.corpus, drop_last=drop_last, **settings)
@@ -327,7 +342,7 @@ class Dataset(Sequence[Sample]):
             return Order.from_saved(identity, self.corpus)
         except StateError as error:
             corpus = saved_corpus(self, identity)
-            if corpus is None and "selection" in identity:
+            if corpus is None and "selection" in identity and not self.parts:
                 raise StateError(f"{error}; or store them with `mmstream select`") from None
             if corpus is None:
                 raise
@@ -467,7 +482,9 @@ class Dataset(Sequence[Sample]):
 
     def _draws(self, seed: int, by: str | None) -> Iterator[npt.NDArray[np.float64]]:
         """Yield float64 [its samples] of each shard: a random number for each sample."""
-        draws = (_draws(shard.num_samples, seed, shard.name) for shard in self.manifest.shards)
+        # By names of shards in their folders: a sample is chosen in a union where it is alone.
+        owned = map(self.own, range(self.num_shards))
+        draws = (_draws(int(own.counts[shard]), seed, own.name_of(shard)) for own, shard in owned)
         if by is None:
             return draws
         from mmstream.dataset.select import draws_by

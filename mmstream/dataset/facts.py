@@ -177,6 +177,7 @@ def read_facts(dataset: Dataset, shard: int) -> list[Fact | None]:
         ShardError: They are damaged, or of another shard.
         StorageError: The storage failed after retries.
     """
+    dataset, shard = dataset.own(shard)
     shard_name = dataset.name_of(shard)
     name = facts_name(shard_name)
     most = dataset.manifest.shards[shard].num_bytes + EXTRA_BYTES

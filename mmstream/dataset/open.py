@@ -1,8 +1,8 @@
 """From a name to a `Dataset`, without opening a shard.
 
-The name may be a folder or prefix with a manifest, a folder of plain tars, one tar, a list of tars,
-or a brace pattern. Opening reads the manifest and the bad list. A local folder is listed too; a
-prefix of an object store is listed only where there is no manifest.
+The name may be a folder or prefix with a manifest, a folder of plain tars, one tar, a list of tars
+or of folders, or a brace pattern. Opening reads the manifest and the bad list. A local folder is
+listed too; a prefix of an object store is listed only where there is no manifest.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ from mmstream.dataset.files import picture_hint, require_files
 from mmstream.dataset.index import build_index, index_name, num_indexed
 from mmstream.dataset.manifest import MANIFEST_NAME, MARKER_NAME, Manifest, ShardInfo
 from mmstream.dataset.removed import REMOVED_NAME, NamedTakedown, located, read_takedowns
+from mmstream.dataset.union import union_of
 from mmstream.errors import ConfigError, ManifestError, escaped
 from mmstream.settings import checked
 from mmstream.storage import (
@@ -50,13 +51,16 @@ TAR_ENDINGS = (".tar", ".tgz", ".tar.gz")
 MAX_TARS = 1_000_000
 """Most names that a pattern in braces stands for."""
 
+MAX_OPENED_AT_ONCE = 16
+"""Folders of a union that are opened side by side."""
+
 MAX_MARKER_BYTES = 1 << 20
 """Largest marker of an unfinished conversion that is read."""
 
 logger = logging.getLogger(__name__)
 
 
-@checked({"source": "pass a folder, a URL, a tar, or a list of tars"})
+@checked({"source": "pass a folder, a URL, a tar, or a list of tars or of folders"})
 def open_dataset(
     source: str | os.PathLike[str] | Sequence[str | os.PathLike[str]],
     *,
@@ -69,7 +73,9 @@ def open_dataset(
 
     Args:
         source: A folder or prefix with a manifest or with plain tars, one tar, a list of tars, or
-            a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``.
+            a brace pattern such as ``"s3://bucket/shard-{000000..000099}.tar"``. Of a list of
+            folders, the dataset is their union: ``base/shard-000000.tar`` is a shard of the folder
+            ``base``. Only the last one may grow, and other folders may be added at the end.
         bad_list: Leave the samples of the bad list out of all epochs. The list is in the
             dataset's root, where ``mmstream verify --write-bad`` has put it.
         checksums: Compare the bytes of every sample that is read with its checksum, where the
@@ -87,8 +93,9 @@ def open_dataset(
         milliseconds per thousand samples. ``mmstream index`` does it once and for all.
 
     Raises:
-        ConfigError: `source` is no name. Or the list is empty, names a tar twice, or mixes local
-            and remote tars. Or a `storage_kind` for what is no folder.
+        ConfigError: `source` is no name. Or the list is empty, names a tar twice, mixes local and
+            remote tars, or tars and folders. Or folders of a list cannot be one dataset. Or a
+            `storage_kind` for what is no folder.
         ManifestError: No shards, a conversion that has not finished, a malformed manifest or bad
             list, one that is no file, a manifest that leads elsewhere, or remote tars without an
             index.
@@ -102,25 +109,32 @@ def open_dataset(
         >>> type(dataset[0]["jpg"])  # reads this sample alone
         <class 'bytes'>
     """
+
+    def open_folder(name: str) -> Dataset:
+        store = open_store(name)
+        return _open_folder(store, bad_list, checksums, allow_foreign_urls, storage_kind)
+
     if isinstance(source, str | os.PathLike):
         name = os.fspath(source)
         require_no_secret(name)
         if _is_folder(name) or not ("{" in name or name.endswith(TAR_ENDINGS)):
-            store = open_store(name)
-            return _open_folder(store, bad_list, checksums, allow_foreign_urls, storage_kind)
+            return open_folder(name)
         urls = expand_braces(name)
     else:
         urls = [os.fspath(item) for item in source]
         for url in urls:
             require_no_secret(url)
-            if _is_folder(url):
-                raise ConfigError(
-                    f"open_dataset: {escaped(url)} is a folder, and a list names tars; open each "
-                    'folder by itself, and read several as one with mm.Mixture({"a": (one, 1), '
-                    "...})"
-                )
+        folders = [url for url in urls if _is_folder(url) or not url.endswith(TAR_ENDINGS)]
+        if 0 < len(folders) < len(urls):
+            raise ConfigError(
+                f"open_dataset: {escaped(folders[0])} is a folder, and other names of the list are "
+                "tars; give one or the other"
+            )
+        if folders:
+            with ThreadPoolExecutor(MAX_OPENED_AT_ONCE) as pool:
+                return union_of([*pool.map(open_folder, folders)], checksums=checksums)
     if not urls:
-        raise ConfigError("open_dataset: the list of tars is empty")
+        raise ConfigError("open_dataset: the list of tars or folders is empty")
     return _open_tars(urls, bad_list, storage_kind)
 
 
@@ -362,7 +376,7 @@ def _open_tars(urls: Sequence[str], bad_list: bool, storage_kind: StorageKind | 
         if folder and file == REMOVED_NAME:
             raise ConfigError(
                 f"open_dataset: samples were taken down in {store.url_of(folder)}, and tars of "
-                "several folders would show them: mix the folders with mm.Mixture"
+                "several folders would show them: open the folders, open_dataset([FOLDER, FOLDER])"
             )
     return _open_plain(store, names, stats, bad_list, storage_kind, is_subset=True)
 

@@ -164,20 +164,20 @@ def where(
     progress: bool,
 ) -> Any:
     """Return a view of the samples that fulfil a condition. See `Dataset.where`."""
-    rule, store = rule_of(condition, columns), dataset.index_store
+    rule = rule_of(condition, columns)
     if isinstance(condition, str):  # what a function returns may change with what it uses
-        pointer = _where_name(dataset, rule.text)
         with suppress(FileNotFoundError):
-            selection = _opened(dataset, _read(store, pointer), store.url_of(pointer))
+            selection = _stored(dataset, lambda own: _where_name(own, rule.text))
             return _within(dataset, selection, f"where {escaped(rule.text)}")
-    _refuse_ranks(f"where {escaped(rule.text)}", store, rule.options, world)
+    _refuse_ranks(f"where {escaped(rule.text)}", dataset, rule.options, world)
     return dataset.with_selection(evaluated(dataset, rule, progress=progress)[0])
 
 
-def _refuse_ranks(what: str, store: Store, options: Sequence[str], world: World | None) -> None:
+def _refuse_ranks(what: str, dataset: Any, options: Sequence[str], world: World | None) -> None:
     """Raise a ConfigError where several ranks would each read the columns of all shards."""
     if (num_ranks := resolve_world(world).world_size) > 1:
-        command = shlex.join(["mmstream", "select", store.url, *options])
+        folders = [own.index_store.url for own in dataset.parts or [dataset]]
+        command = " && ".join(shlex.join(["mmstream", "select", url, *options]) for url in folders)
         then = ', and use dataset.select("NAME")' * ("--name" in options)
         raise ConfigError(
             f"{what}: {num_ranks} ranks would each read the columns of all shards: run "
@@ -402,7 +402,7 @@ def chosen(
         data = left("select", data.select(select))
     if keys_file is not None:
         options = ("--keys-file", keys_file, "--name", "NAME")
-        _refuse_ranks(f"keys_file={keys_file!r}", data.index_store, options, world)
+        _refuse_ranks(f"keys_file={keys_file!r}", data, options, world)
         data = left("keys_file", having_keys(data, keys_file)[0])
     if where is not None and anew:  # whatever is stored
         rule = rule_of(where, columns)
@@ -446,16 +446,31 @@ class Record:
 def select(dataset: Any, name: str) -> Any:
     """Return a view of the samples that are stored under a name. See `Dataset.select`."""
     require_name(name)
-    store, pointer = dataset.index_store, f"{PREFIX}name.{name}.json"
+    selection = _stored(dataset, lambda _: f"{PREFIX}name.{name}.json", ("--name", name))
+    return _within(dataset, selection, f"select {escaped(name)}")
+
+
+def _stored(
+    dataset: Any, pointer_of: Callable[[Any], str], options: Sequence[str] = ()
+) -> Selection:
+    """Return the set to which a small file beside the index leads. Of a union, each folder has one.
+
+    Args:
+        dataset: The dataset.
+        pointer_of: The name of the small file, from a dataset of one folder.
+        options: Of the command that writes it.
+    """
+    if dataset.parts:
+        return Selection.joined([_stored(own, pointer_of, options) for own in dataset.parts])
+    store, pointer = dataset.index_store, pointer_of(dataset)
     url = store.url_of(pointer)
     try:
-        record = _read(store, pointer)
+        return _opened(dataset, _read(store, pointer), url)
     except FileNotFoundError:
-        command = shlex.join(["mmstream", "select", store.url, "--name", name])
+        command = shlex.join(["mmstream", "select", store.url, *options])
         raise FileNotFoundError(
             f"{url}: no such selection; `{command} --where CONDITION` writes it"
         ) from None
-    return _within(dataset, _opened(dataset, record, url), f"select {escaped(name)}")
 
 
 def store_selection(
@@ -616,7 +631,7 @@ def saved_corpus(dataset: Any, identity: Mapping[str, Any]) -> Corpus | None:
     """
     saved, num_shards = identity.get("selection"), identity.get("num_shards")
     digest = saved.get("digest") if isinstance(saved, Mapping) else None
-    if not isinstance(digest, str) or not re.fullmatch(_DIGEST, digest):
+    if not isinstance(digest, str) or not re.fullmatch(_DIGEST, digest) or dataset.parts:
         return None
     if type(num_shards) is not int or not 0 < num_shards <= dataset.num_shards:
         return None

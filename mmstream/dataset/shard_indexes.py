@@ -247,8 +247,9 @@ class ShardIndexes:
         built: Mapping[str, IntArray] | None = None,
     ) -> None:
         self.store, self.manifest, self.has_checksums = store, manifest, has_checksums
-        self._has_manifest = built is None
-        self._built = {name: columns_of(offsets, None) for name, offsets in (built or {}).items()}
+        self.built: dict[str, ShardColumns] | None = None
+        if built is not None:
+            self.built = {name: columns_of(offsets, None) for name, offsets in built.items()}
         self._readers = [self._reader(part) for part in manifest.index_parts]
         first_shards = [part.first_shard for part in manifest.index_parts]
         self._first_shards = np.array(first_shards, dtype=np.int64)
@@ -345,8 +346,8 @@ class ShardIndexes:
         Bytes that are no index are read again: storage may be at fault.
         """
         info = self.manifest.shards[shard]
-        if info.name in self._built:
-            return self._built[info.name]
+        if self.built is not None and info.name in self.built:
+            return self.built[info.name]
         if not self._is_possible(shard):  # before memory is taken for them
             raise ShardError(
                 f"{info.name}: {info.num_bytes} bytes cannot hold {info.num_samples} samples; run "
@@ -428,7 +429,8 @@ class ShardIndexes:
         wanted = [
             shard
             for shard in shards
-            if self._is_possible(shard) and self.manifest.shards[shard].name not in self._built
+            if self._is_possible(shard)
+            and self.manifest.shards[shard].name not in (self.built or ())
         ]
         for shard, columns in self._read_files(wanted, self.has_checksums).items():
             if isinstance(columns, ShardColumns):
@@ -496,7 +498,7 @@ class ShardIndexes:
                 f"{info.name}: {info.num_bytes} bytes, its index goes to {offsets[-1]}: truncated, "
                 "or the index is not this tar's"
             )
-        if not self._has_manifest:
+        if self.built is not None:
             is_near = not self.store.access.concurrent  # elsewhere each header is a request
             require_whole(self.store, info.name, info.num_bytes, offsets, thorough=is_near)
         checksums = None

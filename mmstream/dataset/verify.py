@@ -12,7 +12,7 @@ import shlex
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import TypeAlias
 
 import numpy as np
@@ -88,6 +88,14 @@ def verify(
     Raises:
         StorageError: The storage failed after retries.
     """
+    first = 0
+    for own in dataset.parts:  # there the commands are of one folder
+        problems = verify(own, decode=decode, quick=quick, progress=progress)
+        prefix = dataset.name_of(first).partition("/")[0] if own.num_shards else ""
+        yield from (replace(item, shard=f"{prefix}/{item.shard}") for item in problems)
+        first += own.num_shards
+    if dataset.parts:
+        return
     for part in dataset.manifest.index_parts:
         yield from _check_part(dataset, part, quick)
     shards = range(dataset.num_shards)

@@ -14,6 +14,7 @@ import hashlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import islice, product
 from typing import Any
 
 import numpy as np
@@ -29,6 +30,9 @@ CONTENT_KEYS = ("sizes", "sha256")
 DATASET = "dataset"
 """Where an order runs over packs, ``corpus`` and so on are about groups and packs. Its identity has
 ``dataset corpus`` and so on for the dataset."""
+
+MAX_TRIED = 10_000
+"""Numbers of takedowns of several folders that are tried, to find those of a state."""
 
 HASH_LENGTH = 32
 """Hexadecimal digits of the hashes in an identity: 128 bits."""
@@ -73,6 +77,9 @@ class Corpus:
     takedown_of_bad: IntArray | None = None
     """[num_bad] the takedown, from 1, that each of `bad` came with. 0, and None: it was listed as
     bad. It is not part of the identity."""
+    takedown_counts: tuple[int, ...] = ()
+    """Takedowns of each folder of a union, and of a dataset's one folder. Those of one folder come
+    in the order of their numbers; nobody knows the order of those of two."""
 
     def __post_init__(self) -> None:
         counts = np.asarray(self.counts, dtype=np.int64).reshape(-1)
@@ -181,12 +188,13 @@ class Corpus:
             checksums,
             selection,
             takedowns,
+            self.takedown_counts,
         )
 
     @property
     def before_takedowns(self) -> Corpus:
         """The corpus as if nothing had been taken down."""
-        return self._before(1)
+        return self._with_takedowns([0] * len(self.takedown_counts))
 
     def as_of(self, bad_hash: Any) -> Corpus:
         """Return the corpus as it was when an identity with this ``bad`` was saved.
@@ -195,17 +203,18 @@ class Corpus:
         """
         if self.takedown_of_bad is None or _hash_of_bad(self.bad) == bad_hash:
             return self
-        for takedown in np.unique(self.takedown_of_bad)[::-1].tolist():
-            earlier = self._before(takedown)
-            if takedown and _hash_of_bad(earlier.bad) == bad_hash:
-                return earlier
-        return self
+        # Example: of two folders with 2 takedowns and 1, these were there: 2 1, 2 0, 1 1, ..., 0 0.
+        numbers = product(*(range(count, -1, -1) for count in self.takedown_counts))
+        earlier = map(self._with_takedowns, islice(numbers, MAX_TRIED))
+        return next((corpus for corpus in earlier if _hash_of_bad(corpus.bad) == bad_hash), self)
 
-    def _before(self, takedown: int) -> Corpus:
-        """Return the corpus before a takedown, from 1."""
+    def _with_takedowns(self, kept: Sequence[int]) -> Corpus:
+        """Return the corpus after the first takedowns of each folder alone."""
         if self.takedown_of_bad is None:
             return self
-        is_earlier = self.takedown_of_bad < takedown
+        are_kept = zip(self.takedown_counts, kept, strict=True)
+        is_kept = np.concatenate([[True], *(np.arange(count) < num for count, num in are_kept)])
+        is_earlier = is_kept[self.takedown_of_bad]
         return replace(
             self, bad=self.bad[is_earlier], takedown_of_bad=self.takedown_of_bad[is_earlier]
         )

@@ -18,9 +18,9 @@ the bits of one block are counted. So a selection of 10^9 samples takes 141 MB.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import numpy as np
@@ -84,6 +84,16 @@ class Selection:
     def of_all(cls, counts: IntArray) -> Selection:
         """Return the selection of all samples."""
         return cls.of_shards((np.ones(count, dtype=np.bool_) for count in counts), counts)
+
+    @classmethod
+    def joined(cls, parts: Sequence[Selection]) -> Selection:
+        """Return a selection of the shards of several, one after the other."""
+        counts = np.concatenate([part.counts for part in parts])
+        bits = np.zeros(num_bit_bytes(counts), dtype=np.uint8)
+        own = [part.bits[: part.starts[-1]] for part in parts]
+        bits[: sum(map(len, own))] = np.concatenate(own)
+        is_mapped = any(part.reopen is not None for part in parts)
+        return cls(counts, bits, partial(cls.joined, parts) if is_mapped else None)
 
     def __reduce__(self) -> tuple[Any, ...]:
         if self.reopen is None:

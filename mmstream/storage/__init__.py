@@ -13,6 +13,7 @@
     http_client.py   HTTP requests whose responses are read in pieces
     transfers.py  ranges of a reader process: in which order, how many at a time, again when
     memory.py    objects in this process (``memory://``), for tests and small corpora
+    union.py     several folders that are read as one
     node_cache.py    samples of remote shards on a disk of this machine
     node_cache_file.py  one file of it
     write_lock.py    one writer at a time in a folder or prefix
@@ -45,6 +46,7 @@ from mmstream.storage.store import (
     Store,
     require_known,
 )
+from mmstream.storage.union import SCHEME, UnionStore, refuse_union
 from mmstream.storage.urls import (
     BUCKET_SCHEMES,
     is_remote,
@@ -66,6 +68,7 @@ __all__ = [
     "RequestError",
     "SharedStore",
     "Store",
+    "UnionStore",
     "is_remote",
     "is_shared",
     "join_url",
@@ -85,9 +88,9 @@ def open_store(url: str | os.PathLike[str]) -> Store:
             fsspec knows: ``s3://bucket/corpus``, ``gs://``, ``az://``, ``https://``, ``hf://``.
 
     Raises:
-        ConfigError: An empty name, a URL without a host or bucket, or one with a password or a
-            signature in it, or with one slash after its scheme. For a remote store: a patience
-            (``MMSTREAM_STORAGE_PATIENCE_S``) that is no number of seconds.
+        ConfigError: An empty name, the name of a union, a URL without a host or bucket, or one with
+            a password or a signature in it, or with one slash after its scheme. For a remote store:
+            a patience (``MMSTREAM_STORAGE_PATIENCE_S``) that is no number of seconds.
     """
     name = os.fspath(url)
     require_two_slashes(name)
@@ -96,6 +99,8 @@ def open_store(url: str | os.PathLike[str]) -> Store:
     if not is_remote(name):
         return LocalStore(str(Path(local_path(name)).absolute()))
     scheme, _, location = name.partition("://")
+    if scheme == SCHEME:
+        refuse_union(name)
     require_no_secret(name)
     if not location.strip("/") or (scheme in BUCKET_SCHEMES and location.startswith("/")):
         raise ConfigError(f"{name}: names no bucket; write {scheme}://bucket/prefix")

@@ -4,6 +4,7 @@
 client sends each request once. There is one client a store, in the reader process of a rank.
 
     `S3Client`       ``s3://``, through connections of its own
+    `UnionClient`    a union of stores: the clients of these
     `StoreClient`    every other store, through threads
 """
 
@@ -27,6 +28,7 @@ from mmstream.storage.retry import CREDENTIALS_HINT, health_of, sent_once
 from mmstream.storage.s3_endpoint import S3Endpoint, S3Signer, s3_endpoint
 from mmstream.storage.s3_errors import Refusal, connection_failure, failure
 from mmstream.storage.store import ObjectStat, RequestError, Store
+from mmstream.storage.union import UnionStore
 from mmstream.storage.urls import join_url, key_of
 from mmstream.storage.web import number_of_bytes, range_stat, version_of
 
@@ -98,9 +100,40 @@ class RangeClient(Protocol):
 
 def range_client(store: Store) -> RangeClient:
     """Return a new client for a store. It connects when its first range is opened."""
+    if isinstance(store, UnionStore):
+        return UnionClient(store)
     if isinstance(store, RemoteStore) and store.url.startswith("s3://"):
         return S3Client(store.url)
     return StoreClient(store)
+
+
+class UnionClient:
+    """A `RangeClient` for a union of stores."""
+
+    def __init__(self, store: UnionStore) -> None:
+        self._store = store
+        self._clients = {own: range_client(own) for _, own in store.stores}
+
+    @property
+    def streams(self) -> bool:
+        """Whether the clients of all stores do."""
+        return all(client.streams for client in self._clients.values())
+
+    def url_of(self, name: str) -> str:
+        """Return the URL of an object, for messages."""
+        return self._store.url_of(name)
+
+    async def open(
+        self, name: str, start: int, stop: int, into: memoryview | None = None
+    ) -> RangeStream:
+        """Request bytes [start, stop) of an object; as the client of its store."""
+        store, own_name = self._store.find(name)
+        return await self._clients[store].open(own_name, start, stop, into)
+
+    async def close(self) -> None:
+        """Close the clients of all stores."""
+        for client in self._clients.values():
+            await client.close()
 
 
 # -- every other store, through threads ------------------------------------------------------------

@@ -377,14 +377,6 @@ def test_urls_of_files_name_paths_as_pathlib_writes_them(tmp_path):
     assert convert([tar], f"{root}/again", progress=False).num_samples == 1
 
 
-@pytest.mark.parametrize("how", [lambda a, b: [a, b], lambda a, b: [a, b / "shard-000000.tar"]])
-def test_a_list_with_a_folder_says_how_to_read_several(tmp_path, how):
-    one, two = (write_corpus(tmp_path / name, [2]) for name in "ab")
-    with pytest.raises(ConfigError, match=r"/a is a folder, and a list .* with mm.Mixture\(") as e:
-        open_dataset(how(Path(one), Path(two)))
-    assert "\n" not in str(e.value)
-
-
 # -- folders of pictures ------------------------------------------------------------------------
 
 
