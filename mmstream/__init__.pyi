@@ -45,7 +45,9 @@ from mmstream.loader.device import to_device as to_device
 from mmstream.loader.loader import Loader as Loader
 from mmstream.measuring.plan import plan as plan
 from mmstream.measuring.statistics import statistics as statistics
+from mmstream.order import Buckets as Buckets
 from mmstream.order import Order as Order
+from mmstream.order import aspect_edges as aspect_edges
 from mmstream.packing.cost import Cost as Cost
 from mmstream.packing.settings import PackLimits as PackLimits
 from mmstream.pipeline import Pipeline as Pipeline

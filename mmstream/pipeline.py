@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mmstream.batching.collate import Collate, collate, make_batch, plain_tensors
 from mmstream.batching.flat import Flat, Pack, flatten, make_flat_batch, reserved_batch_fields
 from mmstream.batching.lengths import find_plan, packs_of_mixture
+from mmstream.dataset.buckets import bucket_order
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
@@ -40,7 +41,7 @@ from mmstream.decoding.step import DecodedStep, DecodeStage, PlannedStep
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError, TakenDownError
-from mmstream.order import AnyOrder
+from mmstream.order import AnyOrder, Buckets
 from mmstream.order.settings import reshuffle_of
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
@@ -82,7 +83,7 @@ _ADVICE = {
     "transforms": "pass a tuple of functions, (fn,)",
     "grid": "give (P, Q), two whole numbers from 1 up, or None",
     "cache_dir": "give the path of a local folder",
-    "batching": "pass mm.Flat(), mm.Pack(max_tokens), or None",
+    "batching": "pass mm.Flat(), mm.Pack(max_tokens), mm.Buckets(column, edges=...), or None",
     "collate": "pass a function, or leave it out",
     "bad_samples": "pass mm.BadSamplePolicy(action=...)",
 }
@@ -126,7 +127,8 @@ class Pipeline:
             a batch or the main thread of a worker, in the order of rows. Random draws as above.
         collate: Function from the samples of a rank to a batch.
         batching: `mm.Flat`: documents without padding, one behind the other. `mm.Pack`: rows of
-            several samples, as a plan says. None: what `collate` makes.
+            several samples, as a plan says. `mm.Buckets`: what `collate` makes, where the samples
+            of a step are of about one length or shape. None: what `collate` makes.
         shuffle: False: the samples come in the order of the shards.
         drop_last: False: one more step holds the left-over samples. ``__valid__`` is False for its
             padding.
@@ -161,7 +163,7 @@ class Pipeline:
     zero_copy: bool = False
     transforms: tuple[Transform, ...] = ()
     collate: Collate = collate
-    batching: Flat | None = None
+    batching: Flat | Buckets | None = None
     shuffle: bool = True
     drop_last: bool = True
     bad_samples: BadSamplePolicy = field(default_factory=BadSamplePolicy)
@@ -189,7 +191,8 @@ class Pipeline:
             ),
         )
         _check_batching(self)
-        if not isinstance(self.batching, Pack):  # whose plan may be made by `mm.plan(self)`
+        # The plan of packs may be made by `mm.plan(self)`; buckets read columns.
+        if not isinstance(self.batching, Pack | Buckets):
             _ = self.order  # refuses impossible settings here, not in a worker
 
     @cached_property
@@ -207,6 +210,8 @@ class Pipeline:
             "shuffle": self.shuffle,
             "drop_last": self.drop_last,
         }
+        if isinstance(self.batching, Buckets):
+            return bucket_order(self.dataset, self.batching, **settings)
         if not isinstance(self.batching, Pack):
             return self.dataset.plan_order(**settings)
         counted = (self.batching, self.decode, self.before)
@@ -214,6 +219,11 @@ class Pipeline:
             return packs_of_mixture(self.dataset, *counted, **settings)
         plan = find_plan(self.dataset, *counted, self.seed)
         return PackOrder.from_plan(plan, self.dataset.corpus, **settings)
+
+    @property
+    def flat(self) -> Flat | None:
+        """How batches without padding are made. None: they are padded."""
+        return self.batching if isinstance(self.batching, Flat) else None
 
     def with_order(self, order: AnyOrder) -> Pipeline:
         """Return this pipeline with another order of the same dataset, such as a saved state's."""
@@ -229,16 +239,20 @@ class Pipeline:
         )
 
     def __repr__(self) -> str:
-        if isinstance(self.batching, Pack) and "order" not in self.__dict__:  # nothing is opened
-            return f"<Pipeline: packs of {self.batching.max_tokens:,} tokens, of {self.dataset!r}>"
-        rows = f"{self.global_batch_size} packs" if self.order.is_packed else self.global_batch_size
-        rows = rows if self.repeat == 1 else f"{rows} rows, {self.repeat} of each sample,"
+        if "order" not in self.__dict__:  # nothing is opened
+            of = self.batching
+            batches = f"packs of {of.max_tokens:,} tokens" if isinstance(of, Pack) else f"{of!r}"
+            return f"<Pipeline: {batches}, of {self.dataset!r}>"
+        rows = f"{self.global_batch_size}{' packs' if self.order.is_packed else ''}"
+        rows += f" rows, {self.repeat} of each sample," if self.repeat > 1 else ""
         steps = f"{self.order.steps_per_epoch:,} steps of {rows} per epoch"
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
     def _repr_html_(self) -> str | None:
         from mmstream.display.overviews import pipeline_html
 
+        if isinstance(self.batching, Buckets) and "order" not in self.__dict__:
+            return None  # its columns would be read
         try:
             return pipeline_html(self)
         except (ConfigError, FileNotFoundError):  # packs without a plan
@@ -353,7 +367,7 @@ class PipelineRunner:
             progress=self._progress,
             limits=order.plan.settings if isinstance(order, PackOrder) else None,
             batch_fields=reserved_batch_fields(
-                pipeline.batching,
+                pipeline.flat,
                 settings.get("video_fields", ()),
                 settings.get("audio_fields", ()),
             ),
@@ -462,7 +476,7 @@ class PipelineRunner:
 def _has_user_functions(pipeline: Pipeline) -> bool:
     """Tell whether functions of the user make something of samples or batches."""
     functions: list[Any] = [*pipeline.before, *pipeline.transforms, pipeline.collate]
-    functions += [] if pipeline.batching is None else [pipeline.batching.positions]
+    functions += [] if pipeline.flat is None else [pipeline.flat.positions]
     is_in_decoders = pipeline.decode is not None and pipeline.decode.has_user_functions
     return is_in_decoders or any(is_user_function(function) for function in functions if function)
 
@@ -531,7 +545,7 @@ def _is_never_ranged(_field: str) -> bool:
 
 def _make_batch_of(pipeline: Pipeline, settings: dict[str, Any]) -> Callable[[DecodedStep], Batch]:
     """Return the function that makes batches: with what it must know of the decoders."""
-    decode, batching = pipeline.decode, pipeline.batching
+    decode, batching = pipeline.decode, pipeline.flat
     if batching is not None:
         settings.pop("pad_to", None)
         settings.pop("padding_side", None)
@@ -616,7 +630,7 @@ def _without_audio(name: str, decoder: AudioDecoder) -> tuple[str, torch.Tensor]
 
 def _check_batching(pipeline: Pipeline) -> None:
     """Refuse settings that do not go with how batches are made."""
-    batching, is_own = pipeline.batching, pipeline.collate is not collate
+    batching, is_own = pipeline.flat, pipeline.collate is not collate
     text = None if pipeline.decode is None else pipeline.decode.text
     has_tokens = pipeline.decode is not None or pipeline.transforms
     refuse_broken(
@@ -634,6 +648,11 @@ def _check_batching(pipeline: Pipeline) -> None:
             batching is not None and not has_tokens,
             "batching= joins the tokens of texts, and nothing makes any: "
             "pass decode=mm.Decode(text=mm.TextDecoder(tokenizer))",
+        ),
+        (
+            isinstance(pipeline.batching, Buckets) and isinstance(pipeline.dataset, Mixture),
+            "batching=mm.Buckets(...) is for one dataset, and this is a mixture: its sources have "
+            "epochs of their own",
         ),
     )
     if isinstance(batching, Pack):

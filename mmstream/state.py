@@ -282,13 +282,19 @@ def _refuse_other_kind(
             f"{kinds['sources' in present]}: they have no order in common"
         )
     has_begun = step or (epoch and "sources" in saved)  # a mixture's sources end in mid-epoch
-    if has_begun and ("plan" in saved) != ("plan" in present):
-        kinds = {True: "packs (batching=mm.Pack)", False: "single samples"}
+    was, now = (_kind_of_rows(identity) for identity in (saved, present))
+    if has_begun and was != now:
+        what = "packs" if "plan" in {**saved, **present} else "buckets"
         raise StateError(
-            f"the state of epoch {epoch} step {step} is of {kinds['plan' in saved]}, this run of "
-            f"{kinds['plan' in present]}: packs begin or end where an epoch does, so finish this "
-            "epoch as it began"
+            f"the state of epoch {epoch} step {step} is of {was}, this run of {now}: {what} "
+            "begin or end where an epoch does, so finish this epoch as it began"
         )
+
+
+def _kind_of_rows(identity: Mapping[str, Any]) -> str:
+    if "plan" in identity:
+        return "packs (batching=mm.Pack)"
+    return "buckets (batching=mm.Buckets)" if "buckets" in identity else "single samples"
 
 
 def _require_content(saved: Mapping[str, Any]) -> None:
@@ -304,12 +310,24 @@ def _require_content(saved: Mapping[str, Any]) -> None:
 def _shown_of(binding: Mapping[str, Any], name: str) -> str:
     """Return the value of a key, for a message."""
     value = binding.get(name, _IF_ABSENT.get(name))
+    if name == "buckets":
+        return _shown_buckets(value)
     if name.rpartition(" ")[2] != "selection":
         return _shown(value)
     try:
         return f"{value['num_samples']:,} samples ({escaped(value['digest'], 8)})"
     except (KeyError, TypeError, ValueError):
         return "all samples" if value is None else _shown(value)
+
+
+def _shown_buckets(value: Any) -> str:
+    try:
+        samples = ", ".join(
+            f"{part['num_samples']:,} up to {part['edge']}" for part in value["parts"]
+        )
+        return escaped(f"of {value['column']} with {samples} samples")
+    except (KeyError, TypeError, ValueError):
+        return _shown(value)
 
 
 def _shown(value: Any) -> str:
@@ -373,6 +391,11 @@ def _advice(differences: Mapping[str, str], step: int, *, is_packed: bool) -> st
             "(mmstream.bad.previous.json is the one before the last change); where it began with "
             f"none, {finish}. Either way the rest of this epoch still shows samples that only the "
             "new list names: to show none of them, resume from a state of step 0, or start anew."
+        )
+    if "buckets" in differences:
+        return (
+            "Edges, or the column of some samples, have changed: give the edges that this epoch "
+            f"began with. Others may begin where an epoch does: {finish}."
         )
     if "selection" in differences:
         return (

@@ -8,7 +8,7 @@ from typing import Any
 
 import click
 
-from mmstream.cli.select import choosing
+from mmstream.cli.select import bucketing, buckets_from, choosing
 from mmstream.cli.shared import (
     AT_LEAST_0,
     AT_LEAST_1,
@@ -19,6 +19,7 @@ from mmstream.cli.shared import (
     say,
     text_counter,
 )
+from mmstream.dataset.buckets import bucket_order
 from mmstream.dataset.mixture import Mixture, open_data
 from mmstream.dataset.select import chosen
 from mmstream.display.contents import spread
@@ -27,6 +28,7 @@ from mmstream.display.text import count_text, size_text
 from mmstream.errors import SampleError, escaped
 from mmstream.measuring.statistics import statistics
 from mmstream.media.fields import undecoded_media
+from mmstream.order import Buckets
 from mmstream.ranks import World, rows_of_rank
 from mmstream.reading.plan import epoch_reads, window_bytes
 from mmstream.storage.transfers import MAX_PREFIX_RATE
@@ -82,6 +84,7 @@ MAX_INDENT = 8
 @click.option(
     "--ranks", type=AT_LEAST_1, default=1, show_default=True, help="With --plan: ranks of the run."
 )
+@bucketing
 @choosing()
 @allow_foreign_urls
 def info(
@@ -96,6 +99,10 @@ def info(
     allow_foreign_urls: bool,
     plan: int | None,
     ranks: int,
+    buckets: str | None,
+    edges: str | None,
+    resolution: int | None,
+    multiple_of: int,
     **choice: Any,
 ) -> None:
     """Show what the dataset at URL holds: shards, samples, fields, bytes, some keys.
@@ -110,9 +117,10 @@ def info(
     if plan is not None:
         refuse_given(["num_keys", "as_json", "stats"], "without --plan")
         refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
-        _show_reads(open_chosen(), plan, ranks)
+        wanted = buckets_from(buckets, edges, resolution, multiple_of)
+        _show_reads(open_chosen(), plan, ranks, wanted)
         return
-    refuse_given(["ranks"], "with --plan")
+    refuse_given(["ranks", "buckets", "edges", "resolution", "multiple_of"], "with --plan")
     if stats:
         refuse_given(["num_keys"], "without --stats")
         _show_statistics(open_chosen(), url, num_samples or 1000, seed, tokenizer, html, as_json)
@@ -146,11 +154,16 @@ def _show(data: Any, num_keys: int, as_json: bool) -> None:
         _print_dataset(dataset, sources[name])
 
 
-def _show_reads(data: Any, num_rows: int, num_ranks: int) -> None:
+def _show_reads(data: Any, num_rows: int, num_ranks: int, buckets: Buckets | None) -> None:
     """Print about what an epoch over a dataset asks of object storage."""
     if isinstance(data, Mixture):
         raise click.UsageError("--plan is for one dataset: ask it for each source of a mixture")
-    order = data.plan_order(global_batch_size=num_rows)
+    if buckets is None:
+        order = data.plan_order(global_batch_size=num_rows)
+    else:
+        order = bucket_order(data, buckets, global_batch_size=num_rows)
+        for line in repr(order).splitlines():
+            say(line)
     ranks = (World(rank, num_ranks) for rank in range(num_ranks))
     row_bounds = [*(rows_of_rank(num_rows, rank, "balanced")[0] for rank in ranks), num_rows]
     reads = epoch_reads(data, order, row_bounds)

@@ -11,6 +11,7 @@ import click
 
 from mmstream.cli.shared import AT_LEAST_1, allow_foreign_urls, command, refuse_given, say
 from mmstream.display.text import count_text
+from mmstream.order import Buckets, aspect_edges
 from mmstream.ranks import World
 
 F = TypeVar("F", bound=Callable[..., None])
@@ -59,6 +60,63 @@ def choosing(*names: str) -> Callable[[F], F]:
     return decorate
 
 
+_BUCKET_OPTIONS = (
+    click.option(
+        "--buckets",
+        metavar="COLUMN",
+        help="With --edges or --resolution: the buckets of mm.Buckets(COLUMN, edges=...).",
+    ),
+    click.option(
+        "--edges",
+        metavar="N,... or HxW,...",
+        help="With --buckets: upper edges that rise, or the (height, width) of pictures.",
+    ),
+    click.option(
+        "--resolution",
+        type=AT_LEAST_1,
+        help="With --buckets aspect, in place of --edges: shapes of the area of this square.",
+    ),
+    click.option(
+        "--multiple-of",
+        type=AT_LEAST_1,
+        default=64,
+        show_default=True,
+        help="With --resolution: both sides are multiples of it.",
+    ),
+)
+
+
+def bucketing(function: F) -> F:
+    """Give a command the options that `buckets_from` takes."""
+    for option in reversed(_BUCKET_OPTIONS):
+        function = option(function)
+    return function
+
+
+def buckets_from(
+    buckets: str | None, edges: str | None, resolution: int | None, multiple_of: int
+) -> Buckets | None:
+    """Return the buckets that the options name. None: there are none."""
+    if buckets is None:
+        refuse_given(("edges", "resolution", "multiple_of"), "with --buckets")
+        return None
+    if (edges is None) == (resolution is None):
+        raise click.UsageError("--buckets: give --edges, or --resolution")
+    if resolution is not None:
+        return Buckets(buckets, edges=tuple(aspect_edges(resolution, multiple_of=multiple_of)))
+    refuse_given(("multiple_of",), "with --resolution")
+    parsed: Any
+    try:
+        texts = [text.split("x") for text in str(edges).split(",")]
+        if all(len(text) == 1 for text in texts):
+            parsed = tuple(float(text) for (text,) in texts)
+        else:
+            parsed = tuple((int(height), int(width)) for height, width in texts)
+    except ValueError:
+        raise click.UsageError(f"--edges {edges}: give 2,4,8 or 512x512,384x640") from None
+    return Buckets(buckets, edges=parsed)
+
+
 def words_of(choice: Mapping[str, Any]) -> list[str]:
     """Return the options of a choice, for a command to copy."""
     return [
@@ -84,6 +142,7 @@ def words_of(choice: Mapping[str, Any]) -> list[str]:
     metavar="NAME",
     help="Name of the selection.  [default: none; --where finds that of its condition]",
 )
+@bucketing
 @click.option("--overwrite", is_flag=True, help="Choose anew, and replace another --name.")
 @allow_foreign_urls
 def select(
@@ -93,6 +152,10 @@ def select(
     by: str | None,
     columns: str | None,
     name: str | None,
+    buckets: str | None,
+    edges: str | None,
+    resolution: int | None,
+    multiple_of: int,
     overwrite: bool,
     allow_foreign_urls: bool,
     **choice: Any,
@@ -102,6 +165,9 @@ def select(
     `dataset.select(NAME)` and --select NAME use them, and so does every --where with this
     condition. They lie beside the index, in one file of a bit for each sample. The options choose
     one after the other: --select, --keys-file, --where, --sample, --limit.
+
+    With --buckets, the samples of each bucket are stored, for mm.Buckets with this column and
+    these edges.
     """
     from mmstream.converting.formats.caller import load_function
     from mmstream.dataset.open import open_dataset
@@ -115,6 +181,10 @@ def select(
 
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     store, words = dataset.index_store, words_of({**choice, "where": where})
+    wanted = buckets_from(buckets, edges, resolution, multiple_of)
+    if wanted is not None:
+        _store_buckets(dataset, wanted, [*words, *(["--name"] if name else [])], overwrite)
+        return
     is_alone = where is not None and not columns and not words_of(choice)
     if choice["sample"] is None:
         refuse_given(("by", "seed"), "with --sample")
@@ -144,3 +214,20 @@ def select(
     share = record.num_chosen / record.num_samples
     say(f"{record.num_chosen:,} of {count_text(record.num_samples, 'sample')} chosen, {share:.1%}")
     say(f"selection: {store.url_of(PREFIX + record.digest)}")
+
+
+def _store_buckets(dataset: Any, buckets: Buckets, others: list[str], overwrite: bool) -> None:
+    """Store the samples of each bucket, and print how many they are."""
+    from mmstream.dataset.buckets import store_buckets
+
+    if others:
+        raise click.UsageError(
+            f"{others[0]} does not go with --buckets, which are of the whole dataset: a view takes "
+            "its own samples of them"
+        )
+    counts = store_buckets(dataset, buckets, overwrite=overwrite)
+    for edge, count in zip(buckets.edges, counts, strict=True):
+        shape = "x".join(map(str, edge)) if isinstance(edge, tuple) else f"up to {edge}"
+        say(f"{count:>13,}  {shape}")
+    num_outside = len(dataset) - sum(counts)
+    say(f"{num_outside:>13,}  in no bucket: above the last edge, or NULL")

@@ -30,7 +30,7 @@ from mmstream.dataset.shards import ShardReader
 from mmstream.display.sample_dict import SampleDict
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, StateError, TakenDownError, escaped, where
-from mmstream.order import Corpus, Order
+from mmstream.order import BucketOrder, Corpus, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Mask, Selection
 from mmstream.ranks import World
@@ -327,17 +327,20 @@ class Dataset(Sequence[Sample]):
         """Return the order of the dataset. Settings and errors are those of `Order.from_counts`."""
         return Order.from_corpus(self.corpus, drop_last=drop_last, **settings)
 
-    def order_from_identity(self, identity: Mapping[str, Any]) -> Order:
+    def order_from_identity(self, identity: Mapping[str, Any]) -> Order | BucketOrder:
         """Return the order that a saved state names; shards may have been appended since.
 
         Raises:
             StateError: the state belongs to a mixture or to another dataset, or its samples were
                 chosen by a selection that is neither that of this view nor stored.
         """
+        from mmstream.dataset.buckets import saved_bucket_order
         from mmstream.dataset.select import saved_corpus
 
         if "sources" in identity:
             raise StateError("this state is of a mixture: give its JSON file")
+        if "buckets" in identity:
+            return saved_bucket_order(self, identity)
         try:
             return Order.from_saved(identity, self.corpus)
         except StateError as error:

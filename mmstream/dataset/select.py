@@ -173,6 +173,66 @@ def where(
     return dataset.with_selection(evaluated(dataset, rule, progress=progress)[0])
 
 
+def each_of(
+    dataset: Any,
+    rules: Sequence[Rule],
+    *,
+    what: str,
+    options: Sequence[str],
+    world: World | None,
+    progress: bool,
+    anew: bool,
+) -> list[Selection]:
+    """Return the samples of each of some rules over the same columns, which are read once.
+
+    No sample fulfils two of them. Where all of them are stored, nothing is read.
+
+    Args:
+        dataset: The dataset or view. Stored samples are those of the whole dataset.
+        rules: Conditions over the same columns, 255 at most.
+        what: Names them in messages.
+        options: Of `mmstream select`, which stores them.
+        world: As `Dataset.where`.
+        progress: Show a progress bar (on a terminal only).
+        anew: Whatever is stored.
+
+    Raises:
+        ConfigError, ManifestError, ShardError, StorageError: As `Dataset.where`.
+    """
+    with suppress(FileNotFoundError):
+        if not anew:
+            return [_stored(dataset, partial(_where_name, text=rule.text)) for rule in rules]
+    _refuse_ranks(what, dataset, options, world)
+    numbers = np.concatenate(
+        [
+            np.zeros(0, dtype=np.uint8),
+            *_of_shards(dataset, partial(_rule_numbers, dataset, rules), progress),
+        ]
+    )
+    ends = np.cumsum(dataset.counts)
+    return [
+        Selection.of_shards(
+            (part == number for part in np.split(numbers, ends[:-1])), dataset.counts
+        )
+        for number in range(len(rules))
+    ]
+
+
+def _rule_numbers(dataset: Any, rules: Sequence[Rule], shard: int) -> npt.NDArray[np.uint8]:
+    """Return the number of the rule that each sample of a shard fulfils; 255: of none."""
+    import pyarrow.compute as pc
+
+    shown = _shown(dataset, shard)
+    numbers = np.full(shown.size, 255, dtype=np.uint8)
+    if shard and not shown.any():  # as in `_judged`
+        return numbers
+    columns = read_columns(dataset, shard, rules[0].names)
+    for number, rule in enumerate(rules):
+        truth = reduce(pc.and_kleene, rule.truths(columns))
+        numbers[truth.fill_null(False).to_numpy(zero_copy_only=False) & shown] = number
+    return numbers
+
+
 def _refuse_ranks(what: str, dataset: Any, options: Sequence[str], world: World | None) -> None:
     """Raise a ConfigError where several ranks would each read the columns of all shards."""
     if (num_ranks := resolve_world(world).world_size) > 1:
@@ -294,9 +354,8 @@ def _shown(dataset: Any, shard: int) -> Mask:
 
 def _within(dataset: Any, selection: Selection, what: str) -> Any:
     """Return the samples of a selection that a dataset or view shows, as a view."""
-    if dataset.selection is None:
-        return dataset.with_selection(selection)
-    view = dataset.with_selection(dataset.selection & selection)
+    chosen = selection if dataset.selection is None else dataset.selection & selection
+    view = dataset.with_selection(chosen)
     if not len(view):
         raise ConfigError(
             f"{what}: {selection.num_chosen:,} samples of the dataset, and none of the "
@@ -491,6 +550,8 @@ def store_selection(
         StorageError: The storage failed after retries.
     """
     store, selection = dataset.index_store, dataset.selection
+    if selection is None:
+        selection = Selection.of_all(dataset.counts)
     record = Record(
         VERSION,
         selection.digest,

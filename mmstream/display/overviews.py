@@ -207,8 +207,8 @@ def _batch_text(pipeline: Any) -> str:
     """Return what a batch is made by: the plan of its packs, or a function."""
     if pipeline.order.is_packed:
         return f"{pipeline.batching.layout}: {pipeline.order.plan!r}"
-    if pipeline.batching is not None:
-        return f"{pipeline.batching.layout}: documents without padding"
+    if pipeline.flat is not None:
+        return f"{pipeline.flat.layout}: documents without padding"
     return getattr(pipeline.collate, "__name__", "collate")
 
 

@@ -39,7 +39,7 @@ class DeliveredCounts:
 
     def __init__(self, stats: Stats, pipeline: Pipeline) -> None:
         self._stats = stats
-        self._batching = pipeline.batching
+        self._batching = pipeline.flat
         self._action = pipeline.bad_samples.action
         self._has_warned_of_filters = False
         self._has_warned_of_fill = False

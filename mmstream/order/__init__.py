@@ -7,6 +7,8 @@ topology, and after every resume.
 
     order.py     the order of one dataset
     mixture/     the order of several datasets, mixed by weights
+    buckets.py   which buckets there are, by the edges of a column
+    bucket_order.py  the order of a dataset whose steps have samples of one bucket
     corpus.py    what an order knows about a dataset
     lanes.py     (step, row) -> slot of the epoch, by lanes and windows; what shared lanes cost
     chunks.py    slot of the epoch -> (shard, index), by permuted chunks; lanes that keep samples
@@ -19,6 +21,8 @@ is one lane and no permutation: slot = step * G + row.
 """
 
 from mmstream.order.any_order import MAX_ATTEMPTS, NEAR_ATTEMPTS, AnyOrder, Refs, Unit, Window
+from mmstream.order.bucket_order import BucketOrder, buckets_of
+from mmstream.order.buckets import Buckets, aspect_edges
 from mmstream.order.corpus import Corpus
 from mmstream.order.mixture.order import MixtureOrder
 from mmstream.order.mixture.recipe import Recipe, Stop
@@ -28,6 +32,8 @@ __all__ = [
     "MAX_ATTEMPTS",
     "NEAR_ATTEMPTS",
     "AnyOrder",
+    "BucketOrder",
+    "Buckets",
     "Corpus",
     "MixtureOrder",
     "Order",
@@ -36,4 +42,6 @@ __all__ = [
     "Stop",
     "Unit",
     "Window",
+    "aspect_edges",
+    "buckets_of",
 ]

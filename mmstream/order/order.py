@@ -205,9 +205,13 @@ class Order(SampleRows):
         *,
         row_shape: RowShape = SINGLE_SAMPLE,
         drop_last: bool = True,
+        unset: Sequence[str] | None = None,
         **settings: Any,
     ) -> Order:
-        """Build the order of a corpus. Settings and errors are those of `from_counts`."""
+        """Build the order of a corpus. Settings and errors are those of `from_counts`.
+
+        `unset` names settings that count as not given: see `with_unset_from`.
+        """
         chosen = ChosenSettings.check(**settings)
         num_samples, rows = corpus.num_samples, chosen.global_batch_size
         only_bad = " that are not on its bad list" if corpus.bad.size else ""
@@ -247,7 +251,7 @@ class Order(SampleRows):
             remake=partial(cls.from_corpus, row_shape=row_shape, drop_last=drop_last, **settings),
             reshuffle=chosen.reshuffle,
             repeat=chosen.repeat,
-            unset=chosen.unset,
+            unset=chosen.unset if unset is None else unset,
         )
 
     @classmethod

@@ -184,6 +184,9 @@ class Selection:
     def __and__(self, other: Selection) -> Selection:
         return Selection(self.counts, self.bits & other.bits)
 
+    def __or__(self, other: Selection) -> Selection:
+        return Selection(self.counts, self.bits | other.bits)
+
     def __sub__(self, other: Selection) -> Selection:
         return Selection(self.counts, self.bits & ~other.bits)
 

@@ -27,7 +27,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index_part import SampleBounds
 from mmstream.dataset.source import ShardSource, datasets_of
 from mmstream.errors import ConfigError, ShardError
-from mmstream.order import AnyOrder, Order
+from mmstream.order import AnyOrder, BucketOrder, Order
 from mmstream.order.lanes import request_factor
 from mmstream.packing.order import PackOrder
 from mmstream.packing.plan import MixturePlan
@@ -406,6 +406,16 @@ def epoch_reads(source: Dataset, order: AnyOrder, row_bounds: Sequence[int]) -> 
     Returns:
         The reads. None: the rows are packs or not shuffled, or the dataset has no samples.
     """
+    if isinstance(order, BucketOrder):
+        of_buckets = [
+            epoch_reads(source.with_selection(part.selection), part.order, row_bounds)
+            for part in order.parts
+        ]
+        reads = [of_bucket for of_bucket in of_buckets if of_bucket is not None]
+        num_samples = sum(of_bucket.num_samples for of_bucket in reads)
+        num_bytes = sum(of_bucket.num_bytes for of_bucket in reads)
+        num_requests = sum(of_bucket.num_requests for of_bucket in reads)
+        return EpochReads(num_samples, num_bytes / num_samples, num_requests) if reads else None
     identity = order.identity()
     if not (isinstance(order, Order) and identity["shuffle"] and source.num_bytes):
         return None

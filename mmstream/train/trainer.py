@@ -151,7 +151,7 @@ class LoaderTrainerMixin(_Trainer):  # type: ignore[misc]  # Any, for mypy
             setattr(self, name, loader)
         self.data_collator = data_collator or self._model_inputs
         loader = self.train_dataset
-        is_flat = _is_loader(loader) and _pipeline_of(loader).batching is not None
+        is_flat = _is_loader(loader) and _pipeline_of(loader).flat is not None
         has_own_loss = self.compute_loss_func or getattr(self.args, "loss_type", "nll") != "nll"
         self._takes_weights = is_flat and data_collator is None and not has_own_loss
         if self._takes_weights and not self.model_accepts_loss_kwargs:

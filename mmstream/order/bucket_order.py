@@ -1,0 +1,405 @@
+"""The order of buckets: each step has samples of one bucket.
+
+The first stage of the flow where a pipeline has buckets, in the place of `order/order.py`. Each
+bucket is an `Order` over its samples of the corpus, so each of them comes once an epoch. A step is
+found in one more move::
+
+    step of the epoch  --table-->  (bucket, step of the bucket)  --`Order`-->  samples
+
+The table is made once an epoch. Step k of a bucket with n steps gets a random key between k / n and
+(k + 1) / n, and all steps are sorted by their keys. So each bucket is spread evenly over the epoch:
+of 50 equal buckets none is ever more than one step from its share, and where one of them has half
+of 10^6 steps, it is nine at most.
+
+Example: a bucket with 4 steps and one with 2::
+
+    keys of bucket 0    0.11  0.31  0.70  0.82        step            0  1  2  3  4  5
+    keys of bucket 1    0.23  0.95                    bucket          0  1  0  0  0  1
+                                                      its own step    0  0  1  2  3  1
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from copy import copy
+from dataclasses import replace
+from functools import partial, reduce
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+from mmstream.errors import ConfigError, StateError
+from mmstream.order.any_order import Refs, SampleRows, Window, cached
+from mmstream.order.buckets import Buckets, Edge
+from mmstream.order.corpus import Corpus, differing_keys, require_same_shards
+from mmstream.order.order import Order
+from mmstream.order.permute import random_words
+from mmstream.order.selection import Selection
+from mmstream.order.settings import ChosenSettings, mixture_settings, require, reshuffle_of
+from mmstream.types import IntArray
+
+BUCKET_VERSION = 1
+"""Part of every saved state; a change of any rule of this order must raise it."""
+
+
+class Bucket(NamedTuple):
+    """A bucket of an order, after small ones were joined."""
+
+    edge: Edge
+    """Its largest value, or the (height, width) of its pictures."""
+    order: Order
+    """Of its samples."""
+    selection: Selection
+    parts: tuple[Edge, ...]
+    """The edges of the buckets that it was joined of."""
+
+
+class _Table(NamedTuple):
+    """The steps of an epoch."""
+
+    buckets: npt.NDArray[np.uint8]
+    """[steps] bucket of each step."""
+    steps: list[IntArray]
+    """Of each bucket, [its steps]: the step of the epoch. They rise."""
+
+
+class BucketOrder(SampleRows):
+    """The order of all epochs of a dataset with buckets. Build it with `from_corpus`.
+
+    A window belongs to one bucket: its number is local * B + bucket, for B buckets.
+
+    Attributes:
+        buckets: what was asked for.
+        parts: the buckets that there are, by their edges.
+        steps_per_epoch: steps of every epoch, of all buckets.
+        num_samples: samples of all buckets without those on the bad list.
+        global_batch_size: G, rows of a step over all ranks.
+        seed: the seed of all permutations.
+        grid: (P, Q), groups of lanes and lanes of a group, of each bucket.
+        stride: B * P * Q. Windows of one lane and bucket have numbers that differ by multiples.
+        drop_last: whether the samples of a bucket that do not fill a step are left out.
+
+    Examples:
+        >>> from mmstream.order import Corpus
+        >>> masks = [[True] * 6 + [False] * 4], [[False] * 6 + [True] * 4]
+        >>> counts = np.array([10])
+        >>> selections = [Selection.of_shards(map(np.array, mask), counts) for mask in masks]
+        >>> order = BucketOrder.from_corpus(
+        ...     Corpus(counts),
+        ...     Buckets("duration_s", edges=[2, 4], min_steps=1),
+        ...     selections,
+        ...     global_batch_size=2,
+        ... )
+        >>> [order.refs(epoch=0, step=step).index.tolist() for step in range(5)]
+        [[4, 5], [7, 6], [0, 1], [9, 8], [3, 2]]
+    """
+
+    def __init__(
+        self,
+        parts: Sequence[Bucket],
+        corpus: Corpus,
+        buckets: Buckets,
+        seed: int,
+        remake: Callable[[Corpus], BucketOrder],
+    ) -> None:
+        self.buckets, self.seed = buckets, seed
+        self._corpus = corpus
+        self._remake = remake  # with the same settings, for the samples before a takedown
+        self._set_parts(parts)
+
+    def _set_parts(self, parts: Sequence[Bucket]) -> None:
+        first = parts[0].order
+        self.parts = tuple(parts)
+        self.global_batch_size = first.global_batch_size
+        self.grid, self.drop_last = first.grid, first.drop_last
+        self.stride = len(parts) * first.stride
+        self.steps_per_epoch = sum(part.order.steps_per_epoch for part in parts)
+        self.num_samples = sum(part.order.num_samples for part in parts)
+        self._tables: dict[int, _Table] = {}
+
+    def __getstate__(self) -> dict[str, Any]:
+        return self.__dict__ | {"_tables": {}}
+
+    @classmethod
+    def from_corpus(
+        cls,
+        corpus: Corpus,
+        buckets: Buckets,
+        selections: Sequence[Selection],
+        *,
+        drop_last: bool = True,
+        **settings: Any,
+    ) -> BucketOrder:
+        """Build the order of a corpus.
+
+        Args:
+            corpus: the dataset, with the selection of a view.
+            buckets: their edges.
+            selections: the stored samples of each bucket. Each sample is in one of them at most.
+            drop_last: False: each bucket has one more step with its left-over samples.
+            settings: those of `Order.from_counts`. Windows are of all buckets together.
+
+        Raises:
+            ConfigError: impossible settings, or fewer samples than one step needs.
+        """
+        chosen = ChosenSettings.check(**settings)
+        rows = chosen.global_batch_size
+        bare = replace(corpus, names=None, checksums=None)  # which take long to hash
+        if corpus.selection is not None:
+            selections = [corpus.selection & selection for selection in selections]
+        corpora = [replace(bare, selection=selection) for selection in selections]
+        counts = [of_bucket.num_samples for of_bucket in corpora]
+        require(
+            any(counts),
+            f"Buckets({buckets.column!r}): no sample is in a bucket: each is above the last edge, "
+            f"{buckets.edges[-1]}, has no value (NULL) or is known to be bad",
+        )
+        targets = buckets.joined(counts, [rows] * len(counts))
+        numbers = sorted({target for target, count in zip(targets, counts, strict=True) if count})
+        members = {
+            number: [m for m, of in enumerate(targets) if of == number and counts[m]]
+            for number in numbers
+        }
+        joined = [
+            replace(bare, selection=reduce(Selection.__or__, map(selections.__getitem__, those)))
+            for those in members.values()
+        ]
+        sizes = [(of_bucket.chosen_bytes, of_bucket.num_samples) for of_bucket in joined]
+        shares = [num_samples for _, num_samples in sizes]
+        planned = mixture_settings(
+            shares,
+            sizes,
+            rows,
+            window_bytes=chosen.window_bytes,
+            grid=chosen.grid,
+            window=chosen.window,
+        )
+        parts = [
+            Bucket(
+                buckets.edges[number],
+                Order.from_corpus(
+                    of_bucket,
+                    global_batch_size=rows,
+                    seed=int(random_words(1, chosen.seed, "bucket", number)[0] >> np.uint64(1)),
+                    grid=planned.grid,
+                    window=max(1, round(planned.window * share / sum(shares))),
+                    interleave=planned.interleave,
+                    chunk=planned.chunk,
+                    shuffle=chosen.shuffle,
+                    reshuffle=chosen.reshuffle,
+                    drop_last=drop_last,
+                    unset=chosen.unset,
+                ),
+                of_bucket.selection or Selection.of_all(of_bucket.counts),
+                tuple(buckets.edges[member] for member in members[number]),
+            )
+            for number, of_bucket, share in zip(numbers, joined, shares, strict=True)
+        ]
+        remake = partial(
+            cls.from_corpus,
+            buckets=buckets,
+            selections=selections,
+            drop_last=drop_last,
+            **settings,
+        )
+        return cls(parts, corpus, buckets, chosen.seed, remake)
+
+    @classmethod
+    def from_saved(
+        cls,
+        identity: Mapping[str, Any],
+        corpus: Corpus,
+        buckets: Buckets,
+        selections: Sequence[Selection],
+    ) -> BucketOrder:
+        """Rebuild the order of a saved state, even if shards were appended to the corpus since.
+
+        Args:
+            identity: ``state["order"]``.
+            corpus: as it is now.
+            buckets: what `buckets_of` says of the identity.
+            selections: the samples of its buckets now.
+
+        Raises:
+            StateError: `identity` is malformed, or the corpus or its buckets are others now.
+        """
+        try:
+            saved = {key: identity[key] for key in ("corpus", "num_shards", "bad")}
+            saved |= {k: identity[k] for k in ("sizes", "sha256", "selection") if k in identity}
+            names = ("global_batch_size", "seed", "shuffle", "drop_last")
+            settings = {name: identity[name] for name in names}
+            corpus = corpus.first_shards(
+                saved["num_shards"],
+                keep_bad=saved["bad"] is not None,
+                keep_selection="selection" in saved,
+            ).as_of(saved["bad"])
+            require_same_shards(saved, corpus.identity())
+            selections = [chosen.first_shards(saved["num_shards"]) for chosen in selections]
+            settings["reshuffle"] = reshuffle_of(identity)
+            order = cls.from_corpus(corpus, buckets, selections, **settings)
+            order = order.with_unset_from(identity, 0, 1)
+        except (ConfigError, KeyError, TypeError, ValueError, IndexError) as error:
+            if isinstance(error, StateError):
+                raise
+            raise StateError(f"not an order of buckets: {type(error).__name__}: {error}") from None
+        if differing := differing_keys(identity, order.identity()):
+            raise StateError(
+                f"the buckets of {buckets.column} are not those of the state, in "
+                f"{', '.join(differing)}: its column has changed, or another version saved it; "
+                "start anew"
+            )
+        return order
+
+    def __repr__(self) -> str:
+        lines = [f"{'samples':>13} {'steps':>9}  {self.buckets.column} up to"]
+        if self.buckets.has_shapes:
+            lines = [f"{'samples':>13} {'steps':>9}  (height, width)"]
+        for edge, order, _, parts in self.parts:
+            joined = f", joined of {', '.join(map(str, parts))}" if parts != (edge,) else ""
+            lines.append(f"{order.num_samples:>13,} {order.steps_per_epoch:>9,}  {edge}{joined}")
+        return "\n".join(lines)
+
+    # -- what the order is ---------------------------------------------------------------------
+
+    def identity(self) -> dict[str, Any]:
+        """Return everything the order depends on, in plain JSON types. States contain it.
+
+        It has the keys of an order without buckets, and ``buckets``: their settings, and the
+        samples and settings of each. ``window`` is of all together.
+        """
+        kept = ("window", "interleave", "chunk")
+        of_parts = [part.order.identity() for part in self.parts]
+        parts = [
+            {
+                "edge": _plain(part.edge),
+                "num_samples": part.selection.num_chosen,
+                "digest": part.selection.digest,
+                **{key: identity[key] for key in kept},
+            }
+            for part, identity in zip(self.parts, of_parts, strict=True)
+        ]
+        same = ("global_batch_size", "grid", "shuffle", "drop_last", "reshuffle")
+        return {
+            "version": BUCKET_VERSION,
+            **self._corpus.identity(),
+            "seed": self.seed,
+            **{key: value for key, value in of_parts[0].items() if key in same},
+            "window": sum(identity["window"] for identity in of_parts),
+            "buckets": {
+                "column": self.buckets.column,
+                "edges": [_plain(edge) for edge in self.buckets.edges],
+                "min_steps": self.buckets.min_steps,
+                "parts": parts,
+            },
+        }
+
+    binding = staticmethod(Order.binding)
+
+    def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> BucketOrder:
+        """Return this order with what a saved identity knows better: see `Order`."""
+        corpus = self._corpus.as_of(identity.get("bad"))
+        if step and corpus is not self._corpus:
+            return self._remake(corpus).with_unset_from(identity, epoch, step)
+        if not step:
+            return self
+        present = self.parts[0].order.identity()
+        same = {key: value for key, value in identity.items() if key in ("grid", "reshuffle")}
+        parts = [
+            part._replace(
+                order=part.order.with_unset_from(
+                    {**same, **saved, "bad": present["bad"]}, epoch, step
+                )
+            )
+            for part, saved in zip(self.parts, identity["buckets"]["parts"], strict=True)
+        ]
+        if all(new.order is part.order for new, part in zip(parts, self.parts, strict=True)):
+            return self
+        order = copy(self)
+        order._set_parts(parts)
+        return order
+
+    @property
+    def range_samples(self) -> float:
+        """Neighbouring samples that one read of a window fetches, on average over the buckets."""
+        samples = [part.order.num_samples * part.order.range_samples for part in self.parts]
+        return sum(samples) / self.num_samples
+
+    # -- samples of steps and windows ----------------------------------------------------------
+
+    def edge(self, epoch: int, step: int) -> Edge:
+        """Return the edge of the bucket of a step."""
+        return self.parts[self._locate(epoch, step)[0]].edge
+
+    def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
+        """Return the samples of a step. See `Order.refs`."""
+        number, local = self._locate(epoch, step)
+        return self.parts[number].order.refs(epoch, local, rows)
+
+    def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
+        """Return the number of the window of each row. See `Order.windows`."""
+        number, local = self._locate(epoch, step)
+        return self.parts[number].order.windows(epoch, local, rows) * len(self.parts) + number
+
+    def window(self, epoch: int, number: int) -> Window:
+        """Return the samples of a window. See `Order.window`."""
+        local, part = divmod(number, len(self.parts))
+        window = self.parts[part].order.window(epoch, local)
+        return window._replace(step=self._table(epoch).steps[part][window.step])
+
+    def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
+        """Return the sample of the same bucket that replaces a bad one. See `Order.substitute`."""
+        number, local = self._locate(epoch, step)
+        return self.parts[number].order.substitute(epoch, local, row, attempt)
+
+    def stream(self, epoch: int, _step: int, _row: int) -> tuple[int, int]:
+        """Return (seed, epoch), the key of the random transforms of a row."""
+        return self.seed, epoch
+
+    def _locate(self, epoch: int, step: int) -> tuple[int, int]:
+        """Return the bucket of a step, and which step of the bucket it is."""
+        require(epoch >= 0, f"epoch {epoch}: epochs count from 0")
+        require(
+            0 <= step < self.steps_per_epoch,
+            f"step {step}: an epoch has steps 0 to {self.steps_per_epoch - 1}",
+        )
+        table = self._table(epoch)
+        number = int(table.buckets[step])
+        return number, int(np.searchsorted(table.steps[number], step))
+
+    def _table(self, epoch: int) -> _Table:
+        return cached(self._tables, epoch, 2, lambda: self._lay_out(epoch))
+
+    def _lay_out(self, epoch: int) -> _Table:
+        sizes = [part.order.steps_per_epoch for part in self.parts]
+        is_shuffled = self.parts[0].order.identity()["shuffle"]
+        keys = []
+        for number, size in enumerate(sizes):
+            words = random_words(size, self.seed, epoch, "buckets", number) >> np.uint64(11)
+            offsets = words.astype(np.float64) * 2.0**-53 if is_shuffled else 0.5
+            keys.append((np.arange(size) + offsets) / size)
+        by_key = np.argsort(np.concatenate(keys), kind="stable")
+        buckets = np.repeat(np.arange(len(sizes), dtype=np.uint8), sizes)[by_key]
+        return _Table(buckets, [np.flatnonzero(buckets == number) for number in range(len(sizes))])
+
+
+def buckets_of(identity: Mapping[str, Any]) -> Buckets:
+    """Return the buckets that an identity names.
+
+    Raises:
+        StateError: it is malformed, or of another version.
+    """
+    if identity.get("version") != BUCKET_VERSION:
+        raise StateError(
+            f"version {identity.get('version')!r} of buckets, this mmstream has {BUCKET_VERSION}"
+        )
+    try:
+        saved = identity["buckets"]
+        settings = {name: saved[name] for name in ("column", "edges", "min_steps")}
+        return Buckets(settings.pop("column"), **settings)
+    except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
+        raise StateError(f"not an order of buckets: {type(error).__name__}: {error}") from None
+
+
+def _plain(edge: Edge) -> float | list[int]:
+    return list(edge) if isinstance(edge, tuple) else edge

@@ -1,0 +1,298 @@
+"""Buckets of a dataset: found, stored, run on any ranks, resumed, and what bad input gets."""
+
+from __future__ import annotations
+
+import json
+import logging
+import shlex
+import shutil
+from collections import Counter
+from collections.abc import Callable
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import mmstream as mm
+from mmstream.cli import cli
+from mmstream.dataset import select as select_module
+from mmstream.dataset.removed import take_down
+from mmstream.storage import open_store
+from tests.helpers.topology import Step, assert_resumes_exactly, described, run
+
+ROWS = [
+    {"text": f"text {number}", **({} if number % 20 == 7 else {"words": number % 13})}
+    for number in range(150)
+]
+"""150 samples in 15 shards; words of 7 samples are not known."""
+
+EDGES = [2, 5, 9]
+
+Command = Callable[..., tuple[int, str, str]]
+
+
+def write(dest: str, rows: list[dict[str, Any]] = ROWS) -> str:
+    mm.convert(rows, dest, samples_per_shard=10, progress=False)
+    return dest
+
+
+@pytest.fixture(scope="module")
+def written(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A dataset that no test writes to."""
+    return write(str(tmp_path_factory.mktemp("buckets") / "corpus"))
+
+
+@pytest.fixture
+def corpus(written: str, tmp_path: Path) -> str:
+    """A copy that a test may write to."""
+    return str(shutil.copytree(written, tmp_path / "corpus"))
+
+
+def pipeline(data: str | mm.Dataset, edges: Any = EDGES, **settings: Any) -> mm.Pipeline:
+    dataset = mm.open_dataset(data) if isinstance(data, str) else data
+    batching = mm.Buckets("words", edges=edges, min_steps=settings.pop("min_steps", 1))
+    settings = {"global_batch_size": 4, "seed": 3, "batching": batching, **settings}
+    return mm.Pipeline(dataset, **settings)
+
+
+def words_of(key: str) -> int | None:
+    words = ROWS[int(key) - 1].get("words")
+    return None if words is None else int(str(words))
+
+
+def bucket_of(key: str) -> int | None:
+    words = words_of(key)
+    return None if words is None else next((edge for edge in EDGES if words <= edge), None)
+
+
+def require_buckets(steps: list[Step]) -> Counter[str]:
+    """Require one bucket a step; return how often each sample has come."""
+    for step in steps:
+        assert len({bucket_of(key) for key in step.keys}) == 1
+    return Counter(
+        key for step in steps for key, valid in zip(step.keys, step.valid, strict=True) if valid
+    )
+
+
+def test_an_epoch_has_steps_of_one_bucket_and_each_sample_once(
+    written: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    described_run = pipeline(written, drop_last=False)
+    assert repr(described_run).startswith("<Pipeline: Buckets(column='words'")
+    whole = run(described_run)
+    wanted = {str(n + 1).zfill(9) for n in range(150) if bucket_of(str(n + 1)) is not None}
+    for epoch in range(2):
+        counts = require_buckets(run(described_run, epoch=epoch).steps)
+        assert set(counts) == wanted
+        assert set(counts.values()) == {1}
+    num_outside = 150 - len(wanted)
+    assert f"buckets of words: {num_outside} of 150 samples are in no bucket" in caplog.text
+    assert "NULL" in caplog.text
+    assert repr(described_run).startswith(f"<Pipeline: {len(whole.steps)} steps of 4 per epoch")
+    for size, num_workers in ((2, 1), (4, 2), (3, 3)):
+        assert run(described_run, size, num_workers).steps == whole.steps
+
+
+def test_resumes_are_exact(written: str) -> None:
+    settings = {"drop_last": False}
+    assert_resumes_exactly(lambda: mm.Loader(pipeline(written, **settings)))
+    loader = mm.Loader(pipeline(written, **settings))
+    steps, states = [], []
+    for batch in loader:
+        steps.append(described(batch))
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    for step in (1, 7, len(steps) - 2):
+        parts = []
+        for rank in range(2):
+            other = mm.Loader(pipeline(written, **settings), world=mm.World(rank, 2))
+            other.load_state_dict(states[step - 1])
+            parts.append([described(batch) for batch in other])
+        keys = [first.keys + second.keys for first, second in zip(*parts, strict=True)]
+        assert keys == [of.keys for of in steps[step:]]
+
+
+@pytest.mark.slow
+def test_workers_and_threads_change_nothing(written: str) -> None:
+    expected = run(pipeline(written)).steps
+    with closing(mm.Loader(pipeline(written), num_workers=2)) as loader:
+        assert [described(batch) for batch in loader] == expected
+
+
+def test_small_buckets_are_joined_and_said(written: str, caplog: pytest.LogCaptureFixture) -> None:
+    with caplog.at_level(logging.INFO, "mmstream"):
+        order = pipeline(written, [0, 5, 9, 12], min_steps=4).order
+    assert [part.edge for part in order.parts] == [5, 9, 12]
+    assert "buckets of words: 5 has the samples of 0, which have fewer than 4 steps" in caplog.text
+
+
+def test_a_view_has_its_own_samples_of_each_bucket(written: str) -> None:
+    dataset = mm.open_dataset(written)
+    view = dataset[::2]
+    counts = require_buckets(run(pipeline(view, drop_last=False)).steps)
+    wanted = {bytes(view[n]["__key__"], "ascii").decode() for n in range(len(view))}
+    assert set(counts) == {key for key in wanted if bucket_of(key) is not None}
+
+
+# -- stored ----------------------------------------------------------------------------------------
+
+
+def test_several_ranks_use_what_a_command_has_stored(
+    corpus: str, mmstream: Command, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = run(pipeline(corpus)).steps
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    with pytest.raises(mm.ConfigError, match="4 ranks would each read the columns") as error:
+        mm.Loader(pipeline(corpus))
+    _, command, _ = str(error.value).split("`")
+    assert command == f"mmstream select {corpus} --buckets words --edges 2,5,9"
+    monkeypatch.delenv("RANK")
+    monkeypatch.delenv("WORLD_SIZE")
+    rc, out, _ = mmstream(*shlex.split(command)[1:])
+    assert rc == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["34", "34", "42", "40"]
+    monkeypatch.setattr(select_module, "read_columns", None)  # nothing is read any more
+    monkeypatch.setenv("RANK", "1")
+    monkeypatch.setenv("WORLD_SIZE", "4")
+    assert run(pipeline(corpus)).steps == expected
+    first = mm.open_dataset(corpus).where("words <= 2")
+    assert len(first) == 34
+    with pytest.raises(mm.ConfigError, match="would each read"):
+        mm.Loader(pipeline(corpus, [2, 5, 10]))
+
+
+def test_an_empty_bucket_is_stored_and_stays_an_error_of_where(
+    corpus: str, mmstream: Command
+) -> None:
+    rc, out, _ = mmstream("select", corpus, "--buckets", "words", "--edges", "-1,20")
+    assert rc == 0
+    assert [line.split()[0] for line in out.splitlines()] == ["0", "142", "8"]
+    assert [part.edge for part in pipeline(corpus, [-1, 20]).order.parts] == [20]
+    with pytest.raises(mm.ConfigError, match="none of"):
+        mm.open_dataset(corpus).where("words <= -1")
+
+
+def test_wrong_options_say_what_to_give(corpus: str, mmstream: Command) -> None:
+    for words, message in (
+        (["--buckets", "words"], "give --edges, or --resolution"),
+        (["--edges", "2"], "--edges would do nothing here: it goes with --buckets"),
+        (["--buckets", "words", "--edges", "a,b"], "give 2,4,8 or 512x512"),
+        (["--buckets", "words", "--edges", "4,2"], "edges must rise"),
+        (["--buckets", "words", "--edges", "2", "--name", "a"], "--name does not go with"),
+        (["--buckets", "words", "--edges", "2", "--sample", "0.5"], "--sample does not go with"),
+        (["--buckets", "text or words", "--edges", "2"], "name one column"),
+        (["--buckets", "wrods", "--edges", "2"], "wrods: no such column"),
+        (["--buckets", "key", "--edges", "2"], "do not compare"),
+    ):
+        rc, out, err = mmstream("select", corpus, *words)
+        assert rc in (1, 2)
+        assert message in out + err
+    assert not any("select" in name for name in open_store(corpus).list())
+    assert cli is not None
+
+
+def test_info_plans_the_reads_of_buckets(written: str, mmstream: Command) -> None:
+    words = ["info", written, "--plan", "4", "--buckets", "words", "--edges", "2,5,9"]
+    rc, out, _ = mmstream(*words)
+    assert rc == 0
+    assert "words up to" in out
+    assert "plan: 26 steps of 4 rows" in out
+    _, whole, _ = mmstream(*words[:4])
+    requests = [text.split("requests: about ")[1].split()[0] for text in (out, whole)]
+    assert float(requests[0]) > float(requests[1])
+
+
+# -- changes ---------------------------------------------------------------------------------------
+
+
+def states_of(of: mm.Pipeline) -> tuple[list[Step], list[dict[str, Any]]]:
+    loader = mm.Loader(of)
+    steps, states = [], []
+    for batch in loader:
+        steps.append(described(batch))
+        states.append(json.loads(json.dumps(loader.state_dict())))
+    return steps, states
+
+
+def rest_of(of: mm.Pipeline, state: dict[str, Any], **settings: Any) -> list[Step]:
+    loader = mm.Loader(of, **settings)
+    loader.load_state_dict(state)
+    return [described(batch) for batch in loader]
+
+
+def test_other_buckets_in_mid_epoch_are_refused_or_begin_with_the_next(written: str) -> None:
+    steps, states = states_of(pipeline(written))
+    others = {
+        r"buckets was of words with 34 up to 2, .*and is of .* up to 10": pipeline(
+            written, [2, 5, 10]
+        ),
+        r"is of buckets \(batching=mm.Buckets\), this run of single samples: buckets begin": (
+            pipeline(written, batching=None)
+        ),
+    }
+    for message, other in others.items():
+        with pytest.raises(mm.StateError, match=message):
+            mm.Loader(other).load_state_dict(states[2])
+        assert rest_of(other, states[2], on_change="finish_epoch") == steps[3:]
+        loader = mm.Loader(other)
+        loader.load_state_dict({**states[-1]})
+        assert loader.state_dict()["epoch"] == 1
+    plain_steps, plain_states = states_of(pipeline(written, batching=None))
+    with pytest.raises(mm.StateError, match="is of single samples, this run of buckets"):
+        mm.Loader(pipeline(written)).load_state_dict(plain_states[2])
+    finished = rest_of(pipeline(written), plain_states[2], on_change="finish_epoch")
+    assert finished == plain_steps[3:]
+
+
+def test_a_state_keeps_the_windows_of_its_epoch(written: str) -> None:
+    steps, states = states_of(pipeline(written, window=6, grid=(1, 2)))
+    assert rest_of(pipeline(written), states[3]) == steps[4:]  # defaults are others now
+
+
+def test_an_epoch_goes_on_where_shards_were_appended(written: str, tmp_path: Path) -> None:
+    steps, states = states_of(pipeline(written))
+    grown = write(str(tmp_path / "grown"), ROWS + [{"text": "more", "words": 3}] * 20)
+    with pytest.raises(mm.StateError, match="Shards were added"):
+        mm.Loader(pipeline(grown)).load_state_dict(states[1])
+    rest = rest_of(pipeline(grown), states[1], on_change="finish_epoch")
+    assert [(of.keys, of.planned) for of in rest] == [(of.keys, of.planned) for of in steps[2:]]
+
+
+def test_an_epoch_goes_on_after_a_takedown(corpus: str) -> None:
+    steps, states = states_of(pipeline(corpus, min_steps=8))
+    removed = {"000000001", "000000002", "000000015"}
+    refs = [ref for of in steps for key, ref in zip(of.keys, of.shown) if key in removed]
+    take_down(mm.open_dataset(corpus), refs, "request")
+    rest = rest_of(pipeline(corpus, min_steps=8), states[0])
+    require_buckets(rest)
+    for now, before in zip(rest, steps[1:], strict=True):
+        assert now.planned == before.planned
+        assert removed.isdisjoint(now.keys)
+    anew = pipeline(corpus, min_steps=8, drop_last=False)
+    assert [part.edge for part in anew.order.parts] == [5, 9]  # 31 samples are too few now
+    keys = [key for of in run(anew).steps for key, valid in zip(of.keys, of.valid) if valid]
+    assert removed.isdisjoint(keys)
+    assert len(set(keys)) == len(keys) == 107
+
+
+def test_replay_names_the_samples_of_a_state(
+    written: str, mmstream: Command, tmp_path: Path
+) -> None:
+    steps, states = states_of(pipeline(written))
+    file = tmp_path / "state.json"
+    file.write_text(json.dumps(states[2]))
+    rc, out, _ = mmstream("replay", written, "--state", str(file), "--step", "3")
+    assert rc == 0
+    for shard, index in steps[3].planned:
+        assert f"shard-{shard:06d}.tar[{index}]" in out
+
+
+def test_what_does_not_go_with_buckets_is_refused(written: str) -> None:
+    dataset = mm.open_dataset(written)
+    with pytest.raises(mm.ConfigError, match=r"mm\.Buckets\(\.\.\.\) is for one dataset"):
+        pipeline(mm.Mixture({"all": (dataset, 1)}, epoch_steps=5))  # type: ignore[arg-type]
+    with pytest.raises(mm.ConfigError, match="do not fill one step"):
+        mm.Loader(pipeline(written, global_batch_size=1000))
+    with pytest.raises(mm.ConfigError, match="no sample is in a bucket"):
+        mm.Loader(pipeline(written, [-2, -1]))
