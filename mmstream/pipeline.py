@@ -41,7 +41,8 @@ from mmstream.decoding.step import DecodedStep, DecodeStage, PlannedStep
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
 from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError, TakenDownError
-from mmstream.order import AnyOrder, Buckets
+from mmstream.order import AnyOrder, BucketOrder, Buckets
+from mmstream.order.buckets import Edge
 from mmstream.order.settings import reshuffle_of
 from mmstream.packing.order import PackOrder
 from mmstream.progress import Progress, Stage
@@ -372,6 +373,8 @@ class PipelineRunner:
                 settings.get("audio_fields", ()),
             ),
         )
+        self._stages: dict[Edge, DecodeStage] = {}  # by bucket
+        self._pipeline = pipeline
         self._make_batch = _make_batch_of(pipeline, settings)
         self._has_warned = False
         self._steps_per_epoch = order.steps_per_epoch
@@ -428,7 +431,7 @@ class PipelineRunner:
         return self._prepared(job)
 
     def _decoded(self, step: tuple[RawStep, PlannedStep | None]) -> DecodedStep:
-        decoded = self._decode(*step)
+        decoded = self._stage_of(step[0].lineage.epoch, step[0].lineage.step)(*step)
         fetcher = self._reader.lookup.fetcher
         num_wrong_reads = fetcher.pop_wrong_reads()  # of the reads that decoding asked for too
         num_bytes, num_requests = fetcher.pop_counts()
@@ -453,7 +456,7 @@ class PipelineRunner:
         foreseen, self._next = self._next, None
         if foreseen is not None and foreseen[0] != job:
             wait([foreseen[1]])  # only one thread asks for steps
-            self._decode.drop_prepared()
+            self._stage_of(*foreseen[0][:2]).drop_prepared()
             foreseen = None
         prepared = self._prepare(job) if foreseen is None else foreseen[1].result()
         next_job = job._replace(step=job.step + job.stride)
@@ -463,12 +466,30 @@ class PipelineRunner:
 
     def _prepare(self, job: Job) -> tuple[RawStep, PlannedStep | None]:
         step = self._reader.step(job)
-        return step, self._decode.prepare(step)
+        return step, self._stage_of(job.epoch, job.step).prepare(step)
+
+    def _stage_of(self, epoch: int, step: int) -> DecodeStage:
+        """Return the stage that decodes a step, to the size of its bucket where there is one."""
+        decode, order = self._pipeline.decode, self._pipeline.order
+        if decode is None or not decode.needs_bucket:
+            return self._decode
+        if not isinstance(order, BucketOrder):
+            raise ConfigError(
+                f"the rest of epoch {epoch} was planned without buckets, and "
+                'ImageDecoder(size="bucket") needs one: give a size until it has ended'
+            )
+        edge = order.edge(epoch, step)
+        if edge not in self._stages:
+            assert isinstance(edge, tuple), "the pipeline has refused other edges"
+            self._stages[edge] = self._decode.with_decoders(decode.of_bucket(edge))
+        return self._stages[edge]
 
     def close(self) -> None:
         """Stop reading ahead, and end all threads."""
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
+        for stage in self._stages.values():
+            stage.drop_prepared()
         self._decode.close()  # its threads may look at what was read
         self._reader.close()
 
@@ -653,6 +674,13 @@ def _check_batching(pipeline: Pipeline) -> None:
             isinstance(pipeline.batching, Buckets) and isinstance(pipeline.dataset, Mixture),
             "batching=mm.Buckets(...) is for one dataset, and this is a mixture: its sources have "
             "epochs of their own",
+        ),
+        (
+            pipeline.decode is not None
+            and pipeline.decode.needs_bucket
+            and not (isinstance(pipeline.batching, Buckets) and pipeline.batching.has_shapes),
+            'ImageDecoder(size="bucket") takes the size from batching=mm.Buckets("aspect", '
+            "edges=mm.aspect_edges(512)): give these too",
         ),
     )
     if isinstance(batching, Pack):

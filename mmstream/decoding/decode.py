@@ -205,6 +205,28 @@ class Decode:
         object.__setattr__(decode, "table", FieldTable({}))
         return decode
 
+    @property
+    def needs_bucket(self) -> bool:
+        """Whether pictures have the size of the bucket of their step."""
+        return any(picture.decoder.size == "bucket" for picture in self.table.pictures)
+
+    def of_bucket(self, shape: tuple[int, int]) -> Decode:
+        """Return these decoders with a (height, width) in place of ``size="bucket"``."""
+
+        def sized(decoder: Any) -> Any:
+            is_bucket = isinstance(decoder, ImageDecoder) and decoder.size == "bucket"
+            return replace(decoder, size=shape) if is_bucket else decoder
+
+        fields = {name: sized(decoder) for name, decoder in (self.fields or {}).items()}
+        decode = replace(self, fields=fields, image=sized(self.image))
+        told = {picture.name for picture in self.table.pictures if picture.decoder.size == "bucket"}
+        pictures = [
+            replace(picture, tells_crop=picture.name in told and not picture.decoder.mask)
+            for picture in decode.table.pictures
+        ]
+        object.__setattr__(decode, "table", replace(decode.table, pictures=tuple(pictures)))
+        return decode
+
     def of_source(self, source: ShardSource, *, views: bool = False) -> Decode:
         """Return these decoders for a dataset: those of a baked one know its fields then.
 
@@ -242,6 +264,7 @@ class Decode:
         names = [
             *(TEXT_FIELDS if self.text is not None else ()),
             *(IMAGE_FIELDS if self.image is not None else ()),
+            *(name for picture in self.table.pictures for name in picture.told),
             *made_names(self.table.media, self.table.sounds),
         ]
         return dict.fromkeys(names)

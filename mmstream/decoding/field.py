@@ -176,6 +176,10 @@ class JsonField(Field):
 # that share the geometry of another, and what a decoder of the user makes.
 
 
+_TOLD = ("size", "crop")
+"""What `PictureField.tells_crop` adds, after the name of the field."""
+
+
 @dataclass(frozen=True)
 class PictureField(Field):
     """The picture of a name, or all pictures of a sample that have no field of their own."""
@@ -184,8 +188,15 @@ class PictureField(Field):
     """The field whose geometry it shares. "": it has its own."""
     shape: tuple[int, ...] | None = None
     """Of each picture as decoded: uint8 [H, W, 3], of a mask [H, W]. None: they differ."""
+    tells_crop: bool = False
+    """Whether samples get the size of the picture and where it was cropped."""
     kind: ClassVar[str] = IMAGE
     encoded: ClassVar[tuple[type, ...]] = (bytes, memoryview, LazyBytes)
+
+    @property
+    def told(self) -> list[str]:
+        """The fields that it makes besides."""
+        return [f"{self.name}_{what}" for what in _TOLD if self.tells_crop]
 
     @property
     def is_early(self) -> bool:
@@ -267,7 +278,13 @@ class PictureField(Field):
         )
         if not self.decoder.mask:
             tensors = [tensor.permute(2, 0, 1) for tensor in tensors]
-        return {self.name: tensors[0] if len(tensors) == 1 else tensors}
+        fields: dict[str, Any] = {self.name: tensors[0] if len(tensors) == 1 else tensors}
+        if self.tells_crop:
+            pairs = [(result.picture, result.view.crop) for result in results]
+            told = np.array(pairs, np.int64).reshape(-1, len(_TOLD), 2)
+            told = told[0] if len(results) == 1 else told
+            fields |= {name: told[..., n, :] for n, name in enumerate(self.told)}
+        return fields
 
     def shapes(
         self, sample: Sample, files: Sequence[str], *, decodes: bool

@@ -27,6 +27,7 @@ import weakref
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Executor, ThreadPoolExecutor
 from contextlib import contextmanager
+from copy import copy
 from dataclasses import replace
 from itertools import chain
 from threading import Event
@@ -143,6 +144,14 @@ class DecodeStage:
             resolve_vector_math()  # transforms compute in all threads at once
         # Weak, because it holds the memory of a batch.
         self._last_begun: weakref.ref[ThreadedCalls[None]] | None = None
+
+    def with_decoders(self, decoders: Decode) -> DecodeStage:
+        """Return this stage with other decoders of the same fields. It shares its threads."""
+        stage = copy(self)
+        stage._decoders, stage._shapes = decoders, decoders.shapes
+        stage._decode_row = replace(self._decode_row, decoders=decoders)
+        stage._last_begun = None
+        return stage
 
     def prepare(self, step: RawStep) -> PlannedStep | None:
         """Do pass 1 of a step, and let the helper threads begin pass 2.

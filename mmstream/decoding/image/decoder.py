@@ -128,6 +128,7 @@ class PicturePlan(NamedTuple):
     {
         **SETTINGS_ADVICE,
         **arguments_gone("ImageDecoder"),
+        "size": 'give a side in pixels, (height, width) or "bucket"',
         "tiles": "give a rule, such as mm.families.llava.LlavaNextTiles()",
     }
 )
@@ -139,7 +140,9 @@ class ImageDecoder:
     the common case, is decoded and resized without the GIL.
 
     Attributes:
-        size: Side of the square result in pixels, or its (height, width). None: the size is the
+        size: Side of the square result in pixels, or its (height, width). "bucket": that of the
+            step's bucket, with ``Pipeline(batching=mm.Buckets("aspect", edges=...))``; the batch
+            then also has ``image_size`` and ``image_crop`` (docs: buckets). None: the size is the
             picture's own, or "max_pixels" decides.
         resize: How the picture is brought to `size`.
             "shortest": it is scaled, up or down, until it just covers `size`, and is then cropped.
@@ -209,7 +212,7 @@ class ImageDecoder:
         5
     """
 
-    size: PositiveInt | tuple[PositiveInt, PositiveInt] | None = None
+    size: PositiveInt | tuple[PositiveInt, PositiveInt] | Literal["bucket"] | None = None
     resize: Resize | None = None
     crop: Literal["center", "random"] | None = "center"
     crop_rounding: Literal["even", "down"] = "even"
@@ -264,7 +267,7 @@ class ImageDecoder:
     @property
     def output_shape(self) -> Shape | None:
         """(height, width) of every result, or None where it differs from image to image."""
-        if self.size is None or self.tiles is not None:
+        if self.size is None or self.size == "bucket" or self.tiles is not None:
             return None
         if self.crop is None and self.resize in ("shortest", None):
             return None
@@ -539,6 +542,11 @@ class ImageDecoder:
 
     def views(self, picture: Shape, rng: np.random.Generator | None, limits: Limits) -> list[View]:
         """Plan the results of a picture of this shape. Random crops and flips are drawn here."""
+        if self.size == "bucket":
+            raise ConfigError(
+                'ImageDecoder(size="bucket"): the size is that of a step; it is for '
+                'Pipeline(batching=mm.Buckets("aspect", edges=...)), so give a size here'
+            )
         if self.tiles is not None:
             assert isinstance(self.size, int)  # _check_settings has refused everything else
             views = self.tiles.views(picture, self.size)
@@ -612,8 +620,8 @@ def _check_settings(decoder: ImageDecoder) -> None:
             f'crop="random" does not go with resize={resize!r}',
         ),
         (
-            crop is None and isinstance(size, tuple) and is_shortest,
-            f"size={size}: without a crop give one number, the shorter side",
+            crop is None and isinstance(size, tuple | str) and is_shortest,
+            f"size={size!r}: without a crop give one number, the shorter side",
         ),
         (
             interpolation == "lanczos" and not has_lanczos(),

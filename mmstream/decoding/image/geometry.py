@@ -96,6 +96,13 @@ class View(NamedTuple):
     tile: int | None = None
     """Side of the square tiles that the result is divided into. None: it is not divided."""
 
+    @property
+    def crop(self) -> Shape:
+        """(top, left) of the result in the whole picture, resized as its box is."""
+        top, left, height, width = self.box
+        scale_y, scale_x = self.resized[0] / height, self.resized[1] / width
+        return round(top * scale_y) - self.offset[0], round(left * scale_x) - self.offset[1]
+
 
 def whole_view(
     picture: Shape, resized: Shape, shape: Shape | None = None, rounding: str = "even"
