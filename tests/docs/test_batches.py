@@ -14,6 +14,7 @@ import torch
 from PIL import Image
 
 import mmstream as mm
+from mmstream.converting.sidecar import write_sidecars
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
 from tests.helpers.media_files import audio_file, video_file
@@ -102,6 +103,7 @@ def batches(datasets):
     tiles = mm.ImageDecoder(size=32, tiles=mm.families.internvl.InternVLTiles(max_tiles=4))
     sound = mm.AudioDecoder()
     with_sound = mm.VideoDecoder(size=32, audio=sound)
+    write_sidecars(datasets["plain"])
     stereo = mm.AudioDecoder(channels=2, dtype="int16")
     features = mm.families.whisper.WhisperFeatures(padding="longest")
     mixture = mm.Mixture({"a": (datasets["plain"], 1)}, epoch_steps=1)
@@ -122,6 +124,11 @@ def batches(datasets):
         batch_of(datasets["several"], mm.Decode(image=mm.ImageDecoder(size=32))),
         batch_of(datasets["several"], mm.Decode(image=mm.ImageDecoder())),
         batch_of(datasets["several"], mm.Decode(image=tiles)),
+        batch_of(
+            datasets["plain"],
+            mm.Decode(image=mm.ImageDecoder(size="bucket")),
+            batching=mm.Buckets("aspect", edges=[(32, 32), (32, 40)]),
+        ),
         batch_of(mixture),
         batch_of(datasets["plain"], repeat=2),
         batch_of(datasets["media"], mm.Decode(video=with_sound, audio=sound)),
@@ -188,7 +195,7 @@ def test_every_field_of_real_batches_is_in_the_tables(batches):
 def test_every_row_of_the_tables_is_a_field_of_a_real_batch(batches):
     known = {row for batch in batches for name in batch for row in rows_for(batch, name)}
     assert [row for row in (*OURS, *FILES) if row not in known] == []
-    assert len(OURS) == 29
+    assert len(OURS) == 31
     assert len(FILES) == 13
 
 
