@@ -92,7 +92,7 @@ class BucketOrder(SampleRows):
         ...     global_batch_size=2,
         ... )
         >>> [order.refs(epoch=0, step=step).index.tolist() for step in range(5)]
-        [[4, 5], [7, 6], [0, 1], [9, 8], [3, 2]]
+        [[4, 3], [7, 9], [1, 2], [8, 6], [0, 5]]
     """
 
     def __init__(
