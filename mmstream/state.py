@@ -21,7 +21,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
-from mmstream.order import AnyOrder
+from mmstream.order import AnyOrder, Order
 from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
@@ -85,17 +85,25 @@ def resume(
     has grown begins with the shards that it had. The next epoch then has `order`. The sources of a
     mixture do not end where its epochs do, so there "finish_epoch" acts as "refuse".
 
+    Shards that were appended to a dataset are no change of this kind: if all else is the same, the
+    epoch is finished with the shards that it began with, also with "refuse".
+
     Raises:
         StateError: the state cannot be applied exactly. With "finish_epoch" the dataset is another
             one, not the same with shards appended.
     """
     try:
         kept = _with_unset_from(order, state)
-        return *load_state(kept, state), kept
+        epoch, step = load_state(kept, state)
     except StateError:
+        if (before := _before_growth(order, state)) is not None:
+            return before
         is_state = isinstance(state, Mapping)
         if on_change == "refuse" or not source.can_finish_epoch or not is_state:
             raise
+    else:
+        _log_selections(state["order"], kept.identity(), epoch)
+        return epoch, step, kept
     _check_seal(state)
     plan = order.plan if isinstance(order, PackOrder) else None
     old_order, epoch, step = order_of_state(_without_unused_choices(state), source, plan)
@@ -111,6 +119,33 @@ def resume(
         old_order.global_batch_size * old_order.repeat,
     )
     return epoch, step, old_order
+
+
+def _before_growth(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int, Order] | None:
+    """Return what `resume` does where a dataset has grown since. None: something else changed, too.
+
+    A state of 3 shards goes on with a dataset of 4 if it fits a run of the first 3.
+    """
+    try:
+        num_shards = state["order"]["num_shards"]
+        if not isinstance(order, Order) or type(num_shards) is not int:
+            return None
+        earlier = order.of_first_shards(num_shards)
+        earlier = earlier.with_unset_from(state["order"], state["epoch"], state["step"])
+        epoch, step = load_state(earlier, state)
+    except (ConfigError, StateError, AttributeError, KeyError, TypeError, ValueError):
+        return None
+    logger.info(
+        "the dataset has grown from %d to %d shards: epoch %d begins with %s samples%s",
+        num_shards,
+        order.identity()["num_shards"],
+        epoch + bool(step),
+        f"{order.num_samples:,}",
+        f"; epoch {epoch} ends with its {earlier.num_samples:,}" if step else "",
+    )
+    if earlier.identity().get("selection") != state["order"].get("selection"):
+        _log_selections(state["order"], order.identity(), epoch)
+    return epoch, step, earlier if step else order
 
 
 def _with_unset_from(order: AnyOrder, state: Mapping[str, Any]) -> AnyOrder:
@@ -227,7 +262,6 @@ def load_state(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int]:
     if step >= order.steps_per_epoch:
         raise StateError(f"step {step}: an epoch has {order.steps_per_epoch} steps")
     _require_content(saved)
-    _log_selections(saved, present, epoch)
     return epoch, step
 
 

@@ -397,24 +397,59 @@ def test_a_dataset_that_has_not_only_grown_cannot_finish_its_epoch():
         resume(Source(counts=(41, 60)), order(counts=(41, 60)), state, "finish_epoch")
 
 
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"counts": (40, 60, 9), "names": ["a", "b", "c"]},
-        {"counts": (40, 60, 9), "names": ["a", "b", "c"], "bad": [(1, 3)]},
-    ],
-)
+GROWN = {"counts": (40, 60, 9), "names": ["a", "b", "c"]}
+
+
+@pytest.mark.parametrize("change", [GROWN, GROWN | {"bad": [(1, 3)]}])
 @pytest.mark.parametrize("saved_bad", [[], [(0, 7)]])
-def test_at_the_start_of_an_epoch_the_present_order_begins(change, saved_bad, caplog):
+@pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
+def test_at_the_start_of_an_epoch_the_present_order_begins(change, saved_bad, on_change, caplog):
     present = order(**change)
     state = make_state(order(bad=saved_bad), 2, 0)
-    with pytest.raises(StateError, match="corpus was"):
-        resume(Source(**change), present, state, "refuse")
     with caplog.at_level(logging.INFO):
-        epoch, step, resumed = resume(Source(**change), present, state, "finish_epoch")
+        epoch, step, resumed = resume(Source(**change), present, state, on_change)
     assert (epoch, step) == (2, 0)
     assert resumed is present
-    assert caplog.messages == []
+    num_samples = present.num_samples
+    assert caplog.messages == [
+        f"the dataset has grown from 2 to 3 shards: epoch 2 begins with {num_samples} samples"
+    ]
+
+
+@pytest.mark.parametrize("on_change", ["refuse", "finish_epoch"])
+@pytest.mark.parametrize("unset", [{}, {"window": None, "grid": None, "interleave": None}])
+def test_in_mid_epoch_a_dataset_that_only_grew_ends_the_epoch_as_planned(on_change, unset, caplog):
+    saved, present = order(**unset), order(**GROWN, **unset)
+    with caplog.at_level(logging.INFO):
+        epoch, step, resumed = resume(Source(**GROWN), present, make_state(saved, 1, 5), on_change)
+    assert (epoch, step) == (1, 5)
+    assert resumed.identity() == saved.identity()
+    assert caplog.messages == [
+        "the dataset has grown from 2 to 3 shards: epoch 2 begins with 109 samples; epoch 1 ends "
+        "with its 100"
+    ]
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"window": 7}, "window was 100 and is 7.*finish_epoch"),
+        ({"seed": 9}, "seed was 1 and is 9"),
+        ({"global_batch_size": 20}, "global_batch_size was 10 and is 20"),
+        ({"drop_last": False}, "drop_last was True and is False"),
+        ({"bad": [(0, 7)]}, "bad was None"),
+        ({"counts": (40, 61, 9)}, "corpus was"),
+        ({"names": ["a", "x", "c"]}, "corpus was"),
+    ],
+)
+def test_in_mid_epoch_a_dataset_that_grew_and_changed_is_refused(change, message):
+    with pytest.raises(StateError, match=message):
+        resume(Source(), order(**GROWN | change), make_state(order(), 1, 5), "refuse")
+
+
+def test_a_dataset_that_shrank_is_refused():
+    with pytest.raises(StateError, match="num_shards was 3 and is 2"):
+        resume(Source(), order(), make_state(order(**GROWN), 1, 5), "refuse")
 
 
 def test_in_mid_epoch_another_bad_list_is_refused_and_a_first_one_waits():

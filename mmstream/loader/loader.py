@@ -88,8 +88,9 @@ class Loader(IterableDataset[Batch]):
         on_change: what `load_state_dict` does with a state of mid-epoch that does not fit the
             pipeline's order. "refuse": StateError. "finish_epoch": the epoch is finished as it was
             planned, and the present settings begin with the next one. This works after a change of
-            batch size, seed, grid or window, and after shards were appended at the end. It also
-            works where an epoch that began without a bad list has one now.
+            batch size, seed, grid or window, and where an epoch that began without a bad list has
+            one now. A dataset that only grew at its end needs neither: the epoch is finished as it
+            was planned, and the next one has the new shards.
 
     Attributes:
         stats: what was delivered so far (`decoding.bad_samples.Stats`).

@@ -112,7 +112,7 @@ class Order(SampleRows):
         self._table = table
         self._lanes = lanes
         self._unset = tuple(unset)
-        self._remake = remake  # with the same settings, for the samples before a takedown
+        self._remake = remake  # with the same settings, for the samples of before
         self._epochs: dict[int, EpochChunks] = {}
         self._mixed: dict[tuple[int, int], IntArray] = {}
         self._windows: dict[tuple[int, int], Window] = {}
@@ -345,6 +345,14 @@ class Order(SampleRows):
             return self
         settings = {name: present[name] for name in (*_SETTINGS, "reshuffle", "repeat")} | saved
         return Order.from_corpus(self._corpus, **settings)
+
+    def of_first_shards(self, num_shards: int) -> Order:
+        """Return the order that these settings give a corpus of its first shards alone.
+
+        Raises:
+            ConfigError: they do not fill a step.
+        """
+        return self._remake(self._corpus.first_shards(max(0, num_shards)))
 
     @staticmethod
     def binding(identity: Mapping[str, Any], _epoch: int, step: int) -> dict[str, Any]:

@@ -70,7 +70,7 @@ def test_a_grown_corpus_begins_with_the_next_epoch(corpus, num_workers):
     expected = run(before, epoch=1).steps[2:]
     now = make_pipeline(write_tiny(corpus, [30, 20, 14, 40]))
     with pytest.raises(mm.StateError, match=r"num_shards was 3 and is 4.*added at the end"):
-        mm.Loader(now).load_state_dict(state)
+        mm.Loader(replace(now, window=7)).load_state_dict(state)
     rest, middle, after = resumed(now, state, num_workers)
     assert rest == expected
     assert after == run(now, epoch=2).steps

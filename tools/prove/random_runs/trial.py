@@ -402,6 +402,9 @@ def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
     if draw.random() < (0.8 if data.views else 0.4) and not isinstance(data.batching, mm.Pack):
         append_shards(data.corpora[""], draw, 2, "more", 0.1)
         trial.say("shards appended")
+        if trial.choose.random() < 0.3:
+            trial.counts["changes that only append"] += 1
+            return Plan(data, settings, data.chosen(), len(data.shard_names()))
     later = {
         **settings,
         "seed": settings["seed"] + draw.randint(0, 1),
