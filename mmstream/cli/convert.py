@@ -146,7 +146,10 @@ def _show_rejects(report: ConvertReport, dest: str) -> None:
     if not groups:
         return
     folder = dest.rstrip("/") + "/NAME" * bool(report.splits)
-    say(f"all rejected rows are in {folder}/{REJECTS_NAME}. The reasons, with one example each:")
+    place = f"all rejected rows are in {folder}/{REJECTS_NAME}"
+    if not report.num_samples:  # of an append: nothing was written
+        place = "no row was added"
+    say(f"{place}. The reasons, with one example each:")
     for group in groups[:MAX_REASONS]:
         row, reason = group.example.row, escaped(group.example.reason)
         say(f"  {count_text(group.num_rows, 'row')}: row {row}: {reason}")
@@ -173,7 +176,7 @@ HEADINGS = {
         "--split-by-media",
         "--duplicates",
     ),
-    "Run it again": ("--overwrite", "--check", "--retry-rejects"),
+    "Run it again": ("--overwrite", "--check", "--retry-rejects", "--append"),
     "Many machines": ("--engine", "--shard-range"),
     "Media": (
         "--media-check",

@@ -69,9 +69,12 @@ from mmstream.converting.report import (
     Reject,
     RowCounts,
     all_rejects,
+    group_rejects,
     joined_groups,
+    num_rows_of,
     read_report,
     read_shard_report,
+    rejects_name,
     report_name,
     total_counts,
 )
@@ -96,6 +99,8 @@ logger = logging.getLogger(__name__)
 class ConvertReport(CorpusReport):
     """What a conversion did. With splits, the numbers are sums over all of them.
 
+    After an append, they are about the appended rows alone.
+
     Attributes:
         num_rows: Rows of the file.
         num_samples: Samples in the shards.
@@ -114,8 +119,8 @@ class ConvertReport(CorpusReport):
             these keys.
         media: {extension: media files of this type, and their bytes}.
         reject_kinds: Rejected rows by their reason, the most frequent first, with an example each.
-        num_left_out: Those of `num_rejects` that are no fault: blank lines, and rows for which a
-            function of yours returned None.
+        num_left_out: Those of `num_rejects` that are no fault: blank lines, rows for which a
+            function of yours returned None, and those that an append found in the dataset already.
         num_retried: Rejected rows that this call tried again, with `retry_rejects`.
         num_recovered: Those of `num_retried` that became samples.
         num_pairs: {kind: pairs in ``duplicates.jsonl``}, if this call looked for duplicates.
@@ -156,7 +161,10 @@ class ConvertReport(CorpusReport):
         """Return one line: what became of the rows."""
         left_out = ""
         if self.num_left_out:
-            left_out = f" ({self.num_left_out:,} of them blank lines, or left out by your function)"
+            left_out = (
+                f" ({self.num_left_out:,} of them blank lines, left out by your function, or known "
+                "already)"
+            )
         return (
             f"{count_text(self.num_rows, 'row')} -> {count_text(self.num_samples, 'sample')} in "
             f"{count_text(self.num_shards, 'shard')}, {self.num_rejects:,} rejected{left_out}"
@@ -391,20 +399,24 @@ def _finish(
         num_pairs, num_dropped = mark_duplicates(outputs, shard_reports, progress)
     reports: dict[str | None, ConvertReport] = {}
     for output in outputs:
-        finish_output(output, shard_reports[output.split])
-        seconds = time.monotonic() - started
-        reports[output.split] = _report_of(output, shard_reports[output.split], seconds)
+        shards, seconds = shard_reports[output.split], time.monotonic() - started
+        if output.known is not None:  # where nothing is new, the rejects go when it finishes
+            reports[output.split] = _report_of_append(output.store, shards, seconds)
+        finish_output(output, shards)
+        if output.known is None:
+            seconds = time.monotonic() - started
+            reports[output.split] = _report_of(output, shards, seconds)
     report = reports[None] if None in reports else _total_of(reports, started)
     return replace(report, num_pairs=num_pairs, num_dropped=num_dropped)
 
 
 def _require_one_process(rerun: Rerun) -> None:
     """Refuse to replace a dataset in a job of several ranks."""
-    if num_ranks() > 1 and (rerun.overwrite or rerun.retry_rejects):
-        name = "overwrite" if rerun.overwrite else "retry_rejects"
+    names = [name for name in ("overwrite", "retry_rejects", "append") if getattr(rerun, name)]
+    if num_ranks() > 1 and names:
         raise ConfigError(
-            f"{name}=True in a job of {num_ranks()} ranks (WORLD_SIZE): a later rank would replace "
-            "what others read already; convert before torchrun"
+            f"{names[0]}=True in a job of {num_ranks()} ranks (WORLD_SIZE): a later rank would "
+            "replace what others read already; convert before torchrun"
         )
 
 
@@ -502,7 +514,7 @@ def _report_of(output: Output, shards: list[ShardReport], seconds: float) -> Con
     facts = {} if corpus is None else vars(corpus)
     num_retried = sum(shard.num_rows for shard in shards) if output.work.rerun.retry_rejects else 0
     counts = {
-        "num_rows": len(output.rows),
+        "num_rows": num_rows_of(manifest),
         "num_samples": manifest.num_samples,
         "num_rejects": manifest.source["num_rejects"],
         "num_shards": len(manifest.shards),
@@ -531,6 +543,27 @@ def _report_of_range(shards: list[ShardReport], seconds: float) -> ConvertReport
         seconds=seconds,
         num_repaired=sum(shard.repaired for shard in shards),
     )
+
+
+def _report_of_append(store: Store, shards: list[ShardReport], seconds: float) -> ConvertReport:
+    """Return the report of the rows that are appended to a dataset, before that is finished."""
+    rejects = (
+        all_rejects(store, rejects_name(shard.name)) for shard in shards if shard.num_rejects
+    )
+    groups = group_rejects(chain.from_iterable(rejects))
+    report = replace(
+        _report_of_range(shards, seconds),
+        reject_kinds=joined_groups(groups),
+        num_left_out=sum(group.num_rows for group in groups if group.example.left_out),
+        **vars(total_counts(shard.counts for shard in shards)),
+    )
+    if not report.num_samples:
+        logger.warning(
+            "%s: no row of %s became a new sample, so the dataset stays as it is",
+            store.url,
+            f"{report.num_rows:,}",
+        )
+    return report
 
 
 def check_max_rejects(max_rejects: float) -> None:

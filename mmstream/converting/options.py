@@ -160,9 +160,11 @@ class Rerun:
             ones are written again.
         retry_rejects: Try the rejected rows of a finished conversion again. What becomes a sample
             goes into extra shards behind the last one. The other shards are not touched.
+        append: Add the rows to a finished dataset that was converted with the same options, as
+            shards behind the last one. Rows that it has already are rejects.
 
     Raises:
-        ConfigError: `retry_rejects` together with `overwrite`.
+        ConfigError: More than one of `retry_rejects`, `append` and `overwrite`.
 
     Examples:
         >>> rerun = mm.Rerun(check=True)
@@ -171,13 +173,19 @@ class Rerun:
     overwrite: bool = False
     check: bool = False
     retry_rejects: bool = False
+    append: bool = False
 
     def __post_init__(self) -> None:
         refuse_broken(
             (
                 self.retry_rejects and self.overwrite,
                 "retry_rejects=True adds shards to a finished dataset; leave out overwrite=True",
-            )
+            ),
+            (
+                self.append and (self.overwrite or self.retry_rejects),
+                "append=True adds rows to a finished dataset; leave out overwrite=True and "
+                "retry_rejects=True",
+            ),
         )
 
 
@@ -388,6 +396,7 @@ FLAGS = {
         "overwrite": "--overwrite",
         "check": "--check",
         "retry_rejects": "--retry-rejects",
+        "append": "--append",
     },
 }
 """{argument of `convert`: {setting: option of ``mmstream convert``}}. Few need the others."""

@@ -48,6 +48,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import msgspec
 import numpy as np
 
+from mmstream.converting.append import KnownRows, known_rows, plan_append, require_appendable
 from mmstream.converting.duplicates import (
     DUPLICATES_NAME,
     KINDS,
@@ -61,8 +62,13 @@ from mmstream.converting.duplicates import (
 from mmstream.converting.media.references import MediaAccess
 from mmstream.converting.options import Options, Rerun
 from mmstream.converting.plan import (
+    APPENDED,
     RETRIED_SHARDS,
+    Append,
+    appends_of,
     next_round,
+    num_all_shards,
+    num_own_shards,
     num_shards,
     plan_of,
     rounds,
@@ -83,6 +89,7 @@ from mmstream.converting.shard import ShardJob, ShardReport, shard_sizes
 from mmstream.dataset.bad_list import BAD_NAME, PREVIOUS_NAME
 from mmstream.dataset.columns import sidecar_name
 from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.facts import facts_name
 from mmstream.dataset.files import README_NAME, commit, json_lines, read_json, require_files
 from mmstream.dataset.index import object_sha256
 from mmstream.dataset.index_tars import MAX_PARTS
@@ -150,8 +157,11 @@ _MAY_LIE_HERE = re.compile(
 """Files that a new dataset's folder may hold: those of a conversion, and those about a dataset."""
 
 
-_RESULTS = ("num_rejects", RETRIED_SHARDS)
+_RESULTS = ("num_rejects", RETRIED_SHARDS, APPENDED)
 """Keys of a manifest's ``source`` that are no part of the plan."""
+
+_OF_ROWS = ("rows", "rows_sha256", "rows_total", "num_rows", "limit", "encoding")
+"""Keys of a plan that say which rows there are. Those of an append are others."""
 
 
 def require_foreign(rows: Sequence[str], store: Store) -> None:
@@ -239,7 +249,9 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
                 "rerun=mm.Rerun(overwrite=True)"
             )
         saved = {key: value for key, value in source.items() if key not in _RESULTS}
-        _require_same_plan(store, "a dataset", saved, plan)
+        are_others = saved.get("rows_sha256") != plan["rows_sha256"]
+        hint = "; rerun=mm.Rerun(append=True) adds rows" if are_others else ""
+        _require_same_plan(store, "a dataset", saved, plan, _OTHER_PLACE + hint)
         return "finished" if manifest.num_samples or not plan["num_rows"] else "clear"
     tars = [name for name in names if name.endswith(".tar")]
     if tars and not overwrite and _report_files(store):
@@ -257,6 +269,22 @@ def inspect(store: Store, plan: dict[str, Any], media_root: str | None, overwrit
             "shard-*.tar and keeps other files)"
         )
     return "clear" if tars else "fresh"
+
+
+def _inspect_for_append(store: Store, plan: dict[str, Any]) -> Manifest:
+    """Return the manifest of a dataset to which rows of this plan can be appended.
+
+    Raises:
+        ConfigError: There is none, or it was written with other options.
+    """
+    require_files(store)
+    manifest = require_appendable(store, plan)
+    saved = {key: value for key, value in manifest.source.items() if key not in _RESULTS}
+    kept = {key: plan.get(key) for key in plan.keys() - _OF_ROWS}
+    advice = "Append with the settings of the dataset, or convert into a folder of its own"
+    saved = {key: value for key, value in saved.items() if key not in _OF_ROWS}
+    _require_same_plan(store, "a dataset", saved, kept, advice)
+    return manifest
 
 
 def begin(store: Store, state: State, marker: dict[str, Any]) -> None:
@@ -314,23 +342,29 @@ def manifest_of(plan: dict[str, Any], reports: Sequence[ShardReport]) -> Manifes
     return Manifest(_with_samples(reports), dict(_fields(reports)), source, checksums="written")
 
 
-def finish_retry(store: Store, reports: Sequence[ShardReport]) -> None:
-    """Add the extra shards of a retry to a finished dataset, if they hold a sample.
+def finish_extra(
+    store: Store, reports: Sequence[ShardReport], append: Append | None = None
+) -> None:
+    """Add the extra shards of a retry or an append to a finished dataset, if they hold a sample.
 
-    The new manifest is the only commit. ``rejects.jsonl`` is written before it, from the reports.
+    The new manifest is the only commit. ``rejects.jsonl`` is written before it, from the reports:
+    of the last retry, and of everything that was appended.
     """
     old = Manifest.read(store)
     shards = _with_samples(reports)
     if not shards:
-        remove_shards(store, [report.name for report in reports])
+        _remove_shards_from(store, num_all_shards(old.source))
         return
-    write_rejects(store, ((report.name, report.rejects_bytes) for report in reports))
-    source = {
-        **old.source,
-        "num_rejects": sum(report.num_rejects for report in reports),
-        RETRIED_SHARDS: [*old.source.get(RETRIED_SHARDS, []), len(reports)],
-    }
+    source = dict(old.source)
+    if append is None:
+        source[RETRIED_SHARDS] = [*source.get(RETRIED_SHARDS, []), len(reports)]
+    else:
+        source[APPENDED] = [*source.get(APPENDED, []), msgspec.to_builtins(append)]
+    last_round = source.get(RETRIED_SHARDS, [num_shards(source)])[-1]
     all_reports = [*_earlier_reports(store, old), *reports]
+    current = all_reports[num_own_shards(source) - last_round :]
+    write_rejects(store, ((report.name, report.rejects_bytes) for report in current))
+    source["num_rejects"] = sum(report.num_rejects for report in current)
     fields = dict(_fields(all_reports))
     manifest = replace(old, shards=(*old.shards, *shards), fields=fields, source=source)
     write_report(store, manifest, (report.counts for report in all_reports))
@@ -339,11 +373,11 @@ def finish_retry(store: Store, reports: Sequence[ShardReport]) -> None:
     part = write_part(store, manifest, first, len(manifest.shards) - 1)
     assert part is not None
     store.write(MANIFEST_NAME, replace(manifest, index_parts=(*index_parts, part)).to_bytes())
+    _remove_shards_from(store, num_all_shards(source))
 
 
 def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:
     """Return the reports of all shards of a finished dataset, in their order."""
-    count = num_shards(manifest.source) + sum(manifest.source.get(RETRIED_SHARDS, []))
 
     def read(index: int) -> ShardReport:
         name = report_name(shard_name(index))
@@ -355,16 +389,19 @@ def _earlier_reports(store: Store, manifest: Manifest) -> list[ShardReport]:
                 "rerun=mm.Rerun(overwrite=True)"
             ) from None
 
-    return map_requests(store, read, range(count))
+    return map_requests(store, read, range(num_all_shards(manifest.source)))
 
 
-def remove_shards(store: Store, shards: Sequence[str]) -> None:
-    """Remove all files of some shards, which no manifest names. Their reports go first."""
-    stems = [shard.removesuffix(".tar") for shard in shards]
-    reports = [f"{REPORTS}/{stem}.{suffix}" for stem in stems for suffix in _REPORT_SUFFIXES]
-    map_requests(store, store.remove, reports)
-    files = [f"{stem}.{suffix}" for stem in stems for suffix in _SHARD_SUFFIXES]
-    map_requests(store, store.remove, files)
+def _remove_shards_from(store: Store, first: int) -> None:
+    """Remove all files of shards from a number on, which no manifest names: reports go first.
+
+    Those of other rows are among them, where an append was killed and never completed.
+    """
+    files = [name for name in store.list() if _SHARD_FILE.fullmatch(name)]
+    for names in (_report_files(store), files):
+        numbers = [int(re.split(r"[-.]", name)[1]) for name in names]
+        behind = [name for name, number in zip(names, numbers, strict=True) if number >= first]
+        map_requests(store, store.remove, behind)
 
 
 def give_up(store: Store, reports: Sequence[ShardReport]) -> None:
@@ -446,7 +483,12 @@ def _setting(value: Any) -> str:
     return "not set" if value is None else repr(value)
 
 
-def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, Any]) -> None:
+_OTHER_PLACE = "Name another destination, or replace it with rerun=mm.Rerun(overwrite=True)"
+
+
+def _require_same_plan(
+    store: Store, content: str, saved: Any, plan: dict[str, Any], advice: str = _OTHER_PLACE
+) -> None:
     """Raise a ConfigError if the saved plan is another one. It says what differs."""
     saved = saved if isinstance(saved, dict) else {}
     is_other_version = saved.get("converter") != plan["converter"]
@@ -469,8 +511,7 @@ def _require_same_plan(store: Store, content: str, saved: Any, plan: dict[str, A
         )
     if differing:
         raise ConfigError(
-            f"{store.url}: holds {content} with other settings: {'; '.join(differing)}. "
-            "Name another destination, or replace it with rerun=mm.Rerun(overwrite=True)"
+            f"{store.url}: holds {content} with other settings: {'; '.join(differing)}. {advice}"
         )
 
 
@@ -568,6 +609,10 @@ class Work:
                 "retry_rejects=True adds shards to a finished dataset; leave out shard_range",
             ),
             (
+                self.rerun.append,
+                "append=True adds shards to a finished dataset; leave out shard_range",
+            ),
+            (
                 self.shard_range[0] >= self.shard_range[1],
                 f"shard_range={self.shard_range}: must be the first shard, from 0, and the one "
                 "behind the last",
@@ -596,9 +641,13 @@ class Output(NamedTuple):
     """Number of its first shard over all splits."""
     lock: WriteLock | None = None
     """None: no shard needs to be written."""
-    extra: Mapping[str, IntArray] = MappingProxyType({})
-    """{name: rows} of extra shards: those of the retries before, or with `Rerun.retry_rejects`
-    those of this one."""
+    extra: Mapping[str, IntArray | range] = MappingProxyType({})
+    """{name: rows} of extra shards: those of the retries before, or with `Rerun.retry_rejects` and
+    `Rerun.append` those of this one."""
+    appends: Mapping[str, Append] = MappingProxyType({})
+    """{name of an extra shard: the append that it is of}."""
+    known: KnownRows | None = None
+    """Which rows the dataset has already, where this call appends some."""
     expected: Mapping[str, ShardInfo] = MappingProxyType({})
     """Shards of a finished dataset that are looked at or written again."""
     lost_parts: tuple[IndexPart, ...] = ()
@@ -649,7 +698,11 @@ def plan_outputs(
         if work.shard_range is None and split_store.exists(LOCK_NAME):
             lock = lock_all(split_store, "convert", locks)
         plan = plan_of(source, options, split, len(rows))
-        state = inspect(split_store, plan, root, work.rerun.overwrite)
+        if work.rerun.append:
+            _inspect_for_append(split_store, plan)
+            state: State = "finished"
+        else:
+            state = inspect(split_store, plan, root, work.rerun.overwrite)
         first_shard = sum(num_shards(output.plan) for output in outputs)
         outputs.append(Output(split, split_store, rows, plan, state, work, first_shard, lock))
     return outputs
@@ -677,7 +730,7 @@ def locked_outputs(
             outputs = plan_outputs(
                 store, rows_urls, source, rows_of_splits, options, root, work, locks
             )
-            return [locked(output, locks, root) for output in outputs]
+            return [locked(output, source, locks, root) for output in outputs]
         except LockedError:
             locks.close()
             if work.shard_range is not None or num_ranks() == 1:
@@ -696,8 +749,10 @@ def num_ranks() -> int:
     return int(size) if size.isdigit() else 1
 
 
-def locked(output: Output, locks: ExitStack, root: str | None) -> Output:
+def locked(output: Output, source: RowSource, locks: ExitStack, root: str | None) -> Output:
     """Return an output with the lock on its destination, if something may be written there."""
+    if output.work.rerun.append:
+        return _for_append(output, source, locks)
     if output.work.rerun.retry_rejects:
         return _for_retry(output, locks, root)
     if output.work.shard_range is not None:
@@ -722,7 +777,31 @@ def _for_retry(output: Output, locks: ExitStack, root: str | None) -> Output:
             "first convert without retry_rejects=True"
         )
     source = Manifest.read(output.store).source
+    if APPENDED in source:
+        raise ConfigError(
+            f"{output.store.url}: rows were appended since, so rejects of before are not tried "
+            "again; append their rows with append=True, which takes those that are not there"
+        )
     return output._replace(state=state, lock=lock, extra=next_round(output.store, source))
+
+
+def _for_append(output: Output, source: RowSource, locks: ExitStack) -> Output:
+    """Return a finished output with the shards of new rows.
+
+    Where these rows were appended before, and their shards are damaged now, those are mended.
+    """
+    lock = output.lock or lock_all(output.store, "convert", locks)
+    manifest = _inspect_for_append(output.store, output.plan)
+    output = _with_damage(output._replace(lock=lock))
+    if output.expected:
+        return output
+    known = known_rows(output.store, manifest, source)
+    has_facts = any(output.store.exists(facts_name(shard.name)) for shard in manifest.shards[:1])
+    work = replace(output.work, facts=output.work.facts or has_facts)
+    append = plan_append(manifest, output.plan, output.rows, known)
+    extra = append.shards(output.rows)
+    appends = dict.fromkeys(extra, append)
+    return output._replace(work=work, known=known, extra=extra, appends=appends)
 
 
 def _for_range(output: Output, locks: ExitStack, root: str | None) -> Output:
@@ -747,7 +826,7 @@ def _with_damage(output: Output) -> Output:
     One list of the files tells which are missing, or have another size than in the manifest.
     """
     if output.state != "finished":
-        return output._replace(expected={}, lost_parts=(), extra={})
+        return output._replace(expected={}, lost_parts=(), extra={}, appends={})
     manifest = Manifest.from_bytes(output.store.read(MANIFEST_NAME))
     if manifest.checksums is None:
         raise ManifestError(
@@ -757,11 +836,22 @@ def _with_damage(output: Output) -> Output:
         )
     files = output.store.list()
     sizes = {name: file.size for name, file in files.items()}
-    expected = {
-        shard.name: shard
-        for shard in manifest.shards
-        if output.work.rerun.check or not shard_sizes(shard).items() <= sizes.items()
+    own = _own_shards(output, manifest)
+    shards = {shard.name: shard for shard in manifest.shards}
+    damaged = {
+        name for name, shard in shards.items() if not shard_sizes(shard).items() <= sizes.items()
     }
+    if others := damaged.difference(own):
+        logger.warning(
+            "%s: %d shards of other rows are missing or damaged, such as %s; run the command again "
+            "that converted these rows",
+            *(output.store.url, len(others), min(others)),
+        )
+    if output.work.rerun.check:
+        damaged = {*shards}
+    if output.plan["sidecar"]:
+        damaged |= {name for name in own if sidecar_name(name) not in sizes}
+    expected = {name: shards.get(name, ShardInfo(name, 0, 0)) for name in own if name in damaged}
     lost_parts = tuple(
         part
         for part in manifest.index_parts
@@ -771,17 +861,27 @@ def _with_damage(output: Output) -> Output:
             and object_sha256(output.store, part.name, part.num_bytes) != part.sha256
         )
     )
-    if output.plan["sidecar"]:
-        shards = {shard.name: shard for shard in manifest.shards}
-        counts = [num_shards(output.plan), *manifest.source.get(RETRIED_SHARDS, [])]
-        for name in map(shard_name, range(sum(counts))):
-            if sidecar_name(name) not in sizes:
-                expected[name] = shards.get(name, ShardInfo(name, 0, 0))
-    extra: dict[str, IntArray] = {}
-    if expected:
+    of_append = {name: pair for name, pair in own.items() if pair and name in expected}
+    appends = {name: append for name, (append, _) in of_append.items()}
+    extra = {name: rows for name, (_, rows) in of_append.items()}
+    if expected and not output.work.rerun.append:
         for shards_of_retry in rounds(output.store, manifest.source):
             extra |= {name: rows for name, rows in shards_of_retry.items() if name in expected}
-    return output._replace(expected=expected, lost_parts=lost_parts, extra=extra)
+    return output._replace(expected=expected, lost_parts=lost_parts, extra=extra, appends=appends)
+
+
+def _own_shards(
+    output: Output, manifest: Manifest
+) -> dict[str, tuple[Append, IntArray | range] | None]:
+    """Return the names of the shards that hold rows of this call; of appended ones, with these."""
+    if not output.work.rerun.append:
+        return dict.fromkeys(map(shard_name, range(num_own_shards(manifest.source))))
+    return {
+        name: (append, rows)
+        for append in appends_of(manifest.source)
+        if append.rows_sha256 == output.plan["rows_sha256"]
+        for name, rows in append.shards(output.rows).items()
+    }
 
 
 def begin_output(output: Output, root: str | None, command: str) -> None:
@@ -806,8 +906,8 @@ def finish_output(output: Output, reports: Sequence[ShardReport]) -> None:
     output.lock.require()
     if output.work.shard_range is None:  # a node of Ray may have died, or a range
         remove_temporary_files(output.store)
-    if output.work.rerun.retry_rejects:
-        finish_retry(output.store, reports)
+    if output.work.rerun.retry_rejects or output.known is not None:
+        finish_extra(output.store, reports, next(iter(output.appends.values()), None))
     elif output.state == "finished":
         _mend_index(output)
     elif output.work.shard_range is None:
@@ -835,6 +935,8 @@ def jobs_of(
     """Yield the jobs of all shards that are to be written or looked at."""
     for name, rows in shards_of(output):
         assert output.lock is not None
+        append = output.appends.get(name)
+        first_row = 0 if append is None else append.first_row
         yield ShardJob(
             output.store,
             name,
@@ -846,6 +948,9 @@ def jobs_of(
             output.work.rerun.check,
             output.expected.get(name),
             facts=output.work.facts,
+            append=None if append is None else append.digest,
+            first_row=first_row,
+            refused={} if output.known is None else output.known.refused(rows, first_row),
         )
 
 
@@ -854,7 +959,7 @@ def shards_of(output: Output) -> Iterator[tuple[str, IntArray | range]]:
     if output.lock is None:
         return
     num_rows = output.plan["samples_per_shard"]
-    if not output.work.rerun.retry_rejects:
+    if not (output.work.rerun.retry_rejects or output.work.rerun.append):
         for index in output.shards:
             name = shard_name(index)
             if output.state != "finished" or name in output.expected:
@@ -883,10 +988,8 @@ def mark_duplicates(
     if not (exact or near):
         return {}, 0
     if not unfinished:
-        if outputs[0].work.rerun.retry_rejects:
-            logger.warning(
-                "the samples of retried rows are not looked at; run `mmstream duplicates`"
-            )
+        if outputs[0].work.rerun.retry_rejects or outputs[0].work.rerun.append:
+            logger.warning("the new samples are not looked at; run `mmstream duplicates`")
         return {}, 0
     for output in unfinished:
         assert output.lock is not None
@@ -915,8 +1018,9 @@ def warn_of_leaks(outputs: Sequence[Output], progress: bool) -> None:
         progress: Show a progress bar (on a terminal only).
     """
     plan, states = outputs[0].plan, {output.state for output in outputs}
-    is_range = outputs[0].work.shard_range is not None
-    if is_range or len(outputs) == 1 or not plan["sidecar"] or states == {"finished"}:
+    work, is_done = outputs[0].work, states == {"finished"}
+    is_done = (is_done and not work.rerun.append) or work.shard_range is not None
+    if is_done or len(outputs) == 1 or not plan["sidecar"]:
         return
     datasets = {_name(output): open_dataset(output.store.url) for output in outputs}
     bad = {name: dataset.bad for name, dataset in datasets.items()}

@@ -26,6 +26,8 @@ round: the rows that the round before rejected, in their order, cut into shards 
 manifest's ``retried_shards`` gives the number of shards of each retry. Nothing else is stored: the
 rejects of a round's shards (``reports/``) never change, so they name the rows of the next round.
 
+Rows of other files may be appended later (see `append.py`). Their shards come behind all of these.
+
 Example: 10 rows in shards of 4 are shards 0 to 2. Rows 1, 5 and 8 were rejected. The first retry
 writes shard 3 with these rows. If row 5 is rejected again, the second retry writes it to shard 4.
 
@@ -41,10 +43,12 @@ import re
 from array import array
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote
 
+import msgspec
 import numpy as np
 import numpy.typing as npt
 
@@ -61,6 +65,7 @@ from mmstream.converting.report import REPORTS, rejects_name, rejects_of
 from mmstream.converting.rows.records import RowSource
 from mmstream.converting.rows.samples import SampleSource
 from mmstream.converting.sidecar import content_hash
+from mmstream.dataset.manifest import MANIFEST_NAME
 from mmstream.errors import ConfigError, ManifestError
 from mmstream.order.permute import permutation
 from mmstream.storage import Store, open_store
@@ -294,7 +299,7 @@ def _media_of_rows(rows: RowSource, options: Options, access: MediaAccess) -> It
             except RowError:  # it will be a reject
                 yield b""
             else:
-                yield b"".join(_hash_of(f, access) for f in draft.files if not f.frames)
+                yield b"".join(_hash_of(ref, access) for ref in draft.media)
 
 
 def _media_of_samples(rows: SampleSource) -> Iterator[bytes]:
@@ -359,6 +364,62 @@ def rounds(store: Store, source: Mapping[str, Any]) -> Iterator[dict[str, IntArr
         rows = _rejected_rows(store, range(first, first + count), source)
         first, count = first + count, next_count
         yield _cut(rows, first, count, source)
+
+
+class Append(msgspec.Struct, frozen=True):
+    """Rows that were added to a finished dataset, or are added now (see `append.py`).
+
+    Example: 12 rows were appended to 40 in shards 0 to 4, as shards 5 and 6 of 8 rows. Then
+    `first_row` is 40, so row 0 has the key ``000000041``; `first_shard` is 5, `starts` is [0, 8].
+    """
+
+    rows: str
+    """Name of their source."""
+    rows_sha256: str
+    rows_total: int
+    """Rows of the source, over all splits."""
+    num_rows: int
+    """Rows of this dataset."""
+    first_row: int
+    """Rows of all conversions before, over all splits."""
+    first_shard: int
+    starts: list[int]
+    """Position among the rows of the dataset at which each shard begins."""
+    digest: str = ""
+    """Stands in the reports of its shards."""
+
+    def shards(self, rows: IntArray | range) -> dict[str, IntArray | range]:
+        """Return {name of a shard: its rows}, from the 0-based numbers of the dataset's rows."""
+        return {
+            shard_name(self.first_shard + i): rows[start:stop]
+            for i, (start, stop) in enumerate(pairwise([*self.starts, len(rows)]))
+        }
+
+
+APPENDED = "appended"
+"""Key of the manifest's ``source``: an `Append` for each one, in order."""
+
+
+def appends_of(source: Mapping[str, Any]) -> list[Append]:
+    """Return what was appended to a dataset, in order.
+
+    Raises:
+        ManifestError: What the manifest says of it is malformed.
+    """
+    try:
+        return msgspec.convert(source.get(APPENDED, []), list[Append])
+    except msgspec.ValidationError as error:
+        raise ManifestError(f"{MANIFEST_NAME}: {APPENDED}: {error}; {_CURE}") from None
+
+
+def num_own_shards(source: Mapping[str, Any]) -> int:
+    """Return the number of shards of a conversion and of its retries. Argument as `rounds`."""
+    return num_shards(source) + sum(map(int, source.get(RETRIED_SHARDS, [])))
+
+
+def num_all_shards(source: Mapping[str, Any]) -> int:
+    """Return the number of shards with those that were appended. Argument as `rounds`."""
+    return num_own_shards(source) + sum(len(each.starts) for each in appends_of(source))
 
 
 def next_round(store: Store, source: Mapping[str, Any]) -> dict[str, IntArray]:

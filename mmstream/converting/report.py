@@ -82,7 +82,8 @@ class CorpusReport:
     reject_kinds: tuple[RejectGroup, ...] = ()
     """Rejected rows by their reason, whatever names and numbers it quotes."""
     num_left_out: int = 0
-    """Rejects that are no fault: blank lines, and rows that the caller's function left out."""
+    """Rejects that are no fault: blank lines, rows that the caller's function left out, and those
+    that an append found in the dataset already."""
 
 
 LiveCounts: TypeAlias = Any
@@ -109,7 +110,7 @@ class RowCounter:
         for key in draft.unread:
             self._add_unread(key[:MAX_KEY_CHARACTERS], 1)
         for medium in media:
-            self._add_media(medium.extension, 1, len(medium.content))
+            self._add_media(medium.extension, 1, len(medium.data))
 
     def add_reject(self) -> None:
         """Count one row that became no sample."""
@@ -153,9 +154,9 @@ def write_report(store: Store, manifest: Manifest, counts: Iterable[RowCounts]) 
         counts: Of every shard.
     """
     total = total_counts(counts)
-    groups = group_rejects(store) if manifest.source["num_rejects"] else []
+    groups = group_rejects(all_rejects(store)) if manifest.source["num_rejects"] else []
     report = CorpusReport(
-        manifest.source["num_rows"],
+        num_rows_of(manifest),
         manifest.num_samples,
         manifest.source["num_rejects"],
         len(manifest.shards),
@@ -167,6 +168,12 @@ def write_report(store: Store, manifest: Manifest, counts: Iterable[RowCounts]) 
         sum(group.num_rows for group in groups if group.example.left_out),
     )
     store.write(REPORT_NAME, json_lines(report))
+
+
+def num_rows_of(manifest: Manifest) -> int:
+    """Return the number of rows of a conversion, with those that were appended."""
+    parts = (manifest.source, *manifest.source.get("appended", ()))
+    return sum(int(part["num_rows"]) for part in parts)
 
 
 def read_report(store: Store) -> CorpusReport | None:
@@ -235,7 +242,8 @@ class Reject(msgspec.Struct, frozen=True, omit_defaults=True):
     key: str = ""
     """Key that its sample would have. It names the row among those of all files."""
     left_out: bool = False
-    """It is no fault: a blank line, or a row that the caller's function left out."""
+    """It is no fault: a blank line, a row that the caller's function left out, or one that the
+    dataset has already."""
 
 
 @dataclass(frozen=True)
@@ -334,8 +342,8 @@ def write_rejects(store: Store, shards: Iterable[tuple[str, int]]) -> None:
                 file.write(store.read_range(rejects_name(shard), start, stop))
 
 
-def group_rejects(store: Store) -> list[RejectGroup]:
-    """Return the reasons of a finished conversion's rejects, the most frequent first.
+def group_rejects(rejects: Iterable[Reject]) -> list[RejectGroup]:
+    """Return the reasons of rejects, the most frequent first.
 
     Reasons that differ in names, quoted values or numbers only are one group:
     ``a.jpg: no such file`` and ``b.jpg: no such file``, for example. From the 1,000th reason on,
@@ -343,7 +351,7 @@ def group_rejects(store: Store) -> list[RejectGroup]:
     """
     counts: dict[str, int] = {}
     examples: dict[str, Reject] = {}
-    for reject in all_rejects(store):
+    for reject in rejects:
         kind = _VALUE.sub("*", _NAME.sub("*: ", reject.reason))
         is_new = kind not in counts and not reject.left_out
         if is_new and len(counts) >= _MAX_GROUPS:
@@ -354,12 +362,12 @@ def group_rejects(store: Store) -> list[RejectGroup]:
     return sorted(groups, key=lambda group: -group.num_rows)
 
 
-def all_rejects(store: Store) -> Iterator[Reject]:
-    """Yield the rejects of a finished conversion. A block of the file is in memory."""
-    num_bytes = store.size(REJECTS_NAME)
+def all_rejects(store: Store, name: str = REJECTS_NAME) -> Iterator[Reject]:
+    """Yield the rejects of a finished conversion, or those of a file. A block is in memory."""
+    num_bytes = store.size(name)
     remainder = b""
     for start in range(0, num_bytes, _BLOCK):
-        block = remainder + store.read_range(REJECTS_NAME, start, min(num_bytes, start + _BLOCK))
+        block = remainder + store.read_range(name, start, min(num_bytes, start + _BLOCK))
         *lines, remainder = block.split(b"\n")
         for line in lines:
             yield msgspec.json.decode(line, type=Reject)

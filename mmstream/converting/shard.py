@@ -29,10 +29,10 @@ import msgspec
 from mmstream.converting.draft import (
     Draft,
     LeftOutError,
+    Media,
     MediaRef,
     RowError,
     StoredSample,
-    media_of,
     samples_of,
 )
 from mmstream.converting.media.load import IdleCpus, load_rows
@@ -67,7 +67,6 @@ from mmstream.dataset.index import (
 )
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
-from mmstream.media.fields import media_files
 from mmstream.media.types import kind_of
 from mmstream.storage import Store
 from mmstream.storage.store import map_requests, sizes_of
@@ -107,6 +106,8 @@ class ShardReport:
     """True: an earlier call wrote the shard. Not stored."""
     repaired: bool = False
     """True: an earlier call wrote the shard, but it was damaged since. Not stored."""
+    append: str | None = None
+    """As in `ShardJob`. Stored where it is known."""
 
     @property
     def shard(self) -> ShardInfo:
@@ -133,6 +134,12 @@ class ShardJob:
     """The shard as the manifest of a finished dataset has it."""
     facts: bool = False
     """Whether to write the facts of the shard too."""
+    append: str | None = None
+    """Digest of the append that the shard is of. None: it is of the conversion, or of a retry."""
+    first_row: int = 0
+    """Rows of all conversions before: the key of a row is its number, plus this, plus 1."""
+    refused: Mapping[str, str] = field(default_factory=dict)
+    """{key: reason} of the rows that the dataset has already."""
 
 
 def write_shard(
@@ -156,7 +163,7 @@ def write_shard(
     committed = _committed_report(job)
     if committed is not None and _is_intact(job, committed):
         return replace(committed, reused=True)
-    report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0)
+    report = ShardReport(job.name, len(job.rows), 0, 0, None, {}, 0, 0, append=job.append)
     counter = RowCounter(live)
     with _sidecar(job) as sidecar, ExitStack() as stack:
         rejects = ShardRejects(job.store, job.name, stack)
@@ -176,6 +183,8 @@ def write_shard(
         report = replace(report, sidecar_bytes=sidecar.num_bytes, sidecar_sha256=sidecar.sha256)
     stored = msgspec.to_builtins(report)
     del stored["reused"], stored["repaired"]
+    if job.append is None:
+        del stored["append"]
     job.lock.require()
     job.store.write(report_name(job.name), msgspec.json.encode(stored) + b"\n")
     return replace(report, repaired=committed is not None)
@@ -215,7 +224,8 @@ def _committed_report(job: ShardJob) -> ShardReport | None:
             sidecar_bytes=stored.sidecar_bytes if stored else 0,
             sidecar_sha256=stored.sidecar_sha256 if stored else None,
         )
-    return read_shard_report(job.store, job.name, ShardReport)  # damaged: it is written again
+    report = read_shard_report(job.store, job.name, ShardReport)  # damaged: it is written again
+    return report if report is not None and report.append == job.append else None
 
 
 def _is_intact(job: ShardJob, report: ShardReport) -> bool:
@@ -306,7 +316,7 @@ def _samples(
     """
     per_caption = job.options.reading.captions == "each"
     for row, draft, media in load_rows(_drafts(job), job.access, job.options.media, idle_cpus):
-        key = _key(row)
+        key = row_key(job.first_row + row.index)
         if isinstance(draft, RowError):
             counter.add_reject()
             left_out = isinstance(draft, LeftOutError)
@@ -328,7 +338,7 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
     """Yield each row of a shard with its draft, or with the reason why it has none."""
     rejects_by_key = _known_rejects(job)
     for row in job.rows.read():
-        if rejects_by_key and (reject := rejects_by_key.get(_key(row))):
+        if rejects_by_key and (reject := rejects_by_key.get(row_key(job.first_row + row.index))):
             yield row, reject
         elif isinstance(row.value, RowError):
             yield row, row.value
@@ -346,33 +356,42 @@ def _drafts(job: ShardJob) -> Iterator[tuple[Row, Draft | RowError]]:
 def _known_rejects(job: ShardJob) -> dict[str, RowError]:
     """Return {key: why} of the rows that a shard of a finished dataset rejected.
 
-    Their media may be there by now. But their place is an extra shard of a retry.
+    Their media may be there by now. But their place is an extra shard of a retry. Of a shard that
+    is appended, they are the rows that the dataset has already.
     """
     if job.expected is None:
-        return {}
+        return {key: LeftOutError(reason) for key, reason in job.refused.items()}
     return {
         reject.key: (LeftOutError if reject.left_out else RowError)(reject.reason)
         for reject in rejects_of(job.store, job.name)
     }
 
 
-def _key(row: Row) -> str:
-    return str(row.index + 1).zfill(KEY_DIGITS)
+def row_key(number: int) -> str:
+    """Return the key of a row by its number from 0, over all that were converted before."""
+    return str(number + 1).zfill(KEY_DIGITS)
 
 
 def draft_of(sample: StoredSample, options: MediaOptions) -> Draft:
     """Return the draft of a stored sample. With no checks or changes, it has no media."""
     if options.is_plain:
         return Draft({}, fields=sample.fields, key=sample.key)
-
-    def ref(name: str, frames: Iterable[str] = ()) -> MediaRef:
-        kind = kind_of(name) or "image"
-        files = tuple(map(ref, frames))
-        return MediaRef(kind, name, sample.fields[name], field=name, frames=files)
-
-    media = tuple(ref(name, frames) for name, frames in media_files(sample.fields).items())
+    media = tuple(
+        MediaRef(kind, name, data, field=name)
+        for name, data in sample.fields.items()
+        if (kind := kind_of(name)) is not None
+    )
     others = {name: data for name, data in sample.fields.items() if kind_of(name) is None}
     return Draft({}, media, fields=others, key=sample.key)
+
+
+def media_of(fields: Mapping[str, bytes]) -> list[Media]:
+    """Return the media among the fields of a sample, by their names. They are not read."""
+    return [
+        Media(name.rpartition(".")[2], data)
+        for name, data in fields.items()
+        if kind_of(name) is not None
+    ]
 
 
 # -- the files of a shard --------------------------------------------------------------------------

@@ -141,14 +141,15 @@ def _search(shards: ShardReader, key: str) -> list[SampleRef]:
 def _ascending(shards: ShardReader) -> list[tuple[int, int]]:
     """Return (first shard, last shard) of all runs of shards in which keys ascend.
 
-    There is one, and one more for each retry of rejected rows, which appended shards.
+    There is one, and one more for each retry of rejected rows, and each append of rows.
     """
     source, num_shards = shards.manifest.source, len(shards.counts)
-    retries = source.get("retried_shards")
-    if not retries:
+    retries, appends = source.get("retried_shards", []), source.get("appended", [])
+    if not (retries or appends):
         return [(0, num_shards - 1)] if num_shards else []
     names = [shards.name_of(shard) for shard in range(num_shards)]
     try:
+        retries = [*retries, *(len(each["starts"]) for each in appends)]
         stop = -(-source["num_rows"] // source["samples_per_shard"])
         stops = np.cumsum([stop, *retries])
         numbers = [int(name.removeprefix("shard-").removesuffix(".tar")) for name in names]

@@ -220,7 +220,8 @@ def _warn_of_unnamed(store: Store, manifest: Manifest, names: Iterable[str]) -> 
     named = {shard.name for shard in manifest.shards}
     if unnamed := [name for name in names if name.endswith(".tar") and name not in named]:
         logger.warning(
-            "%s: %d tars are not in %s and are left out (%s, ...); see mmstream index",
+            "%s: %d tars are not in %s and are left out (%s, ...): complete the `mmstream convert` "
+            "that was killed there, or add them by `mmstream index`",
             store.url,
             len(unnamed),
             MANIFEST_NAME,

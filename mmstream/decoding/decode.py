@@ -47,7 +47,6 @@ from mmstream.media.fields import (
     audio_fields,
     call_user,
     image_fields,
-    list_of_frame,
     parse_json,
     video_fields,
 )
@@ -315,7 +314,7 @@ class Decode:
         if self.text is not None and (callable(self.text.field) or self.text.field == field):
             return False
         table = self.table
-        if field in table.named_files or field in table.parsers or list_of_frame(field):
+        if field in table.named_files or field in table.parsers:
             return False
         named = [picture for picture in table.pictures if field in picture.sources]
         free = [
