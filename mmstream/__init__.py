@@ -19,7 +19,7 @@ from importlib import import_module
 from pkgutil import get_data
 from typing import Any
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 # The stub beside this file lists the public names once, for type checkers and for this module.
 _STUB = ast.parse(get_data(__name__, "__init__.pyi") or b"")  # also from a zip

@@ -136,7 +136,10 @@ COMMANDS = _Commands(
     commands=COMMANDS,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 100},
 )
-@click.version_option(package_name="mmstream")
+@click.version_option(
+    sys.modules["mmstream"].__version__,  # as imported: the metadata may be that of another copy
+    prog_name="mmstream",
+)
 def cli() -> None:
     """Multimodal training data on plain WebDataset tars.
 

@@ -150,14 +150,18 @@ def test_the_slurm_script_fails_when_training_fails(
     assert not (programs / "requeued").exists()
 
 
-def test_the_first_program_of_the_readme_converts_once_and_trains_on_two_ranks(
+def test_the_readme_converts_in_a_line_and_trains_on_two_ranks_each_sample_once(
     tmp_path: Path, environment: Mapping[str, str]
 ) -> None:
-    program = next(b.code for b in blocks_of((ROOT / "README.md").read_text()) if b.code)
-    step = "...  # your training step"
-    assert step in program
+    blocks = [b for b in blocks_of((ROOT / "README.md").read_text()) if not b.not_run]
+    program = next(block for block in blocks if block.file == "train.py")
+    step = "        optimizer.step()\n"
+    assert program.code.count(step) == 1
+    assert len(program.code.partition("loader = ")[2].splitlines()) <= 10
     noted = 'print(*batch["__key__"], file=open("keys" + os.environ["RANK"], "a"))'
-    (tmp_path / "program.py").write_text("import os\n" + program.replace(step, noted))
+    (tmp_path / "train.py").write_text(
+        "import os\n" + program.code.replace(step, f"{step}        {noted}\n")
+    )
     images = Path(corpus_rows()).parent / "images"
     (tmp_path / "media").symlink_to(images.parent)
     (tmp_path / "rows.jsonl").write_text(
@@ -166,17 +170,19 @@ def test_the_first_program_of_the_readme_converts_once_and_trains_on_two_ranks(
             for image in sorted(images.iterdir())
         )
     )
-    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    run = subprocess.run(
-        [*torchrun, "--nproc-per-node", "2", "program.py"],
-        cwd=tmp_path,
-        env={**environment, "PYTHONPATH": str(ROOT)},
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    assert run.returncode == 0, run.stderr
+    commands = [block.code for block in blocks if block.language == "bash"]
+    assert [command.split()[0] for command in commands] == ["mmstream", "torchrun"]
+    for command in commands:
+        run = subprocess.run(
+            ["bash", "-ec", command],
+            cwd=tmp_path,
+            env={**environment, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=500,
+            check=False,
+        )
+        assert run.returncode == 0, run.stderr
     seen = [(tmp_path / f"keys{rank}").read_text().split() for rank in range(2)]
     assert [len(keys) for keys in seen] == [48, 48]
     assert len(set(seen[0] + seen[1])) == 96

@@ -6,7 +6,6 @@ import os
 import shutil
 import subprocess
 import sys
-import zipfile
 from pathlib import Path
 
 import pytest
@@ -96,31 +95,6 @@ def test_a_full_disk_is_said_before_the_tests_begin(checkout):
     done = run_test_sh(checkout)
     assert done.returncode == 1
     assert "free some, or set TMPDIR to a larger disk" in done.stderr
-
-
-@pytest.mark.slow
-def test_a_wheel_is_pure_python_and_needs_no_compiler(tmp_path):
-    source = tmp_path / "source"
-    shutil.copytree(ROOT / "mmstream", source / "mmstream")
-    for name in ("pyproject.toml", "README.md", "LICENSE"):
-        shutil.copy(ROOT / name, source)
-    command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation"]
-    command += ["--wheel-dir", str(tmp_path), str(source)]
-    subprocess.run(command, env=os.environ | {"CC": "false"}, capture_output=True, check=True)
-    (wheel,) = tmp_path.glob("*.whl")
-    assert wheel.name.endswith("-py3-none-any.whl")
-    names = set(zipfile.ZipFile(wheel).namelist())
-    assert {Path(name).suffix for name in names}.isdisjoint({".so", ".c", ".h"})
-    assert {"mmstream/__init__.pyi", "mmstream/display/templates/style.css"} <= names
-    code = "import mmstream as mm; print(mm.__file__, mm.open_dataset.__name__)"
-    imported = subprocess.run(  # a wheel is a zip
-        [sys.executable, "-P", "-c", code],
-        env=os.environ | {"PYTHONPATH": str(wheel)},
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-    )
-    assert imported.stdout.split() == [f"{wheel}/mmstream/__init__.py", "open_dataset"]
 
 
 BUSY = """
