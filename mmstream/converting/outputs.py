@@ -837,7 +837,10 @@ def _with_damage(output: Output) -> Output:
     files = output.store.list()
     sizes = {name: file.size for name, file in files.items()}
     own = _own_shards(output, manifest)
-    shards = {shard.name: shard for shard in manifest.shards}
+    shards = {
+        shard.name: replace(shard, sha256=manifest.erased.get(shard.name, shard.sha256))
+        for shard in manifest.shards
+    }
     damaged = {
         name for name, shard in shards.items() if not shard_sizes(shard).items() <= sizes.items()
     }

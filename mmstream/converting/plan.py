@@ -448,7 +448,8 @@ def _rejected_rows(store: Store, shards: range, source: Mapping[str, Any]) -> In
     rows: list[int] = []
     try:
         for rejects in map_requests(store, partial(rejects_of, store), names):
-            rows += [int(reject.key) - 1 for reject in rejects]
+            # One without a key was erased, and so is the sample that a retry made of its row.
+            rows += [int(reject.key or 1) - 1 for reject in rejects]
     except (ManifestError, ValueError) as error:
         raise ManifestError(f"{store.url_of(REPORTS)}: {error}; {_CURE}") from None
     if rows and not 0 <= min(rows) <= max(rows) < source["rows_total"]:

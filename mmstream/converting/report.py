@@ -364,10 +364,15 @@ def group_rejects(rejects: Iterable[Reject]) -> list[RejectGroup]:
 
 def all_rejects(store: Store, name: str = REJECTS_NAME) -> Iterator[Reject]:
     """Yield the rejects of a finished conversion, or those of a file. A block is in memory."""
+    for line in lines_of(store, name):
+        yield msgspec.json.decode(line, type=Reject)
+
+
+def lines_of(store: Store, name: str) -> Iterator[bytes]:
+    """Yield the lines of a file without their ends. A block of the file is in memory."""
     num_bytes = store.size(name)
     remainder = b""
     for start in range(0, num_bytes, _BLOCK):
         block = remainder + store.read_range(name, start, min(num_bytes, start + _BLOCK))
         *lines, remainder = block.split(b"\n")
-        for line in lines:
-            yield msgspec.json.decode(line, type=Reject)
+        yield from lines

@@ -262,8 +262,9 @@ def _require_expected(job: ShardJob, sha256: str | None) -> None:
     if job.expected is not None and sha256 != job.expected.sha256:
         raise MMStreamError(
             f"{job.store.url_of(job.name)}: is damaged, and its rows give other bytes now: a media "
-            "file is missing or has changed. Restore it and run the same command again, or "
-            "convert all again with rerun=mm.Rerun(overwrite=True)"
+            "file is missing or has changed, or samples were erased, which must not come back. "
+            "Restore it and run the same command again, or convert all again with "
+            "rerun=mm.Rerun(overwrite=True)"
         )
 
 

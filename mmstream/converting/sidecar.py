@@ -30,7 +30,7 @@ import io
 import re
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from typing import TYPE_CHECKING, Any
@@ -48,9 +48,16 @@ from mmstream.converting.formats.fields import without_secrets
 from mmstream.converting.media.load import checked
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row, encodable
-from mmstream.dataset.columns import INDEX_CHECKSUM, read_rows, sidecar_name
+from mmstream.dataset.columns import (
+    INDEX_CHECKSUM,
+    is_sidecar,
+    open_sidecar,
+    read_rows,
+    sidecar_name,
+)
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import index_checksum
+from mmstream.dataset.removed import digest_of
 from mmstream.dataset.select import forget_conditions
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.media.fields import json_object
@@ -459,6 +466,51 @@ def _old_rows(
     except (FileNotFoundError, ShardError, pa.ArrowException, ValueError):  # or of other types
         pass
     return None
+
+
+def empty_rows(
+    store: Store, shard: str, keys: Mapping[int, str], digests: Collection[str]
+) -> bytes | None:
+    """Return a sidecar in which the rows of erased samples say nothing, as bytes of the file.
+
+    Args:
+        store: Holds the sidecar.
+        shard: Name of the shard.
+        keys: The new keys of erased samples, by their indexes.
+        digests: Of the keys of erased samples. Rejects of these keys say nothing either.
+
+    Returns:
+        None where there is none, or a table of another program.
+
+    Raises:
+        ShardError: It is damaged.
+        StorageError: The storage failed after retries.
+    """
+    try:
+        table = open_sidecar(store, shard).read(use_threads=False)
+    except FileNotFoundError:
+        return None
+    except (pa.ArrowException, ValueError) as error:
+        raise ShardError(f"{store.url_of(sidecar_name(shard))}: damaged ({error})") from None
+    if not is_sidecar(table.column_names):
+        return None
+    rows = table.to_pylist()
+    for number, row in enumerate(rows):
+        index, key = row["index"], row["key"]
+        if index in keys or (index is None and digest_of(key) in digests):
+            status, key = (row["status"], "") if index is None else ("erased", keys[index])
+            kept = {"shard": shard, "index": index, "split": row.get("split")}
+            rows[number] = {**kept, "key": key, "status": status, "file": "", "row": 0}
+    buffer = io.BytesIO()
+    pq.write_table(
+        pa.Table.from_pylist(rows, table.schema),
+        buffer,
+        compression="zstd",
+        use_dictionary=_FEW_VALUES,
+        store_schema=False,
+        version="2.6",
+    )
+    return buffer.getvalue()
 
 
 def _medium(field: str, data: bytes, old_media: Mapping[bytes, Mapping[str, Any]]) -> Media:

@@ -64,6 +64,11 @@ def sidecar_name(shard: str) -> str:
     return f"{shard.removesuffix('.tar')}.parquet"
 
 
+def is_sidecar(columns: Iterable[str]) -> bool:
+    """Tell whether a table with these columns is a sidecar, and not one of another program."""
+    return set(_ALWAYS) <= set(columns)
+
+
 def open_sidecar(store: Store, shard: str) -> pq.ParquetFile:
     """Open the sidecar of a shard, to read columns of it.
 
@@ -123,7 +128,7 @@ def read_rows(dataset: Any, shard: int, columns: Iterable[str] | None = None) ->
         url = store.url_of(sidecar_name(name))
         try:
             parquet = open_sidecar(store, name)
-            if not set(_ALWAYS) <= set(parquet.schema_arrow.names):
+            if not is_sidecar(parquet.schema_arrow.names):
                 raise ConfigError(
                     f"{url}: a table of another program, which stays as it is; write columns "
                     f"elsewhere: {_command(dataset, 'FOLDER')}"

@@ -216,7 +216,8 @@ class Dataset(Sequence[Sample]):
         """Return (shard, index) of the sample that a line of a log names; errors as `find`."""
         shards = {info.name: shard for shard, info in enumerate(self.manifest.shards)}
         ref = parse_address(text, shards, self.counts)
-        require_own(text, self.name_of(ref[0]), ref, self.shards)
+        if ref not in self.removed:  # its key may be erased
+            require_own(text, self.name_of(ref[0]), ref, self.shards)
         return ref
 
     def __repr__(self) -> str:

@@ -211,6 +211,37 @@ def _decode(data: bytes, max_bytes: int) -> _File | None:
         return None
 
 
+def empty_facts(
+    dataset: Dataset, shard: int, indexes: Sequence[int], checksums: Checksums | None
+) -> bytes:
+    """Return the facts of a shard without those of some samples, as bytes of the file.
+
+    Facts that are damaged or of another shard have none afterwards.
+
+    Args:
+        dataset: Of the shard, as it was before its checksums changed.
+        shard: Position of the shard.
+        indexes: Samples that must be read from the shard from now on.
+        checksums: Of all its samples now.
+    """
+    name, columns = dataset.name_of(shard), dataset.shards.indexes.columns(shard)
+    offsets, most = columns.offsets(), dataset.manifest.shards[shard].num_bytes + EXTRA_BYTES
+    identities = [_identity(name, offsets, column) for column in (columns.checksums, checksums)]
+    file = _decode(dataset.index_store.read(facts_name(name), most), most)
+    writer = FactsWriter()
+    writer._samples = [None] * columns.lengths.size
+    if (
+        file is not None
+        and len(file.samples) == len(writer._samples)
+        and (file.index_crc32c, file.checksums_crc32c)
+        in (*identities, _identity(name, offsets, None))
+    ):
+        writer._samples = [
+            None if index in indexes else fact for index, fact in enumerate(file.samples)
+        ]
+    return writer.close(name, offsets, checksums)
+
+
 def write_facts(
     dataset: Dataset,
     *,

@@ -169,6 +169,11 @@ class _OldIndex:
     """Tars whose checksums need not be made again, if they fit the index."""
 
     @property
+    def erased(self) -> Mapping[str, str]:
+        """The sha256 of tars of which samples were erased."""
+        return self.manifest.erased if self.manifest else {}
+
+    @property
     def kind(self) -> Literal["written", "indexed"] | None:
         """The origin of the checksums that the manifest mentions."""
         return self.manifest.checksums if self.manifest else None
@@ -304,7 +309,10 @@ class _Indexer:
         if self.checksums and (column is None or name not in self.old.summed):
             column, sha256, checksum = _sum_up(self.store, info, offsets)
             self.target.write(column_name, encode_checksums(column, index))
-            self._warn_of_other_bytes(name, sha256)
+            if self.old.erased.get(name) == sha256:
+                sha256 = self.old.shards[name].sha256 or sha256  # its identity stays
+            else:
+                self._warn_of_other_bytes(name, sha256)
             return _IndexedTar(replace(info, sha256=sha256), is_new, True, checksum)
         if column is None and column_name in self.old.files:
             self.target.remove(column_name)  # of another tar, or of another index
@@ -416,7 +424,9 @@ def _manifest(
     ):
         shards = shards if checksums else manifest.shards
         return replace(manifest, shards=shards, checksums=kind)
-    return Manifest(shards, source={"by": "mmstream index"}, data_url=data_url, checksums=kind)
+    erased = {info.name: old.erased[info.name] for info in shards if info.name in old.erased}
+    source = {"by": "mmstream index"}
+    return Manifest(shards, source=source, data_url=data_url, checksums=kind, erased=erased)
 
 
 def _remove_parts(target: Store, old: _OldIndex, names: Set[str]) -> None:

@@ -92,6 +92,9 @@ class Manifest:
     tars, or ``mmstream index --checksums`` later. None: there are none."""
     index_parts: tuple[IndexPart, ...] = ()
     """The index in parts, ascending. Shards that none describes have their ``NAME.tar.idx``."""
+    erased: dict[str, str] = field(default_factory=dict)
+    """{name of a shard of which samples were erased: sha256 of the tar since}. The `sha256` of such
+    a shard stays what it was: states, bakes and measures know the shard by it."""
     version: int = FORMAT_VERSION
 
     def __reduce__(self) -> tuple[Any, ...]:
@@ -122,6 +125,7 @@ class Manifest:
             **({"data_url": self.data_url} if self.data_url else {}),
             **({"checksums": self.checksums} if self.checksums else {}),
             **({"index_parts": self.index_parts} if self.index_parts else {}),
+            **({"erased": self.erased} if self.erased else {}),
         }
         head = msgspec.json.format(msgspec.json.encode(content), indent=2)
         shards = b",\n".join(b"    " + msgspec.json.encode(shard) for shard in self.shards)

@@ -204,7 +204,8 @@ class Mixture:
         counts = np.concatenate([dataset.counts for dataset in self.datasets.values()])
         shard, index = parse_address(text, shards, counts)
         _, dataset, own = self.locate(shard)
-        require_own(text, self.name_of(shard), (own, index), dataset.shards)
+        if (own, index) not in dataset.removed:
+            require_own(text, self.name_of(shard), (own, index), dataset.shards)
         return shard, index
 
     def plan_order(self, *, drop_last: bool = True, **settings: Any) -> MixtureOrder:

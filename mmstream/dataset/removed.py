@@ -55,8 +55,8 @@ class RemovedFile(msgspec.Struct, forbid_unknown_fields=True):
     version: int
     takedowns: Annotated[list[NamedTakedown], msgspec.Meta(max_length=MAX_TAKEDOWNS)]
     erased: dict[str, dict[int, list[str]]] = {}
-    """Of each shard: index of an erased sample -> what `digest_of` makes of its key, and of its id
-    where it was named by that. All of them were taken down."""
+    """Of each shard: index of an erased sample -> what `digest_of` makes of its key, and of the id
+    of its row where that was known. All of them were taken down."""
     unfinished: list[str] = []
     """Shards of which not everything is overwritten yet."""
     crc32c: str | None = None
@@ -92,13 +92,13 @@ def digest_of(text: str, column: Literal["key", "id"] = "key") -> str:
 def erased_keys(
     store: Store, column: Literal["key", "id"] = "key"
 ) -> Callable[[str], Sequence[tuple[str, int]]]:
-    """Return what tells which erased samples had a key, as (shard, index). None: it was not erased.
+    """Return what tells which erased samples had a key, as (shard, index). None of them: it was not erased.
 
     Keys of samples that were taken down and not erased stand in their shards as before.
 
     Args:
         store: Of the index.
-        column: "id": ask for ids of rows, by which samples were taken down.
+        column: "id": ask for ids of rows.
 
     Raises:
         ManifestError, StorageError: As `read_removed`.

@@ -364,12 +364,21 @@ def _within(dataset: Any, selection: Selection, what: str) -> Any:
     return view
 
 
+def _lines_of(keys_file: str) -> frozenset[str]:
+    try:
+        lines = Path(keys_file).read_bytes().decode("utf-8-sig").split("\n")
+    except UnicodeDecodeError as error:
+        raise ConfigError(f"{escaped(keys_file)}: is not UTF-8 ({error}): one key a line") from None
+    return frozenset(line.removesuffix("\r") for line in lines) - {""}  # U+2028 is of a key
+
+
 def having_keys(
     dataset: Any,
     keys_file: str,
     *,
     column: Literal["key", "id"] = "key",
     allow_unknown: bool = False,
+    erased: Callable[[str], Sequence[tuple[str, int]]] = lambda _: (),
     progress: bool = True,
 ) -> tuple[Any, set[str]]:
     """Return a view of the samples that a file names, and which of its lines are of no sample.
@@ -381,17 +390,17 @@ def having_keys(
         keys_file: A local file with one key a line.
         column: "id": the lines are ids of rows, which only sidecars have.
         allow_unknown: Some lines may be of no sample.
+        erased: Returns the erased samples that had a key, by the names of their shards.
         progress: Show a progress bar (on a terminal only).
 
     Raises:
         ConfigError: Some lines are of no sample, or there is no line.
     """
-    try:
-        lines = Path(keys_file).read_bytes().decode("utf-8-sig").split("\n")
-    except UnicodeDecodeError as error:
-        raise ConfigError(f"{escaped(keys_file)}: is not UTF-8 ({error}): one key a line") from None
-    wanted = frozenset(line.removesuffix("\r") for line in lines) - {""}  # U+2028 is of a key
-    unknown = set(wanted)
+    wanted = _lines_of(keys_file)
+    unknown = {line for line in wanted if not erased(line)}
+    erased_of: dict[str, list[int]] = {}
+    for name, index in (place for line in wanted for place in erased(line)):
+        erased_of.setdefault(name, []).append(index)
 
     def look_up(shard: int) -> tuple[Mask, set[str]]:
         mask = _shown(dataset, shard)
@@ -404,7 +413,9 @@ def having_keys(
         if column == "key" and not all(values):  # a damaged sample has none in the sidecar
             values = read_keys(dataset.shards, [(shard, index) for index in range(len(mask))])
         mask &= np.array([value in wanted for value in values], dtype=np.bool_)
-        return mask, {values[index] for index in np.flatnonzero(mask)}
+        known = {values[index] for index in np.flatnonzero(mask)}
+        mask[erased_of.get(dataset.name_of(shard), [])] = True
+        return mask, known
 
     def masks() -> Iterator[Mask]:
         for mask, known in _of_shards(dataset, look_up, progress):

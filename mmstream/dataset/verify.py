@@ -34,6 +34,7 @@ from mmstream.dataset.index import (
     sample_checksum,
 )
 from mmstream.dataset.manifest import IndexPart, ShardInfo
+from mmstream.dataset.removed import read_removed
 from mmstream.dataset.shards import MAX_SAMPLE_READS
 from mmstream.errors import ChecksumError, SampleError, ShardError
 from mmstream.storage import RemoteStore
@@ -68,7 +69,9 @@ def verify(
     - the parts of the index, against their sha256, the headers and the files beside the tars;
     - the checksum of every sample, where the manifest says that there are checksums;
     - that every sample can be parsed, and decoded where `decode` is given;
-    - that no key comes twice in a shard.
+    - that no key comes twice in a shard, and that what was to be erased is.
+
+    Of samples that were taken down, only the bytes of the whole shard are compared.
 
     A bad sample is read a second time before it counts, and one that does not fit its checksum
     `MAX_SAMPLE_READS` times. Where only the index is missing or wrong, samples are read by the
@@ -96,6 +99,9 @@ def verify(
         first += own.num_shards
     if dataset.parts:
         return
+    for name in read_removed(dataset.index_store).unfinished:
+        cure = "run the same `mmstream takedown --erase` again"
+        yield Problem(name, f"{name}: samples were not erased to the end; {cure}")
     for part in dataset.manifest.index_parts:
         yield from _check_part(dataset, part, quick)
     shards = range(dataset.num_shards)
@@ -234,9 +240,10 @@ def _check(dataset: Dataset, shard: int, decode: Check | None) -> Iterator[Probl
 
 def _wrong_sha256(dataset: Dataset, shard: int, size: int, sha256: str) -> Iterator[Problem]:
     info = dataset.manifest.shards[shard]
-    if info.sha256 not in (None, sha256):
+    expected = dataset.manifest.erased.get(info.name, info.sha256)
+    if expected not in (None, sha256):
         dataset.store.drop_cache(info.name, 0, size)  # the bytes may have come wrong only once
-        if object_sha256(dataset.store, info.name, size) != info.sha256:
+        if object_sha256(dataset.store, info.name, size) != expected:
             yield Problem(info.name, f"{info.name}: checksum differs; convert or fetch it again")
 
 
@@ -346,7 +353,8 @@ class _SampleReader:
             try:
                 keys[self._key(index, data)] += 1
             except SampleError as error:
-                yield Problem(name, str(error), range(index, index + 1))
+                if (self.shard, index) not in self.dataset.removed:  # else it may be erased
+                    yield Problem(name, str(error), range(index, index + 1))
         if num_whole < count:  # the tar is cut off: so are all later samples
             stop = self.offsets[num_whole + 1]
             reason = f"{name}: truncated: {size} bytes, its index needs {stop} or more"

@@ -1,0 +1,461 @@
+"""``mmstream takedown --erase``: overwrite what samples held that were taken down.
+
+    list of removed samples -> ERASE -> tar, checksums, facts, sidecar, report of each shard
+                                     -> rejects, duplicates -> index, manifest -> the list again
+
+The list says first which samples are erased, by their places and by digests of their keys. It also
+names the shards that are not finished. So a call that was killed is repeated from the list alone:
+each of its steps gives the same bytes again.
+
+Every file is written anew and then takes the place of the old one, in a folder as in an object
+store. So a reader sees the old shard or the new one, and a run that has mapped a shard goes on with
+the old file. A sample keeps its place: its members have the lengths that they had, and new names.
+``000017.jpg`` of sample 16 becomes ``erased-16.jpg``, filled with ``0``; a ``json`` becomes ``{}``
+and spaces.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+import tarfile
+import tempfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from posixpath import dirname, join, normpath
+from typing import Any, BinaryIO, NamedTuple
+
+import msgspec
+import numpy as np
+
+from mmstream.converting.duplicates import DUPLICATES_NAME
+from mmstream.converting.outputs import remove_temporary_files
+from mmstream.converting.report import (
+    REJECTS_NAME,
+    REPORT_NAME,
+    REPORTS,
+    Reject,
+    lines_of,
+    read_report,
+    report_name,
+)
+from mmstream.converting.sidecar import empty_rows
+from mmstream.dataset.columns import read_columns, sidecar_name
+from mmstream.dataset.dataset import Dataset
+from mmstream.dataset.facts import empty_facts, facts_name
+from mmstream.dataset.files import json_lines, read_json
+from mmstream.dataset.index import (
+    READ_BYTES,
+    Checksums,
+    checksums_name,
+    encode_checksums,
+    encode_index,
+    read_checksums,
+    sample_checksum,
+    walk_tar,
+)
+from mmstream.dataset.index_part import PartWriter
+from mmstream.dataset.keys import read_keys
+from mmstream.dataset.manifest import INDEX_PART_NAME, MANIFEST_NAME, IndexPart, Manifest
+from mmstream.dataset.removed import digest_of, mark_erased, read_removed
+from mmstream.dataset.shard_indexes import MAX_SHARDS_AT_ONCE, ShardIndexes
+from mmstream.errors import ConfigError, ManifestError, ShardError, escaped, where
+from mmstream.storage import LocalStore, Store, open_store
+from mmstream.storage.write_lock import write_lock
+from mmstream.tar.header import BLOCK, Member
+from mmstream.tar.samples import split_member
+from mmstream.types import SampleRef
+
+UNTOUCHED = (
+    "bakes, reshards and other copies; indexes of these tars in other folders; node caches; logs "
+    "and quarantine files; old versions in a bucket that keeps them; other names (hard links), "
+    "snapshots and backups of the files; measures, plans and conditions of stored selections; "
+    "tables of other programs beside the tars"
+)
+"""What may hold something of erased samples, and is left as it is."""
+
+
+class ErasedShard(NamedTuple):
+    """A shard of which samples were erased."""
+
+    name: str
+    num_samples: int
+    """Erased samples of it, those of earlier calls included."""
+    before: str
+    """SHA-256 of the tar before this call, in hexadecimal."""
+    after: str
+
+
+class _Edit(NamedTuple):
+    """Bytes [start, stop) of a tar that become `head`, and then `fill` again and again."""
+
+    start: int
+    stop: int
+    head: bytes
+    fill: bytes
+
+    def bytes_of(self, start: int, stop: int) -> bytes:
+        """Return the new bytes [start, stop) of the tar, which lie within the edit."""
+        return self.head[start - self.start : stop - self.start].ljust(stop - start, self.fill)
+
+
+def require_erasable(dataset: Dataset, refs: Sequence[SampleRef]) -> None:
+    """Raise an error if samples cannot be erased. Nothing is written.
+
+    Raises:
+        ConfigError: A tar cannot be written, or is of a dataset in another folder. Or a file of
+            another sample is a link into one of these.
+        ShardError: A tar is damaged, or is not the indexed one.
+        StorageError: The storage failed.
+    """
+    store, index_store = dataset.store, dataset.index_store
+    for shard, indexes in _by_shard(refs).items():
+        folder, path = dirname(dataset.name_of(shard)), _real_path(store, dataset.name_of(shard))
+        is_own = not folder and store.url == index_store.url
+        if not is_own and store.exists(join(folder, MANIFEST_NAME)):
+            raise ConfigError(
+                f"erase: {store.url_of(dataset.name_of(shard))} is of a dataset in its own folder, "
+                f"whose checksums would fit no more: erase in {store.url_of(folder)}"
+            )
+        if path is not None and not all(os.access(p, os.W_OK) for p in (path, path.parent)):
+            raise ConfigError(
+                f"erase: {path} or its folder cannot be written: run this as a user who may; "
+                "nothing was changed"
+            )
+        _edits(dataset, shard, indexes)
+    for folder_store in dict.fromkeys((store, index_store)):
+        with write_lock(folder_store, "takedown"):  # an object store tells only who tries to write
+            pass
+
+
+def digests_of(dataset: Dataset, refs: Sequence[SampleRef]) -> dict[SampleRef, list[str]]:
+    """Return what `take_down` keeps of the keys of samples, and of the ids that sidecars have."""
+    digests = {
+        ref: [digest_of(key)]
+        for ref, key in zip(refs, read_keys(dataset.shards, refs), strict=True)
+        if key is not None
+    }
+    for shard, indexes in _by_shard(refs).items():
+        with suppress(ConfigError, ShardError):  # it has no sidecar
+            ids = read_columns(dataset, shard, ["id"])["id"]
+            for index in indexes:
+                if (text := ids[index].as_py()) is not None:
+                    digests[shard, index].append(digest_of(text, "id"))
+    return digests
+
+
+def erase(dataset: Dataset) -> Iterator[ErasedShard]:
+    """Overwrite all samples that are to be erased by the list of removed samples.
+
+    Yields:
+        The shards that were written anew. All is done when the last one was yielded.
+
+    Raises:
+        LockedError: Another process writes there.
+        ConfigError, ShardError, StorageError: As `require_erasable`.
+    """
+    store = dataset.index_store
+    shards = {info.name: number for number, info in enumerate(dataset.manifest.shards)}
+    with write_lock(store, "takedown"):
+        file = read_removed(store)
+        unfinished = [name for name in file.unfinished if name in shards]
+        if not unfinished:
+            return
+        _remove_leftovers(dataset, unfinished)
+        digests = {
+            digest
+            for of_shard in file.erased.values()
+            for of_sample in of_shard.values()
+            for digest in of_sample
+        }
+        manifest = dataset.manifest
+        with suppress(FileNotFoundError):
+            manifest = Manifest.read(store)
+        tars = dict[str, _Tar]()
+        for name in unfinished:
+            shard, indexes = shards[name], sorted(file.erased[name])
+            tars[name] = tar = _rewrite_tar(dataset, shard, indexes)
+            _rewrite_small_files(dataset, shard, tar, digests)
+            known = manifest.erased.get(name) or dataset.manifest.shards[shard].sha256
+            yield ErasedShard(name, len(indexes), known or tar.before, tar.after)
+        _rewrite_reports(store, digests)
+        if store.exists(MANIFEST_NAME):
+            _rewrite_manifest(store, manifest, tars)
+        mark_erased(store, unfinished)
+
+
+def _remove_leftovers(dataset: Dataset, shards: Sequence[str]) -> None:
+    """Remove what killed calls left of files that they were writing."""
+    beside = (str, checksums_name, facts_name, sidecar_name)
+    names = "|".join(re.escape(name_of(shard)) for shard in shards for name_of in beside)
+    for store in dict.fromkeys((dataset.index_store, dataset.store)):
+        remove_temporary_files(store)
+        remove_temporary_files(store, names)
+
+
+def _by_shard(refs: Sequence[SampleRef]) -> dict[int, list[int]]:
+    by_shard: dict[int, list[int]] = {}
+    for shard, index in refs:
+        by_shard.setdefault(shard, []).append(index)
+    return by_shard
+
+
+# -- the tar ---------------------------------------------------------------------------------------
+
+
+@dataclass
+class _Tar:
+    """A tar that was written anew."""
+
+    keys: dict[int, str]
+    """The new keys of erased samples, by their indexes."""
+    before: str
+    after: str
+    """SHA-256 of its bytes before and now."""
+    crc32c: int
+    checksums: dict[int, int]
+    """CRC-32C of the erased samples."""
+    column: Checksums | None = None
+    """That of all samples, if it is known."""
+
+
+def _rewrite_tar(dataset: Dataset, shard: int, indexes: Sequence[int]) -> _Tar:
+    """Write a tar anew, with other bytes where samples are erased."""
+    store, name = dataset.store, dataset.name_of(shard)
+    edits, keys = _edits(dataset, shard, indexes)
+    offsets, size = dataset.shards.offsets(shard), dataset.manifest.shards[shard].num_bytes
+    before, after, crc32c = hashlib.sha256(), hashlib.sha256(), 0
+    checksums = dict.fromkeys(indexes, 0)
+    with _create(store, name) as file:
+        for start in range(0, size, READ_BYTES):
+            stop = min(size, start + READ_BYTES)
+            data = bytearray(store.read_range(name, start, stop))
+            before.update(data)
+            for edit in edits:
+                first, end = max(start, edit.start), min(stop, edit.stop)
+                if first < end:
+                    data[first - start : end - start] = edit.bytes_of(first, end)
+            after.update(data)
+            crc32c = sample_checksum(memoryview(data), crc32c)
+            for index in indexes:
+                first, end = max(start, int(offsets[index])), min(stop, int(offsets[index + 1]))
+                if first < end:
+                    of_sample = memoryview(data)[first - start : end - start]
+                    checksums[index] = sample_checksum(of_sample, checksums[index])
+            file.write(data)
+    return _Tar(keys, before.hexdigest(), after.hexdigest(), crc32c, checksums)
+
+
+def _edits(
+    dataset: Dataset, shard: int, indexes: Collection[int]
+) -> tuple[list[_Edit], dict[int, str]]:
+    """Return what changes in a tar where samples are erased, and their new keys.
+
+    A new key follows from the index alone, unless another sample has it. So the edits of a tar that
+    was edited already are the same.
+    """
+    name, offsets = dataset.name_of(shard), dataset.shards.offsets(shard)
+    size = dataset.store.size(name)
+    try:
+        members = list(walk_tar(dataset.store, name, size))
+    except ShardError as error:
+        raise ShardError(
+            f"{name}: {error}; `mmstream reshard` writes the dataset without what was taken down"
+        ) from error
+    starts = np.array([member.offset for member in members], dtype=np.int64)
+    owners = (np.searchsorted(offsets, starts, side="right") - 1).tolist()
+    if size != dataset.manifest.shards[shard].num_bytes or not np.isin(offsets[:-1], starts).all():
+        raise ShardError(f"{name}: is not the tar that was indexed; run `mmstream verify`")
+    erased = set(indexes)
+    gone = {normpath(m.name) for m, owner in zip(members, owners, strict=True) if owner in erased}
+    kept_keys = set()
+    for member, owner in zip(members, owners, strict=True):
+        if owner not in erased and (split := split_member(member)):
+            kept_keys.add(split[0])
+            if member.link is not None and normpath(member.link) in gone:
+                raise ConfigError(
+                    f"erase: {where(name, owner)} {escaped(member.name)} is a link to a file that "
+                    "is to be erased: take this sample down too, or leave both out of a reshard"
+                )
+    keys: dict[int, str] = {}
+    for index in indexes:
+        keys[index] = f"erased-{index}"
+        while keys[index] in kept_keys:
+            keys[index] += "-"
+    return [
+        edit
+        for member, owner in zip(members, owners, strict=True)
+        if owner in erased and (member.is_file or member.link is not None)
+        for edit in _overwritten(member, keys[owner], where(name, owner))
+    ], keys
+
+
+def _overwritten(member: Member, key: str, address: str) -> tuple[_Edit, _Edit]:
+    """Return what takes the place of a member: a file of its length with another key."""
+    split, size = split_member(member), 0 if member.link is not None else member.size
+    # What is no file of a sample stays none: readers leave out what begins so.
+    name = f"._{key}" if split is None else key + member.name[len(split[0]) :]
+    head, stop = _header(name, size, member.data_offset - member.offset), member.data_offset + size
+    if not head:
+        raise ConfigError(
+            f"erase: {address} {escaped(member.name)}: a header of such names cannot be "
+            "overwritten; `mmstream reshard` writes the dataset without this sample"
+        )
+    fill = b"0"
+    if split is not None and split[1].endswith("json") and size >= 2:
+        head, fill = head + b"{}", b" "
+    return _Edit(member.offset, stop, head, fill), _Edit(stop, member.end, b"", b"\0")
+
+
+def _header(name: str, size: int, num_bytes: int) -> bytes:
+    """Return a header of a file that takes so many bytes; none if there is no such header.
+
+    Where a long name took more than a block, a comment takes its place.
+    """
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o444
+    if num_bytes == BLOCK:
+        header = info.tobuf(tarfile.GNU_FORMAT, "utf-8", "surrogateescape")
+    else:
+        header, comment = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape"), ""
+        while len(header) < num_bytes:  # a comment of any length takes two blocks more
+            comment += " " * max(BLOCK // 2, num_bytes - len(header) - 3 * BLOCK)
+            info.pax_headers = {"comment": comment}
+            header = info.tobuf(tarfile.PAX_FORMAT, "utf-8", "surrogateescape")
+    return header if len(header) == num_bytes else b""
+
+
+# -- the files beside it ---------------------------------------------------------------------------
+
+
+def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar, digests: Collection[str]) -> None:
+    """Write the checksums, the facts, the sidecar and the report of a shard anew."""
+    store, name = dataset.index_store, dataset.name_of(shard)
+    columns = dataset.shards.indexes.columns(shard)
+    index, checksums = encode_index(columns.offsets()), columns.checksums
+    with suppress(FileNotFoundError, ShardError):
+        checksums = read_checksums(store, name, index)
+    if checksums is not None:
+        checksums = checksums.copy()
+        checksums[list(tar.checksums)] = list(tar.checksums.values())
+        tar.column = checksums
+        _write(store, checksums_name(name), encode_checksums(checksums, index))
+    if store.exists(facts_name(name)):
+        _write(store, facts_name(name), empty_facts(dataset, shard, list(tar.keys), checksums))
+    for folder in dict.fromkeys((store, dataset.store)):
+        _rewrite_sidecar(folder, name, tar.keys, digests)
+
+
+def _rewrite_sidecar(
+    store: Store, shard: str, keys: Mapping[int, str], digests: Collection[str]
+) -> None:
+    """Write a sidecar anew, as `empty_rows` returns it, and what the shard's report says of it."""
+    sidecar = empty_rows(store, shard, keys, digests)
+    if sidecar is None:
+        return
+    _write(store, sidecar_name(shard), sidecar)
+    if store.exists(report_name(shard)):
+        report = read_json(store, report_name(shard))
+        report["sidecar_bytes"] = len(sidecar)
+        report["sidecar_sha256"] = hashlib.sha256(sidecar).hexdigest()
+        _write(store, report_name(shard), msgspec.json.encode(report) + b"\n")
+
+
+def _rewrite_reports(store: Store, digests: Collection[str]) -> None:
+    """Empty the rejects of rows that became samples later, and leave out pairs of duplicates."""
+    reports = open_store(store.url_of(REPORTS))
+    shards = {f"{REPORTS}/{name}": name.removesuffix(_REJECTS) for name in reports.list()}
+    names = [name for name in shards if name.endswith(_REJECTS)]
+    for name in (*names, REJECTS_NAME, DUPLICATES_NAME):
+        url = store.url_of(name)
+        if store.exists(name) and any(_names(line, url, digests) for line in lines_of(store, name)):
+            if name in shards:  # first, as only the rejects tell that it has their rows
+                _rewrite_sidecar(store, f"{shards[name]}.tar", {}, digests)
+            with _create(store, name) as file:
+                for line in lines_of(store, name):
+                    if not _names(line, url, digests):
+                        file.write(line + b"\n")
+                    elif name != DUPLICATES_NAME:  # each row counts, and so do the bytes
+                        file.write(_EMPTY_REJECT.ljust(len(line)) + b"\n")
+    report = read_report(store)
+    kinds = () if report is None else report.reject_kinds
+    if report is not None and any(digest_of(kind.example.key) in digests for kind in kinds):
+        emptied = tuple(
+            replace(kind, example=Reject("", 0, ""))
+            if digest_of(kind.example.key) in digests
+            else kind
+            for kind in kinds
+        )
+        _write(store, REPORT_NAME, json_lines(replace(report, reject_kinds=emptied)))
+
+
+_REJECTS = ".rejects.jsonl"
+_EMPTY_REJECT = msgspec.json.encode(Reject("", 0, ""))
+
+
+def _names(line: bytes, url: str, digests: Collection[str]) -> bool:
+    """Tell whether a reject, or a pair of duplicates, has the key of an erased sample."""
+    try:
+        value = msgspec.json.decode(line, type=dict[str, Any])
+    except msgspec.MsgspecError as error:
+        raise ManifestError(f"{url}: {error}; remove this line, and run this again") from None
+    keys = value.get("key", ""), value.get("first", {}).get("key", "")
+    return any(digest_of(key) in digests for key in keys)
+
+
+def _rewrite_manifest(store: Store, manifest: Manifest, tars: Mapping[str, _Tar]) -> None:
+    """Write the parts of the index anew that have other checksums now, and the manifest."""
+    parts = [_rewrite_part(store, manifest, part, tars) for part in manifest.index_parts]
+    names = {info.name for info in manifest.shards}
+    erased = manifest.erased | {name: tar.after for name, tar in tars.items() if name in names}
+    new_manifest = replace(manifest, erased=erased, index_parts=tuple(parts))
+    store.write(MANIFEST_NAME, new_manifest.to_bytes())
+    for name in store.list():
+        if INDEX_PART_NAME.fullmatch(name) and name not in {part.name for part in parts}:
+            store.remove(name)
+
+
+def _rewrite_part(
+    store: Store, manifest: Manifest, part: IndexPart, tars: Mapping[str, _Tar]
+) -> IndexPart:
+    """Write a part of the index anew if it has checksums of these tars. Return which one counts."""
+    infos, shards = manifest.shards, range(part.first_shard, part.last_shard + 1)
+    if manifest.checksums is None or not any(infos[shard].name in tars for shard in shards):
+        return part
+    indexes = ShardIndexes(store, manifest, has_checksums=True)
+    with tempfile.TemporaryFile(prefix="mmstream-") as file:
+        writer = PartWriter(file, part.first_shard)
+        for shard in shards:
+            if (shard - part.first_shard) % MAX_SHARDS_AT_ONCE == 0:
+                indexes.load(shards[shard - part.first_shard :][:MAX_SHARDS_AT_ONCE])
+            columns, crc32c, tar = indexes.columns(shard), None, tars.get(infos[shard].name)
+            with suppress(FileNotFoundError, ShardError):  # the part is lost
+                crc32c = indexes.tar_checksum(shard)
+            if tar is not None:
+                columns, crc32c = replace(columns, checksums=tar.column), tar.crc32c
+            writer.add(infos[shard].num_bytes, columns, crc32c)
+        return writer.write(store) or part
+
+
+def _write(store: Store, name: str, data: bytes) -> None:
+    with _create(store, name) as file:
+        file.write(data)
+
+
+@contextmanager
+def _create(store: Store, name: str) -> Iterator[BinaryIO]:
+    """Open the new file of an old one. It has its mode, and lies where a link leads to."""
+    path = _real_path(store, name)
+    folder = store if path is None else LocalStore(str(path.parent))
+    with folder.create(name if path is None else path.name) as file:
+        if path is not None:
+            os.fchmod(file.fileno(), path.stat().st_mode & 0o7777)
+        yield file
+
+
+def _real_path(store: Store, name: str) -> Path | None:
+    """Return where a file of a folder lies. None: of an object."""
+    return Path(store.url, name).resolve() if isinstance(store, LocalStore) else None
