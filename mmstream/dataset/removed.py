@@ -92,7 +92,7 @@ def digest_of(text: str, column: Literal["key", "id"] = "key") -> str:
 def erased_keys(
     store: Store, column: Literal["key", "id"] = "key"
 ) -> Callable[[str], Sequence[tuple[str, int]]]:
-    """Return what tells which erased samples had a key, as (shard, index). None of them: it was not erased.
+    """Return what tells which erased samples had a key, as (shard, index).
 
     Keys of samples that were taken down and not erased stand in their shards as before.
 
