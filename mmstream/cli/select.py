@@ -133,6 +133,12 @@ def words_of(choice: Mapping[str, Any]) -> list[str]:
 @click.option("--seed", type=int, default=0, show_default=True, help="Of --sample.")
 @click.option("--by", metavar="COLUMN", help="With --sample: choose samples of one value together.")
 @click.option(
+    "--by-media",
+    is_flag=True,
+    help="With --sample: store both parts of dataset.split(SHARE, by_media=True), without a common "
+    "picture, video or recording. The second is NAME-rest.",
+)
+@click.option(
     "--columns",
     metavar="NAME,...",
     help="With --where MODULE:FUNCTION: the columns that the function gets. It needs --name.",
@@ -150,6 +156,7 @@ def select(
     where: str | None,
     seed: int,
     by: str | None,
+    by_media: bool,
     columns: str | None,
     name: str | None,
     buckets: str | None,
@@ -171,13 +178,7 @@ def select(
     """
     from mmstream.converting.formats.caller import load_function
     from mmstream.dataset.open import open_dataset
-    from mmstream.dataset.select import (
-        PREFIX,
-        chosen,
-        require_name,
-        rule_of,
-        store_selection,
-    )
+    from mmstream.dataset.select import chosen, require_name, rule_of, store_selection
 
     dataset = open_dataset(url, allow_foreign_urls=allow_foreign_urls)
     store, words = dataset.index_store, words_of({**choice, "where": where})
@@ -187,11 +188,15 @@ def select(
         return
     is_alone = where is not None and not columns and not words_of(choice)
     if choice["sample"] is None:
-        refuse_given(("by", "seed"), "with --sample")
+        refuse_given(("by", "by_media", "seed"), "with --sample")
     if where is None:
         refuse_given(("columns",), "with --where MODULE:FUNCTION")
     if name is not None:
         require_name(name)
+    if by_media:
+        refuse_given(("select", "keys_file", "where", "limit", "by"), "without --by-media")
+        _store_parts(dataset, choice["sample"], seed, name, overwrite)
+        return
     if not words or not (name or is_alone):
         raise click.UsageError("give --where, or --name and other options that choose samples")
     condition: Any = where
@@ -207,10 +212,16 @@ def select(
     record = store_selection(
         view,
         shlex.join(words),
-        rule=rule_of(condition) if is_alone else None,
+        text=rule_of(condition).text if is_alone else None,
         name=name,
         overwrite=overwrite,
     )
+    _show(record, store)
+
+
+def _show(record: Any, store: Any) -> None:
+    from mmstream.dataset.select import PREFIX
+
     share = record.num_chosen / record.num_samples
     say(f"{record.num_chosen:,} of {count_text(record.num_samples, 'sample')} chosen, {share:.1%}")
     say(f"selection: {store.url_of(PREFIX + record.digest)}")
@@ -231,3 +242,16 @@ def _store_buckets(dataset: Any, buckets: Buckets, others: list[str], overwrite:
         say(f"{count:>13,}  {shape}")
     num_outside = len(dataset) - sum(counts)
     say(f"{num_outside:>13,}  in no bucket: above the last edge, or NULL")
+
+
+def _store_parts(dataset: Any, share: float, seed: int, name: str | None, overwrite: bool) -> None:
+    """Store both parts of a split by media."""
+    from mmstream.dataset.select import forget_split, split_texts, store_selection
+
+    if overwrite:
+        forget_split(dataset, share, seed)
+    parts = dataset.split(share, seed, by_media=True, world=World())
+    texts, names = split_texts(share, seed), (name, name and f"{name}-rest")
+    for part, text, own_name in zip(parts, texts, names, strict=True):
+        record = store_selection(part, text, text=text, name=own_name, overwrite=overwrite)
+        _show(record, dataset.index_store)

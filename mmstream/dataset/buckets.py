@@ -69,7 +69,9 @@ def store_buckets(dataset: Any, buckets: Buckets, *, overwrite: bool) -> list[in
     selections = bucket_selections(dataset, buckets, world=World(), anew=overwrite)
     for condition, selection in zip(buckets.conditions, selections, strict=True):
         view = dataset.with_selection(selection)
-        store_selection(view, condition, rule=rule_of(condition), name=None, overwrite=overwrite)
+        store_selection(
+            view, condition, text=rule_of(condition).text, name=None, overwrite=overwrite
+        )
     return [selection.num_chosen for selection in selections]
 
 

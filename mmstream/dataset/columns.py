@@ -18,11 +18,13 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 import numpy as np
+import numpy.typing as npt
 
 from mmstream.dataset.index import index_checksum
 from mmstream.errors import ConfigError, ShardError, StorageError, escaped
 from mmstream.storage import Store
 from mmstream.storage.store import ObjectFile
+from mmstream.types import IntArray
 
 if TYPE_CHECKING:
     import pyarrow as pa
@@ -225,6 +227,25 @@ def read_columns(
             _require_known(dataset, name)
         columns[name] = _typed(values, f"{shard_name}: json.{escaped(key)}")
     return columns
+
+
+def read_media(dataset: Any, shard: int) -> tuple[IntArray, npt.NDArray[np.uint64]]:
+    """Return how many media each stored sample has, int64 [samples], and the hashes of all.
+
+    Raises:
+        ConfigError, ShardError, StorageError: As `read_columns`.
+    """
+    import pyarrow as pa
+    import pyarrow.compute as pc
+
+    media = _read(dataset, shard, ["media.list.element.xxh3"])["media"]
+    try:
+        num_media = pc.list_value_length(media).fill_null(0).to_numpy().astype(np.int64)
+        hashes = pc.struct_field(pc.list_flatten(media), "xxh3").cast(pa.binary(16)).to_pylist()
+        return num_media, np.frombuffer(b"".join(hashes), "<u8")[::2].astype(np.uint64)
+    except (pa.ArrowException, TypeError) as error:
+        name = sidecar_name(dataset.name_of(shard))
+        raise ShardError(f"{name}: the hashes of its media are damaged ({error})") from error
 
 
 def column_names(dataset: Any) -> list[str]:

@@ -497,19 +497,44 @@ class Dataset(Sequence[Sample]):
 
     @checked({"fraction": "give the share of the first part, such as 0.98"})
     def split(
-        self, fraction: Fraction, seed: AnyInt = 0, *, by: NonEmptyStr | None = None
+        self,
+        fraction: Fraction,
+        seed: AnyInt = 0,
+        *,
+        by: NonEmptyStr | None = None,
+        by_media: bool = False,
+        world: World | None = None,
     ) -> tuple[Dataset, Dataset]:
         """Return two views: a random share of the samples, and the others.
 
-        Arguments and errors are those of `sample`. With `by`, no value is in both parts.
+        Args:
+            fraction: The share of the first part, from 0 to 1.
+            seed: Each seed draws other parts.
+            by: A column, as `sample` has it. No value is in both parts.
+            by_media: No picture, video or recording is in both parts. Samples that share one, also
+                through others, are in the part of the first of them. A later sample with media of
+                both parts is in neither, and a warning counts these.
+            world: With `by_media`, of several ranks; as for `where`.
+
+        Raises:
+            ConfigError: As `sample`; or `by_media` with `by`, without hashes of media, or on
+                several ranks without what ``mmstream select --by-media`` stores.
+            ManifestError: What is stored of it is damaged.
+            ShardError, StorageError: The columns cannot be read.
 
         Examples:
-            >>> train, val = mm.open_dataset("shards/").split(0.9)
+            >>> train, val = mm.open_dataset("shards/").split(0.9, by_media=True)
             >>> len(train) + len(val)
             480
         """
-        first = self.sample(fraction, seed, by=by)
-        return first, self.without(first)
+        if not by_media:
+            first = self.sample(fraction, seed, by=by)
+            return first, self.without(first)
+        if by is not None:
+            raise ConfigError(f"split: by={by!r} and by_media=True: give one of the two")
+        from mmstream.dataset.select import split_by_media
+
+        return split_by_media(self, fraction, seed, self._draws(seed, None), world)
 
     @checked({"other": "give a view of this dataset"})
     def without(self, other: Dataset) -> Dataset:

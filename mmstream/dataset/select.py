@@ -32,10 +32,11 @@ import numpy as np
 import numpy.typing as npt
 from xxhash import xxh3_64_intdigest
 
-from mmstream.dataset.columns import read_columns
+from mmstream.dataset.columns import read_columns, read_media
 from mmstream.dataset.condition import Condition
 from mmstream.dataset.keys import read_keys
 from mmstream.dataset.manifest import IndexPart, name_fault, read_sealed_as, seal
+from mmstream.dataset.media_split import NEITHER, sides_of
 from mmstream.dataset.shard_indexes import map_whole
 from mmstream.display.text import count_text
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped
@@ -239,10 +240,10 @@ def _refuse_ranks(what: str, dataset: Any, options: Sequence[str], world: World 
         folders = [own.index_store.url for own in dataset.parts or [dataset]]
         command = " && ".join(shlex.join(["mmstream", "select", url, *options]) for url in folders)
         then = ', and use dataset.select("NAME")' * ("--name" in options)
+        run = f"run `{escaped(command, limit=None)}` once before them{then}; " if options else ""
         raise ConfigError(
-            f"{what}: {num_ranks} ranks would each read the columns of all shards: run "
-            f"`{escaped(command, limit=None)}` once before them{then}; a process that chooses for "
-            "itself passes world=mm.World()"
+            f"{what}: {num_ranks} ranks would each read the columns of all shards: {run}a process "
+            "that chooses for itself passes world=mm.World()"
         )
 
 
@@ -342,6 +343,73 @@ def draws_by(
             if value is not None:
                 draws[index] = (xxh3_64_intdigest(f"{seed}\0{value}".encode()) >> 11) * 2.0**-53
         yield draws
+
+
+def split_by_media(
+    dataset: Any,
+    fraction: float,
+    seed: int,
+    own_draws: Iterable[npt.NDArray[np.float64]],
+    world: World | None,
+) -> tuple[Any, Any]:
+    """Return two views without a common medium. See `Dataset.split`.
+
+    Args:
+        dataset: The dataset. Samples that a view leaves out count too: they may join others.
+        fraction: The share of the first part.
+        seed: Of the draws.
+        own_draws: The numbers of samples without media, by shard.
+        world: As `Dataset.where` has it.
+    """
+    parts: list[Selection] = []
+    if not dataset.parts:  # those of folders do not know which media another folder has
+        with suppress(FileNotFoundError):
+            parts = [
+                _stored(dataset, partial(_where_name, text=text))
+                for text in split_texts(fraction, seed)
+            ]
+    if not parts:
+        words = ["--sample", str(fraction), "--by-media", *(["--seed", str(seed)] if seed else [])]
+        _refuse_ranks("split by_media", dataset, [] if dataset.parts else words, world)
+        parts = _parts_by_media(dataset, fraction, seed, own_draws)
+    first, second = (
+        dataset.with_selection(dataset.selection & part if dataset.selection else part)
+        for part in parts
+    )
+    return first, second
+
+
+def split_texts(fraction: float, seed: int) -> tuple[str, str]:
+    """Return what names the two parts of a split by media, as a text does for a condition."""
+    text = f"part of a split by media, {fraction!r}, seed {seed}"
+    return f"first {text}", f"second {text}"
+
+
+def _parts_by_media(
+    dataset: Any, fraction: float, seed: int, own_draws: Iterable[npt.NDArray[np.float64]]
+) -> list[Selection]:
+    num_media, media = [np.zeros(0, np.int64)], [np.zeros(0, np.uint64)]
+    for of_samples, hashes in _of_shards(dataset, partial(read_media, dataset), progress=True):
+        num_media.append(of_samples)
+        media.append(hashes)
+    draws = np.concatenate([np.zeros(0), *own_draws])
+    sides = sides_of(np.concatenate(num_media), np.concatenate(media), draws, fraction, seed)
+    num_first, num_neither = int((sides == 1).sum()), int((sides == NEITHER).sum())
+    if num_neither:
+        logger.warning(
+            "split by media: %s in neither part, because media of both are in them",
+            f"{num_neither:,} of {count_text(len(sides), 'sample')} are",
+        )
+    expected, least = fraction * len(sides), min(fraction, 1 - fraction) * len(sides)
+    if abs(num_first - expected) > max(least / 2, 4 * least**0.5):
+        logger.warning(
+            "split by media: the first part has %s, not %.3g of them, because many share media, "
+            "such as a placeholder",
+            f"{num_first:,} of {count_text(len(sides), 'sample')}",
+            fraction,
+        )
+    of_shards = np.split(sides, np.cumsum(dataset.counts)[:-1])
+    return [Selection.of_shards((s == side for s in of_shards), dataset.counts) for side in (1, 0)]
 
 
 def _shown(dataset: Any, shard: int) -> Mask:
@@ -544,14 +612,15 @@ def _stored(
 
 
 def store_selection(
-    dataset: Any, chosen_by: str, *, rule: Rule | None, name: str | None, overwrite: bool
+    dataset: Any, chosen_by: str, *, text: str | None, name: str | None, overwrite: bool
 ) -> Record:
     """Write the samples that a view shows beside the index, and what leads to them.
 
     Args:
         dataset: The view.
         chosen_by: How the samples were chosen, for people.
-        rule: The view is all samples that fulfil this rule. None: it was made in other ways.
+        text: Finds them again: a condition that all of them fulfil and no others do, or one of
+            `split_texts`. None: only the name finds them.
         name: A name for people.
         overwrite: Another set may have the name.
 
@@ -560,9 +629,8 @@ def store_selection(
         LockedError: Another process writes there.
         StorageError: The storage failed after retries.
     """
-    store, selection = dataset.index_store, dataset.selection
-    if selection is None:
-        selection = Selection.of_all(dataset.counts)
+    store = dataset.index_store
+    selection = dataset.selection or Selection.of_all(dataset.counts)
     record = Record(
         VERSION,
         selection.digest,
@@ -572,7 +640,7 @@ def store_selection(
         dataset.num_shards,
         _corpus_identity(dataset.corpus),
     )
-    pointers = [] if rule is None else [_where_name(dataset, rule.text)]
+    pointers = [] if text is None else [_where_name(dataset, text)]
     with write_lock(store, "select"):
         if name is not None:
             require_name(name)
@@ -582,9 +650,9 @@ def store_selection(
         with store.create(PREFIX + record.digest) as file:
             file.write(selection.counts.astype("<i8").tobytes())
             file.write(selection.bits.data)
-        text = msgspec.json.format(msgspec.json.encode(asdict(record)), indent=2) + b"\n"
+        content = msgspec.json.format(msgspec.json.encode(asdict(record)), indent=2) + b"\n"
         for pointer in pointers:
-            store.write(pointer, seal(text))
+            store.write(pointer, seal(content))
     return record
 
 
@@ -602,6 +670,12 @@ def forget_conditions(dataset: Any) -> None:
     for name in dataset.index_store.list():
         if name.startswith(f"{PREFIX}where."):
             dataset.index_store.remove(name)
+
+
+def forget_split(dataset: Any, fraction: float, seed: int) -> None:
+    """Remove what leads to the stored parts of a split by media."""
+    for text in split_texts(fraction, seed):
+        dataset.index_store.remove(_where_name(dataset, text))
 
 
 def require_name(name: str) -> None:

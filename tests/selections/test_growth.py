@@ -259,7 +259,7 @@ def test_a_stored_selection_of_before_is_refused_with_both_counts(tmp_path: Path
     folder = str(tmp_path / "out")
     convert(write_rows(tmp_path / "a.jsonl", rows), folder)
     view = mm.open_dataset(folder).where("num_text_bytes > 5")
-    store_selection(view, "test", rule=None, name="long", overwrite=False)
+    store_selection(view, "test", text=None, name="long", overwrite=False)
     convert(write_rows(tmp_path / "b.jsonl", [{"id": 50, "text": "x"}]), folder, append=True)
     with pytest.raises(
         mm.errors.ManifestError,

@@ -124,6 +124,13 @@ def test_a_condition_that_nothing_fulfils_says_what_each_clause_leaves(written: 
         where(dataset[40:], "scroe > 2")
 
 
+def test_a_condition_that_all_samples_fulfil_is_stored(corpus: str, mmstream: Command) -> None:
+    options = ["--where", "score >= 0", "--name", "all"]
+    code, output, _ = mmstream("select", corpus, *options)
+    assert (code, output.splitlines()[0]) == (0, "60 of 60 samples chosen, 100.0%")
+    assert len(mm.open_dataset(corpus).select("all")) == 60
+
+
 def test_a_function_chooses_by_a_table_of_columns(written: str) -> None:
     dataset = mm.open_dataset(written)
 
