@@ -38,8 +38,9 @@ number of rows of each rank."""
 class World:
     """The data-parallel rank of this process, and the number of data-parallel ranks.
 
-    A `Loader` finds both by itself under ``torchrun`` and ``torch.distributed``. Pass a World where
-    several processes need the same rows, as with tensor or pipeline parallelism.
+    A `Loader` finds both by itself under ``torchrun`` and ``torch.distributed``. Where several
+    processes need the same rows, as with tensor or pipeline parallelism, it takes them from a
+    device mesh, or from a World that you pass.
 
     Attributes:
         rank: From 0 to `world_size` - 1.
@@ -219,7 +220,7 @@ SAME = "same"
 
 
 def check_consistency(
-    settings: Mapping[str, str], world: World, *, beginning: str, advice: str
+    settings: Mapping[str, str], world: World, *, beginning: str, advice: str, num_same: int = 1
 ) -> None:
     """Compare settings over all ranks of the process group of ``torch.distributed``.
 
@@ -234,6 +235,7 @@ def check_consistency(
         world: the data-parallel rank of this process.
         beginning: what begins now, for messages: "this iteration".
         advice: what to do about a rank that does not come, for messages.
+        num_same: how many ranks have the same `world`, where a device mesh says it.
 
     Raises:
         ConfigError: on every rank, if one differs or does not come. Names the rank.
@@ -244,7 +246,7 @@ def check_consistency(
         return
     rank, world_size = dist.get_rank(), dist.get_world_size()
     store = _default_store()
-    if world_size == 1 or world.world_size != world_size or store is None:
+    if world_size == 1 or world.world_size * num_same != world_size or store is None:
         return
 
     def missing(late: Sequence[int]) -> str:
@@ -256,7 +258,7 @@ def check_consistency(
         number = store.add(f"mmstream/begun/{rank}", 1)
         store.set(_key(number, rank), json.dumps([world.rank, dict(settings)]))
         if rank == 0:
-            verdict = _judge(store, number, world_size, missing)
+            verdict = _judge(store, number, world_size, num_same, missing)
         else:
             verdict = _await_verdict(store, number, rank, missing)
     except RuntimeError as error:  # what torch raises for its stores
@@ -283,18 +285,31 @@ def _key(number: int, rank: int | None = None) -> str:
     return f"mmstream/comparison/{number}" + ("" if rank is None else f"/{rank}")
 
 
+def group_limit_s() -> float:
+    """Return the seconds after which the default process group gives up."""
+    return _limit_s(_default_store())
+
+
 def _limit_s(store: Any) -> float:
     """Return how long to wait for other ranks: as long as the process group does."""
     return float(store.timeout.total_seconds())
 
 
 def _judge(
-    store: Any, number: int, world_size: int, missing: Callable[[Sequence[int]], str]
+    store: Any,
+    number: int,
+    world_size: int,
+    num_same: int,
+    missing: Callable[[Sequence[int]], str],
 ) -> str:
     """Read the settings of all ranks and write the verdict: the part of rank 0."""
     keys = {rank: _key(number, rank) for rank in range(world_size)}
     late = _wait_for(store, keys, _limit_s(store))
-    verdict = missing(late) if late else _compare([json.loads(store.get(keys[r])) for r in keys])
+    verdict = (
+        missing(late)
+        if late
+        else _compare([json.loads(store.get(keys[rank])) for rank in keys], num_same)
+    )
     store.set(_key(number), verdict)
     if verdict != SAME:
         readers = {rank: f"{key}/read" for rank, key in keys.items() if rank and rank not in late}
@@ -355,7 +370,7 @@ def _wait_for(
     return []
 
 
-def _compare(contents: Sequence[tuple[int, dict[str, str]]]) -> str:
+def _compare(contents: Sequence[tuple[int, dict[str, str]]], num_same: int) -> str:
     """Return the verdict about the world ranks and settings of ranks 0, 1, 2 and so on.
 
     The settings of most ranks are taken for the right ones; rank 0 decides between equally many.
@@ -374,7 +389,7 @@ def _compare(contents: Sequence[tuple[int, dict[str, str]]]) -> str:
         return "; ".join(complaints)
     world_ranks = [world_rank for world_rank, _ in contents]
     ((world_rank, count), *_) = Counter(world_ranks).most_common(1)
-    if count > 1:
+    if count > num_same:
         ranks = [rank for rank, other in enumerate(world_ranks) if other == world_rank]
         return (
             f"{_named(ranks)} all have World(rank={world_rank}), and so the same "

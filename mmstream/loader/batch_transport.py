@@ -112,7 +112,7 @@ class SentBatch:
         self._receiver = receiver
         self._blocks: list[MemoryBlock] = []
         file = BytesIO()
-        pickler = _Pickler(file)
+        pickler = BatchPickler(file)
         pickler.dump(batch)
         self._pickled = file.getvalue()
         self._locations: list[_TensorLocation | _BytesLocation | None] = [
@@ -156,9 +156,7 @@ class SentBatch:
         self, values: Sequence[torch.Tensor | bytes | memoryview], memory: BatchMemory
     ) -> list[_TensorLocation | _BytesLocation]:
         """Copy tensors and bytes behind the images, or into a block of their own."""
-        ends = [0]
-        for value in values:
-            ends.append(_aligned(ends[-1] + _num_bytes(value)))
+        ends = ends_of(values)
         # A quarter more than is needed now, as texts differ in length.
         memory.spare_bytes = max(memory.spare_bytes, ends[-1] + ends[-1] // 4 + ALIGN_BYTES)
         block = self._blocks[0] if self._blocks else None
@@ -168,23 +166,8 @@ class SentBatch:
             lease = memory.take(max(1, ends[-1]))
             block = memory.block_of(lease)
             assert block is not None
-        number = self._number(block)
-        data = block.lease()
-        view = data.numpy().data
-        locations: list[_TensorLocation | _BytesLocation] = []
-        for value, end in zip(values, ends, strict=False):
-            start = begin + end
-            if not isinstance(value, torch.Tensor):
-                stop = start + len(value)
-                view[start:stop] = value
-                locations.append((number, start, stop))
-            else:
-                location = _TensorLocation(
-                    number, start, value.dtype, tuple(value.shape), _dense_stride(value)
-                )
-                location.view(data).copy_(value)
-                locations.append(location)
-        return locations
+        starts = [begin + end for end in ends]
+        return copied_into(block.lease(), values, starts, self._number(block))
 
     def _number(self, block: MemoryBlock) -> int:
         """Return the number of a block among those of this batch."""
@@ -193,7 +176,7 @@ class SentBatch:
         return self._blocks.index(block)
 
 
-class _Pickler(ForkingPickler):
+class BatchPickler(ForkingPickler):
     """Pickles a batch with numbers in the place of tensors and long bytes, and gathers these."""
 
     def __init__(self, file: BytesIO) -> None:
@@ -218,7 +201,7 @@ class _Pickler(ForkingPickler):
         return number
 
 
-class _Unpickler(pickle.Unpickler):
+class BatchUnpickler(pickle.Unpickler):
     """Loads a batch, with values in the place of numbers."""
 
     def __init__(self, pickled: bytes, values: Sequence[torch.Tensor | bytes]) -> None:
@@ -237,6 +220,44 @@ def _open(
     blocks: tuple[int, Sequence[_SentBlock], Sequence[int]],
 ) -> Any:
     data = _receivers[receiver].attach(*blocks)
+    return BatchUnpickler(pickled, values_at(locations, data)).load()
+
+
+def ends_of(values: Sequence[torch.Tensor | bytes | memoryview]) -> list[int]:
+    """Return where values end that lie one behind the other, from 0 on: [0, 64, 128]."""
+    ends = [0]
+    for value in values:
+        ends.append(_aligned(ends[-1] + _num_bytes(value)))
+    return ends
+
+
+def copied_into(
+    data: torch.Tensor,
+    values: Sequence[torch.Tensor | bytes | memoryview],
+    starts: Sequence[int],
+    block: int = 0,
+) -> list[_TensorLocation | _BytesLocation]:
+    """Copy tensors and bytes into the data of a block, and return where they lie."""
+    view = data.numpy().data
+    locations: list[_TensorLocation | _BytesLocation] = []
+    for value, start in zip(values, starts, strict=False):
+        if not isinstance(value, torch.Tensor):
+            stop = start + len(value)
+            view[start:stop] = value
+            locations.append((block, start, stop))
+        else:
+            location = _TensorLocation(
+                block, start, value.dtype, tuple(value.shape), _dense_stride(value)
+            )
+            location.view(data).copy_(value)
+            locations.append(location)
+    return locations
+
+
+def values_at(
+    locations: Sequence[_TensorLocation | _BytesLocation], data: Sequence[torch.Tensor]
+) -> list[torch.Tensor | bytes]:
+    """Return the values that lie in the data of blocks. Tensors are views, bytes are copies."""
     views = [tensor.numpy().data for tensor in data]
 
     def value(location: _TensorLocation | _BytesLocation) -> torch.Tensor | bytes:
@@ -245,7 +266,7 @@ def _open(
         block, start, stop = location
         return bytes(views[block][start:stop])
 
-    return _Unpickler(pickled, [value(location) for location in locations]).load()
+    return [value(location) for location in locations]
 
 
 def _num_bytes(value: torch.Tensor | bytes | memoryview) -> int:

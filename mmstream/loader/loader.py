@@ -6,10 +6,11 @@ import logging
 import os
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from itertools import chain
 from types import FrameType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from torch.utils.data import IterableDataset, get_worker_info
 
@@ -21,6 +22,7 @@ from mmstream.loader.balance import Balance, balanced
 from mmstream.loader.batch_makers import BatchMakers
 from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.settings import MultiprocessingContext, maker_settings, rank_settings
+from mmstream.loader.sharing import BatchChannel, Share, group_of_mesh
 from mmstream.loader.watchdog import StallLimits
 from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import cpu_seconds, pss_bytes
@@ -29,6 +31,9 @@ from mmstream.reading.step import BatchLineage, Job
 from mmstream.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
 from mmstream.state import OnChange, make_state, position_after, resume, resume_hint
 from mmstream.types import Batch
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
 
 logger = logging.getLogger(__name__)
 
@@ -44,12 +49,13 @@ _ADVICE = {
     "persistent_workers": "workers live until loader.close(); leave it out",
     "prefetch": "write prefetch_factor=",
     "world": "pass mm.World(rank=, world_size=)",
+    "data": "give the names of the dimensions of mesh= that split rows",
     "rows_per_rank": "give 'balanced', or a list with the rows of each rank, from 1 up",
 }
 """What to write in place of wrong arguments, and of those of other libraries."""
 
 
-@checked(_ADVICE, own=("pipeline",))
+@checked(_ADVICE, own=("pipeline", "mesh"))
 class Loader(IterableDataset[Batch]):
     """Batches of this rank, in step order, with a small JSON state.
 
@@ -75,6 +81,13 @@ class Loader(IterableDataset[Batch]):
             Or a list with the rows of each rank.
         world: this rank. None: torch.distributed's or the environment's, asked at each ``iter()``.
             With a world_size other than that of torch.distributed, ranks are not compared.
+        mesh: a device mesh of all ranks, in place of `world`, where several ranks need the same
+            rows. All ranks make the loader, in the same order.
+        data: names of the dimensions of `mesh` that split rows, such as ("dp_replicate",
+            "dp_shard"). Ranks that differ in other dimensions get the same rows.
+        share: "read": each rank reads and decodes its rows by itself. "broadcast": the first of
+            those that need the same rows does, and the others get its batches over gloo, one batch
+            ahead. Batches hold tensors on the CPU, arrays, numbers, texts and bytes.
         num_threads: decode threads of each process. Default: 1 in workers, else one per core up
             to 4. Baked fields, numbers, texts and arrays alone have 1: threads make them slower.
         prefetch_factor: batches that each worker makes ahead.
@@ -112,6 +125,9 @@ class Loader(IterableDataset[Batch]):
         num_workers: NonNegativeInt = 0,
         rows_per_rank: RowsPerRank = None,
         world: World | None = None,
+        mesh: DeviceMesh | None = None,
+        data: str | Sequence[str] | None = None,
+        share: Share = "read",
         num_threads: PositiveInt | None = None,
         prefetch_factor: PositiveInt = 2,
         multiprocessing_context: MultiprocessingContext = "forkserver",
@@ -129,6 +145,20 @@ class Loader(IterableDataset[Batch]):
             multiprocessing_context=multiprocessing_context,
             stall_limits=StallLimits(stall_warning_s, stall_timeout_s),
         )
+        self._policy, self._num_same = pipeline.bad_samples, 1
+        self._channel: BatchChannel | None = None
+        if mesh is not None and data is not None and world is None:
+            group = group_of_mesh(mesh, data, share)
+            world, self._num_same = group.world, len(group.ranks)
+            if not group.is_first:  # which writes for all of them
+                self._policy = replace(self._policy, quarantine=None)
+            if share == "broadcast" and self._num_same > 1:
+                self._channel = BatchChannel(group, stall_timeout_s)
+        elif mesh is not None or data is not None or share != "read":
+            raise ConfigError(
+                'mesh=, data= and share="broadcast" go together, and without world=: mm.Loader('
+                'pipeline, mesh=mesh, data=("dp",)), or world=mm.World(rank=, world_size=)'
+            )
         if world is not None:
             _rows_of(pipeline, world, rows_per_rank)
         self.pipeline = pipeline
@@ -147,7 +177,8 @@ class Loader(IterableDataset[Batch]):
         self._has_advised = False
         self._rank_settings: dict[Pipeline, dict[str, str]] = {}
         self._balance: tuple[tuple[Pipeline, World, bool], Balance] | None = None
-        self._makers.start_early(pipeline)
+        if self._channel is None or self._channel.is_reader:
+            self._makers.start_early(pipeline)
 
     def __len__(self) -> int:
         """Steps of this epoch: the same on every rank, known before the first read."""
@@ -201,6 +232,8 @@ class Loader(IterableDataset[Batch]):
         epoch, step = self._position
         first = Job(epoch, step, *rows)
         batches = self._makers.batches(balance.pipeline, first, len(self), world)
+        if self._channel is not None:
+            batches = self._channel.shared(batches)
         while True:
             started = time.perf_counter()
             try:
@@ -246,7 +279,7 @@ class Loader(IterableDataset[Batch]):
         source = self.pipeline.dataset
         count_samples(
             self.stats,
-            self.pipeline.bad_samples,
+            self._policy,
             lineage.bad,
             batch["__valid__"][:: lineage.repeat].tolist()
             if lineage.planned_rows is None
@@ -339,6 +372,8 @@ class Loader(IterableDataset[Batch]):
     def close(self) -> None:
         """End the workers. It may be called again; iterating again starts new workers."""
         self._iteration += 1  # a loop that is still open gets an error, and does not end quietly
+        if self._channel is not None:
+            self._channel.leave()
         self._makers.close()
 
     def __repr__(self) -> str:
@@ -380,14 +415,16 @@ class Loader(IterableDataset[Batch]):
     def _check_consistency(self, world: World, dealt: Mapping[str, str]) -> None:
         """Compare with all other ranks what this one is about to deliver."""
         pipeline = self._current
-        if world.world_size > 1 and pipeline not in self._rank_settings:
+        if world.world_size * self._num_same > 1 and pipeline not in self._rank_settings:
             settings = rank_settings(pipeline, self._rows_per_rank, self._on_change)
             self._rank_settings = {pipeline: settings}
         epoch, step = self._position
+        channel = "none" if self._channel is None else str(self._channel.tag)
         check_consistency(
             {
                 "epoch": str(epoch),
                 "step": str(step),
+                "number of the loader on its mesh": channel,
                 **self._rank_settings.get(pipeline, {}),
                 **dealt,
             },
@@ -395,6 +432,7 @@ class Loader(IterableDataset[Batch]):
             beginning="this iteration",
             advice="every rank must iterate its Loader; for one rank alone pass "
             "world=mm.World(0, 1)",
+            num_same=self._num_same,
         )
 
 
