@@ -20,8 +20,9 @@ from mmstream.cli.shared import (
     text_counter,
 )
 from mmstream.dataset.buckets import bucket_order
+from mmstream.dataset.columns import column_names, read_columns
 from mmstream.dataset.mixture import Mixture, open_data
-from mmstream.dataset.select import chosen
+from mmstream.dataset.select import chosen, stored_names
 from mmstream.display.contents import spread
 from mmstream.display.statistics import statistics_html, statistics_lines
 from mmstream.display.text import count_text, size_text
@@ -32,6 +33,15 @@ from mmstream.order import Buckets
 from mmstream.ranks import World, rows_of_rank
 from mmstream.reading.plan import epoch_reads, window_bytes
 from mmstream.storage.transfers import MAX_PREFIX_RATE
+
+KINDS = {
+    "string": "text",
+    "int64": "whole number",
+    "double": "decimal number",
+    "bool": "true or false",
+    "null": "",
+}
+"""Words for the types of columns."""
 
 MAX_INDENT = 8
 """Deeper levels of what a manifest says of its source are one line."""
@@ -48,6 +58,11 @@ MAX_INDENT = 8
     help="Number of keys to show, of samples that are spread over the dataset.",
 )
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.option(
+    "--columns",
+    is_flag=True,
+    help="Instead, list the columns that --where may name, and the selections that are stored.",
+)
 @click.option(
     "--stats",
     is_flag=True,
@@ -91,6 +106,7 @@ def info(
     url: str,
     num_keys: int,
     as_json: bool,
+    columns: bool,
     stats: bool,
     num_samples: int | None,
     seed: int,
@@ -115,17 +131,21 @@ def info(
         return chosen(open_data(url, allow_foreign_urls=allow_foreign_urls), **choice)
 
     if plan is not None:
-        refuse_given(["num_keys", "as_json", "stats"], "without --plan")
+        refuse_given(["num_keys", "as_json", "stats", "columns"], "without --plan")
         refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
         wanted = buckets_from(buckets, edges, resolution, multiple_of)
         _show_reads(open_chosen(), plan, ranks, wanted)
         return
     refuse_given(["ranks", "buckets", "edges", "resolution", "multiple_of"], "with --plan")
     if stats:
-        refuse_given(["num_keys"], "without --stats")
+        refuse_given(["num_keys", "columns"], "without --stats")
         _show_statistics(open_chosen(), url, num_samples or 1000, seed, tokenizer, html, as_json)
         return
     refuse_given(["num_samples", "seed", "tokenizer", "html"], "with --stats")
+    if columns:
+        refuse_given(["num_keys", "as_json"], "without --columns")
+        _show_columns(open_chosen())
+        return
     _show(open_chosen(), num_keys, as_json)
 
 
@@ -152,6 +172,26 @@ def _show(data: Any, num_keys: int, as_json: bool) -> None:
     for name, dataset in data.datasets.items():
         say(f"{name}: ", nl=False)
         _print_dataset(dataset, sources[name])
+
+
+def _show_columns(dataset: Any) -> None:
+    """Print the columns of a dataset as its first shard has them, and the stored selections."""
+    if isinstance(dataset, Mixture):
+        raise click.UsageError("--columns is for one dataset: ask it for each source of a mixture")
+    names = column_names(dataset)
+    columns = read_columns(dataset, 0, names) if dataset.num_shards else {}
+    say("columns, of json those of the first, a middle and the last shard")
+    say(f"  {'name':<24} {'type':<15} NULL  example, of the first shard")
+    for name, column in columns.items():
+        share = column.null_count / max(1, len(column))
+        kind = KINDS.get(str(column.type), str(column.type))
+        example = next((value for value in column.to_pylist() if value is not None), "")
+        say(f"  {escaped(name):<24} {kind:<15} {share:>4.0%}  {escaped(example, 60)}")
+    for name, record in stored_names(dataset).items():
+        say(
+            f"selection {escaped(name)}: {record.num_chosen:,} of {record.num_samples:,} samples, "
+            f"{escaped(record.chosen_by)}"
+        )
 
 
 def _show_reads(data: Any, num_rows: int, num_ranks: int, buckets: Buckets | None) -> None:

@@ -672,6 +672,22 @@ def forget_conditions(dataset: Any) -> None:
             dataset.index_store.remove(name)
 
 
+def stored_names(dataset: Any) -> dict[str, Record]:
+    """Return what is stored under names, by name. Damaged ones are left out.
+
+    Raises:
+        StorageError: The storage failed after retries.
+    """
+    records, prefix = {}, f"{PREFIX}name."
+    for file in dataset.index_store.list():
+        if file.startswith(prefix):
+            with suppress(ManifestError):
+                records[file.removeprefix(prefix).removesuffix(".json")] = _read(
+                    dataset.index_store, file
+                )
+    return records
+
+
 def forget_split(dataset: Any, fraction: float, seed: int) -> None:
     """Remove what leads to the stored parts of a split by media."""
     for text in split_texts(fraction, seed):

@@ -131,6 +131,23 @@ def test_a_condition_that_all_samples_fulfil_is_stored(corpus: str, mmstream: Co
     assert len(mm.open_dataset(corpus).select("all")) == 60
 
 
+def test_info_lists_columns_and_stored_selections(
+    corpus: str, mmstream: Command, tmp_path: Path
+) -> None:
+    assert mmstream("select", corpus, "--where", ZH, "--name", "zh")[0] == 0
+    code, output, _ = mmstream("info", corpus, "--columns")
+    lines = [line.split() for line in output.splitlines()]
+    assert code == 0
+    assert ["json.score", "decimal", "number", "0%", "0.0"] in lines
+    assert ["json.lang", "text", "29%", "zh"] in lines
+    assert ["width", "whole", "number", "100%"] in lines
+    last = f"selection zh: {len(CHOSEN)} of 60 samples, --where "
+    assert output.splitlines()[-1].startswith(last)
+    assert mmstream("info", corpus, "--columns", "--json")[0] == 2
+    tars = write_tiny(tmp_path / "tars", (3,))
+    assert "index" in mmstream("info", tars, "--columns")[2]
+
+
 def test_a_function_chooses_by_a_table_of_columns(written: str) -> None:
     dataset = mm.open_dataset(written)
 
