@@ -26,7 +26,14 @@ from mmstream.dataset.verify import verify as find_problems
 from mmstream.decoding.bad_samples import quarantined_refs
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
-from mmstream.media.fields import audio_fields, image_fields, video_fields, with_address
+from mmstream.media.fields import (
+    audio_fields,
+    image_fields,
+    list_of_frame,
+    video_fields,
+    with_address,
+)
+from mmstream.media.frames import encoded_video
 from mmstream.processes.machine import num_cores
 from mmstream.storage.write_lock import write_lock
 
@@ -265,11 +272,13 @@ class _DecodeCheck:
             },
         }
         for name, decode in decoders.items():  # what several of them mean is not judged here
-            with_address(sample, name, decode, sample[name])
+            file: Any = with_address(sample, name, encoded_video, sample, name)
+            with_address(sample, name, decode, file)
         types: dict[bool, set[str]] = {False: set(), True: set()}
         for name in sample:
             if not name.startswith("__"):
-                is_kept = parsed[name] is sample[name] and name not in decoders
+                is_read = name in decoders or list_of_frame(name) in decoders
+                is_kept = parsed[name] is sample[name] and not is_read
                 kind = name.rpartition(".")[2]
                 types[is_kept].add(name if kind == "json" else kind)  # "v2.json" is not parsed
         self._decoded.update(types[False])

@@ -15,7 +15,7 @@ from typing import Any
 import msgspec
 
 from mmstream.errors import MMStreamError, escaped
-from mmstream.media.fields import json_object
+from mmstream.media.fields import json_object, media_files
 from mmstream.media.types import Kind
 
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
@@ -53,6 +53,8 @@ class MediaRef(msgspec.Struct, frozen=True):
     field: str | None = None
     """Name of its member of the tar where the row gives one, such as ``left.png``: for
     re-sharding. None: it is named by its number and type."""
+    frames: tuple[MediaRef, ...] = ()
+    """The pictures of a video that is a list of frames. Its own bytes state their times."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,6 +67,13 @@ class Media:
     """What the tar will hold."""
     facts: Mapping[str, int | float | str] = field(default_factory=dict)
     """What is known about it without decoding it again, such as ``width`` and ``duration_s``."""
+    frames: tuple[Media, ...] = ()
+    """The pictures of a list of frames."""
+
+    @property
+    def content(self) -> bytes:
+        """What tells it from other media: its bytes, or those of its frames at any times."""
+        return b"".join(frame.data for frame in self.frames) or self.data
 
 
 class StoredSample(msgspec.Struct, frozen=True):
@@ -94,6 +103,11 @@ class Draft(msgspec.Struct, frozen=True):
     key: str | None = None
     """Key of the sample, where the row is a sample already. Its members are `fields`."""
 
+    @property
+    def files(self) -> list[MediaRef]:
+        """The files of `media`: the frames of a list follow it."""
+        return [file for ref in self.media for file in (ref, *ref.frames)]
+
 
 def samples_of(
     key: str, draft: Draft, media: Sequence[Media], per_caption: bool
@@ -102,8 +116,9 @@ def samples_of(
 
     The fields come in the order media, ``txt``, others, ``json``. A single media file without a
     conversation is stored as ``KEY.jpg``, as WebDataset's users expect. Otherwise media are
-    numbered in order of appearance: ``KEY.0.jpg``, ``KEY.1.png``. Where the row says nothing but
-    its text or its media, there is no ``json``.
+    numbered in order of appearance: ``KEY.0.jpg``, ``KEY.1.png``. The frames of a list are
+    numbered behind its name: ``KEY.1.frames.000.jpg``. Where the row says nothing but its text or
+    its media, there is no ``json``.
 
     Args:
         key: Key of the row. With `per_caption`, the samples have the keys ``KEY-0``, ``KEY-1``, ...
@@ -123,7 +138,10 @@ def samples_of(
             for key, value in content.items()
         }
         further = _further_fields(draft, names, media)
-        fields = {name: medium.data for name, medium in zip(names, media, strict=True)}
+        for name, medium in zip(names, media, strict=True):
+            fields[name] = medium.data
+            for i, frame in enumerate(medium.frames):
+                fields[f"{name}.{i:03d}.{frame.extension}"] = frame.data
     if not (per_caption and "captions" in content):
         if draft.texts and "txt" not in draft.fields:
             fields["txt"] = draft.texts[0].encode()
@@ -140,6 +158,18 @@ def samples_of(
         if _says_more(own):
             sample_fields["json"] = msgspec.json.encode(own)
         yield f"{key}-{i}", sample_fields
+
+
+def media_of(fields: Mapping[str, bytes]) -> list[Media]:
+    """Return the media among the fields of a sample, by their names. They are not read."""
+    return [
+        Media(
+            name.rpartition(".")[2],
+            fields[name],
+            frames=tuple(Media(frame.rpartition(".")[2], fields[frame]) for frame in frames),
+        )
+        for name, frames in media_files(fields).items()
+    ]
 
 
 def _field_names(draft: Draft, media: Sequence[Media]) -> list[str]:

@@ -46,7 +46,7 @@ from mmstream.dataset.columns import read_sidecar, sidecar_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import read_samples
 from mmstream.errors import ConfigError, SampleError, ShardError
-from mmstream.media.fields import json_object
+from mmstream.media.fields import json_object, media_files
 from mmstream.media.types import kind_of
 from mmstream.settings import PositiveInt, checked
 from mmstream.types import IntArray
@@ -138,9 +138,10 @@ def read_contents(
     return contents
 
 
-def fields_of_media(fields: Iterable[str]) -> list[str]:
-    """Return the fields of a sample that are media, in the order of the tar."""
-    return [name for name in fields if kind_of(name) is not None and not name.startswith("__")]
+def fields_of_media(fields: Collection[str]) -> dict[str, list[str]]:
+    """Return the fields of a sample that are media, in the order of the tar, with their frames."""
+    files = media_files(fields).items()
+    return {name: frames for name, frames in files if not name.startswith("__")}
 
 
 def _read_sidecar(dataset: Dataset, shard: int, columns: Sequence[str]) -> pa.Table | None:
@@ -239,8 +240,8 @@ def _described(sample: Mapping[str, Any], perceptual: bool) -> dict[str, Any]:
     content = json_object(sample.get("json"))
     text = text_of(sample, content)
     media = []
-    for name in fields_of_media(sample):
-        kind, data = kind_of(name), sample[name]
+    for name, frames in fields_of_media(sample).items():
+        kind, data = kind_of(name), b"".join(sample[file] for file in frames or (name,))
         is_hashed = perceptual and kind == "image"
         medium = {"field": "", "kind": kind, "num_bytes": len(data), "xxh3": content_hash(data)}
         media.append(medium | {"perceptual_hash": perceptual_hash(data) if is_hashed else None})
@@ -534,7 +535,7 @@ def _keys_and_fields(
         except SampleError:
             named.append(("", []))
         else:
-            named.append((sample["__key__"], fields_of_media(sample)))
+            named.append((sample["__key__"], list(fields_of_media(sample))))
     return named
 
 

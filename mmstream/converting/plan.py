@@ -299,7 +299,7 @@ def _media_of_rows(rows: RowSource, options: Options, access: MediaAccess) -> It
             except RowError:  # it will be a reject
                 yield b""
             else:
-                yield b"".join(_hash_of(ref, access) for ref in draft.media)
+                yield b"".join(_hash_of(f, access) for f in draft.files if not f.frames)
 
 
 def _media_of_samples(rows: SampleSource) -> Iterator[bytes]:

@@ -110,7 +110,7 @@ class RowCounter:
         for key in draft.unread:
             self._add_unread(key[:MAX_KEY_CHARACTERS], 1)
         for medium in media:
-            self._add_media(medium.extension, 1, len(medium.data))
+            self._add_media(medium.extension, 1, len(medium.content))
 
     def add_reject(self) -> None:
         """Count one row that became no sample."""

@@ -29,10 +29,10 @@ import msgspec
 from mmstream.converting.draft import (
     Draft,
     LeftOutError,
-    Media,
     MediaRef,
     RowError,
     StoredSample,
+    media_of,
     samples_of,
 )
 from mmstream.converting.media.load import IdleCpus, load_rows
@@ -67,6 +67,7 @@ from mmstream.dataset.index import (
 )
 from mmstream.dataset.manifest import ShardInfo
 from mmstream.errors import MMStreamError, ShardError, StorageError
+from mmstream.media.fields import media_files
 from mmstream.media.types import kind_of
 from mmstream.storage import Store
 from mmstream.storage.store import map_requests, sizes_of
@@ -377,22 +378,15 @@ def draft_of(sample: StoredSample, options: MediaOptions) -> Draft:
     """Return the draft of a stored sample. With no checks or changes, it has no media."""
     if options.is_plain:
         return Draft({}, fields=sample.fields, key=sample.key)
-    media = tuple(
-        MediaRef(kind, name, data, field=name)
-        for name, data in sample.fields.items()
-        if (kind := kind_of(name)) is not None
-    )
+
+    def ref(name: str, frames: Iterable[str] = ()) -> MediaRef:
+        kind = kind_of(name) or "image"
+        files = tuple(map(ref, frames))
+        return MediaRef(kind, name, sample.fields[name], field=name, frames=files)
+
+    media = tuple(ref(name, frames) for name, frames in media_files(sample.fields).items())
     others = {name: data for name, data in sample.fields.items() if kind_of(name) is None}
     return Draft({}, media, fields=others, key=sample.key)
-
-
-def media_of(fields: Mapping[str, bytes]) -> list[Media]:
-    """Return the media among the fields of a sample, by their names. They are not read."""
-    return [
-        Media(name.rpartition(".")[2], data)
-        for name, data in fields.items()
-        if kind_of(name) is not None
-    ]
 
 
 # -- the files of a shard --------------------------------------------------------------------------

@@ -33,6 +33,7 @@ import tempfile
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import msgspec
@@ -43,9 +44,9 @@ import pyarrow.parquet as pq
 from tqdm import tqdm
 from xxhash import xxh3_128_digest
 
-from mmstream.converting.draft import Media, RowError
+from mmstream.converting.draft import Media, RowError, media_of
 from mmstream.converting.formats.fields import without_secrets
-from mmstream.converting.media.load import checked
+from mmstream.converting.media.load import checked, facts_of_frames
 from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row, encodable
 from mmstream.dataset.columns import (
@@ -313,11 +314,12 @@ class SidecarWriter:
             del names[field]  # a medium that comes twice has two fields
             kind = kind_of(medium.extension) or "image"
             hash_image = self._perceptual_hash if kind == "image" else None
+            content = medium.content
             columns = {
                 "field": encodable(field),
                 "kind": kind,
-                "num_bytes": len(medium.data),
-                "xxh3": content_hash(medium.data),
+                "num_bytes": len(content),
+                "xxh3": content_hash(content),
                 "perceptual_hash": hash_image and hash_image(medium.data),
             }
             facts = {name: value for name, value in medium.facts.items() if name in FACTS}
@@ -338,7 +340,7 @@ class SidecarWriter:
         self._rows.append(values)
         self._sha256s.append(None)
         if media:
-            self._hash_later(media[0].data)
+            self._hash_later(media[0].content)
         self._group_bytes += ROW_BYTES + len(media) * MEDIUM_BYTES
         for text in texts:
             if text is not None:
@@ -439,11 +441,7 @@ def _write(job: tuple[Dataset, int, bool]) -> bool:
                 own = Row(index, row["file"], row["row"], row)
             else:
                 own = Row(index, name, index + 1, json_object(fields.get("json")))
-            media = [
-                _medium(field, data, old_media)
-                for field, data in fields.items()
-                if kind_of(field) is not None
-            ]
+            media = [_with_facts(medium, old_media) for medium in media_of(fields)]
             sidecar.add_sample(own, sample["__key__"], fields, media)
         for row in old:
             if row["index"] is None:
@@ -513,14 +511,19 @@ def empty_rows(
     return buffer.getvalue()
 
 
-def _medium(field: str, data: bytes, old_media: Mapping[bytes, Mapping[str, Any]]) -> Media:
+def _with_facts(medium: Media, old_media: Mapping[bytes, Mapping[str, Any]]) -> Media:
     """Return a medium with what a header tells, as `convert` has it. A bad one has no facts."""
-    old = old_media.get(content_hash(data), {})
+    old = old_media.get(content_hash(medium.content), {})
     facts: Mapping[str, Any] = {name: old[name] for name in FACTS if old.get(name) is not None}
     if not facts:
         with suppress(RowError):
-            facts = checked(kind_of(field) or "image", data, MediaOptions()).facts
-    return Media(field.rpartition(".")[2], data, facts)
+            kind = kind_of(medium.extension) or "image"
+            facts = (
+                facts_of_frames(medium, [f"frame {i}" for i in range(len(medium.frames))])
+                if medium.frames
+                else checked(kind, medium.data, MediaOptions()).facts
+            )
+    return replace(medium, facts=facts)
 
 
 def _add_sha256(sha256s: list[str | None], media: Sequence[tuple[int, bytes]]) -> None:

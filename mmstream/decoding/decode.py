@@ -47,6 +47,7 @@ from mmstream.media.fields import (
     audio_fields,
     call_user,
     image_fields,
+    list_of_frame,
     parse_json,
     video_fields,
 )
@@ -314,7 +315,7 @@ class Decode:
         if self.text is not None and (callable(self.text.field) or self.text.field == field):
             return False
         table = self.table
-        if field in table.named_files or field in table.parsers:
+        if field in table.named_files or field in table.parsers or list_of_frame(field):
             return False
         named = [picture for picture in table.pictures if field in picture.sources]
         free = [

@@ -26,6 +26,7 @@ from mmstream.decoding.sample_rng import is_user_function, sample_rng, seed_gene
 from mmstream.errors import ConfigError, DecodeError, escaped
 from mmstream.media.fields import (
     FIELDS_OF,
+    FRAMES,
     address,
     call_user,
     field_names,
@@ -33,6 +34,7 @@ from mmstream.media.fields import (
     named_image_fields,
     with_address,
 )
+from mmstream.media.frames import encoded_video
 from mmstream.tar.lazy_bytes import LazyBytes
 from mmstream.types import Sample
 
@@ -410,9 +412,8 @@ class VideoField(Field):
         plans = []
         for name in files:
             row = row_of(sample, name)
-            frames = with_address(
-                sample, name, decoder.plan, sample[name], row=row, rng=rng, limits=limits
-            )
+            file = with_address(sample, name, encoded_video, sample, name)
+            frames = with_address(sample, name, decoder.plan, file, row=row, rng=rng, limits=limits)
             limits = limits.holding(_num_bytes(frames.shape))
             plan = _VideoPlans(frames)
             if sounds and decoder.audio is not None:
@@ -452,7 +453,8 @@ class VideoField(Field):
             if frames is None or tuple(frames.shape) != plan.shapes[number]:
                 frames = torch.empty(plan.shapes[number], dtype=torch.uint8)
             options = {"plan": planned.frames, "out": frames.numpy(), "limits": limits}
-            decoded = with_address(sample, name, decoder.decode, sample[name], **options)
+            file = with_address(sample, name, encoded_video, sample, name)
+            decoded = with_address(sample, name, decoder.decode, file, **options)
             limits = limits.holding(_num_bytes(planned.shape))
             videos.append(frames.permute(0, 3, 1, 2))
             times.append(torch.tensor(decoded.times_s, dtype=torch.float64))
@@ -496,6 +498,8 @@ class VideoField(Field):
         """
         from mmstream.media.ffmpeg import NoStreamError
 
+        if name.rpartition(".")[2] == FRAMES:
+            return None
         decoder = self.decoder
         row = row_of(sample, name) or {}
         names_part = row.get("start_s") is not None or row.get("end_s") is not None

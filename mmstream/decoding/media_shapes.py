@@ -50,7 +50,8 @@ class VideoShape(NamedTuple):
     start_s: float = 0.0
     """Where the span begins, in the container's time: that of the first frame for a whole video."""
     indices: tuple[int, ...] = ()
-    """The number of each frame in the file, from 0, in the order in which frames are shown."""
+    """The number of each frame in the file, from 0, in the order in which frames are shown. A list
+    of frames has times alone: ()."""
     num_padding: int = 0
     """How many frames at the end repeat the last one. A pixel budget does not count them."""
     end_s: float = math.inf

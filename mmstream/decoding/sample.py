@@ -41,7 +41,14 @@ from mmstream.decoding.media_shapes import MediaShapes, Span
 from mmstream.decoding.text.decoder import DecodedText, TextDecoder
 from mmstream.decoding.text.placeholders import LOSS_FIELD, TextLoss
 from mmstream.errors import DecodeError, SampleError
-from mmstream.media.fields import address, addressed, decode_text, with_address
+from mmstream.media.fields import (
+    address,
+    addressed,
+    decode_text,
+    frame_names,
+    list_of_frame,
+    with_address,
+)
 from mmstream.media.types import Shape
 from mmstream.types import Sample
 
@@ -181,7 +188,11 @@ class SampleDecoding:
         taken = self._decode.table.files_without_text
         if not taken:
             return self.sample
-        return {name: value for name, value in self.sample.items() if name not in taken}
+        return {
+            name: value
+            for name, value in self.sample.items()
+            if name not in taken and list_of_frame(name) not in taken
+        }
 
     # -- pass 2: pictures that are decoded before the rest ----------------------------------------
 
@@ -379,7 +390,8 @@ def parse_fields(sample: Sample, decode: Decode) -> Sample:
 def _put(decoded: Sample, result: FieldResult) -> None:
     """Put the results of a field in the place of its files."""
     for file in result.files:
-        decoded.pop(file, None)
+        for name in (file, *frame_names(decoded, file)):
+            decoded.pop(name, None)
     decoded.update(result.fields)
 
 

@@ -11,11 +11,14 @@ import random
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby, pairwise
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias, cast
 
 import numpy as np
 import numpy.typing as npt
 
+from mmstream.errors import DecodeError
+from mmstream.media.fields import frame_names
+from mmstream.media.frames import FrameList, encoded_video
 from mmstream.media.types import AUDIO_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.types import IGNORED_LABEL
 
@@ -184,8 +187,8 @@ class Features:
     values: Any
 
 
-Recording: TypeAlias = bytes | Clip | Sound | Features
-"""A video or a sound: its file, or what a decoder made of it."""
+Recording: TypeAlias = bytes | FrameList | Clip | Sound | Features
+"""A video or a sound: its file or list of frames, or what a decoder made of it."""
 
 
 def array_of(value: Any) -> npt.NDArray[Any]:
@@ -212,7 +215,7 @@ def recordings_of(sample: Mapping[str, Any]) -> dict[str, Recording]:
         if name.startswith("__"):
             continue
         if is_recording_file(name, value):
-            recordings[name] = value
+            recordings[name] = _whole(sample, name)
         elif f"{name}_pts_s" in sample:
             times = sample[f"{name}_pts_s"]
             times = times if isinstance(value, list) else [times]
@@ -238,8 +241,19 @@ def batch_recordings(batch: Mapping[str, Any]) -> list[list[tuple[str, Recording
                 rows[row].append((name, sound))
         elif isinstance(value, list):
             for row, data in enumerate(value[: len(rows)]):
-                rows[row] += [(name, data)] if is_recording_file(name, data) else []
+                if is_recording_file(name, data):
+                    fields = {field: batch[field][row] for field in frame_names(batch, name)}
+                    rows[row].append((name, _whole({**fields, name: data}, name)))
     return rows
+
+
+def _whole(fields: Mapping[str, Any], name: str) -> Recording:
+    """Return the file of a recording, or its list of frames where that is whole."""
+    try:
+        recording: Any = encoded_video(fields, name)
+    except DecodeError:
+        recording = fields[name]
+    return cast(Recording, recording)
 
 
 def _batch_clips(batch: Mapping[str, Any], name: str) -> Iterator[tuple[int, Clip]]:

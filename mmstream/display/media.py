@@ -25,6 +25,7 @@ from mmstream.display.html import element
 from mmstream.display.text import count_text, file_kind, size_text
 from mmstream.errors import DecodeError, escaped
 from mmstream.media.audio_headers import refuse_short
+from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import BY_EXTENSION, VIDEO_EXTENSIONS
 
@@ -183,14 +184,14 @@ def _drawn(
 
 def _decoded(name: str, recording: Recording, num_frames: int) -> Clip | Sound | Features:
     """Return a decoded recording: of a file some frames, or the start of the sound."""
-    if not isinstance(recording, bytes):
+    if not isinstance(recording, bytes | FrameList):
         return recording
-    if name.rpartition(".")[2] in VIDEO_EXTENSIONS:
+    if isinstance(recording, FrameList) or name.rpartition(".")[2] in VIDEO_EXTENSIONS:
         return _clip_of(recording, num_frames)
     return _start_of_sound(recording)
 
 
-def _clip_of(data: bytes, num_frames: int) -> Clip:
+def _clip_of(data: bytes | FrameList, num_frames: int) -> Clip:
     """Return frames that are spread over the file of a video."""
     from mmstream.media.video import pictures, read_video_file, refuse_many_decoded  # PyAV
 
@@ -343,6 +344,11 @@ def recording_text(recording: Recording, sample_rate: int = DEFAULT_SAMPLE_RATE)
     if isinstance(recording, bytes):
         kind = f"{size_text(len(recording))} {file_kind(recording)}".rstrip()
         return f"{kind}: {_file_text(recording)}"
+    if isinstance(recording, FrameList):
+        seconds = f"{recording.times_s[0]:.2f} to {recording.times_s[-1]:.2f} s"
+        return (
+            f"{size_text(len(recording))} of {count_text(len(recording.files), 'frame')}, {seconds}"
+        )
     if isinstance(recording, Clip):
         return _clip_text(recording)
     if isinstance(recording, Features):

@@ -52,6 +52,7 @@ from mmstream.display.text import (
     value_text,
 )
 from mmstream.errors import escaped
+from mmstream.media.frames import FrameList
 from mmstream.types import IGNORED_LABEL
 
 MAX_TILES = 16
@@ -362,10 +363,14 @@ def card_lines(
 
 def _field_lines(sample: Mapping[str, Any], sample_rate: int) -> Iterator[str]:
     """Yield what each field holds, and what its recording was decoded to."""
+    recordings = recordings_of(sample)
     for name, value in public_fields(sample):
-        yield f"  {escaped(name, 60)}: {_field_text(name, value)}"
-    for name, recording in islice(recordings_of(sample).items(), MAX_FIELDS):
-        if not isinstance(recording, bytes):
+        if isinstance(recordings.get(name), FrameList):
+            yield f"  {escaped(name, 60)}: {recording_text(recordings[name])}"
+        else:
+            yield f"  {escaped(name, 60)}: {_field_text(name, value)}"
+    for name, recording in islice(recordings.items(), MAX_FIELDS):
+        if not isinstance(recording, bytes | FrameList):
             yield f"  {escaped(name, 60)} decoded: {recording_text(recording, sample_rate)}"
 
 

@@ -13,6 +13,7 @@ from itertools import islice
 from typing import Any
 
 from mmstream.errors import DecodeError, escaped
+from mmstream.media.fields import list_of_frame
 from mmstream.media.types import sniff
 
 MAX_FIELDS = 40
@@ -153,8 +154,15 @@ def value_text(value: Any) -> str:
 
 
 def public_fields(fields: Mapping[str, Any]) -> list[tuple[str, Any]]:
-    """Return the first fields of a sample or batch whose names do not begin with ``__``."""
-    public = ((name, value) for name, value in fields.items() if name[:2] != "__")
+    """Return the first fields of a sample or batch whose names do not begin with ``__``.
+
+    The frames of a list are left out: the list stands for them.
+    """
+    public = (
+        (name, value)
+        for name, value in fields.items()
+        if name[:2] != "__" and list_of_frame(name) not in fields
+    )
     return list(islice(public, MAX_FIELDS))
 
 

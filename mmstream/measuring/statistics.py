@@ -21,7 +21,14 @@ from tqdm import tqdm
 from mmstream.dataset.source import ShardSource, load_indexes, read_sample, refs_of
 from mmstream.display.contents import messages_of, row_json, spread, text_of
 from mmstream.errors import ConfigError, DecodeError, SampleError, ShardError, escaped, where
-from mmstream.media.fields import MAX_TEXT_BYTES, decode_text, image_fields, parse_json
+from mmstream.media.fields import (
+    MAX_TEXT_BYTES,
+    decode_text,
+    image_fields,
+    list_of_frame,
+    parse_json,
+)
+from mmstream.media.frames import encoded_video
 from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
 from mmstream.settings import AnyInt, PositiveInt, checked, shown
@@ -305,6 +312,8 @@ def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) ->
         sample[name] = parse_json(value)
     elif name == "txt":
         sample[name] = decode_text(value, MAX_TEXT_BYTES)
+    elif list_of_frame(name) in sample:
+        pass  # measured with its list
     elif kind in IMAGE_EXTENSIONS:
         height, width = _image_shape(value)
         numbers = {"image width": width, "image height": height, "image bytes": len(value)}
@@ -314,8 +323,9 @@ def _measure_field(sample: Sample, name: str, values: dict[str, list[float]]) ->
         from mmstream.media.facts import media_facts
 
         medium: MediaKind = "video" if kind in VIDEO_EXTENSIONS else "audio"
-        values.setdefault(f"{medium} bytes", []).append(float(len(value)))
-        facts = media_facts(value, medium, Deadline.start(MEDIA_TIMEOUT_S))
+        file: Any = encoded_video(sample, name)
+        values.setdefault(f"{medium} bytes", []).append(float(len(file)))
+        facts = media_facts(file, medium, Deadline.start(MEDIA_TIMEOUT_S))
         for fact, fact_name in _FACTS.items():
             if fact in facts and (medium == "audio" or fact != "sample_rate"):
                 values.setdefault(f"{medium} {fact_name}", []).append(float(facts[fact]))

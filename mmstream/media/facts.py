@@ -20,6 +20,7 @@ from mmstream.media.audio_headers import (
     mp3_frames,
     refuse_short,
 )
+from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline
 from mmstream.media.types import container_format
 
@@ -42,7 +43,9 @@ _MAX_DELAY_S = 0.5
 """Seconds that encoders put before the samples of an MP3 at most."""
 
 
-def media_facts(data: bytes, kind: MediaKind, deadline: Deadline, *, decode: bool = False) -> Facts:
+def media_facts(
+    data: bytes | FrameList, kind: MediaKind, deadline: Deadline, *, decode: bool = False
+) -> Facts:
     """Return the facts about an audio or video file.
 
     Args:
@@ -61,6 +64,8 @@ def media_facts(data: bytes, kind: MediaKind, deadline: Deadline, *, decode: boo
         DecodeError: It cannot be opened or decoded, has no stream of its kind, or ends too early.
         TimeoutError: It takes too long.
     """
+    if isinstance(data, FrameList):
+        return data.facts(deadline, decode=decode)
     if kind == "video":
         return _video(data, deadline, decode)
     name = container_format(data)

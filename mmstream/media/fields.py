@@ -7,7 +7,7 @@ and one rule limits every field of text. A conversion asks how deep JSON may be 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from functools import lru_cache
 from typing import Any, ParamSpec, TypeVar
 
@@ -23,7 +23,7 @@ from mmstream.errors import (
     escaped,
     where,
 )
-from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS
+from mmstream.media.types import AUDIO_EXTENSIONS, IMAGE_EXTENSIONS, VIDEO_EXTENSIONS, kind_of
 from mmstream.types import Sample
 
 P = ParamSpec("P")
@@ -322,6 +322,50 @@ def audio_fields(sample: Iterable[str]) -> list[str]:
     return list(_fields_of(tuple(sample), AUDIO_EXTENSIONS))
 
 
+FRAMES = "frames"
+"""Extension of a video that is a list of pictures: ``0.frames`` with ``0.frames.000.jpg``."""
+
+_FRAME = re.compile(rf"((?:.+\.)?{FRAMES})\.(\d{{1,9}})\.\w+")
+
+
+def list_of_frame(name: str) -> str | None:
+    """Return the list that a picture belongs to by its name, if the sample has this field.
+
+    Examples:
+        >>> list_of_frame("0.frames.012.jpg"), list_of_frame("12.jpg")
+        ('0.frames', None)
+    """
+    match = _FRAME.fullmatch(name)
+    return None if match is None else match[1]
+
+
+def frame_names(names: Iterable[str], video: str) -> list[str]:
+    """List the pictures of a list of frames, by their numbers. The file of a video has none.
+
+    Examples:
+        >>> frame_names(["frames", "frames.10.jpg", "frames.9.jpg", "jpg"], "frames")
+        ['frames.9.jpg', 'frames.10.jpg']
+    """
+    if video.rpartition(".")[2] != FRAMES:
+        return []
+    pictures = [name for name in names if list_of_frame(name) == video and kind_of(name) == "image"]
+    return sorted(pictures, key=lambda name: (int(name.split(".")[-2]), name))
+
+
+def media_files(names: Collection[str]) -> dict[str, list[str]]:
+    """Return the fields that hold media, in the order of `names`, each with the frames of its list.
+
+    Examples:
+        >>> media_files(["0.mp4", "1.frames", "1.frames.0.jpg", "json"])
+        {'0.mp4': [], '1.frames': ['1.frames.0.jpg']}
+    """
+    return {
+        name: frame_names(names, name)
+        for name in names
+        if kind_of(name) is not None and list_of_frame(name) not in names
+    }
+
+
 FIELDS_OF = {"image": image_fields, "video": video_fields, "audio": audio_fields}
 """The fields that hold media of a kind, in the order in which messages count them."""
 
@@ -339,7 +383,14 @@ def in_order(names: Iterable[str]) -> list[str]:
 @lru_cache(maxsize=64)  # most samples have the same names, and are asked several times
 def _fields_of(names: tuple[str, ...], extensions: frozenset[str]) -> tuple[str, ...]:
     candidates = (name for name in names if name.rpartition(".")[2] in extensions)
-    return tuple(in_order(name for name in candidates if not name.startswith("__")))
+    every = frozenset(names)
+    return tuple(
+        in_order(
+            name
+            for name in candidates
+            if not name.startswith("__") and list_of_frame(name) not in every
+        )
+    )
 
 
 def _rank(name: str) -> tuple[int, int, str]:

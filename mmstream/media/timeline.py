@@ -52,6 +52,7 @@ class Timeline:
             they must be decoded from the start.
         position: Where in the file a packet begins, in bytes; below 0 where that is not known.
             None: FFmpeg finds packets by their times.
+        stated_s: The times of the frames in seconds, of a list of frames. None: `pts` has them.
     """
 
     pts: IntArray
@@ -62,6 +63,7 @@ class Timeline:
     last_duration: int = 0
     is_counted: bool = False
     position: IntArray | None = None
+    stated_s: NDArray[np.float64] | None = None
 
     @cached_property
     def display_order(self) -> IntArray:
@@ -76,19 +78,26 @@ class Timeline:
 
     @cached_property
     def times_s(self) -> NDArray[np.float64]:
-        """The time of each frame in seconds, by time. The first is 0."""
+        """The time of each frame in seconds, by time. The first is 0, unless it is stated."""
+        if self.stated_s is not None:
+            return self.stated_s
         pts = self.pts[self.display_order].astype(np.float64)  # int64 would wrap around
         times: NDArray[np.float64] = (pts - pts[0]) * float(self.time_base)
         return times
 
     @cached_property
-    def duration_s(self) -> float:
-        """Seconds from the first frame to the end of the last one."""
+    def end_s(self) -> float:
+        """The end of the last frame, in seconds."""
         times = self.times_s
         last = self.last_duration * float(self.time_base)
         if last <= 0 and len(times) > 1:
             last = float(times[-1]) / (len(times) - 1)
         return float(times[-1]) + last
+
+    @property
+    def duration_s(self) -> float:
+        """Seconds from the first frame to the end of the last one."""
+        return self.end_s - float(self.times_s[0])
 
     def start_of(self, packet: int) -> int:
         """Return the packet from which on to decode, so that the frame of a packet comes out.

@@ -76,6 +76,7 @@ TYPES = (
     MediaType("video", "ts", ("m2ts",)),
     MediaType("video", "flv", (), (b"FLV\x01",), "flv"),
     MediaType("video", "wmv", (), (b"\x30\x26\xb2\x75\x8e\x66\xcf\x11",), "asf"),
+    MediaType("video", "frames"),  # the times of a list of pictures: see `media.frames`
     MediaType("audio", "wav", played_as="audio/wav"),
     MediaType("audio", "flac", (), (b"fLaC",), "flac", "audio/flac"),
     MediaType("audio", "ogg", ("opus",), (b"OggS",), "ogg", "audio/ogg"),

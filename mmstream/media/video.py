@@ -23,7 +23,8 @@ from numpy.typing import NDArray
 
 from mmstream.errors import DecodeError
 from mmstream.media.ffmpeg import media_stream, open_media
-from mmstream.media.limits import Deadline
+from mmstream.media.frames import FrameList
+from mmstream.media.limits import MAX_MEMORY, Deadline, Limits
 from mmstream.media.mp4 import UPRIGHT, Mp4Table, Orientation, parse_matrix, video_tables
 from mmstream.media.timeline import Timeline, demuxed_timeline
 from mmstream.media.types import EncodedMedia, read_range
@@ -57,13 +58,18 @@ class VideoFile(NamedTuple):
         return self.stored if self.orientation.rotation % 180 == 0 else self.stored[::-1]
 
 
-def read_video_file(data: EncodedMedia, deadline: Deadline, max_pixels: int) -> VideoFile:
+def read_video_file(
+    data: EncodedMedia | FrameList, deadline: Deadline, max_pixels: int
+) -> VideoFile:
     """Read what is known of a video before it is decoded.
 
     Raises:
         DecodeError: It is no video, or its frames are larger than the limit.
         TimeoutError: It takes too long.
     """
+    if isinstance(data, FrameList):
+        shape = data.shape(0, Limits(max_pixels, MAX_MEMORY, deadline))
+        return VideoFile(data.timeline, shape, UPRIGHT, data.fps)
     tables = video_tables(data)
     with open_media(data, deadline, max_pixels, header_only=bool(tables)) as container:
         return read_video(container, tables, deadline, max_pixels)
@@ -164,7 +170,7 @@ PacketReader: TypeAlias = "TablePackets | DemuxedPackets"
 
 def pictures(
     file: VideoFile,
-    data: EncodedMedia,
+    data: EncodedMedia | FrameList,
     packets: Sequence[int],
     deadline: Deadline,
     max_decoded: int,
@@ -187,6 +193,9 @@ def pictures(
         DecodeError: A frame is damaged, lost, or of another size.
         TimeoutError: It takes too long.
     """
+    if isinstance(data, FrameList):
+        yield from data.pictures(file.stored, packets, deadline)
+        return
     left = set(packets)
     may_seek = may_jump = True
     while left:

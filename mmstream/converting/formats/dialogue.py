@@ -49,6 +49,7 @@ from mmstream.converting.formats.fields import (
 )
 from mmstream.decoding.text.turns import CALL, ROLES, join_calls
 from mmstream.errors import DecodeError, escaped
+from mmstream.media.frames import TIME_KINDS
 from mmstream.media.types import Kind
 
 PART_KINDS: dict[str, Kind] = {
@@ -255,7 +256,12 @@ def _part(part: Any, name: str) -> dict[str, Any]:
         ref = media_ref(part, kind, name)
         part = {k: v for k, v in part.items() if k not in ("bytes", "data", "path")}
     elif path_key is not None:
-        ref = media_ref(part[path_key], kind, f"{name}: {path_key}")
+        times = part
+        if kind == "video" and not any(is_set(part.get(key)) for key in TIME_KINDS):
+            times = {"sample_fps": part.get("fps")}  # as Qwen's tools name it
+        ref = media_ref(part[path_key], kind, f"{name}: {path_key}", times)
+        if ref.frames:  # which have their times with them now
+            part = {k: v for k, v in part.items() if k not in ("fps", *TIME_KINDS)}
     return {"type": kind, "field": -1, **_extra(part, path_key), "ref": ref}
 
 

@@ -10,6 +10,8 @@ key. Media are taken in every form that corpora give them:
     {"url": "https://host/a.jpg"}               an image_url of OpenAI
     {"data": "UklGRg...", "format": "wav"}      an input_audio of OpenAI
     b"..."                                      bytes, from Parquet
+    ["0.jpg", "1.jpg"]                          of a video: its frames, with times beside them
+    {"frames": ["0.jpg"], "sample_fps": 2}      the same, with times of its own
 
 Bytes and base64 never get into the ``json`` of a sample. What names them there is the struct's
 path, or the key. Secrets in URLs that rows name get neither into the ``json`` nor into the sidecar.
@@ -27,9 +29,10 @@ from typing import Any, TypeVar
 import msgspec
 
 from mmstream.converting.draft import DIALOGUE_KEYS, KINDS, Draft, MediaRef, RowError
-from mmstream.errors import escaped
+from mmstream.errors import DecodeError, escaped
 from mmstream.media.fields import decode_json
-from mmstream.media.types import BY_EXTENSION, Kind
+from mmstream.media.frames import TIME_KINDS, frame_times
+from mmstream.media.types import BY_EXTENSION, Kind, sniff_file
 
 T = TypeVar("T")
 
@@ -194,6 +197,8 @@ class ParsedRow(dict[str, Any]):
 def media_of(row: ParsedRow) -> dict[Kind, list[MediaRef]]:
     """Return {kind: media files} of a row, and take the keys that name them.
 
+    A list of pictures in a key of videos is one video, whose times are in the row.
+
     If a row has several keys of a kind, the first one in `MEDIA_KEYS` counts. A ``file_name`` is of
     the kind that its extension says; beside another key of this kind, it is only a name.
 
@@ -214,9 +219,10 @@ def media_of(row: ParsedRow) -> dict[Kind, list[MediaRef]]:
             if real_kind != kind and first_key(row, MEDIA_KEYS[real_kind]) is not None:
                 continue  # WavCaps: the name of the sound that `audio` names
         row.take(key)
+        is_list = isinstance(value, list) and not (real_kind == "video" and is_picture(value[0]))
         refs = [
-            media_ref(item, real_kind, f"{key}[{i}]" if isinstance(value, list) else key)
-            for i, item in enumerate(value if isinstance(value, list) else [value])
+            media_ref(item, real_kind, f"{key}[{i}]" if is_list else key, row)
+            for i, item in enumerate(value if is_list else [value])
         ]
         media.setdefault(real_kind, []).extend(refs)
     return media
@@ -227,17 +233,26 @@ def all_media(row: ParsedRow) -> list[MediaRef]:
     return [ref for refs in media_of(row).values() for ref in refs]
 
 
-def media_ref(value: Any, kind: Kind, name: str) -> MediaRef:
+def media_ref(
+    value: Any, kind: Kind, name: str, times: Mapping[str, Any] | None = None
+) -> MediaRef:
     """Return the medium that a value stands for.
 
     Args:
         value: A path or URL, bytes, base64, or a struct; see the module.
         kind: What it must be.
         name: Names the value in errors, and the medium where the row gives no path.
+        times: What states the times of a list of frames. It remembers which of its keys do.
 
     Raises:
-        RowError: The value is nothing of these, or empty.
+        RowError: The value is nothing of these, or empty. Or a list of frames has no times.
     """
+    if kind == "video" and isinstance(value, dict) and value.get("frames") is not None:
+        own = any(value.get(key) is not None for key in TIME_KINDS)
+        frames = expect(value["frames"], list, f"{name}: frames")
+        return _list_of_frames(frames, name, value if own else times or {})
+    if kind == "video" and isinstance(value, list):
+        return _list_of_frames(value, name, times or {})
     if isinstance(value, bytes):
         if not value:
             raise RowError(f"{name}: no bytes")
@@ -246,6 +261,40 @@ def media_ref(value: Any, kind: Kind, name: str) -> MediaRef:
         return _of_struct(value, kind, name)
     path = text_of(value, name)
     return MediaRef(kind, f"data:;base64,{path}" if is_base64_media(path) else path)
+
+
+def is_picture(item: Any) -> bool:
+    """Tell whether an item in a list of videos is a picture: a frame, then, of one video."""
+    if isinstance(item, dict):
+        item = next((item[key] for key in ("bytes", "path", "url") if item.get(key)), None)
+    if isinstance(item, bytes):
+        media_type = sniff_file(item)
+        return media_type is not None and media_type.kind == "image"
+    is_text = isinstance(item, str)
+    return is_text and (item.startswith("data:image/") or kind_by_name(item) == "image")
+
+
+def _list_of_frames(frames: list[Any], name: str, times: Mapping[str, Any]) -> MediaRef:
+    """Return the video that a list of pictures is."""
+    refs = tuple(media_ref(frame, "image", f"{name}[{i}]") for i, frame in enumerate(frames))
+    stated: dict[str, Any] = {}
+    for key in TIME_KINDS:
+        value = times.get(key)
+        if isinstance(value, list):
+            read = seconds_of if key == "timestamps" else number_of
+            numbers = [read(number, f"{key}[{i}]") for i, number in enumerate(value)]
+            stated[key] = [int(x) if x.is_integer() else x for x in numbers]
+        elif is_set(value):
+            stated[key] = number_of(value, key)
+    if "indices" in stated and is_set(times.get("fps")):
+        stated["fps"] = number_of(times["fps"], "fps")
+    try:
+        frame_times(stated, len(refs))
+    except DecodeError as error:
+        raise RowError(f"{name}: {error}") from None
+    if isinstance(times, ParsedRow):
+        times.taken |= stated.keys()
+    return MediaRef("video", name, msgspec.json.encode(stated), frames=refs)
 
 
 def _of_struct(value: dict[str, Any], kind: Kind, name: str) -> MediaRef:
@@ -289,6 +338,8 @@ SPAN_KEYS = frozenset(("start_s", "end_s"))
 """What decoders of videos and recordings read of the ``json`` in training."""
 
 MAX_MEDIA = 1000
+MAX_FRAMES = 8192
+"""Most frames of all lists of a row."""
 MAX_PATH_CHARACTERS = 4096
 """Longer paths are shortened in ``media_paths``."""
 
@@ -303,7 +354,8 @@ def make_draft(
     """Return a draft. Its ``json`` holds id, `main`, media_paths, then the keys not taken.
 
     ``media_paths`` has the path of each media field as the row gives it, so that a sample can be
-    traced to its files. A row's own key with a name in `CANONICAL_KEYS` is kept as ``row_KEY``.
+    traced to its files; for a list of frames it is a list. A row's own key with a name in
+    `CANONICAL_KEYS` is kept as ``row_KEY``.
 
     Args:
         row: The parsed row.
@@ -314,11 +366,16 @@ def make_draft(
     """
     if len(refs) > MAX_MEDIA:
         raise RowError(f"{len(refs)} media files in one row, the limit is {MAX_MEDIA}")
+    num_frames = sum(len(ref.frames) for ref in refs)
+    if num_frames > MAX_FRAMES:
+        raise RowError(f"{num_frames} frames of videos in one row, the limit is {MAX_FRAMES}")
     row_id = row.get("image_id") if row.get("id") is None else row["id"]
     content: dict[str, Any] = {"id": row_id, **main}
     facts = row.facts
     if refs:
-        content["media_paths"] = [short_path(ref.path) for ref in refs]
+        content["media_paths"] = [
+            [short_path(frame.path) for frame in ref.frames] or short_path(ref.path) for ref in refs
+        ]
         if any(ref.kind in ("video", "audio") for ref in refs):
             facts |= SPAN_KEYS
     unread: list[str] = []

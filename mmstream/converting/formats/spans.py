@@ -173,7 +173,10 @@ def _segments_key(row: Mapping[str, Any]) -> str | None:
 def _list_keys(row: Mapping[str, Any]) -> tuple[str, str] | None:
     """Return the keys of two parallel lists, of times and of texts."""
     for times, texts in LIST_KEYS:
-        if isinstance(row.get(times), list) and isinstance(row.get(texts), list):
+        spans, words = row.get(times), row.get(texts)
+        if isinstance(spans, list) and isinstance(words, list):
+            if spans and isinstance(spans[0], int | float):
+                continue  # the times of frames
             return times, texts
     return None
 

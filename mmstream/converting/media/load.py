@@ -21,9 +21,9 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
-from itertools import chain
+from itertools import chain, islice
 from typing import Any, BinaryIO, NamedTuple, Protocol, TypeAlias, TypeVar
 from weakref import WeakSet
 
@@ -45,6 +45,8 @@ from mmstream.converting.options import MediaOptions
 from mmstream.converting.rows.records import Row
 from mmstream.errors import DecodeError, MMStreamError, StorageError, escaped
 from mmstream.media.facts import Facts, media_facts
+from mmstream.media.fields import FRAMES
+from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import Kind, Shape, sniff_file
 
@@ -145,13 +147,13 @@ class _Loader:
             return _WaitingRow(row, draft, {}, 0)
         arriving = {
             number: _then(future, self._arrived.keep)
-            for number, ref in enumerate(draft.media)
+            for number, ref in enumerate(draft.files)
             if (future := self._fetch(ref)) is not None
         }
         inline_bytes = 0
         if arriving or not is_first:
             inline_bytes = len(msgspec.json.encode(draft.content))
-            inline_bytes += sum(len(ref.data or "") + len(ref.path) for ref in draft.media)
+            inline_bytes += sum(len(ref.data or "") + len(ref.path) for ref in draft.files)
         self._inline_bytes += inline_bytes
         self._num_arriving += len(arriving)
         return _WaitingRow(row, draft, arriving, inline_bytes)
@@ -168,11 +170,11 @@ class _Loader:
         """Return a row whose turn it is. Its media are waited for, or read, one after the other."""
         self._inline_bytes -= waiting.inline_bytes
         self._num_arriving -= len(waiting.arriving)
-        refs = waiting.draft.media if isinstance(waiting.draft, Draft) else ()
+        refs = waiting.draft.files if isinstance(waiting.draft, Draft) else ()
         return _ReadRow(waiting.row, waiting.draft, self._files(refs, waiting.arriving))
 
     def _files(
-        self, refs: tuple[MediaRef, ...], arriving: dict[int, Future[Kept]]
+        self, refs: Sequence[MediaRef], arriving: dict[int, Future[Kept]]
     ) -> Iterator[bytes | RowError]:
         """Yield the media files of a row, or in the end why the next one cannot be read."""
         bytes_left = MAX_ROW_BYTES
@@ -421,20 +423,58 @@ def _checked_row(row: _ReadRow, options: MediaOptions) -> LoadedRow:
     """Return a row with its media, or with the error of the first one that failed."""
     if isinstance(row.draft, RowError):
         return row.row, row.draft, []
-    media: list[Media] = []
+    refs = row.draft.files
+    files: list[Media] = []
     try:
-        for ref, file in zip(row.draft.media, row.files, strict=False):
+        for ref, file in zip(refs, row.files, strict=False):
             if isinstance(file, RowError):
                 return row.row, file, []
             _require_sha256(ref.sha256, file)
-            media.append(checked(ref.kind, file, options))
+            is_list = bool(ref.frames)
+            files.append(Media(FRAMES, file) if is_list else checked(ref.kind, file, options))
     except RowError as error:
-        return row.row, _named(row.draft.media[len(media)], error), []
+        return row.row, _named(refs[len(files)], error), []
     try:
+        media = _with_frames(row.draft.media, iter(files), options)
         require_starts_inside(row.draft.content, media)
     except RowError as error:
         return row.row, _named(row.draft.media[0], error), []
     return row.row, row.draft, media
+
+
+def _with_frames(
+    refs: Sequence[MediaRef], files: Iterator[Media], options: MediaOptions
+) -> list[Media]:
+    """Return the media of a row. Lists get the frames that follow them, and their facts."""
+    media = []
+    for ref in refs:
+        medium = next(files)
+        if ref.frames:
+            medium = replace(medium, frames=tuple(islice(files, len(ref.frames))))
+            if options.check != "none":
+                names = [short_name(frame.path) for frame in ref.frames]
+                facts = facts_of_frames(medium, names)
+                _check_duration(facts, options)
+                medium = replace(medium, facts=facts)
+        media.append(medium)
+    return media
+
+
+def facts_of_frames(medium: Media, names: Sequence[str]) -> Facts:
+    """Return the facts of a list of frames, which are of one size. Each is checked already.
+
+    Args:
+        medium: The list with its frames.
+        names: Of the frames.
+
+    Raises:
+        RowError: A frame has another size, or the times are wrong.
+    """
+    try:
+        frames = FrameList.parse(medium.data, names, [frame.data for frame in medium.frames])
+        return frames.facts(Deadline.start(TIMEOUT_S), decode=False)
+    except DecodeError as error:
+        raise RowError(str(error)) from None
 
 
 def _named(ref: MediaRef, error: RowError) -> RowError:
@@ -599,7 +639,7 @@ def require_starts_inside(content: Mapping[str, Any], media: Sequence[Media]) ->
     Raises:
         RowError: A span starts too late. The message says where, and how long the file is.
     """
-    durations = [medium.facts.get("duration_s") for medium in media]
+    durations = [medium.facts.get("end_s", medium.facts.get("duration_s")) for medium in media]
     lengths = [value for value in durations if isinstance(value, int | float)]
     if not lengths:
         return

@@ -44,6 +44,7 @@ from mmstream.decoding.video.sampling import (
     uniform_number,
 )
 from mmstream.errors import ConfigError, DecodeError
+from mmstream.media.frames import FrameList
 from mmstream.media.limits import Limits
 from mmstream.media.timeline import Timeline
 from mmstream.media.types import EncodedMedia, Shape
@@ -266,7 +267,7 @@ class VideoDecoder:
 
     def __call__(
         self,
-        data: EncodedMedia,
+        data: EncodedMedia | FrameList,
         out: NDArray[np.uint8] | None = None,
         rng: np.random.Generator | None = None,
         span: Span | None = None,
@@ -275,7 +276,7 @@ class VideoDecoder:
 
         Args:
             data: The encoded file, or a way to read parts of it: MP4, MOV, MKV, WebM, AVI, MPEG-TS
-                and others, of any codec that FFmpeg knows.
+                and others, of any codec that FFmpeg knows. Or a list of frames.
             out: Where to write the result: uint8 [F, H, W, 3], C-contiguous, of the shape that
                 `plan` tells. After a DecodeError its content is undefined.
             rng: The generator for random clips, crops and flips, which need one. In a pipeline it
@@ -298,7 +299,7 @@ class VideoDecoder:
 
     def plan(
         self,
-        data: EncodedMedia,
+        data: EncodedMedia | FrameList,
         row: Mapping[str, Any] | None = None,
         rng: np.random.Generator | None = None,
         limits: Limits | None = None,
@@ -343,7 +344,7 @@ class VideoDecoder:
 
     def decode(
         self,
-        data: EncodedMedia,
+        data: EncodedMedia | FrameList,
         plan: VideoPlan | None = None,
         out: NDArray[np.uint8] | None = None,
         row: Mapping[str, Any] | None = None,
@@ -413,9 +414,11 @@ class VideoDecoder:
 
         timeline = file.timeline
         start_s, end_s = self._cut_span(timeline, span, rng)
-        is_whole = start_s <= 0 and end_s >= timeline.duration_s
+        first_s = float(timeline.times_s[0])
+        is_whole = start_s <= first_s and end_s >= timeline.end_s
         numbers = frames_of_span(timeline.times_s, None if is_whole else (start_s, end_s))
-        chosen = self._choose(file, numbers, end_s - start_s)
+        duration_s = end_s - max(start_s, first_s)
+        chosen = self._choose(file, numbers, duration_s)
         picture = file.picture
         first_view = None
         if self.resize_longest is not None:
@@ -444,9 +447,9 @@ class VideoDecoder:
             picture=picture,
             times_s=tuple(timeline.times_s[padded].tolist()),
             fps=file.fps,
-            sampled_fps=_sampled_fps(file, numbers, len(chosen), end_s - start_s),
+            sampled_fps=_sampled_fps(file, numbers, len(chosen), duration_s),
             start_s=start_s,
-            indices=tuple(padded.tolist()),
+            indices=tuple(padded.tolist()) if timeline.stated_s is None else (),
             num_padding=num_padding,
             end_s=end_s,
             requested_fps=self.fps or 0.0,
@@ -457,13 +460,18 @@ class VideoDecoder:
         self, timeline: Timeline, span: Span | None, rng: np.random.Generator | None
     ) -> Span:
         """Return the span within the video, with its random clip drawn."""
-        start, end = span or (0.0, timeline.duration_s)
-        if start > 0 and start >= timeline.duration_s - CLOCK_S:
+        start, end = span or (0.0, timeline.end_s)
+        if start > 0 and start >= timeline.end_s - CLOCK_S:
             raise DecodeError(
-                f"the span starts at {start:g} s, and the video ends at {timeline.duration_s:g} s"
+                f"the span starts at {start:g} s, and the video ends at {timeline.end_s:g} s"
             )
-        end = min(end, timeline.duration_s)
+        end = min(end, timeline.end_s)
+        if end <= timeline.times_s[0] > 0:
+            raise DecodeError(
+                f"the span ends at {end:g} s, and the video begins at {timeline.times_s[0]:g} s"
+            )
         if self.clip_s is not None and rng is not None:
+            start = max(start, float(timeline.times_s[0]))
             start += rng.random() * max(0.0, end - start - self.clip_s)
             end = min(end, start + self.clip_s)
         return start, end
