@@ -138,10 +138,13 @@ def samples_of(
             for key, value in content.items()
         }
         further = _further_fields(draft, names, media)
-        for name, medium in zip(names, media, strict=True):
+        for ref, name, medium in zip(draft.media, names, media, strict=True):
             fields[name] = medium.data
             for i, frame in enumerate(medium.frames):
-                fields[f"{name}.{i:03d}.{frame.extension}"] = frame.data
+                # Those of a stored sample keep their numbers: one may be missing.
+                stored = ref.frames[i].field
+                number = f"{i:03d}" if stored is None else stored.split(".")[-2]
+                fields[f"{name}.{number}.{frame.extension}"] = frame.data
     if not (per_caption and "captions" in content):
         if draft.texts and "txt" not in draft.fields:
             fields["txt"] = draft.texts[0].encode()

@@ -67,12 +67,11 @@ def frame_times(values: Mapping[str, Any], num_frames: int) -> tuple[NDArray[np.
     else:
         stated = _numbers(values[kind], kind, num_frames)
         rate = _rate(values, "fps") if kind == "indices" else 1.0
-    with np.errstate(over="ignore"):
-        times = stated / rate
-        length = float(times[-1] - times[0])
-        falls = np.flatnonzero(~(np.diff(times) > 0))
-    if len(falls) or not np.isfinite(times).all():
-        number = int(falls[0]) + 1 if len(falls) else num_frames - 1
+    times = stated / rate
+    length = float(times[-1] - times[0])
+    falls = np.flatnonzero(np.diff(times) <= 0)
+    if len(falls):
+        number = int(falls[0]) + 1
         raise DecodeError(
             f"{kind}: frame {number} is at {times[number]:g} s, not after the frame before it"
         )

@@ -13,9 +13,10 @@ from PIL import Image
 import mmstream as mm
 from mmstream.converting.duplicates import read_contents
 from mmstream.converting.sidecar import write_sidecars
+from mmstream.decoding.sample import decode_sample
 from mmstream.display.samples import Card, card_lines, sample_html
 from tests.helpers.convert_corpus import keys, parquet, pictures, rejects, run, write_rows
-from tests.helpers.corpora import jpeg
+from tests.helpers.corpora import jpeg, write_corpus
 
 F = [f"f{i}.jpg" for i in range(4)]
 FOUR = [0, 15, 30, 60]
@@ -151,6 +152,17 @@ def test_frames_are_made_smaller_as_pictures_are_also_when_they_are_stored_again
     assert again == stored
     run(tmp_path / "whole" / "out", tmp_path / "copy")
     assert members(mm.open_dataset(tmp_path / "copy")) == members(whole)
+
+
+def test_a_gap_of_a_stored_list_is_not_closed(tmp_path):
+    sample = {"frames": b'{"sample_fps": 1}', "frames.0.jpg": jpeg(0), "frames.2.jpg": jpeg(2)}
+    write_corpus(tmp_path / "tars", [1], lambda _: sample)
+    small = mm.MediaOptions(max_image_side=20, image_format="webp")
+    run(tmp_path / "tars", tmp_path / "out", media=small)
+    dataset = mm.open_dataset(tmp_path / "out")
+    assert list(members(dataset)) == ["frames", "frames.0.webp", "frames.2.webp"]
+    with pytest.raises(mm.errors.DecodeError, match="frame 1 is missing"):
+        decode_sample(dataset[0], mm.Decode(video=mm.VideoDecoder()))
 
 
 def sidecar(dataset):

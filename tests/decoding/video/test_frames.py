@@ -291,3 +291,19 @@ def test_real_times_stand_in_the_text(tmp_path: Path) -> None:
     batch = batch_of(dataset_of(tmp_path, sample), decode)
     text = family.tokenizer.decode(batch["input_ids"][0])
     assert re.findall(r"<([\d.]+) seconds>", text) == ["0.7", "2.5", "4.5"]
+
+
+def test_a_list_that_is_decoded_by_field_leaves_no_pictures_to_the_text(tmp_path: Path) -> None:
+    family = FAMILIES["qwen3_vl"]()
+    messages = [user([{"type": "image", "field": "0.jpg"}]), assistant("a cat")]
+    sample = {"0.jpg": jpeg(7), **listed({"sample_fps": 1}, 3, "1.frames")}
+    sample |= {"json": json.dumps({"messages": messages}).encode()}
+    decode = mm.Decode(
+        {"1.frames": mm.VideoDecoder(size=8)},
+        text=family.text,
+        video=mm.VideoDecoder.from_processor(family.processor),
+        image=mm.ImageDecoder.from_processor(family.processor),
+    )
+    batch = batch_of(dataset_of(tmp_path, sample), decode)
+    assert batch["1.frames"].shape == (3, 3, 8, 8)
+    assert len(batch["image"]) == 1
