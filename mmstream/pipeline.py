@@ -770,7 +770,10 @@ class RawStream(IterableDataset[Sample]):
 
     def __iter__(self) -> Iterator[Sample]:
         _refuse_splitters(sys._getframe(1))
-        rows = rows_of_rank(self._order.global_batch_size, resolve_world(self._world), "balanced")
+        world = resolve_world(self._world)
+        if isinstance(self._order, BucketOrder):
+            self._order.require_equal_shares(world.world_size, "balanced")
+        rows = rows_of_rank(self._order.global_batch_size, world, "balanced")
         worker = get_worker_info()
         first, stride = (worker.id, worker.num_workers) if worker else (0, 1)
         with closing(Reader(self._source, self._order, takes_epoch=True)) as reader:

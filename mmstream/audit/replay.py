@@ -86,8 +86,9 @@ def replay(
         ConfigError: no such epoch or step.
         StorageError: storage failed after retries, with `keys`.
     """
-    rows = rows or (0, order.global_batch_size)
+    of_rank = rows or (0, order.global_batch_size)
     for step in steps:
+        rows = order.rows_of(epoch, step, of_rank)
         shards, indexes, valid = (column.tolist() for column in order.refs(epoch, step, rows))
         refs = list(zip(shards, indexes, strict=True))
         key_of_row = read_keys(source, refs) if keys else [None] * len(refs)

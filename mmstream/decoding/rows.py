@@ -358,7 +358,9 @@ class RowDecoder:
         if all(row.sample is not None for row in rows):
             return rows
         lineage = step.lineage
-        for number in range(self.lookup.order.global_batch_size):
+        order = self.lookup.order
+        whole = order.rows_of(lineage.epoch, lineage.step, (0, order.global_batch_size))
+        for number in range(*whole):
             position = number - lineage.start
             if 0 <= position < len(rows):
                 sample, ref = rows[position].sample, rows[position].shown

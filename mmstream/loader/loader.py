@@ -24,6 +24,7 @@ from mmstream.loader.delivered import DeliveredCounts
 from mmstream.loader.settings import MultiprocessingContext, maker_settings, rank_settings
 from mmstream.loader.sharing import BatchChannel, Share, group_of_mesh
 from mmstream.loader.watchdog import StallLimits
+from mmstream.order import BucketOrder
 from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import cpu_seconds, pss_bytes
 from mmstream.ranks import RowsPerRank, World, check_consistency, resolve_world, rows_of_rank
@@ -439,6 +440,8 @@ class Loader(IterableDataset[Batch]):
 def _rows_of(pipeline: Pipeline, world: World, shares: RowsPerRank) -> tuple[int, int]:
     """Return [start, stop), the rows of the order that a rank delivers."""
     order = pipeline.order
+    if isinstance(order, BucketOrder):
+        order.require_equal_shares(world.world_size, shares)
     return rows_of_rank(order.global_batch_size, world, shares, order.repeat)
 
 

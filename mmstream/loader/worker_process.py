@@ -459,7 +459,8 @@ def _reader_words(work: Work, reader: ReaderProcess | None) -> str:
 
 def _shards(pipeline: Pipeline, work: Work, job: Job) -> str:
     """Name the shards that a step reads from."""
-    shards, _, _ = pipeline.order.refs(work.epoch, work.step, (job.start, job.stop))
+    rows = pipeline.order.rows_of(work.epoch, work.step, (job.start, job.stop))
+    shards, _, _ = pipeline.order.refs(work.epoch, work.step, rows)
     numbers = list(dict.fromkeys(shards.tolist()))
     names = [escaped(pipeline.dataset.name_of(number)) for number in numbers[:NUM_SHARDS]]
     more = len(numbers) - len(names)

@@ -98,6 +98,9 @@ class AnyOrder(Protocol):
     def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int, /) -> AnyOrder:
         """Return this order with the settings that nobody gave taken from a saved identity."""
 
+    def rows_of(self, epoch: int, step: int, rows: tuple[int, int], /) -> tuple[int, int]:
+        """Return the rows of a step that a rank delivers which has `rows` of G."""
+
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step."""
 
@@ -138,23 +141,28 @@ class SampleRows:
         """Return the sample that replaces a bad one."""
         raise NotImplementedError
 
+    def rows_of(self, _epoch: int, _step: int, rows: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows of a step that a rank delivers: the same of each step."""
+        return rows
+
     def document_counts(
         self, _epoch: int, _step: int, rows: tuple[int, int] | None = None
     ) -> IntArray:
         """Return int64 [rows]: how many samples each row has. That is 1."""
-        start, stop = rows or (0, self.global_batch_size)
+        start, stop = rows or self.rows_of(_epoch, _step, (0, self.global_batch_size))
         return np.ones(stop - start, dtype=np.int64)
 
     def document_tokens(
         self, _epoch: int, _step: int, rows: tuple[int, int] | None = None
     ) -> IntArray:
         """Return int64 [rows] of 0: nothing is measured."""
-        start, stop = rows or (0, self.global_batch_size)
+        start, stop = rows or self.rows_of(_epoch, _step, (0, self.global_batch_size))
         return np.zeros(stop - start, dtype=np.int64)
 
     def order_rows(self, _epoch: int, _step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return int64 [rows]: the row at each position of a step. Positions are rows here."""
-        return np.arange(*(rows or (0, self.global_batch_size)), dtype=np.int64)
+        rows = rows or self.rows_of(_epoch, _step, (0, self.global_batch_size))
+        return np.arange(*rows, dtype=np.int64)
 
     def substitute_unit(self, epoch: int, step: int, row: int, attempt: int) -> Unit:
         """Return the sample that takes the row of a bad one. See `Order.substitute`."""

@@ -20,6 +20,7 @@ Example: a bucket with 4 steps and one with 2::
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from copy import copy
 from dataclasses import replace
@@ -74,7 +75,7 @@ class BucketOrder(SampleRows):
         parts: the buckets that there are, by their edges.
         steps_per_epoch: steps of every epoch, of all buckets.
         num_samples: samples of all buckets without those on the bad list.
-        global_batch_size: G, rows of a step over all ranks.
+        global_batch_size: G, the most rows of a step over all ranks.
         seed: the seed of all permutations.
         grid: (P, Q), groups of lanes and lanes of a group, of each bucket.
         stride: B * P * Q. Windows of one lane and bucket have numbers that differ by multiples.
@@ -100,10 +101,11 @@ class BucketOrder(SampleRows):
         parts: Sequence[Bucket],
         corpus: Corpus,
         buckets: Buckets,
+        global_batch_size: int,
         seed: int,
         remake: Callable[[Corpus], BucketOrder],
     ) -> None:
-        self.buckets, self.seed = buckets, seed
+        self.buckets, self.global_batch_size, self.seed = buckets, global_batch_size, seed
         self._corpus = corpus
         self._remake = remake  # with the same settings, for the samples before a takedown
         self._set_parts(parts)
@@ -111,7 +113,6 @@ class BucketOrder(SampleRows):
     def _set_parts(self, parts: Sequence[Bucket]) -> None:
         first = parts[0].order
         self.parts = tuple(parts)
-        self.global_batch_size = first.global_batch_size
         self.grid, self.drop_last = first.grid, first.drop_last
         self.stride = len(parts) * first.stride
         self.steps_per_epoch = sum(part.order.steps_per_epoch for part in parts)
@@ -144,7 +145,7 @@ class BucketOrder(SampleRows):
             ConfigError: impossible settings, or fewer samples than one step needs.
         """
         chosen = ChosenSettings.check(**settings)
-        rows = chosen.global_batch_size
+        rows = buckets.rows_of(chosen.global_batch_size)
         bare = replace(corpus, names=None, checksums=None)  # which take long to hash
         if corpus.selection is not None:
             selections = [corpus.selection & selection for selection in selections]
@@ -155,7 +156,7 @@ class BucketOrder(SampleRows):
             f"Buckets({buckets.column!r}): no sample is in a bucket: each is above the last edge, "
             f"{buckets.edges[-1]}, has no value (NULL) or is known to be bad",
         )
-        targets = buckets.joined(counts, [rows] * len(counts))
+        targets = buckets.joined(counts, rows)
         numbers = sorted({target for target, count in zip(targets, counts, strict=True) if count})
         members = {
             number: [m for m, of in enumerate(targets) if of == number and counts[m]]
@@ -170,7 +171,7 @@ class BucketOrder(SampleRows):
         planned = mixture_settings(
             shares,
             sizes,
-            rows,
+            math.gcd(*(rows[number] for number in numbers)),
             window_bytes=chosen.window_bytes,
             grid=chosen.grid,
             window=chosen.window,
@@ -180,7 +181,7 @@ class BucketOrder(SampleRows):
                 buckets.edges[number],
                 Order.from_corpus(
                     of_bucket,
-                    global_batch_size=rows,
+                    global_batch_size=rows[number],
                     seed=int(random_words(1, chosen.seed, "bucket", number)[0] >> np.uint64(1)),
                     grid=planned.grid,
                     window=max(1, round(planned.window * share / sum(shares))),
@@ -203,7 +204,7 @@ class BucketOrder(SampleRows):
             drop_last=drop_last,
             **settings,
         )
-        return cls(parts, corpus, buckets, chosen.seed, remake)
+        return cls(parts, corpus, buckets, chosen.global_batch_size, chosen.seed, remake)
 
     @classmethod
     def from_saved(
@@ -273,23 +274,27 @@ class BucketOrder(SampleRows):
         parts = [
             {
                 "edge": _plain(part.edge),
+                "rows": part.order.global_batch_size,
                 "num_samples": part.selection.num_chosen,
                 "digest": part.selection.digest,
                 **{key: identity[key] for key in kept},
             }
             for part, identity in zip(self.parts, of_parts, strict=True)
         ]
-        same = ("global_batch_size", "grid", "shuffle", "drop_last", "reshuffle")
+        same = ("grid", "shuffle", "drop_last", "reshuffle")
+        rows = self.buckets.rows
         return {
             "version": BUCKET_VERSION,
             **self._corpus.identity(),
             "seed": self.seed,
+            "global_batch_size": self.global_batch_size,
             **{key: value for key, value in of_parts[0].items() if key in same},
             "window": sum(identity["window"] for identity in of_parts),
             "buckets": {
                 "column": self.buckets.column,
                 "edges": [_plain(edge) for edge in self.buckets.edges],
                 "min_steps": self.buckets.min_steps,
+                **({} if rows is None else {"rows": [[edge, rows[edge]] for edge in rows]}),
                 "parts": parts,
             },
         }
@@ -330,6 +335,29 @@ class BucketOrder(SampleRows):
     def edge(self, epoch: int, step: int) -> Edge:
         """Return the edge of the bucket of a step."""
         return self.parts[self._locate(epoch, step)[0]].edge
+
+    def rows_of(self, epoch: int, step: int, rows: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows of a step that a rank delivers which has `rows` of G.
+
+        Example: G is 64, and a step has 16 rows. Then rows 32 to 47 of G stand for rows 8 to 11.
+        """
+        size = self.parts[self._locate(epoch, step)[0]].order.global_batch_size
+        start, stop = rows
+        return start * size // self.global_batch_size, -(-stop * size // self.global_batch_size)
+
+    def require_equal_shares(self, num_ranks: int, shares: Any) -> None:
+        """Raise a ConfigError where ranks would not have equal rows, and steps differ in rows."""
+        rows = sorted({part.order.global_batch_size for part in self.parts})
+        most = math.gcd(*rows)
+        are_equal = shares in (None, "balanced") or len(set(shares)) == 1
+        if rows == [self.global_batch_size] or (most % num_ranks == 0 and are_equal):
+            return
+        sizes = ", ".join(str(size) for size in range(1, most + 1) if most % size == 0)
+        raise ConfigError(
+            f"Buckets(rows=...): steps have {', '.join(map(str, rows))} rows, which {num_ranks} "
+            f"ranks do not share equally with rows_per_rank={shares!r}: run {sizes} ranks without "
+            "rows_per_rank, or give other rows"
+        )
 
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step. See `Order.refs`."""
@@ -396,6 +424,7 @@ def buckets_of(identity: Mapping[str, Any]) -> Buckets:
     try:
         saved = identity["buckets"]
         settings = {name: saved[name] for name in ("column", "edges", "min_steps")}
+        settings["rows"] = dict(saved["rows"]) if "rows" in saved else None
         return Buckets(settings.pop("column"), **settings)
     except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise StateError(f"not an order of buckets: {type(error).__name__}: {error}") from None

@@ -10,8 +10,8 @@ condition on a column, and the samples of a step are of one bucket (see ``bucket
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
-from dataclasses import KW_ONLY, dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from itertools import pairwise
 from typing import TypeAlias
 
@@ -27,6 +27,7 @@ MAX_BUCKETS = 255
 """Most edges. Each bucket has windows of its own."""
 
 _ADVICE = {
+    "rows": "give rows by upper edge, {30: 64, 8: 128}",
     "edges": "give rising numbers, [2, 4, 8], or for aspect pairs of (height, width), such as "
     "mm.aspect_edges(resolution=512)",
 }
@@ -48,6 +49,9 @@ class Buckets:
         column: A column of the dataset, as in conditions: ``aspect``, ``duration_s``,
             ``json.num_words``.
         edges: Upper edges that rise, or pairs of (height, width) in pixels for ``aspect``.
+        rows: Rows of a step by upper edge, such as ``{30: 64, 8: 128}``: a bucket has those of the
+            least edge that is not below its own. The largest of them is `global_batch_size` of the
+            pipeline, and the number of ranks divides each. None: all have `global_batch_size`.
         min_steps: A bucket that has fewer full steps an epoch is joined with another one: with the
             next larger one, the last with the one below it, and pictures with the nearest ratio.
 
@@ -67,6 +71,7 @@ class Buckets:
     column: NonEmptyStr
     _: KW_ONLY
     edges: tuple[float, ...] | tuple[tuple[PositiveInt, PositiveInt], ...]
+    rows: Mapping[float, PositiveInt] | None = field(default=None, hash=False)
     min_steps: PositiveInt = 4
 
     def __post_init__(self) -> None:
@@ -91,6 +96,34 @@ class Buckets:
                 + ("two of one ratio" if self.has_shapes else "edges must rise"),
             )
         object.__setattr__(self, "edges", tuple(edges))
+        if self.rows is not None:
+            require(
+                not self.has_shapes and bool(self.rows) and max(self.rows) >= _value(edges[-1]),
+                f"Buckets({self.column!r}, rows={dict(self.rows)}): give rows up to the last edge, "
+                f"{edges[-1]}; buckets of (height, width) have one area, and no rows",
+            )
+
+    def rows_of(self, global_batch_size: int) -> list[int]:
+        """Return the rows of a step of each bucket.
+
+        Raises:
+            ConfigError: `global_batch_size` is not the largest of `rows`.
+
+        Examples:
+            >>> buckets = mm.Buckets("duration_s", edges=[2, 4, 8], rows={2: 64, 8: 16})
+            >>> buckets.rows_of(64)
+            [64, 16, 16]
+        """
+        if self.rows is None:
+            return [global_batch_size] * len(self.edges)
+        keys = [min(key for key in self.rows if key >= _value(edge)) for edge in self.edges]
+        rows = [self.rows[key] for key in keys]
+        require(
+            max(rows) == global_batch_size,
+            f"global_batch_size {global_batch_size}: give {max(rows)}, the most rows of a step by "
+            f"Buckets({self.column!r}, rows={dict(self.rows)})",
+        )
+        return rows
 
     @property
     def has_shapes(self) -> bool:

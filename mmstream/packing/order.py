@@ -228,6 +228,10 @@ class PackOrder:
 
     # -- samples of steps and windows ----------------------------------------------------------
 
+    def rows_of(self, _epoch: int, _step: int, rows: tuple[int, int]) -> tuple[int, int]:
+        """Return the rows of a step that a rank delivers: the same of each step."""
+        return rows
+
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step, row by row. Padding rows have none. See `Order.refs`.
 

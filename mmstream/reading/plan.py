@@ -204,11 +204,12 @@ class RankPlan:
                 ranges += window.ranges
             spans.append((window, window.spans.get(clock, slice(0, 0))))
         valid = np.ones(numbers.size, dtype=np.bool_)
-        packed = PackedRows.of_step(self._order, epoch, step, self._rows)
+        rows = self._order.rows_of(epoch, step, self._rows)
+        packed = PackedRows.of_step(self._order, epoch, step, rows)
         if packed is not None:
             valid = packed.counts > 0
-        elif numbers.size and numbers[0] < 0:  # only the last, partial step has padding
-            valid = self._order.refs(epoch, step, self._rows).valid
+        elif numbers.size and numbers[0] < 0:  # only a partial step has padding
+            valid = self._order.refs(epoch, step, rows).valid
         self._steps[clock] = StepPlan(clock, spans, valid, packed)
         self.next_clock = clock + 1
         return ranges
@@ -225,6 +226,8 @@ class RankPlan:
         """Return what this rank reads of a window, from the first clock on."""
         window = self._order.window(epoch, number)
         first_row, end_of_rows = self._rows
+        if window.step.size:  # all steps of a window have as many rows
+            first_row, end_of_rows = self._order.rows_of(epoch, int(window.step[0]), self._rows)
         clock = window.step + epoch * self._order.steps_per_epoch
         is_wanted = (window.row >= first_row) & (window.row < end_of_rows)
         is_wanted &= clock >= self._first_clock
@@ -255,7 +258,7 @@ class RankPlan:
     def _numbers(self, clock: int) -> IntArray:
         """Return the number of the window of each row of this rank."""
         epoch, step = divmod(clock, self._order.steps_per_epoch)
-        return self._order.windows(epoch, step, self._rows)
+        return self._order.windows(epoch, step, self._order.rows_of(epoch, step, self._rows))
 
     def _plan_shard(self, window: PlannedWindow, shard: int, positions: IntArray) -> None:
         """Plan the samples of a shard, which come by rising index."""

@@ -26,6 +26,7 @@ from mmstream.reading.step import (
     PackedRows,
     RawStep,
     later_job,
+    rows_of_job,
 )
 from mmstream.storage.transfers import TransferCounts
 from mmstream.types import IntArray, SampleRef
@@ -183,7 +184,8 @@ class WindowReads:
             refs = refs_of(self._order, job)
             return self._fetcher.fetch(refs).take_all(0, len(refs))
         num_rows = self._order.global_batch_size
-        first_slot, end_slot = (job.step * num_rows + row for row in (job.start, job.stop))
+        rows = rows_of_job(self._order, job)
+        first_slot, end_slot = (job.step * num_rows + row for row in rows)
         outcomes: dict[int, Outcome] = {}
         for number in self._windows(job):
             slots, held = self._deliveries[number].result()
@@ -201,7 +203,7 @@ class WindowReads:
         """Return the numbers of the windows that the rows of a job are drawn from."""
         if job.step >= self._order.steps_per_epoch:
             return []
-        numbers = self._order.windows(job.epoch, job.step, (job.start, job.stop))
+        numbers = self._order.windows(job.epoch, job.step, rows_of_job(self._order, job))
         return sorted(set(numbers.tolist()))
 
     def _read_windows(self, job: Job) -> None:
@@ -213,7 +215,8 @@ class WindowReads:
     def _deliver(self, job: Job, number: int) -> Delivery:
         window = self._order.window(job.epoch, number)
         steps_later = window.step - job.step
-        is_wanted = (window.row >= job.start) & (window.row < job.stop)
+        start, stop = rows_of_job(self._order, job)  # of each step of the window
+        is_wanted = (window.row >= start) & (window.row < stop)
         is_wanted &= (steps_later >= 0) & (steps_later % job.stride == 0)
         steps, rows, shards, indexes = (column[is_wanted] for column in window)
         slots = steps * self._order.global_batch_size + rows
@@ -224,7 +227,7 @@ class WindowReads:
 
 def refs_of(order: AnyOrder, job: Job) -> IntArray:
     """Return the shard and the index of each sample of a job, int64 [n, 2]."""
-    shards, indexes, _ = order.refs(job.epoch, job.step, (job.start, job.stop))
+    shards, indexes, _ = order.refs(job.epoch, job.step, rows_of_job(order, job))
     return np.column_stack((shards, indexes))
 
 
@@ -233,6 +236,7 @@ def refs_of(order: AnyOrder, job: Job) -> IntArray:
 
 def raw_step(
     job: Job,
+    start: int,
     planned: list[SampleRef],
     samples: list[Outcome],
     valid: list[bool],
@@ -244,6 +248,7 @@ def raw_step(
 
     Args:
         job: the step.
+        start: its first row of this rank.
         planned: (shard, index) of each sample, as the order says.
         samples: one for each of them.
         valid: of each row; not used for packs, which know it themselves.
@@ -257,7 +262,7 @@ def raw_step(
     lineage = BatchLineage(
         job.epoch,
         job.step,
-        job.start,
+        start,
         planned,
         shown=planned,
         num_bytes=transfers.num_bytes + num_bytes,
@@ -319,13 +324,13 @@ class Reader:
             StorageError: storage failed after retries; this is never turned into a bad sample.
         """
         samples = self._reads.take(job)
-        rows = job.start, job.stop
+        rows = rows_of_job(self._order, job)
         shards, indexes, valid = (
             column.tolist() for column in self._order.refs(job.epoch, job.step, rows)
         )
         planned = list(zip(shards, indexes, strict=True))
         packed = PackedRows.of_step(self._order, job.epoch, job.step, rows)
-        return raw_step(job, planned, samples, valid, packed, self._fetcher)
+        return raw_step(job, rows[0], planned, samples, valid, packed, self._fetcher)
 
     def close(self) -> None:
         """Stop reading ahead."""
@@ -400,6 +405,7 @@ class StepReader:
         self._fetcher.count_wrong_reads(header.num_wrong_reads)
         return raw_step(
             job,
+            rows_of_job(self._order, job)[0],
             list(zip(header.shard.tolist(), header.index.tolist(), strict=True)),
             samples,
             header.valid.tolist(),

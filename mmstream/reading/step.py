@@ -17,7 +17,7 @@ Outcome: TypeAlias = Sample | SampleError | ShardError
 
 
 class Job(NamedTuple):
-    """One step for one process: rows [start, stop) of it."""
+    """One step for one process: rows [start, stop) of G."""
 
     epoch: int
     step: int
@@ -39,6 +39,11 @@ def later_job(job: Job, turns: int, steps_per_epoch: int) -> Job:
     """
     epochs, step = divmod(job.step + turns * job.stride, steps_per_epoch)
     return job._replace(epoch=job.epoch + epochs, step=step)
+
+
+def rows_of_job(order: AnyOrder, job: Job) -> tuple[int, int]:
+    """Return the rows of its step that a job delivers. Steps of some orders have fewer than G."""
+    return order.rows_of(job.epoch, job.step, (job.start, job.stop))
 
 
 @dataclass(frozen=True)

@@ -6,6 +6,7 @@ import json
 import pickle
 from collections import Counter
 from collections.abc import Sequence
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -34,10 +35,11 @@ def make_order(
     numbers: Sequence[int],
     min_steps: int = 1,
     bad: Any = (),
+    table: Any = None,
     **settings: Any,
 ) -> BucketOrder:
     corpus = Corpus(np.array(counts), bad=np.array(bad, dtype=int).reshape(-1, 2))
-    buckets = Buckets("duration_s", edges=EDGES, min_steps=min_steps)
+    buckets = Buckets("duration_s", edges=EDGES, min_steps=min_steps, rows=table)
     return BucketOrder.from_corpus(corpus, buckets, selections_of(counts, numbers), **settings)
 
 
@@ -47,6 +49,8 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
     size = sum(counts)
     numbers = data.draw(st.lists(st.integers(0, 4), min_size=size, max_size=size), "buckets")
     rows = data.draw(st.sampled_from([1, 2, 6]), "rows")
+    tables = [None, {16: 6}, {2: 6, 8: 3, 16: 3}, {16: 2, 4: 6}] if rows == 6 else [None]
+    table = data.draw(st.sampled_from(tables), "table")
     refs = [(shard, index) for shard, count in enumerate(counts) for index in range(count)]
     bucket_of = dict(zip(refs, numbers, strict=True))
     bad = data.draw(st.lists(st.sampled_from(refs), max_size=5), "bad") if refs else []
@@ -56,22 +60,28 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
         "seed": data.draw(st.integers(0, 3), "seed"),
         "drop_last": data.draw(st.booleans(), "drop_last"),
         "shuffle": data.draw(st.booleans(), "shuffle"),
-        "grid": data.draw(st.sampled_from([None, (1, rows), (2, 1)]), "grid"),
+        "grid": data.draw(st.sampled_from([None, (1, 1 if table else rows), (2, 1)]), "grid"),
         "window": data.draw(st.sampled_from([None, 1, 7]), "window"),
     }
     min_steps = data.draw(st.integers(1, 5), "min_steps")
     try:
-        order = make_order(counts, numbers, min_steps, bad, **settings)
+        order = make_order(counts, numbers, min_steps, bad, table, **settings)
     except mm.ConfigError:
         assert len(wanted) < (rows if settings["drop_last"] else 1)
         return
+    rows_of_edge = dict(zip(EDGES, order.buckets.rows_of(rows), strict=True))
+    num_ranks = np.gcd.reduce([*rows_of_edge.values()])
     part_of = {EDGES.index(of): part for part in order.parts for of in part.parts}
     for epoch in range(2):
         seen = []
         for step in range(order.steps_per_epoch):
             of_step = order.refs(epoch, step)
             planned = pairs(of_step)
-            ranks = [pairs(order.refs(epoch, step, (row, row + 1))) for row in range(rows)]
+            assert len(planned) == rows_of_edge[order.edge(epoch, step)]
+            shares = [rows * rank // num_ranks for rank in range(num_ranks + 1)]
+            of_ranks = [order.rows_of(epoch, step, share) for share in pairwise(shares)]
+            assert len({stop - start for start, stop in of_ranks}) == 1
+            ranks = [pairs(order.refs(epoch, step, of_rank)) for of_rank in of_ranks]
             assert [pair for rank in ranks for pair in rank] == planned
             valid = [
                 pair for pair, is_valid in zip(planned, of_step.valid, strict=True) if is_valid
@@ -90,7 +100,7 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
         left_out = wanted - set(seen)
         if settings["drop_last"]:
             of_parts = Counter(part_of[bucket_of[ref]].edge for ref in left_out)
-            assert all(number < rows for number in of_parts.values())
+            assert all(number < rows_of_edge[edge] for edge, number in of_parts.items())
         else:
             assert not left_out
 
@@ -170,6 +180,21 @@ def test_wrong_edges_are_refused(column: str, edges: Any, message: str) -> None:
         Buckets(column, edges=edges)
 
 
+@pytest.mark.parametrize(
+    ("edges", "rows", "message"),
+    [
+        ([2, 4], {3: 8}, "give rows up to the last edge, 4"),
+        ([2, 4], {}, "give rows up to the last edge"),
+        ([(2, 4)], {4: 8}, "have one area, and no rows"),
+        ([2, 4], {4: 0}, "rows"),
+        ([2, 4], [8], "give rows by upper edge"),
+    ],
+)
+def test_wrong_rows_are_refused(edges: Any, rows: Any, message: str) -> None:
+    with pytest.raises(mm.ConfigError, match=message):
+        Buckets("aspect", edges=edges, rows=rows)
+
+
 def test_a_dataset_without_a_step_is_refused() -> None:
     with pytest.raises(
         mm.ConfigError, match=r"no sample is in a bucket: each is above .* 16, has no"
@@ -183,7 +208,7 @@ def test_a_dataset_without_a_step_is_refused() -> None:
 
 def test_an_order_is_the_same_after_pickling_and_from_its_identity() -> None:
     counts, numbers = [70, 0, 90], [n % 5 for n in range(160)]
-    settings = {"global_batch_size": 4, "seed": 3, "drop_last": False}
+    settings = {"global_batch_size": 4, "seed": 3, "drop_last": False, "table": {4: 4, 16: 2}}
     order = make_order(counts, numbers, 4, window=8, grid=(1, 2), **settings)
     identity = json.loads(json.dumps(order.identity()))
     corpus, selections = Corpus(np.array(counts)), selections_of(counts, numbers)

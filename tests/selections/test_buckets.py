@@ -9,6 +9,7 @@ import shutil
 from collections import Counter
 from collections.abc import Callable
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +19,11 @@ import mmstream as mm
 from mmstream.cli import cli
 from mmstream.dataset import select as select_module
 from mmstream.dataset.removed import take_down
+from mmstream.pipeline import PipelineRunner
+from mmstream.reading.step import Job
 from mmstream.storage import open_store
+from tests.helpers.reader_thread import reader_thread
+from tests.helpers.stores import far
 from tests.helpers.topology import Step, assert_resumes_exactly, described, run
 
 ROWS = [
@@ -110,6 +115,75 @@ def test_resumes_are_exact(written: str) -> None:
             parts.append([described(batch) for batch in other])
         keys = [first.keys + second.keys for first, second in zip(*parts, strict=True)]
         assert keys == [of.keys for of in steps[step:]]
+
+
+ROWS_OF_EDGE = {2: 8, 5: 4, 9: 2}
+
+
+def with_rows(corpus: str, **settings: Any) -> mm.Pipeline:
+    batching = mm.Buckets("words", edges=EDGES, rows=ROWS_OF_EDGE, min_steps=2)
+    return pipeline(corpus, batching=batching, global_batch_size=8, drop_last=False, **settings)
+
+
+def test_steps_of_long_samples_have_fewer_rows(written: str) -> None:
+    whole = run(with_rows(written)).steps
+    counts = require_buckets(whole)
+    assert set(counts.values()) == {1}
+    assert len(counts) == 110
+    for step in whole:
+        assert len(step.keys) == ROWS_OF_EDGE[bucket_of(step.keys[0]) or 0]
+    assert run(with_rows(written), 2, 2).steps == whole
+    assert_resumes_exactly(lambda: mm.Loader(with_rows(written)))
+    with pytest.raises(mm.ConfigError, match=r"have 2, 4, 8 rows, which 4 ranks .* run 1, 2 ranks"):
+        mm.Loader(with_rows(written), world=mm.World(0, 4))
+    with pytest.raises(mm.ConfigError, match=r"rows_per_rank=\(6, 2\)"):
+        mm.Loader(with_rows(written), world=mm.World(0, 2), rows_per_rank=(6, 2))
+    with pytest.raises(mm.ConfigError, match="global_batch_size 4: give 8, the most rows"):
+        mm.Loader(pipeline(written, batching=with_rows(written).batching))
+    assert len(with_rows(written).take(20)) == 20
+
+
+def test_object_storage_gives_the_same_steps(written: str) -> None:
+    """A reader process plans ranges, and `as_webdataset` whole windows; both know rows of steps."""
+    of = with_rows(written, window=8)
+    whole = run(of).steps
+    for rank in range(2):
+        keys = []
+        with reader_thread(of) as reader:
+            (connection,) = reader.connections
+            reader.begin(0, 3, (4 * rank, 4 * rank + 4))
+            with closing(PipelineRunner(of, connection=connection)) as runner:
+                for step in range(3, len(whole)):
+                    job = Job(0, step, 4 * rank, 4 * rank + 4, iteration=reader.iteration)
+                    keys.append(described(runner.batch(job)).keys)
+        halves = [len(step.keys) // 2 for step in whole[3:]]
+        assert keys == [
+            step.keys[rank * half : (rank + 1) * half]
+            for step, half in zip(whole[3:], halves, strict=True)
+        ]
+    remote = replace(of, dataset=far(of.dataset))  # type: ignore[arg-type]
+    for world in (mm.World(0, 1), mm.World(1, 2)):
+        local = [sample["__key__"] for sample in of.as_webdataset(world=world)]
+        assert [sample["__key__"] for sample in remote.as_webdataset(world=world)] == local
+    with pytest.raises(mm.ConfigError, match="which 4 ranks do not share"):
+        next(iter(of.as_webdataset(world=mm.World(0, 4))))
+
+
+def test_a_row_that_nothing_fills_is_one_of_its_step(written: str) -> None:
+    """Rows of bad samples show another row of the step, which may have fewer rows than G."""
+
+    def only_some(sample: Any) -> Any:
+        if int(sample["__key__"]) % 3:
+            raise mm.SampleError("bad")
+        return sample
+
+    policy = mm.BadSamplePolicy(max_fraction=1, max_consecutive=10**6)
+    settings: dict[str, Any] = {"transforms": (only_some,), "bad_samples": policy}
+    whole = run(with_rows(written, **settings)).steps
+    for step in whole:
+        assert all(int(key) % 3 == 0 for key in step.keys)
+        assert len({bucket_of(key) for key in step.keys}) == 1
+    assert run(with_rows(written, **settings), 2).steps == whole
 
 
 @pytest.mark.slow
