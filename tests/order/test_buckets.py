@@ -93,6 +93,10 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
                 here = (window.step == step) & (window.row == row)
                 assert (window.shard[here][0], window.index[here][0]) == planned[row]
                 assert (np.diff(window.step) >= 0).all()
+            window = order.window(epoch, int(order.windows(epoch, step)[0]))
+            others = np.stack([window.shard, window.index], axis=1)[window.step != step].tolist()
+            near = order.substitute(epoch, step, 0, step % 8)
+            assert not others or list(near) in others
             substitute = order.substitute(epoch, step, 0, step % 16)
             assert part_of[bucket_of[substitute]].edge == order.edge(epoch, step)
             assert substitute in wanted
@@ -217,7 +221,7 @@ def test_an_order_is_the_same_after_pickling_and_from_its_identity() -> None:
         assert other.identity() == order.identity()
         for step in range(order.steps_per_epoch):
             assert pairs(other.refs(1, step)) == pairs(order.refs(1, step))
-    others = selections_of(counts, [0, *numbers[1:-1], 3])
+    others = selections_of(counts, [1, 0, *numbers[2:]])  # as many in each bucket
     with pytest.raises(mm.StateError, match="not those of the state, in buckets"):
         BucketOrder.from_saved(identity, corpus, order.buckets, others)
     for key in ("buckets", "seed", "global_batch_size"):

@@ -140,7 +140,11 @@ def test_steps_of_long_samples_have_fewer_rows(written: str) -> None:
         mm.Loader(with_rows(written), world=mm.World(0, 2), rows_per_rank=(6, 2))
     with pytest.raises(mm.ConfigError, match="global_batch_size 4: give 8, the most rows"):
         mm.Loader(pipeline(written, batching=with_rows(written).batching))
-    assert len(with_rows(written).take(20)) == 20
+    keys = [key for step in whole for key in step.keys]
+    for num_samples in (1, 20):
+        taken = [sample["__key__"] for sample in with_rows(written).take(num_samples)]
+        assert len(taken) == num_samples
+        assert taken[0] == keys[0]
 
 
 def test_object_storage_gives_the_same_steps(written: str) -> None:
@@ -155,7 +159,9 @@ def test_object_storage_gives_the_same_steps(written: str) -> None:
             with closing(PipelineRunner(of, connection=connection)) as runner:
                 for step in range(3, len(whole)):
                     job = Job(0, step, 4 * rank, 4 * rank + 4, iteration=reader.iteration)
-                    keys.append(described(runner.batch(job)).keys)
+                    batch = runner.batch(job)
+                    keys.append(described(batch).keys)
+                    assert batch["__lineage__"].start == rank * len(keys[-1])
         halves = [len(step.keys) // 2 for step in whole[3:]]
         assert keys == [
             step.keys[rank * half : (rank + 1) * half]
