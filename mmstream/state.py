@@ -21,7 +21,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
-from mmstream.order import AnyOrder, Order
+from mmstream.order import AnyOrder, BucketOrder, Order
 from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
@@ -121,16 +121,18 @@ def resume(
     return epoch, step, old_order
 
 
-def _before_growth(order: AnyOrder, state: Mapping[str, Any]) -> tuple[int, int, Order] | None:
+def _before_growth(
+    order: AnyOrder, state: Mapping[str, Any]
+) -> tuple[int, int, Order | BucketOrder] | None:
     """Return what `resume` does where a dataset has grown since. None: something else changed, too.
 
     A state of 3 shards goes on with a dataset of 4 if it fits a run of the first 3.
     """
     try:
         num_shards = state["order"]["num_shards"]
-        if not isinstance(order, Order) or type(num_shards) is not int:
+        if not isinstance(order, Order | BucketOrder) or type(num_shards) is not int:
             return None
-        earlier = order.of_first_shards(num_shards)
+        earlier: Order | BucketOrder = order.of_first_shards(num_shards)
         earlier = earlier.with_unset_from(state["order"], state["epoch"], state["step"])
         epoch, step = load_state(earlier, state)
     except (ConfigError, StateError, AttributeError, KeyError, TypeError, ValueError):

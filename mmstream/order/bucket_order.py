@@ -138,6 +138,7 @@ class BucketOrder(SampleRows):
             corpus: the dataset, with the selection of a view.
             buckets: their edges.
             selections: the stored samples of each bucket. Each sample is in one of them at most.
+                Shards behind those of the corpus are ignored.
             drop_last: False: each bucket has one more step with its left-over samples.
             settings: those of `Order.from_counts`. Windows are of all buckets together.
 
@@ -147,6 +148,7 @@ class BucketOrder(SampleRows):
         chosen = ChosenSettings.check(**settings)
         rows = buckets.rows_of(chosen.global_batch_size)
         bare = replace(corpus, names=None, checksums=None)  # which take long to hash
+        selections = [selection.first_shards(corpus.counts.size) for selection in selections]
         if corpus.selection is not None:
             selections = [corpus.selection & selection for selection in selections]
         corpora = [replace(bare, selection=selection) for selection in selections]
@@ -236,7 +238,6 @@ class BucketOrder(SampleRows):
                 keep_selection="selection" in saved,
             ).as_of(saved["bad"])
             require_same_shards(saved, corpus.identity())
-            selections = [chosen.first_shards(saved["num_shards"]) for chosen in selections]
             settings["reshuffle"] = reshuffle_of(identity)
             order = cls.from_corpus(corpus, buckets, selections, **settings)
             order = order.with_unset_from(identity, 0, 1)
@@ -323,6 +324,10 @@ class BucketOrder(SampleRows):
         order = copy(self)
         order._set_parts(parts)
         return order
+
+    def of_first_shards(self, num_shards: int) -> BucketOrder:
+        """Return the order that these settings give the first shards alone. See `Order`."""
+        return self._remake(self._corpus.first_shards(max(0, num_shards)))
 
     @property
     def range_samples(self) -> float:

@@ -21,6 +21,7 @@ from mmstream.dataset import select as select_module
 from mmstream.dataset.removed import take_down
 from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
+from mmstream.state import order_of_state
 from mmstream.storage import open_store
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.stores import far
@@ -333,10 +334,11 @@ def test_a_state_keeps_the_windows_of_its_epoch(written: str) -> None:
 def test_an_epoch_goes_on_where_shards_were_appended(written: str, tmp_path: Path) -> None:
     steps, states = states_of(pipeline(written))
     grown = write(str(tmp_path / "grown"), ROWS + [{"text": "more", "words": 3}] * 20)
-    with pytest.raises(mm.StateError, match="Shards were added"):
-        mm.Loader(pipeline(grown)).load_state_dict(states[1])
-    rest = rest_of(pipeline(grown), states[1], on_change="finish_epoch")
-    assert [(of.keys, of.planned) for of in rest] == [(of.keys, of.planned) for of in steps[2:]]
+    for settings in ({}, {"on_change": "finish_epoch"}):
+        rest = rest_of(pipeline(grown), states[1], **settings)
+        assert [(of.keys, of.planned) for of in rest] == [(of.keys, of.planned) for of in steps[2:]]
+    order = order_of_state(states[1], mm.open_dataset(grown))[0]
+    assert order.refs(0, 2).shard.tolist() == [shard for shard, _ in steps[2].planned]
 
 
 def test_an_epoch_goes_on_after_a_takedown(corpus: str) -> None:
