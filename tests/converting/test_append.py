@@ -247,6 +247,9 @@ def test_tars_of_others_are_refused(week, tmp_path):
     index_tars(str(tmp_path / "tars"))
     with pytest.raises(mm.ConfigError, match=r"no conversion wrote this dataset.*mixture"):
         convert(two, tmp_path / "tars", append=True)
+    mm.reshard(mm.open_dataset(out), str(tmp_path / "resharded"))
+    with pytest.raises(mm.ConfigError, match="no conversion wrote this dataset"):
+        convert(two, tmp_path / "resharded", append=True)
     with pytest.raises(mm.ConfigError, match=r"holds a\.tar, which is not of this dataset"):
         convert(two, out, append=True)
 
