@@ -79,7 +79,7 @@ def require_appendable(store: Store, plan: Mapping[str, Any]) -> Manifest:
             "was written in splits, give the same splits",
         ),
         (
-            "rows_total" not in manifest.source or "reshard" in manifest.source,
+            "rows_total" not in manifest.source,
             "no conversion wrote this dataset, so nothing can be appended; convert the rows into a "
             "folder of their own, and train on a mixture of both",
         ),
