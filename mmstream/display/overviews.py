@@ -246,6 +246,10 @@ def loader_html(loader: Any) -> str:
         ("waited for", f"{stats.wait_s:.1f} s; 99 % of batches {stats.wait_p99_s:.2f} s at most"),
         ("bad samples", bad or "none"),
     ]
+    last = state["order"].get("weights", [{}])[-1]
+    if last.get("live"):
+        shares = ", ".join(f"{share} {name}" for name, share in last["shares"].items())
+        rows.append(("weights", f"{shares}; set at step {last['step']:,} of the run"))
     if stats.num_documents:
         rows.append(("documents", _documents_text(stats)))
     if transfers.num_requests:

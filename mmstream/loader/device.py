@@ -12,7 +12,7 @@ over. The state therefore always says what the user's code has received.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from numbers import Real
@@ -55,6 +55,9 @@ class UndeliveredLoader(Protocol):
 
     def iter_undelivered(self) -> Iterator[Batch]:
         """Yield the batches of a ``for``. The state does not move."""
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of a mixture from the next batch on."""
 
     def mark_delivered(self, batch: Batch) -> None:
         """Move the state past a batch. Each yielded batch is marked once, in order.
@@ -177,6 +180,10 @@ class DeviceLoader:
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue where a state was saved; the next ``for`` starts there."""
         self.loader.load_state_dict(state)
+
+    def set_weights(self, weights: Mapping[str, float]) -> None:
+        """Set the weights of a mixture from the batch after the one that is fetched ahead."""
+        self.loader.set_weights(weights)
 
     def __iter__(self) -> Iterator[Batch]:
         batches = self.loader.iter_undelivered()

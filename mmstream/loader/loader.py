@@ -15,21 +15,34 @@ from typing import TYPE_CHECKING, Any
 from torch.utils.data import IterableDataset, get_worker_info
 
 from mmstream.batching.collate import plain_tensors
+from mmstream.dataset.mixture import Mixture
 from mmstream.decoding.bad_samples import Stats, count_samples
 from mmstream.errors import ConfigError
 from mmstream.loader.advice import log_advice
 from mmstream.loader.balance import Balance, balanced
 from mmstream.loader.batch_makers import BatchMakers
 from mmstream.loader.delivered import DeliveredCounts
-from mmstream.loader.settings import MultiprocessingContext, maker_settings, rank_settings
+from mmstream.loader.settings import (
+    MultiprocessingContext,
+    described,
+    maker_settings,
+    rank_settings,
+)
 from mmstream.loader.sharing import BatchChannel, Share, group_of_mesh
 from mmstream.loader.watchdog import StallLimits
 from mmstream.order import BucketOrder
+from mmstream.order.mixture.order import MixtureOrder
 from mmstream.pipeline import Pipeline
 from mmstream.processes.machine import cpu_seconds, pss_bytes
 from mmstream.ranks import RowsPerRank, World, check_consistency, resolve_world, rows_of_rank
 from mmstream.reading.step import BatchLineage, Job
-from mmstream.settings import NonNegativeInt, PositiveFloat, PositiveInt, checked
+from mmstream.settings import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    checked,
+)
 from mmstream.state import OnChange, make_state, position_after, resume, resume_hint
 from mmstream.types import Batch
 
@@ -170,6 +183,7 @@ class Loader(IterableDataset[Batch]):
         self._on_change = on_change
         self._current = pipeline  # another one while an epoch is finished as it was planned
         self._position = (0, 0)
+        self._handed_out = (0, 0)  # the step after the last batch, which may not be delivered yet
         self._is_midway = False  # after the first batch of a pass and before its last one
         self._has_left = False
         self._delivered = DeliveredCounts(self.stats, pipeline)
@@ -230,28 +244,35 @@ class Loader(IterableDataset[Batch]):
             log_advice(self._current, world, shares)
         self._iteration += 1
         iteration = self._iteration
-        epoch, step = self._position
-        first = Job(epoch, step, *rows)
-        batches = self._makers.batches(balance.pipeline, first, len(self), world)
+        self._handed_out = epoch, step = self._position
+        first, pipeline, stop = Job(epoch, step, *rows), self._current, len(self)
+        batches = self._makers.batches(balance.pipeline, first, stop, world)
         if self._channel is not None:
             batches = self._channel.shared(batches)
-        while True:
-            started = time.perf_counter()
-            try:
-                with plain_tensors():
-                    batch = next(batches, None)
-            except BaseException as error:
-                explanation = self._makers.explained(error, resume_hint(self._position[1]))
-                self.close()  # workers may hold half a step: the next iteration starts new ones
-                if explanation is None:
-                    raise
-                raise explanation from explanation.__cause__
-            self.stats.count_wait(time.perf_counter() - started)
-            if batch is None:
-                return
+        while (batch := self._next(batches)) is not None:
+            step += 1
+            self._handed_out = epoch, step
             yield batch
             if iteration != self._iteration:
                 raise ConfigError("this loader began anew or was closed: drop the old loop")
+            if self._current is not pipeline and step < stop:  # other weights from here on
+                pipeline = self._current
+                batches = self._makers.batches(pipeline, first._replace(step=step), stop, world)
+
+    def _next(self, batches: Iterator[Batch]) -> Batch | None:
+        """Return the next batch, or None at the end. After an error, nothing runs any more."""
+        started = time.perf_counter()
+        try:
+            with plain_tensors():
+                batch = next(batches, None)
+        except BaseException as error:
+            explanation = self._makers.explained(error, resume_hint(self._position[1]))
+            self.close()  # workers may hold half a step: the next iteration starts new ones
+            if explanation is None:
+                raise
+            raise explanation from explanation.__cause__
+        self.stats.count_wait(time.perf_counter() - started)
+        return batch
 
     @checked(late=True)
     def mark_delivered(self, batch: Batch) -> None:
@@ -344,7 +365,8 @@ class Loader(IterableDataset[Batch]):
     def state_dict(self) -> dict[str, Any]:
         """Return the state after the last delivered batch, in plain JSON types.
 
-        It has less than 1 KB, and about 230 bytes more per source of a mixture.
+        It has less than 1 KB, and about 230 bytes more per source of a mixture. Each `set_weights`
+        adds about 100.
         """
         return make_state(self._current.order, *self._position)
 
@@ -365,10 +387,68 @@ class Loader(IterableDataset[Batch]):
         """
         pipeline = self.pipeline
         epoch, step, order = resume(pipeline.dataset, pipeline.order, state, self._on_change)
-        self._position = epoch, step
+        self._position = self._handed_out = epoch, step
         self._current = pipeline if order is pipeline.order else pipeline.with_order(order)
         self._is_midway = False
         self._iteration += 1
+
+    @checked(late=True)
+    def set_weights(self, weights: Mapping[str, NonNegativeFloat]) -> None:
+        """Draw from the sources of a mixture by other weights, from the next batch on.
+
+        They replace those that the mixture declares from there on, are in the state, and hold until
+        the next call. All ranks call it after the same batch, with the same weights, and compare
+        both. A batch that `mm.to_device` has fetched ahead comes first. Workers and windows begin
+        anew, as after a resume (docs: mixtures).
+
+        Args:
+            weights: The weight of each source, relative to their sum. They are rounded to
+                thousandths of it, at least one. 0: nothing more of the source.
+
+        Raises:
+            ConfigError: On every rank, where a rank differs or does not come. Or the weights are
+                impossible, there were 1,000 changes before, or there is no mixture with
+                ``epoch_steps``. Then nothing changes.
+
+        Examples:
+            >>> mixture = mm.Mixture(
+            ...     {"a": (mm.open_dataset("captions/"), 1), "b": (mm.open_dataset("chats/"), 1)},
+            ...     epoch_steps=20,
+            ... )
+            >>> loader = mm.Loader(mm.Pipeline(mixture, global_batch_size=8))
+            >>> loader.set_weights({"a": 0.25, "b": 0.75})
+            >>> next(iter(loader))["__source__"].count("b")
+            6
+        """
+        source, order, steps = self.pipeline.dataset, self._current.order, len(self)
+        if not (isinstance(source, Mixture) and isinstance(order, MixtureOrder)):
+            raise ConfigError("set_weights: is for single samples of an mm.Mixture")
+        if not isinstance(source.epoch_steps, int):
+            raise ConfigError("set_weights: give the mixture epoch_steps=n in place of stop=")
+        if self._channel is not None:
+            raise ConfigError(
+                'set_weights: its ranks read by themselves; leave out share="broadcast"'
+            )
+        run_step = max(epoch * steps + step for epoch, step in (self._handed_out, self._position))
+        check_consistency(
+            {"step of the run": str(run_step), "weights": described(weights)},
+            resolve_world(self._world),
+            beginning="set_weights",
+            advice="every rank must call it after the same batch; for one rank alone pass "
+            "mm.Loader(world=mm.World(0, 1))",
+            num_same=self._num_same,
+        )
+        if weights.keys() != source.datasets.keys():
+            raise ConfigError(
+                f"set_weights: got weights of {sorted(map(str, weights))}, and the sources are "
+                f"{sorted(source.datasets)}: give each of them one, 0 for none"
+            )
+        try:
+            self._current = self._current.with_order(order.with_weights(run_step, weights))
+        except ConfigError as error:
+            raise ConfigError(f"set_weights: {error}") from None
+        if resolve_world(self._world).rank == 0:
+            logger.info("weights from step %d of the run: %s", run_step, dict(weights))
 
     def close(self) -> None:
         """End the workers. It may be called again; iterating again starts new workers."""

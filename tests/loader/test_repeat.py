@@ -115,6 +115,7 @@ def test_global_batches_are_the_same_on_any_ranks_and_workers(faulty, size):
     assert run(pipeline, size, num_workers=2).steps == one
 
 
+@pytest.mark.slow
 def test_a_resume_at_every_step_equals_the_rest(faulty):
     assert_resumes_exactly(lambda: mm.Loader(repeated(faulty, drop_last=False)))
 

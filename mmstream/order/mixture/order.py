@@ -11,9 +11,10 @@ counts from the start of the run, over all epochs of the mixture.
 
 from __future__ import annotations
 
-from bisect import bisect_left
-from collections.abc import Mapping, Sequence
+from bisect import bisect_left, bisect_right
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -60,17 +61,30 @@ class _Phase:
 
     start: int
     """Its first step."""
-    schedule: Schedule
+    shares: tuple[int, ...]
     begins: IntArray
     """[P*Q] position of the schedule at which each lane begins the phase."""
     positions_before: IntArray
     """[P*Q] positions of each lane before the phase."""
     draws_before: IntArray
     """[P*Q, S] draws of each lane from each source before the phase."""
+    errors: IntArray
+    """[P*Q, S] these draws less their due, in 2^-20 of a sample. The due of a lane begins where its
+    first schedule does, so lanes differ by less than one sample."""
+
+    @property
+    def schedule(self) -> Schedule:
+        """The schedule of the shares. A few are kept, since weights may change a thousand times."""
+        return _schedule(self.shares)
 
     def schedule_positions(self, lanes: IntArray | slice, positions: IntArray) -> IntArray:
         """Return the positions of the schedule that positions of lanes stand for."""
         return positions - self.positions_before[lanes] + self.begins[lanes]
+
+
+@lru_cache(64)
+def _schedule(shares: tuple[int, ...]) -> Schedule:
+    return Schedule.from_shares(shares)
 
 
 class Draws:
@@ -83,6 +97,10 @@ class Draws:
         seed: seed of the phases of lanes and of the rotations.
         rotate: whether the rows of a lane are rotated from step to step. Without it, a rank of few
             rows could see one source for ever, if shares and rows have a common period.
+        live: those of the steps in `shares` whose shares were set during the run. There each lane
+            begins where the schedule is about as far from its due as the lane is: the errors of
+            many changes would add else.
+        known: the first phases, where they were laid out before.
 
     Raises:
         ConfigError: weights change so often that lanes would drift apart.
@@ -107,39 +125,48 @@ class Draws:
         seed: int,
         *,
         rotate: bool,
+        live: Collection[int] = (),
+        known: Sequence[_Phase] = (),
     ) -> None:
         self.grid = grid
         self.rows_per_lane = global_batch_size // grid[1]
         self._seed = seed
         self._rotate = rotate
         self._rotation_blocks: dict[int, IntArray] = {}
-        self._phases: list[_Phase] = []
+        self.phases = list(known)
         num_lanes = grid[0] * grid[1]
         num_sources = len(next(iter(shares.values())))
         positions_before = np.zeros(num_lanes, np.int64)
-        draws_before = np.zeros((num_lanes, num_sources), np.int64)
-        for number, (start, phase_shares) in enumerate(sorted(shares.items())):
-            if self._phases:
+        draws_before = errors = np.zeros((num_lanes, num_sources), np.int64)
+        for number, (start, phase_shares) in enumerate(sorted(shares.items())[len(known) :]):
+            number += len(known)
+            if self.phases:
                 positions_before = self._positions_before(start)
                 draws_before = self.before(start)
-            schedule = Schedule.from_shares(phase_shares)
+                errors = self._errors(positions_before, draws_before)
+            schedule = _schedule(tuple(phase_shares))
             begins = np.zeros(num_lanes, np.int64)
-            if rotate:
+            if number and start in live:
+                begins = schedule.positions_like(errors)
+            elif rotate:
                 begins = lane_phases(schedule, grid, self.rows_per_lane, seed, number)
-            self._phases.append(_Phase(start, schedule, begins, positions_before, draws_before))
+            if not number:
+                errors = schedule.deviations[begins]
+            of_phase = start, tuple(phase_shares), begins
+            self.phases.append(_Phase(*of_phase, positions_before, draws_before, errors))
             drift = int((draws_before.max(axis=0) - draws_before.min(axis=0)).max())
             require(
                 drift <= MAX_DRIFT + 2 * self.rows_per_lane,
                 f"changes: at step {start} some lanes are {drift} draws ahead of others; change "
                 f"weights less often, at steps that {grid[0]} divides",
             )
-        self._starts = np.array([phase.start for phase in self._phases])
+        self._starts = np.array([phase.start for phase in self.phases])
 
     def of_step(self, step: int) -> tuple[IntArray, IntArray, IntArray]:
         """Return the source, the lane and the lane draw of each row of a step, int64 [G] each."""
         num_groups, lanes_per_group = self.grid
         round_, group = divmod(step, num_groups)
-        phase = self._phases[int(np.searchsorted(self._starts, step, side="right")) - 1]
+        phase = self.phases[int(np.searchsorted(self._starts, step, side="right")) - 1]
         lanes = np.repeat(np.arange(lanes_per_group) * num_groups + group, self.rows_per_lane)
         rows_in_lane = np.tile(np.arange(self.rows_per_lane), lanes_per_group)
         offsets = (rows_in_lane - self._rotations(np.asarray([step]))) % self.rows_per_lane
@@ -156,11 +183,11 @@ class Draws:
         This is the inverse of `of_step`. The step is NEVER for a draw that is never made.
         """
         positions = np.full_like(lane_draws, -1)
-        drawn_at_start = np.array([phase.draws_before[lane, source] for phase in self._phases])
+        drawn_at_start = np.array([phase.draws_before[lane, source] for phase in self.phases])
         phase_numbers = np.searchsorted(drawn_at_start, lane_draws, side="right") - 1
         for number in np.unique(phase_numbers):
-            phase = self._phases[number]
-            if phase.schedule.shares[source]:
+            phase = self.phases[number]
+            if phase.shares[source]:
                 in_phase = phase_numbers == number
                 begin = phase.begins[lane]
                 drawn_to_begin = phase.schedule.draws_before(source, begin)
@@ -176,7 +203,7 @@ class Draws:
 
     def before(self, step: int) -> IntArray:
         """Return int64 [P*Q, S]: draws of each lane from each source before a step."""
-        phase = [phase for phase in self._phases if phase.start <= step][-1]
+        phase = [phase for phase in self.phases if phase.start <= step][-1]
         positions = phase.schedule_positions(slice(None), self._positions_before(step))[:, None]
         sources = np.arange(phase.schedule.shares.size)
         drawn_to_here = phase.schedule.draws_before(sources, positions)
@@ -185,17 +212,26 @@ class Draws:
 
     def lanes_by_first_draw(self, source: int) -> IntArray:
         """Return int64 [P*Q]: the lanes in the order in which they first draw from a source."""
-        schedule, begins = next(
-            (phase.schedule, phase.begins)
-            for phase in self._phases
-            if phase.schedule.shares[source]
-        )
+        phases = [phase for phase in self.phases if phase.shares[source]]
+        if not phases:  # live weights took its weight before it began
+            return np.arange(self.grid[0] * self.grid[1])
+        schedule, begins = phases[0].schedule, phases[0].begins
         first_draws = schedule.draws_before(source, begins)
         positions = schedule.position_of(source, first_draws) - begins
         rounds, offsets = np.divmod(positions, self.rows_per_lane)
         lanes = np.arange(self.grid[0] * self.grid[1])
         steps = rounds * self.grid[0] + lanes % self.grid[0]
         return np.lexsort((lanes, offsets, steps))
+
+    def _errors(self, positions: IntArray, draws: IntArray) -> IntArray:
+        """Return int64 [P*Q, S]: the errors behind the last phase, in 2^-20 of a sample."""
+        phase = self.phases[-1]
+        period = sum(phase.shares)
+        due = (positions - phase.positions_before)[:, None] * np.array(phase.shares)
+        errors: IntArray = phase.errors + (
+            (((draws - phase.draws_before) * period - due) << 20) // period
+        )
+        return errors
 
     def _positions_before(self, step: int) -> IntArray:
         """Return int64 [P*Q]: positions of each lane before a step."""
@@ -270,14 +306,20 @@ class MixtureOrder(SampleRows):
 
     drop_last = True  # no step is partial
 
-    def __init__(self, recipe: Recipe) -> None:
+    def __init__(self, recipe: Recipe, known: Sequence[_Phase] = ()) -> None:
         self.recipe = recipe
         self.global_batch_size = recipe.global_batch_size
         self.repeat = recipe.repeat
         self.seed = recipe.seed
         self.grid = recipe.grid
         self._draws = Draws(
-            recipe.shares, recipe.global_batch_size, recipe.grid, recipe.seed, rotate=recipe.shuffle
+            recipe.shares,
+            recipe.global_batch_size,
+            recipe.grid,
+            recipe.seed,
+            rotate=recipe.shuffle,
+            live=recipe.live,
+            known=known,
         )
         self._sources = [
             Source.lay_out(
@@ -301,11 +343,12 @@ class MixtureOrder(SampleRows):
         self.stride = len(self._sources) * self._num_lanes
         self._windows: dict[tuple[int, int], Window] = {}
         self._steps: dict[int, _Step] = {}
+        self._earlier: dict[int, MixtureOrder] = {}
         self.steps_per_epoch = self._count_epoch_steps()
         self.num_samples = self.steps_per_epoch * self.global_batch_size
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_windows": {}, "_steps": {}}
+        return self.__dict__ | {"_windows": {}, "_steps": {}, "_earlier": {}}
 
     def identity(self) -> dict[str, Any]:
         """Return everything the order depends on, in plain JSON types. States contain it."""
@@ -323,14 +366,24 @@ class MixtureOrder(SampleRows):
     def with_unset_from(self, identity: Mapping[str, Any], epoch: int, step: int) -> MixtureOrder:
         """Return this order with the settings that nobody gave taken from a saved identity.
 
-        Sources have separate epochs, so that holds from the first step of a run on. See
-        `Order.with_unset_from`.
+        Sources have separate epochs, so that holds from the first step of a run on. Weights that
+        were set during the run are those of the state. See `Order.with_unset_from`.
         """
         run_step = epoch * int(identity["epoch_steps"]) + step
-        if not run_step or not self.recipe.unset:
-            return self
-        recipe = self.recipe.with_unset_from(identity)
+        recipe = self.recipe
+        if run_step and recipe.unset:
+            recipe = recipe.with_unset_from(identity)
+        recipe = recipe.with_live_of(identity)
         return self if recipe.identity() == self.recipe.identity() else MixtureOrder(recipe)
+
+    def with_weights(self, run_step: int, weights: Mapping[str, float]) -> MixtureOrder:
+        """Return this order with other weights from a step of the run on.
+
+        Raises:
+            ConfigError: impossible weights, or too many changes.
+        """
+        known = [phase for phase in self._draws.phases if phase.start < run_step]
+        return MixtureOrder(self.recipe.with_weights(run_step, weights), known)
 
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step, all of them valid. See `Order.refs`."""
@@ -388,7 +441,15 @@ class MixtureOrder(SampleRows):
         choose from the whole epoch of the source, and so do all attempts if the window has no other
         step. The arguments are those of `Order.substitute`.
         """
-        of_step = self._step(self._run_step(epoch, step))
+        run_step = self._run_step(epoch, step)
+        # A window reaches beyond a change, and steps before it were made when it was not known.
+        num_known = bisect_right(self.recipe.live, run_step)
+        if num_known < len(self.recipe.live):
+            recipe = self.recipe.with_live(num_known)
+            known = self._draws.phases[: len(recipe.shares)]
+            order = cached(self._earlier, num_known, 2, lambda: MixtureOrder(recipe, known))
+            return order.substitute(epoch, step, row, attempt)
+        of_step = self._step(run_step)
         word = int(random_words(1, self.seed, epoch, "substitute", step, row, attempt)[0])
         if attempt < NEAR_ATTEMPTS:
             window = self.window(epoch, int(of_step.window[row]))

@@ -6,13 +6,14 @@ can be rebuilt from a state and the same datasets.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, Literal, TypeAlias
 
 from mmstream.errors import ConfigError, StateError
 from mmstream.order.corpus import Corpus, content_of, differing_keys
-from mmstream.order.mixture.schedule import MAX_PERIOD, whole_shares
+from mmstream.order.mixture.schedule import MAX_PERIOD, live_shares, whole_shares
 from mmstream.order.mixture.source import SourceSettings
 from mmstream.order.settings import (
     MAX_ROWS,
@@ -31,6 +32,12 @@ from mmstream.order.settings import (
 
 MIXTURE_VERSIONS: Mapping[Reshuffle, int] = {"global": 1, "lanes": 2}
 """Part of every saved state; a change of any rule of the order must raise it. See `Order`'s."""
+
+LIVE_VERSION = 2
+"""Added to the version of a recipe whose weights were set during the run."""
+
+MAX_LIVE_CHANGES = 1000
+"""Most changes of weights during a run: each is a line of every later state."""
 
 MAX_LANES_OF_MIXTURE = 1 << 12
 """Most lanes of a grid, P * Q. The schedule of lanes takes memory for their square."""
@@ -61,6 +68,8 @@ class Recipe:
     shuffle: bool
     repeat: int = 1
     """Rows of a batch that each of G becomes. An identity counts those of the batch."""
+    live: tuple[int, ...] = ()
+    """Those of the steps in `shares` whose shares were set during the run, rising."""
     reshuffle: Reshuffle = "global"
     """With "lanes", each lane has the same samples in every epoch of a large source."""
     unset: tuple[str, ...] = ()
@@ -161,6 +170,7 @@ class Recipe:
             chosen.interleave or at_start.interleave,
             chosen.shuffle,
             chosen.repeat,
+            (),
             chosen.reshuffle,
             chosen.unset,
         )
@@ -204,6 +214,31 @@ class Recipe:
             )
         return replace(recipe, settings=settings)
 
+    def with_weights(self, run_step: int, weights: Mapping[str, float]) -> Recipe:
+        """Return this recipe with weights set during the run, in place of those from then on."""
+        live = (*self.live[: bisect_left(self.live, run_step)], run_step)
+        shares = {step: of_step for step, of_step in self.shares.items() if step < run_step}
+        require(
+            len(live) <= MAX_LIVE_CHANGES,
+            f"weights were set {MAX_LIVE_CHANGES:,} times in this run, the most that a state holds",
+        )
+        shares[run_step] = live_shares([weights[name] for name in self.corpora])
+        return replace(self, shares=shares, live=live)
+
+    def with_live(self, num_live: int) -> Recipe:
+        """Return this recipe with the first of its weights that were set during the run."""
+        later = self.live[num_live:]
+        shares = {step: of_step for step, of_step in self.shares.items() if step not in later}
+        return replace(self, shares=shares, live=self.live[:num_live])
+
+    def with_live_of(self, identity: Mapping[str, Any]) -> Recipe:
+        """Return this recipe with the weights that were set during the run of a saved identity."""
+        lines = _live_shares_of(identity, list(self.corpora))
+        if not lines:
+            return self
+        kept = {step: shares for step, shares in self.shares.items() if step < min(lines)}
+        return replace(self, shares=kept | lines, live=tuple(lines))
+
     @classmethod
     def from_identity(cls, identity: Mapping[str, Any], corpora: Mapping[str, Corpus]) -> Recipe:
         """Return the recipe of a saved state.
@@ -242,16 +277,16 @@ class Recipe:
             interleave = positive("interleave", identity["interleave"])
             shuffle = bool(identity["shuffle"])
             reshuffle = reshuffle_of(identity)
+            live = tuple(_live_shares_of(identity, names))
             require(min(shares) == 0, "no weights at step 0")
         except (KeyError, TypeError, IndexError, AttributeError, ValueError) as error:
             reason = (
                 str(error) if isinstance(error, ConfigError) else f"{type(error).__name__}: {error}"
             )
             raise StateError(f"not a mixture's order: {reason}") from None
-        if version != MIXTURE_VERSIONS[reshuffle]:
-            raise StateError(
-                f"mixture version {version}, this mmstream has {MIXTURE_VERSIONS[reshuffle]}"
-            )
+        known_version = MIXTURE_VERSIONS[reshuffle] + LIVE_VERSION * bool(live)
+        if version != known_version:
+            raise StateError(f"mixture version {version}, this mmstream has {known_version}")
         for source in sources:
             _require_same_source(source, contents[source["name"]], corpora)
         if names != list(corpora)[: len(names)]:  # shards are numbered in this order
@@ -270,6 +305,7 @@ class Recipe:
             interleave,
             shuffle,
             repeat,
+            live,
             reshuffle,
         )
 
@@ -290,11 +326,12 @@ class Recipe:
                 "shares": {
                     name: share for name, share in zip(self.corpora, shares, strict=True) if share
                 },
+                **({"live": True} if step in self.live else {}),
             }
             for step, shares in self.shares.items()
         ]
         return {
-            "version": MIXTURE_VERSIONS[self.reshuffle],
+            "version": MIXTURE_VERSIONS[self.reshuffle] + LIVE_VERSION * bool(self.live),
             "sources": sources,
             "weights": weights,
             "epoch_steps": self.epoch_steps,
@@ -325,6 +362,22 @@ def _shares_by_step(
         has_weight = any(phase_shares[number] for phase_shares in shares.values())
         require(has_weight, f"source {name!r} has weight 0 all the time: leave it out")
     return shares
+
+
+def _live_shares_of(identity: Mapping[str, Any], names: Sequence[str]) -> dict[int, list[int]]:
+    """Return the shares of an identity that were set during its run, by their steps, rising.
+
+    Raises:
+        ConfigError: there are too many, or shares that are none.
+        KeyError or TypeError: `identity` is malformed.
+    """
+    lines = {
+        integer("step", change["step"]): _checked_shares(change["shares"], names)
+        for change in identity["weights"]
+        if change.get("live")
+    }
+    require(len(lines) <= MAX_LIVE_CHANGES, f"weights were set {len(lines):,} times")
+    return dict(sorted(lines.items()))
 
 
 def _checked_shares(share_of_source: Mapping[str, Any], names: Sequence[str]) -> list[int]:

@@ -84,6 +84,21 @@ def whole_shares(weights: Sequence[float]) -> list[int]:
     return _reduced(shares)
 
 
+def live_shares(weights: Sequence[float]) -> list[int]:
+    """Return weights as whole numbers, rounded to thousandths of their sum: at least one, or 0.
+
+    So schedules of weights that change often are short. Errors are those of `whole_shares`.
+
+    Examples:
+        >>> live_shares([0.6, 0.399999, 1e-6, 0])
+        [600, 400, 1, 0]
+    """
+    fractions = [_fraction(weight) for weight in weights]
+    total = sum(fractions)
+    require(total > 0, f"weights {list(weights)}: at least one must be above 0")
+    return _reduced([max(1, round(1000 * part / total)) if part else 0 for part in fractions])
+
+
 def _fraction(weight: float) -> Fraction:
     try:
         valid = not isinstance(weight, bool | str) and math.isfinite(weight) and weight >= 0
@@ -141,6 +156,22 @@ class Schedule:
         np.cumsum(taken, axis=0, out=before[1:])
         positions = tuple(np.flatnonzero(taken[:, source]) for source in range(len(shares)))
         return cls(sources, before, positions)
+
+    @property
+    def deviations(self) -> IntArray:
+        """[D, S] draws of each source before each position less its due, in 2^-20 of a sample."""
+        due = np.arange(self.period)[:, None] * self.shares.astype(np.int64)
+        return ((self.before[:-1] * np.int64(self.period) - due) << 20) // self.period
+
+    def positions_like(self, deviations: IntArray) -> IntArray:
+        """Return int64 [L]: the position whose deviations are nearest to each lane's [L, S].
+
+        Fourth powers keep the largest difference small. Whole numbers, so that it is the same on
+        every machine.
+        """
+        own = self.deviations >> 10
+        nearest = [int((((own - lane) ** 4).sum(axis=1)).argmin()) for lane in deviations >> 10]
+        return np.array(nearest, dtype=np.int64)
 
     @property
     def period(self) -> int:
