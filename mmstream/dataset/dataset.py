@@ -287,6 +287,12 @@ class Dataset(Sequence[Sample]):
         )
 
     @cached_property
+    def shards_identity(self) -> dict[str, Any]:
+        """What an identity says of the shards, whatever is chosen of them or known to be bad."""
+        identity = self.corpus.identity()  # it hashes all names, which may be 100,000
+        return {key: identity[key] for key in ("corpus", "num_shards", "sizes", "sha256")}
+
+    @cached_property
     def removed(self) -> Mapping[SampleRef, str]:
         """{(shard, index): the reason} of the samples that were taken down."""
         return {

@@ -638,7 +638,7 @@ def store_selection(
         selection.num_chosen,
         int(dataset.counts.sum()),
         dataset.num_shards,
-        _corpus_identity(dataset.corpus),
+        dataset.shards_identity,
     )
     pointers = [] if text is None else [_where_name(dataset, text)]
     with write_lock(store, "select"):
@@ -702,15 +702,9 @@ def require_name(name: str) -> None:
 
 def _where_name(dataset: Any, text: str) -> str:
     """Return the name of the file that leads to the samples that fulfil a condition."""
-    identity = dataset.corpus.first_shards(dataset.num_shards, keep_selection=False).identity()
+    identity = dataset.shards_identity
     content = msgspec.json.encode([text, identity["corpus"], identity["sizes"]])
     return f"{PREFIX}where.{hashlib.sha256(content).hexdigest()[:32]}.json"
-
-
-def _corpus_identity(corpus: Corpus) -> dict[str, Any]:
-    """Return what must be the same where a selection is used again."""
-    identity = corpus.identity()
-    return {key: identity[key] for key in ("corpus", "num_shards", "sizes", "sha256")}
 
 
 def _read(store: Store, name: str) -> Record:
@@ -725,12 +719,12 @@ def _opened(dataset: Any, record: Record, url: str) -> Selection:
         ManifestError: It is of another corpus or an older one, missing or damaged.
     """
     num_shards = record.num_shards
-    difference = ""
+    difference, present = "", dataset.shards_identity
     if num_shards < dataset.num_shards:
         difference = "shards were appended since"
-    if num_shards > dataset.num_shards or differing_keys(
-        record.corpus, _corpus_identity(dataset.corpus.first_shards(num_shards))
-    ):
+        first = dataset.corpus.first_shards(num_shards).identity()
+        present = {key: first[key] for key in present}
+    if num_shards > dataset.num_shards or differing_keys(record.corpus, present):
         difference = "it is of another corpus"
     if difference:
         raise ManifestError(

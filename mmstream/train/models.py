@@ -27,6 +27,7 @@ from mmstream.decoding.decode import Decode
 from mmstream.decoding.stored import baked_content
 from mmstream.errors import ConfigError, escaped
 from mmstream.loader.device import Normalize
+from mmstream.order import Buckets
 from mmstream.pipeline import Pipeline
 from mmstream.train import clip, speech, vlm
 from mmstream.train.config import SMALL_MODELS, TrainConfig
@@ -195,9 +196,12 @@ def validation_pipeline(pipeline: Pipeline, data: Dataset | Mixture) -> Pipeline
     """Return the pipeline of the validation data: each sample once, in their order.
 
     A substitute would count a sample twice, so the row of a bad one is left out instead. There is
-    no plan of packs: the loss is the same with one sample a row.
+    no plan of packs: the loss is the same with one sample a row. Buckets leave samples out, so they
+    stay only where pictures take their size from them.
     """
-    policy = pipeline.bad_samples
+    policy, batching = pipeline.bad_samples, pipeline.batching
+    if isinstance(batching, Buckets) and not (pipeline.decode and pipeline.decode.needs_bucket):
+        batching = None
     action = "mask" if policy.action == "substitute" else policy.action
     folder = policy.quarantine and str(Path(policy.quarantine, "validation"))
     return replace(
@@ -206,6 +210,6 @@ def validation_pipeline(pipeline: Pipeline, data: Dataset | Mixture) -> Pipeline
         shuffle=False,
         drop_last=False,
         reshuffle=None,
-        batching=Flat() if isinstance(pipeline.batching, Pack) else pipeline.batching,
+        batching=Flat() if isinstance(batching, Pack) else batching,
         bad_samples=replace(policy, action=action, quarantine=folder),
     )

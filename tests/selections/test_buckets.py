@@ -23,6 +23,7 @@ from mmstream.pipeline import PipelineRunner
 from mmstream.reading.step import Job
 from mmstream.state import order_of_state
 from mmstream.storage import open_store
+from mmstream.train.models import validation_pipeline
 from tests.helpers.reader_thread import reader_thread
 from tests.helpers.stores import far
 from tests.helpers.topology import Step, assert_resumes_exactly, described, run
@@ -368,6 +369,11 @@ def test_replay_names_the_samples_of_a_state(
     assert rc == 0
     for shard, index in steps[3].planned:
         assert f"shard-{shard:06d}.tar[{index}]" in out
+
+
+def test_validation_shows_also_what_is_in_no_bucket(written: str) -> None:
+    of = validation_pipeline(pipeline(written), mm.open_dataset(written))
+    assert sum(sum(batch["__valid__"].tolist()) for batch in mm.Loader(of)) == 150
 
 
 def test_what_does_not_go_with_buckets_is_refused(written: str) -> None:
