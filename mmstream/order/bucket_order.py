@@ -151,29 +151,14 @@ class BucketOrder(SampleRows):
         selections = [selection.first_shards(corpus.counts.size) for selection in selections]
         if corpus.selection is not None:
             selections = [corpus.selection & selection for selection in selections]
-        corpora = [replace(bare, selection=selection) for selection in selections]
-        counts = [of_bucket.num_samples for of_bucket in corpora]
-        require(
-            any(counts),
-            f"Buckets({buckets.column!r}): no sample is in a bucket: each is above the last edge, "
-            f"{buckets.edges[-1]}, has no value (NULL) or is known to be bad",
-        )
-        targets = buckets.joined(counts, rows)
-        numbers = sorted({target for target, count in zip(targets, counts, strict=True) if count})
-        members = {
-            number: [m for m, of in enumerate(targets) if of == number and counts[m]]
-            for number in numbers
-        }
-        joined = [
-            replace(bare, selection=reduce(Selection.__or__, map(selections.__getitem__, those)))
-            for those in members.values()
-        ]
-        sizes = [(of_bucket.chosen_bytes, of_bucket.num_samples) for of_bucket in joined]
+        joined = _joined(bare, buckets, selections, rows)
+        corpora = [replace(bare, selection=selection) for _, selection in joined.values()]
+        sizes = [(of_bucket.chosen_bytes, of_bucket.num_samples) for of_bucket in corpora]
         shares = [num_samples for _, num_samples in sizes]
         planned = mixture_settings(
             shares,
             sizes,
-            math.gcd(*(rows[number] for number in numbers)),
+            math.gcd(*(rows[number] for number in joined)),
             window_bytes=chosen.window_bytes,
             grid=chosen.grid,
             window=chosen.window,
@@ -194,10 +179,12 @@ class BucketOrder(SampleRows):
                     drop_last=drop_last,
                     unset=chosen.unset,
                 ),
-                of_bucket.selection or Selection.of_all(of_bucket.counts),
-                tuple(buckets.edges[member] for member in members[number]),
+                selection,
+                edges,
             )
-            for number, of_bucket, share in zip(numbers, joined, shares, strict=True)
+            for (number, (edges, selection)), of_bucket, share in zip(
+                joined.items(), corpora, shares, strict=True
+            )
         ]
         remake = partial(
             cls.from_corpus,
@@ -414,6 +401,30 @@ class BucketOrder(SampleRows):
         by_key = np.argsort(np.concatenate(keys), kind="stable")
         buckets = np.repeat(np.arange(len(sizes), dtype=np.uint8), sizes)[by_key]
         return _Table(buckets, [np.flatnonzero(buckets == number) for number in range(len(sizes))])
+
+
+def _joined(
+    corpus: Corpus, buckets: Buckets, selections: Sequence[Selection], rows: Sequence[int]
+) -> dict[int, tuple[tuple[Edge, ...], Selection]]:
+    """Return the edges and samples of the buckets that are left, by their numbers.
+
+    Raises:
+        ConfigError: no bucket has a sample.
+    """
+    corpora = (replace(corpus, selection=selection) for selection in selections)
+    counts = [of_bucket.num_samples for of_bucket in corpora]
+    require(
+        any(counts),
+        f"Buckets({buckets.column!r}): no sample is in a bucket: each is above the last edge, "
+        f"{buckets.edges[-1]}, has no value (NULL) or is known to be bad",
+    )
+    targets = buckets.joined(counts, rows)
+    joined = {}
+    for target in sorted({targets[number] for number, count in enumerate(counts) if count}):
+        members = [n for n, count in enumerate(counts) if count and targets[n] == target]
+        chosen = reduce(Selection.__or__, (selections[number] for number in members))
+        joined[target] = tuple(buckets.edges[number] for number in members), chosen
+    return joined
 
 
 def buckets_of(identity: Mapping[str, Any]) -> Buckets:
