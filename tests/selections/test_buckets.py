@@ -255,6 +255,14 @@ def test_an_empty_bucket_is_stored_and_stays_an_error_of_where(
         mm.open_dataset(corpus).where("words <= -1")
 
 
+def test_a_selection_of_all_samples_is_stored(corpus: str, mmstream: Command) -> None:
+    rc, out, _ = mmstream("select", corpus, "--where", "key is not null", "--name", "all")
+    assert (rc, "150 of 150" in out) == (0, True)
+    assert len(mm.open_dataset(corpus).select("all")) == 150
+    assert mmstream("select", corpus, "--buckets", "words", "--edges", "20")[0] == 0
+    assert len(pipeline(corpus, [20]).order.parts) == 1  # type: ignore[attr-defined]
+
+
 def test_wrong_options_say_what_to_give(corpus: str, mmstream: Command) -> None:
     for words, message in (
         (["--buckets", "words"], "give --edges, or --resolution"),
