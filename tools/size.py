@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-PACKAGE_STATEMENTS = 38_200
-TEST_STATEMENTS = 37_600
+PACKAGE_STATEMENTS = 40_600
+TEST_STATEMENTS = 41_000
 
 OPTIONS = """
 import click
