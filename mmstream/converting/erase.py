@@ -21,7 +21,7 @@ import os
 import re
 import tarfile
 import tempfile
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -40,9 +40,11 @@ from mmstream.converting.report import (
     Reject,
     lines_of,
     read_report,
+    rejects_name,
+    rejects_of,
     report_name,
 )
-from mmstream.converting.sidecar import empty_rows
+from mmstream.converting.sidecar import are_of_erased, empty_rows
 from mmstream.dataset.columns import read_columns, sidecar_name
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.facts import empty_facts, facts_name
@@ -132,9 +134,15 @@ def require_erasable(dataset: Dataset, refs: Sequence[SampleRef]) -> None:
 
 
 def digests_of(dataset: Dataset, refs: Sequence[SampleRef]) -> dict[SampleRef, list[str]]:
-    """Return what `take_down` keeps of the keys of samples, and of the ids that sidecars have."""
+    """Return what `take_down` keeps of the keys of samples, and of the ids that sidecars have.
+
+    Where each caption is a sample, ``000000012-3``, it keeps the key of the row, too.
+    """
+    is_of_row = dataset.manifest.source.get("captions") == "each"
     digests = {
-        ref: [digest_of(key)]
+        ref: [digest_of(name) for name in dict.fromkeys((key, key.partition("-")[0]))]
+        if is_of_row
+        else [digest_of(key)]
         for ref, key in zip(refs, read_keys(dataset.shards, refs), strict=True)
         if key is not None
     }
@@ -178,10 +186,10 @@ def erase(dataset: Dataset) -> Iterator[ErasedShard]:
         for name in unfinished:
             shard, indexes = shards[name], sorted(file.erased[name])
             tars[name] = tar = _rewrite_tar(dataset, shard, indexes)
-            _rewrite_small_files(dataset, shard, tar, digests)
+            _rewrite_small_files(dataset, shard, tar)
             known = manifest.erased.get(name) or dataset.manifest.shards[shard].sha256
             yield ErasedShard(name, len(indexes), known or tar.before, tar.after)
-        _rewrite_reports(store, digests)
+        _rewrite_reports(store, digests, manifest.source.get("keys") != "kept")
         if store.exists(MANIFEST_NAME):
             _rewrite_manifest(store, manifest, tars)
         mark_erased(store, unfinished)
@@ -331,7 +339,7 @@ def _header(name: str, size: int, num_bytes: int) -> bytes:
 # -- the files beside it ---------------------------------------------------------------------------
 
 
-def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar, digests: Collection[str]) -> None:
+def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar) -> None:
     """Write the checksums, the facts, the sidecar and the report of a shard anew."""
     store, name = dataset.index_store, dataset.name_of(shard)
     columns = dataset.shards.indexes.columns(shard)
@@ -346,14 +354,14 @@ def _rewrite_small_files(dataset: Dataset, shard: int, tar: _Tar, digests: Colle
     if store.exists(facts_name(name)):
         _write(store, facts_name(name), empty_facts(dataset, shard, list(tar.keys), checksums))
     for folder in dict.fromkeys((store, dataset.store)):
-        _rewrite_sidecar(folder, name, tar.keys, digests)
+        _rewrite_sidecar(folder, name, tar.keys)
 
 
 def _rewrite_sidecar(
-    store: Store, shard: str, keys: Mapping[int, str], digests: Collection[str]
+    store: Store, shard: str, keys: Mapping[int, str], rejects: Collection[int] = ()
 ) -> None:
     """Write a sidecar anew, as `empty_rows` returns it, and what the shard's report says of it."""
-    sidecar = empty_rows(store, shard, keys, digests)
+    sidecar = empty_rows(store, shard, keys, rejects)
     if sidecar is None:
         return
     _write(store, sidecar_name(shard), sidecar)
@@ -364,46 +372,92 @@ def _rewrite_sidecar(
         _write(store, report_name(shard), msgspec.json.encode(report) + b"\n")
 
 
-def _rewrite_reports(store: Store, digests: Collection[str]) -> None:
-    """Empty the rejects of rows that became samples later, and leave out pairs of duplicates."""
-    reports = open_store(store.url_of(REPORTS))
-    shards = {f"{REPORTS}/{name}": name.removesuffix(_REJECTS) for name in reports.list()}
-    names = [name for name in shards if name.endswith(_REJECTS)]
-    for name in (*names, REJECTS_NAME, DUPLICATES_NAME):
-        url = store.url_of(name)
-        if store.exists(name) and any(_names(line, url, digests) for line in lines_of(store, name)):
-            if name in shards:  # first, as only the rejects tell that it has their rows
-                _rewrite_sidecar(store, f"{shards[name]}.tar", {}, digests)
-            with _create(store, name) as file:
-                for line in lines_of(store, name):
-                    if not _names(line, url, digests):
-                        file.write(line + b"\n")
-                    elif name != DUPLICATES_NAME:  # each row counts, and so do the bytes
-                        file.write(_EMPTY_REJECT.ljust(len(line)) + b"\n")
+def _rewrite_reports(store: Store, digests: Collection[str], have_row_keys: bool) -> None:
+    """Empty the rejects of rows that became samples later, and leave out pairs of duplicates.
+
+    The sidecars tell which these are. So they are written last.
+
+    Args:
+        store: Of the reports.
+        digests: What `digest_of` made of the keys and ids of erased samples.
+        have_row_keys: Samples have the keys of their rows, as rejects have. Those of tars have not.
+    """
+    emptied: dict[str, dict[int, str]] = {}
+    for name in open_store(store.url_of(REPORTS)).list():
+        if name.endswith(_REJECTS):
+            shard = f"{name.removesuffix(_REJECTS)}.tar"
+            rejects, are_erased = rejects_of(store, shard), are_of_erased(store, shard, digests)
+            if are_erased is None or len(are_erased) != len(rejects):
+                are_erased = [have_row_keys and digest_of(each.key) in digests for each in rejects]
+            keys = {  # empty ones, too: a call that was killed may have got so far
+                number: each.key
+                for number, each in enumerate(rejects)
+                if are_erased[number] or each == _NO_REJECT
+            }
+            if keys:
+                emptied[shard] = keys
+    all_keys = {key for keys in emptied.values() for key in keys.values()} - {""}
+
+    def is_erased(reject: Mapping[str, Any]) -> bool:
+        key = reject.get("key", "")
+        return key in all_keys or (have_row_keys and digest_of(key) in digests)
+
+    def is_of_pair(pair: Mapping[str, Any]) -> bool:
+        keys = pair.get("key", ""), pair.get("first", {}).get("key", "")
+        return any(digest_of(key) in digests for key in keys)
+
+    _leave_out(store, REJECTS_NAME, is_erased, are_kept=True)
+    _leave_out(store, DUPLICATES_NAME, is_of_pair, are_kept=False)
     report = read_report(store)
     kinds = () if report is None else report.reject_kinds
-    if report is not None and any(digest_of(kind.example.key) in digests for kind in kinds):
-        emptied = tuple(
-            replace(kind, example=Reject("", 0, ""))
-            if digest_of(kind.example.key) in digests
-            else kind
+    if report is not None and any(is_erased({"key": kind.example.key}) for kind in kinds):
+        emptied_kinds = tuple(
+            replace(kind, example=_NO_REJECT) if is_erased({"key": kind.example.key}) else kind
             for kind in kinds
         )
-        _write(store, REPORT_NAME, json_lines(replace(report, reject_kinds=emptied)))
+        _write(store, REPORT_NAME, json_lines(replace(report, reject_kinds=emptied_kinds)))
+    for shard, keys in emptied.items():
+        lines = list(lines_of(store, rejects_name(shard)))
+        for number in keys:
+            lines[number] = _EMPTY_REJECT.ljust(len(lines[number]))
+        _write(store, rejects_name(shard), b"".join(line + b"\n" for line in lines))
+        _rewrite_sidecar(store, shard, {}, keys)
 
 
 _REJECTS = ".rejects.jsonl"
-_EMPTY_REJECT = msgspec.json.encode(Reject("", 0, ""))
+_NO_REJECT = Reject("", 0, "")
+_EMPTY_REJECT = msgspec.json.encode(_NO_REJECT)
 
 
-def _names(line: bytes, url: str, digests: Collection[str]) -> bool:
-    """Tell whether a reject, or a pair of duplicates, has the key of an erased sample."""
-    try:
-        value = msgspec.json.decode(line, type=dict[str, Any])
-    except msgspec.MsgspecError as error:
-        raise ManifestError(f"{url}: {error}; remove this line, and run this again") from None
-    keys = value.get("key", ""), value.get("first", {}).get("key", "")
-    return any(digest_of(key) in digests for key in keys)
+def _leave_out(
+    store: Store, name: str, is_erased: Callable[[dict[str, Any]], bool], *, are_kept: bool
+) -> None:
+    """Write a file of JSON lines anew without those of erased samples, if it has some.
+
+    Args:
+        store: Holds the file.
+        name: Of the file.
+        is_erased: Tells this of a line.
+        are_kept: They stay as empty rejects of their lengths: each row counts, and so do the bytes.
+    """
+    if not store.exists(name) or not any(map(is_erased, _values(store, name))):
+        return
+    with _create(store, name) as file:
+        for line, value in zip(lines_of(store, name), _values(store, name), strict=True):
+            if not is_erased(value):
+                file.write(line + b"\n")
+            elif are_kept:
+                file.write(_EMPTY_REJECT.ljust(len(line)) + b"\n")
+
+
+def _values(store: Store, name: str) -> Iterator[dict[str, Any]]:
+    for line in lines_of(store, name):
+        try:
+            yield msgspec.json.decode(line, type=dict[str, Any])
+        except msgspec.MsgspecError as error:
+            raise ManifestError(
+                f"{store.url_of(name)}: {error}; remove this line, and run this again"
+            ) from None
 
 
 def _rewrite_manifest(store: Store, manifest: Manifest, tars: Mapping[str, _Tar]) -> None:

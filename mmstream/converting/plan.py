@@ -361,7 +361,8 @@ def rounds(store: Store, source: Mapping[str, Any]) -> Iterator[dict[str, IntArr
     """
     first, count = 0, num_shards(source)
     for next_count in source.get(RETRIED_SHARDS, []):
-        rows = _rejected_rows(store, range(first, first + count), source)
+        # Where an erased one was, any row gives a shard with other bytes, which is refused.
+        rows = np.maximum(_rejected_rows(store, range(first, first + count), source), 0)
         first, count = first + count, next_count
         yield _cut(rows, first, count, source)
 
@@ -426,6 +427,7 @@ def next_round(store: Store, source: Mapping[str, Any]) -> dict[str, IntArray]:
     """Return {name of a shard: 0-based rows} of the next retry. Arguments as `rounds`."""
     counts = [num_shards(source), *source.get(RETRIED_SHARDS, [])]
     rows = _rejected_rows(store, range(sum(counts[:-1]), sum(counts)), source)
+    rows = rows[rows >= 0]
     count = -(-len(rows) // source["samples_per_shard"])
     return _cut(rows, sum(counts), count, source)
 
@@ -442,17 +444,19 @@ def _cut(rows: IntArray, first: int, count: int, source: Mapping[str, Any]) -> d
 
 
 def _rejected_rows(store: Store, shards: range, source: Mapping[str, Any]) -> IntArray:
-    """Return int64 [n]: the 0-based rows that some shards rejected, in the order of the shards."""
+    """Return int64 [n]: the 0-based rows that some shards rejected, in the order of the shards.
+
+    -1: it was erased, and so is the sample that a retry made of it, or one of its id.
+    """
     present = open_store(store.url_of(REPORTS)).list()
     names = [shard_name(i) for i in shards if Path(rejects_name(shard_name(i))).name in present]
     rows: list[int] = []
     try:
         for rejects in map_requests(store, partial(rejects_of, store), names):
-            # One without a key was erased, and so is the sample that a retry made of its row.
-            rows += [int(reject.key or 1) - 1 for reject in rejects]
+            rows += [int(reject.key or 0) - 1 for reject in rejects]
     except (ManifestError, ValueError) as error:
         raise ManifestError(f"{store.url_of(REPORTS)}: {error}; {_CURE}") from None
-    if rows and not 0 <= min(rows) <= max(rows) < source["rows_total"]:
+    if rows and not -1 <= min(rows) <= max(rows) < source["rows_total"]:
         raise ManifestError(
             f"{store.url_of(REPORTS)}: names rows that the plan does not have; {_CURE}"
         )

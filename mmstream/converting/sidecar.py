@@ -467,7 +467,7 @@ def _old_rows(
 
 
 def empty_rows(
-    store: Store, shard: str, keys: Mapping[int, str], digests: Collection[str]
+    store: Store, shard: str, keys: Mapping[int, str], rejects: Collection[int] = ()
 ) -> bytes | None:
     """Return a sidecar in which the rows of erased samples say nothing, as bytes of the file.
 
@@ -475,7 +475,7 @@ def empty_rows(
         store: Holds the sidecar.
         shard: Name of the shard.
         keys: The new keys of erased samples, by their indexes.
-        digests: Of the keys of erased samples. Rejects of these keys say nothing either.
+        rejects: Positions among its rejects of those that say nothing either.
 
     Returns:
         None where there is none, or a table of another program.
@@ -484,18 +484,14 @@ def empty_rows(
         ShardError: It is damaged.
         StorageError: The storage failed after retries.
     """
-    try:
-        table = open_sidecar(store, shard).read(use_threads=False)
-    except FileNotFoundError:
+    table = _own_table(store, shard)
+    if table is None:
         return None
-    except (pa.ArrowException, ValueError) as error:
-        raise ShardError(f"{store.url_of(sidecar_name(shard))}: damaged ({error})") from None
-    if not is_sidecar(table.column_names):
-        return None
-    rows = table.to_pylist()
+    rows, position = table.to_pylist(), -1
     for number, row in enumerate(rows):
-        index, key = row["index"], row["key"]
-        if index in keys or (index is None and digest_of(key) in digests):
+        index = row["index"]
+        position += index is None
+        if index in keys or (index is None and position in rejects):
             status, key = (row["status"], "") if index is None else ("erased", keys[index])
             kept = {"shard": shard, "index": index, "split": row.get("split")}
             rows[number] = {**kept, "key": key, "status": status, "file": "", "row": 0}
@@ -509,6 +505,39 @@ def empty_rows(
         version="2.6",
     )
     return buffer.getvalue()
+
+
+def are_of_erased(store: Store, shard: str, digests: Collection[str]) -> list[bool] | None:
+    """Return of each reject of a sidecar whether it has the key or the id of an erased sample.
+
+    None: there is no sidecar. Errors are those of `empty_rows`.
+
+    Args:
+        store: Holds the sidecar.
+        shard: Name of the shard.
+        digests: What `digest_of` made of the keys and ids of erased samples.
+    """
+    table = _own_table(store, shard, ["key", "id", "index"])
+    if table is None:
+        return None
+    return [
+        digest_of(row["key"]) in digests or digest_of(row.get("id") or "", "id") in digests
+        for row in table.to_pylist()
+        if row["index"] is None
+    ]
+
+
+def _own_table(store: Store, shard: str, columns: list[str] | None = None) -> pa.Table | None:
+    """Return a sidecar, or some columns. None: there is none, or a table of another program."""
+    try:
+        file = open_sidecar(store, shard)
+        if is_sidecar(file.schema_arrow.names):
+            return file.read(columns, use_threads=False)
+    except FileNotFoundError:
+        pass
+    except (pa.ArrowException, ValueError) as error:
+        raise ShardError(f"{store.url_of(sidecar_name(shard))}: damaged ({error})") from None
+    return None
 
 
 def _with_facts(medium: Media, old_media: Mapping[bytes, Mapping[str, Any]]) -> Media:

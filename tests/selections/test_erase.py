@@ -505,3 +505,78 @@ def test_indexing_again_keeps_what_states_know_of_an_erased_tar(tmp_path: Path) 
     assert new.shards[:2] == old.shards
     assert list(new.erased) == ["shard-000000.tar"]
     assert list(verify(mm.open_dataset(folder), progress=False)) == []
+
+
+def files_with(folder: Path, needle: bytes) -> list[str]:
+    return [path.name for path in folder.rglob("*") if path.is_file() and needle in texts_of(path)]
+
+
+def write_people(folder: Path, *, without: int | None = None, **texts: Any) -> Path:
+    """Write four rows of people and their pictures, all but one."""
+    files = {f"photo-{i}.jpg": jpeg(i, (40, 30)) for i in range(4) if i != without}
+    write_files(folder, files)
+    rows = [{"id": f"person-{i}", "image": f"photo-{i}.jpg", **texts} for i in range(4)]
+    return write_rows(folder / "rows.jsonl", rows)
+
+
+@pytest.mark.parametrize("again", ["retry_rejects", "append"])
+@pytest.mark.parametrize("captions", ["all", "each"])
+def test_what_was_rejected_of_a_row_before_goes_with_its_samples(
+    tmp_path: Path, again: str, captions: Any
+) -> None:
+    out, reading = tmp_path / "out", mm.RowReading(captions=captions)
+    rows = write_people(tmp_path, without=2, captions=["a", "b"])
+    run(rows, out, samples_per_shard=4, reading=reading)
+    write_people(tmp_path, captions=["a", "b"])
+    run(rows, out, samples_per_shard=4, reading=reading, **{again: True})
+    num_rejects, num_known = len(read_lines(out / "rejects.jsonl")), {"append": 3}.get(again, 0)
+    assert files_with(out, b"person-2'")
+    erase_keys(out, ["person-2"], by_id=True)
+    assert not files_with(out, b"person-2'")
+    assert not files_with(out, b"photo-2")
+    assert len(read_lines(out / "rejects.jsonl")) == num_rejects
+    assert num_rejects == num_known + (again == "append")
+    assert not [*verify(mm.open_dataset(out))]
+
+
+def read_lines(path: Path) -> list[Any]:
+    return [json.loads(line) for line in path.read_bytes().splitlines()]
+
+
+def test_no_caption_of_an_erased_row_comes_back(tmp_path: Path) -> None:
+    write_files(tmp_path, {f"{i}.jpg": jpeg(i, (40, 30)) for i in range(3)})
+    rows = [{"image": f"{i}.jpg", "captions": [f"a{i}", f"b{i}"]} for i in range(3)]
+    path, reading = write_rows(tmp_path / "rows.jsonl", rows), mm.RowReading(captions="each")
+    run(path, tmp_path / "out", samples_per_shard=4, reading=reading)
+    erase_keys(tmp_path / "out", ["000000002-0", "000000002-1"])
+    report = run(path, tmp_path / "out", samples_per_shard=4, reading=reading, append=True)
+    assert (report.num_samples, report.num_rejects) == (0, 3)
+
+
+def test_rejects_of_tars_are_not_taken_for_samples_whose_keys_are_their_numbers(
+    tmp_path: Path,
+) -> None:
+    tar, out = tmp_path / "in.tar", tmp_path / "out"
+    pictures = {"000000001": jpeg(0), "000000003": jpeg(1), "000000002": b"\xff\xd8broken"}
+    tar.write_bytes(make_tar([(f"{key}.jpg", data) for key, data in pictures.items()]))
+    options = {"samples_per_shard": 4, "media": mm.MediaOptions(max_image_side=20)}
+    run(tar, out, **options)
+    rejects = read_lines(out / "rejects.jsonl")
+    assert [reject["key"] for reject in rejects] == ["000000003"]  # the number of its row
+    erase_keys(out, ["000000003"])
+    assert read_lines(out / "rejects.jsonl") == rejects
+    run(tar, out, **options, retry_rejects=True)
+    assert [sample["__key__"] for sample in mm.open_dataset(out)] == ["000000001"]
+
+
+def test_no_retry_takes_another_row_for_a_reject_that_was_emptied(tmp_path: Path) -> None:
+    rows, out = write_people(tmp_path, text="a"), tmp_path / "out"
+    same = {"id": "person-2", "image": "missing.jpg"}
+    rows = write_rows(tmp_path / "rows.jsonl", [*read_lines(rows), same])
+    run(rows, out, samples_per_shard=5)
+    erase_keys(out, ["000000003"])
+    assert read_lines(out / "rejects.jsonl") == [{"file": "", "row": 0, "reason": ""}]
+    write_files(tmp_path, {"missing.jpg": jpeg(5)})
+    run(rows, out, samples_per_shard=5, retry_rejects=True)
+    keys = [sample["__key__"] for sample in mm.open_dataset(out)]
+    assert keys == ["000000001", "000000002", "000000004"]
