@@ -324,6 +324,9 @@ def _samples(
             left_out = isinstance(draft, LeftOutError)
             rejects.add(Reject(row.file, row.number, str(draft), key, left_out))
             if sidecar is not None:
+                if left_out and job.append is not None:
+                    # The dataset has this row. Once its sample is erased, no id may be left here.
+                    row = msgspec.structs.replace(row, value=None)
                 own_key = row.value.key if isinstance(row.value, StoredSample) else key
                 sidecar.add_reject(row, own_key, str(draft))
             continue

@@ -553,6 +553,26 @@ def test_no_caption_of_an_erased_row_comes_back(tmp_path: Path) -> None:
     assert (report.num_samples, report.num_rejects) == (0, 3)
 
 
+@pytest.mark.parametrize("is_erased_first", [False, True])
+def test_an_append_keeps_no_id_of_rows_that_are_there(
+    tmp_path: Path, is_erased_first: bool
+) -> None:
+    rows, out = write_people(tmp_path, text="a"), tmp_path / "out"
+    run(rows, out, samples_per_shard=4)
+    more = write_rows(
+        tmp_path / "more.jsonl", [*read_lines(rows), {"id": "new", "image": "photo-3.jpg"}]
+    )
+    steps = [
+        lambda: run(more, out, samples_per_shard=4, append=True),
+        lambda: erase_keys(out, ["000000003"]),
+    ]
+    for step in reversed(steps) if is_erased_first else steps:
+        step()
+    assert len(mm.open_dataset(out)) == 5
+    assert not files_with(out, b"person-2'")
+    assert files_with(out, b"'new'")
+
+
 def test_rejects_of_tars_are_not_taken_for_samples_whose_keys_are_their_numbers(
     tmp_path: Path,
 ) -> None:
