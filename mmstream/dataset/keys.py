@@ -178,7 +178,7 @@ def _find_between(
         seen = [
             (probe, name)
             for probe, name in zip(probes.tolist(), keys, strict=True)
-            if name is not None
+            if name is not None and not name.startswith("erased-")
         ]
         rows = [_row_of(name) for _, name in seen]
         if not rows or None in rows:  # no header can be read, or not a conversion's key
