@@ -50,7 +50,8 @@ logger = logging.getLogger(__name__)
 MAX_ROWS_PER_SAMPLE = 100
 """Most rows of a shard, times `samples_per_shard`: a worker has the reason of each known one."""
 
-ROWS_AT_ONCE = 1 << 12
+ROWS_AT_ONCE = 1 << 20
+"""Rows that are selected together. A row group of Parquet is begun anew for each selection."""
 
 _IS_THERE = "is in the dataset already, by its {}"
 _TAKEN_DOWN = "was taken down from the dataset ({}), by its {}"
