@@ -102,6 +102,7 @@ class Buckets:
                 f"Buckets({self.column!r}, rows={dict(self.rows)}): give rows up to the last edge, "
                 f"{edges[-1]}; buckets of (height, width) have one area, and no rows",
             )
+            object.__setattr__(self, "rows", dict(sorted(self.rows.items())))  # states have them
 
     def rows_of(self, global_batch_size: int) -> list[int]:
         """Return the rows of a step of each bucket.

@@ -199,6 +199,15 @@ def test_wrong_rows_are_refused(edges: Any, rows: Any, message: str) -> None:
         Buckets("aspect", edges=edges, rows=rows)
 
 
+def test_rows_are_the_same_in_any_order() -> None:
+    tables = [{2: 6, 8: 3, 16: 3}, {16: 3, 8: 3, 2: 6}]
+    orders = [
+        make_order([40], [0] * 20 + [2] * 20, table=table, global_batch_size=6) for table in tables
+    ]
+    first, second = (json.dumps(order.identity()) for order in orders)
+    assert first == second
+
+
 def test_a_dataset_without_a_step_is_refused() -> None:
     with pytest.raises(
         mm.ConfigError, match=r"no sample is in a bucket: each is above .* 16, has no"
