@@ -40,7 +40,14 @@ from mmstream.decoding.sample_rng import is_user_function, kept_generators, seed
 from mmstream.decoding.step import DecodedStep, DecodeStage, PlannedStep
 from mmstream.decoding.text.decoder import TextDecoder
 from mmstream.display.sample_dict import SampleDict
-from mmstream.errors import ChecksumError, ConfigError, SampleError, ShardError, TakenDownError
+from mmstream.errors import (
+    ChecksumError,
+    ConfigError,
+    SampleError,
+    ShardError,
+    StateError,
+    TakenDownError,
+)
 from mmstream.order import AnyOrder, BucketOrder, Buckets
 from mmstream.order.buckets import Edge
 from mmstream.order.settings import reshuffle_of
@@ -227,7 +234,16 @@ class Pipeline:
         return self.batching if isinstance(self.batching, Flat) else None
 
     def with_order(self, order: AnyOrder) -> Pipeline:
-        """Return this pipeline with another order of the same dataset, such as a saved state's."""
+        """Return this pipeline with another order of the same dataset, such as a saved state's.
+
+        Raises:
+            StateError: The order repeats samples, and batches without padding cannot.
+        """
+        if order.repeat > 1 and self.flat is not None:
+            raise StateError(
+                f"the rest of this epoch was planned with repeat={order.repeat}, and batching= has "
+                "no repeated rows: leave it out until the epoch has ended"
+            )
         identity = order.identity()
         names = identity.keys() & {"global_batch_size", "seed", "window", "shuffle", "drop_last"}
         settings = {name: identity[name] for name in names} | {"reshuffle": reshuffle_of(identity)}

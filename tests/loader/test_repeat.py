@@ -259,6 +259,14 @@ def test_repeat_is_part_of_the_state(tiny):
     assert [joined(step) for step in zip(*parts, strict=True)] == rest
 
 
+def test_an_epoch_with_repeat_is_not_finished_without_padding(tiny):
+    loader = mm.Loader(repeated(tiny))
+    next(iter(loader))
+    flat = make_pipeline(tiny, global_batch_size=4 * N, batching=mm.Flat(), transforms=(dict,))
+    with pytest.raises(mm.StateError, match=r"planned with repeat=3.*until the epoch has ended"):
+        mm.Loader(flat, on_change="finish_epoch").load_state_dict(loader.state_dict())
+
+
 @pytest.mark.parametrize("rows", [[4 * N], [2 * N, N, N]])
 def test_logs_fit_the_plan(faulty, tmp_path, rows):
     pipeline = repeated(faulty, drop_last=False)
