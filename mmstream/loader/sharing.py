@@ -128,8 +128,9 @@ def group_of_mesh(mesh: DeviceMesh, data: str | Sequence[str], share: Share) -> 
     if problem:
         raise ConfigError(problem)
     # Rows of the table are groups. Example: dp 2 x tp 2 and data=("tp",) give [[0, 2], [1, 3]].
-    axes = sorted(range(grid.ndim), key=lambda axis: names[axis] not in data)
-    num_groups = math.prod(grid.shape[axis] for axis in axes if names[axis] in data)
+    splits_rows = [name in data for name in names] or [False] * grid.ndim
+    axes = sorted(range(grid.ndim), key=lambda axis: not splits_rows[axis])
+    num_groups = math.prod(grid.shape[axis] for axis in axes if splits_rows[axis])
     groups = grid.permute(axes).reshape(num_groups, -1).tolist()
     number = next(n for n, ranks in enumerate(groups) if world.rank in ranks)
     return RankGroup(World(number, num_groups), tuple(sorted(groups[number])))

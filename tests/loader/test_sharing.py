@@ -225,7 +225,7 @@ def play(rank: int, folder: Path) -> None:
 
 def play_until_killed(rank: int, folder: Path) -> None:
     join_group(rank, folder / "meet-killed", 4)
-    mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("cp",))
+    mesh = init_device_mesh("cpu", (4,))  # without a name, which `data=()` needs none of
     loader = mm.Loader(pipeline(folder), mesh=mesh, data=(), share="broadcast")
 
     def run() -> None:
