@@ -184,6 +184,7 @@ def select(
     store, words = dataset.index_store, words_of({**choice, "where": where})
     wanted = buckets_from(buckets, edges, resolution, multiple_of)
     if wanted is not None:
+        refuse_given(("seed", "by", "by_media", "columns"), "without --buckets")
         _store_buckets(dataset, wanted, [*words, *(["--name"] if name else [])], overwrite)
         return
     is_alone = where is not None and not columns and not words_of(choice)

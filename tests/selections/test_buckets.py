@@ -271,6 +271,7 @@ def test_wrong_options_say_what_to_give(corpus: str, mmstream: Command) -> None:
         (["--buckets", "words", "--edges", "4,2"], "edges must rise"),
         (["--buckets", "words", "--edges", "2", "--name", "a"], "--name does not go with"),
         (["--buckets", "words", "--edges", "2", "--sample", "0.5"], "--sample does not go with"),
+        (["--buckets", "words", "--edges", "2", "--by-media"], "it goes without --buckets"),
         (["--buckets", "text or words", "--edges", "2"], "name one column"),
         (["--buckets", "wrods", "--edges", "2"], "wrods: no such column"),
         (["--buckets", "key", "--edges", "2"], "do not compare"),
