@@ -6,6 +6,7 @@ from mmstream.baking.bake import bake as bake
 from mmstream.batching.collate import collate as collate
 from mmstream.batching.flat import Flat as Flat
 from mmstream.batching.flat import Pack as Pack
+from mmstream.batching.processor import processor_collate as processor_collate
 from mmstream.batching.sequence import cut_sequence as cut_sequence
 from mmstream.batching.sequence import shift_labels as shift_labels
 from mmstream.batching.split import split_rows as split_rows

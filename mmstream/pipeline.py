@@ -27,6 +27,7 @@ from torch.utils.data import IterableDataset, get_worker_info
 from mmstream.batching.collate import Collate, collate, make_batch, plain_tensors
 from mmstream.batching.flat import Flat, Pack, flatten, make_flat_batch, reserved_batch_fields
 from mmstream.batching.lengths import find_plan, packs_of_mixture
+from mmstream.batching.processor import ProcessorCollate
 from mmstream.dataset.buckets import bucket_order
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
@@ -133,7 +134,8 @@ class Pipeline:
             without workers.
         transforms: Functions from sample to sample, run after decoding, in the thread that asks for
             a batch or the main thread of a worker, in the order of rows. Random draws as above.
-        collate: Function from the samples of a rank to a batch.
+        collate: Function from the samples of a rank to a batch, such as `mm.processor_collate`
+            returns.
         batching: `mm.Flat`: documents without padding, one behind the other. `mm.Pack`: rows of
             several samples, as a plan says. `mm.Buckets`: what `collate` makes, where the samples
             of a step are of about one length or shape. None: what `collate` makes.
@@ -178,6 +180,8 @@ class Pipeline:
 
     def __post_init__(self) -> None:
         _check_decode(self.decode)
+        if isinstance(self.collate, ProcessorCollate):
+            object.__setattr__(self, "decode", self.collate.decode(self.decode))
         if self.decode is not None:
             # `collate` copies what it joins; a function of the user may write to what it gets.
             views = self.collate is collate and not self.transforms
@@ -417,11 +421,30 @@ class PipelineRunner:
         """
         step = self._read(job)
         with self._drawing():
-            decoded = self._decoded(step)
-            self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
-            if self._has_functions:
-                seed_draws("collate", self._seed, job.epoch, job.step, decoded.lineage.start)
-            return self._make_batch(decoded)
+            try:
+                return self._batch(job, self._decoded(step))
+            except SampleError:
+                collate = self._pipeline.collate
+                if not isinstance(collate, ProcessorCollate):
+                    raise
+            # It does not tell which row is bad: each goes through it alone.
+            stage = self._stage_of(job.epoch, job.step).with_transform(collate.alone)
+            decoded = self._decoded((step[0], None), stage)
+            try:
+                return self._batch(job, decoded)
+            except SampleError as error:
+                raise ConfigError(
+                    f"epoch {job.epoch} step {job.step}: {error}; each row works alone, so they do "
+                    "not go together: give pictures one size, by "
+                    "decode=mm.Decode(image=mm.ImageDecoder(size=336)), or leave rows without "
+                    "media out with Pipeline(before=)"
+                ) from error
+
+    def _batch(self, job: Job, decoded: DecodedStep) -> Batch:
+        self._progress.begin_stage(Stage.BATCH, job.epoch, job.step)
+        if self._has_functions:
+            seed_draws("collate", self._seed, job.epoch, job.step, decoded.lineage.start)
+        return self._make_batch(decoded)
 
     def decoded(self, job: Job) -> DecodedStep:
         """Return the decoded and transformed samples of a job; raises as `batch`."""
@@ -446,8 +469,11 @@ class PipelineRunner:
         self._progress.begin_stage(Stage.READ, job.epoch, job.step)
         return self._prepared(job)
 
-    def _decoded(self, step: tuple[RawStep, PlannedStep | None]) -> DecodedStep:
-        decoded = self._stage_of(step[0].lineage.epoch, step[0].lineage.step)(*step)
+    def _decoded(
+        self, step: tuple[RawStep, PlannedStep | None], stage: DecodeStage | None = None
+    ) -> DecodedStep:
+        stage = stage or self._stage_of(step[0].lineage.epoch, step[0].lineage.step)
+        decoded = stage(*step)
         fetcher = self._reader.lookup.fetcher
         num_wrong_reads = fetcher.pop_wrong_reads()  # of the reads that decoding asked for too
         num_bytes, num_requests = fetcher.pop_counts()

@@ -153,6 +153,13 @@ class DecodeStage:
         stage._last_begun = None
         return stage
 
+    def with_transform(self, transform: Transform) -> DecodeStage:
+        """Return this stage with one more function after decoding. It shares its threads."""
+        stage, row = copy(self), self._decode_row
+        stage._decode_row = replace(row, transforms=(*row.transforms, transform))
+        stage._is_light, stage._last_begun = False, None
+        return stage
+
     def prepare(self, step: RawStep) -> PlannedStep | None:
         """Do pass 1 of a step, and let the helper threads begin pass 2.
 

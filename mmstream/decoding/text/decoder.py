@@ -88,8 +88,8 @@ class DecodedText(NamedTuple):
     """Parts of the conversation that its text lacks: dropped, or not written by the template."""
 
 
-class _Prompt(NamedTuple):
-    """A text to tokenize."""
+class Prompt(NamedTuple):
+    """A text to tokenize, by a `TextDecoder` or by a processor of transformers."""
 
     text: str
     spans: list[Span] | None
@@ -379,7 +379,7 @@ class TextDecoder:
             results.append(error or (good[0] if self.texts == "one" else _together(good)))
         return results
 
-    def _finish_all(self, prompts: Sequence[_Prompt]) -> list[DecodedText | SampleError]:
+    def _finish_all(self, prompts: Sequence[Prompt]) -> list[DecodedText | SampleError]:
         """Tokenize texts, in calls of the tokenizer that are not too large."""
         results: dict[int, DecodedText | SampleError] = {}
         groups: dict[tuple[bool, bool], list[int]] = {}
@@ -412,7 +412,7 @@ class TextDecoder:
 
     def _prompts(
         self, sample: dict[str, Any], media: Collection[str], shapes: MediaShapes | None
-    ) -> list[_Prompt]:
+    ) -> list[Prompt]:
         """Return the texts of a sample, with what takes the places of its media."""
         if self.has_user_functions:
             seed_generators(sample, "text")
@@ -425,7 +425,7 @@ class TextDecoder:
         sample: dict[str, Any],
         media: Collection[str],
         shapes: MediaShapes | None,
-    ) -> _Prompt:
+    ) -> Prompt:
         """Return a text, from plain text or messages."""
         if isinstance(value, list):
             prompt = self._render(value, sample, media)
@@ -433,7 +433,7 @@ class TextDecoder:
             text, num_dropped = self._media.of_text(value, sample, media)
             if self._placeholders:
                 text = self._placeholders.put_before(text, sample, shapes)
-            prompt = _Prompt(text, None, num_dropped)
+            prompt = Prompt(text, None, num_dropped)
         if self._placeholders is None:
             return prompt
         written = self._placeholders.write(prompt.text, prompt.spans, sample, shapes)
@@ -441,7 +441,7 @@ class TextDecoder:
             check_text(written.text, self.max_bytes)
         return prompt._replace(text=written.text, spans=written.spans, written=written)
 
-    def _finish(self, prompt: _Prompt, encoding: Any) -> DecodedText:
+    def _finish(self, prompt: Prompt, encoding: Any) -> DecodedText:
         """Make tokens of an encoding."""
         if isinstance(encoding, DecodeError):
             raise encoding
@@ -464,7 +464,7 @@ class TextDecoder:
             tokens["label_weights"] = np.where(labels == IGNORED_LABEL, np.float32(0), weights)
         return DecodedText(tokens, num_tokens, prompt.num_dropped_parts)
 
-    def _labelled(self, prompt: _Prompt, encoding: Any) -> _LabelledIds:
+    def _labelled(self, prompt: Prompt, encoding: Any) -> _LabelledIds:
         """Return the ids of an encoding with their labels, before media take their places."""
         ids = np.asarray(encoding.ids, dtype=np.int64)
         if prompt.spans is not None:
@@ -602,7 +602,7 @@ class TextDecoder:
             f"no text: neither messages nor txt; the sample has {fields}{keys}: {advice}"
         )
 
-    def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> _Prompt:
+    def _render(self, value: list[Any], sample: dict[str, Any], media: Collection[str]) -> Prompt:
         if self._chat is None:
             raise DecodeError("messages, and the tokenizer has no chat template")
         messages, num_dropped = self._media.of_messages(check_messages(value), sample, media)
@@ -621,7 +621,7 @@ class TextDecoder:
         if self.undecoded_parts == "keep" or set(media) - self.counted_media - {"image"}:
             num_dropped += chat.num_unwritten(rendered.text, messages, tools)
         is_weighted = any(weight != 1 for weight in rendered.weights)
-        return _Prompt(
+        return Prompt(
             check_text(rendered.text, self.max_bytes),
             rendered.spans,
             num_dropped,
