@@ -6,6 +6,7 @@ loop.py         start here: a run, its steps, the loss over all ranks
 config.py       `TrainConfig` and `TrainResult`
 checkpoint.py   saves a run and resumes it;  saved_state.py: reads only the loader's state
 metrics.py      measures the steps and writes the lines
+hooks.py        calls the user's hooks;  loggers.py: those for TensorBoard and W&B
 distributed.py  ranks, their process group, threads, signals that stop a run
 models.py       which model, and the pipelines of training and validation: clip.py, vlm.py and
                 chat.py (images, videos), speech.py; tokenizer.py: folders of transformers
@@ -28,6 +29,7 @@ These names are imported when they are first used: each needs the library that i
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -41,6 +43,8 @@ if TYPE_CHECKING:
     from mmstream.train.flat_batches import preference_inputs as preference_inputs
     from mmstream.train.flat_batches import torchtitan_batch as torchtitan_batch
     from mmstream.train.lightning import LightningLoaderState as LightningLoaderState
+    from mmstream.train.loggers import TensorBoard as TensorBoard
+    from mmstream.train.loggers import WandB as WandB
     from mmstream.train.trainer import LoaderState as LoaderState
     from mmstream.train.trainer import LoaderTrainer as LoaderTrainer
     from mmstream.train.trainer import LoaderTrainerMixin as LoaderTrainerMixin
@@ -50,6 +54,8 @@ _MODULE_OF = {
     "LoaderState": "trainer",
     "LoaderTrainer": "trainer",
     "LoaderTrainerMixin": "trainer",
+    "TensorBoard": "loggers",
+    "WandB": "loggers",
     "flash_attention_arguments": "flat_batches",
     "flex_block_mask": "flat_batches",
     "megatron_packing": "flat_batches",
@@ -69,7 +75,9 @@ if not TYPE_CHECKING:  # a type checker reads the imports above, and reports oth
 
 
 @checked({"config": "give mmstream.train.TrainConfig(...)"})
-def train(config: TrainConfig, *, pipeline: Any = None, model: Any = None) -> TrainResult:
+def train(
+    config: TrainConfig, *, pipeline: Any = None, model: Any = None, hooks: Sequence[Any] = ()
+) -> TrainResult:
     """Train a model on a dataset, or resume from the newest good checkpoint in ``config.out``.
 
     Call it in one process, or in each process that ``torchrun`` starts. torch and transformers are
@@ -85,6 +93,14 @@ def train(config: TrainConfig, *, pipeline: Any = None, model: Any = None) -> Tr
             of the config's. None: what the model needs.
         model: an `nn.Module` with the methods of `mmstream.train.models.Trainable`, the same on
             every rank. It needs `pipeline`. None: ``config.model``.
+        hooks: objects of the same classes on every rank, such as `mmstream.train.TensorBoard`, with
+            any of these methods. Each rank calls them in the order of the list.
+
+            - on_step(step, metrics): after each line of metrics. `step` counts optimizer steps
+              since the first start. `metrics` is a dict, this rank's line.
+            - on_validation(step, metrics): after each validation pass, with its line.
+            - on_checkpoint(path): when a checkpoint is written, with its path or URL.
+            - on_end(): when the run ends by itself, by a signal or by the error of a hook.
 
     Returns:
         Steps, last loss and state of the loader, the same on every rank. After SIGTERM, which a
@@ -96,7 +112,8 @@ def train(config: TrainConfig, *, pipeline: Any = None, model: Any = None) -> Tr
             settings or another copy of the data than the others.
         StateError: these settings cannot continue from the checkpoint.
         BadSampleLimitError: too many bad samples.
-        MMStreamError: the loss is not finite, or data or storage stop the run.
+        MMStreamError: the loss is not finite, or data or storage stop the run. Or a hook of any
+            rank has raised an error, which is the cause of this one on its rank. The run is saved.
         KeyboardInterrupt: after Ctrl-C, when the last optimizer step is saved. A second Ctrl-C,
             more than a second later, leaves at once and saves nothing.
         SystemExit: with code 143, after SIGTERM before the first step or a second SIGTERM.
@@ -109,4 +126,4 @@ def train(config: TrainConfig, *, pipeline: Any = None, model: Any = None) -> Tr
     """
     from mmstream.train.loop import run
 
-    return run(config, pipeline, model)
+    return run(config, pipeline, model, hooks)

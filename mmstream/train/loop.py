@@ -29,7 +29,7 @@ import inspect
 import logging
 import math
 import time
-from collections.abc import Generator
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, closing, nullcontext
 from pathlib import Path
 from typing import Any
@@ -50,7 +50,13 @@ from mmstream.loader.device import DeviceLoader, to_device
 from mmstream.loader.loader import Loader
 from mmstream.pipeline import Pipeline
 from mmstream.storage import Store, join_url, open_store
-from mmstream.train.checkpoint import Trained, require_writable, resume_training, save_training
+from mmstream.train.checkpoint import (
+    Trained,
+    checkpoint_name,
+    require_writable,
+    resume_training,
+    save_training,
+)
 from mmstream.train.config import Precision, TrainConfig, TrainResult
 from mmstream.train.distributed import (
     StopRequest,
@@ -62,6 +68,7 @@ from mmstream.train.distributed import (
     received_by_all,
     share_threads,
 )
+from mmstream.train.hooks import HookCalls, check_hooks
 from mmstream.train.metrics import Meter, StepLog
 from mmstream.train.models import (
     checkpoint_activations,
@@ -88,15 +95,19 @@ _LENGTHS = ("max_length_q", "max_length_k")
 """Numbers that models read of a batch without padding. They are powers of two, so they are few."""
 
 
-def run(config: TrainConfig, user_pipeline: Any, model: Any) -> TrainResult:
+def run(
+    config: TrainConfig, user_pipeline: Any, model: Any, hooks: Sequence[Any] = ()
+) -> TrainResult:
     """Join the other ranks, open the data, build the model and train.
 
     `mmstream.train.train` is this function, and documents its arguments, result and errors.
     """
     if config.log_folder is not None and Path(config.log_folder).is_file():
         raise ConfigError(f"train: {config.log_folder} is a file; name a folder with out=")
+    hooks = check_hooks(hooks)
     with leave_on_sigterm(), process_group(config.device) as process, ExitStack() as open_loaders:
-        process.check_consistency(config.rank_settings)
+        names = [type(hook).__name__ for hook in hooks]
+        process.check_consistency({**config.rank_settings, "hooks": repr(names)})
         share_threads(config.num_workers)
         data = open_data(config.url, allow_foreign_urls=config.allow_foreign_urls)
         data = chosen(data, **config.choice)
@@ -118,7 +129,7 @@ def run(config: TrainConfig, user_pipeline: Any, model: Any) -> TrainResult:
             data = open_dataset(config.validation, allow_foreign_urls=config.allow_foreign_urls)
             validation = open_batches(validation_pipeline(pipeline, data))
         try:
-            result = fit(config, model, batches, process, validation)
+            result = fit(config, model, batches, process, validation, hooks)
         except BadSampleLimitError as error:
             raise BadSampleLimitError(f"{error}{what_it_takes(model)}") from error
         except RuntimeError as error:
@@ -156,6 +167,7 @@ def fit(
     batches: DeviceLoader,
     process: TrainProcess,
     validation: DeviceLoader | None = None,
+    hooks: Sequence[Any] = (),
 ) -> TrainResult:
     """Train from the newest good checkpoint, or from the start, until `config` says to end.
 
@@ -166,9 +178,11 @@ def fit(
         process: this rank.
         validation: data that are not shuffled, with ``drop_last=False``. A pass over them runs with
             each checkpoint.
+        hooks: as `mmstream.train.train` takes them, of the same classes on every rank.
 
     The result and the errors are those of `mmstream.train.train`.
     """
+    hook_calls = HookCalls(hooks, process)
     trained = prepare(config, model, process)
     checkpoints = _open_checkpoints(config, process)
     resumed_from = resume_training(checkpoints, trained, batches, process)
@@ -186,11 +200,13 @@ def fit(
             meter.arrived(group)
 
             # The ranks need the weight of the whole step before its first backward pass. The same
-            # message tells them whether one of them has received a signal.
+            # message tells them whether one of them has received a signal, or a hook has failed.
             group_weight = sum(trained.model.weight_of(batch) for batch in group)
-            total_weight, *flags = process.sum_over_ranks(group_weight, *stop.flags())
+            total_weight, *flags = process.sum_over_ranks(
+                group_weight, *stop.flags(), hook_calls.has_failed
+            )
             if num_steps == resumed_from or num_steps % config.log_every == 0:
-                stopped_by = _received_signal(flags)
+                stopped_by = _stop_reason(flags)
                 if stopped_by is not None:
                     break
             # Read with the metrics, so that no step waits for the device because of it.
@@ -209,22 +225,27 @@ def fit(
             saves = is_last or num_steps % config.checkpoint_every == 0
             if saves or num_steps % config.log_every == 0:
                 line = meter.read(rank_loss, grad_norm, num_steps=num_steps, lr=lr)
-                log.write(line | sample_log.take())
+                line |= sample_log.take()
+                log.write(line)
+                hook_calls.measured("on_step", line)
                 _check_labels(int(empty_step.item()))
                 loss = _check_finite(line["loss"], trained, num_steps)
             if saves:
-                _save(checkpoints, trained, num_steps, state, process, stop)
+                _save(checkpoints, trained, num_steps, state, process, stop, hook_calls)
                 saved_steps = num_steps
             if saves and validation is not None:
                 measured = validate(trained, validation, validation_start, config, process, stop)
                 if measured is not None:
                     validation_loss = measured["loss"]
-                    log.write_validation({"num_steps": num_steps, **measured})
+                    line = {"num_steps": num_steps, **measured}
+                    log.write_validation(line)
+                    hook_calls.measured("on_validation", line)
             meter.start(paused=saves)
 
         all_received = stopped_by is not None and received_by_all(stop, process)
-        if num_steps > saved_steps:  # a signal ended the run between two checkpoints
-            _save(checkpoints, trained, num_steps, state, process, stop)
+        if num_steps > saved_steps:  # a signal or a hook ended it between two checkpoints
+            _save(checkpoints, trained, num_steps, state, process, stop, hook_calls)
+        hook_calls.end()
     return TrainResult(
         num_steps, resumed_from, loss, state, validation_loss, stopped_by, all_received
     )
@@ -458,19 +479,26 @@ def _save(
     state: dict[str, Any],
     process: TrainProcess,
     stop: StopRequest,
+    hook_calls: HookCalls,
 ) -> None:
     """Save the run when the logs of all ranks have the step. A second signal waits for it."""
     process.wait_for_all()
     with stop.saving():
         save_training(checkpoints, trained, num_steps, state, process)
+    hook_calls.saved(checkpoints.url_of(checkpoint_name(num_steps)))
 
 
-def _received_signal(flags: list[Tensor]) -> str | None:
-    """Return the signal that any rank has received. SIGINT wins, as SIGTERM may follow it."""
-    terminated, interrupted = (flag.item() > 0 for flag in flags)
+def _stop_reason(flags: list[Tensor]) -> str | None:
+    """Return the signal that any rank has received, or "hook" where a hook of one has failed.
+
+    SIGINT wins over SIGTERM, which may follow it.
+    """
+    terminated, interrupted, has_failed = (flag.item() > 0 for flag in flags)
     if interrupted:
         return "SIGINT"
-    return "SIGTERM" if terminated else None
+    if terminated:
+        return "SIGTERM"
+    return "hook" if has_failed else None
 
 
 def _check_labels(empty_step: int) -> None:

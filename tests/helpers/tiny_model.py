@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -75,8 +76,10 @@ def train_tiny(
     loader: FakeLoader | None = None,
     model: nn.Module | None = None,
     validation: Any = None,
+    hooks: Sequence[Any] = (),
     **settings: Any,
 ) -> TrainResult:
     """Train a model on made-up rows: a `TinyModel` and 4 steps an epoch, if nothing is given."""
     batches = mm.to_device(loader or RaggedLoader(num_rows=6), "cpu", normalize=HALF)
-    return fit(config_of(out, **settings), model or TinyModel(), batches, PROCESS, validation)
+    model = model or TinyModel()
+    return fit(config_of(out, **settings), model, batches, PROCESS, validation, hooks)

@@ -55,7 +55,7 @@ def open_batches(config: TrainConfig, **order: Any) -> Any:
 
 
 def train(
-    corpus: str, out: Path, *, model: Any = None, filters: Any = (), **changes: Any
+    corpus: str, out: Path, *, model: Any = None, filters: Any = (), hooks: Any = (), **changes: Any
 ) -> TrainResult:
     world_size = dist.get_world_size() if dist.is_initialized() else 1
     process = TrainProcess(
@@ -68,7 +68,7 @@ def train(
     ):
         validation = mm.to_device(second, "cpu", normalize=CLIP_NORMALIZE)
         batches = mm.to_device(loader, "cpu", normalize=CLIP_NORMALIZE)
-        return fit(config, model or TinyModel(), batches, process, validation)
+        return fit(config, model or TinyModel(), batches, process, validation, hooks)
 
 
 class Interrupted(TinyModel):
@@ -78,6 +78,21 @@ class Interrupted(TinyModel):
         if self.training and len(self.asked_rows) == 5 and dist.get_rank() == 1:
             os.kill(os.getpid(), signal.SIGTERM)
         return super().forward(batch)
+
+
+class FailsOnRank1:
+    """Notes what the second step has measured, and fails there on rank 1."""
+
+    def __init__(self) -> None:
+        self.seen: list[Any] = []
+
+    def on_step(self, step: int, metrics: dict[str, Any]) -> None:
+        self.seen.append([step, metrics["rank"]])
+        if step == 2 and metrics["rank"] == 1:
+            raise KeyError("nobody logged in")
+
+    def on_checkpoint(self, path: str) -> None:
+        self.seen.append([Path(path).name, Path(path).exists()])
 
 
 class Unlabeled(TinyModel):
@@ -126,7 +141,12 @@ def as_two(corpus: str, folder: Path) -> None:
     stopped = train(corpus, folder / "stopped", model=Interrupted(), checkpoint_every=100)
     with pytest.raises(mm.MMStreamError) as refused:
         train(corpus, folder / "unlabeled", model=Unlabeled())
+    hook = FailsOnRank1()
+    with pytest.raises(mm.MMStreamError) as failed:
+        train(corpus, folder / "hooked", hooks=[hook])
     summary = {
+        "hooked": hook.seen,
+        "failed": str(failed.value),
         "num_steps": stopped.num_steps,
         "stopped_by": stopped.stopped_by,
         "all_received_signal": stopped.all_received_signal,
@@ -230,6 +250,15 @@ def test_all_ranks_end_at_a_step_without_a_label_and_none_at_a_rank_without_one(
         assert refused.startswith("step 3 has nothing to train: no row of any rank is valid and")
         assert len(read(played / "unlabeled", f"metrics-rank{rank}.jsonl")) == 3
     assert not list((played / "unlabeled" / "checkpoints").glob("*"))
+
+
+def test_a_hook_that_fails_on_one_rank_ends_all_at_the_same_saved_step(played: Path) -> None:
+    ends = [json.loads(Path(played, f"stopped-{rank}.json").read_text()) for rank in range(2)]
+    saved = ["step-00000002.pt", True]
+    assert [end["hooked"] for end in ends] == [[[1, 0], [2, 0], saved], [[1, 1], [2, 1]]]
+    assert ends[0]["failed"] == "a hook of another rank has failed; see its log"
+    assert ends[1]["failed"].startswith("train: the hook FailsOnRank1.on_step raised KeyError: ")
+    assert [path.name for path in (played / "hooked" / "checkpoints").iterdir()] == saved[:1]
 
 
 def test_validation_on_two_ranks_is_that_of_one(played: Path, alone: Path) -> None:
