@@ -66,6 +66,7 @@ from mmstream.dataset.removed import digest_of, mark_erased, read_removed
 from mmstream.dataset.shard_indexes import MAX_SHARDS_AT_ONCE, ShardIndexes
 from mmstream.errors import ConfigError, ManifestError, ShardError, escaped, where
 from mmstream.storage import LocalStore, Store, open_store
+from mmstream.storage.store import map_requests
 from mmstream.storage.write_lock import write_lock
 from mmstream.tar.header import BLOCK, Member
 from mmstream.tar.samples import split_member
@@ -75,7 +76,7 @@ UNTOUCHED = (
     "bakes, reshards and other copies; indexes of these tars in other folders; node caches; logs "
     "and quarantine files; old versions in a bucket that keeps them; other names (hard links), "
     "snapshots and backups of the files; measures, plans and conditions of stored selections; "
-    "tables of other programs beside the tars"
+    "lists of duplicates of other splits; tables of other programs beside the tars"
 )
 """What may hold something of erased samples, and is left as it is."""
 
@@ -382,20 +383,20 @@ def _rewrite_reports(store: Store, digests: Collection[str], have_row_keys: bool
         digests: What `digest_of` made of the keys and ids of erased samples.
         have_row_keys: Samples have the keys of their rows, as rejects have. Those of tars have not.
     """
-    emptied: dict[str, dict[int, str]] = {}
-    for name in open_store(store.url_of(REPORTS)).list():
-        if name.endswith(_REJECTS):
-            shard = f"{name.removesuffix(_REJECTS)}.tar"
-            rejects, are_erased = rejects_of(store, shard), are_of_erased(store, shard, digests)
-            if are_erased is None or len(are_erased) != len(rejects):
-                are_erased = [have_row_keys and digest_of(each.key) in digests for each in rejects]
-            keys = {  # empty ones, too: a call that was killed may have got so far
-                number: each.key
-                for number, each in enumerate(rejects)
-                if are_erased[number] or each == _NO_REJECT
-            }
-            if keys:
-                emptied[shard] = keys
+
+    def erased_rejects(shard: str) -> dict[int, str]:
+        rejects, are_erased = rejects_of(store, shard), are_of_erased(store, shard, digests)
+        if are_erased is None or len(are_erased) != len(rejects):
+            are_erased = [have_row_keys and digest_of(each.key) in digests for each in rejects]
+        return {  # empty ones, too: a call that was killed may have got so far
+            number: each.key
+            for number, each in enumerate(rejects)
+            if are_erased[number] or each == _NO_REJECT
+        }
+
+    names = open_store(store.url_of(REPORTS)).list()
+    shards = [f"{name.removesuffix(_REJECTS)}.tar" for name in names if name.endswith(_REJECTS)]
+    emptied = dict(zip(shards, map_requests(store, erased_rejects, shards), strict=True))
     all_keys = {key for keys in emptied.values() for key in keys.values()} - {""}
 
     def is_erased(reject: Mapping[str, Any]) -> bool:
@@ -417,6 +418,8 @@ def _rewrite_reports(store: Store, digests: Collection[str], have_row_keys: bool
         )
         _write(store, REPORT_NAME, json_lines(replace(report, reject_kinds=emptied_kinds)))
     for shard, keys in emptied.items():
+        if not keys:
+            continue
         lines = list(lines_of(store, rejects_name(shard)))
         for number in keys:
             lines[number] = _EMPTY_REJECT.ljust(len(lines[number]))
