@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from transformers import CLIPImageProcessor, TrainingArguments
+from transformers import TrainingArguments, WhisperFeatureExtractor
 
 import mmstream as mm
 from mmstream import model_inputs
@@ -112,7 +112,8 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         mm.open_dataset: {"source": folder},
         mm.Mixture.open: {"path": str(mixture)},
         mm.plan: {"pipeline": pipeline, "limits": 64, **quiet},
-        mm.processor_collate: {"processor": CLIPImageProcessor(), "text": False},
+        mm.Buckets: {"column": "width", "edges": [2, 4]},
+        mm.processor_collate: {"processor": WhisperFeatureExtractor(), "text": False},
         mm.reshard: {"source": folder, "dest": "packs", "plan": "p", **quiet},
         mm.sample_rng: {"sample": dataset[0]},
         mm.show: {"value": dataset},
