@@ -16,7 +16,6 @@ from typing import Any
 import pytest
 
 import mmstream as mm
-from mmstream.cli import cli
 from mmstream.dataset import select as select_module
 from mmstream.dataset.removed import take_down
 from mmstream.pipeline import PipelineRunner
@@ -280,7 +279,6 @@ def test_wrong_options_say_what_to_give(corpus: str, mmstream: Command) -> None:
         assert rc in (1, 2)
         assert message in out + err
     assert not any("select" in name for name in open_store(corpus).list())
-    assert cli is not None
 
 
 def test_info_plans_the_reads_of_buckets(written: str, mmstream: Command) -> None:
