@@ -40,6 +40,7 @@ from mmstream.baking.samples import (
     joined_files,
     write_shard,
 )
+from mmstream.batching.processor import ProcessorText
 from mmstream.converting.report import remove_reports, report_name
 from mmstream.dataset.bad_list import BAD_NAME, write_bad
 from mmstream.dataset.dataset import Dataset
@@ -177,6 +178,11 @@ def _check_decoders(decode: Decode | None, epoch_of_draws: int | None) -> None:
     """Refuse random decoders unless their draws are kept, and absurd lengths."""
     if decode is None:
         return
+    if isinstance(decode.text, ProcessorText):
+        raise ConfigError(
+            "bake: mm.processor_collate(...) makes tokens of whole batches, not of samples: "
+            "bake with decode=mm.Decode(text=...)"
+        )
     if decode.text is not None and (decode.text.pad_to or 0) > MAX_PADDED_LENGTH:
         raise ConfigError(
             f"bake: texts are padded to max_length={decode.text.max_length}, and a manifest may "

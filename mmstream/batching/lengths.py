@@ -31,6 +31,7 @@ import numpy as np
 import numpy.typing as npt
 
 from mmstream.batching.flat import Pack
+from mmstream.batching.processor import ProcessorText
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.keys import refs_at
 from mmstream.dataset.mixture import Mixture
@@ -115,9 +116,10 @@ class LengthCounter:
 
     def __post_init__(self) -> None:
         text = self.decode.text
-        if text is None:
+        if text is None or isinstance(text, ProcessorText):
             raise ConfigError(
-                "plan: no decoder makes the tokens of texts: give decode=mm.Decode(text=...)"
+                "plan: no decoder makes the tokens of texts: give decode=mm.Decode(text=...), "
+                "without collate=mm.processor_collate(...)"
             )
         if text.max_length != MAX_LENGTH:
             whole = replace(text, max_length=MAX_LENGTH, padding="longest")

@@ -12,7 +12,9 @@ decodes the step again, and each row goes through the processor alone. What fail
 from __future__ import annotations
 
 import inspect
+import pickle
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -21,7 +23,7 @@ from typing import Any, Literal, TypeAlias
 
 import torch
 
-from mmstream.batching.collate import as_list
+from mmstream.batching.collate import as_list, collate
 from mmstream.decoding.decode import Decode
 from mmstream.decoding.image.decoder import ImageDecoder
 from mmstream.decoding.media_shapes import MediaShapes
@@ -29,7 +31,8 @@ from mmstream.decoding.text.chat import probe_chat
 from mmstream.decoding.text.decoder import DecodedText, Prompt, TextDecoder
 from mmstream.decoding.text.placeholders import Placeholder, Placeholders, media_parts
 from mmstream.errors import ConfigError, DecodeError, MMStreamError, SampleError, escaped
-from mmstream.media.fields import FIELDS_OF, field_names
+from mmstream.families.family import import_torchvision
+from mmstream.media.fields import FIELDS_OF, field_names, value_at
 from mmstream.settings import PositiveInt, checked, refuse_broken
 from mmstream.types import IGNORED_LABEL, Batch, Sample
 
@@ -168,6 +171,7 @@ class ProcessorCollate:
     max_length: int | None = None
     padding: str = "longest"
     labels: bool = True
+    fields: tuple[str, ...] = ()
     options: Mapping[str, Any] = field(default_factory=dict)
     kinds: tuple[str, ...] = field(init=False)
     """The kinds of media that the processor takes."""
@@ -185,8 +189,8 @@ class ProcessorCollate:
         object.__setattr__(self, "decoder", None if self.text is False else self._text_decoder())
 
     def __reduce__(self) -> tuple[Any, ...]:
-        settings = (self.text, self.max_length, self.padding, self.labels, self.options)
-        return type(self), (self.processor, *settings)
+        settings = (self.text, self.max_length, self.padding, self.labels, self.fields)
+        return _loaded, (pickle.dumps((self.processor, *settings, self.options)),)
 
     @property
     def name(self) -> str:
@@ -259,9 +263,16 @@ class ProcessorCollate:
         if self.decoder is None:
             for sample in samples:
                 refuse_undecoded(self.name, self.kinds, (), sample)
-        prompts = [] if self.decoder is None else [sample[PROMPT] for sample in samples]
+        prompts = [sample[PROMPT] for sample in samples if PROMPT in sample]
+        if self.decoder is not None and len(prompts) < len(samples):
+            raise ConfigError(
+                "processor_collate: pass its result itself, Pipeline(collate=), which prepares the "
+                "texts; for more fields, processor_collate(fields=)"
+            )
+        own = [{name: value_at(sample, name) for name in self.fields} for sample in samples]
         try:
-            return self._made(prompts, self._media(samples), _video_metadata(samples))
+            batch = self._made(prompts, self._media(samples), _video_metadata(samples))
+            return batch | collate(own)
         except MMStreamError:
             raise
         except Exception as error:
@@ -441,6 +452,7 @@ def processor_collate(
     max_length: PositiveInt | None = None,
     padding: Literal["longest", "max_length"] = "longest",
     labels: bool = True,
+    fields: tuple[str, ...] = (),
     options: Mapping[str, Any] = MappingProxyType({}),
 ) -> ProcessorCollate:
     """Return a collate function that makes batches with any processor of transformers.
@@ -458,6 +470,7 @@ def processor_collate(
         padding: What texts are padded to: "longest", the longest of the batch, or "max_length".
         labels: Whether a processor with a chat template also gives ``labels``: the ids of answers,
             or those of plain text, and -100 elsewhere. A sample without any is bad.
+        fields: More fields of a sample for the batch, as `collate` joins them, such as "cls".
         options: More arguments of the processor.
 
     Returns:
@@ -476,7 +489,15 @@ def processor_collate(
         >>> tuple(batch["pixel_values"].shape)
         (8, 3, 224, 224)
     """
-    return ProcessorCollate(processor, text, max_length, padding, labels, dict(options))
+    options = dict(options)
+    return ProcessorCollate(processor, text, max_length, padding, labels, fields, options)
+
+
+def _loaded(settings: bytes) -> ProcessorCollate:
+    """Return what was pickled, also where no processor was imported before: in a worker."""
+    with suppress(ImportError):
+        import_torchvision()
+    return ProcessorCollate(*pickle.loads(settings))
 
 
 def _part(processor: Any, kind: str) -> Any:

@@ -150,6 +150,32 @@ def test_what_the_processor_refuses_is_a_bad_sample(tmp_path: Path, num_workers:
     assert batches[0]["input_ids"].shape == batches[0]["labels"].shape
 
 
+def test_bad_samples_have_the_same_substitutes_on_every_number_of_ranks(tmp_path: Path) -> None:
+    lines = [{"json": CHATS[2]["json"], "jpg": encoded(WHITE, "jpeg")}]
+    samples = [*CHATS, *lines, *CHATS, *lines]
+    path = write_corpus(tmp_path / "corpus", [8], lambda number: raw(samples[number]))
+    pipeline = mm.Pipeline(
+        mm.open_dataset(path),
+        global_batch_size=4,
+        collate=mm.processor_collate(qwen()),
+        bad_samples=QUIET,
+    )
+
+    def rows(rank: int, num_ranks: int) -> list[list[Any]]:
+        loader = mm.Loader(pipeline, world=mm.World(rank, num_ranks))
+        return [
+            list(zip(batch["__key__"], map(learned_ids, batch["labels"]), strict=True))
+            for batch in loader
+        ]
+
+    def learned_ids(labels: torch.Tensor) -> list[int]:
+        return [label for label in labels.tolist() if label != -100]
+
+    whole = rows(0, 1)
+    halves = [rows(rank, 2) for rank in range(2)]
+    assert whole == [first + second for first, second in zip(*halves, strict=True)]
+
+
 def test_a_text_beyond_max_length_loses_its_end_and_never_a_picture(tmp_path: Path) -> None:
     words = " ".join(["cat"] * 200)
     long = {"json": {"messages": [user("what?"), assistant(words)]}}
@@ -210,7 +236,10 @@ def test_speech_to_text_learns_the_text(tmp_path: Path) -> None:
 def test_a_part_of_a_processor_needs_no_text(tmp_path: Path) -> None:
     part = transformers.CLIPImageProcessor()
     samples = [{"jpg": jpeg(i), "cls": b"3"} for i in range(2)]
-    (batch,) = batches_of(tmp_path, samples, mm.processor_collate(part, text=False))
+    collate = mm.processor_collate(part, text=False, fields=("cls",))
+    decode = mm.Decode({"cls": int}, image=mm.ImageDecoder())
+    (batch,) = batches_of(tmp_path, samples, collate, decode=decode)
+    assert batch["cls"].tolist() == [3, 3]
     pictures = [Image.open(BytesIO(sample["jpg"])) for sample in samples]
     expected = part(pictures, return_tensors="pt")
     torch.testing.assert_close(batch["pixel_values"], expected["pixel_values"])
@@ -281,6 +310,24 @@ def test_decoders_that_do_the_work_of_the_processor_are_refused(
 ) -> None:
     with pytest.raises(ConfigError, match=words):
         batches_of(tmp_path, [CHATS[2]], mm.processor_collate(qwen()), decode=decode)
+
+
+def test_what_makes_tokens_of_samples_is_refused(tmp_path: Path) -> None:
+    path = write_corpus(tmp_path / "corpus", [3], lambda number: raw(CHATS[number]))
+    collate = mm.processor_collate(qwen())
+    pipeline = mm.Pipeline(mm.open_dataset(path), global_batch_size=3, collate=collate)
+    with pytest.raises(ConfigError, match=r"bake: mm\.processor_collate"):
+        mm.bake(pipeline, str(tmp_path / "baked"), progress=False)
+    with pytest.raises(ConfigError, match="without collate="):
+        mm.plan(pipeline, 64, name="p", progress=False)
+    own = mm.Pipeline(
+        mm.open_dataset(path),
+        global_batch_size=3,
+        decode=mm.Decode(image=mm.ImageDecoder()),
+        collate=lambda samples: collate(samples),
+    )
+    with pytest.raises(ConfigError, match="pass its result itself"):
+        next(iter(mm.Loader(own)))
 
 
 def test_a_function_or_a_field_gives_the_text_and_weights_count(tmp_path: Path) -> None:
