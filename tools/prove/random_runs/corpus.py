@@ -15,6 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TypeAlias
 
+import pyarrow as pa
+import pyarrow.parquet as pq
+
 import mmstream as mm
 from mmstream.dataset.bad_list import write_bad
 from mmstream.dataset.index import checksums_name, encode_checksums, encode_index, index_name
@@ -50,6 +53,12 @@ _LIES = {
 }
 """Size and type of a file, as a stranger may write them in its header."""
 
+_COLUMNS = pa.schema(
+    {name: pa.string() for name in ("key", "status", "shard", "file", "json")}
+    | {name: pa.int64() for name in ("index", "row")}
+)
+"""Of the sidecars."""
+
 WAV_RATE = 8000
 WAV_SAMPLES = 400
 
@@ -69,6 +78,11 @@ class Known:
         """Tokens of the byte tokenizer: one for each byte, one to begin and one to end."""
         return len(self.text.encode()) + 2
 
+    @property
+    def size(self) -> int | None:
+        """The value of the column `json.size`. None: NULL."""
+        return len(self.text) if self.number % 9 else None
+
 
 @dataclass
 class Corpus:
@@ -82,6 +96,7 @@ class Corpus:
     """Those that were taken down."""
     has_wavs: bool = False
     has_checksums: bool = False
+    has_columns: bool = False
     shards: list[ShardInfo] = field(default_factory=list)
     shown: list[ShardInfo] = field(default_factory=list)
     """The shards of the manifest as it is now."""
@@ -102,15 +117,19 @@ class Corpus:
 
     def open(self, storage: str = "local") -> mm.Dataset:
         """Open the dataset: "local", "shared", or the URL of a folder on S3 for a copy."""
-        if storage.startswith("s3://"):
-            return mm.open_dataset(self._copied(storage))
-        storage_kind = storage
-        return mm.open_dataset(self.folder, storage_kind=storage_kind)  # type: ignore[arg-type]
+        storage_kind = None if storage.startswith("s3://") else storage
+        return mm.open_dataset(self.place(storage), storage_kind=storage_kind)  # type: ignore[arg-type]
 
-    def _copied(self, prefix: str) -> str:
-        """Copy the dataset to an object store, unless it is there; return its URL."""
+    def split(self, refs: set[Ref]) -> list[tuple[Corpus, set[Ref]]]:
+        """Return the datasets that are shown, with those of some samples that are theirs."""
+        return [(self, refs)]
+
+    def place(self, storage: str) -> str | list[str]:
+        """Return where it is read from. Copies the dataset to an object store once."""
+        if not storage.startswith("s3://"):
+            return str(self.folder)
         if not self.s3_url:
-            self.s3_url = f"{prefix}/{uuid.uuid4().hex}"
+            self.s3_url = f"{storage}/{uuid.uuid4().hex}/{self.folder.name}"
             store = open_store(self.s3_url)
             for path in self.folder.iterdir():
                 store.write(path.name, path.read_bytes())
@@ -126,10 +145,17 @@ def write_corpus(
     bad_fraction: float,
     max_shards: int = 6,
     max_samples: int = 24,
+    has_columns: bool = False,
+    has_checksums: bool | None = None,
 ) -> Corpus:
-    """Write a random dataset, sometimes with a bad list."""
+    """Write a random dataset, sometimes with a bad list. `has_checksums`: None draws it."""
     folder.mkdir(parents=True)
-    corpus = Corpus(folder, has_wavs=has_wavs, has_checksums=draw.random() < 0.6)
+    corpus = Corpus(
+        folder,
+        has_wavs=has_wavs,
+        has_checksums=draw.random() < 0.6 if has_checksums is None else has_checksums,
+        has_columns=has_columns,
+    )
     append_shards(corpus, draw, draw.randint(1, max_shards), prefix, bad_fraction, max_samples)
     if draw.random() < 0.3:
         refs = sorted(corpus.samples)
@@ -195,8 +221,22 @@ def _write_shard(corpus: Corpus, shard: int, samples: list[Known], draw: random.
     if corpus.has_checksums:
         sums = encode_checksums(writer.checksums, offsets)
         (corpus.folder / checksums_name(name)).write_bytes(sums)
+    if corpus.has_columns:
+        _write_sidecar(corpus, name, samples)
     corpus.names.append(name)
     corpus.shards.append(ShardInfo(name, len(samples), len(data)))
+
+
+def _write_sidecar(corpus: Corpus, name: str, samples: list[Known]) -> None:
+    """Write the column `json.size`. NULL is a `json` without it, or no row."""
+    rows = [
+        {"key": known.key, "status": "ok", "shard": name, "index": index}
+        | {"json": "{}" if known.size is None else json.dumps({"size": known.size})}
+        for index, known in enumerate(samples)
+        if known.size is not None or known.number % 2
+    ]
+    table = pa.Table.from_pylist(rows, schema=_COLUMNS)
+    pq.write_table(table, corpus.folder / name.replace(".tar", ".parquet"))
 
 
 def _wrong_header(header: bytes, draw: random.Random) -> bytes:

@@ -6,16 +6,21 @@ hold and which of them are bad is known from the corpora as they were written.
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections import Counter, defaultdict
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TypeAlias
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeAlias
 
+import mmstream as mm
 from tools.prove.random_runs.corpus import FAULTS, Known, Ref
 from tools.prove.random_runs.rows import Content, Record, Row
 
 Steps: TypeAlias = Mapping[tuple[int, int], Mapping[int, Row]]
 """By (epoch, step): the rows of the global batch."""
+
+Groups: TypeAlias = Sequence[tuple[frozenset[Ref], int]]
+"""The samples of each bucket, after small ones were joined, and the rows of its steps."""
 
 
 @dataclass(frozen=True)
@@ -51,6 +56,9 @@ class Facts:
     """Tokens of samples as the plan believes them to be."""
     removed: frozenset[Ref] = frozenset()
     """Those that were taken down, where an earlier plan still has them."""
+    repeat: int = 1
+    buckets: mm.Buckets | None = None
+    """As they were asked for, by `Known.size`."""
 
     def fault_of(self, ref: Ref) -> str:
         """Return what is bad about a sample; "" where nothing is that this pipeline looks at."""
@@ -72,10 +80,15 @@ def judge(facts: Facts, steps: Steps) -> None:
     Raises:
         AssertionError: a promise is broken; the message says where.
     """
+    if facts.buckets is not None:
+        for of_bucket, its_steps in _by_bucket(facts, steps):
+            judge(of_bucket, its_steps)
+        return
     for (epoch, step), rows in steps.items():
         assert sorted(rows) == list(range(facts.rows)), f"step {step} lacks rows"
         for number, row in rows.items():
             where = f"epoch {epoch} step {step} row {number}"
+            assert row.repeat == facts.repeat, f"{where}: {row.repeat} times"
             for ref in row.planned + row.shown:
                 assert ref in facts.chosen, f"{where}: {ref} is not chosen"
                 assert ref not in facts.listed, f"{where}: {ref} is on the bad list"
@@ -95,19 +108,75 @@ def judge(facts: Facts, steps: Steps) -> None:
     _judge_shuffle(facts, by_epoch)
 
 
-def judge_rest(facts: Facts, steps: Steps, before: Steps) -> None:
+def groups_of(facts: Facts) -> Groups:
+    """Return what docs/buckets.md says of buckets; [] without them."""
+    buckets: Any = facts.buckets
+    if buckets is None:
+        return []
+    refs: dict[int, set[Ref]] = defaultdict(set)
+    for ref in facts.planned:
+        size = facts.samples[ref].size
+        if size is not None and size <= buckets.edges[-1]:
+            refs[bisect_left(buckets.edges, size)].add(ref)
+    rows = buckets.rows or {buckets.edges[-1]: facts.rows}
+    rows_of = [rows[min(key for key in rows if key >= edge)] for edge in buckets.edges]
+
+    def is_small(group: list[int]) -> bool:
+        least = buckets.min_steps * rows_of[max(group, default=0)]
+        return bool(sum(len(refs[number]) for number in group) < least)
+
+    groups: list[list[int]] = [[]]
+    for number in sorted(refs):
+        groups[-1].append(number)
+        if not is_small(groups[-1]):
+            groups.append([])
+    while len(groups) > 1 and is_small(groups[-1]):
+        groups[-2:] = [groups[-2] + groups[-1]]
+    return [
+        (frozenset().union(*map(refs.__getitem__, group)), rows_of[group[-1]]) for group in groups
+    ]
+
+
+def _by_bucket(facts: Facts, steps: Steps) -> Iterator[tuple[Facts, Steps]]:
+    """Yield what the judge knows of each bucket alone, and its steps, numbered from 0."""
+    groups, num_steps = groups_of(facts), Counter(epoch for epoch, _ in steps)
+    of_groups: list[dict[tuple[int, int], Mapping[int, Row]]] = [{} for _ in groups]
+    numbers = Counter[tuple[int, int]]()
+    for (epoch, step), rows in sorted(steps.items()):
+        ref = rows[0].planned[0]
+        number = next((n for n, (refs, _) in enumerate(groups) if ref in refs), None)
+        assert number is not None, f"epoch {epoch} step {step}: {ref} is in no bucket"
+        of_groups[number][epoch, numbers[epoch, number]] = rows
+        numbers[epoch, number] += 1
+    assert sorted(steps) == [(e, n) for e in sorted(num_steps) for n in range(num_steps[e])]
+    for (epoch, number), total in numbers.items():
+        share, count = total / num_steps[epoch], 0
+        for step in range(num_steps[epoch]):
+            count += steps[epoch, step] is of_groups[number].get((epoch, count))
+            assert abs(count - (step + 1) * share) <= 1 + len(groups) * share, (
+                f"epoch {epoch}: {count} steps of a bucket up to step {step}"
+            )
+    for (refs, num_rows), of_group in zip(groups, of_groups, strict=True):
+        yield replace(facts, chosen=refs, rows=num_rows, buckets=None), of_group
+
+
+def judge_rest(facts: Facts, steps: Steps, before: Steps, groups: Groups = ()) -> None:
     """Judge the steps of an earlier plan behind a takedown.
 
     Args:
         facts: with all that was taken down, and `drop_last`, because no row becomes padding.
         steps: these steps.
         before: what they would have shown.
+        groups: as the plan has them.
 
     Raises:
         AssertionError: as `judge`.
     """
     assert sorted(steps) == sorted(before), f"steps {sorted(steps)}, not {sorted(before)}"
+    whole = facts
     for (epoch, step), rows in steps.items():
+        of_step = [refs for refs, _ in groups if refs & set(rows[0].planned)]
+        facts = replace(whole, chosen=whole.chosen & of_step[0]) if groups else whole
         for number, old in before[epoch, step].items():
             row, where = rows[number], f"epoch {epoch} step {step} row {number}"
             assert row.planned == old.planned, f"{where}: plans {row.planned}, not {old.planned}"

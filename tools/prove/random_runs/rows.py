@@ -47,6 +47,8 @@ class Row(NamedTuple):
     records: tuple[Record, ...]
     contents: tuple[Content, ...]
     """Of all that is shown; () for a row that is not valid."""
+    repeat: int = 1
+    """Rows of the batch that show it."""
 
 
 def marked(sample: Sample) -> Sample:
@@ -69,12 +71,21 @@ def rows_of(batch: Batch, shard_of: Callable[[str], int]) -> dict[int, Row]:
         shard_of: the number of a shard, from its name in a record.
     """
     lineage = batch["__lineage__"]
-    assert lineage.valid == batch["__valid__"].tolist(), "__valid__ is not that of the lineage"
-    entries = len(batch["__key__"])
+    repeat, entries = lineage.repeat, len(batch["__key__"])
+    assert batch["__valid__"].equal(torch.tensor(lineage.valid).repeat_interleave(repeat)), (
+        "__valid__ is not that of the lineage"
+    )
+    contents = [_content(batch, entry) for entry in range(entries)]
+    if repeat > 1:
+        numbers = [*range(repeat)] * lineage.num_rows
+        assert batch["__repeat__"].tolist() == numbers, "__repeat__ has other numbers"
+        assert contents == [contents[entry - entry % repeat] for entry in range(entries)], (
+            "rows of one sample differ"
+        )
+        contents, entries = contents[::repeat], entries // repeat
     assert len(lineage.shown) == entries, "the lineage shows another number of samples"
     planned_rows = lineage.planned_rows or list(range(len(lineage.planned)))
     entry_rows = lineage.rows or list(range(entries))
-    contents = [_content(batch, entry) for entry in range(entries)]
     records: dict[int, list[Record]] = {}
     for bad in lineage.bad:
         substitute = bad.substitute and (shard_of(bad.substitute[0]), bad.substitute[1])
@@ -90,6 +101,7 @@ def rows_of(batch: Batch, shard_of: Callable[[str], int]) -> dict[int, Row]:
             valid,
             tuple(records.pop(number, ())),
             tuple(contents[entry] for entry in of_row) if valid else (),
+            repeat,
         )
     assert not records, f"records of rows that are not here: {records}"
     return rows

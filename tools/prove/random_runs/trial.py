@@ -7,6 +7,7 @@ workers, threads and storage, ends in another way, and must show the same rows.
 from __future__ import annotations
 
 import json
+import math
 import os
 import pickle
 import random
@@ -36,11 +37,11 @@ from tools.prove.random_runs.corpus import (
     Corpus,
     Known,
     Ref,
-    append_shards,
     write_corpus,
 )
-from tools.prove.random_runs.oracle import Facts, judge, judge_rest
+from tools.prove.random_runs.oracle import Facts, Groups, groups_of, judge, judge_rest
 from tools.prove.random_runs.rows import Row, marked, rows_of
+from tools.prove.random_runs.unions import Union, grow
 from tools.prove.random_runs.views import MAX_CHOSEN, Choice, chosen, draw_view, opened
 
 Steps = dict[tuple[int, int], dict[int, Row]]
@@ -58,10 +59,17 @@ class Trial:
     s3_prefix: str = ""
     choose: random.Random = field(default_factory=random.Random)
     """Draws all that is about views and takedowns."""
+    kinds: random.Random = field(init=False)
+    """Draws all that is about buckets, repeats and unions."""
+    groups: dict[int, Groups] = field(default_factory=dict)
+    """By epoch: the samples of each bucket, as its plan has them."""
     removed: set[Ref] = field(default_factory=set)
     """What was taken down, of all sources."""
     words: list[str] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
+
+    def __post_init__(self) -> None:
+        self.kinds = random.Random(f" {self.seed}")
 
     def say(self, *words: object) -> None:
         """Remember what was drawn, for the message of a failure."""
@@ -76,7 +84,8 @@ class Data:
     """By source; one named "" without a mixture."""
     mixture: dict[str, Any] | None
     decode: mm.Decode | None
-    batching: mm.Flat | None
+    batching: mm.Flat | mm.Buckets | None
+    """Buckets with `rows`: those above the first edge have half of the rows."""
     is_before: bool
     """Whether the function that refuses samples runs before decoding."""
     span: tuple[int, int]
@@ -107,10 +116,11 @@ class Data:
             known.fault in ("", "filtered") for known in self.samples().values()
         )
         functions = {"before" if self.is_before else "transforms": (marked,)}
+        num_samples = settings["global_batch_size"]
         return mm.Pipeline(
             self.open(storage_kind),
             decode=self.decode,
-            batching=self.batching_of_plans(),
+            batching=self.batching_of(num_samples),
             bad_samples=mm.BadSamplePolicy(
                 action=self.action,  # type: ignore[arg-type]
                 max_fraction=1,
@@ -121,12 +131,16 @@ class Data:
                 quarantine=None,
             ),
             **functions,  # type: ignore[arg-type]
-            **settings,
+            **{**settings, "global_batch_size": num_samples * settings.get("repeat", 1)},
             **cache,
         )
 
-    def batching_of_plans(self) -> mm.Flat | None:
+    def batching_of(self, num_samples: int) -> mm.Flat | mm.Buckets | None:
         """Return the batching, with plans of the corpora as they are now."""
+        if isinstance(self.batching, mm.Buckets) and self.batching.rows is not None:
+            half = 1 if num_samples % 2 else num_samples // 2
+            first, *_, last = self.batching.edges
+            return replace(self.batching, rows={first: num_samples, last: half})  # type: ignore[dict-item]
         if not isinstance(self.batching, mm.Pack):
             return self.batching
         plans = {name: self._plan(name) for name in self.corpora}
@@ -201,10 +215,10 @@ class Data:
             ),
             listed=listed,
             removed=removed,
-            source_of={n: name.rpartition("/")[0] for n, name in enumerate(names)},
+            source_of=dict(enumerate(s for s, c in self.corpora.items() for _ in c.names)),
             name_of={n: name.rpartition("/")[2] for n, name in enumerate(names)},
             faults=frozenset(FAULTS.keys() - blind),
-            rows=pipeline.global_batch_size,
+            rows=pipeline.global_batch_size // pipeline.repeat,
             lanes=order.grid,
             action=self.action,
             drop_last=pipeline.drop_last or self.mixture is not None,
@@ -217,6 +231,8 @@ class Data:
             max_tokens=self.max_tokens if is_packed else 0,
             num_packs=getattr(order, "num_units", 0) if self.mixture is None else 0,
             measured=measured,
+            repeat=pipeline.repeat,
+            buckets=pipeline.batching if isinstance(pipeline.batching, mm.Buckets) else None,
         )
 
 
@@ -287,6 +303,7 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
     has_wavs = kind != "pack" and draw.random() < 0.25
     bad_fraction = draw.choice([0.0, 0.05, 0.2])
     has_views = kind != "pack" and trial.choose.random() < 0.7
+    has_buckets = not is_mixture and kind in ("raw", "rows") and trial.kinds.random() < 0.6
     corpora = {
         name: write_corpus(
             folder / (name or "data"),
@@ -295,15 +312,22 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
             has_wavs=has_wavs,
             bad_fraction=bad_fraction,
             max_samples=trial.choose.choice([24, 24, 700]) if has_views else 24,
+            has_columns=has_buckets,
         )
         for name in names
     }
+    for name in [name for name in names if trial.kinds.random() < 0.3]:
+        corpora[name] = union = Union(
+            folder, has_wavs=has_wavs, has_columns=has_buckets, parts=[corpora[name]]
+        )
+        union.add(trial.kinds, name, bad_fraction)
+        trial.counts["unions"] += 1
     if is_mixture and has_views and trial.choose.random() < 0.3:  # two views of one dataset
         corpora[names[-1]] = corpora[names[0]]
     views = _draw_views(trial, corpora) if has_views else {}
     max_tokens = draw.choice([64, 70, 100, 200])
     layout: Any = draw.choice(["flat", "rows"])
-    batching: mm.Flat | None = None
+    batching: mm.Flat | mm.Buckets | None = _draw_buckets(trial) if has_buckets else None
     if kind == "flat":
         batching = mm.Flat(layout=layout)
     if kind == "pack":
@@ -357,8 +381,16 @@ def _draw_data(trial: Trial, folder: Path, draw: random.Random) -> Data:
         "bad", bad_fraction, "wavs", has_wavs, span, mixture, batching, "before", data.is_before
     )
     trial.say(data.action, "understated", sorted(data.understated), "views", views)
-    trial.counts["views of " * bool(views) + kind + " of a mixture" * is_mixture] += 1
+    words = "views of " * bool(views), "buckets of " * has_buckets, kind
+    trial.counts["".join(words) + " of a mixture" * is_mixture] += 1
     return data
+
+
+def _draw_buckets(trial: Trial) -> mm.Buckets:
+    draw = trial.kinds
+    edges: Any = sorted(draw.sample([8, 11, 12, 15, 20, 30, 45, 60], draw.randint(1, 4)))
+    rows = {edges[-1]: 1} if len(edges) > 1 and draw.random() < 0.4 else None
+    return mm.Buckets("json.size", edges=edges, rows=rows, min_steps=draw.choice([1, 2, 4]))
 
 
 def _draw_views(trial: Trial, corpora: Mapping[str, Corpus]) -> dict[str, tuple[Choice, ...]]:
@@ -380,6 +412,8 @@ def _draw_settings(trial: Trial, draw: random.Random, data: Data) -> dict[str, A
         "drop_last": draw.random() < 0.5,
         "reshuffle": draw.choice(["global", "lanes"]) if shuffle else "global",
     }
+    if data.batching is None and trial.kinds.random() < 0.4:
+        settings["repeat"] = trial.kinds.randint(2, 4)
     if draw.random() < 0.7:
         lanes = draw.choice([n for n in range(1, rows + 1) if rows % n == 0])
         settings["grid"] = (draw.randint(1, 3), lanes)
@@ -400,7 +434,7 @@ def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
     """Draw the settings and the view of epoch 1; sometimes shards are appended, too."""
     data, settings = plan.data, plan.settings
     if draw.random() < (0.8 if data.views else 0.4) and not isinstance(data.batching, mm.Pack):
-        append_shards(data.corpora[""], draw, 2, "more", 0.1)
+        grow(data.corpora[""], draw, trial.kinds)
         trial.say("shards appended")
         if trial.choose.random() < 0.3:
             trial.counts["changes that only append"] += 1
@@ -414,11 +448,14 @@ def _change(trial: Trial, draw: random.Random, plan: Plan) -> Plan:
     }
     if not isinstance(data.batching, mm.Pack) and trial.choose.random() < 0.3:
         data = replace(data, views=_draw_views(trial, data.corpora))
+    if isinstance(data.batching, mm.Buckets) and trial.kinds.random() < 0.6:
+        data = replace(data, batching=trial.kinds.choice([None, _draw_buckets(trial)]))
+    later["repeat"] = trial.kinds.randint(1, 3) if data.batching is None else 1
     try:
         _ = data.pipeline(later).order
     except mm.ConfigError:  # too few samples or packs for a step
         later["global_batch_size"] = 1
-    trial.say("later", later, data.views)
+    trial.say("later", later, data.views, data.batching)
     trial.counts["changes"] += 1
     return Plan(data, later, data.chosen(), len(data.shard_names()))
 
@@ -514,7 +551,9 @@ def _check_refusal(trial: Trial, before: Plan, present: Plan, state: dict[str, A
             loader.load_state_dict(json.loads(json.dumps(state)))
         except mm.StateError as error:
             answer = str(error)
-    assert "selection" in answer, f"the state of another selection, without {old}: {answer}"
+    assert "selection" in answer or "buckets" in answer, (
+        f"the state of another selection, without {old}: {answer}"
+    )
     trial.counts["refused selections"] += 1
 
 
@@ -532,11 +571,14 @@ def _judged(
         return None
     facts = plan.data.facts(trial, pipeline)
     rest = {key: rows for key, rows in steps.items() if key in before}
-    judge_rest(replace(facts, drop_last=True), rest, before)
+    groups = trial.groups.get(min(rest, default=(0, 0))[0], ())
+    judge_rest(replace(facts, drop_last=True), rest, before, groups)
     _check_replay(trial.choose, plan.data, pipeline, rest, state if rest else None)
     new = {key: rows for key, rows in steps.items() if key not in before}
     num_epochs, listed = len({epoch for epoch, _ in new}), facts.listed | facts.removed
-    judge(replace(facts, listed=listed, removed=frozenset(), num_epochs=num_epochs), new)
+    facts = replace(facts, listed=listed, removed=frozenset(), num_epochs=num_epochs)
+    judge(facts, new)
+    trial.groups |= {epoch: groups_of(facts) for epoch, _ in new}
     _check_replay(trial.choose, plan.data, pipeline, new)
     _check_views(plan.data)
     trial.counts["judged steps"] += len(steps)
@@ -547,8 +589,10 @@ def _with_change(
     trial: Trial, present: Plan, later: Plan, steps: Steps, shard_of: Mapping[str, int]
 ) -> Steps | None:
     """Return the steps of epoch 0, and then those of the later plan. None: as of `_read`."""
+    of_present = trial.groups.get(0, [])
     later.data.corpora[""].show(later.num_shards)
     after = _judged(trial, later, shard_of)
+    trial.groups[0] = of_present
     later.data.corpora[""].show(present.num_shards)
     return after and {
         **{key: rows for key, rows in steps.items() if key[0] == 0},
@@ -582,12 +626,13 @@ def _take_down(
     for name, corpus in data.corpora.items():
         first = data.first_shard(name)
         own = {(s - first, i) for s, i in refs if 0 <= s - first < len(corpus.names)}
-        num_taken = take_down(
-            opened(corpus.open(), data.views.get(name, ())), sorted(own), "a request"
-        )
+        num_taken = 0
+        for part, refs_of_part in corpus.split(own):
+            choices = data.views.get(name, ()) if part is corpus else ()
+            num_taken += take_down(opened(part.open(), choices), sorted(refs_of_part), "a request")
+            part.s3_url = ""
         assert num_taken == len(own - corpus.removed), f"{num_taken} were taken down of {own}"
         corpus.removed |= own
-        corpus.s3_url = ""
 
 
 def _read_on(
@@ -657,8 +702,10 @@ def _read_in_parts(
         last = len(keys) if present is later else sum(key[0] == 0 for key in keys)
         ahead = [expected[key] for key in keys[position:]]
         part = _draw_part(
-            trial, folder, draw, present.settings, (position, keys, last, ahead), remote, workers
+            trial, folder, draw, present, (position, keys, last, ahead), remote, workers
         )
+        if present is not plans[0] and keys[position][1] and epoch == 0:
+            trial.counts[f"resumed in mid-epoch after a change: {part.on_change}"] += 1
         if state is not None and trial.choose.random() < 0.3:
             _check_refusal(trial, plans[0] if epoch == 0 else later, present, state)
         steps, state = _read_part(trial, draw, present, part, state, shard_of)
@@ -686,13 +733,13 @@ def _draw_part(
     trial: Trial,
     folder: Path,
     draw: random.Random,
-    settings: Mapping[str, Any],
+    plan: Plan,
     where: tuple[int, list[tuple[int, int]], int, list[dict[int, Row]]],
     remote: float,
     workers: float,
 ) -> _Part:
     position, keys, last, _ = where
-    rows = settings["global_batch_size"]
+    settings, rows = plan.settings, plan.settings["global_batch_size"]
     present = [key for key in keys if key[0] == keys[position][0]]
     to_end = len(present) - present.index(keys[position])
     end = draw.choice(ENDS)
@@ -709,6 +756,12 @@ def _draw_part(
     elif draw.random() < 0.3:
         cuts = sorted(draw.sample(range(1, rows), size - 1))
         rows_per_rank = [b - a for a, b in zip([0, *cuts], [*cuts, rows], strict=True)]
+        rows_per_rank = [number * settings.get("repeat", 1) for number in rows_per_rank]
+    rows_of_buckets = getattr(plan.data.batching_of(rows), "rows", None) or {}
+    if rows_of_buckets or len({*map(len, where[3])}) > 1:  # ranks have equal shares
+        numbers = [*map(len, where[3]), *rows_of_buckets.values()]
+        size = max(n for n in range(1, size + 1) if math.gcd(*numbers) % n == 0)
+        rows_per_rank = trial.kinds.choice([None, "balanced"])
     cache: dict[str, Any] = {}
     if is_remote and draw.random() < 0.5:
         cache = {

@@ -72,7 +72,8 @@ def chosen(choices: Sequence[Choice], shards: Sequence[ShardInfo]) -> list[Ref]:
 
 def _draws(shard: ShardInfo, seed: int) -> list[float]:
     """Return the random numbers of a shard's samples, by which it is split."""
-    digest = hashlib.sha256(repr((seed, "sample", shard.name)).encode()).digest()
+    own_name = shard.name.rpartition("/")[2]  # a union draws as its folders do
+    digest = hashlib.sha256(repr((seed, "sample", own_name)).encode()).digest()
     key = int.from_bytes(digest[:16], "little")
     words = np.random.Philox(key=key).random_raw(shard.num_samples).tolist()
     return [(word >> 11) / 2**53 for word in words]
