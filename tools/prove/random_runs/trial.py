@@ -69,7 +69,7 @@ class Trial:
     counts: Counter[str] = field(default_factory=Counter)
 
     def __post_init__(self) -> None:
-        self.kinds = random.Random(f" {self.seed}")
+        self.kinds = random.Random(f"new {self.seed}")
 
     def say(self, *words: object) -> None:
         """Remember what was drawn, for the message of a failure."""
