@@ -160,16 +160,16 @@ def _tokens_of_rank(borders: IntArray, rank: int, size: int, scheme: Scheme) -> 
         number = int(uneven[0])
         is_document = scheme == "document-zigzag"
         times = "" if scheme == "contiguous" else "2 x "
-        cure = f"pad_to_multiple_of={num_chunks}"
+        cure = f"mm.Flat(pad_to_multiple_of={num_chunks})"
         if is_document:
             cure = (
-                f"document_multiple_of={num_chunks}, {cure} (packs: mmstream plan "
-                f"--document-multiple-of {num_chunks})"
+                f"mm.Flat(document_multiple_of={num_chunks}, pad_to_multiple_of={num_chunks}); "
+                f"for packs mmstream plan --document-multiple-of {num_chunks}"
             )
         raise ConfigError(
             f"cut_sequence: {'document' if is_document else 'row'} {number} has "
             f"{lengths[number]:,} tokens, and {scheme} needs a multiple of {times}size = "
-            f"{num_chunks}: pass mm.Flat({cure}); for padded rows mm.TextDecoder("
+            f"{num_chunks}: pass {cure}; for padded rows mm.TextDecoder("
             'padding="max_length", max_length=)'
         )
     chunks = lengths // num_chunks

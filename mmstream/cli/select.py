@@ -101,7 +101,7 @@ def buckets_from(
         refuse_given(("edges", "resolution", "multiple_of"), "with --buckets")
         return None
     if (edges is None) == (resolution is None):
-        raise click.UsageError("--buckets: give --edges, or --resolution")
+        raise click.UsageError("--buckets: give --edges, or --resolution, and not both")
     if resolution is not None:
         return Buckets(buckets, edges=tuple(aspect_edges(resolution, multiple_of=multiple_of)))
     refuse_given(("multiple_of",), "with --resolution")
