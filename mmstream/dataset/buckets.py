@@ -100,11 +100,14 @@ def bucket_order(dataset: Any, buckets: Buckets, **settings: Any) -> BucketOrder
             f"{num_outside:,} of {count_text(corpus.num_samples, 'sample')}",
             limit,
         )
+    # Pictures of joined shapes are cropped to one of them.
+    level = logging.WARNING if buckets.has_shapes else logging.INFO
     for edge, _, _, parts in order.parts:
         if len(parts) > 1:
-            logger.info(
-                "buckets of %s: %s has the samples of %s, which have fewer than %d steps by "
-                "themselves",
+            logger.log(
+                level,
+                "buckets of %s: %s has the samples of %s, which have fewer than min_steps=%d steps "
+                "by themselves",
                 buckets.column,
                 edge,
                 ", ".join(str(part) for part in parts if part != edge),

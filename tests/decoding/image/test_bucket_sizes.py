@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 from contextlib import closing
 from pathlib import Path
 from typing import Any
@@ -94,6 +95,15 @@ def test_random_crops_masks_and_boxes_follow(corpus: str) -> None:
         for boxes in batch["boxes"]:
             assert boxes.tolist() == [[0, 0, width, height]]
     assert_resumes_exactly(lambda: mm.Loader(pipeline(corpus, decode)))
+
+
+def test_shapes_that_are_joined_are_a_warning(
+    corpus: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    with caplog.at_level(logging.WARNING, "mmstream"):
+        _ = pipeline(corpus, of_image(), batching=mm.Buckets("aspect", edges=EDGES)).order
+    assert "buckets of aspect: " in caplog.text
+    assert "have fewer than min_steps=4 steps by themselves" in caplog.text
 
 
 @pytest.mark.slow
