@@ -21,7 +21,7 @@ from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.mixture import Mixture
 from mmstream.dataset.source import ShardSource
 from mmstream.errors import ConfigError, StateError, escaped
-from mmstream.order import AnyOrder, BucketOrder, Order
+from mmstream.order import AnyOrder, BucketOrder, Order, without_buckets
 from mmstream.order.corpus import CONTENT_KEYS, DATASET, dataset_identity, differing_keys
 from mmstream.packing.order import MixturePackOrder, PackOrder
 from mmstream.packing.plan import MixturePlan, PackPlan
@@ -375,7 +375,7 @@ def _shown(value: Any) -> str:
 
 
 def _without_unused_choices(state: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return a state without its bad list and selection where an epoch begins with present ones.
+    """Return a state without what an epoch begins anew: its bad list, selection and buckets.
 
     It has no checksum any more.
     """
@@ -384,6 +384,8 @@ def _without_unused_choices(state: Mapping[str, Any]) -> Mapping[str, Any]:
         return state
     prefix = f"{DATASET} " if "plan" in identity else ""
     kept = {key: value for key, value in identity.items() if key != f"{prefix}selection"}
+    if "buckets" in kept:
+        kept = without_buckets(kept)
     changed = {**state, "order": {**kept, "bad": None, f"{prefix}bad": None}}  # of packs, too
     changed.pop(_SEAL, None)
     return changed

@@ -21,7 +21,7 @@ is one lane and no permutation: slot = step * G + row.
 """
 
 from mmstream.order.any_order import MAX_ATTEMPTS, NEAR_ATTEMPTS, AnyOrder, Refs, Unit, Window
-from mmstream.order.bucket_order import BucketOrder, buckets_of
+from mmstream.order.bucket_order import BucketOrder, buckets_of, without_buckets
 from mmstream.order.buckets import Buckets, aspect_edges
 from mmstream.order.corpus import Corpus
 from mmstream.order.mixture.order import MixtureOrder
@@ -44,4 +44,5 @@ __all__ = [
     "Window",
     "aspect_edges",
     "buckets_of",
+    "without_buckets",
 ]

@@ -34,7 +34,7 @@ from mmstream.errors import ConfigError, StateError
 from mmstream.order.any_order import Refs, SampleRows, Window, cached
 from mmstream.order.buckets import Buckets, Edge
 from mmstream.order.corpus import Corpus, differing_keys, require_same_shards
-from mmstream.order.order import Order
+from mmstream.order.order import ORDER_VERSIONS, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Selection
 from mmstream.order.settings import ChosenSettings, mixture_settings, require, reshuffle_of
@@ -427,16 +427,30 @@ def _joined(
     return joined
 
 
+def without_buckets(identity: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the identity of an order of the same dataset and settings without buckets.
+
+    It says what the beginning of an epoch needs of a state, where other buckets may begin.
+
+    Raises:
+        StateError: it is malformed, or of another version.
+    """
+    _require_version(identity)
+    try:
+        version = ORDER_VERSIONS[reshuffle_of(identity)]
+    except ConfigError as error:
+        raise StateError(f"not an order of buckets: {error}") from None
+    kept = {key: value for key, value in identity.items() if key != "buckets"}
+    return {**kept, "version": version, "interleave": 1, "chunk": 1}
+
+
 def buckets_of(identity: Mapping[str, Any]) -> Buckets:
     """Return the buckets that an identity names.
 
     Raises:
         StateError: it is malformed, or of another version.
     """
-    if identity.get("version") != BUCKET_VERSION:
-        raise StateError(
-            f"version {identity.get('version')!r} of buckets, this mmstream has {BUCKET_VERSION}"
-        )
+    _require_version(identity)
     try:
         saved = identity["buckets"]
         settings = {name: saved[name] for name in ("column", "edges", "min_steps")}
@@ -444,6 +458,13 @@ def buckets_of(identity: Mapping[str, Any]) -> Buckets:
         return Buckets(settings.pop("column"), **settings)
     except (ConfigError, KeyError, TypeError, ValueError, OverflowError) as error:
         raise StateError(f"not an order of buckets: {type(error).__name__}: {error}") from None
+
+
+def _require_version(identity: Mapping[str, Any]) -> None:
+    if identity.get("version") != BUCKET_VERSION:
+        raise StateError(
+            f"version {identity.get('version')!r} of buckets, this mmstream has {BUCKET_VERSION}"
+        )
 
 
 def _plain(edge: Edge) -> float | list[int]:

@@ -334,6 +334,14 @@ def test_other_buckets_in_mid_epoch_are_refused_or_begin_with_the_next(written: 
     assert finished == plain_steps[3:]
 
 
+def test_an_epoch_of_a_view_begins_with_other_settings(written: str) -> None:
+    view = mm.open_dataset(written)[::2]
+    state = mm.Loader(pipeline(view)).state_dict()
+    for data, settings in ((view, {"seed": 4}), (written, {"seed": 4}), (view, {"edges": [4, 9]})):
+        other = pipeline(data, **settings)
+        assert rest_of(other, state, on_change="finish_epoch") == run(other).steps
+
+
 def test_a_state_keeps_the_windows_of_its_epoch(written: str) -> None:
     steps, states = states_of(pipeline(written, window=6, grid=(1, 2)))
     assert rest_of(pipeline(written), states[3]) == steps[4:]  # defaults are others now

@@ -176,7 +176,7 @@ def judge_rest(facts: Facts, steps: Steps, before: Steps, groups: Groups = ()) -
     whole = facts
     for (epoch, step), rows in steps.items():
         of_step = [refs for refs, _ in groups if refs & set(rows[0].planned)]
-        facts = replace(whole, chosen=whole.chosen & of_step[0]) if groups else whole
+        facts = replace(whole, chosen=of_step[0]) if groups else whole
         for number, old in before[epoch, step].items():
             row, where = rows[number], f"epoch {epoch} step {step} row {number}"
             assert row.planned == old.planned, f"{where}: plans {row.planned}, not {old.planned}"
