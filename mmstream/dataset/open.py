@@ -10,6 +10,7 @@ from __future__ import annotations
 import logging
 import os
 import posixpath
+import re
 import shlex
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -124,7 +125,7 @@ def open_dataset(
         urls = [os.fspath(item) for item in source]
         for url in urls:
             require_no_secret(url)
-        folders = [url for url in urls if _is_folder(url) or not url.endswith(TAR_ENDINGS)]
+        folders = [url for url in urls if _is_folder(url) or not _is_tar(url)]
         if 0 < len(folders) < len(urls):
             raise ConfigError(
                 f"open_dataset: {escaped(folders[0])} is a folder, and other names of the list are "
@@ -141,6 +142,12 @@ def open_dataset(
 def _is_folder(name: str) -> bool:
     """Tell whether a name is surely that of a folder: it exists as one, or ends with a slash."""
     return name.endswith("/") or (not is_remote(name) and Path(local_path(name)).is_dir())
+
+
+def _is_tar(name: str) -> bool:
+    """Tell whether a name of a list, which is no folder, is a tar: it exists, or is called so."""
+    is_file = not is_remote(name) and Path(local_path(name)).exists()
+    return is_file or re.search(r"\.(tar|tgz)\b", posixpath.basename(name.lower())) is not None
 
 
 def expand_braces(pattern: str) -> list[str]:
