@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import faulthandler
+import logging
 import os
 import signal
 import subprocess
@@ -193,8 +194,15 @@ def mmstream(
 
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        with pytest.raises(SystemExit) as stopped:
-            main()
+        # A command sets these for its process, which ends with it.
+        on_sigterm, logger = signal.getsignal(signal.SIGTERM), logging.getLogger("mmstream")
+        level = logger.level
+        try:
+            with pytest.raises(SystemExit) as stopped:
+                main()
+        finally:
+            signal.signal(signal.SIGTERM, on_sigterm)
+            logger.setLevel(level)
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err
         assert isinstance(stopped.value.code, int)
