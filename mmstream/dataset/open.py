@@ -145,9 +145,10 @@ def _is_folder(name: str) -> bool:
 
 
 def _is_tar(name: str) -> bool:
-    """Tell whether a name of a list, which is no folder, is a tar: it exists, or is called so."""
-    is_file = not is_remote(name) and Path(local_path(name)).exists()
-    return is_file or re.search(r"\.(tar|tgz)\b", posixpath.basename(name.lower())) is not None
+    """Tell whether a name of a list, which is no folder, is a tar: it is called so, or exists."""
+    if re.search(r"\.(tar|tgz)\b", posixpath.basename(name.lower())):
+        return True
+    return not is_remote(name) and Path(local_path(name)).exists()
 
 
 def expand_braces(pattern: str) -> list[str]:
