@@ -34,7 +34,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, suppress
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import msgspec
 import numpy as np
@@ -58,7 +58,7 @@ from mmstream.dataset.columns import (
 )
 from mmstream.dataset.dataset import Dataset
 from mmstream.dataset.index import index_checksum
-from mmstream.dataset.removed import digest_of
+from mmstream.dataset.removed import digest_of, read_removed
 from mmstream.dataset.select import forget_conditions
 from mmstream.errors import ConfigError, DecodeError, ShardError
 from mmstream.media.fields import json_object
@@ -271,19 +271,25 @@ class SidecarWriter:
         self._add(values, media, key, caption, scalars, *origin[3:])
         self._num_samples += 1
 
-    def add_reject(self, row: Row, key: str, reason: str, *, is_stored: bool = False) -> None:
-        """Add a row that became no sample, or a sample that cannot be read.
+    def add_reject(
+        self,
+        row: Row,
+        key: str,
+        reason: str | None,
+        status: Literal["rejected", "damaged", "erased"] = "rejected",
+    ) -> None:
+        """Add a row that became no sample, or a sample that cannot be read or was erased.
 
         Args:
             row: The row.
             key: The key that its sample would have.
-            reason: Why there is no sample.
-            is_stored: It is a sample of the shard.
+            reason: Why there is no sample. None: it was erased.
+            status: Damaged and erased ones are samples of the shard.
         """
-        origin = self._origin(row)
-        status, index = ("damaged", self._num_samples) if is_stored else ("rejected", None)
-        leading_values = (encodable(key), status, encodable(reason), self._shard, index, *origin)
-        self._num_samples += is_stored
+        origin, message = self._origin(row), reason if reason is None else encodable(reason)
+        index = None if status == "rejected" else self._num_samples
+        leading_values = (encodable(key), status, message, self._shard, index, *origin)
+        self._num_samples += index is not None
         values = leading_values + (None,) * (len(SCHEMA) - 1 - len(leading_values))
         self._add(values, (), key, reason, *origin[3:])
 
@@ -378,7 +384,7 @@ def write_sidecars(
     """Write the sidecars of all shards that have none, or an old one. They lie beside the indexes.
 
     What the bytes of a shard do not tell is kept of an old one: rejected rows, where samples are
-    from, perceptual hashes. A sample that cannot be read has a row of NULLs.
+    from, perceptual hashes. A sample that cannot be read, or was erased, has a row of NULLs.
 
     Args:
         dataset: Whose shards are read, all bytes of them.
@@ -394,7 +400,11 @@ def write_sidecars(
         ShardError, StorageError: A shard cannot be read.
         MMStreamError: A process died. The sidecars that are written are kept.
     """
-    jobs = [(dataset, shard, overwrite) for shard in range(dataset.num_shards)]
+    erased = read_removed(dataset.index_store).erased
+    jobs = [
+        (dataset, shard, overwrite, frozenset(erased.get(dataset.name_of(shard), ())))
+        for shard in range(dataset.num_shards)
+    ]
     num_samples, num_written = int(dataset.counts.sum()), 0
     is_hidden = None if progress else True
     try:
@@ -410,9 +420,9 @@ def write_sidecars(
     return num_written
 
 
-def _write(job: tuple[Dataset, int, bool]) -> bool:
+def _write(job: tuple[Dataset, int, bool, frozenset[int]]) -> bool:
     """Write the sidecar of a shard. Return False where a whole one is there."""
-    dataset, shard, overwrite = job
+    dataset, shard, overwrite, erased = job
     if not overwrite and (scalars := _old_rows(dataset, shard, ["json"])) is not None:
         num_samples = len(scalars) - scalars["index"].null_count
         if "json" in scalars.column_names and num_samples == dataset.counts[shard]:
@@ -433,7 +443,10 @@ def _write(job: tuple[Dataset, int, bool]) -> bool:
         for index, sample in enumerate(dataset.shards.samples(shard, every)):
             own = Row(index, name, index + 1, None)
             if not isinstance(sample, dict):
-                sidecar.add_reject(own, "", str(sample), is_stored=True)
+                sidecar.add_reject(own, "", str(sample), "damaged")
+                continue
+            if index in erased:
+                sidecar.add_reject(Row(index, "", 0, None), sample["__key__"], None, "erased")
                 continue
             fields = {field: data for field, data in sample.items() if not field.startswith("__")}
             row = old_rows.get(index)

@@ -507,6 +507,16 @@ def test_indexing_again_keeps_what_states_know_of_an_erased_tar(tmp_path: Path) 
     assert list(verify(mm.open_dataset(folder), progress=False)) == []
 
 
+def test_columns_that_are_written_anew_tell_nothing_of_erased_samples(folder: Path) -> None:
+    erase_keys(folder)
+    before = [pq.read_table(path).to_pylist() for path in sorted(folder.glob("*.parquet"))]
+    write_sidecars(mm.open_dataset(str(folder)), overwrite=True)
+    after = [pq.read_table(path).to_pylist() for path in sorted(folder.glob("*.parquet"))]
+    erased = [row for table in before for row in table if row["status"] == "erased"]
+    assert len(erased) == len(KEYS)
+    assert [row for table in after for row in table if row["status"] == "erased"] == erased
+
+
 def files_with(folder: Path, needle: bytes) -> list[str]:
     return [path.name for path in folder.rglob("*") if path.is_file() and needle in texts_of(path)]
 
