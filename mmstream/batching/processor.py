@@ -363,8 +363,8 @@ class ProcessorCollate:
             arguments["return_text_replacement_offsets"] = True
         batch = dict(self.processor(**arguments))
         if texts and "labels" in batch and "input_ids" not in batch:  # with padding among them
-            made = self.processor.tokenizer(texts, return_tensors="pt", **tokens)
-            batch["labels"] = _without_padding(made)
+            tokenized = self.processor.tokenizer(texts, return_tensors="pt", **tokens)
+            batch["labels"] = _without_padding(tokenized)
         return self._with_labels(batch, prompts) if has_labels else batch
 
     def _in_parts(self, arguments: dict[str, Any], texts: list[str], tokens: Any) -> Batch:
@@ -382,9 +382,9 @@ class ProcessorCollate:
                     own |= options
                 batch |= _part(self.processor, kind)(arguments[name], **own)
         if texts:
-            made = self.processor.tokenizer(texts, return_tensors="pt", **tokens)
+            tokenized = self.processor.tokenizer(texts, return_tensors="pt", **tokens)
             makes_sound = hasattr(self.processor, "_decode_audio")  # of a text, which is read
-            batch |= made if makes_sound else {"labels": _without_padding(made)}
+            batch |= tokenized if makes_sound else {"labels": _without_padding(tokenized)}
         return batch
 
     def _text_settings(self, texts: Sequence[str]) -> dict[str, Any]:

@@ -168,7 +168,9 @@ def _names(
         return
     yield "id", _ids(source)
     conversions = [(manifest.source["rows_sha256"], 0)]
-    conversions += [(each.rows_sha256, each.first_row) for each in appends_of(manifest.source)]
+    conversions += [
+        (append.rows_sha256, append.first_row) for append in appends_of(manifest.source)
+    ]
     for sha256, first_row in conversions:
         if sha256 == source.sha256:
             yield "key", map(row_key, range(first_row, first_row + source.num_rows))
@@ -249,7 +251,7 @@ def plan_append(
         rows: 0-based numbers of the new rows of this dataset, in the order of the shards.
         known: Which of them it has already.
     """
-    earlier = [each.rows_total for each in appends_of(manifest.source)]
+    earlier = [append.rows_total for append in appends_of(manifest.source)]
     numbers, per_shard = np.asarray(rows, np.int64), plan["samples_per_shard"]
     ends = np.flatnonzero(known.codes[numbers] == 0)[per_shard::per_shard].tolist()
     most_rows = MAX_ROWS_PER_SAMPLE * per_shard

@@ -61,7 +61,7 @@ from mmstream.converting.outputs import (
     shards_of,
     warn_of_leaks,
 )
-from mmstream.converting.plan import num_shards, shard_name
+from mmstream.converting.plan import num_rows_of, num_shards, shard_name
 from mmstream.converting.report import (
     REJECTS_NAME,
     REPORTS,
@@ -71,7 +71,6 @@ from mmstream.converting.report import (
     all_rejects,
     group_rejects,
     joined_groups,
-    num_rows_of,
     read_report,
     read_shard_report,
     rejects_name,
@@ -514,7 +513,7 @@ def _report_of(output: Output, shards: list[ShardReport], seconds: float) -> Con
     facts = {} if corpus is None else vars(corpus)
     num_retried = sum(shard.num_rows for shard in shards) if output.work.rerun.retry_rejects else 0
     counts = {
-        "num_rows": num_rows_of(manifest),
+        "num_rows": num_rows_of(manifest.source),
         "num_samples": manifest.num_samples,
         "num_rejects": manifest.source["num_rejects"],
         "num_shards": len(manifest.shards),

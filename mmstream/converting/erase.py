@@ -387,11 +387,11 @@ def _rewrite_reports(store: Store, digests: Collection[str], have_row_keys: bool
     def erased_rejects(shard: str) -> dict[int, str]:
         rejects, are_erased = rejects_of(store, shard), are_of_erased(store, shard, digests)
         if are_erased is None or len(are_erased) != len(rejects):
-            are_erased = [have_row_keys and digest_of(each.key) in digests for each in rejects]
+            are_erased = [have_row_keys and digest_of(reject.key) in digests for reject in rejects]
         return {  # empty ones, too: a call that was killed may have got so far
-            number: each.key
-            for number, each in enumerate(rejects)
-            if are_erased[number] or each == _NO_REJECT
+            number: reject.key
+            for number, reject in enumerate(rejects)
+            if are_erased[number] or reject == _NO_REJECT
         }
 
     names = open_store(store.url_of(REPORTS)).list()

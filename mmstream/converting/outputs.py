@@ -69,6 +69,7 @@ from mmstream.converting.plan import (
     next_round,
     num_all_shards,
     num_own_shards,
+    num_rows_of,
     num_shards,
     plan_of,
     rounds,
@@ -331,7 +332,9 @@ def finish(store: Store, plan: dict[str, Any], reports: Sequence[ShardReport]) -
     """Write ``rejects.jsonl``, ``report.json``, the index, the manifest; remove the marker."""
     _write_rejects(store, reports)
     manifest = manifest_of(plan, reports)
-    write_report(store, manifest, (report.counts for report in reports))
+    write_report(
+        store, manifest, num_rows_of(manifest.source), (report.counts for report in reports)
+    )
     commit(store, manifest)
     store.remove(MARKER_NAME)
 
@@ -367,7 +370,9 @@ def finish_extra(
     source["num_rejects"] = sum(report.num_rejects for report in current)
     fields = dict(_fields(all_reports))
     manifest = replace(old, shards=(*old.shards, *shards), fields=fields, source=source)
-    write_report(store, manifest, (report.counts for report in all_reports))
+    write_report(
+        store, manifest, num_rows_of(manifest.source), (report.counts for report in all_reports)
+    )
     index_parts = old.index_parts if len(old.index_parts) < MAX_PARTS else ()
     first = index_parts[-1].last_shard + 1 if index_parts else 0
     part = write_part(store, manifest, first, len(manifest.shards) - 1)

@@ -413,6 +413,11 @@ def appends_of(source: Mapping[str, Any]) -> list[Append]:
         raise ManifestError(f"{MANIFEST_NAME}: {APPENDED}: {error}; {_CURE}") from None
 
 
+def num_rows_of(source: Mapping[str, Any]) -> int:
+    """Return the number of rows of a conversion, with those that were appended."""
+    return int(source["num_rows"]) + sum(append.num_rows for append in appends_of(source))
+
+
 def num_own_shards(source: Mapping[str, Any]) -> int:
     """Return the number of shards of a conversion and of its retries. Argument as `rounds`."""
     return num_shards(source) + sum(map(int, source.get(RETRIED_SHARDS, [])))
@@ -420,7 +425,7 @@ def num_own_shards(source: Mapping[str, Any]) -> int:
 
 def num_all_shards(source: Mapping[str, Any]) -> int:
     """Return the number of shards with those that were appended. Argument as `rounds`."""
-    return num_own_shards(source) + sum(len(each.starts) for each in appends_of(source))
+    return num_own_shards(source) + sum(len(append.starts) for append in appends_of(source))
 
 
 def next_round(store: Store, source: Mapping[str, Any]) -> dict[str, IntArray]:

@@ -145,18 +145,21 @@ class RowCounter:
         return RowCounts(_by_number(formats), _by_number(self._unread_keys), media)
 
 
-def write_report(store: Store, manifest: Manifest, counts: Iterable[RowCounts]) -> None:
+def write_report(
+    store: Store, manifest: Manifest, num_rows: int, counts: Iterable[RowCounts]
+) -> None:
     """Write ``report.json``. ``rejects.jsonl`` must lie at the destination already.
 
     Args:
         store: The destination.
         manifest: Of the dataset.
+        num_rows: Of the conversion, with those that were appended.
         counts: Of every shard.
     """
     total = total_counts(counts)
     groups = group_rejects(all_rejects(store)) if manifest.source["num_rejects"] else []
     report = CorpusReport(
-        num_rows_of(manifest),
+        num_rows,
         manifest.num_samples,
         manifest.source["num_rejects"],
         len(manifest.shards),
@@ -168,12 +171,6 @@ def write_report(store: Store, manifest: Manifest, counts: Iterable[RowCounts]) 
         sum(group.num_rows for group in groups if group.example.left_out),
     )
     store.write(REPORT_NAME, json_lines(report))
-
-
-def num_rows_of(manifest: Manifest) -> int:
-    """Return the number of rows of a conversion, with those that were appended."""
-    parts = (manifest.source, *manifest.source.get("appended", ()))
-    return sum(int(part["num_rows"]) for part in parts)
 
 
 def read_report(store: Store) -> CorpusReport | None:

@@ -149,7 +149,7 @@ def _ascending(shards: ShardReader) -> list[tuple[int, int]]:
         return [(0, num_shards - 1)] if num_shards else []
     names = [shards.name_of(shard) for shard in range(num_shards)]
     try:
-        retries = [*retries, *(len(each["starts"]) for each in appends)]
+        retries = [*retries, *(len(append["starts"]) for append in appends)]
         stop = -(-source["num_rows"] // source["samples_per_shard"])
         stops = np.cumsum([stop, *retries])
         numbers = [int(name.removeprefix("shard-").removesuffix(".tar")) for name in names]
