@@ -83,10 +83,10 @@ def listed_as_bad(dataset: Dataset) -> IntArray:
 
 def _listed(dataset: Dataset, kind: Literal["bad", "duplicates"]) -> IntArray:
     """Return the samples of one kind, but for those that the dataset does not have."""
-    if dataset.parts:
-        firsts = np.cumsum([0, *(part.num_shards for part in dataset.parts)]).tolist()
-        own = zip(dataset.parts, firsts, strict=False)
-        return np.concatenate([np.add(_listed(part, kind), (first, 0)) for part, first in own])
+    if dataset.folders:
+        firsts = np.cumsum([0, *(own.num_shards for own in dataset.folders)]).tolist()
+        placed = zip(dataset.folders, firsts, strict=False)
+        return np.concatenate([np.add(_listed(own, kind), (first, 0)) for own, first in placed])
     store, manifest = dataset.index_store, dataset.manifest
     counts = {info.name: info.num_samples for info in manifest.shards}
     try:

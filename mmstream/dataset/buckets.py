@@ -102,15 +102,15 @@ def bucket_order(dataset: Any, buckets: Buckets, **settings: Any) -> BucketOrder
         )
     # Pictures of joined shapes are cropped to one of them.
     level = logging.WARNING if buckets.has_shapes else logging.INFO
-    for edge, _, _, parts in order.parts:
-        if len(parts) > 1:
+    for edge, _, _, joined in order.buckets:
+        if len(joined) > 1:
             logger.log(
                 level,
                 "buckets of %s: %s has the samples of %s, which have fewer than min_steps=%d steps "
                 "by themselves",
                 buckets.column,
                 edge,
-                ", ".join(str(part) for part in parts if part != edge),
+                ", ".join(str(other) for other in joined if other != edge),
                 buckets.min_steps,
             )
     return order

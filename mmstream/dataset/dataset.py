@@ -56,8 +56,8 @@ class Dataset(Sequence[Sample]):
             leaves them out.
         takedowns: what was taken down, the first one first (see ``removed.py``).
         selection: the samples that this dataset shows. None: all.
-        parts: the datasets of which this is the union, in their order (see ``union.py``). A dataset
-            of one folder has none.
+        folders: the datasets of which this is the union, in their order (see ``union.py``). None,
+            where it has one folder.
         has_checksums: whether bytes that are read are compared with their checksums.
 
     Examples:
@@ -86,7 +86,7 @@ class Dataset(Sequence[Sample]):
         listed = np.zeros((0, 2), dtype=np.int64) if bad is None else bad
         self.bad, self._takedown_of_bad = _with_takedowns(listed, self.takedowns)
         self.selection: Selection | None = None
-        self.parts: tuple[Dataset, ...] = ()
+        self.folders: tuple[Dataset, ...] = ()
         self.has_checksums = checksums and manifest.checksums is not None
         indexes = ShardIndexes(self.index_store, manifest, self.has_checksums, offsets)
         self.shards = ShardReader(manifest, store, indexes, stats)
@@ -283,7 +283,7 @@ class Dataset(Sequence[Sample]):
             checksums,
             self.selection,
             self._takedown_of_bad,
-            tuple(len(part.takedowns) for part in self.parts) or (len(self.takedowns),),
+            tuple(len(own.takedowns) for own in self.folders) or (len(self.takedowns),),
         )
 
     @cached_property
@@ -324,10 +324,10 @@ class Dataset(Sequence[Sample]):
 
         Only there has the shard the name that its sidecar and its facts hold.
         """
-        for part in self.parts:
-            if shard < part.num_shards:
-                return part, shard
-            shard -= part.num_shards
+        for folder in self.folders:
+            if shard < folder.num_shards:
+                return folder, shard
+            shard -= folder.num_shards
         return self, shard
 
     def plan_order(self, *, drop_last: bool = True, **settings: Any) -> Order:
@@ -352,7 +352,7 @@ class Dataset(Sequence[Sample]):
             return Order.from_saved(identity, self.corpus)
         except StateError as error:
             corpus = saved_corpus(self, identity)
-            if corpus is None and "selection" in identity and not self.parts:
+            if corpus is None and "selection" in identity and not self.folders:
                 raise StateError(f"{error}; or store them with `mmstream select`") from None
             if corpus is None:
                 raise

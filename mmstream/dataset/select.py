@@ -237,7 +237,7 @@ def _rule_numbers(dataset: Any, rules: Sequence[Rule], shard: int) -> npt.NDArra
 def _refuse_ranks(what: str, dataset: Any, options: Sequence[str], world: World | None) -> None:
     """Raise a ConfigError where several ranks would each read the columns of all shards."""
     if (num_ranks := resolve_world(world).world_size) > 1:
-        folders = [own.index_store.url for own in dataset.parts or [dataset]]
+        folders = [own.index_store.url for own in dataset.folders or [dataset]]
         command = " && ".join(shlex.join(["mmstream", "select", url, *options]) for url in folders)
         then = ', and use dataset.select("NAME")' * ("--name" in options)
         run = f"run `{escaped(command, limit=None)}` once before them{then}; " if options else ""
@@ -362,7 +362,7 @@ def split_by_media(
         world: As `Dataset.where` has it.
     """
     parts: list[Selection] = []
-    if not dataset.parts:  # those of folders do not know which media another folder has
+    if not dataset.folders:  # those of folders do not know which media another folder has
         with suppress(FileNotFoundError):
             parts = [
                 _stored(dataset, partial(_where_name, text=text))
@@ -370,7 +370,7 @@ def split_by_media(
             ]
     if not parts:
         words = ["--sample", str(fraction), "--by-media", *(["--seed", str(seed)] if seed else [])]
-        _refuse_ranks("split by_media", dataset, [] if dataset.parts else words, world)
+        _refuse_ranks("split by_media", dataset, [] if dataset.folders else words, world)
         parts = _parts_by_media(dataset, fraction, seed, own_draws)
     first, second = (
         dataset.with_selection(dataset.selection & part if dataset.selection else part)
@@ -598,8 +598,8 @@ def _stored(
         pointer_of: The name of the small file, from a dataset of one folder.
         options: Of the command that writes it.
     """
-    if dataset.parts:
-        return Selection.joined([_stored(own, pointer_of, options) for own in dataset.parts])
+    if dataset.folders:
+        return Selection.joined([_stored(own, pointer_of, options) for own in dataset.folders])
     store, pointer = dataset.index_store, pointer_of(dataset)
     url = store.url_of(pointer)
     try:
@@ -787,7 +787,7 @@ def saved_corpus(dataset: Any, identity: Mapping[str, Any]) -> Corpus | None:
     """
     saved, num_shards = identity.get("selection"), identity.get("num_shards")
     digest = saved.get("digest") if isinstance(saved, Mapping) else None
-    if not isinstance(digest, str) or not re.fullmatch(_DIGEST, digest) or dataset.parts:
+    if not isinstance(digest, str) or not re.fullmatch(_DIGEST, digest) or dataset.folders:
         return None
     if type(num_shards) is not int or not 0 < num_shards <= dataset.num_shards:
         return None

@@ -83,7 +83,7 @@ def union_of(datasets: Sequence[Dataset], *, checksums: bool) -> Dataset:
         checksums=checksums,
         takedowns=takedowns,
     )
-    union.parts = tuple(datasets)
+    union.folders = tuple(datasets)
     return union
 
 

@@ -92,12 +92,12 @@ def verify(
         StorageError: The storage failed after retries.
     """
     first = 0
-    for own in dataset.parts:  # there the commands are of one folder
+    for own in dataset.folders:  # there the commands are of one folder
         problems = verify(own, decode=decode, quick=quick, progress=progress)
         prefix = dataset.name_of(first).partition("/")[0] if own.num_shards else ""
         yield from (replace(item, shard=f"{prefix}/{item.shard}") for item in problems)
         first += own.num_shards
-    if dataset.parts:
+    if dataset.folders:
         return
     for name in read_removed(dataset.index_store).unfinished:
         cure = "run the same `mmstream takedown --erase` again"

@@ -33,7 +33,7 @@ import numpy.typing as npt
 from mmstream.errors import ConfigError, StateError
 from mmstream.order.any_order import Refs, SampleRows, Window, cached
 from mmstream.order.buckets import Buckets, Edge
-from mmstream.order.corpus import Corpus, differing_keys, require_same_shards
+from mmstream.order.corpus import Corpus, differing_keys
 from mmstream.order.order import ORDER_VERSIONS, Order
 from mmstream.order.permute import random_words
 from mmstream.order.selection import Selection
@@ -52,7 +52,7 @@ class Bucket(NamedTuple):
     order: Order
     """Of its samples."""
     selection: Selection
-    parts: tuple[Edge, ...]
+    joined: tuple[Edge, ...]
     """The edges of the buckets that it was joined of."""
 
 
@@ -71,8 +71,8 @@ class BucketOrder(SampleRows):
     A window belongs to one bucket: its number is local * B + bucket, for B buckets.
 
     Attributes:
-        buckets: what was asked for.
-        parts: the buckets that there are, by their edges.
+        settings: what was asked for.
+        buckets: those that there are, by their edges.
         steps_per_epoch: steps of every epoch, of all buckets.
         num_samples: samples of all buckets without those on the bad list.
         global_batch_size: G, the most rows of a step over all ranks.
@@ -98,25 +98,25 @@ class BucketOrder(SampleRows):
 
     def __init__(
         self,
-        parts: Sequence[Bucket],
+        buckets: Sequence[Bucket],
         corpus: Corpus,
-        buckets: Buckets,
+        settings: Buckets,
         global_batch_size: int,
         seed: int,
         remake: Callable[[Corpus], BucketOrder],
     ) -> None:
-        self.buckets, self.global_batch_size, self.seed = buckets, global_batch_size, seed
+        self.settings, self.global_batch_size, self.seed = settings, global_batch_size, seed
         self._corpus = corpus
         self._remake = remake  # with the same settings, for the samples before a takedown
-        self._set_parts(parts)
+        self._set_buckets(buckets)
 
-    def _set_parts(self, parts: Sequence[Bucket]) -> None:
-        first = parts[0].order
-        self.parts = tuple(parts)
+    def _set_buckets(self, buckets: Sequence[Bucket]) -> None:
+        first = buckets[0].order
+        self.buckets = tuple(buckets)
         self.grid, self.drop_last = first.grid, first.drop_last
-        self.stride = len(parts) * first.stride
-        self.steps_per_epoch = sum(part.order.steps_per_epoch for part in parts)
-        self.num_samples = sum(part.order.num_samples for part in parts)
+        self.stride = len(buckets) * first.stride
+        self.steps_per_epoch = sum(bucket.order.steps_per_epoch for bucket in buckets)
+        self.num_samples = sum(bucket.order.num_samples for bucket in buckets)
         self._tables: dict[int, _Table] = {}
 
     def __getstate__(self) -> dict[str, Any]:
@@ -163,7 +163,7 @@ class BucketOrder(SampleRows):
             grid=chosen.grid,
             window=chosen.window,
         )
-        parts = [
+        ordered = [
             Bucket(
                 buckets.edges[number],
                 Order.from_corpus(
@@ -193,7 +193,7 @@ class BucketOrder(SampleRows):
             drop_last=drop_last,
             **settings,
         )
-        return cls(parts, corpus, buckets, chosen.global_batch_size, chosen.seed, remake)
+        return cls(ordered, corpus, buckets, chosen.global_batch_size, chosen.seed, remake)
 
     @classmethod
     def from_saved(
@@ -219,18 +219,13 @@ class BucketOrder(SampleRows):
             saved |= {k: identity[k] for k in ("sizes", "sha256", "selection") if k in identity}
             names = ("global_batch_size", "seed", "shuffle", "drop_last")
             settings = {name: identity[name] for name in names}
-            corpus = corpus.first_shards(
-                saved["num_shards"],
-                keep_bad=saved["bad"] is not None,
-                keep_selection="selection" in saved,
-            ).as_of(saved["bad"])
-            require_same_shards(saved, corpus.identity())
+            corpus = corpus.as_saved(saved)
             settings["reshuffle"] = reshuffle_of(identity)
             order = cls.from_corpus(corpus, buckets, selections, **settings)
             order = order.with_unset_from(identity, 0, 1)
+        except StateError:
+            raise
         except (ConfigError, KeyError, TypeError, ValueError, IndexError) as error:
-            if isinstance(error, StateError):
-                raise
             raise StateError(f"not an order of buckets: {type(error).__name__}: {error}") from None
         if differing := differing_keys(identity, order.identity()):
             raise StateError(
@@ -241,12 +236,12 @@ class BucketOrder(SampleRows):
         return order
 
     def __repr__(self) -> str:
-        lines = [f"{'samples':>13} {'steps':>9}  {self.buckets.column} up to"]
-        if self.buckets.has_shapes:
+        lines = [f"{'samples':>13} {'steps':>9}  {self.settings.column} up to"]
+        if self.settings.has_shapes:
             lines = [f"{'samples':>13} {'steps':>9}  (height, width)"]
-        for edge, order, _, parts in self.parts:
-            joined = f", joined of {', '.join(map(str, parts))}" if parts != (edge,) else ""
-            lines.append(f"{order.num_samples:>13,} {order.steps_per_epoch:>9,}  {edge}{joined}")
+        for edge, order, _, joined in self.buckets:
+            note = f", joined of {', '.join(map(str, joined))}" if joined != (edge,) else ""
+            lines.append(f"{order.num_samples:>13,} {order.steps_per_epoch:>9,}  {edge}{note}")
         return "\n".join(lines)
 
     # -- what the order is ---------------------------------------------------------------------
@@ -258,32 +253,32 @@ class BucketOrder(SampleRows):
         samples and settings of each. ``window`` is of all together.
         """
         kept = ("window", "interleave", "chunk")
-        of_parts = [part.order.identity() for part in self.parts]
-        parts = [
+        identities = [bucket.order.identity() for bucket in self.buckets]
+        buckets = [
             {
-                "edge": _plain(part.edge),
-                "rows": part.order.global_batch_size,
-                "num_samples": part.selection.num_chosen,
-                "digest": part.selection.digest,
+                "edge": _plain(bucket.edge),
+                "rows": bucket.order.global_batch_size,
+                "num_samples": bucket.selection.num_chosen,
+                "digest": bucket.selection.digest,
                 **{key: identity[key] for key in kept},
             }
-            for part, identity in zip(self.parts, of_parts, strict=True)
+            for bucket, identity in zip(self.buckets, identities, strict=True)
         ]
         same = ("grid", "shuffle", "drop_last", "reshuffle")
-        rows = self.buckets.rows
+        rows = self.settings.rows
         return {
             "version": BUCKET_VERSION,
             **self._corpus.identity(),
             "seed": self.seed,
             "global_batch_size": self.global_batch_size,
-            **{key: value for key, value in of_parts[0].items() if key in same},
-            "window": sum(identity["window"] for identity in of_parts),
+            **{key: value for key, value in identities[0].items() if key in same},
+            "window": sum(identity["window"] for identity in identities),
             "buckets": {
-                "column": self.buckets.column,
-                "edges": [_plain(edge) for edge in self.buckets.edges],
-                "min_steps": self.buckets.min_steps,
+                "column": self.settings.column,
+                "edges": [_plain(edge) for edge in self.settings.edges],
+                "min_steps": self.settings.min_steps,
                 **({} if rows is None else {"rows": [[edge, rows[edge]] for edge in rows]}),
-                "parts": parts,
+                "parts": buckets,
             },
         }
 
@@ -296,20 +291,22 @@ class BucketOrder(SampleRows):
             return self._remake(corpus).with_unset_from(identity, epoch, step)
         if not step:
             return self
-        present = self.parts[0].order.identity()
+        present = self.buckets[0].order.identity()
         same = {key: value for key, value in identity.items() if key in ("grid", "reshuffle")}
-        parts = [
-            part._replace(
-                order=part.order.with_unset_from(
+        buckets = [
+            bucket._replace(
+                order=bucket.order.with_unset_from(
                     {**same, **saved, "bad": present["bad"]}, epoch, step
                 )
             )
-            for part, saved in zip(self.parts, identity["buckets"]["parts"], strict=True)
+            for bucket, saved in zip(self.buckets, identity["buckets"]["parts"], strict=True)
         ]
-        if all(new.order is part.order for new, part in zip(parts, self.parts, strict=True)):
+        if all(
+            new.order is bucket.order for new, bucket in zip(buckets, self.buckets, strict=True)
+        ):
             return self
         order = copy(self)
-        order._set_parts(parts)
+        order._set_buckets(buckets)
         return order
 
     def of_first_shards(self, num_shards: int) -> BucketOrder:
@@ -319,27 +316,27 @@ class BucketOrder(SampleRows):
     @property
     def range_samples(self) -> float:
         """Neighbouring samples that one read of a window fetches, on average over the buckets."""
-        samples = [part.order.num_samples * part.order.range_samples for part in self.parts]
+        samples = [bucket.order.num_samples * bucket.order.range_samples for bucket in self.buckets]
         return sum(samples) / self.num_samples
 
     # -- samples of steps and windows ----------------------------------------------------------
 
     def edge(self, epoch: int, step: int) -> Edge:
         """Return the edge of the bucket of a step."""
-        return self.parts[self._locate(epoch, step)[0]].edge
+        return self.buckets[self._locate(epoch, step)[0]].edge
 
     def rows_of(self, epoch: int, step: int, rows: tuple[int, int]) -> tuple[int, int]:
         """Return the rows of a step that a rank delivers which has `rows` of G.
 
         Example: G is 64, and a step has 16 rows. Then rows 32 to 47 of G stand for rows 8 to 11.
         """
-        size = self.parts[self._locate(epoch, step)[0]].order.global_batch_size
+        size = self.buckets[self._locate(epoch, step)[0]].order.global_batch_size
         start, stop = rows
         return start * size // self.global_batch_size, -(-stop * size // self.global_batch_size)
 
     def require_equal_shares(self, num_ranks: int, shares: Any) -> None:
         """Raise a ConfigError where ranks would not have equal rows, and steps differ in rows."""
-        rows = sorted({part.order.global_batch_size for part in self.parts})
+        rows = sorted({bucket.order.global_batch_size for bucket in self.buckets})
         most = math.gcd(*rows)
         are_equal = shares in (None, "balanced") or len(set(shares)) == 1
         if rows == [self.global_batch_size] or (most % num_ranks == 0 and are_equal):
@@ -354,23 +351,23 @@ class BucketOrder(SampleRows):
     def refs(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> Refs:
         """Return the samples of a step. See `Order.refs`."""
         number, local = self._locate(epoch, step)
-        return self.parts[number].order.refs(epoch, local, rows)
+        return self.buckets[number].order.refs(epoch, local, rows)
 
     def windows(self, epoch: int, step: int, rows: tuple[int, int] | None = None) -> IntArray:
         """Return the number of the window of each row. See `Order.windows`."""
         number, local = self._locate(epoch, step)
-        return self.parts[number].order.windows(epoch, local, rows) * len(self.parts) + number
+        return self.buckets[number].order.windows(epoch, local, rows) * len(self.buckets) + number
 
     def window(self, epoch: int, number: int) -> Window:
         """Return the samples of a window. See `Order.window`."""
-        local, part = divmod(number, len(self.parts))
-        window = self.parts[part].order.window(epoch, local)
-        return window._replace(step=self._table(epoch).steps[part][window.step])
+        local, bucket = divmod(number, len(self.buckets))
+        window = self.buckets[bucket].order.window(epoch, local)
+        return window._replace(step=self._table(epoch).steps[bucket][window.step])
 
     def substitute(self, epoch: int, step: int, row: int, attempt: int) -> tuple[int, int]:
         """Return the sample of the same bucket that replaces a bad one. See `Order.substitute`."""
         number, local = self._locate(epoch, step)
-        return self.parts[number].order.substitute(epoch, local, row, attempt)
+        return self.buckets[number].order.substitute(epoch, local, row, attempt)
 
     def stream(self, epoch: int, _step: int, _row: int) -> tuple[int, int]:
         """Return (seed, epoch), the key of the random transforms of a row."""
@@ -391,8 +388,8 @@ class BucketOrder(SampleRows):
         return cached(self._tables, epoch, 2, lambda: self._lay_out(epoch))
 
     def _lay_out(self, epoch: int) -> _Table:
-        sizes = [part.order.steps_per_epoch for part in self.parts]
-        is_shuffled = self.parts[0].order.identity()["shuffle"]
+        sizes = [bucket.order.steps_per_epoch for bucket in self.buckets]
+        is_shuffled = self.buckets[0].order.identity()["shuffle"]
         keys = []
         for number, size in enumerate(sizes):
             words = random_words(size, self.seed, epoch, "buckets", number) >> np.uint64(11)

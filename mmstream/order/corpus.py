@@ -208,6 +208,23 @@ class Corpus:
         earlier = map(self._with_takedowns, islice(numbers, MAX_TRIED))
         return next((corpus for corpus in earlier if _hash_of_bad(corpus.bad) == bad_hash), self)
 
+    def as_saved(self, saved: Mapping[str, Any]) -> Corpus:
+        """Return the corpus as a state has it: its first shards, bad list, selection and takedowns.
+
+        Args:
+            saved: what an identity says of the corpus, with ``num_shards`` and ``bad``.
+
+        Raises:
+            StateError: they are others now.
+        """
+        corpus = self.first_shards(
+            saved["num_shards"],
+            keep_bad=saved["bad"] is not None,
+            keep_selection="selection" in saved,
+        ).as_of(saved["bad"])
+        require_same_shards(saved, corpus.identity())
+        return corpus
+
     def _with_takedowns(self, kept: Sequence[int]) -> Corpus:
         """Return the corpus after the first takedowns of each folder alone."""
         if self.takedown_of_bad is None:

@@ -25,7 +25,6 @@ from mmstream.order.corpus import (
     content_of,
     dataset_identity,
     differing_keys,
-    require_same_shards,
 )
 from mmstream.order.lanes import Lanes
 from mmstream.order.permute import random_words
@@ -299,12 +298,7 @@ class Order(SampleRows):
         version = ORDER_VERSIONS[settings["reshuffle"]]
         if saved["version"] != version:
             raise StateError(f"order version {saved['version']}, this mmstream has {version}")
-        corpus = corpus.first_shards(
-            saved["num_shards"],
-            keep_bad=saved["bad"] is not None,
-            keep_selection="selection" in saved,
-        ).as_of(saved["bad"])
-        require_same_shards(saved, corpus.identity())
+        corpus = corpus.as_saved(saved)
         try:
             return cls.from_corpus(corpus, **settings)
         except (ConfigError, TypeError, ValueError, IndexError) as error:

@@ -411,8 +411,8 @@ def epoch_reads(source: Dataset, order: AnyOrder, row_bounds: Sequence[int]) -> 
     """
     if isinstance(order, BucketOrder):
         of_buckets = [
-            epoch_reads(source.with_selection(part.selection), part.order, row_bounds)
-            for part in order.parts
+            epoch_reads(source.with_selection(bucket.selection), bucket.order, row_bounds)
+            for bucket in order.buckets
         ]
         reads = [of_bucket for of_bucket in of_buckets if of_bucket is not None]
         num_samples = sum(of_bucket.num_samples for of_bucket in reads)

@@ -69,9 +69,9 @@ def test_each_sample_comes_once_in_steps_of_one_bucket(data: st.DataObject) -> N
     except mm.ConfigError:
         assert len(wanted) < (rows if settings["drop_last"] else 1)
         return
-    rows_of_edge = dict(zip(EDGES, order.buckets.rows_of(rows), strict=True))
+    rows_of_edge = dict(zip(EDGES, order.settings.rows_of(rows), strict=True))
     num_ranks = np.gcd.reduce([*rows_of_edge.values()])
-    part_of = {EDGES.index(of): part for part in order.parts for of in part.parts}
+    part_of = {EDGES.index(of): part for part in order.buckets for of in part.joined}
     for epoch in range(2):
         seen = []
         for step in range(order.steps_per_epoch):
@@ -136,7 +136,7 @@ def test_small_buckets_are_joined() -> None:
     assert shapes.joined([100, 100, 5, 100], rows) == [0, 1, 3, 3]
     assert shapes.joined([100, 9, 31, 5], rows) == [0, 2, 2, 2]
     order = make_order([40], [0] * 20 + [1] * 3 + [2] * 17, min_steps=4, global_batch_size=2)
-    assert [(part.edge, part.parts) for part in order.parts] == [(2, (2,)), (8, (4, 8))]
+    assert [(part.edge, part.joined) for part in order.buckets] == [(2, (2,)), (8, (4, 8))]
     assert "17" not in repr(order)
     assert "8, joined of 4, 8" in repr(order)
 
@@ -225,15 +225,15 @@ def test_an_order_is_the_same_after_pickling_and_from_its_identity() -> None:
     order = make_order(counts, numbers, 4, window=8, grid=(1, 2), **settings)
     identity = json.loads(json.dumps(order.identity()))
     corpus, selections = Corpus(np.array(counts)), selections_of(counts, numbers)
-    saved = BucketOrder.from_saved(identity, corpus, order.buckets, selections)
+    saved = BucketOrder.from_saved(identity, corpus, order.settings, selections)
     for other in (pickle.loads(pickle.dumps(order)), saved):
         assert other.identity() == order.identity()
         for step in range(order.steps_per_epoch):
             assert pairs(other.refs(1, step)) == pairs(order.refs(1, step))
     others = selections_of(counts, [1, 0, *numbers[2:]])  # as many in each bucket
     with pytest.raises(mm.StateError, match="not those of the state, in buckets"):
-        BucketOrder.from_saved(identity, corpus, order.buckets, others)
+        BucketOrder.from_saved(identity, corpus, order.settings, others)
     for key in ("buckets", "seed", "global_batch_size"):
         broken = {name: value for name, value in identity.items() if name != key}
         with pytest.raises(mm.StateError):
-            BucketOrder.from_saved(broken, corpus, order.buckets, selections)
+            BucketOrder.from_saved(broken, corpus, order.settings, selections)

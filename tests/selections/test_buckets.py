@@ -203,7 +203,7 @@ def test_workers_and_threads_change_nothing(written: str) -> None:
 def test_small_buckets_are_joined_and_said(written: str, caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO, "mmstream"):
         order = pipeline(written, [0, 5, 9, 12], min_steps=4).order
-    assert [part.edge for part in order.parts] == [5, 9, 12]
+    assert [part.edge for part in order.buckets] == [5, 9, 12]
     assert "words: 5 has the samples of 0, which have fewer than min_steps=4 steps" in caplog.text
 
 
@@ -249,7 +249,7 @@ def test_an_empty_bucket_is_stored_and_stays_an_error_of_where(
     rc, out, _ = mmstream("select", corpus, "--buckets", "words", "--edges", "-1,20")
     assert rc == 0
     assert [line.split()[0] for line in out.splitlines()] == ["0", "142", "8"]
-    assert [part.edge for part in pipeline(corpus, [-1, 20]).order.parts] == [20]
+    assert [part.edge for part in pipeline(corpus, [-1, 20]).order.buckets] == [20]
     with pytest.raises(mm.ConfigError, match="none of"):
         mm.open_dataset(corpus).where("words <= -1")
 
@@ -259,7 +259,7 @@ def test_a_selection_of_all_samples_is_stored(corpus: str, mmstream: Command) ->
     assert (rc, "150 of 150" in out) == (0, True)
     assert len(mm.open_dataset(corpus).select("all")) == 150
     assert mmstream("select", corpus, "--buckets", "words", "--edges", "20")[0] == 0
-    assert len(pipeline(corpus, [20]).order.parts) == 1  # type: ignore[attr-defined]
+    assert len(pipeline(corpus, [20]).order.buckets) == 1  # type: ignore[attr-defined]
 
 
 def test_wrong_options_say_what_to_give(corpus: str, mmstream: Command) -> None:
@@ -368,7 +368,7 @@ def test_an_epoch_goes_on_after_a_takedown(corpus: str) -> None:
         assert now.planned == before.planned
         assert removed.isdisjoint(now.keys)
     anew = pipeline(corpus, min_steps=8, drop_last=False)
-    assert [part.edge for part in anew.order.parts] == [5, 9]  # 31 samples are too few now
+    assert [part.edge for part in anew.order.buckets] == [5, 9]  # 31 samples are too few now
     keys = [key for of in run(anew).steps for key, valid in zip(of.keys, of.valid) if valid]
     assert removed.isdisjoint(keys)
     assert len(set(keys)) == len(keys) == 107
