@@ -71,6 +71,11 @@ def reset_ignored_signals() -> None:
             signal.signal(number, handler)
 
 
+def pytest_runtest_setup() -> None:
+    """Begin each test with the default action of SIGTERM: Ray and commands leave handlers."""
+    signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Start children of tests with default signals, and without the pipes of pytest-xdist.
 
@@ -194,14 +199,12 @@ def mmstream(
 
     def run(*words: object) -> tuple[int, str, str]:
         monkeypatch.setattr(sys, "argv", ["mmstream", *map(str, words)])
-        # A command sets these for its process, which ends with it.
-        on_sigterm, logger = signal.getsignal(signal.SIGTERM), logging.getLogger("mmstream")
-        level = logger.level
+        logger = logging.getLogger("mmstream")
+        level = logger.level  # a command sets it for its process, which ends with it
         try:
             with pytest.raises(SystemExit) as stopped:
                 main()
         finally:
-            signal.signal(signal.SIGTERM, on_sigterm)
             logger.setLevel(level)
         out, err = capsys.readouterr()
         assert "Traceback" not in out + err

@@ -7,7 +7,6 @@ import os
 import signal
 import time
 from collections import Counter
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -142,15 +141,6 @@ def test_impossible_settings_are_refused(changes: dict[str, Any], message: str) 
         dataclasses.replace(TrainConfig(url="data", out="run"), **changes)
 
 
-@pytest.fixture
-def own_sigterm() -> Iterator[None]:
-    """Take back SIGTERM: Ray, in an earlier test of this process, may have a handler for it."""
-    others = signal.signal(signal.SIGTERM, signal.SIG_DFL)
-    yield
-    signal.signal(signal.SIGTERM, others)
-
-
-@pytest.mark.usefixtures("own_sigterm")
 def test_sigterm_leaves_through_the_finally_blocks() -> None:
     before = signal.getsignal(signal.SIGTERM)
     left = []
