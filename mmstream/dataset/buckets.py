@@ -100,6 +100,17 @@ def bucket_order(dataset: Any, buckets: Buckets, **settings: Any) -> BucketOrder
             f"{num_outside:,} of {count_text(corpus.num_samples, 'sample')}",
             limit,
         )
+    filled = [
+        edge
+        for edge, selection in zip(buckets.edges, selections, strict=True)
+        if selection.num_chosen
+    ]
+    if len(filled) == 1 < len(selections) and not buckets.has_shapes:
+        logger.warning(
+            "buckets of %s: all samples are in that of %s; are edges in the unit of the column?",
+            buckets.column,
+            filled[0],
+        )
     # Pictures of joined shapes are cropped to one of them.
     level = logging.WARNING if buckets.has_shapes else logging.INFO
     for edge, _, _, joined in order.buckets:

@@ -207,6 +207,14 @@ def test_small_buckets_are_joined_and_said(written: str, caplog: pytest.LogCaptu
     assert "words: 5 has the samples of 0, which have fewer than min_steps=4 steps" in caplog.text
 
 
+def test_edges_that_part_nothing_are_said(written: str, caplog: pytest.LogCaptureFixture) -> None:
+    assert pipeline(written, [500, 900, 1200]).order.num_samples
+    assert "buckets of words: all samples are in that of 500" in caplog.text
+    caplog.clear()
+    assert pipeline(written, EDGES).order.num_samples
+    assert "all samples" not in caplog.text
+
+
 def test_a_view_has_its_own_samples_of_each_bucket(written: str) -> None:
     dataset = mm.open_dataset(written)
     view = dataset[::2]
