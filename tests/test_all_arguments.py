@@ -18,7 +18,6 @@ from transformers import TrainingArguments, WhisperFeatureExtractor
 
 import mmstream as mm
 from mmstream import model_inputs
-from mmstream.audit import check_functions
 from mmstream.train import (
     LoaderTrainer,
     TrainConfig,
@@ -135,7 +134,6 @@ def needed(tmp_path_factory: pytest.TempPathFactory) -> dict[Callable[..., Any],
         model_inputs: {"batch": batch, "model_or_family": "llama"},
         preference_inputs: {"batch": flat_batch, "pad_token_id": 0},
         torchtitan_batch: {"batch": flat_batch},
-        check_functions: {"pipeline": pipeline},
         check_packing: {"model": None, "batch": batch},
     }
     names = [name for name in mm.__all__ if name not in MADE_BY_MMSTREAM]

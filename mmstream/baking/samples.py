@@ -229,7 +229,7 @@ class Baker:
         """Refuse samples that would be others in another epoch, or in another call."""
         faults = {
             0: "differs from call to call: a function draws from a generator of its own, or counts "
-            "its calls; mmstream.audit.check_functions(pipeline) names it and says what to write",
+            "its calls; let it draw from mm.sample_rng(sample)",
             1: "depends on random draws, and would be the same in every epoch once it is baked: "
             "leave that function to the pipeline over the baked dataset, or keep the draws of an "
             "epoch with epoch_of_draws=0",

@@ -5,7 +5,6 @@ from __future__ import annotations
 import functools
 import json
 import random
-import re
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -16,7 +15,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.audit import check_functions
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import jpeg, write_corpus
 from tests.helpers.media_files import audio_file, video_file
@@ -236,43 +234,3 @@ def test_a_function_with_the_name_of_one_of_ours_is_the_users(corpus: str) -> No
         torch.manual_seed(seed)
         rows.append(next(iter(mm.Loader(pipeline)))["drawn"])
     assert rows[0] == rows[1]
-
-
-def test_derived_decoders_stay_decoders_in_a_check(corpus: str) -> None:
-    shapes = []
-
-    def look(sample: Sample) -> Sample:
-        shapes.append(sample["jpg"].shape)
-        return sample
-
-    decode = mm.Decode({"jpg": OwnPicture(size=8, crop="random")})
-    pipeline = mm.Pipeline(
-        mm.open_dataset(corpus), global_batch_size=4, decode=decode, transforms=(look,)
-    )
-    assert check_functions(pipeline) == []
-    assert set(shapes) == {(3, 8, 8)}
-
-
-def counted(samples: list[Sample]) -> Sample:
-    return {"n": len(samples)}
-
-
-@pytest.mark.parametrize(
-    ("transforms", "place"),
-    [
-        ((lambda sample: sample | {"later": lambda: 1},), "transforms[0] <lambda> returns"),
-        ((lambda sample: sample | {"lock": threading.Lock()},), "transforms[0] <lambda> returns"),
-        (
-            (lambda sample: sample | {"grad": torch.ones(1, requires_grad=True) * 2},),
-            "collate counted gets",
-        ),
-    ],
-)
-def test_what_a_check_cannot_compare_is_named(
-    corpus: str, transforms: tuple[Callable[[Sample], Sample], ...], place: str
-) -> None:
-    pipeline = mm.Pipeline(
-        mm.open_dataset(corpus), global_batch_size=4, transforms=transforms, collate=counted
-    )
-    with pytest.raises(mm.ConfigError, match=re.escape(place)):
-        check_functions(pipeline)

@@ -8,7 +8,6 @@ import threading
 import weakref
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ import pytest
 import torch
 
 import mmstream as mm
-from mmstream.audit import check_functions
 from mmstream.decoding.threaded_calls import calls_ahead
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.helpers.corpora import write_corpus
@@ -341,43 +339,6 @@ def test_an_error_of_a_worker_has_the_workers_traceback_as_its_cause(
     assert f'test_user_functions.py", line {line}, in {function.__name__}' in str(
         raised.value.__cause__
     )
-
-
-class OwnGenerator:
-    """Draws as albumentations does: from a generator of its own."""
-
-    def __init__(self) -> None:
-        self.generator = np.random.default_rng(0)
-
-    def __call__(self, sample: Sample) -> Sample:
-        return sample | {"own": self.generator.random()}
-
-
-def reseeded(sample: Sample) -> Sample:
-    return sample | {"own": mm.sample_rng(sample).random()}
-
-
-def test_functions_that_draw_from_their_own_generators_are_named(corpus: str) -> None:
-    numbers = count()
-    before = states()
-    assert check_functions(make(corpus)) == []
-    assert check_functions(make(corpus, transforms=(reseeded,), collate=mm.collate)) == []
-    lines = check_functions(
-        make(
-            corpus,
-            before=(draw_before, lambda sample: sample | {"number": next(numbers)}),
-            decode=mm.Decode({"txt": lambda _: next(numbers)}),
-            transforms=(reseeded, OwnGenerator()),
-            collate=mm.collate,
-        )
-    )
-    assert [line.partition(":")[0] for line in lines] == [
-        "before[1] <lambda>",
-        "decode.txt <lambda>",
-        "transforms[1] OwnGenerator",
-    ]
-    assert "set_random_seed(int(mm.sample_rng(sample).integers(2**32)))" in lines[0]
-    assert states() == before
 
 
 def test_few_rows_are_decoded_before_their_turn() -> None:
