@@ -231,7 +231,7 @@ def _show_statistics(
     html: str | None,
     as_json: bool,
 ) -> None:
-    """Measure some samples. Print a table and bars, and write a page if one is wanted."""
+    """Measure some samples. Print a table, and write a page if one is wanted."""
     text = None if tokenizer is None else text_counter(tokenizer, 1 << 30)
     stats = statistics(data, num_samples, seed=seed, text=text, progress=True)
     if as_json:

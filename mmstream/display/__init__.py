@@ -7,7 +7,7 @@ notebook.py    mm.show: anything below as something that a notebook displays, or
 overviews.py   datasets, mixtures, pipelines and loaders
 samples.py     samples and batches: contact sheets, whole samples, lines for a terminal
 packs.py       batches without padding: the documents of each row, one behind the other
-statistics.py  statistics of a dataset as a table and bars
+statistics.py  statistics of a dataset as a table
 media.py       images, videos and sounds: thumbnails, frames, waveforms, players
 html.py        the templates in ``templates/``, which escape all values, and the page around them
 

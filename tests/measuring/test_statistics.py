@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import json
-import math
 import re
 from functools import partial
-from itertools import pairwise
 
-import numpy as np
 import pytest
 
 import mmstream as mm
 from mmstream.decoding.sample import WholeText
-from mmstream.display.statistics import bins, statistics_lines
+from mmstream.display.statistics import statistics_lines
 from mmstream.measuring.statistics import Statistics
 from mmstream.train.tokenizer import byte_tokenizer, open_tokenizer
 from mmstream.train.vlm import chat_decode
@@ -241,31 +238,12 @@ def test_object_storage_gives_the_same_numbers(s3, tmp_path, dataset):
 # -- how they are shown ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    "values",
-    [[3], [1, 1, 1], [0, 1], [-5, 5], range(1000), [0.1, 0.25, 0.5], [1e-9, 2e-9], [7.5, 1e12],
-     [10] * 990 + [10**6] * 10, np.random.default_rng(0).lognormal(3, 2, 500)],
-)  # fmt: skip
-def test_bars_hold_every_value_once(values):
-    cut = bins(values)
-    assert 1 <= len(cut) <= 15
-    assert sum(b.num_values for b in cut) == len(values)
-    for b in cut:
-        assert b.num_values == sum(b.low <= value < b.high for value in values)
-    assert all(a.high == b.low for a, b in pairwise(cut))
-    assert all(b.high < math.inf for b in cut[:-1])
-
-
 def test_a_terminal_and_a_page_show_the_same_numbers(dataset, tmp_path):
     stats = mm.statistics(dataset)
     lines = list(statistics_lines(stats))
     assert lines[0] == "50 of 50 samples measured, spread over all"
     row = next(line for line in lines if line.startswith("  image width (pixels)"))
     assert row.split()[-7:] == ["50", "10", "12.4", "34.5", "34.5", "56.5", "59"]
-    start = lines.index("  words")
-    assert [line.split() for line in lines[start + 1 : start + 6]] == [
-        [str(n), "#" * 40, "10"] for n in range(1, 6)
-    ]
     page = Page(mm.show(stats).html)
     assert page.open == []
     assert {"script", "svg", "link"} & set(page.tags) == set()
@@ -281,7 +259,7 @@ def test_classes_of_strangers_are_text_and_many_of_them_are_summed_up(tmp_path):
     stats = mm.statistics(dataset)
     assert len(stats.classes) == 40
     page = Page(mm.show(stats).html)
-    assert "28 more" in page.words
+    assert "24 more" in page.words
     assert "<b>\\x1b[2J" in page.words
     assert all(line.isprintable() for line in statistics_lines(stats))
     assert max(map(len, stats.classes)) <= 80
