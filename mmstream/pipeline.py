@@ -269,16 +269,6 @@ class Pipeline:
         steps = f"{self.order.steps_per_epoch:,} steps of {rows} per epoch"
         return f"<Pipeline: {steps}, seed {self.seed}, of {self.dataset!r}>"
 
-    def _repr_html_(self) -> str | None:
-        from mmstream.display.overviews import pipeline_html
-
-        if isinstance(self.batching, Buckets) and "order" not in self.__dict__:
-            return None  # its columns would be read
-        try:
-            return pipeline_html(self)
-        except (ConfigError, FileNotFoundError):  # packs without a plan
-            return None
-
     @checked()
     def take(self, num_samples: NonNegativeInt) -> list[Sample]:
         """Return the first samples of epoch 0 as they would enter a batch, without a Loader.

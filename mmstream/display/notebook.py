@@ -1,4 +1,4 @@
-"""`show`: what a notebook displays for a sample, a batch, a dataset, a pipeline or a loader."""
+"""`show`: what a notebook displays for a sample, a batch, a dataset or a mixture."""
 
 from __future__ import annotations
 
@@ -75,14 +75,14 @@ def show(
 
     The output is bounded: long texts are cut, images are thumbnails, and of many rows the first are
     shown. Batches on a device are copied to the host. Datasets read some samples that are spread
-    over them, up to 32 MiB; a Mixture, a Pipeline and a Loader read nothing.
+    over them, up to 32 MiB; a Mixture reads nothing.
 
     Batches of a pipeline with `mm.Flat` or `mm.Pack` are drawn row by row: documents and their
     borders, the tokens that are learned, those of pictures, positions, padding and free room.
 
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host
-            or a device), a Dataset or a view of one, a Mixture, a Pipeline or a Loader.
+            or a device), a Dataset or a view of one, or a Mixture.
         tokenizer: shows ``input_ids`` as text, with the tokens that the model learns in colour. For
             samples that a `TextDecoder` with this tokenizer has decoded, and for batches without
             padding.
@@ -115,8 +115,8 @@ def show(
     if isinstance(value, Sequence) and all(isinstance(item, Mapping) for item in value):
         return Shown(page(samples_part(value)), "\n".join(describe(item) for item in value))
     raise ConfigError(
-        "show: give a sample, a list of samples, a batch, a Dataset, a Mixture, a Pipeline or a "
-        f"Loader, not {type(value).__name__}"
+        "show: give a sample, a list of samples, a batch, a Dataset or a Mixture, not a "
+        f"{type(value).__name__}"
     )
 
 

@@ -461,11 +461,6 @@ class Loader(IterableDataset[Batch]):
         epoch, step = self._position
         return f"<Loader: epoch {epoch} step {step} of {len(self)}, {self.num_workers} workers>"
 
-    def _repr_html_(self) -> str:
-        from mmstream.display.overviews import loader_html
-
-        return loader_html(self)
-
     def memory_bytes(self) -> int:
         """Return the memory of this process, its workers and its reader process.
 

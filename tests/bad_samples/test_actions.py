@@ -155,7 +155,6 @@ def test_a_filter_masks_where_the_policy_masks(tmp_path):
 def test_the_first_bad_sample_stops_the_run_before_its_batch(tmp_path, num_workers, ahead):
     corpus = write_tiny(tmp_path, [48], {30, 33})
     pipeline = make_pipeline(corpus, shuffle=False, bad_samples=policy(action="raise"))
-    assert "the first one stops the run" in pipeline._repr_html_()
     with closing(mm.Loader(pipeline, num_workers=num_workers)) as loader:
         stage = mm.to_device(loader, "cpu") if ahead else loader
         seen = []

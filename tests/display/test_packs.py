@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import re
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,7 +20,6 @@ from mmstream.display.packs import (
 from mmstream.reading.step import BatchLineage
 from mmstream.train.tokenizer import byte_tokenizer
 from tests.display.test_display import EVIL, Page, parse
-from tests.helpers.packed_texts import pack_pipeline, write_texts
 
 IMAGE = 300
 
@@ -123,15 +120,3 @@ def test_documents_that_only_fill_a_fixed_number_are_not_drawn() -> None:
     empty = {**batch(), "__valid__": torch.tensor([True, True, False])}
     assert rows_of_pack(empty)[2].documents == ()
     assert "row 2: 0 documents, 0 tokens, 0 learned, 0 pictures, not valid" in repr(mm.show(empty))
-
-
-def test_a_pipeline_of_packs_says_so(tmp_path: Path) -> None:
-    packs = pack_pipeline(write_texts(tmp_path / "texts", [30, 30]))
-    assert repr(packs).startswith("<Pipeline: packs of 64 tokens, of <Dataset")
-    assert packs.order.is_packed  # from now on, the plan is open
-    for pipeline, steps, batching in (
-        (packs, "steps of 4 packs per epoch", "packs of 64 tokens"),
-        (replace(packs, batching=mm.Flat()), "steps of 4 per epoch", "flat: documents without"),
-    ):
-        assert steps in repr(pipeline)
-        assert re.search(f"{steps}.*{batching}", parse(pipeline).words, re.DOTALL)
