@@ -78,7 +78,7 @@ def show(
     over them, up to 32 MiB; a Mixture reads nothing.
 
     Batches of a pipeline with `mm.Flat` or `mm.Pack` are drawn row by row: documents and their
-    borders, the tokens that are learned, those of pictures, positions, padding and free room.
+    borders, how many tokens are learned, pictures, positions, padding and free room.
 
     Args:
         value: a sample (raw or decoded), a list of samples (`Pipeline.take`), a batch (on the host

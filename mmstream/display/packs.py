@@ -2,24 +2,21 @@
 
     notebook.py -> packs.py -> templates/pack.html
 
-A row is drawn as a bar of documents. Below it are its labels, its media and its positions, at the
-same scale. Attention ends where a document ends.
+A row is drawn as a bar of documents, with a table of them below it. Attention ends where a document
+ends.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from itertools import groupby
 from typing import Any
 
-import numpy as np
-import numpy.typing as npt
 from markupsafe import Markup
 
-from mmstream.display.contents import MIN_REPEATS, array_of, token_counts, token_runs
+from mmstream.display.contents import array_of, token_counts, token_runs
 from mmstream.display.html import page, render
-from mmstream.display.media import Pixels, drawing, thumbnail
+from mmstream.display.media import thumbnail
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
 from mmstream.types import IGNORED_LABEL, IntArray
@@ -30,22 +27,15 @@ MAX_DOCUMENTS = 60
 """Documents of a row that are listed."""
 MAX_IMAGES = 4
 """Images of a document that are shown."""
-NUM_COLUMNS = 960
-"""Width of a drawing in pixels, also in ``style.css``."""
 
 COLOURS = (
-    (70, 130, 220, 90),
-    (240, 150, 50, 90),
-    (60, 170, 110, 90),
-    (190, 90, 190, 90),
-    (200, 80, 80, 90),
+    "rgba(70, 130, 220, .35)",
+    "rgba(240, 150, 50, .35)",
+    "rgba(60, 170, 110, .35)",
+    "rgba(190, 90, 190, .35)",
+    "rgba(200, 80, 80, .35)",
 )
-"""Documents of a drawing, by turns."""
-LEARNED = (0, 160, 80, 255)
-MASKED = (128, 128, 128, 70)
-MEDIA = (40, 90, 200, 255)
-POSITION = (128, 128, 128, 255)
-PADDING = (128, 128, 128, 140)
+"""Documents of a row, by turns."""
 
 
 @dataclass(frozen=True)
@@ -97,7 +87,7 @@ class PackedRow:
         number: Of the row in the global batch.
         documents: In their order, those of padding included.
         is_valid: False: nothing of it counts.
-        width: Tokens from one end of a drawing to the other, the same for all rows.
+        width: Tokens from one end of a bar to the other, the same for all rows.
     """
 
     number: int
@@ -215,26 +205,19 @@ def pack_html(batch: Mapping[str, Any], tokenizer: Any = None) -> str:
     rows = rows_of_pack(batch)
     num_documents = sum(len(row.samples) for row in rows)
     lineage = batch.get("__lineage__")
-    colours = {"learned": LEARNED, "masked": MASKED, "media": MEDIA}
     drawn = render(
         "pack.html",
         title=f"{count_text(len(rows), 'row')} of {count_text(num_documents, 'document')}",
         note="" if lineage is None else f"epoch {lineage.epoch}, step {lineage.step}",
-        legend=[(_css(colour), name) for name, colour in colours.items()],
         rows=[_row_values(row, tokenizer) for row in rows[:MAX_ROWS]],
         num_more=len(rows) - MAX_ROWS,
     )
     return page(drawn)
 
 
-def _css(colour: tuple[int, ...]) -> str:
-    *channels, alpha = colour
-    return f"rgba({','.join(map(str, channels))},{alpha / 255:.2f})"
-
-
 def _row_values(row: PackedRow, tokenizer: Any) -> dict[str, Any]:
     """Return what the template draws of a row."""
-    colours = [_css(COLOURS[number % len(COLOURS)]) for number in range(len(row.documents))]
+    colours = [COLOURS[number % len(COLOURS)] for number in range(len(row.documents))]
     listed = row.documents[:MAX_DOCUMENTS]
     with_tokens = row.samples[:MAX_DOCUMENTS] if tokenizer is not None else ()
     return {
@@ -243,8 +226,6 @@ def _row_values(row: PackedRow, tokenizer: Any) -> dict[str, Any]:
             (document.key, document_text(document), 100 * document.num_tokens / row.width, colour)
             for document, colour in zip(row.documents, colours, strict=True)
         ],
-        "kinds": drawing(_token_kinds(row), "tokens"),
-        "positions": drawing(_sawtooth(row), "positions"),
         "documents": [
             _document_values(document, colour)
             for document, colour in zip(listed, colours, strict=False)
@@ -271,55 +252,3 @@ def _document_values(document: Document, colour: str) -> tuple[Any, ...]:
         f"{document.positions[0]}-{document.positions[-1]}",
         Markup(" ").join(images) + (f" and {num_more} more" if num_more > 0 else ""),
     )
-
-
-def _columns(row: PackedRow) -> IntArray:
-    """Return where the first token of each column of a drawing is; one more for the end."""
-    return np.arange(NUM_COLUMNS + 1) * row.width // NUM_COLUMNS
-
-
-def _token_kinds(row: PackedRow) -> Pixels:
-    """Return a strip with the kind of the tokens of each column, uint8 [12, NUM_COLUMNS, 4].
-
-    A column of several tokens has the colour of the rarest kind that it holds: learned tokens go
-    before those of media, and these before masked ones. So no learned token is hidden.
-    """
-    colours = np.zeros((row.width, 4), np.uint8)
-    ranks = np.zeros(row.width, np.int8)
-    for document in row.documents:
-        own = slice(document.start, document.stop)
-        is_learned = document.labels != IGNORED_LABEL
-        ranks[own] = np.where(is_learned, 3, np.where(_is_repeated(document.ids), 2, 1))
-        if document.key is None:
-            ranks[own] = -1
-    for rank, colour in ((3, LEARNED), (2, MEDIA), (1, MASKED), (-1, PADDING)):
-        colours[ranks == rank] = colour
-    starts = _columns(row)
-    highest = [
-        start + int(ranks[start : max(stop, start + 1)].argmax())
-        for start, stop in zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True)
-    ]
-    return np.repeat(colours[highest][None], 12, axis=0)
-
-
-def _is_repeated(ids: IntArray) -> npt.NDArray[np.bool_]:
-    """Tell which tokens are of a run of equal ones, as those of a picture are."""
-    lengths = [len(list(run)) for _, run in groupby(ids.tolist())]
-    return np.repeat(np.array(lengths) >= MIN_REPEATS, lengths)
-
-
-def _sawtooth(row: PackedRow) -> Pixels:
-    """Return the positions as a curve that falls to 0 at each border, uint8 [H, W, 4]."""
-    height = 32
-    drawing = np.zeros((height + 1, NUM_COLUMNS, 4), np.uint8)
-    positions = np.full(row.width, -1)
-    for document in row.documents:
-        positions[document.start : document.stop] = document.positions
-    highest = max(1, int(positions.max()))
-    # Rows of a drawing count downwards: position 0 is in the last of them.
-    levels = height - positions[_columns(row)[:-1]] * height // highest
-    for column, level in enumerate(levels.tolist()):
-        if level <= height:
-            drawing[level:, column] = (*POSITION[:3], 70)
-            drawing[level, column] = POSITION
-    return drawing

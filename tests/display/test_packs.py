@@ -5,21 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 import torch
 
 import mmstream as mm
-from mmstream.display.packs import (
-    LEARNED,
-    MASKED,
-    MEDIA,
-    PADDING,
-    pack_html,
-    rows_of_pack,
-)
+from mmstream.display.packs import pack_html, rows_of_pack
 from mmstream.reading.step import BatchLineage
 from mmstream.train.tokenizer import byte_tokenizer
-from tests.display.test_display import EVIL, Page, parse
+from tests.display.test_display import EVIL, parse
 
 IMAGE = 300
 
@@ -85,7 +77,7 @@ def test_a_page_is_bounded_and_escaped_and_names_the_documents() -> None:
     page = parse(shown)
     assert "first" in page.words
     assert "<script>" in page.words  # as text
-    assert len(page.images()) == 2 * 2 + 1  # two strips a row, and the picture
+    assert len(page.images()) == 1
     assert repr(shown).startswith("row 0: 2 documents, 60 tokens, 4 of padding")
     many = batch()
     many |= {
@@ -96,19 +88,6 @@ def test_a_page_is_bounded_and_escaped_and_names_the_documents() -> None:
         "__valid__": torch.tensor([True]),
     }
     assert "... 34 more documents" in pack_html(many)
-
-
-def test_strips_tell_the_kinds_of_tokens_and_positions_that_fall_to_zero_at_each_border() -> None:
-    strips = Page(pack_html(batch())).images()[:2]
-    kinds, curve = (np.asarray(strip)[:, 7::15] for strip in strips)  # one column a token
-    colours = [tuple(pixel) for pixel in kinds[0].tolist()]
-    assert colours[:41] == [MASKED] * 10 + [LEARNED] * 10 + [MASKED] * 5 + [MEDIA] * 16
-    assert colours[60:] == [PADDING] * 4
-    heights = (curve[..., 3] > 0).sum(axis=0)
-    assert heights[0] == heights[20] == heights[60] == 1
-    assert heights[59] == heights.max()
-    assert not heights[64:].any()
-    assert (np.diff(heights[:20].astype(int)) >= 0).all()
 
 
 def test_documents_that_only_fill_a_fixed_number_are_not_drawn() -> None:
