@@ -8,7 +8,7 @@ overviews.py   datasets and mixtures
 samples.py     samples and batches: contact sheets, whole samples, lines for a terminal
 packs.py       batches without padding: the documents of each row, one behind the other
 statistics.py  statistics of a dataset as a table
-media.py       images, videos and sounds: thumbnails, frames, waveforms, players
+media.py       images, videos and sounds: thumbnails, frames, players
 html.py        the templates in ``templates/``, which escape all values, and the page around them
 
 The classes call this package in their ``_repr_html_``, so it imports none of them: it reads the

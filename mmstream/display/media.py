@@ -1,4 +1,4 @@
-"""Images, videos and sounds as HTML: thumbnails, frames, waveforms, players, and what they are.
+"""Images, videos and sounds as HTML: thumbnails, frames, players, and what they are.
 
     samples.py, packs.py -> media.py -> html.py
 
@@ -21,10 +21,9 @@ import numpy.typing as npt
 from markupsafe import Markup
 
 from mmstream.display.contents import Clip, Features, Recording, Sound, array_of
-from mmstream.display.html import element
+from mmstream.display.html import cut, element
 from mmstream.display.text import count_text, file_kind, size_text
 from mmstream.errors import DecodeError, escaped
-from mmstream.media.audio_headers import refuse_short
 from mmstream.media.frames import FrameList
 from mmstream.media.limits import Deadline, Limits
 from mmstream.media.types import BY_EXTENSION, VIDEO_EXTENSIONS
@@ -125,17 +124,11 @@ MAX_DECODED_FRAMES = 50_000
 MAX_FRAMES, FRAME_SIDE = 8, 112
 """Frames of a clip that are shown, spread over all, and the pixels of their longer side."""
 
-TILE_FRAMES, TILE_FRAME_SIDE, TILE_WIDTH = 4, 68, 144
-"""The same of a clip in a tile, and the width of a tile."""
+TILE_FRAMES, TILE_FRAME_SIDE = 4, 68
+"""The same of a clip in a tile."""
 
-WIDTH, HEIGHT = 480, 56
-"""Pixels of a waveform."""
-
-WAVEFORM_S, WAVEFORM_RATE = 60.0, 8000
-"""Seconds of a sound file that are drawn, and samples per second: enough for a picture."""
-
-BLUE = (70, 130, 220)
-"""Seen on light and on dark ground."""
+MAX_COLUMNS = 480
+"""Columns of a picture of features."""
 
 PEAK = 32767
 """Of 16-bit samples."""
@@ -144,7 +137,7 @@ PEAK = 32767
 def recording_html(
     name: str, recording: Recording, max_bytes: int = MAX_FILE_BYTES, sample_rate: int = 16_000
 ) -> Markup:
-    """Return frames or a waveform of a recording, a player, and what it is.
+    """Return frames of a recording, a player, and what it is.
 
     Args:
         name: Of its field. The extension says whether a file is a video or a sound.
@@ -154,41 +147,29 @@ def recording_html(
     """
     text = f"{name}: {recording_text(recording, sample_rate)}"
     player, note = _player(name, recording, max_bytes, sample_rate)
-    return element("recording", _drawn(name, recording, text), player, text + note)
+    pictures = _pictures(name, recording, MAX_FRAMES, FRAME_SIDE)
+    return element("recording", pictures, player, text + note)
 
 
 def recording_tile(name: str, recording: Recording) -> Markup:
-    """Return frames or a waveform of a recording as a tile."""
-    return _drawn(name, recording, name, TILE_FRAMES, TILE_FRAME_SIDE, TILE_WIDTH)
+    """Return a recording as a tile: some frames, or what the sound is."""
+    pictures = _pictures(name, recording, TILE_FRAMES, TILE_FRAME_SIDE)
+    return pictures or cut(f"{name}: {recording_text(recording)}", 100)
 
 
-def _drawn(
-    name: str,
-    recording: Recording,
-    label: str,
-    num_frames: int = MAX_FRAMES,
-    side: int = FRAME_SIDE,
-    width: int = WIDTH,
-) -> Markup:
-    """Return frames of a video, the waveform of a sound, or why there are none."""
+def _pictures(name: str, recording: Recording, num_frames: int, side: int) -> Markup:
+    """Return frames of a video, or why there are none. Of features a picture, of sounds nothing."""
+    if isinstance(recording, Features):
+        return spectrogram(recording.values, name)
+    if isinstance(recording, Sound):
+        return Markup()
+    if isinstance(recording, bytes) and name.rpartition(".")[2] not in VIDEO_EXTENSIONS:
+        return Markup()
     try:
-        decoded = _decoded(name, recording, num_frames)
+        clip = recording if isinstance(recording, Clip) else _clip_of(recording, num_frames)
     except DecodeError as error:
         return element("problem", error)
-    if isinstance(decoded, Clip):
-        return element("frames", list(_frame_tiles(decoded, num_frames, side, name)))
-    if isinstance(decoded, Features):
-        return spectrogram(decoded.values, label, width)
-    return waveform(decoded.samples, width, label=label)
-
-
-def _decoded(name: str, recording: Recording, num_frames: int) -> Clip | Sound | Features:
-    """Return a decoded recording: of a file some frames, or the start of the sound."""
-    if not isinstance(recording, bytes | FrameList):
-        return recording
-    if isinstance(recording, FrameList) or name.rpartition(".")[2] in VIDEO_EXTENSIONS:
-        return _clip_of(recording, num_frames)
-    return _start_of_sound(recording)
+    return element("frames", list(_frame_tiles(clip, num_frames, side, name)))
 
 
 def _clip_of(data: bytes | FrameList, num_frames: int) -> Clip:
@@ -205,32 +186,6 @@ def _clip_of(data: bytes | FrameList, num_frames: int) -> Clip:
     for packet, pixels in pictures(file, data, packets, deadline, MAX_DECODED_FRAMES):
         frames[packets.index(packet)] = pixels
     return Clip(frames.transpose(0, 3, 1, 2), timeline.times_s[numbers])
-
-
-def _start_of_sound(data: bytes) -> Sound:
-    """Return the first `WAVEFORM_S` of a file of sound, in about `WAVEFORM_RATE` pairs a second.
-
-    They are the lowest and the highest of so many samples, all that a waveform shows of them.
-    """
-    from mmstream.media.audio import open_audio  # loads libsndfile
-
-    with open_audio(data, Deadline.start(TIMEOUT_S)) as source:
-        rate = source.sample_rate
-        stop = min(source.num_samples, round(WAVEFORM_S * rate))
-        if not stop:
-            raise DecodeError("no audio in it: the file has 0 s")
-        blocks, num_read = [np.zeros((0, 2), np.float32)], 0
-        for block in source.blocks(0, stop):
-            mono = block.mean(axis=1)
-            starts = np.arange(0, len(mono), max(1, rate // WAVEFORM_RATE))
-            lowest, highest = np.minimum.reduceat(mono, starts), np.maximum.reduceat(mono, starts)
-            blocks.append(np.stack((lowest, highest), axis=1))
-            num_read += len(block)
-        refuse_short(stop / rate, num_read / rate)
-    samples = np.concatenate(blocks).ravel()
-    if not np.isfinite(samples).all():
-        raise DecodeError("holds samples that are NaN or infinite")
-    return Sound(samples)
 
 
 def _player(
@@ -276,36 +231,10 @@ def _frame_tiles(
         yield _thumbnail(upright, side, f"{label} {time}".strip()), time
 
 
-def waveform(samples: Any, width: int = WIDTH, height: int = HEIGHT, label: str = "") -> Markup:
-    """Return the picture of a sound: the range of its samples in each column of pixels.
-
-    Args:
-        samples: Floating in -1..1 or int16, [T] or [C, T]. Channels are mixed.
-        width: In pixels; shorter sounds are stretched to it.
-        height: In pixels.
-        label: What it is, for those who do not see it.
-    """
-    channels = _floats(samples)
-    mono = channels if channels.ndim == 1 else channels.mean(axis=0)
-    pixels = np.zeros((height, width, 4), dtype=np.uint8)
-    pixels[..., :3] = BLUE
-    if mono.size:
-        bounds = np.linspace(0, mono.size, width + 1).astype(np.int64)
-        starts = np.minimum(bounds[:-1], mono.size - 1)
-        low = np.minimum.reduceat(mono, starts)
-        high = np.maximum.reduceat(mono, starts)
-        middle = (height - 1) / 2
-        top = np.floor(middle - np.clip(high, -1, 1) * middle)
-        bottom = np.ceil(middle - np.clip(low, -1, 1) * middle)
-        line = np.arange(height)[:, None]
-        pixels[..., 3] = np.where((line >= top) & (line <= bottom), 255, 0)
-    return drawing(pixels, label)
-
-
-def spectrogram(values: Any, label: str = "", width: int = WIDTH) -> Markup:
+def spectrogram(values: Any, label: str = "") -> Markup:
     """Return features as a picture: time from left to right, low bins below, high values bright."""
     grey = stretched(array_of(values).astype(np.float32))
-    step = max(1, -(-grey.shape[1] // width))
+    step = max(1, -(-grey.shape[1] // MAX_COLUMNS))
     return drawing(np.ascontiguousarray(grey[::-1, ::step]), label)
 
 

@@ -70,7 +70,7 @@ def show(
 ) -> Shown:
     """Return a view of samples, batches or datasets that a notebook displays.
 
-    Videos are shown as some of their frames, and sounds as a waveform with a player. Decoded ones
+    Videos are shown as some of their frames, and sounds as a player. Decoded ones
     are shown as the model gets them.
 
     The output is bounded: long texts are cut, images are thumbnails, and of many rows the first are
