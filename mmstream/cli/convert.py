@@ -2,22 +2,14 @@
 
 from __future__ import annotations
 
-import inspect
 import os
-import re
 import sys
 from collections.abc import Callable
 from itertools import islice
-from types import UnionType
 from typing import (
     TYPE_CHECKING,
-    Annotated,
     Any,
-    Literal,
-    Union,
     get_args,
-    get_origin,
-    get_type_hints,
 )
 
 import click
@@ -29,14 +21,15 @@ from mmstream.cli.shared import (
     PROBLEM,
     allow_foreign_urls,
     command,
+    refuse_given,
     save_page,
     say,
     usage,
 )
-from mmstream.converting.options import FLAGS, GROUPS
+from mmstream.converting.options import FLAGS, GROUPS, Action, ImageFormat
+from mmstream.converting.rows.detect import RowKind
 from mmstream.display.text import count_text
 from mmstream.errors import escaped
-from mmstream.settings import PositiveInt
 
 if TYPE_CHECKING:
     from mmstream.converting.convert import ConvertReport
@@ -158,113 +151,12 @@ def _show_rejects(report: ConvertReport, dest: str) -> None:
         say(f"  {count_text(num_others, 'row')}: other reasons; see {folder}/{REPORT_NAME}")
 
 
-HEADINGS = {
-    "Most conversions need no others": (
-        "--media-root",
-        "--num-workers",
-        "--format",
-        "--dry-run",
-        "--html",
-        "--max-rejects",
-    ),
-    "Rows": ("--rows-as", "--encoding", "--limit", "--map", "--dataset-info", "--captions"),
-    "Shards": (
-        "--samples-per-shard",
-        "--shuffle-seed",
-        "--split",
-        "--split-by",
-        "--split-by-media",
-        "--duplicates",
-    ),
-    "Run it again": ("--overwrite", "--check", "--retry-rejects", "--append"),
-    "Many machines": ("--engine", "--shard-range"),
-    "Media": (
-        "--media-check",
-        "--max-image-side",
-        "--image-format",
-        "--allow-url",
-        "--num-connections",
-        "--allow-host",
-        "--ignore-robots",
-    ),
-}
-"""Headings of the help, and the options below them."""
-
-_ATTRIBUTE = re.compile(r"^ {4}(\w+): (.+\n(?: {8}.+\n)*)", re.MULTILINE)
-"""What a docstring says of a setting."""
-
-METAVARS = {
-    "--encoding": "NAME",
-    "--format": "NAME",
-    "--dataset-info": "FILE",
-    "--split-by": "KEY",
-    "--max-image-side": "PIXELS",
-    "--allow-host": "NAME[:PORT]",
-}
-"""What the value of an option is. The others show their type."""
-
-HELP_TEXTS = {
-    "--format": "Format of all rows: captions, laion, speech, webvid, labels, text, llava, "
-    "messages, instruction, qwen-vl, texts, vqa, preference, obelics, mmc4, mmc4-after, "
-    "mmc4-files, mmc4-files-after, spans or lhotse. Or a function of yours as module:function, "
-    "from a row to a row of any of them.  [default: each row is recognised by its keys]",
-    "--split-by": "Rows with the same value of KEY, such as speaker, go to one split.",
-    "--max-image-side": "Make images smaller whose longer side is longer. Others stay byte for "
-    "byte.",
-    "--image-format": "Store all images in this format.  [default: as they are]",
-    "--allow-host": "URLs may name this host, although its address is private. May be repeated.",
-}
-"""Help of options that the docstring of their setting says in the words of Python."""
-
 BY_HAND = ("columns", "splits", "honor_robots")
 """Settings with an option that has another form than the setting."""
 
 
-def with_settings(function: Callable[..., None]) -> Callable[..., None]:
-    """Decorate a command with the options of `FLAGS`.
-
-    The type of an option is that of the setting, and its help is what the docstring says of it.
-    """
-    for argument, flags in reversed(FLAGS.items()):
-        group = GROUPS[argument]
-        hints = get_type_hints(group, include_extras=True)
-        texts = dict(_ATTRIBUTE.findall(f"{inspect.getdoc(group)}\n"))
-        for name, flag in reversed(flags.items()):
-            if name not in BY_HAND:
-                text = HELP_TEXTS.get(flag, " ".join(texts[name].split()).replace("``", ""))
-                default = getattr(group, name, None)
-                if default is not None and default is not False and default != ():
-                    text += f"  [default: {default}]"
-                option = click.option(
-                    flag,
-                    f"{argument}_{name}",
-                    help=text,
-                    metavar=METAVARS.get(flag),
-                    **click_type(hints[name]),
-                )
-                function = option(function)
-    return function
-
-
-def click_type(hint: Any) -> dict[str, Any]:
-    """Return what click must know of the annotation of a setting."""
-    kind = hint
-    if get_origin(kind) in (Union, UnionType):  # with None
-        kind = get_args(kind)[0]
-    if kind == PositiveInt:
-        return {"type": AT_LEAST_1}
-    if get_origin(kind) is Annotated:
-        kind = get_args(kind)[0]
-    if get_origin(kind) is Literal:
-        return {"type": click.Choice(get_args(kind))}
-    if get_origin(kind) is tuple:
-        return {"multiple": True}
-    return {"is_flag": True} if kind is bool else {"type": kind if kind in (int, float) else str}
-
-
 @command(
     "mmstream convert rows.jsonl s3://bucket/corpus --media-root media/ --num-workers 8",
-    groups=HEADINGS,
     **{name: flag for flags in FLAGS.values() for name, flag in flags.items()},
 )
 @click.argument("rows", nargs=-1)
@@ -276,6 +168,66 @@ def click_type(hint: Any) -> dict[str, Any]:
     "[default: the folder of ROWS]",
 )
 @click.option(
+    "--num-workers",
+    type=AT_LEAST_0,
+    help="Worker processes, or tasks of Ray at a time. The output is the same for any number.  "
+    "[default: cores of this machine, or two tasks for each CPU of the Ray cluster]",
+)
+@click.option(
+    "--format",
+    "reading_format",
+    metavar="NAME",
+    help="Format of all rows: captions, laion, speech, webvid, labels, text, llava, messages, "
+    "instruction, qwen-vl, texts, vqa, preference, obelics, mmc4, mmc4-after, mmc4-files, "
+    "mmc4-files-after, spans or lhotse. Or a function of yours as module:function, from a row to a "
+    "row of any of them.  [default: each row is recognised by its keys]",
+)
+@click.option(
+    "--dry-run",
+    type=AT_LEAST_1,
+    metavar="N",
+    help="Show what the first N rows become, and write nothing. DEST may be left out.",
+)
+@click.option("--html", metavar="FILE", help="With --dry-run: a page with the pictures.")
+@max_rejects_option
+@click.option(
+    "--rows-as",
+    "reading_rows_as",
+    type=click.Choice(get_args(RowKind)),
+    help="What the rows lie in.  [default: their content says it]",
+)
+@click.option(
+    "--encoding",
+    "reading_encoding",
+    metavar="NAME",
+    help="Encoding of files of text that are not UTF-8, such as gb18030, shift_jis or utf-16. A "
+    "guess is never made; the log says what such a file may be.",
+)
+@click.option(
+    "--limit", "reading_limit", type=AT_LEAST_1, help="Convert the first so many rows only."
+)
+@click.option(
+    "--map",
+    "columns",
+    metavar="NAME=COLUMN,...",
+    multiple=True,
+    help="Read COLUMN of the rows as NAME, such as image=photo,text=alt.",
+)
+@click.option(
+    "--dataset-info",
+    "reading_dataset_info",
+    metavar="FILE",
+    help="LLaMA-Factory's dataset_info.json, which says what columns and tags the rows have. The "
+    "entry is the one with their file name; FILE#NAME names another.",
+)
+@click.option(
+    "--captions",
+    "reading_captions",
+    type=click.Choice(["all", "each"]),
+    help="all: one sample with all captions of a row. each: one sample per caption.  [default: "
+    "all]",
+)
+@click.option(
     "--samples-per-shard",
     type=AT_LEAST_1,
     default=5000,
@@ -283,10 +235,61 @@ def click_type(hint: Any) -> dict[str, Any]:
     help="Rows per shard; a shard is one tar.",
 )
 @click.option(
-    "--num-workers",
-    type=AT_LEAST_0,
-    help="Worker processes, or tasks of Ray at a time. The output is the same for any number.  "
-    "[default: cores of this machine, or two tasks for each CPU of the Ray cluster]",
+    "--shuffle-seed",
+    type=int,
+    help="Shuffle the rows with this seed first. Useful when they are sorted by class.",
+)
+@click.option(
+    "--split",
+    metavar="NAME=FRACTION,...",
+    help="Write one dataset per split at DEST/NAME, for example train=0.98,val=0.02.",
+)
+@click.option(
+    "--split-by",
+    "splitting_split_by",
+    metavar="KEY",
+    help="Rows with the same value of KEY, such as speaker, go to one split.",
+)
+@click.option(
+    "--split-by-media",
+    "splitting_by_media",
+    is_flag=True,
+    help="Rows that name the same image, audio or video go to one split, also where other rows "
+    "connect them.",
+)
+@click.option(
+    "--duplicates",
+    "duplicates_exact",
+    type=click.Choice(get_args(Action)),
+    help="Look for samples with equal media or text: report lists them, drop leaves those out of "
+    "epochs that come twice as a whole.",
+)
+@click.option(
+    "--overwrite",
+    "rerun_overwrite",
+    is_flag=True,
+    help="Replace another conversion, or an unfinished one.",
+)
+@click.option(
+    "--check",
+    "rerun_check",
+    is_flag=True,
+    help="Also read the shards that an earlier call wrote, and compare their checksums. Damaged "
+    "ones are written again.",
+)
+@click.option(
+    "--retry-rejects",
+    "rerun_retry_rejects",
+    is_flag=True,
+    help="Try the rejected rows of a finished conversion again. What becomes a sample goes into "
+    "extra shards behind the last one. The other shards are not touched.",
+)
+@click.option(
+    "--append",
+    "rerun_append",
+    is_flag=True,
+    help="Add the rows to a finished dataset that was converted with the same options, as shards "
+    "behind the last one. Rows that it has already are rejects.",
 )
 @click.option(
     "--engine",
@@ -302,21 +305,25 @@ def click_type(hint: Any) -> dict[str, Any]:
     "machines may write other ranges at the same time. Then run `mmstream finalize DEST`.",
 )
 @click.option(
-    "--map",
-    "columns",
-    metavar="NAME=COLUMN,...",
-    multiple=True,
-    help="Read COLUMN of the rows as NAME, such as image=photo,text=alt.",
+    "--media-check",
+    "media_check",
+    type=click.Choice(["none", "header", "full"]),
+    help="How much of a file is read. none: its first bytes, for its type. header: also its size, "
+    "duration and so on, without decoding it. full: everything is decoded once, as strictly as in "
+    "training.  [default: header]",
 )
 @click.option(
-    "--shuffle-seed",
-    type=int,
-    help="Shuffle the rows with this seed first. Useful when they are sorted by class.",
+    "--max-image-side",
+    "media_max_image_side",
+    type=AT_LEAST_1,
+    metavar="PIXELS",
+    help="Make images smaller whose longer side is longer. Others stay byte for byte.",
 )
 @click.option(
-    "--split",
-    metavar="NAME=FRACTION,...",
-    help="Write one dataset per split at DEST/NAME, for example train=0.98,val=0.02.",
+    "--image-format",
+    "media_image_format",
+    type=click.Choice(get_args(ImageFormat)),
+    help="Store all images in this format.  [default: as they are]",
 )
 @click.option(
     "--allow-url",
@@ -326,19 +333,24 @@ def click_type(hint: Any) -> dict[str, Any]:
     help="Rows may name media under this URL prefix, such as s3://bucket/photos/. May be repeated.",
 )
 @click.option(
+    "--num-connections",
+    "downloads_num_connections",
+    type=AT_LEAST_1,
+    help="Downloads that run at the same time, over all worker processes of this machine. Each "
+    "worker has one at least.  [default: 64]",
+)
+@click.option(
+    "--allow-host",
+    "downloads_allow_hosts",
+    multiple=True,
+    metavar="NAME[:PORT]",
+    help="URLs may name this host, although its address is private. May be repeated.",
+)
+@click.option(
     "--ignore-robots",
     is_flag=True,
     help="Also take media whose servers say noai, noimageai, noindex or noimageindex.",
 )
-@with_settings
-@max_rejects_option
-@click.option(
-    "--dry-run",
-    type=AT_LEAST_1,
-    metavar="N",
-    help="Show what the first N rows become, and write nothing. DEST may be left out.",
-)
-@click.option("--html", metavar="FILE", help="With --dry-run: a page with the pictures.")
 def convert(
     rows: tuple[str, ...],
     dest: str,
@@ -373,13 +385,6 @@ def convert(
         argument: {name: options.pop(f"{argument}_{name}") for name in flags if name not in BY_HAND}
         for argument, flags in FLAGS.items()
     }
-    used = [
-        FLAGS["splitting"][name] if value is True else f"{FLAGS['splitting'][name]} {value}"
-        for name, value in settings["splitting"].items()
-        if value
-    ]
-    if used and not split:
-        raise click.UsageError(f"{used[-1]}: needs --split, such as train=0.98,val=0.02")
     settings["reading"]["columns"] = _pairs(
         columns, "--map {}: write NAME=COLUMN, each NAME once, such as image=photo"
     )
@@ -390,6 +395,7 @@ def convert(
         )
         settings["splitting"]["splits"] = splits
     else:
+        refuse_given(["splitting_split_by", "splitting_by_media"], "with --split")
         del settings["splitting"]
     options |= {
         argument: GROUPS[argument](**_given(values)) for argument, values in settings.items()

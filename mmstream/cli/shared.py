@@ -11,7 +11,7 @@ import inspect
 import logging
 import re
 import traceback
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
@@ -62,22 +62,11 @@ def refuse_given(names: Collection[str], reason: str) -> None:
             raise click.UsageError(f"{param.opts[0]} would do nothing here: it goes {reason}")
 
 
-class GroupedCommand(click.Command):
-    """A command whose help lists its options in groups.
-
-    Args:
-        groups: {heading: options}, such as ``{"Media": ["--media-root"]}``. An option that no group
-            names comes last.
-    """
-
-    def __init__(
-        self, *args: Any, groups: Mapping[str, Sequence[str]] | None = None, **attributes: Any
-    ) -> None:
-        super().__init__(*args, **attributes)
-        self.groups: Mapping[str, Sequence[str]] = groups or {}
+class Command(click.Command):
+    """A command. An option that is gone is an error that says what to use."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse the command line. An option that is gone is an error that says what to use."""
+        """Parse the command line."""
         try:
             return super().parse_args(ctx, args)
         except click.NoSuchOption as error:
@@ -85,37 +74,14 @@ class GroupedCommand(click.Command):
                 raise click.UsageError(reason, ctx) from None
             raise
 
-    def format_options(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
-        """Write the options, a section for each group."""
-        if not self.groups:
-            super().format_options(ctx, formatter)
-            return
-        records = {
-            name: record
-            for param in self.get_params(ctx)
-            if isinstance(param, click.Option)
-            and (record := param.get_help_record(ctx)) is not None
-            for name in param.opts[:1]
-        }
-        grouped = {name for names in self.groups.values() for name in names}
-        others = [name for name in records if name not in grouped]
-        for heading, names in [*self.groups.items(), ("Other options", others)]:
-            rows = [records[name] for name in names if name in records]
-            if rows:
-                with formatter.section(heading):
-                    formatter.write_dl(rows)
 
-
-def command(
-    example: str, groups: Mapping[str, Sequence[str]] | None = None, **names: str
-) -> Callable[[Callable[..., None]], click.Command]:
+def command(example: str, **names: str) -> Callable[[Callable[..., None]], click.Command]:
     """Decorate a function to be a command.
 
     Its help is the example, then the docstring.
 
     Args:
         example: A command line to copy.
-        groups: {heading of the help: options}. Default: one list of options.
         names: Argument of the library -> option, where the two have different names.
     """
 
@@ -136,12 +102,7 @@ def command(
 
         text = inspect.getdoc(function) or ""
         help_text = f"\b\n{example}\n\n{text}"  # \b: click must not wrap the example
-        decorate = click.command(
-            cls=GroupedCommand,
-            groups=groups,
-            help=help_text,
-        )
-        return decorate(call)
+        return click.command(cls=Command, help=help_text)(call)
 
     return wrap
 

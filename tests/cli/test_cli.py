@@ -113,9 +113,9 @@ def test_a_message_names_options_and_no_arguments(message, expected):
         ),
         (
             "convert {rows} {tmp}/out --split-by speaker",
-            "--split-by speaker: needs --split, such as train=0.98",
+            "--split-by would do nothing here: it goes with --split",
         ),
-        ("convert {rows} {tmp}/out --split-by-media", "--split-by-media: needs --split, such as"),
+        ("convert {rows} {tmp}/out --split-by-media", "--split-by-media would do nothing here"),
         ("convert {rows} {tmp}/out --map image=a,image=b", "write NAME=COLUMN, each NAME once"),
         ("convert {rows} {tmp}/out --split a=1,a=1", "write NAME=FRACTION,NAME=FRACTION, each NAM"),
         ("convert {rows} {tmp}/out --format json", "usage: --format json: must be one of captions"),

@@ -86,7 +86,7 @@ def test_what_a_notebook_shows_can_be_sent(corpus: Path) -> None:
     dataset = mm.open_dataset(corpus)
     pipeline = make_pipeline(corpus, global_batch_size=8, bad_samples=policy())
     batch = next(iter(mm.Loader(pipeline)))
-    values = [dataset, dataset[:8], batch, pipeline.take(8), pipeline, dataset[0], dataset[3]]
+    values = [dataset, dataset[:8], batch, pipeline.take(8), dataset[0], dataset[3]]
     for value in values:
         shown = mm.show(value)
         shown.html.encode()

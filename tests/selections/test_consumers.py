@@ -74,7 +74,6 @@ def test_a_view_is_shown_with_its_own_counts_and_bytes(corpus: str) -> None:
     )
     mixture = mm.Mixture({"a": (view, 1), "b": (dataset[20:], 1)}, stop="all")
     assert "a (20 samples" in repr(mixture)
-    assert mm.show(mm.Pipeline(mixture, global_batch_size=2)).html
 
 
 def test_verify_checks_all_stored_samples(corpus: str, tmp_path: Path) -> None:
